@@ -1,0 +1,45 @@
+# Everything runs in .venv; `make setup` makes it, and every target that needs it asks for it.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup demo test test-all lint types format bench clean
+.DEFAULT_GOAL := help
+
+help: ## what there is to make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup: .venv/.ready ## make .venv with everything in it
+
+# Reinstalled only when what is asked for changes.
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "equicam needs Python 3.11 or newer, got " + sys.version.split()[0] + "; try make PYTHON=python3.12 setup")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup ## the main job on the embedded default
+	$(BIN)/equicam demo
+
+test: setup ## pass all tests (the slow, gpu and browser ones are run by hand)
+	$(BIN)/python -m pytest
+
+test-all: setup ## the slow tests too
+	$(BIN)/python -m pytest -m 'not gpu and not browser'
+
+lint: setup ## ruff, and the arrows between layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+format: setup ## let ruff write
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## ours and the peers in one run on this machine's CPU
+	$(BIN)/python benchmarks/cpu.py
+
+clean: ## remove .venv and what was made
+	rm -rf .venv demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,159 @@
+"""What an explanation costs on this machine's CPU: ours and the peers, interleaved in one process, one table.
+
+    python benchmarks/cpu.py [--rounds 7] [--threads 2]
+
+Every round times each contender once, in turn; a ratio is the median over rounds of the ratio within a round, so
+that a noisy machine disturbs both sides alike. Networks have random weights: time does not depend on them.
+"""
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable
+
+import timm
+import torch
+import torchvision
+from captum.attr import LayerGradCam
+from pytorch_grad_cam import GradCAM
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+from torchcam.methods import GradCAM as TorchcamGradCAM
+
+import equicam
+from equicam.readers.passes import views_a_pass
+
+Run = Callable[[], object]
+
+
+def forward(net: nn.Module, views: torch.Tensor, dtype: torch.dtype | None = None) -> Run:
+    """The forward passes alone, in the same chunks and memory format as `explain`."""
+    pieces = [
+        p.contiguous(memory_format=torch.channels_last) if net.channels_last else p
+        for p in views.tensor_split(-(-len(views) // views_a_pass(views)))
+    ]
+
+    def run() -> None:
+        with torch.inference_mode(), torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+            for piece in pieces:
+                net(piece)
+
+    return run
+
+
+def contenders(net: nn.Module, layer: str, x: torch.Tensor, reshape: Callable | None) -> dict[str, Run]:
+    """Everything that is timed on one network and one picture."""
+    plain = copy.deepcopy(net).to(memory_format=torch.contiguous_format)
+    target = plain.get_submodule(layer)
+    cam = GradCAM(plain, [target], reshape_transform=reshape)
+    net = net.to(memory_format=torch.channels_last) if net.channels_last else net
+    model = equicam.wrap(net, layer=layer)
+    views = {t: equicam.Views.evenly(t).act(x).flatten(0, 1) for t in (6, 18)}
+    rows: dict[str, Run] = {
+        "forward of 18 views": forward(net, views[18]),
+        "equicam, 18 views + PEUM": lambda: equicam.explain(model, x),
+        "equicam, 6 views + PEUM": lambda: equicam.explain(model, x, views=6),
+        "equicam, 6 views + PEUM, bf16": lambda: equicam.explain(model, x, views=6, dtype=torch.bfloat16),
+        "equicam, 1 view": lambda: equicam.explain(model, x, method="grad-cam"),
+        "pytorch-grad-cam, 1 view": lambda: cam(x, targets=[ClassifierOutputTarget(0)]),
+    }
+    if reshape is None:
+        grad_cam = LayerGradCam(plain, target)
+        rows["captum, 1 view"] = lambda: grad_cam.attribute(x, 0)
+        rows["torchcam, 1 view"] = lambda: torchcam_pass(plain, layer, x)
+    return rows
+
+
+def torchcam_pass(net: nn.Module, layer: str, x: torch.Tensor) -> object:
+    with TorchcamGradCAM(net, layer) as extractor:
+        return extractor([0] * len(x), net(x))
+
+
+def saved_megabytes(run: Run) -> float:
+    """Bytes autograd keeps for the backward pass, each storage counted once; parameters are there anyway."""
+    sizes: dict[int, int] = {}
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        if not isinstance(t, nn.Parameter):
+            sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        run()
+    return sum(sizes.values()) / 1e6
+
+
+def measure(rows: dict[str, Run], rounds: int, title: str) -> dict[str, list[float]]:
+    for run in rows.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in rows}
+    for _ in track(range(rounds), title, transient=True):
+        for name, run in rows.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], one: str, other: str) -> float:
+    return statistics.median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    console = Console()
+    resnet = torchvision.models.resnet50().eval()
+    resnet.channels_last = True
+    vit = timm.create_model("vit_small_patch16_224", weight_init="").eval()
+    vit.channels_last = False
+    nn.init.normal_(vit.head.weight, std=0.02)
+    x = torch.randn(1, 3, 224, 224)
+    cases = {
+        "ResNet-50": (resnet, "layer4", None),
+        "ViT-S/16": (vit, "blocks.11.norm1", lambda t: t[:, 1:].transpose(1, 2).reshape(len(t), -1, 14, 14)),
+    }
+    table = Table("network", "what", "seconds", "× forward of 18", "× one pytorch-grad-cam", title="one 224² picture")
+    for title, (net, layer, reshape) in cases.items():
+        seconds = measure(contenders(net, layer, x, reshape), args.rounds, title)
+        for name in seconds:
+            table.add_row(
+                title,
+                name,
+                f"{statistics.median(seconds[name]):.3f}",
+                f"{ratio(seconds, name, 'forward of 18 views'):.2f}",
+                f"{ratio(seconds, name, 'pytorch-grad-cam, 1 view'):.2f}",
+            )
+        table.add_section()
+    console.print(table)
+    console.print(memory(resnet, torch.randn(8, 3, 224, 224)))
+    console.print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.rounds} rounds, medians; "
+        f"bf16 {'in hardware' if torch.backends.cpu.get_cpu_capability() == 'AVX512' else 'emulated'}"
+    )
+
+
+def memory(net: nn.Module, x: torch.Tensor) -> Table:
+    plain = copy.deepcopy(net).to(memory_format=torch.contiguous_format)
+    cam = GradCAM(plain, [plain.layer4])
+    table = Table("one Grad-CAM of 8 pictures, ResNet-50", "MB saved for backward")
+    for name, run in {
+        "equicam": lambda: equicam.explain(equicam.wrap(net, layer="layer4"), x, method="grad-cam", chunk=8),
+        "pytorch-grad-cam": lambda: cam(x, targets=[ClassifierOutputTarget(0)] * 8),
+        "captum": lambda: LayerGradCam(plain, plain.layer4).attribute(x, 0),
+        "torchcam": lambda: torchcam_pass(plain, "layer4", x),
+    }.items():
+        table.add_row(name, f"{saved_megabytes(run):.1f}")
+    return table
+
+
+if __name__ == "__main__":
+    main()

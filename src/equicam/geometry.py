@@ -1,0 +1,143 @@
+"""Turning pictures and planes. Nothing outside this module knows what an angle is.
+
+Degrees, positive counter-clockwise as displayed. One bilinear `grid_sample` with reflection about the border
+pixels equals reflect-pad, rotate, crop; multiples of 90° that fit the grid are exact.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+from equicam.errors import EquicamError
+
+Degrees = int | float
+Fill = Literal["reflect", "zeros", "coverage"]
+"""What stands where a turned plane looks outside the picture; `coverage` is zeros, divided out in the mean."""
+
+FILLS: tuple[Fill, ...] = get_args(Fill)
+
+
+def rotate(x: Float[Tensor, "*m H W"], degrees: Degrees, *, fill: Fill = "reflect") -> Float[Tensor, "*m H W"]:
+    """R_θ x: the content of x turned counter-clockwise about the centre, in the same frame."""
+    height, width = x.shape[-2:]
+    return _turn(x.reshape(1, -1, height, width), (float(degrees),), fill).reshape(x.shape)
+
+
+@dataclass(frozen=True)
+class Views:
+    """A set of turns: `act` makes the views of a picture, `undo` turns planes read from them back."""
+
+    angles: tuple[Degrees, ...]
+
+    def __post_init__(self) -> None:
+        angles = tuple(float(a) for a in self.angles)
+        if not angles or not all(map(math.isfinite, angles)):
+            raise EquicamError(
+                "Views", needs="at least one finite angle", got=self.angles, fix="Views.evenly(18)"
+            )
+        object.__setattr__(self, "angles", angles)
+
+    @staticmethod
+    def evenly(count: int, *, start: Degrees = 0) -> "Views":
+        """θ_t = start + 360 t / count; `start=-180` is the paper authors' grid, without 0° when count is odd."""
+        if count < 1:
+            raise EquicamError(
+                "Views.evenly", needs="a count of 1 or more", got=count, fix="Views.evenly(18)"
+            )
+        return Views(tuple(start + 360.0 * t / count for t in range(count)))
+
+    def __len__(self) -> int:
+        return len(self.angles)
+
+    @property
+    def presented(self) -> int | None:
+        """Which view is the picture as presented (0°), if any."""
+        return next((t for t, a in enumerate(self.angles) if a % 360 == 0), None)
+
+    def presented_first(self) -> tuple["Views", list[int]]:
+        """The same views behind the presented one, and where each of ours stands in that order."""
+        kept = self.presented
+        rest = [t for t in range(len(self)) if t != kept]
+        place = {t: 1 + i for i, t in enumerate(rest)} | ({} if kept is None else {kept: 0})
+        ordered = Views((0.0, *(self.angles[t] for t in rest)))
+        return ordered, [place[t] for t in range(len(self))]
+
+    def act(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "t b c H W"]:
+        """R_θt x for every view; outside the picture is its reflection."""
+        b, c, height, width = x.shape
+        turned = _turn(x.reshape(1, b * c, height, width), self.angles, "reflect")
+        return turned.view(len(self), b, c, height, width)
+
+    def undo(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m h w"]:
+        """M_t y_t: every view's planes turned back to the presented frame."""
+        height, width = planes.shape[-2:]
+        flat = planes.reshape(len(self), -1, height, width)
+        return _turn(flat, tuple(-a for a in self.angles), fill).view(planes.shape)
+
+    def undo_transposed(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m h w"]:
+        """M_tᵀ y_t: how much every cell of a view's own grid counts in what `undo` makes of it."""
+        with torch.enable_grad():
+            zero = torch.zeros_like(planes, requires_grad=True)
+            (counts,) = torch.autograd.grad(self.undo(zero, fill), zero, planes)
+        return counts
+
+    def coverage(self, size: tuple[int, int], *, like: Tensor) -> Float[Tensor, "t h w"]:
+        """M_t 1 with zeros outside: the share of each cell that view t has seen."""
+        ones = torch.ones((len(self), *size), dtype=like.dtype, device=like.device)
+        return self.undo(ones, "zeros")
+
+
+@lru_cache(maxsize=32)
+def mean_weights(
+    views: Views, size: tuple[int, int], fill: Fill, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "t 1 h w"]:
+    """c_t(q) = mean_p M_t[p,q]: what cell q of view t contributes to the mean of its turned plane."""
+    height, width = size
+    share = torch.full((len(views), 1, height, width), 1 / (height * width), dtype=dtype, device=device)
+    return views.undo_transposed(share, fill)
+
+
+def _turn(x: Float[Tensor, "s m H W"], angles: Sequence[float], fill: Fill) -> Float[Tensor, "t m H W"]:
+    """Planes turned by each angle: one set of planes for all of them (s = 1), or one for each (s = t)."""
+    height, width = x.shape[-2:]
+    if fill not in FILLS:
+        raise EquicamError("fill", needs=f"one of {', '.join(FILLS)}", got=repr(fill), fix='fill="reflect"')
+    if min(height, width) < 2:
+        raise EquicamError(
+            "a turn", needs="a grid of 2×2 or more", got=f"{height}×{width}", fix="a layer with a finer grid"
+        )
+    lattice = 90 if height == width else 180
+    sampled = [t for t, a in enumerate(angles) if a % lattice]
+    out = torch.empty((len(angles), *x.shape[1:]), dtype=x.dtype, device=x.device)
+    for t in set(range(len(angles))).difference(sampled):
+        out[t] = torch.rot90(x[t % len(x)], round(angles[t] / 90) % 4, (-2, -1))
+    if sampled:
+        grid = _grid(tuple(angles[t] for t in sampled), height, width, x.dtype, x.device)
+        source = x.expand(len(sampled), -1, -1, -1) if len(x) == 1 else x[sampled]
+        padding = "reflection" if fill == "reflect" else "zeros"
+        out[sampled] = grid_sample(source, grid, "bilinear", padding, align_corners=True)
+    return out
+
+
+@lru_cache(maxsize=8)
+@torch.inference_mode(
+    False
+)  # a grid made in somebody's inference mode must still serve a backward pass later
+def _grid(
+    angles: tuple[float, ...], height: int, width: int, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "t H W 2"]:
+    """Where each output pixel looks, in `grid_sample`'s units (±1 are the centres of the border pixels)."""
+    turn = torch.deg2rad(torch.tensor(angles, dtype=torch.float64))[:, None, None]
+    y = torch.arange(height, dtype=torch.float64)[:, None] - (height - 1) / 2
+    x = torch.arange(width, dtype=torch.float64)[None, :] - (width - 1) / 2
+    look_x = x * turn.cos() - y * turn.sin()
+    look_y = x * turn.sin() + y * turn.cos()
+    units = torch.stack((look_x * 2 / (width - 1), look_y * 2 / (height - 1)), dim=-1)
+    return units.to(dtype=dtype, device=device)

@@ -1,0 +1,115 @@
+"""A model as a reader needs it, and `wrap`, which makes one of any module."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from equicam.errors import EquicamError
+from equicam.readers.layout import Layout
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module, the layer its explanations are read from, and what turns a picture into its input."""
+
+    module: nn.Module
+    layer: str
+    layout: Layout | None = None  # None: inferred from the layer's output
+    rectify_weights: bool | None = None  # None: yes on tokens behind a class token, as the paper's authors do
+    preprocess: Callable[[Image.Image], Tensor] | None = None  # None: ImageNet's
+    classes: tuple[str, ...] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module's tensors are."""
+        return next((t.device for t in _tensors(self.module)), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The module's floating type, which its input gets too."""
+        return next((t.dtype for t in _tensors(self.module) if t.is_floating_point()), torch.float32)
+
+
+def wrap(
+    module: nn.Module,
+    layer: str | nn.Module | None = None,
+    *,
+    example: Tensor | None = None,
+    layout: Layout | str | None = None,
+    rectify_weights: bool | None = None,
+    preprocess: Callable[[Image.Image], Tensor] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Model:
+    """Your own module, ready to explain; the target layer by name, as the submodule itself, or chosen for you.
+
+    Choosing runs the module once, on the first picture of `example` or on zeros of the size the module names.
+    """
+    if not isinstance(module, nn.Module):
+        raise EquicamError(
+            "wrap", needs="a torch.nn.Module", got=type(module).__name__, fix="the network itself"
+        )
+    module = original(module)
+    if layer is None:
+        from equicam.models.layers import choose
+
+        layer = choose(module, example)
+    return Model(
+        module=module,
+        layer=_named(module, layer),
+        layout=_layout(layout),
+        rectify_weights=rectify_weights,
+        preprocess=preprocess,
+        classes=None if classes is None else tuple(classes),
+    )
+
+
+def original(module: nn.Module) -> nn.Module:
+    """The eager module behind `torch.compile` and the parallel wrappers: hooks fire only there."""
+    while True:
+        if isinstance(getattr(module, "_orig_mod", None), nn.Module):
+            module = module._orig_mod  # type: ignore[assignment]
+        elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            module = module.module
+        else:
+            return module
+
+
+def _named(module: nn.Module, layer: str | nn.Module) -> str:
+    names: dict[str, nn.Module] = {name: child for name, child in module.named_modules() if name}
+    if isinstance(layer, nn.Module):
+        wanted = original(layer)
+        found = [name for name, child in names.items() if child is wanted]
+        if not found:
+            raise EquicamError(
+                "layer",
+                needs="a submodule of the model",
+                got=f"another {type(layer).__name__}",
+                fix="its name",
+            )
+        return found[0]
+    if layer not in names:
+        close = difflib.get_close_matches(str(layer), names, n=3, cutoff=0.5) or list(names)[-3:]
+        raise EquicamError(
+            "layer", needs="the name of a submodule", got=repr(layer), fix=" or ".join(repr(n) for n in close)
+        )
+    return layer
+
+
+def _layout(layout: Layout | str | None) -> Layout | None:
+    if layout is None or isinstance(layout, Layout):
+        return layout
+    if layout in ("nchw", "nhwc", "tokens"):
+        return Layout(layout)  # type: ignore[arg-type]
+    raise EquicamError(
+        "layout", needs="nchw, nhwc, tokens or a Layout", got=repr(layout), fix='layout="nchw"'
+    )
+
+
+def _tensors(module: nn.Module) -> Any:
+    yield from module.parameters()
+    yield from module.buffers()

@@ -1,0 +1,96 @@
+"""Where channels and positions stand in a layer's output, whatever the family: one way to [n, k, h, w]."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from equicam.errors import EquicamError
+
+Kind = Literal["nchw", "nhwc", "tokens"]
+_MOST_PREFIX_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`nchw`, `nhwc`, or `tokens` [n, prefix + h·w, k] in row-major order."""
+
+    kind: Kind
+    prefix: int | None = None
+    grid: tuple[int, int] | None = None
+
+    def planes(self, output: Float[Tensor, "n ..."]) -> Float[Tensor, "n k h w"]:
+        """The spatial part of the output, channels first; a view where memory allows."""
+        if self.kind == "nchw":
+            return output
+        if self.kind == "nhwc":
+            return output.permute(0, 3, 1, 2)
+        if self.grid is None or self.prefix is None:
+            raise EquicamError(
+                "a token layout",
+                needs="prefix and grid",
+                got=self,
+                fix="Layout.resolve on the layer's output",
+            )
+        return output[:, self.prefix :].transpose(1, 2).reshape(len(output), -1, *self.grid)
+
+    @property
+    def cls_head(self) -> bool:
+        """Whether prefix tokens (a class token, registers) stand before the patches."""
+        return self.kind == "tokens" and bool(self.prefix)
+
+    def resolve(self, shape: tuple[int, ...], size: tuple[int, int]) -> "Layout":
+        """The layout with prefix and grid filled in for an output of this shape from a picture of this size."""
+        if self.kind != "tokens":
+            return self
+        if len(shape) != 3:
+            raise EquicamError(
+                "a token layout", needs="an output [n, tokens, k]", got=shape, fix='layout="nchw"'
+            )
+        prefix, grid = self.prefix, self.grid
+        if grid is None:
+            found = _token_grid(shape[1], size, prefix)
+            if found is None:
+                raise EquicamError(
+                    f"the grid of {shape[1]} tokens",
+                    needs=f"patches that tile a picture of {size[0]}×{size[1]}",
+                    got=f"an output of shape {shape}",
+                    fix='layout=Layout("tokens", prefix=1, grid=(14, 14)) with your numbers',
+                )
+            prefix, grid = found
+        if prefix is None:
+            prefix = shape[1] - grid[0] * grid[1]
+        if prefix < 0 or prefix + grid[0] * grid[1] != shape[1]:
+            raise EquicamError(
+                f"a grid of {grid[0]}×{grid[1]} behind {prefix} prefix tokens",
+                needs=f"{prefix + grid[0] * grid[1]} tokens",
+                got=shape[1],
+                fix="another prefix or grid",
+            )
+        return Layout("tokens", prefix, grid)
+
+
+def infer(shape: tuple[int, ...], size: tuple[int, int], *, channels_last: bool = False) -> Layout:
+    """The layout an output of this shape must have; `channels_last` when the layer is known to normalise its last axis."""
+    if len(shape) == 4:
+        first, last = _mismatch(shape[2:], size), _mismatch(shape[1:3], size)
+        return Layout("nhwc" if channels_last or last < first else "nchw")
+    if len(shape) == 3:
+        return Layout("tokens").resolve(shape, size)
+    raise EquicamError(
+        "the target layer", needs="an output [n, k, h, w], [n, h, w, k] or [n, tokens, k]", got=f"shape {shape}",
+        fix="an earlier layer, before pooling or flattening",
+    )  # fmt: skip
+
+
+def _mismatch(grid: tuple[int, ...], size: tuple[int, int]) -> int:
+    """0 when a grid has the picture's proportions; grows with the distance from them."""
+    return abs(grid[0] * size[1] - grid[1] * size[0])
+
+
+def _token_grid(tokens: int, size: tuple[int, int], prefix: int | None) -> tuple[int, tuple[int, int]] | None:
+    """The fewest prefix tokens that leave a whole grid of square patches."""
+    grids = ((size[0] // patch, size[1] // patch) for patch in range(1, min(size) + 1))
+    fits = [(tokens - h * w, (h, w)) for h, w in grids if 0 <= tokens - h * w <= _MOST_PREFIX_TOKENS]
+    return min((fit for fit in fits if prefix in (None, fit[0])), default=None)

@@ -1,0 +1,74 @@
+"""Pictures through a reader: which class, and how many views a pass."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from equicam.errors import EquicamError
+from equicam.readers.reading import Pin, Reading, join
+
+Read = Callable[[Float[Tensor, "n c H W"], Pin], Reading]
+Target = int | Sequence[int] | Tensor | None
+
+
+def read_views(
+    read: Read, x: Float[Tensor, "t b c H W"], target: Int[Tensor, " b"] | None, chunk: int
+) -> tuple[Reading, Int[Tensor, " b"]]:
+    """All views through the reader, at most `chunk` a pass, the target fixed by the first (presented) view."""
+    b, presented = x.shape[1], None
+
+    def pin(
+        scores: Float[Tensor, "n y"] | None, count: int
+    ) -> tuple[Int[Tensor, " n"], Float[Tensor, "n y"] | None]:
+        nonlocal presented, target
+        if presented is None and scores is not None:
+            presented = scores[:b]
+            target = _in_range(presented.argmax(1) if target is None else target, presented.shape[1])
+        if target is None:
+            raise EquicamError(
+                "an explainer without a model", needs="a target class", got=None, fix="target=0"
+            )
+        return target.repeat(count), None if presented is None else presented.repeat(count, 1)
+
+    pieces = x.tensor_split(-(-x.shape[0] * b // chunk) if b == 1 else 1)
+    reading = join([read(piece.flatten(0, 1), partial(pin, count=len(piece))) for piece in pieces])
+    return reading, target  # type: ignore[return-value]  # pin has set it
+
+
+def as_targets(target: Target, x: Float[Tensor, "b c H W"]) -> Int[Tensor, " b"] | None:
+    """One class an image, checked for number and kind; None leaves it to the model's top-1."""
+    if target is None:
+        return None
+    wanted = torch.as_tensor(target, device=x.device)
+    if wanted.is_floating_point() or wanted.dtype == torch.bool or wanted.numel() == 0 or wanted.ndim > 1:
+        raise EquicamError(
+            "target", needs="a class index or one for each image", got=repr(target), fix="target=3"
+        )
+    if wanted.ndim == 1 and len(wanted) != len(x):
+        raise EquicamError(
+            "target",
+            needs=f"one class for each of {len(x)} images",
+            got=f"{len(wanted)}",
+            fix="one int for them all",
+        )
+    return wanted.long().expand(len(x))
+
+
+def _in_range(target: Int[Tensor, " b"], classes: int) -> Int[Tensor, " b"]:
+    if bool(((target < 0) | (target >= classes)).any()):
+        raise EquicamError(
+            "target", needs=f"classes from 0 to {classes - 1}", got=target.tolist(), fix="target=None"
+        )
+    return target
+
+
+def views_a_pass(x: Float[Tensor, "b c H W"]) -> int:
+    """Views in one pass by memory: a CNN's widest layers hold about 64 times its input."""
+    view = 64 * x[0].numel() * 4
+    if x.is_cuda:
+        free, _ = torch.cuda.mem_get_info(x.device)
+        return max(1, free // 2 // view)
+    return max(1, 512 * 2**20 // view)  # past half a gibibyte a CPU's caches lose more than batching gains

@@ -1,0 +1,190 @@
+"""Activations and gradients at one layer, with no graph before it.
+
+For the call the parameters require no gradient, and a hook replaces the layer's output by a detached leaf that
+does, so autograd sees only what comes after the layer. Toggling `requires_grad` is not thread-safe: explain one
+module from one thread at a time.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from equicam.errors import EquicamError
+from equicam.models.model import Model
+from equicam.readers.aim import logit
+from equicam.readers.layout import Layout, infer
+from equicam.readers.reading import Aim, Pin, Reading, wide
+
+
+def tap(
+    model: Model,
+    x: Float[Tensor, "n c H W"],
+    pin: Pin,
+    *,
+    aim: Aim = logit,
+    autocast: torch.dtype | None = None,
+) -> Reading:
+    """A_n and g_n = ∂(aim · scores)/∂A_n at the model's layer, [n, k, h, w] each."""
+    size = (x.shape[-2], x.shape[-1])
+    if _prefers_channels_last(model.module):
+        x = x.contiguous(memory_format=torch.channels_last)
+    with undisturbed(model.module), torch.enable_grad(), tapped(model) as caught:
+        with torch.autocast(x.device.type, dtype=autocast) if autocast else nullcontext():
+            output = model.module(x)
+        if not caught:
+            raise EquicamError(
+                f"layer {model.layer!r}", needs="to run when the model does", got="no call of it",
+                fix="a layer the forward pass calls (scripted modules do not fire hooks)",
+            )  # fmt: skip
+        leaf = caught[-1]
+        layout = _layout(model, leaf, size)
+        scores, probs = class_scores(output, count=len(x))
+        target, presented = pin(scores.detach())
+        if not scores.requires_grad:
+            raise EquicamError(
+                f"layer {model.layer!r}", needs="the class scores to depend on it with gradient",
+                got="scores cut off from it", fix="a layer outside the model's own no_grad or detach",
+            )  # fmt: skip
+        direction = aim(scores.detach() if presented is None else presented, target)
+        (grad,) = torch.autograd.grad(scores, leaf, direction, materialize_grads=True)
+    if layout.cls_head:
+        _refuse_dead_patches(model, grad, layout)
+    return Reading(
+        stage="features",
+        value=(wide(layout.planes(leaf.detach())), wide(layout.planes(grad))),
+        scores=scores.detach(),
+        probs=probs.detach(),
+        rectify_weights=layout.cls_head if model.rectify_weights is None else model.rectify_weights,
+    )
+
+
+def class_scores(output: Any, *, count: int) -> tuple[Float[Tensor, "n y"], Float[Tensor, "n y"]]:
+    """Scores and probabilities per class; a single logit z is two classes with scores (−z, z)."""
+    found = _logits(output)
+    if found is None or found.shape[0] != count or found.ndim > 2 or not found.is_floating_point():
+        shape = f"{type(output).__name__}" if found is None else f"a tensor {tuple(found.shape)}"
+        raise EquicamError(
+            "the model's output", needs=f"class scores [{count}, classes], alone or in a tuple or dict", got=shape,
+            fix="wrapping the model in a module that returns its logits",
+        )  # fmt: skip
+    scores = wide(found)
+    if not bool(scores.detach().isfinite().all()):
+        raise EquicamError(
+            "the model's output",
+            needs="finite class scores",
+            got="NaN or infinity",
+            fix="dtype=None or other weights",
+        )
+    if scores.ndim == 1 or scores.shape[1] == 1:
+        z = scores.reshape(-1, 1)
+        return torch.cat((-z, z), 1), torch.cat((-z, z), 1).sigmoid()
+    return scores, scores.softmax(1)
+
+
+@contextmanager
+def tapped(model: Model) -> Iterator[list[Tensor]]:
+    """Catches the layer's output as a leaf; the list holds one for each time the layer ran."""
+    caught: list[Tensor] = []
+
+    def cut(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        if not isinstance(first, Tensor) or not first.is_floating_point():
+            raise EquicamError(
+                f"layer {model.layer!r}", needs="a floating-point tensor as output", got=type(first).__name__,
+                fix="a layer that returns its features",
+            )  # fmt: skip
+        leaf = first.detach().requires_grad_()
+        caught.append(leaf)
+        # a clone, so that an in-place operation after the layer cannot overwrite the leaf
+        return (leaf.clone(), *output[1:]) if isinstance(output, tuple) else leaf.clone()
+
+    handle = model.module.get_submodule(model.layer).register_forward_hook(cut)
+    try:
+        yield caught
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Eval mode, no parameter gradients, eager, RNG kept: everything put back, also after an exception."""
+    modes = [(m, m.training) for m in module.modules()]
+    learning = [p for p in module.parameters() if p.requires_grad]
+    devices = sorted({p.device.index or 0 for p in module.parameters() if p.is_cuda})
+    # only a process that compiled something can have compiled modules, whose code would skip our hook
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with eager, torch.random.fork_rng(devices):
+        try:
+            for m, _ in modes:
+                m.training = False  # not .eval(): modules may override it with side effects
+            for p in learning:
+                p.requires_grad_(False)
+            yield
+        finally:
+            for m, mode in modes:
+                m.training = mode
+            for p in learning:
+                p.requires_grad_(True)
+
+
+def _prefers_channels_last(module: nn.Module) -> bool:
+    """Whether the caller keeps the weights channels-last; we follow, for `view` in a model may need the plain order."""
+    weights = (p for p in module.parameters() if p.ndim == 4 and not p.is_contiguous())
+    return any(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
+
+
+def _layout(model: Model, leaf: Tensor, size: tuple[int, int]) -> Layout:
+    shape = tuple(leaf.shape)
+    try:
+        if model.layout is None:
+            norm = isinstance(model.module.get_submodule(model.layer), nn.LayerNorm)
+            layout = infer(shape, size, channels_last=norm)
+        else:
+            layout = model.layout.resolve(shape, size)
+            if layout.kind != "tokens" and len(shape) != 4:
+                raise EquicamError(
+                    f"layout {layout.kind!r}",
+                    needs="a 4-D output",
+                    got=f"shape {shape}",
+                    fix='layout="tokens"',
+                )
+    except EquicamError as error:
+        error.add_note(f"while reading layer {model.layer!r}")
+        raise
+    grid = layout.planes(leaf).shape[-2:]
+    if min(grid) < 2:
+        raise EquicamError(
+            f"layer {model.layer!r}", needs="a feature grid of 2×2 or more", got=f"{grid[0]}×{grid[1]}",
+            fix="an earlier layer or a larger picture",
+        )  # fmt: skip
+    return layout
+
+
+def _refuse_dead_patches(model: Model, grad: Tensor, layout: Layout) -> None:
+    if bool(grad[:, layout.prefix :].any()):
+        return
+    if bool(grad.any()):
+        raise EquicamError(
+            f"layer {model.layer!r}", needs="patch tokens that still reach the class score",
+            got="a gradient of exactly zero at every patch (after the last attention only the class token does)",
+            fix="the last block's first LayerNorm",
+        )  # fmt: skip
+    raise EquicamError(
+        "the model's head", needs="weights that are not all zero", got="a gradient of exactly zero at every token",
+        fix="trained or re-initialised head weights",
+    )  # fmt: skip
+
+
+def _logits(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        output = [output[k] for k in ("logits", "out") if k in output] or list(output.values())
+    if isinstance(output, tuple | list):
+        return next((item for item in output if isinstance(item, Tensor) and 1 <= item.ndim <= 2), None)
+    return getattr(output, "logits", None)

@@ -1,0 +1,31 @@
+import numpy as np
+import pytest
+import torch
+
+import equicam
+from equicam.geometry import Views, mean_weights
+from tests.conftest import pictures
+from tests.twins import slow
+
+
+@pytest.mark.parametrize("fill", ["reflect", "zeros"])
+@pytest.mark.parametrize("size", [(9, 9), (8, 8), (7, 12), (12, 5)])
+@pytest.mark.parametrize("degrees", [0, 17.5, -45, 90, 135, 180, 270, 725])
+def test_rotate_is_the_loop(size, degrees, fill):
+    plane = pictures(1, *size)[0, 0]
+    np.testing.assert_allclose(
+        equicam.rotate(plane, degrees, fill=fill), slow.turn(plane.numpy(), degrees, fill), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("fill", ["reflect", "zeros"])
+def test_mean_weights_are_the_column_means_of_the_turning_matrix(fill):
+    views, h, w = Views((0.0, 25.0, 90.0, 200.0)), 5, 5
+    basis = torch.eye(h * w, dtype=torch.float64).view(h * w, h, w)
+    matrix = torch.stack([
+        torch.from_numpy(np.stack([slow.turn(e.numpy(), -a, fill) for e in basis])).flatten(1).T for a in views.angles
+    ])  # M_t[p, q]
+    expected = matrix.mean(1).view(4, 1, h, w)
+    found = mean_weights(views, (h, w), fill, torch.float64, torch.device("cpu"))
+    assert expected.std() > 0.001
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)

@@ -1,0 +1,116 @@
+"""Every mistake a caller can make says what was needed, what was given and what to try; nothing stays on the model."""
+
+import pytest
+import torch
+from torch import nn
+
+import equicam
+from equicam import EquicamError, Fusion, KeepConfident, Layout, SoftGate, Views
+from tests.conftest import Cnn, Vit, pictures, seeded
+
+
+def model(**kwargs) -> equicam.Model:
+    return equicam.wrap(seeded(Cnn), layer="trunk", **kwargs)
+
+
+def hooks(module: nn.Module) -> int:
+    return sum(len(m._forward_hooks) for m in module.modules())
+
+
+class Cut(Cnn):
+    def forward(self, x):
+        with torch.no_grad():
+            acts = self.trunk(x)
+        return self.rest(acts.detach())
+
+
+class Unused(Cnn):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Conv2d(3, 3, 1)
+
+
+class Image(Cnn):
+    def forward(self, x):
+        return self.trunk(x)
+
+
+class NotANumber(Cnn):
+    def forward(self, x):
+        return super().forward(x) * torch.nan
+
+
+def wrapped(build, layer="trunk", **kwargs):
+    return equicam.wrap(seeded(build), layer=layer, **kwargs)
+
+
+def dead_head(prefix=1):
+    net = seeded(Vit)
+    nn.init.zeros_(net.head.weight)
+    return equicam.wrap(net, layer="blocks.1.norm1")
+
+
+X = pictures()
+NAN = torch.cat((X, X.clone().index_fill_(2, torch.tensor([3]), torch.nan)))
+MISTAKES = {
+    "fewer targets than images": (lambda: equicam.explain(model(), X, target=[1]), r"one class for each of 2 images, got 1"),
+    "more targets than images": (lambda: equicam.explain(model(), X, target=[1, 2, 3]), r"each of 2 images, got 3"),
+    "a class out of range": (lambda: equicam.explain(model(), X, target=5), r"classes from 0 to 4, got \[5, 5\]"),
+    "a negative class": (lambda: equicam.explain(model(), X, target=[0, -1]), r"classes from 0 to 4, got \[0, -1\]"),
+    "a fractional class": (lambda: equicam.explain(model(), X, target=torch.tensor(1.0)), r"target needs a class index"),
+    "a wrong layer name": (lambda: wrapped(Cnn, "trunks"), r"got 'trunks'; try 'trunk'"),
+    "a layer of another model": (lambda: wrapped(Cnn, nn.ReLU()), r"a submodule of the model, got another ReLU"),
+    "a layer that is not spatial": (lambda: equicam.explain(wrapped(Cnn, "head"), X), r"target layer needs an output .* got shape \(\d+, 5\)"),
+    "a layer of one cell": (lambda: equicam.explain(wrapped(Cnn, "after.1"), X), r"grid of 2×2 or more, got 1×1"),
+    "a layer that never runs": (lambda: equicam.explain(wrapped(Unused, "spare"), X), r"'spare' needs to run"),
+    "a layer cut off from the score": (lambda: equicam.explain(wrapped(Cut), X), r"depend on it with gradient"),
+    "the wrong layout": (lambda: equicam.explain(model(layout="tokens"), X), r"an output \[n, tokens, k\]"),
+    "an unknown layout": (lambda: model(layout="wide"), r"nchw, nhwc, tokens or a Layout, got 'wide'"),
+    "tokens that tile nothing": (lambda: equicam.explain(wrapped(Vit, "blocks.1.norm1", layout=Layout("tokens", prefix=3)), X), r"grid of 65 tokens"),
+    "a grid that does not fit": (lambda: equicam.explain(wrapped(Vit, "blocks.1.norm1", layout=Layout("tokens", 1, (7, 8))), X), r"needs 57 tokens, got 65"),
+    "patches behind the last attention": (lambda: equicam.explain(wrapped(Vit, "blocks.1.norm2"), X), r"exactly zero at every patch.*try the last block's first LayerNorm"),
+    "a head of zeros": (lambda: equicam.explain(dead_head(), X), r"the model's head needs weights that are not all zero"),
+    "NaN pixels": (lambda: equicam.explain(model(), NAN), r"finite pixels, got NaN or infinity in image \[2, 3\]"),
+    "NaN scores": (lambda: equicam.explain(wrapped(NotANumber), X), r"finite class scores"),
+    "a picture without a batch": (lambda: equicam.explain(model(), X[0]), r"\[b, c, H, W\].*tensor \(3, 32, 32\); try x\[None\]"),
+    "bytes instead of numbers": (lambda: equicam.explain(model(), X.byte()), r"got a uint8 tensor"),
+    "no images": (lambda: equicam.explain(model(), X[:0]), r"got a float64 tensor \(0, 3, 32, 32\)"),
+    "an empty list": (lambda: equicam.explain(model(), []), r"got an empty list"),
+    "an output that is no score": (lambda: equicam.explain(wrapped(Image), X), r"class scores \[36, classes\].*got a tensor \(36, 6, 8, 8\)"),
+    "an unknown method": (lambda: equicam.explain(model(), X, method="gradcam"), r"one of grad-cam, .* got 'gradcam'"),
+    "tau without a gate": (lambda: equicam.explain(model(), X, tau=0.2), r'tau needs .* try "equigrad-cam\+pcf"'),
+    "gamma without a gate": (lambda: equicam.explain(model(), X, gamma=2), r'gamma needs .* try "equigrad-cam\+soft"'),
+    "tau above one": (lambda: KeepConfident(1.5), r"a probability from 0 to 1, got 1.5"),
+    "gamma below zero": (lambda: SoftGate(-1), r"a finite number ≥ 0, got -1"),
+    "no views": (lambda: equicam.explain(model(), X, views=0), r"a count of 1 or more, got 0"),
+    "no angles": (lambda: Views(()), r"at least one finite angle"),
+    "an infinite angle": (lambda: Views((float("inf"),)), r"at least one finite angle"),
+    "averaging before turning back": (lambda: Fusion(Views((0,)), "map", "features"), r"align_at no later than mean_at"),
+    "an empty pass": (lambda: equicam.explain(model(), X, chunk=0), r"1 view or more, got 0"),
+    "something that is no module": (lambda: equicam.wrap.__wrapped__("resnet50"), r"needs a torch.nn.Module, got str"),
+    "an explainer without a class": (lambda: equicam.equivariant(lambda x, t: x[:, 0])(X, None), r"a target class, got None"),
+    "an explainer that returns no maps": (lambda: equicam.equivariant(lambda x, t: x.sum())(X, 0), r"maps \[\d+, h, w\] as a tensor, got \(\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_explained(mistake):
+    call, message = MISTAKES[mistake]
+    with pytest.raises(EquicamError, match=r"(?s).+ needs .+, got .+; try .+") as caught:
+        call()
+    assert caught.match(r"(?s)" + message)
+
+
+@pytest.mark.parametrize(
+    ("layer", "build"), [("head", Cnn), ("after.1", Cnn), ("trunk", Cut), ("trunk", Image), ("blocks.1.norm2", Vit)]
+)
+def test_nothing_is_left_on_the_model(layer, build):
+    made = wrapped(build, layer)
+    with pytest.raises(EquicamError):
+        equicam.explain(made, X)
+    assert hooks(made.module) == 0
+    assert all(p.requires_grad and p.grad is None for p in made.module.parameters())
+
+
+def test_errors_are_value_errors():
+    assert issubclass(EquicamError, ValueError)

@@ -1,0 +1,327 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import equicam
+from equicam import Fusion, Views
+from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
+
+
+def test_fields_have_the_promised_shapes_and_ranges(cnn, x):
+    e = equicam.explain(cnn, x, views=6)
+    assert e.map.shape == e.raw.shape == e.peum.shape == (2, 32, 32)
+    assert e.score.shape == e.target.shape == (2,)
+    assert e.prob.shape == e.flips.shape == e.kept.shape == (2, 6)
+    assert e.planes.shape == (2, 6, 8, 8)
+    assert e.target.dtype == torch.int64
+    assert e.flips.dtype == e.kept.dtype == torch.bool
+    assert e.map.dtype == torch.float64
+    assert e.map.amin() == 0
+    assert e.map.amax() == 1
+    assert e.raw.amax() != 1
+    torch.testing.assert_close(e.score, e.peum.mean((1, 2)))
+    assert (e.score > 0).all()
+    assert e.layer == "trunk"
+    assert e.angles == (0, 60, 120, 180, 240, 300)
+    assert len(e.flags) == 2
+
+
+def test_eighteen_views_unless_told_otherwise(cnn, x):
+    assert len(equicam.explain(cnn, x).angles) == 18
+    assert equicam.explain(cnn, x, views=7).prob.shape == (2, 7)
+    assert equicam.explain(cnn, x, views=Views((0, 10))).angles == (0, 10)
+
+
+def test_as_published_is_the_authors_grid_fill_and_variants(cnn, x):
+    published = equicam.explain(cnn, x, views=6, as_published=True)
+    assert published.angles == (-180, -120, -60, 0, 60, 120)
+    by_hand = equicam.explain(cnn, x, views=Views.evenly(6, start=-180), fill="zeros")
+    assert_alive(published.map)
+    assert torch.equal(published.map, by_hand.map)
+    assert not torch.allclose(published.map, equicam.explain(cnn, x, views=6).map, atol=1e-3)
+    kept = equicam.explain(cnn, x, views=6, as_published=True, fill="reflect")
+    torch.testing.assert_close(kept.map, equicam.explain(cnn, x, views=6).map)
+    for method in ("grad-cam++", "aug-cam"):
+        ours = equicam.explain(cnn, x, method=method, fill="zeros")
+        theirs = equicam.explain(cnn, x, method=method, as_published=True)
+        assert not torch.allclose(ours.map, theirs.map, atol=1e-6), method
+    assert equicam.explain(cnn, x, method="grad-cam", as_published=True).angles == (0,)
+
+
+def test_three_views_of_the_authors_grid_lack_the_presented_one(cnn, x):
+    e = equicam.explain(cnn, x, views=3, as_published=True)
+    assert e.angles == (-180, -60, 60)
+    assert e.prob.shape == (2, 3)
+    assert e.target.tolist() == cnn.module(x).argmax(1).tolist()
+
+
+def test_options_reach_the_gates(cnn, x):
+    one = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, tau=0.0)
+    two = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, tau=1.0)
+    assert one.kept.any()
+    assert not two.kept.any()
+    assert all("none-kept" in f for f in two.flags)
+    flat = equicam.explain(cnn, x, method="equigrad-cam+soft", views=5, gamma=0)
+    torch.testing.assert_close(flat.map, equicam.explain(cnn, x, views=5).map)
+    sharp = equicam.explain(cnn, x, method="equigrad-cam+soft", views=5, gamma=30.0)
+    assert not torch.allclose(sharp.map, flat.map, atol=1e-3)
+
+
+def test_a_target_may_be_named_once_or_for_each_image(cnn, x):
+    once = equicam.explain(cnn, x, target=3, views=2)
+    each = equicam.explain(cnn, x, target=torch.tensor([3, 3], dtype=torch.int32), views=2)
+    assert once.target.tolist() == [3, 3]
+    assert torch.equal(once.map, each.map)
+    assert not torch.equal(once.map, equicam.explain(cnn, x, target=[3, 1], views=2).map)
+
+
+def test_flips_are_against_the_presented_top1_even_when_another_class_is_explained(cnn, x):
+    top = equicam.explain(cnn, x, views=6)
+    other = equicam.explain(cnn, x, views=6, target=(top.target + 1) % 5)
+    assert torch.equal(top.flips, other.flips)
+    assert not other.flips[:, 0].any()
+
+
+class Blank(Cnn):
+    """Scores that fall with every feature: no evidence for any class."""
+
+    def forward(self, x):
+        return -self.trunk(x).mean((1, 2, 3))[:, None] * torch.arange(1, 4, dtype=x.dtype)
+
+
+class Constant(nn.Module):
+    """Features that are the same everywhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.level = nn.AdaptiveAvgPool2d(1)
+        self.spread = nn.Upsample(size=(6, 6))
+
+    def forward(self, x):
+        return self.spread(self.level(x).exp()).mean((2, 3))
+
+
+def test_a_blank_map_is_flagged_not_silent(x):
+    e = equicam.explain(equicam.wrap(seeded(Blank), layer="trunk"), x, views=4)
+    assert all("blank" in f and "constant" not in f for f in e.flags)
+    assert e.map.abs().max() == 0
+    assert e.map.isfinite().all()
+
+
+def test_a_constant_map_is_flagged_and_not_stretched_into_rounding_errors():
+    e = equicam.explain(equicam.wrap(Constant(), layer="spread"), pictures(2).float(), views=5, method="equigrad-cam-out")
+    single = equicam.explain(equicam.wrap(Constant(), layer="spread"), pictures(2).float(), method="grad-cam")
+    assert all("constant" in f and "blank" not in f for f in single.flags)
+    assert single.map.max() == 0
+    assert single.raw.min() > 0
+    assert e.map.max() == 0
+
+
+def test_unseen_corners_are_flagged(cnn, x):
+    only45 = Fusion(Views((45.0,)), "features", "features")
+    assert all("low-coverage" in f for f in equicam.explain(cnn, x, method=only45, fill="coverage").flags)
+    assert all("low-coverage" not in f for f in equicam.explain(cnn, x, method=only45).flags)
+    e = equicam.explain(cnn, x, method=only45, fill="coverage")
+    assert e.raw[:, 0, 0].abs().max() == 0
+
+
+@pytest.mark.parametrize(("size", "odd"), [((32, 32), False), ((32, 24), True), ((33, 33), True)])
+def test_odd_sizes_are_flagged(cnn, size, odd):
+    e = equicam.explain(cnn, pictures(1, *size), views=2)
+    assert e.map.shape == (1, *size)
+    assert ("odd-size" in e.flags[0]) == odd
+
+
+class OneLogit(Cnn):
+    def __init__(self, flat):
+        super().__init__(classes=1)
+        self.flat = flat
+
+    def forward(self, x):
+        z = super().forward(x)
+        return z[:, 0] if self.flat else z
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_single_logit_is_two_classes(flat, x):
+    net = seeded(lambda: OneLogit(flat))
+    model = equicam.wrap(net, layer="trunk")
+    z = net(x).reshape(-1).detach()
+    e = equicam.explain(model, x, views=2)
+    assert e.target.tolist() == (z > 0).long().tolist()
+    for c, sign in ((0, -1), (1, 1)):
+        found = equicam.explain(model, x, method="grad-cam", target=c)
+        torch.testing.assert_close(found.prob[:, 0], (sign * z).sigmoid())
+        acts = net.trunk(x).detach().requires_grad_()
+        grads = torch.autograd.grad(sign * net.rest(acts).sum(), acts)[0]
+        plane = (grads.mean((2, 3), keepdim=True) * acts).sum(1).relu().detach()
+        torch.testing.assert_close(found.planes[:, 0], plane, atol=1e-10, rtol=0)
+        if plane.max() > 0:
+            assert_alive(found.map[plane.flatten(1).max(1).values > 0])
+
+
+class Answers(Cnn):
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+
+    def forward(self, x):
+        return self.form(super().forward(x))
+
+
+class Output:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda s: (s, None),
+        lambda s: [s[:, :, None, None], s],
+        lambda s: {"features": s[:, :1], "logits": s},
+        lambda s: {"out": s},
+        Output,
+    ],
+    ids=["tuple", "list with a picture first", "dict with logits", "dict with out", "object"],
+)
+def test_scores_are_found_in_tuples_and_dicts(form, cnn, x):
+    net = seeded(lambda: Answers(form))
+    e = equicam.explain(equicam.wrap(net, layer="trunk"), x, views=3)
+    assert_alive(e.map)
+    assert torch.equal(e.map, equicam.explain(cnn, x, views=3).map)
+
+
+class TupleLayer(nn.Module):
+    """A layer that returns its features first in a tuple, as Hugging Face blocks do."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x), "and more"
+
+
+def test_a_layer_may_return_a_tuple(cnn, x):
+    net = seeded(Cnn)
+    trunk = net.trunk
+    net.trunk = nn.Sequential()
+    net.pair = TupleLayer(trunk)
+    net.forward = lambda v: net.rest(net.pair(v)[0])
+    e = equicam.explain(equicam.wrap(net, layer="pair"), x, views=3)
+    assert torch.equal(e.map, equicam.explain(cnn, x, views=3).map)
+
+
+def test_an_in_place_relu_after_the_layer_does_not_reach_its_activation(x):
+    net = seeded(Cnn)
+    e = equicam.explain(equicam.wrap(net, layer="last"), x, method="grad-cam")
+    acts = net.last(net.trunk(x)).detach()
+    assert acts.min() < 0
+    leaf = acts.clone().requires_grad_()
+    scores = net.head(leaf.relu().mean((2, 3)))
+    grads = torch.autograd.grad(scores.gather(1, e.target[:, None]).sum(), leaf)[0]
+    plane = (grads.mean((2, 3), keepdim=True) * acts).sum(1).relu()
+    assert_alive(e.map)
+    torch.testing.assert_close(e.planes[:, 0], plane, atol=1e-10, rtol=0)
+
+
+def test_a_layer_used_twice_is_read_where_it_ran_last(x):
+    class Shared(Cnn):
+        def __init__(self):
+            super().__init__()
+            self.relu = nn.ReLU()
+
+        def forward(self, v):
+            return self.head(self.relu(self.last(self.relu(self.trunk(v)))).mean((2, 3)))
+
+    net = seeded(Shared)
+    e = equicam.explain(equicam.wrap(net, layer="relu"), x, method="grad-cam")
+    later = equicam.explain(equicam.wrap(net, layer="last"), x, method="grad-cam")
+    assert_alive(e.map, later.map)
+    acts = net.last(net.trunk(x)).relu().detach()
+    plane = (net.head.weight[e.target][:, :, None, None] * acts).sum(1).relu().detach() / acts[0, 0].numel()
+    torch.testing.assert_close(e.planes[:, 0], plane, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2, 5])
+def test_prefix_tokens_are_found(prefix, x):
+    net = seeded(lambda: Vit((32, 24), prefix), seed=7)
+    e = equicam.explain(equicam.wrap(net, layer="blocks.1.norm1"), pictures(1, 32, 24), views=4)
+    assert e.planes.shape == (1, 4, 8, 6)
+    assert_alive(e.map)
+
+
+def test_channel_weights_are_rectified_on_tokens_behind_a_class_token_unless_told_otherwise(x):
+    net = seeded(Vit)
+    maps = {r: equicam.explain(equicam.wrap(net, "blocks.1.norm1", rectify_weights=r), x).map for r in (None, True, False)}
+    assert torch.equal(maps[None], maps[True])
+    assert not torch.allclose(maps[None], maps[False], atol=1e-3)
+    pooled = seeded(lambda: Vit(prefix=0))
+    maps = {r: equicam.explain(equicam.wrap(pooled, "blocks.1.norm1", rectify_weights=r), x).map for r in (None, False)}
+    assert torch.equal(maps[None], maps[False])
+
+
+def test_out_of_memory_halves_the_pass_and_goes_on(x):
+    class Small(Cnn):
+        seen = []
+
+        def forward(self, v):
+            self.seen.append(len(v))
+            if len(v) > 4:
+                raise torch.OutOfMemoryError("too many views")
+            return super().forward(v)
+
+    net = seeded(Small)
+    e = equicam.explain(equicam.wrap(net, layer="trunk"), pictures(3), views=6)
+    whole = equicam.explain(equicam.wrap(seeded(Cnn), layer="trunk"), pictures(3), views=6)
+    assert max(net.seen) > 4
+    torch.testing.assert_close(e.map, whole.map, atol=1e-10, rtol=0)
+
+
+def test_out_of_memory_with_one_view_is_told(x):
+    class Full(Cnn):
+        def forward(self, v):
+            raise torch.OutOfMemoryError("full")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        equicam.explain(equicam.wrap(seeded(Full), layer="trunk"), x)
+
+
+def test_pictures_and_paths_are_preprocessed(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 255, (300, 260, 3), dtype=np.uint8)
+    picture = Image.fromarray(pixels)
+    picture.save(tmp_path / "a.png")
+    model = equicam.wrap(seeded(Cnn).float(), layer="trunk")
+    one = equicam.explain(model, picture, views=2)
+    assert one.map.shape == (1, 224, 224)
+    assert one.map.dtype == torch.float32
+    for images in (str(tmp_path / "a.png"), tmp_path / "a.png", [picture], [tmp_path / "a.png"]):
+        assert torch.equal(equicam.explain(model, images, views=2).map, one.map)
+    own = equicam.wrap(seeded(Cnn).float(), layer="trunk", preprocess=lambda p: torch.full((3, 16, 16), p.width / 260.0))
+    assert equicam.explain(own, picture, views=2).map.shape == (1, 16, 16)
+
+
+def test_a_plain_module_gets_its_layer_chosen_and_stated(x):
+    e = equicam.explain(seeded(Cnn), x, views=2)
+    assert e.layer == "after.0"  # the ReLU behind the last convolution, before pooling
+    assert equicam.explain(seeded(Vit), x, views=2).layer == "blocks.1.norm1"
+
+
+def test_a_layer_may_be_given_as_the_submodule_itself(cnn, x):
+    net = seeded(Cnn)
+    model = equicam.wrap(net, layer=net.trunk)
+    assert model.layer == "trunk"
+
+
+def test_names_are_functions_even_after_their_modules_are_imported():
+    import importlib
+
+    for name in ("explain", "methods"):
+        importlib.import_module(f"equicam.{name}")
+        assert callable(getattr(equicam, name))
+    assert set(equicam.__all__) <= set(dir(equicam))
+    with pytest.raises(AttributeError, match="nothing"):
+        equicam.nothing  # noqa: B018
