@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all lint types format bench clean
+.PHONY: help setup demo test test-all lint types format embedded-model picture bench clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -37,6 +37,12 @@ types: setup ## mypy, strict
 format: setup ## let ruff write
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+embedded-model: setup ## train the embedded model anew (minutes)
+	$(BIN)/python scripts/embedded_model.py
+
+picture: setup ## draw the README's picture anew
+	$(BIN)/python scripts/readme_picture.py
 
 bench: setup ## ours and the peers in one run on this machine's CPU
 	$(BIN)/python benchmarks/cpu.py

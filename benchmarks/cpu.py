@@ -38,7 +38,10 @@ def forward(net: nn.Module, views: torch.Tensor, dtype: torch.dtype | None = Non
     ]
 
     def run() -> None:
-        with torch.inference_mode(), torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+        with (
+            torch.inference_mode(),
+            torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None),
+        ):
             for piece in pieces:
                 net(piece)
 
@@ -104,7 +107,9 @@ def ratio(seconds: dict[str, list[float]], one: str, other: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
@@ -121,7 +126,9 @@ def main() -> None:
         "ResNet-50": (resnet, "layer4", None),
         "ViT-S/16": (vit, "blocks.11.norm1", lambda t: t[:, 1:].transpose(1, 2).reshape(len(t), -1, 14, 14)),
     }
-    table = Table("network", "what", "seconds", "× forward of 18", "× one pytorch-grad-cam", title="one 224² picture")
+    table = Table(
+        "network", "what", "seconds", "× forward of 18", "× one pytorch-grad-cam", title="one 224² picture"
+    )
     for title, (net, layer, reshape) in cases.items():
         seconds = measure(contenders(net, layer, x, reshape), args.rounds, title)
         for name in seconds:
@@ -137,7 +144,7 @@ def main() -> None:
     console.print(memory(resnet, torch.randn(8, 3, 224, 224)))
     console.print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.rounds} rounds, medians; "
-        f"bf16 {'in hardware' if torch.backends.cpu.get_cpu_capability() == 'AVX512' else 'emulated'}"
+        f"bf16 {'in hardware' if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 'not in hardware'}"
     )
 
 

@@ -66,7 +66,9 @@ class Block(nn.Module):
 class Vit(nn.Module):
     """A vision transformer with any number of prefix tokens; pooled over patches when there are none."""
 
-    def __init__(self, size: tuple[int, int] = (32, 32), prefix: int = 1, classes: int = 5, dim: int = 12) -> None:
+    def __init__(
+        self, size: tuple[int, int] = (32, 32), prefix: int = 1, classes: int = 5, dim: int = 12
+    ) -> None:
         super().__init__()
         self.prefix = prefix
         self.patch = nn.Conv2d(3, dim, 4, stride=4)

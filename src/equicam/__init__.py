@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from equicam.methods import Fusion as Fusion
     from equicam.methods import Method as Method
     from equicam.methods import methods as methods
+    from equicam.models.load import load as load
     from equicam.models.model import Model as Model
     from equicam.models.model import wrap as wrap
     from equicam.readers.layout import Layout as Layout
@@ -39,6 +40,7 @@ _HOME = {
     "Views": "geometry",
     "equivariant": "explain",
     "explain": "explain",
+    "load": "models.load",
     "methods": "methods",
     "rotate": "geometry",
     "uniform": "weigh",

@@ -1,19 +1,158 @@
 """The command line. Heavy libraries load inside the commands that need them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from equicam.explain import Explanation
+    from equicam.models.model import Model
+    from equicam.report.explained import Explained
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 console = Console()
+A_BATCH = 8
 
 
 @app.callback()
 def main() -> None:
     """Rotation-audited saliency: which maps do not move when the image does, and a queue of those that do."""
+
+
+@app.command()
+def explain(
+    images: Annotated[list[Path], typer.Argument(help="picture files", show_default=False)],
+    model: Annotated[
+        str, typer.Option(help="a name `equicam models` lists, or file.py:factory")
+    ] = "embedded",
+    weights: Annotated[
+        str | None, typer.Option(help="a weights file, or the name of published weights")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="where pictures and JSON go")] = Path("explained"),
+    method: Annotated[str, typer.Option(help="a name `equicam methods` lists")] = "equigrad-cam",
+    views: Annotated[int | None, typer.Option(help="how many views; the method's own if left out")] = None,
+    target: Annotated[int | None, typer.Option(help="the class to explain; the top-1 if left out")] = None,
+    layer: Annotated[str | None, typer.Option(help="the target layer; chosen if left out")] = None,
+    classes: Annotated[str | None, typer.Option(help="class names of a zero-shot model, with commas")] = None,
+    as_published: Annotated[bool, typer.Option(help="the paper authors' grid, fill and variants")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is if left out")
+    ] = None,
+) -> None:
+    """Explain pictures: overlay, PEUM and view-strip PNGs, and a JSON beside them.
+
+    A picture that cannot be read is named with its reason, the others are done, and the command exits with 1.
+
+    For example: `equicam explain scan.png --model resnet50 --views 6`
+    """
+    import torch
+    from rich.progress import track
+
+    import equicam
+    from equicam.data.pictures import open_picture
+    from equicam.errors import EquicamError
+    from equicam.models.images import preprocessed
+    from equicam.report.explained import safe_stem, write
+
+    names = None if classes is None else [c.strip() for c in classes.split(",")]
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        ready = equicam.load(model, weights=weights, classes=names, layer=layer, device=where)
+        out.mkdir(parents=True, exist_ok=True)
+    except (EquicamError, OSError) as error:
+        raise _stop(error) from error
+    table = Table("picture", "class", "p", "PEUM", "flips", "flags", "files")
+    taken: set[str] = set()
+    failed = 0
+    batches = [images[i : i + A_BATCH] for i in range(0, len(images), A_BATCH)]
+    for batch in track(batches, "explaining", console=console, transient=True, disable=len(images) < 2):
+        read: list[tuple[Path, Tensor]] = []
+        for path in batch:
+            try:
+                read.append((path, preprocessed(ready, open_picture(path))))
+            except EquicamError as error:
+                failed += 1
+                console.print(f"[red]left out[/red] {escape(_plain(error))}")
+        if not read:
+            continue
+        x = torch.stack([tensor for _, tensor in read])
+        try:
+            found = equicam.explain(
+                ready, x, method=method, views=views, target=target, as_published=as_published
+            )
+        except EquicamError as error:
+            raise _stop(error) from error
+        for i, (path, _) in enumerate(read):
+            done = _explained(ready, x, found, i, {"picture": str(path), "method": method})
+            stem = safe_stem(str(path), taken)
+            write(done, out, stem)
+            table.add_row(*map(escape, _row(path, done.facts, stem)))
+    if table.row_count:
+        console.print(table)
+        console.print(
+            f"layer {ready.layer}, {len(found.angles)} views; pictures and JSON are in {escape(_plain(out))}"
+        )
+    if failed:
+        console.print(f"{failed} of {len(images)} pictures left out")
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="where the pictures go")] = Path("demo"),
+    count: Annotated[int, typer.Option(min=1, help="how many patches to draw")] = 6,
+) -> None:
+    """Explain drawn histology-like patches with the embedded model and write overlays.
+
+    Everything is synthetic and in the package: no network, no download. For example: `equicam demo --out demo`
+    """
+    from PIL import Image
+
+    from equicam.data.synthetic import draw_many
+
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / f"patch-{i:03d}.png" for i in range(count)]
+    for path, patch in zip(paths, draw_many(count, seed=7), strict=True):
+        Image.fromarray(patch.image).save(path)
+    explain(paths, "embedded", None, out, "equigrad-cam", None, None, None, None, False, None)
+    console.print("Synthetic patches and a synthetic model: for looking around, not for conclusions.")
+
+
+@app.command()
+def models(
+    search: Annotated[str, typer.Argument(help="part of a name", show_default=False)] = "",
+) -> None:
+    """Where models come from, or the names that contain a text.
+
+    For example: `equicam models vit_small`
+    """
+    if search:
+        from equicam.models.load import names
+
+        found = [name for name in names() if search.lower() in name.lower()]
+        console.print("\n".join(found) or f"no name contains {escape(search)!r}", highlight=False)
+        return
+    table = Table("name", "what", box=None)
+    for row in (
+        ("embedded", "the small synthetic model in the package"),
+        ("resnet50", "torchvision, by its name"),
+        ("timm:vit_small_patch16_224", "timm"),
+        ("open_clip:ViT-B-16/openai", "open_clip, zero-shot over --classes; needs equicam\\[clip]"),
+        (
+            "hf:google/vit-base-patch16-224",
+            "Hugging Face classifiers, and CLIP over --classes; needs equicam\\[hf]",
+        ),
+        ("models.py:build", "a function of yours that returns a module or what equicam.wrap returns"),
+    ):
+        table.add_row(*row)
+    console.print(table)
+    console.print("\n`equicam models TEXT` lists the torchvision and timm names that contain it.")
 
 
 @app.command()
@@ -28,49 +167,76 @@ def methods() -> None:
 
 
 @app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="where the pictures go")] = Path("demo"),
-    count: Annotated[int, typer.Option(min=1, help="how many patches to draw")] = 6,
-) -> None:
-    """Explain drawn histology-like patches with the embedded model and write overlays.
+def doctor() -> None:
+    """Whether this machine is ready: versions, devices, caches, extras, and what to type for what is missing."""
+    from equicam.doctor import findings
 
-    Everything is synthetic and in the package: no network, no download. For example: `equicam demo --out demo`
-    """
-    import numpy as np
-    import torch
-    from rich.progress import track
-
-    import equicam
-    from equicam.data.synthetic import draw_many
-    from equicam.models.embedded import CLASSES, MEAN, STD, embedded
-    from equicam.report.overlay import heat, overlay, panel
-
-    out.mkdir(parents=True, exist_ok=True)
-    patches = list(draw_many(count, seed=7))
-    pixels = torch.from_numpy(np.stack([p.image for p in patches])).permute(0, 3, 1, 2) / 255
-    x = (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-    model = equicam.wrap(embedded(), layer="layer4", classes=CLASSES)
-    one = equicam.explain(model, x, method="grad-cam")
-    all_round = equicam.explain(model, x, method="equigrad-cam", target=one.target)
-
-    table = Table("patch", "drawn as", "predicted", "PEUM", "views that flip", "picture", title="least certain first")
-    highest = float(all_round.peum.max())
-    for i in track(all_round.score.argsort(descending=True).tolist(), "drawing", console=console, transient=True):
-        picture, path = patches[i].image, out / f"patch-{i:03d}.png"
-        entries = [
-            ("picture", picture),
-            ("Grad-CAM, one view", overlay(picture, one.map[i].numpy())),
-            ("EquiGrad-CAM, 18 views", overlay(picture, all_round.map[i].numpy())),
-            ("PEUM: where views disagree", heat((all_round.peum[i] / highest).numpy())),
-        ]
-        panel([entries], path, title=f"{CLASSES[int(one.target[i])]} (p = {float(one.prob[i, 0]):.2f})")
+    table = Table("what", "found", "to do", box=None)
+    for finding in findings():
         table.add_row(
-            str(i),
-            CLASSES[patches[i].label],
-            CLASSES[int(one.target[i])],
-            f"{float(all_round.score[i]):.4f}",
-            f"{int(all_round.flips[i].sum())} of {all_round.flips.shape[1]}",
-            str(path),
+            finding.what, escape(finding.found), escape(finding.fix), style=None if finding.well else "yellow"
         )
     console.print(table)
-    console.print(f"Synthetic patches, synthetic model. Overlays are in {out.resolve()}")
+
+
+def _explained(
+    model: "Model", x: "Tensor", found: "Explanation", i: int, facts: dict[str, Any]
+) -> "Explained":
+    """One image of an explanation as arrays and plain values."""
+    import torch
+
+    import equicam
+    from equicam.report.explained import Explained, View
+
+    def shown(picture: "Tensor") -> Any:
+        mean, std = (torch.tensor(v, dtype=picture.dtype)[:, None, None] for v in (model.mean, model.std))
+        return ((picture.cpu() * std + mean).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+
+    turned = equicam.Views(found.angles).act(x[i : i + 1].float())[:, 0]
+    views = tuple(
+        View(angle, shown(turned[t]), found.planes[i, t].cpu().numpy(), *values)
+        for t, (angle, *values) in enumerate(
+            zip(
+                found.angles,
+                found.prob[i].tolist(),
+                found.flips[i].tolist(),
+                found.kept[i].tolist(),
+                strict=True,
+            )
+        )
+    )
+    target, prob = int(found.target[i]), float(views[0].prob)
+    name = model.classes[target] if model.classes else str(target)
+    facts |= {
+        "model": model.name,
+        "layer": model.layer,
+        "target": target,
+        "class": name,
+        "probability": [v.prob for v in views],
+        "angles": list(found.angles),
+        "flips": [v.flipped for v in views],
+        "kept": [v.kept for v in views],
+        "peum": float(found.score[i]),
+        "flags": sorted(found.flags[i]),
+        "equicam": equicam.__version__,
+    }
+    picture, values, spread = shown(x[i]), found.map[i].cpu().numpy(), found.peum[i].cpu().numpy()
+    return Explained(picture, values, spread, views, f"{name} (p = {prob:.2f})", facts)
+
+
+def _row(path: Path, facts: dict[str, Any], stem: str) -> tuple[str, ...]:
+    flips = f"{sum(facts['flips'])} of {len(facts['flips'])}"
+    flags = ", ".join(facts["flags"]) or "none"
+    return (
+        _plain(path), facts["class"], f"{facts['probability'][0]:.2f}", f"{facts['peum']:.4f}", flips, flags, f"{stem}.*",
+    )  # fmt: skip
+
+
+def _plain(text: object) -> str:
+    """Somebody's file name or message, with nothing in it that a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def _stop(error: Exception) -> typer.Exit:
+    console.print(f"[red]{escape(_plain(error))}[/red]")
+    return typer.Exit(2)

@@ -24,7 +24,9 @@ Fill = Literal["reflect", "zeros", "coverage"]
 FILLS: tuple[Fill, ...] = get_args(Fill)
 
 
-def rotate(x: Float[Tensor, "*m H W"], degrees: Degrees, *, fill: Fill = "reflect") -> Float[Tensor, "*m H W"]:
+def rotate(
+    x: Float[Tensor, "*m H W"], degrees: Degrees, *, fill: Fill = "reflect"
+) -> Float[Tensor, "*m H W"]:
     """R_θ x: the content of x turned counter-clockwise about the centre, in the same frame."""
     height, width = x.shape[-2:]
     return _turn(x.reshape(1, -1, height, width), (float(degrees),), fill).reshape(x.shape)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import equicam
 from equicam import Fusion, KeepConfident, SoftGate, Views, uniform
-from equicam.combine import grad_cam, grad_cam_pp, layer_cam, xgrad_cam
+from equicam.combine import grad_cam_pp, layer_cam, xgrad_cam
 from equicam.methods import Method
 from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, pictures, seeded
 
@@ -44,7 +44,9 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("count", [4, 12])
-@pytest.mark.parametrize("weigh", [uniform, KeepConfident(0.10), SoftGate(2.0)], ids=["uniform", "pcf", "soft"])
+@pytest.mark.parametrize(
+    "weigh", [uniform, KeepConfident(0.10), SoftGate(2.0)], ids=["uniform", "pcf", "soft"]
+)
 @pytest.mark.parametrize(("align_at", "mean_at"), LOCI)
 def test_a_quarter_turn_of_the_picture_turns_map_and_peum(kind, count, weigh, align_at, mean_at):
     model, x = net(kind), pictures()
@@ -59,7 +61,11 @@ def test_a_quarter_turn_of_the_picture_turns_map_and_peum(kind, count, weigh, al
     close(turned.peum, quarter(straight.peum))
 
 
-@given(seed=st.integers(0, 10_000), turns=st.integers(1, 3), fill=st.sampled_from(["reflect", "zeros", "coverage"]))
+@given(
+    seed=st.integers(0, 10_000),
+    turns=st.integers(1, 3),
+    fill=st.sampled_from(["reflect", "zeros", "coverage"]),
+)
 @settings(max_examples=15, deadline=None)
 def test_the_theorem_holds_for_random_networks_pictures_and_fills(seed, turns, fill):
     model, x = net("cnn", seed), pictures(1, 24, 24, seed)
@@ -131,9 +137,7 @@ def test_one_view_gives_no_uncertainty(method):
 @given(
     prob=st.lists(st.floats(0, 1), min_size=3, max_size=3),
     top=st.lists(st.booleans(), min_size=3, max_size=3),
-    gate=st.one_of(
-        st.just(uniform), st.floats(0, 1).map(KeepConfident), st.floats(0, 50).map(SoftGate)
-    ),
+    gate=st.one_of(st.just(uniform), st.floats(0, 1).map(KeepConfident), st.floats(0, 50).map(SoftGate)),
 )
 def test_weights_are_never_negative_and_sum_to_one_even_when_no_view_survives(prob, top, gate):
     from equicam.explain import _weights

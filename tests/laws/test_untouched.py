@@ -18,7 +18,14 @@ def state(module: nn.Module) -> list:
     ]
     grads = [(p.requires_grad, None if p.grad is None else p.grad.clone()) for p in module.parameters()]
     tensors = [t.clone() for t in [*module.parameters(), *module.buffers()]]
-    return [hooks, grads, tensors, torch.get_rng_state(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    return [
+        hooks,
+        grads,
+        tensors,
+        torch.get_rng_state(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+    ]
 
 
 def same(a, b) -> bool:
@@ -128,7 +135,9 @@ def expected() -> torch.Tensor:
 def test_frozen(expected):
     module = seeded(Cnn).requires_grad_(False)
     assert_alive(expected)
-    assert torch.equal(equicam.explain(equicam.wrap(module, layer="trunk"), pictures(), views=4).map, expected)
+    assert torch.equal(
+        equicam.explain(equicam.wrap(module, layer="trunk"), pictures(), views=4).map, expected
+    )
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -139,7 +148,9 @@ def test_under_no_grad_and_inference_mode(expected, mode):
         again = equicam.explain(model, equicam.rotate(pictures(), 0), views=4)
     assert torch.equal(found.map, expected)
     assert torch.equal(again.map, expected)
-    assert torch.equal(equicam.explain(model, pictures(), views=4).map, expected)  # nothing cached was spoiled
+    assert torch.equal(
+        equicam.explain(model, pictures(), views=4).map, expected
+    )  # nothing cached was spoiled
 
 
 def test_channels_last(expected):
@@ -156,7 +167,12 @@ def test_in_bfloat16():
     with torch.autocast("cpu", torch.bfloat16):
         outer = equicam.explain(equicam.wrap(module, layer="trunk"), x, views=4)
     assert_alive(exact.map)
-    for found in (autocast, outer, equicam.explain(half, x, views=4), equicam.explain(half, x.bfloat16(), views=4)):
+    for found in (
+        autocast,
+        outer,
+        equicam.explain(half, x, views=4),
+        equicam.explain(half, x.bfloat16(), views=4),
+    ):
         assert found.map.dtype == found.peum.dtype == torch.float32
         for a, b in zip(found.map.flatten(1), exact.map.flatten(1), strict=True):
             assert torch.corrcoef(torch.stack((a, b)))[0, 1] > 0.99
@@ -184,4 +200,6 @@ def test_compiled(expected, how, called_before):
 
 def test_data_parallel(expected):
     module = nn.DataParallel(seeded(Cnn))
-    assert torch.equal(equicam.explain(equicam.wrap(module, layer="trunk"), pictures(), views=4).map, expected)
+    assert torch.equal(
+        equicam.explain(equicam.wrap(module, layer="trunk"), pictures(), views=4).map, expected
+    )

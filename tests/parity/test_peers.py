@@ -64,7 +64,10 @@ def grad_cam_layer_planes(peer, net, batch, layer, targets):
     """pytorch-grad-cam's plane before it is resized: what its weights and activations make."""
     cam = peer(net, [layer])
     cam(batch, targets=targets)
-    acts, grads = cam.activations_and_grads.activations[0].numpy(), cam.activations_and_grads.gradients[0].numpy()
+    acts, grads = (
+        cam.activations_and_grads.activations[0].numpy(),
+        cam.activations_and_grads.gradients[0].numpy(),
+    )
     plane = cam.get_cam_image(batch, layer, targets, acts, grads, False)
     cam.activations_and_grads.release()
     return torch.from_numpy(np.maximum(plane, 0))
@@ -72,7 +75,12 @@ def grad_cam_layer_planes(peer, net, batch, layer, targets):
 
 @pytest.mark.parametrize(
     ("method", "peer"),
-    [("grad-cam", GradCAM), ("grad-cam++", GradCAMPlusPlus), ("xgrad-cam", XGradCAM), ("layer-cam", LayerCAM)],
+    [
+        ("grad-cam", GradCAM),
+        ("grad-cam++", GradCAMPlusPlus),
+        ("xgrad-cam", XGradCAM),
+        ("layer-cam", LayerCAM),
+    ],
 )
 def test_pytorch_grad_cam(net, batch, method, peer):
     ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method=method, target=CLASSES)
@@ -96,7 +104,9 @@ def test_pytorch_grad_cam_whole_maps(net, batch):
 def test_finer_cam_of_pytorch_grad_cam(net, batch):
     """Theirs weighs the contrast by probability and differentiates through it: our named variant."""
     reader = lambda *a, **k: tap(*a, **k, aim=Contrast(gamma=1.0, weigh_by_prob=True))  # noqa: E731
-    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method=Method("", combine=grad_cam, reader=reader))
+    ours = equicam.explain(
+        equicam.wrap(net, layer="trunk"), batch, method=Method("", combine=grad_cam, reader=reader)
+    )
     theirs_net = plain(net)
     finer = FinerCAM(theirs_net, [theirs_net.trunk])
     theirs = torch.from_numpy(finer(batch))
@@ -108,7 +118,9 @@ def test_pytorch_grad_cam_on_tokens():
     net, batch = seeded(Vit, seed=7).float(), pictures(4).float()
     model = equicam.wrap(net, layer="blocks.1.norm1", rectify_weights=False)
     ours = equicam.explain(model, batch, method="grad-cam")
-    with GradCAM(net, [net.blocks[1].norm1], lambda t: t[:, 1:].transpose(1, 2).reshape(len(t), -1, 8, 8)) as cam:
+    with GradCAM(
+        net, [net.blocks[1].norm1], lambda t: t[:, 1:].transpose(1, 2).reshape(len(t), -1, 8, 8)
+    ) as cam:
         theirs = torch.from_numpy(cam(batch, targets=None))
     alive = theirs.flatten(1).amax(1) > 0
     assert alive.sum() >= 3
@@ -173,7 +185,10 @@ def test_a_batch_does_not_mix_its_classes(net, batch):
     """MONAI 1.6.1 explains each image for every class predicted in the batch."""
     model = equicam.wrap(net, layer="trunk")
     together = equicam.explain(model, batch, method="grad-cam", target=CLASSES)
-    alone = [equicam.explain(model, batch[i : i + 1], method="grad-cam", target=c).planes for i, c in enumerate(CLASSES)]
+    alone = [
+        equicam.explain(model, batch[i : i + 1], method="grad-cam", target=c).planes
+        for i, c in enumerate(CLASSES)
+    ]
     torch.testing.assert_close(together.planes, torch.cat(alone), atol=1e-6, rtol=0)
 
 
@@ -188,6 +203,8 @@ def test_the_activation_is_the_layers_own_not_what_an_in_place_relu_left(net, ba
 
 def test_published_variant_is_a_different_reading(net, batch):
     model = equicam.wrap(net, layer="trunk")
-    readings = {p: equicam.explain(model, batch, method=find("grad-cam++", as_published=p)).map for p in (False, True)}
+    readings = {
+        p: equicam.explain(model, batch, method=find("grad-cam++", as_published=p)).map for p in (False, True)
+    }
     assert_alive(*readings.values())
     assert (readings[False] - readings[True]).abs().max() > 1e-4

@@ -56,16 +56,16 @@ def stretch(plane):
 
 
 def grad_cam(acts, grads):
-    return sum(g.mean() * a for a, g in zip(acts, grads))
+    return sum(g.mean() * a for a, g in zip(acts, grads, strict=True))
 
 
 def grad_cam_rectified(acts, grads):
-    return sum(max(g.mean(), 0) * a for a, g in zip(acts, grads))
+    return sum(max(g.mean(), 0) * a for a, g in zip(acts, grads, strict=True))
 
 
 def grad_cam_pp(acts, grads):
     plane = np.zeros_like(acts[0])
-    for a, g in zip(acts, grads):
+    for a, g in zip(acts, grads, strict=True):
         alpha = g**2 / (2 * g**2 + a.sum() * g**3 + 1e-6)
         plane += (alpha * np.maximum(g, 0)).sum() * a
     return plane
@@ -73,18 +73,18 @@ def grad_cam_pp(acts, grads):
 
 def grad_cam_pp_as_published(acts, grads):
     plane = np.zeros_like(acts[0])
-    for a, g in zip(acts, grads):
+    for a, g in zip(acts, grads, strict=True):
         alpha = np.maximum(g**2 / (2 * g**2 + (a * g**3).sum() + 1e-8), 0)
         plane += (alpha * np.maximum(g, 0)).sum() * a
     return plane
 
 
 def xgrad_cam(acts, grads):
-    return sum((g * a).sum() / (a.sum() + 1e-8) * a for a, g in zip(acts, grads))
+    return sum((g * a).sum() / (a.sum() + 1e-8) * a for a, g in zip(acts, grads, strict=True))
 
 
 def layer_cam(acts, grads):
-    return sum(np.maximum(g, 0) * a for a, g in zip(acts, grads))
+    return sum(np.maximum(g, 0) * a for a, g in zip(acts, grads, strict=True))
 
 
 STEPS = ("features", "combined", "rectified", "upsampled", "map")
@@ -121,7 +121,9 @@ class Slow:
             stage, value = self.step(stage, value, size)
         return value
 
-    def explain(self, image, angles, align_at, mean_at, gate, fill="reflect", target=None, score=lambda s, c: s[c]):
+    def explain(
+        self, image, angles, align_at, mean_at, gate, fill="reflect", target=None, score=lambda s, c: s[c]
+    ):
         """Everything the library promises of one picture, for one set of views."""
         size = image.shape[1:]
         presented, p0, target = self.read(image, target, score)
@@ -129,7 +131,7 @@ class Slow:
         readings = [self.read(view, target, score) for view in views]
         probs = np.array([p[target] for _, p, _ in readings])
         tops = np.array([p.argmax() for _, p, _ in readings])
-        gates = np.array([gate(p, top == target) for p, top in zip(probs, tops)])
+        gates = np.array([gate(p, top == target) for p, top in zip(probs, tops, strict=True)])
         features = [value for value, _, _ in readings]
         if gates.sum() == 0:
             angles, features, weights = [0.0], [presented], np.ones(1)
@@ -153,22 +155,26 @@ class Slow:
         def average(values):
             if isinstance(values[0], tuple):
                 return tuple(average([v[i] for v in values]) for i in range(2))
-            cover = sum(w * c for w, c in zip(weights, seen(values[0].shape[-2:])))
-            total = sum(w * v for w, v in zip(weights, values))
-            return np.divide(total, cover, out=np.zeros_like(total), where=np.broadcast_to(cover > 0, total.shape))
+            cover = sum(w * c for w, c in zip(weights, seen(values[0].shape[-2:]), strict=True))
+            total = sum(w * v for w, v in zip(weights, values, strict=True))
+            return np.divide(
+                total, cover, out=np.zeros_like(total), where=np.broadcast_to(cover > 0, total.shape)
+            )
 
         start = align_at or mean_at
         at = [self.carry("features", f, start, size) for f in features]
-        turned = [back(v, a) for v, a in zip(at, angles)]
+        turned = [back(v, a) for v, a in zip(at, angles, strict=True)]
         mean = average([self.carry(start, v, mean_at, size) for v in turned])
         raw = mean if mean_at == "map" else self.carry(mean_at, mean, "upsampled", size)
 
-        maps = [back(self.carry("features", f, "map", size), a) for f, a in zip(features, angles)]
+        maps = [
+            back(self.carry("features", f, "map", size), a) for f, a in zip(features, angles, strict=True)
+        ]
         center, covers = average(maps), seen(size)
-        spread, cover = np.zeros(size), sum(w * c for w, c in zip(weights, covers))
+        spread, cover = np.zeros(size), sum(w * c for w, c in zip(weights, covers, strict=True))
         for i in range(size[0]):
             for j in range(size[1]):
-                for w, m, c in zip(weights, maps, covers):
+                for w, m, c in zip(weights, maps, covers, strict=True):
                     if c[i, j] > 0:
                         spread[i, j] += w * c[i, j] / cover[i, j] * (m[i, j] / c[i, j] - center[i, j]) ** 2
         return {

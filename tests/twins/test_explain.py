@@ -6,7 +6,7 @@ import torch
 
 import equicam
 from equicam import KeepConfident, SoftGate, Views, uniform
-from equicam.combine import grad_cam, grad_cam_pp, grad_cam_pp_as_published, layer_cam, xgrad_cam
+from equicam.combine import grad_cam_pp, grad_cam_pp_as_published, layer_cam, xgrad_cam
 from equicam.methods import Fusion, Method
 from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, pictures, seeded
 from tests.twins import slow
@@ -45,7 +45,9 @@ def test_every_fusion_weigher_and_fill(net, align_at, mean_at, weigh, fill):
     ours, theirs = GATES[weigh]
     fusion = Fusion(Views.evenly(5), align_at, mean_at, ours)
     found = equicam.explain(equicam.wrap(net, layer="trunk"), x, method=fusion, fill=fill)
-    twin = slow.Slow(net.trunk, net.rest).explain(x[0].numpy(), fusion.views.angles, align_at, mean_at, theirs, fill)
+    twin = slow.Slow(net.trunk, net.rest).explain(
+        x[0].numpy(), fusion.views.angles, align_at, mean_at, theirs, fill
+    )
     assert twin["kept"].sum() == (3 if weigh == "pcf" else 5)  # the gate bites, and leaves something
     agree(found, twin)
 
@@ -60,7 +62,9 @@ def test_every_combine(net, combine, align_at, mean_at, fill):
     method = Method("", Fusion(Views.evenly(4, start=15.0), align_at, mean_at), combine)
     found = equicam.explain(equicam.wrap(net, layer="trunk"), x, method=method, fill=fill)
     written_out = slow.Slow(net.trunk, net.rest, combine=getattr(slow, combine.__name__))
-    twin = written_out.explain(x[0].numpy(), method.fusion.views.angles, align_at, mean_at, lambda p, top: 1, fill)
+    twin = written_out.explain(
+        x[0].numpy(), method.fusion.views.angles, align_at, mean_at, lambda p, top: 1, fill
+    )
     agree(found, twin)
 
 
@@ -102,7 +106,10 @@ def test_tokens_on_a_grid_that_is_not_square(prefix, combine):
     fusion = Fusion(Views.evenly(3), "features", "features")
     found = equicam.explain(model, x, method=fusion)
     written_out = slow.Slow(trunk, rest, planes, getattr(slow, combine))
-    agree(found, written_out.explain(x[0].numpy(), fusion.views.angles, "features", "features", lambda p, top: 1))
+    agree(
+        found,
+        written_out.explain(x[0].numpy(), fusion.views.angles, "features", "features", lambda p, top: 1),
+    )
     assert found.planes.shape == (1, 3, 6, 4)
 
 
@@ -114,7 +121,10 @@ def test_channels_last_features():
     written_out = slow.Slow(
         lambda v: net.norm(net.stem(v).permute(0, 2, 3, 1)), net.rest, lambda f: f.permute(0, 3, 1, 2)
     )
-    agree(found, written_out.explain(x[0].numpy(), fusion.views.angles, "features", "features", lambda p, top: 1))
+    agree(
+        found,
+        written_out.explain(x[0].numpy(), fusion.views.angles, "features", "features", lambda p, top: 1),
+    )
 
 
 def test_finer_cam_contrasts_the_classes_nearest_on_the_presented_picture(net):

@@ -22,9 +22,12 @@ def test_rotate_is_the_loop(size, degrees, fill):
 def test_mean_weights_are_the_column_means_of_the_turning_matrix(fill):
     views, h, w = Views((0.0, 25.0, 90.0, 200.0)), 5, 5
     basis = torch.eye(h * w, dtype=torch.float64).view(h * w, h, w)
-    matrix = torch.stack([
-        torch.from_numpy(np.stack([slow.turn(e.numpy(), -a, fill) for e in basis])).flatten(1).T for a in views.angles
-    ])  # M_t[p, q]
+    matrix = torch.stack(
+        [
+            torch.from_numpy(np.stack([slow.turn(e.numpy(), -a, fill) for e in basis])).flatten(1).T
+            for a in views.angles
+        ]
+    )  # M_t[p, q]
     expected = matrix.mean(1).view(4, 1, h, w)
     found = mean_weights(views, (h, w), fill, torch.float64, torch.device("cpu"))
     assert expected.std() > 0.001

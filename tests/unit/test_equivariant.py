@@ -42,7 +42,9 @@ def test_coarse_and_coloured_maps_and_passes_of_any_size():
 
 
 def test_it_serves_explainers_that_need_gradients_and_callers_without():
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(4 * 900, 3))
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(4 * 900, 3)
+    )
 
     def saliency(x, target):
         with torch.enable_grad():

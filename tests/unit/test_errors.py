@@ -102,7 +102,8 @@ def test_a_mistake_is_explained(mistake):
 
 
 @pytest.mark.parametrize(
-    ("layer", "build"), [("head", Cnn), ("after.1", Cnn), ("trunk", Cut), ("trunk", Image), ("blocks.1.norm2", Vit)]
+    ("layer", "build"),
+    [("head", Cnn), ("after.1", Cnn), ("trunk", Cut), ("trunk", Image), ("blocks.1.norm2", Vit)],
 )
 def test_nothing_is_left_on_the_model(layer, build):
     made = wrapped(build, layer)

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -111,7 +113,9 @@ def test_a_blank_map_is_flagged_not_silent(x):
 
 
 def test_a_constant_map_is_flagged_and_not_stretched_into_rounding_errors():
-    e = equicam.explain(equicam.wrap(Constant(), layer="spread"), pictures(2).float(), views=5, method="equigrad-cam-out")
+    e = equicam.explain(
+        equicam.wrap(Constant(), layer="spread"), pictures(2).float(), views=5, method="equigrad-cam-out"
+    )
     single = equicam.explain(equicam.wrap(Constant(), layer="spread"), pictures(2).float(), method="grad-cam")
     assert all("constant" in f and "blank" not in f for f in single.flags)
     assert single.map.max() == 0
@@ -256,17 +260,23 @@ def test_prefix_tokens_are_found(prefix, x):
 
 def test_channel_weights_are_rectified_on_tokens_behind_a_class_token_unless_told_otherwise(x):
     net = seeded(Vit)
-    maps = {r: equicam.explain(equicam.wrap(net, "blocks.1.norm1", rectify_weights=r), x).map for r in (None, True, False)}
+    maps = {
+        r: equicam.explain(equicam.wrap(net, "blocks.1.norm1", rectify_weights=r), x).map
+        for r in (None, True, False)
+    }
     assert torch.equal(maps[None], maps[True])
     assert not torch.allclose(maps[None], maps[False], atol=1e-3)
     pooled = seeded(lambda: Vit(prefix=0))
-    maps = {r: equicam.explain(equicam.wrap(pooled, "blocks.1.norm1", rectify_weights=r), x).map for r in (None, False)}
+    maps = {
+        r: equicam.explain(equicam.wrap(pooled, "blocks.1.norm1", rectify_weights=r), x).map
+        for r in (None, False)
+    }
     assert torch.equal(maps[None], maps[False])
 
 
 def test_out_of_memory_halves_the_pass_and_goes_on(x):
     class Small(Cnn):
-        seen = []
+        seen: ClassVar[list[int]] = []
 
         def forward(self, v):
             self.seen.append(len(v))
@@ -300,7 +310,9 @@ def test_pictures_and_paths_are_preprocessed(tmp_path):
     assert one.map.dtype == torch.float32
     for images in (str(tmp_path / "a.png"), tmp_path / "a.png", [picture], [tmp_path / "a.png"]):
         assert torch.equal(equicam.explain(model, images, views=2).map, one.map)
-    own = equicam.wrap(seeded(Cnn).float(), layer="trunk", preprocess=lambda p: torch.full((3, 16, 16), p.width / 260.0))
+    own = equicam.wrap(
+        seeded(Cnn).float(), layer="trunk", preprocess=lambda p: torch.full((3, 16, 16), p.width / 260.0)
+    )
     assert equicam.explain(own, picture, views=2).map.shape == (1, 16, 16)
 
 

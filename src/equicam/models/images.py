@@ -10,8 +10,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from equicam.data.pictures import open_picture, rgb
 from equicam.errors import EquicamError
-from equicam.models.model import Model
+from equicam.models.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 Picture = Image.Image | str | Path
 Images = Tensor | Picture | Sequence[Picture]
@@ -19,7 +20,7 @@ Images = Tensor | Picture | Sequence[Picture]
 
 def as_batch(model: Model | None, images: Images) -> Float[Tensor, "b c H W"]:
     """A checked batch, float32 or wider, on the model's device; a tensor is taken as preprocessed."""
-    x = images if isinstance(images, Tensor) else _preprocessed(model, images)
+    x = images if isinstance(images, Tensor) else _stacked(model, images)
     if x.ndim != 4 or 0 in x.shape or not x.is_floating_point():
         raise EquicamError(
             "images", needs="a floating-point batch [b, c, H, W], PIL images or paths",
@@ -37,29 +38,30 @@ def as_batch(model: Model | None, images: Images) -> Float[Tensor, "b c H W"]:
     return x
 
 
-def _preprocessed(model: Model | None, images: Any) -> Tensor:
+def preprocessed(model: Model | None, picture: Image.Image) -> Float[Tensor, "c H W"]:
+    """One picture as the model's input."""
+    tensor: Tensor = (
+        (model.preprocess if model else None) or standard(256, 224, IMAGENET_MEAN, IMAGENET_STD)
+    )(rgb(picture))
+    return tensor
+
+
+def _stacked(model: Model | None, images: Any) -> Tensor:
     pictures = [images] if isinstance(images, Image.Image | str | Path) else list(images)
     if not pictures or not all(isinstance(p, Image.Image | str | Path) for p in pictures):
         kinds = sorted({type(p).__name__ for p in pictures}) or "an empty list"
         raise EquicamError(
             "images", needs="a tensor, PIL images or paths", got=kinds, fix="torch.stack on tensors"
         )
-    preprocess = (model.preprocess if model else None) or imagenet()
-    return torch.stack([preprocess(p if isinstance(p, Image.Image) else Image.open(p)) for p in pictures])
+    return torch.stack(
+        [preprocessed(model, p if isinstance(p, Image.Image) else open_picture(p)) for p in pictures]
+    )
 
 
 @cache
-def imagenet() -> Any:
-    """Resize to 256, centre crop to 224, ImageNet's mean and deviation."""
+def standard(resize: int, crop: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+    """Short side resized, centre cropped, scaled to [0, 1], normalised."""
     from torchvision.transforms import v2
 
-    return v2.Compose(
-        [
-            v2.Lambda(lambda picture: picture.convert("RGB")),
-            v2.Resize(256),
-            v2.CenterCrop(224),
-            v2.PILToTensor(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
-        ]
-    )
+    steps = [v2.Resize(resize), v2.CenterCrop(crop), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
+    return v2.Compose([*steps, v2.Normalize(mean, std)])

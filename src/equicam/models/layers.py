@@ -10,6 +10,8 @@ from equicam.errors import EquicamError
 from equicam.readers.layout import infer
 from equicam.readers.tap import undisturbed
 
+_PASS_ON = ("Identity", "Permute", "Dropout")  # what they put out, something before them made
+
 
 @dataclass(frozen=True)
 class _Ran:
@@ -49,7 +51,7 @@ def _run(module: nn.Module, example: Tensor) -> list[_Ran]:
 
     def note(name: str, child: nn.Module, output: Any) -> None:
         first = output[0] if isinstance(output, tuple) and output else output
-        if not isinstance(first, Tensor) or not first.is_floating_point():
+        if not isinstance(first, Tensor) or not first.is_floating_point() or type(child).__name__ in _PASS_ON:
             return
         # a container that ends in a pool returns the pool's own tensor
         if "Pool" in type(child).__name__ or any(first is p for p in pooled):

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from equicam.errors import EquicamError
 from equicam.readers.layout import Layout
 
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
 
 @dataclass(frozen=True)
 class Model:
@@ -22,7 +24,12 @@ class Model:
     layout: Layout | None = None  # None: inferred from the layer's output
     rectify_weights: bool | None = None  # None: yes on tokens behind a class token, as the paper's authors do
     preprocess: Callable[[Image.Image], Tensor] | None = None  # None: ImageNet's
+    mean: tuple[float, ...] = (
+        IMAGENET_MEAN  # what preprocessing took off and divided by, to show its pictures
+    )
+    std: tuple[float, ...] = IMAGENET_STD
     classes: tuple[str, ...] | None = None
+    name: str | None = None  # what `load` was asked for
 
     @property
     def device(self) -> torch.device:
@@ -43,6 +50,8 @@ def wrap(
     layout: Layout | str | None = None,
     rectify_weights: bool | None = None,
     preprocess: Callable[[Image.Image], Tensor] | None = None,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
     classes: Sequence[str] | None = None,
 ) -> Model:
     """Your own module, ready to explain; the target layer by name, as the submodule itself, or chosen for you.
@@ -60,10 +69,12 @@ def wrap(
         layer = choose(module, example)
     return Model(
         module=module,
-        layer=_named(module, layer),
-        layout=_layout(layout),
+        layer=layer_name(module, layer),
+        layout=as_layout(layout),
         rectify_weights=rectify_weights,
         preprocess=preprocess,
+        mean=tuple(mean),
+        std=tuple(std),
         classes=None if classes is None else tuple(classes),
     )
 
@@ -79,7 +90,8 @@ def original(module: nn.Module) -> nn.Module:
             return module
 
 
-def _named(module: nn.Module, layer: str | nn.Module) -> str:
+def layer_name(module: nn.Module, layer: str | nn.Module) -> str:
+    """The name of a layer given by name or as the submodule itself."""
     names: dict[str, nn.Module] = {name: child for name, child in module.named_modules() if name}
     if isinstance(layer, nn.Module):
         wanted = original(layer)
@@ -100,7 +112,8 @@ def _named(module: nn.Module, layer: str | nn.Module) -> str:
     return layer
 
 
-def _layout(layout: Layout | str | None) -> Layout | None:
+def as_layout(layout: Layout | str | None) -> Layout | None:
+    """A layout given by its kind or whole; None leaves it to the layer's output."""
     if layout is None or isinstance(layout, Layout):
         return layout
     if layout in ("nchw", "nhwc", "tokens"):

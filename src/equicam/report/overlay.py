@@ -22,13 +22,16 @@ def overlay(picture: Picture, values: Float[np.ndarray, "H W"], *, strength: flo
     grey = picture @ np.array([0.299, 0.587, 0.114])
     ground = 0.35 * picture + 0.65 * grey[..., None]
     alpha = strength * np.clip(values, 0, 1)[..., None] ** 0.7
-    return ((1 - alpha) * ground + alpha * heat(values)).round().astype(np.uint8)
+    blended: np.ndarray = (1 - alpha) * ground + alpha * heat(values)
+    return blended.round().astype(np.uint8)
 
 
-def panel(rows: list[list[tuple[str, Picture]]], path: Path, *, title: str = "", inches: float = 2.2) -> None:
+def panel(
+    rows: list[list[tuple[str, Picture]]], path: Path, *, title: str = "", inches: int | float = 2.2
+) -> None:
     """Titled pictures in rows, written as one PNG."""
     columns = max(map(len, rows))
-    figure = Figure(figsize=(inches * columns, (inches + 0.3) * len(rows) + (0.4 if title else 0)), layout="constrained")
+    figure = Figure(figsize=(inches * columns, (inches + 0.3) * len(rows)), layout="compressed")
     FigureCanvasAgg(figure)
     cells = figure.subplots(len(rows), columns, squeeze=False)
     for cell in cells.flat:
@@ -36,6 +39,7 @@ def panel(rows: list[list[tuple[str, Picture]]], path: Path, *, title: str = "",
     for row, entries in zip(cells, rows, strict=True):
         for cell, (name, picture) in zip(row, entries, strict=False):
             cell.imshow(picture, interpolation="nearest")
-            cell.set_title(name, fontsize=9)
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=150)
+            cell.set_title(name, fontsize=9, parse_math=False)
+    if title:
+        figure.suptitle(title, fontsize=10, parse_math=False)
+    figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.08)

@@ -1,0 +1,97 @@
+"""Train the embedded model from scratch on freshly drawn patches and write its weights into the package.
+
+    python scripts/embedded_model.py [--patches 10000] [--epochs 5] [--seed 1] [--threads 2] [--out FILE]
+
+Neither turns nor flips augment the patches: how far its Grad-CAM drifts under rotation is what the model is there
+to show. The same arguments on the same machine and torch give the same weights. Accuracy is measured on 1,000
+patches of another seed, drawn for nothing else.
+"""
+
+import argparse
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from equicam.data.synthetic import draw
+from equicam.models.embedded import MEAN, STD, WEIGHTS, EmbeddedNet
+
+HELD_OUT_SEED, HELD_OUT = 1_000_003, 1_000
+
+
+def main() -> None:
+    """Draw, train, measure, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--patches", type=int, default=10_000, help="training patches drawn")
+    parser.add_argument("--epochs", type=int, default=5, help="times each is seen")
+    parser.add_argument("--seed", type=int, default=1, help="of the patches, the first weights and the order")
+    parser.add_argument("--threads", type=int, default=2, help="cores to draw and train on")
+    parser.add_argument("--out", type=Path, default=WEIGHTS, help="the weights file")
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(args.seed)
+    images, labels = drawn(args.patches, seed=args.seed, workers=args.threads)
+    net = trained(images, labels, epochs=args.epochs)
+    score = accuracy(net, *drawn(HELD_OUT, seed=HELD_OUT_SEED, workers=args.threads))
+    save_file({name: value.contiguous() for name, value in net.state_dict().items()}, args.out)
+    console = Console()
+    console.print(f"accuracy {score:.3f} on {HELD_OUT} held-out patches")
+    console.print(f"{args.out}: {args.out.stat().st_size / 2**20:.2f} MiB", soft_wrap=True)
+
+
+def drawn(count: int, *, seed: int, workers: int) -> tuple[Tensor, Tensor]:
+    """Patches 0 … count − 1 of a seed [n, 3, 96, 96], bytes, and their labels [n]."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        patches = pool.map(partial(draw, seed=seed), range(count), chunksize=50)
+        patches = list(track(patches, f"drawing {count} patches", total=count))
+    images = torch.from_numpy(np.stack([p.image for p in patches])).permute(0, 3, 1, 2)
+    return images, torch.tensor([p.label for p in patches])
+
+
+def preprocessed(images: Tensor) -> Tensor:
+    """What the network takes, in the memory order that CPUs convolve twice as fast."""
+    mean, std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
+    return ((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
+
+
+def trained(images: Tensor, labels: Tensor, *, epochs: int, batch: int = 64) -> EmbeddedNet:
+    """A new network after one cycle of AdamW: the learning rate goes up, then down to nothing."""
+    net = EmbeddedNet().to(memory_format=torch.channels_last)
+    steps = len(images) // batch
+    optimiser = torch.optim.AdamW(net.parameters(), weight_decay=0.02)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=4e-3, total_steps=epochs * steps)
+    for epoch in range(1, epochs + 1):
+        total = 0.0
+        order = torch.randperm(len(images))[: steps * batch].view(steps, batch)
+        for some in track(order, f"epoch {epoch} of {epochs}"):
+            loss = cross_entropy(net(preprocessed(images[some])), labels[some])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+            total += loss.item()
+        Console().print(f"mean loss {total / steps:.3f}")
+    return net.eval()
+
+
+@torch.inference_mode()
+def accuracy(net: EmbeddedNet, images: Tensor, labels: Tensor) -> float:
+    """Share of patches given their label."""
+    top1 = torch.cat([net(preprocessed(some)).argmax(1) for some in images.split(250)])
+    return (top1 == labels).double().mean().item()
+
+
+if __name__ == "__main__":
+    main()

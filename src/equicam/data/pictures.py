@@ -1,0 +1,65 @@
+"""Any picture file, or a refusal with a reason: what comes out is upright 8-bit RGB."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from equicam.errors import EquicamError
+
+MOST_PIXELS = 178_956_970  # Pillow's own line between a large picture and a decompression bomb
+
+
+def open_picture(path: str | Path) -> Image.Image:
+    """The first frame of a picture file as `rgb` has it; anything unreadable, truncated or too large is refused."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as picture:
+                if picture.width * picture.height > MOST_PIXELS:
+                    raise Image.DecompressionBombError(f"{picture.width}×{picture.height} pixels")
+                return rgb(picture)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise EquicamError(
+            f"picture {str(path)!r}",
+            needs=f"at most {MOST_PIXELS:,} pixels",
+            got=error,
+            fix="tiling it first",
+        ) from error
+    except UnidentifiedImageError as error:
+        raise EquicamError(
+            f"picture {str(path)!r}",
+            needs="a picture file",
+            got="bytes of no known format",
+            fix="PNG, JPEG or TIFF",
+        ) from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise EquicamError(
+            f"picture {str(path)!r}",
+            needs="a file that can be read whole",
+            got=error,
+            fix="a fresh copy of it",
+        ) from error
+
+
+def rgb(picture: Image.Image) -> Image.Image:
+    """8-bit RGB, upright by its EXIF tag; transparency over white, 16 bits scaled down, CMYK and palettes converted."""
+    picture.load()
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I") or picture.mode == "F":
+        return Image.fromarray(_eight_bits(np.asarray(picture))).convert("RGB")
+    if "A" in picture.getbands() or "transparency" in picture.info:
+        over = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _eight_bits(values: np.ndarray) -> np.ndarray:
+    """Sixteen-bit levels over the full range of the type; floats taken as [0, 1] unless they exceed it."""
+    if values.dtype.kind == "f":
+        top = 1.0 if np.nanmax(values) <= 1 else 255.0 if np.nanmax(values) <= 255 else 65535.0
+    else:
+        top = 255.0 if values.max(initial=0) <= 255 else 65535.0
+    scaled: np.ndarray = np.clip(np.nan_to_num(values) / top, 0, 1) * 255
+    return scaled.round().astype(np.uint8)

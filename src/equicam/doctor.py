@@ -1,0 +1,75 @@
+"""What this machine has, and what to type for what it lacks."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "matplotlib", "safetensors")
+EXTRAS = {
+    "clip": ("open_clip", "zero-shot models of open_clip"),
+    "hf": ("transformers", "Hugging Face models"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at."""
+
+    what: str
+    found: str
+    fix: str = ""
+
+    @property
+    def well(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.fix
+
+
+def findings() -> Iterator[Finding]:
+    """Versions, devices, caches and extras, in that order."""
+    enough = sys.version_info >= (3, 11)
+    yield Finding("Python", platform.python_version(), "" if enough else "install Python 3.11 or newer")
+    for package in ("equicam", *PACKAGES):
+        yield Finding(
+            package, _version(package) or "missing", "" if _version(package) else f"pip install {package}"
+        )
+    yield from _devices()
+    yield from _caches()
+    for extra, (module, what) in EXTRAS.items():
+        there = importlib.util.find_spec(module) is not None
+        fix = "" if there else f"pip install 'equicam[{extra}]'"
+        yield Finding(f"extra [{extra}]", f"{module} {'is there' if there else 'is missing'}: {what}", fix)
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    yield Finding("CPU", f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
+    if not torch.cuda.is_available():
+        yield Finding("GPU", "none that torch can use: everything runs on the CPU")
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        yield Finding(f"cuda:{index}", f"{name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free")
+
+
+def _caches() -> Iterator[Finding]:
+    import torch
+
+    checkpoints = Path(torch.hub.get_dir()) / "checkpoints"
+    hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
+    for name, folder, pattern in (("TORCH_HOME", checkpoints, "*.pth"), ("HF_HOME", hub, "models--*")):
+        count = len(list(folder.glob(pattern)))
+        yield Finding(f"{name} cache", f"{count} models in {folder}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

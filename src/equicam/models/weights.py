@@ -1,0 +1,90 @@
+"""Weights from files and caches. Nothing in a file is ever executed."""
+
+import pickle
+import urllib.error
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from equicam.errors import EquicamError
+
+
+def state_dict(file: Path) -> dict[str, Tensor]:
+    """Tensors by name from a safetensors or PyTorch file; nothing in it is ever executed."""
+    if not file.is_file():
+        raise EquicamError("weights", needs="an existing file", got=repr(str(file)), fix="its full path")
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return dict(load_file(file))
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise EquicamError(
+            f"weights {str(file)!r}", needs="a file of tensors alone, which loads without running code",
+            got=f"{type(error).__name__}: {str(error).splitlines()[0]}", fix="saving model.state_dict() or a safetensors file",
+        ) from error  # fmt: skip
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise EquicamError(
+            f"weights {str(file)!r}", needs="a state dict of tensors", got=type(found).__name__,
+            fix="saving model.state_dict()",
+        )  # fmt: skip
+    return {key.removeprefix("module."): value for key, value in found.items()}
+
+
+def filled(build: Callable[[int | None], nn.Module], file: Path) -> nn.Module:
+    """A network with the weights of a file, and as many classes as they have."""
+    weights = state_dict(file)
+    module = build(None)
+    shapes = {key: value.shape for key, value in module.state_dict().items()}
+    differ = [
+        k for k, v in weights.items() if k in shapes and v.shape != shapes[k] and v.shape[1:] == shapes[k][1:]
+    ]
+    if differ:
+        module = build(weights[differ[-1]].shape[0])
+    fill(module, weights, file)
+    return module
+
+
+def fill(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
+    """Every tensor of the module from the file, or the names that do not fit."""
+    own = module.state_dict()
+    missing = sorted(own.keys() - weights.keys())
+    strange = sorted(weights.keys() - own.keys())
+    shapes = [
+        f"{k} {tuple(weights[k].shape)}"
+        for k in own.keys() & weights.keys()
+        if own[k].shape != weights[k].shape
+    ]
+    if missing or strange or shapes:
+        raise EquicamError(
+            f"weights {str(file)!r}", needs=f"the tensors of {type(module).__name__}",
+            got=f"missing {missing[:3]}, unknown {strange[:3]}, of another shape {shapes[:3]}",
+            fix="the architecture they were trained with",
+        )  # fmt: skip
+    module.load_state_dict(weights)
+
+
+@contextmanager
+def downloading(name: str, cache: str) -> Iterator[None]:
+    """Network trouble told in a sentence: what was wanted and where a copy could be put."""
+    try:
+        yield
+    except (urllib.error.URLError, OSError, RuntimeError) as error:
+        if (
+            isinstance(error, RuntimeError)
+            and "pretrained" not in str(error).lower()
+            and "download" not in str(error).lower()
+        ):
+            raise
+        raise EquicamError(
+            f"the weights of {name!r}", needs=f"a download, or a copy in the cache ({cache})",
+            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no network'}",
+            fix='running once with a network, weights="FILE", or weights="random" to try things out',
+        ) from error  # fmt: skip

@@ -1,0 +1,67 @@
+"""The documentation is complete, and what it shows runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import equicam
+from equicam.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+TEXT = "\n".join(p.read_text() for p in PAGES)
+
+
+def test_the_code_in_the_readme_runs(capsys):
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(code) >= 3
+    names: dict = {}
+    for block in code:
+        exec(compile(block, "README.md", "exec"), names)
+    assert "torch.Size([2, 96, 96])" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_resolve(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", equicam.methods())
+def test_every_method_is_documented(name):
+    assert f"| `{name}` |" in (ROOT / "docs/method.md").read_text()
+
+
+def test_every_flag_and_option_is_documented():
+    import inspect
+
+    page = (ROOT / "docs/method.md").read_text()
+    for flag in ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size"):
+        assert f"| `{flag}` |" in page
+    for option in list(inspect.signature(equicam.explain).parameters)[2:]:
+        assert f"`{option}`" in page
+
+
+@pytest.mark.parametrize("name", [n for n in equicam.__all__ if n[0].islower() and not n.startswith("_")])
+def test_every_public_function_is_documented(name):
+    assert re.search(rf"\b{name}\(|`equicam\.{name}`|`{name}`", TEXT)
+
+
+COMMANDS = sorted(typer.main.get_command(app).commands)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_stands_in_the_docs(command):
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert f"equicam {command}" in TEXT
+
+
+def test_every_make_target_is_in_its_help():
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    targets = [line for line in lines if re.match(r"^[a-z-]+:", line)]
+    assert all("##" in line for line in targets)

@@ -1,0 +1,170 @@
+"""One contract for every family of models, built with random weights and live heads."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import equicam
+from tests.conftest import assert_alive
+
+FAMILIES = {
+    # name: (layer, picture side, feature grid side)
+    "resnet18": ("layer4", 128, 4),
+    "vgg11": ("features.19", 64, 4),
+    "densenet121": ("features", 96, 3),
+    "mobilenet_v2": ("features", 96, 3),
+    "mobilenet_v3_small": ("features", 96, 3),
+    "efficientnet_b0": ("features", 96, 3),
+    "convnext_tiny": ("features", 96, 3),
+    "regnet_y_400mf": ("trunk_output", 96, 3),
+    "vit_b_16": ("encoder.layers.encoder_layer_11.ln_1", 224, 14),
+    "swin_t": ("norm", 224, 7),
+    "timm:resnet18": ("layer4", 128, 4),
+    "timm:convnext_atto": ("stages", 96, 3),
+    "timm:vit_tiny_patch16_224": ("blocks.11.norm1", 224, 14),
+    "timm:deit_tiny_distilled_patch16_224": ("blocks.11.norm1", 224, 14),
+    "timm:vit_small_patch14_reg4_dinov2": ("blocks.11.norm1", 518, 37),
+    "timm:swin_tiny_patch4_window7_224": ("norm", 224, 7),
+    "open_clip:ViT-S-32-alt": ("vision.transformer.resblocks.11.ln_1", 224, 7),
+    "open_clip:RN50": ("vision.layer4", 224, 7),
+    "embedded": ("layer4", 96, 12),
+}
+
+
+def live(module: nn.Module) -> nn.Module:
+    """The head drawn anew: some libraries start it at zero, and then nothing can be explained."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        head = [m for m in module.modules() if isinstance(m, nn.Linear)][-1]
+        nn.init.normal_(head.weight, std=0.02)
+    return module
+
+
+def contract(model: equicam.Model, layer: str, side: int, grid: int, *, views: int = 4) -> None:
+    assert model.layer == layer
+    live(model.module)
+    coarse = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(5))
+    x = nn.functional.interpolate(coarse, (side, side), mode="bicubic")
+    straight = equicam.explain(model, x, views=views)
+    assert straight.layer == layer
+    assert straight.map.shape == x[:, 0].shape
+    assert straight.planes.shape == (len(x), views, grid, grid)
+    assert_alive(straight.map)
+    tolerance = {"atol": 2e-3, "rtol": 0}  # float32 networks; the theorem itself is held in float64 elsewhere
+    turned = equicam.explain(model, torch.rot90(x, 1, (-2, -1)), views=views, target=straight.target)
+    torch.testing.assert_close(turned.map, torch.rot90(straight.map, 1, (-2, -1)), **tolerance)
+    torch.testing.assert_close(turned.peum, torch.rot90(straight.peum, 1, (-2, -1)), **tolerance)
+    alone = equicam.explain(model, x[1:], views=views)
+    torch.testing.assert_close(alone.map, straight.map[1:], **tolerance)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family(name):
+    zero_shot = {"classes": ["a forest", "a river", "a street"]} if name.startswith("open_clip") else {}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = equicam.load(name, weights="random", **zero_shot)
+    contract(model, *FAMILIES[name])
+
+
+@pytest.fixture(scope="module")
+def local_hf(tmp_path_factory):
+    """Hugging Face models of published classes, tiny and random, saved as a download would be."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("hf")
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    vit = transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            **size, image_size=32, patch_size=4, num_labels=3, id2label={0: "a", 1: "b", 2: "c"}
+        )
+    )
+    vit.save_pretrained(folder / "vit")
+    processor.save_pretrained(folder / "vit")
+    words = {w: i for i, w in enumerate(["<s>", "</s>", "<unk>", "a", "photo", "of", "cat", "dog", "."])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="</s>",
+        model_max_length=12,
+    )
+    text = {
+        **size,
+        "vocab_size": len(words),
+        "max_position_embeddings": 12,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    clip = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config=text, vision_config={**size, "image_size": 32, "patch_size": 4}, projection_dim=16
+        )
+    )
+    clip.save_pretrained(folder / "clip")
+    processor.save_pretrained(folder / "clip")
+    fast.save_pretrained(folder / "clip")
+    return folder
+
+
+def test_hugging_face_classifier(local_hf):
+    model = equicam.load(f"hf:{local_hf / 'vit'}")
+    assert model.classes == ("a", "b", "c")
+    layers = json.loads((local_hf / "vit" / "config.json").read_text())["num_hidden_layers"]
+    contract(
+        model,
+        next(n for n, _ in model.module.named_modules() if n.endswith(f"{layers - 1}.layernorm_before")),
+        32,
+        8,
+    )
+
+
+def test_hugging_face_clip_is_a_zero_shot_classifier(local_hf):
+    import transformers
+
+    model = equicam.load(f"hf:{local_hf / 'clip'}", classes=["cat", "dog"])
+    assert model.classes == ("cat", "dog")
+    whole = transformers.CLIPModel.from_pretrained(local_hf / "clip").eval()
+    tokens = transformers.AutoTokenizer.from_pretrained(local_hf / "clip")(
+        ["a photo of a cat.", "a photo of a dog."], padding="max_length", return_tensors="pt"
+    )
+    x = torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        expected = whole(pixel_values=x, **tokens).logits_per_image
+        assert expected.std() > 1e-3
+        torch.testing.assert_close(model.module(x), expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(equicam.EquicamError, match="two class names or more"):
+        equicam.load(f"hf:{local_hf / 'clip'}")
+
+
+def test_open_clip_keeps_its_logits():
+    import open_clip
+
+    torch.manual_seed(0)
+    whole = open_clip.create_model("ViT-S-32-alt").eval()
+    state = whole.state_dict()
+    classes, templates = ["forest", "river"], ["a satellite photo of {}.", "an aerial view of {}."]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = equicam.load("open_clip:ViT-S-32-alt", weights="random", classes=classes, templates=templates)
+    model.module.vision.load_state_dict({k[7:]: v for k, v in state.items() if k.startswith("visual.")})
+    tokenize = open_clip.get_tokenizer("ViT-S-32-alt")
+    x = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        image = whole.encode_image(x, normalize=True)
+        text = [
+            whole.encode_text(tokenize([t.format(c) for t in templates]), normalize=True).mean(0)
+            for c in classes
+        ]
+        text = torch.nn.functional.normalize(torch.stack(text), dim=-1)
+        expected = whole.logit_scale.exp() * image @ text.T
+        assert expected.std() > 1e-3
+        torch.testing.assert_close(model.module(x), expected, atol=1e-4, rtol=1e-4)

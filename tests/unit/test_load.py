@@ -1,0 +1,212 @@
+"""Models by name, by file and by factory; weights from files and caches, and every refusal."""
+
+import pickle
+import urllib.error
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import equicam
+from equicam import EquicamError
+from equicam.models import load as loading
+from equicam.models.embedded import EmbeddedNet
+from tests.conftest import assert_alive
+
+
+@pytest.fixture
+def net() -> EmbeddedNet:
+    torch.manual_seed(0)
+    return EmbeddedNet().eval()
+
+
+X = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+
+
+def same(model: equicam.Model, net: torch.nn.Module) -> bool:
+    return torch.equal(model.module(X), net(X))
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pth", "wrapped.pt", "parallel.pt"])
+def test_weights_from_a_file(tmp_path, net, form):
+    file = tmp_path / f"w.{form}"
+    tensors = {k: v.contiguous() for k, v in net.state_dict().items()}
+    if form == "safetensors":
+        save_file(tensors, file)
+    elif form == "pth":
+        torch.save(tensors, file)
+    elif form == "wrapped.pt":
+        torch.save({"epoch": 3, "state_dict": tensors}, file)
+    else:
+        torch.save({f"module.{k}": v for k, v in tensors.items()}, file)
+    assert same(equicam.load("embedded", weights=file), net)
+    assert same(equicam.load("embedded", weights=str(file)), net)
+
+
+def test_a_head_of_another_size_comes_with_its_file(tmp_path):
+    import torchvision
+
+    fine_tuned = torchvision.models.resnet18(num_classes=7).eval()
+    torch.save(fine_tuned.state_dict(), tmp_path / "w.pth")
+    model = equicam.load("resnet18", weights=tmp_path / "w.pth", classes=list("abcdefg"))
+    torch.testing.assert_close(model.module(X), fine_tuned(X), atol=1e-4, rtol=1e-4)
+    assert model.classes == tuple("abcdefg")
+    import timm
+
+    fine_tuned = timm.create_model("resnet18", num_classes=3).eval()
+    torch.save(fine_tuned.state_dict(), tmp_path / "t.pth")
+    assert equicam.load("timm:resnet18", weights=tmp_path / "t.pth").module(X).shape == (2, 3)
+
+
+class Evil:
+    def __reduce__(self):
+        return (open, ("/tmp/equicam-was-here", "w"))
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, monkeypatch):
+    target = tmp_path / "ran"
+    monkeypatch.setattr(Evil, "__reduce__", lambda self: (open, (str(target), "w")))
+    with (tmp_path / "w.pth").open("wb") as f:
+        pickle.dump({"a": Evil()}, f)
+    torch.save({"a": Evil()}, tmp_path / "z.pth")
+    for name in ("w.pth", "z.pth"):
+        target.unlink(missing_ok=True)
+        with pytest.raises(EquicamError, match="a file of tensors alone, which loads without running code"):
+            equicam.load("embedded", weights=tmp_path / name)
+        assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lambda net: {"nonsense": torch.zeros(1)}, "missing .* unknown .*nonsense"),
+        (lambda net: {**net.state_dict(), "fc.bias": torch.zeros(5)}, r"of another shape .*fc.bias \(5,\)"),
+        (lambda net: [1, 2], "a state dict of tensors, got list"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path, net, content, message):
+    torch.save(content(net), tmp_path / "w.pth")
+    with pytest.raises(EquicamError, match=message):
+        equicam.load("embedded", weights=tmp_path / "w.pth")
+
+
+FACTORY = """
+import torch, equicam
+from equicam.models.embedded import EmbeddedNet
+
+def module():
+    torch.manual_seed(0)
+    return EmbeddedNet()
+
+def ready():
+    return equicam.wrap(module(), layer="layer3", classes=["no", "yes"])
+
+def wrong():
+    return 3
+"""
+
+
+def test_a_factory_returns_a_module_or_a_model(tmp_path, net):
+    file = tmp_path / "my models.py"
+    file.write_text(FACTORY)
+    plain = equicam.load(f"{file}:module")
+    assert same(plain, net)
+    assert plain.layer == "layer4"
+    ready = equicam.load(f"{file}:ready")
+    assert (ready.layer, ready.classes) == ("layer3", ("no", "yes"))
+    assert equicam.load(f"{file}:ready", layer="layer2").layer == "layer2"
+    torch.manual_seed(5)
+    other = EmbeddedNet().eval()
+    save_file({k: v.contiguous() for k, v in other.state_dict().items()}, tmp_path / "w.safetensors")
+    assert same(equicam.load(f"{file}:ready", weights=tmp_path / "w.safetensors"), other)
+    for wrong, message in (
+        ("nothing", "known name, got 'nothing'"),
+        ("wrong", "return a module or what equicam.wrap"),
+    ):
+        with pytest.raises(EquicamError, match=message):
+            equicam.load(f"{file}:{wrong}")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet51", "got 'resnet51'; try .*resnet50"),
+        ("timm:resnet_18", "timm model needs a known name"),
+        ("keras:resnet", "one of timm, open_clip, hf"),
+        ("open_clip:ViT-B-33/openai", "open_clip architecture"),
+        ("nowhere.py:build", "an existing file.py"),
+        ("nowhere.py", "an existing file.py"),
+    ],
+)
+def test_unknown_names_suggest_known_ones(name, message):
+    with pytest.raises(EquicamError, match=message):
+        equicam.load(name, classes=["a", "b"])
+
+
+def test_published_weights_are_named(monkeypatch):
+    with pytest.raises(EquicamError, match=r"weights of resnet50.*got 'IMAGENET1K_V9'; try .*IMAGENET1K_V1"):
+        equicam.load("resnet50", weights="IMAGENET1K_V9")
+
+
+def test_no_network_is_told_with_the_place_for_a_copy(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+
+    def unreachable(*args, **kwargs):
+        raise urllib.error.URLError("no route")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
+    with pytest.raises(
+        EquicamError, match=r"(?s)a copy in the cache \(.*checkpoints/resnet18.*pth\).*no route"
+    ):
+        equicam.load("resnet18")
+
+
+def test_no_hub_is_told_too(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for name in ("timm:resnet18.a1_in1k", "hf:somebody/something", "open_clip:ViT-B-32/laion2b_s34b_b79k"):
+        with pytest.raises(EquicamError, match="needs a download, or a copy in the cache"):
+            equicam.load(name, classes=["a", "b"])
+
+
+def test_weights_in_the_cache_need_no_network(monkeypatch, tmp_path):
+    import torchvision
+
+    published = torchvision.models.MobileNet_V3_Small_Weights.IMAGENET1K_V1
+    made = torchvision.models.mobilenet_v3_small()
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    torch.save(made.state_dict(), folder / published.url.rpartition("/")[2])
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        torchvision._internally_replaced_utils, "load_state_dict_from_url", None, raising=False
+    )
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", torch.hub.load_state_dict_from_url)
+    model = equicam.load("mobilenet_v3_small")
+    torch.testing.assert_close(model.module(X), made.eval()(X), atol=1e-4, rtol=1e-4)
+    assert model.classes[1] == "goldfish"
+
+
+def test_a_missing_extra_is_told(monkeypatch):
+    find = loading.importlib.util.find_spec
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda n: None if n == "open_clip" else find(n))
+    with pytest.raises(EquicamError, match=r"pip install 'equicam\[clip\]'"):
+        equicam.load("open_clip:ViT-B-32/openai", classes=["a", "b"])
+
+
+def test_templates_need_a_place_for_the_name():
+    with pytest.raises(EquicamError, match=r"a \{\} for the class name"):
+        equicam.load("open_clip:ViT-S-32-alt", weights="random", classes=["a", "b"], templates=["a photo"])
+
+
+def test_options_override_what_is_chosen():
+    model = equicam.load("embedded", layer="layer3", layout="nchw", rectify_weights=True, device="cpu")
+    assert (model.layer, model.layout.kind, model.rectify_weights) == ("layer3", "nchw", True)
+    assert_alive(equicam.explain(model, X, views=2).map)
+
+
+def test_every_name_listed_is_known():
+    listed = loading.names()
+    assert {"resnet50", "vit_b_16", "timm:vit_small_patch16_224"} <= set(listed)
+    assert "fcn_resnet50" not in listed

@@ -1,0 +1,123 @@
+"""Every kind of picture file comes out as upright 8-bit RGB, or is refused with a reason."""
+
+import io
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import equicam
+from equicam import EquicamError
+from equicam.data.pictures import open_picture, rgb
+
+RAMP = np.linspace(0, 255, 40 * 30).reshape(40, 30).astype(np.uint8)
+COLOUR = np.stack([RAMP, RAMP[::-1], np.full_like(RAMP, 90)], -1)
+
+
+def saved(tmp_path, picture: Image.Image, name: str, **options):
+    picture.save(tmp_path / name, **options)
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.bmp", "a.webp"])
+def test_colour(tmp_path, name):
+    options = {"lossless": True} if name.endswith("webp") else {}
+    assert np.array_equal(open_picture(saved(tmp_path, Image.fromarray(COLOUR), name, **options)), COLOUR)
+
+
+def test_greyscale_and_sixteen_bits_are_the_same_picture(tmp_path):
+    eight = open_picture(saved(tmp_path, Image.fromarray(RAMP), "8.png"))
+    sixteen = open_picture(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.png"))
+    tiff = open_picture(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.tiff"))
+    floats = open_picture(saved(tmp_path, Image.fromarray((RAMP / 255).astype(np.float32)), "f.tiff"))
+    for found in (eight, sixteen, tiff, floats):
+        assert found.mode == "RGB"
+        assert np.array_equal(np.asarray(found)[..., 0], RAMP)
+
+
+def test_transparency_is_over_white(tmp_path):
+    clear = np.dstack([COLOUR, np.zeros_like(RAMP)])
+    assert np.asarray(open_picture(saved(tmp_path, Image.fromarray(clear), "a.png"))).min() == 255
+    palette = Image.fromarray(COLOUR).quantize(8)
+    palette.info["transparency"] = 0
+    found = np.asarray(open_picture(saved(tmp_path, palette, "p.png", transparency=0)))
+    assert (found[np.asarray(palette) == 0] == 255).all()
+
+
+def test_cmyk(tmp_path):
+    path = saved(tmp_path, Image.fromarray(COLOUR).convert("CMYK"), "a.jpg", quality=95)
+    found = open_picture(path)
+    assert found.mode == "RGB"
+    assert np.abs(np.asarray(found, int) - COLOUR).mean() < 12
+
+
+def test_exif_says_which_way_is_up(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn clockwise to show
+    path = saved(tmp_path, Image.fromarray(COLOUR), "a.png", exif=exif)
+    assert np.array_equal(open_picture(path), np.rot90(COLOUR, -1))
+    with Image.open(path) as picture:
+        assert rgb(picture).size == (40, 30)
+
+
+def test_an_animation_is_its_first_frame(tmp_path):
+    frames = [Image.fromarray(COLOUR), Image.fromarray(COLOUR[::-1])]
+    path = tmp_path / "a.png"
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    assert np.array_equal(open_picture(path), COLOUR)
+
+
+def bomb() -> bytes:
+    """A PNG header that promises 60,000 × 60,000 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    header = (60_000).to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
+
+
+def whole_png() -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(
+        buffer, "png"
+    )
+    return buffer.getvalue()
+
+
+REFUSED = {
+    "bomb.png": (bomb(), "at most 178,956,970 pixels"),
+    "empty.png": (b"", "bytes of no known format"),
+    "text.jpg": (b"<script>alert(1)</script>", "bytes of no known format"),
+    "truncated.png": (whole_png()[:2000], "can be read whole"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused_with_a_reason(tmp_path, name):
+    data, reason = REFUSED[name]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(EquicamError, match=reason):
+        open_picture(tmp_path / name)
+    with pytest.raises(EquicamError, match=reason):
+        equicam.explain(equicam.load("embedded"), tmp_path / name)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(EquicamError, match="No such file"):
+        open_picture(tmp_path / "nothing.png")
+
+
+def test_any_size_and_aspect_is_explained():
+    model = equicam.load("embedded")
+    for size in ((40, 300), (500, 97), (96, 96), (7, 9)):
+        picture = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
+        assert equicam.explain(model, picture, views=2).map.shape == (1, 96, 96)
+    grey = Image.fromarray(RAMP)
+    assert equicam.explain(model, [grey, Image.fromarray(COLOUR)], views=2).map.shape == (2, 96, 96)
