@@ -27,12 +27,14 @@ def same(model: equicam.Model, net: torch.nn.Module) -> bool:
     return torch.equal(model.module(X), net(X))
 
 
-@pytest.mark.parametrize("form", ["safetensors", "pth", "wrapped.pt", "parallel.pt"])
+@pytest.mark.parametrize("form", ["safetensors", "pth", "wrapped.pt", "parallel.pt", "old.pth"])
 def test_weights_from_a_file(tmp_path, net, form):
     file = tmp_path / f"w.{form}"
     tensors = {k: v.contiguous() for k, v in net.state_dict().items()}
     if form == "safetensors":
         save_file(tensors, file)
+    elif form == "old.pth":
+        torch.save({k: v for k, v in tensors.items() if not k.endswith("num_batches_tracked")}, file)
     elif form == "pth":
         torch.save(tensors, file)
     elif form == "wrapped.pt":

@@ -55,7 +55,8 @@ def filled(build: Callable[[int | None], nn.Module], file: Path) -> nn.Module:
 def fill(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
     """Every tensor of the module from the file, or the names that do not fit."""
     own = module.state_dict()
-    missing = sorted(own.keys() - weights.keys())
+    # a counter of training steps, which older files lack and nothing here reads
+    missing = sorted(k for k in own.keys() - weights.keys() if not k.endswith("num_batches_tracked"))
     strange = sorted(weights.keys() - own.keys())
     shapes = [
         f"{k} {tuple(weights[k].shape)}"
@@ -68,7 +69,7 @@ def fill(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
             got=f"missing {missing[:3]}, unknown {strange[:3]}, of another shape {shapes[:3]}",
             fix="the architecture they were trained with",
         )  # fmt: skip
-    module.load_state_dict(weights)
+    module.load_state_dict(weights, strict=False)
 
 
 @contextmanager
