@@ -102,6 +102,15 @@ def measure(rows: dict[str, Run], rounds: int, title: str) -> dict[str, list[flo
     return seconds
 
 
+# what we promise: (network, what, against what, at most)
+PROMISES = (
+    ("ResNet-50", "equicam, 18 views + PEUM", "forward of 18 views", 1.10),
+    ("ViT-S/16", "equicam, 18 views + PEUM", "forward of 18 views", 1.20),
+    ("ResNet-50", "equicam, 6 views + PEUM", "pytorch-grad-cam, 1 view", 1.70),
+    ("ResNet-50", "equicam, 6 views + PEUM, bf16", "pytorch-grad-cam, 1 view", 0.95),
+)
+
+
 def ratio(seconds: dict[str, list[float]], one: str, other: str) -> float:
     return statistics.median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
 
@@ -129,8 +138,9 @@ def main() -> None:
     table = Table(
         "network", "what", "seconds", "× forward of 18", "× one pytorch-grad-cam", title="one 224² picture"
     )
+    measured = {}
     for title, (net, layer, reshape) in cases.items():
-        seconds = measure(contenders(net, layer, x, reshape), args.rounds, title)
+        measured[title] = seconds = measure(contenders(net, layer, x, reshape), args.rounds, title)
         for name in seconds:
             table.add_row(
                 title,
@@ -142,6 +152,16 @@ def main() -> None:
         table.add_section()
     console.print(table)
     console.print(memory(resnet, torch.randn(8, 3, 224, 224)))
+    promises = Table("promise", "ratio", "at most", "")
+    for title, one, other, limit in PROMISES:
+        found = ratio(measured[title], one, other)
+        promises.add_row(
+            f"{title}: {one} / {other}",
+            f"{found:.2f}",
+            f"{limit:.2f}",
+            "kept" if found <= limit else "MISSED",
+        )
+    console.print(promises)
     console.print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.rounds} rounds, medians; "
         f"bf16 {'in hardware' if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 'not in hardware'}"
