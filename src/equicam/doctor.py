@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -60,9 +59,9 @@ def _devices() -> Iterator[Finding]:
 
 def _caches() -> Iterator[Finding]:
     import torch
+    from huggingface_hub import constants
 
-    checkpoints = Path(torch.hub.get_dir()) / "checkpoints"
-    hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
+    checkpoints, hub = Path(torch.hub.get_dir()) / "checkpoints", Path(constants.HF_HUB_CACHE)
     for name, folder, pattern in (("TORCH_HOME", checkpoints, "*.pth"), ("HF_HOME", hub, "models--*")):
         count = len(list(folder.glob(pattern)))
         yield Finding(f"{name} cache", f"{count} models in {folder}")

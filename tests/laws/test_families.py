@@ -168,3 +168,44 @@ def test_open_clip_keeps_its_logits():
         expected = whole.logit_scale.exp() * image @ text.T
         assert expected.std() > 1e-3
         torch.testing.assert_close(model.module(x), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "second_norm"),
+    [
+        ("vit_b_16", "encoder.layers.encoder_layer_11", "ln_2"),
+        ("timm:vit_tiny_patch16_224", "blocks.11", "norm2"),
+        ("timm:deit_tiny_distilled_patch16_224", "blocks.11", "norm2"),
+    ],
+)
+def test_layers_behind_the_last_attention_are_refused(name, block, second_norm):
+    x = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    model = equicam.load(name, weights="random")
+    live(model.module)
+    for layer in (block, f"{block}.{second_norm}"):
+        behind = equicam.wrap(model.module, layer)
+        with pytest.raises(
+            equicam.EquicamError, match=r"exactly zero at every patch.*try the last block's first LayerNorm"
+        ):
+            equicam.explain(behind, x, views=1)
+    assert_alive(equicam.explain(model, x, views=1).map)
+
+
+def test_a_head_that_starts_at_zero_is_what_is_told():
+    model = equicam.load("vit_b_16", weights="random")
+    assert not model.module.heads.head.weight.any()
+    with pytest.raises(equicam.EquicamError, match="the model's head needs weights that are not all zero"):
+        equicam.explain(model, torch.randn(1, 3, 224, 224), views=1)
+
+
+def test_fused_attention_makes_no_difference():
+    x = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    model = equicam.load("timm:vit_tiny_patch16_224", weights="random")
+    live(model.module)
+    maps = []
+    for fused in (True, False):
+        for block in model.module.blocks:
+            block.attn.fused_attn = fused
+        maps.append(equicam.explain(model, x, views=2).map)
+    assert_alive(*maps)
+    torch.testing.assert_close(maps[0], maps[1], atol=1e-4, rtol=0)

@@ -11,7 +11,6 @@ embedded                         the small synthetic one in the package
 import difflib
 import importlib
 import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from equicam.errors import EquicamError
 from equicam.models.images import standard
 from equicam.models.model import Model, as_layout, layer_name, wrap
-from equicam.models.weights import downloading, fill, filled, state_dict
+from equicam.models.weights import fill, filled, from_hf_hub, from_torch_hub, state_dict
 from equicam.models.zeroshot import TEMPLATES, ZeroShot, checked_classes, text_features
 from equicam.readers.layout import Layout
 
@@ -117,9 +116,9 @@ def _torchvision(asked: _Asked) -> Model:
     elif asked.file:
         module = filled(build, asked.file)
     else:
-        cache = Path(torch.hub.get_dir()) / "checkpoints" / Path(member.url).name
-        with downloading(asked.name, f"{cache}"):
-            module = models.get_model(asked.name, weights=member)
+        module = from_torch_hub(
+            asked.name, lambda: models.get_model(asked.name, weights=member), file=Path(member.url).name
+        )
     transform = member.transforms()
     known: dict[str, Any] = {"preprocess": transform, "mean": transform.mean, "std": transform.std}
     if not asked.file:
@@ -154,8 +153,7 @@ def _timm(asked: _Asked) -> Model:
     elif asked.weights == RANDOM:
         module = build()
     else:
-        with downloading(asked.name, _hf_home()):
-            module = build(pretrained=True)
+        module = from_hf_hub(asked.name, lambda: build(pretrained=True))
     data = resolve_model_data_config(module)
     subset = None if asked.file else infer_imagenet_subset(module)
     known: dict[str, Any] = {
@@ -184,8 +182,9 @@ def _open_clip(asked: _Asked) -> Model:
             got="none",
             fix=" or ".join(f"{arch}/{t}" for t in tags[:3]),
         )
-    with downloading(asked.name, _hf_home()):
-        model, _, preprocess = open_clip.create_model_and_transforms(arch, pretrained=pretrained)
+    model, _, preprocess = from_hf_hub(
+        asked.name, lambda: open_clip.create_model_and_transforms(arch, pretrained=pretrained)
+    )
     if asked.file:
         fill(model, state_dict(asked.file), asked.file)
     model.eval()
@@ -198,16 +197,18 @@ def _open_clip(asked: _Asked) -> Model:
 
 def _hf(asked: _Asked) -> Model:
     transformers = _extra("transformers", "hf")
-    with downloading(asked.name, _hf_home()):
+
+    def fetch() -> tuple[Any, Any, Any, Any]:
         config = transformers.AutoConfig.from_pretrained(asked.name)
         processor = transformers.AutoImageProcessor.from_pretrained(asked.name)
         zero_shot = hasattr(config, "text_config")
         kind = transformers.AutoModel if zero_shot else transformers.AutoModelForImageClassification
-        if asked.weights == RANDOM or asked.file:
-            model = kind.from_config(config)
-        else:
-            model = kind.from_pretrained(asked.name)
+        fresh = asked.weights == RANDOM or asked.file
+        model = kind.from_config(config) if fresh else kind.from_pretrained(asked.name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(asked.name) if zero_shot else None
+        return config, processor, model, tokenizer
+
+    config, processor, model, tokenizer = from_hf_hub(asked.name, fetch)
     if asked.file:
         fill(model, state_dict(asked.file), asked.file)
     model.eval()
@@ -305,10 +306,6 @@ def names() -> list[str]:
 
 
 SOURCES: dict[str, Callable[[_Asked], Model]] = {"timm": _timm, "open_clip": _open_clip, "hf": _hf}
-
-
-def _hf_home() -> str:
-    return os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
 
 
 def _extra(package: str, extra: str) -> Any:

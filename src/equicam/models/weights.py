@@ -2,14 +2,19 @@
 
 import pickle
 import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from huggingface_hub import constants
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
+
+T = TypeVar("T")
 
 
 def state_dict(file: Path) -> dict[str, Tensor]:
@@ -72,20 +77,61 @@ def fill(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
     module.load_state_dict(weights, strict=False)
 
 
+def from_torch_hub(name: str, build: Callable[[], nn.Module], *, file: str) -> nn.Module:
+    """What `build` makes of torch's cache or, failing that, of a download into it."""
+    try:
+        return build()
+    except OSError as error:
+        raise _absent(name, f"{torch.hub.get_dir()}/checkpoints/{file}", error) from error
+
+
+def from_hf_hub(name: str, build: Callable[[], T]) -> T:
+    """What `build` makes of Hugging Face's cache or, failing that, of a download; an unreachable hub is told at once."""
+    try:
+        with _offline():
+            return build()
+    except (OSError, RuntimeError) as missing:
+        if not _reachable():
+            raise _absent(name, hub_cache(), missing) from missing
+    try:
+        return build()
+    except (OSError, RuntimeError) as error:
+        raise _absent(name, hub_cache(), error) from error
+
+
+def hub_cache() -> str:
+    """Where Hugging Face keeps its models."""
+    return str(constants.HF_HUB_CACHE)
+
+
 @contextmanager
-def downloading(name: str, cache: str) -> Iterator[None]:
-    """Network trouble told in a sentence: what was wanted and where a copy could be put."""
+def _offline() -> Iterator[None]:
+    """The hub's clients look at this flag at every call; with it they use the cache and nothing else."""
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
     try:
         yield
-    except (urllib.error.URLError, OSError, RuntimeError) as error:
-        if (
-            isinstance(error, RuntimeError)
-            and "pretrained" not in str(error).lower()
-            and "download" not in str(error).lower()
-        ):
-            raise
-        raise EquicamError(
-            f"the weights of {name!r}", needs=f"a download, or a copy in the cache ({cache})",
-            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no network'}",
-            fix='running once with a network, weights="FILE", or weights="random" to try things out',
-        ) from error  # fmt: skip
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _reachable() -> bool:
+    """One short question, because the hub's clients try for half a minute a file."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        with urllib.request.urlopen(constants.ENDPOINT, timeout=5):  # noqa: S310  # an https constant
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+
+
+def _absent(name: str, place: str, error: Exception) -> EquicamError:
+    reason = next(iter(str(error).splitlines()), "no network")
+    return EquicamError(
+        f"loading {name!r}", needs=f"a download, or a copy in the cache ({place})",
+        got=f"{type(error).__name__}: {reason}",
+        fix='running once with a network, weights="FILE", or weights="random" to try things out',
+    )  # fmt: skip
