@@ -1,6 +1,6 @@
 """What an explanation costs on this machine's CPU: ours and the peers, interleaved in one process, one table.
 
-    python benchmarks/cpu.py [--rounds 7] [--threads 2]
+    python benchmarks/cpu.py [--rounds 9] [--threads 2]
 
 Every round times each contender once, in turn; a ratio is the median over rounds of the ratio within a round, so
 that a noisy machine disturbs both sides alike. Networks have random weights: time does not depend on them.
@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

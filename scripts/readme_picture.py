@@ -15,7 +15,7 @@ from PIL import Image
 
 import equicam
 from equicam.data.synthetic import draw
-from equicam.models.images import preprocessed
+from equicam.models.images import as_pictures, preprocessed
 from equicam.report.overlay import overlay, panel
 
 ANGLES = (0, 45, 90, 135, 180)
@@ -37,8 +37,7 @@ def main() -> None:
     ]
     index = max(right, key=lambda i: float(found.score[i]))
     turned = equicam.Views(ANGLES).act(x[index : index + 1])[:, 0]
-    mean, std = (torch.tensor(v)[:, None, None] for v in (model.mean, model.std))
-    pictures = ((turned * std + mean).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    pictures = as_pictures(model, turned)
     rows = [[(f"turned {a}°", p) for a, p in zip(ANGLES, pictures, strict=True)]]
     for method, name in (("grad-cam", "Grad-CAM"), ("equigrad-cam", "EquiGrad-CAM")):
         maps = equicam.explain(model, turned, method=method, target=int(found.target[index])).map.numpy()

@@ -1,10 +1,17 @@
 """Tiny seeded networks in float64, and what every comparison asks first."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import equicam
+from equicam.methods import METHODS, Method
+from equicam.readers.masking import rise
+from equicam.readers.noise import smooth_grad_cam_pp
+from equicam.readers.optimise import opti_cam
 
 torch.set_num_threads(2)
 
@@ -115,6 +122,24 @@ def assert_alive(*maps: Tensor) -> None:
     for m in maps:
         assert m.isfinite().all()
         assert (m.flatten(1).std(1) > 0.01).all(), f"degenerate maps: std {m.flatten(1).std(1).tolist()}"
+
+
+CHEAP = {
+    "rise": partial(rise, masks=24),
+    "rise-400": partial(rise, masks=12),
+    "smooth-grad-cam++": partial(smooth_grad_cam_pp, copies=3),
+    "opti-cam": partial(opti_cam, steps=4),
+}
+TRANSFORMERS_ONLY = ("rollout", "transformer-attribution")
+
+
+def light(name: str) -> Method:
+    """The method of that name with fewer masks, copies or steps."""
+    return replace(METHODS[name], reader=CHEAP.get(name, METHODS[name].reader))
+
+
+def methods_for(kind: str) -> list[str]:
+    return [name for name in METHODS if kind == "vit" or name not in TRANSFORMERS_ONLY]
 
 
 @pytest.fixture

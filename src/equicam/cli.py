@@ -20,8 +20,21 @@ console = Console()
 A_BATCH = 8
 
 
+def _version(wanted: bool) -> bool:
+    if wanted:
+        import equicam
+
+        console.print(f"equicam {equicam.__version__}", highlight=False)
+        raise typer.Exit
+    return wanted
+
+
 @app.callback()
-def main() -> None:
+def main(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
     """Rotation-audited saliency: which maps do not move when the image does, and a queue of those that do."""
 
 
@@ -32,7 +45,7 @@ def explain(
         str, typer.Option(help="a name `equicam models` lists, or file.py:factory")
     ] = "embedded",
     weights: Annotated[
-        str | None, typer.Option(help="a weights file, or the name of published weights")
+        str | None, typer.Option(help="a weights file, the name of published weights, or random")
     ] = None,
     out: Annotated[Path, typer.Option(help="where pictures and JSON go")] = Path("explained"),
     method: Annotated[str, typer.Option(help="a name `equicam methods` lists")] = "equigrad-cam",
@@ -40,6 +53,9 @@ def explain(
     target: Annotated[int | None, typer.Option(help="the class to explain; the top-1 if left out")] = None,
     layer: Annotated[str | None, typer.Option(help="the target layer; chosen if left out")] = None,
     classes: Annotated[str | None, typer.Option(help="class names of a zero-shot model, with commas")] = None,
+    fill: Annotated[str | None, typer.Option(help="reflect, zeros or coverage")] = None,
+    tau: Annotated[float | None, typer.Option(help="of +pcf methods")] = None,
+    gamma: Annotated[float | None, typer.Option(help="of +soft methods")] = None,
     as_published: Annotated[bool, typer.Option(help="the paper authors' grid, fill and variants")] = False,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is if left out")
@@ -57,47 +73,50 @@ def explain(
     import equicam
     from equicam.data.pictures import open_picture
     from equicam.errors import EquicamError
-    from equicam.models.images import preprocessed
+    from equicam.models.images import preprocessed, stacked
     from equicam.report.explained import safe_stem, write
 
     names = None if classes is None else [c.strip() for c in classes.split(",")]
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options = {"method": method, "views": views, "target": target, "fill": fill, "tau": tau, "gamma": gamma}
+    table = Table("picture", "class", "p", "PEUM", "flips", "flags", "files")
+    table.columns[0].overflow = "fold"
+    # nothing we write may replace a picture we were given
+    taken = {
+        p.name.split(".")[0].lower()
+        for p in images
+        if p.resolve().parent == out.resolve() and p.name.count(".") > 1
+    }
+    failed = 0
     try:
         ready = equicam.load(model, weights=weights, classes=names, layer=layer, device=where)
         out.mkdir(parents=True, exist_ok=True)
+        batches = [images[i : i + A_BATCH] for i in range(0, len(images), A_BATCH)]
+        for batch in track(batches, "explaining", console=console, transient=True, disable=len(images) < 2):
+            read: list[tuple[Path, Tensor]] = []
+            for path in batch:
+                try:
+                    read.append((path, preprocessed(ready, open_picture(path))))
+                except EquicamError as error:
+                    failed += 1
+                    console.print(f"[red]left out[/red] {escape(_plain(error))}")
+            if not read:
+                continue
+            x = stacked([tensor for _, tensor in read])
+            found = equicam.explain(ready, x, **options, as_published=as_published)  # type: ignore[arg-type]
+            for i, (path, _) in enumerate(read):
+                done = _explained(ready, x, found, i, {"picture": str(path), "method": method})
+                stem = safe_stem(str(path), taken)
+                write(done, out, stem)
+                table.add_row(*map(escape, _row(path, done.facts, stem)))
     except (EquicamError, OSError) as error:
-        raise _stop(error) from error
-    table = Table("picture", "class", "p", "PEUM", "flips", "flags", "files")
-    taken: set[str] = set()
-    failed = 0
-    batches = [images[i : i + A_BATCH] for i in range(0, len(images), A_BATCH)]
-    for batch in track(batches, "explaining", console=console, transient=True, disable=len(images) < 2):
-        read: list[tuple[Path, Tensor]] = []
-        for path in batch:
-            try:
-                read.append((path, preprocessed(ready, open_picture(path))))
-            except EquicamError as error:
-                failed += 1
-                console.print(f"[red]left out[/red] {escape(_plain(error))}")
-        if not read:
-            continue
-        x = torch.stack([tensor for _, tensor in read])
-        try:
-            found = equicam.explain(
-                ready, x, method=method, views=views, target=target, as_published=as_published
-            )
-        except EquicamError as error:
-            raise _stop(error) from error
-        for i, (path, _) in enumerate(read):
-            done = _explained(ready, x, found, i, {"picture": str(path), "method": method})
-            stem = safe_stem(str(path), taken)
-            write(done, out, stem)
-            table.add_row(*map(escape, _row(path, done.facts, stem)))
-    if table.row_count:
-        console.print(table)
-        console.print(
-            f"layer {ready.layer}, {len(found.angles)} views; pictures and JSON are in {escape(_plain(out))}"
-        )
+        console.print(f"[red]{escape(_plain(error))}[/red]")
+        raise typer.Exit(2) from error
+    finally:
+        if table.row_count:
+            console.print(table)
+            console.print(f"pictures and JSON are in {escape(_plain(out))}", soft_wrap=True)
+    console.print(f"layer {ready.layer}")
     if failed:
         console.print(f"{failed} of {len(images)} pictures left out")
         raise typer.Exit(1)
@@ -120,7 +139,10 @@ def demo(
     paths = [out / f"patch-{i:03d}.png" for i in range(count)]
     for path, patch in zip(paths, draw_many(count, seed=7), strict=True):
         Image.fromarray(patch.image).save(path)
-    explain(paths, "embedded", None, out, "equigrad-cam", None, None, None, None, False, None)
+    explain(
+        paths, model="embedded", weights=None, out=out, method="equigrad-cam", views=None, target=None, layer=None,
+        classes=None, fill=None, tau=None, gamma=None, as_published=False, device=None,
+    )  # fmt: skip
     console.print("Synthetic patches and a synthetic model: for looking around, not for conclusions.")
 
 
@@ -174,7 +196,7 @@ def doctor() -> None:
     table = Table("what", "found", "to do", box=None)
     for finding in findings():
         table.add_row(
-            finding.what, escape(finding.found), escape(finding.fix), style=None if finding.well else "yellow"
+            escape(finding.what), escape(finding.found), escape(finding.fix), style=None if finding.well else "yellow"
         )
     console.print(table)
 
@@ -183,60 +205,45 @@ def _explained(
     model: "Model", x: "Tensor", found: "Explanation", i: int, facts: dict[str, Any]
 ) -> "Explained":
     """One image of an explanation as arrays and plain values."""
-    import torch
-
     import equicam
+    from equicam.models.images import as_pictures
     from equicam.report.explained import Explained, View
 
-    def shown(picture: "Tensor") -> Any:
-        mean, std = (torch.tensor(v, dtype=picture.dtype)[:, None, None] for v in (model.mean, model.std))
-        return ((picture.cpu() * std + mean).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
-
-    turned = equicam.Views(found.angles).act(x[i : i + 1].float())[:, 0]
+    turned = as_pictures(model, equicam.Views(found.angles).act(x[i : i + 1].float())[:, 0])
+    probs, flips, kept = (getattr(found, f)[i].tolist() for f in ("prob", "flips", "kept"))
     views = tuple(
-        View(angle, shown(turned[t]), found.planes[i, t].cpu().numpy(), *values)
-        for t, (angle, *values) in enumerate(
-            zip(
-                found.angles,
-                found.prob[i].tolist(),
-                found.flips[i].tolist(),
-                found.kept[i].tolist(),
-                strict=True,
-            )
-        )
+        View(angle, turned[t], found.planes[i, t].cpu().numpy(), probs[t], flips[t], kept[t])
+        for t, angle in enumerate(found.angles)
     )
-    target, prob = int(found.target[i]), float(views[0].prob)
+    target, sure = int(found.target[i]), float(found.sure[i])
     name = model.classes[target] if model.classes else str(target)
     facts |= {
         "model": model.name,
         "layer": model.layer,
         "target": target,
         "class": name,
-        "probability": [v.prob for v in views],
+        "probability": sure,
         "angles": list(found.angles),
-        "flips": [v.flipped for v in views],
-        "kept": [v.kept for v in views],
+        "probability_per_view": probs,
+        "flips": flips,
+        "kept": kept,
         "peum": float(found.score[i]),
         "flags": sorted(found.flags[i]),
         "equicam": equicam.__version__,
     }
-    picture, values, spread = shown(x[i]), found.map[i].cpu().numpy(), found.peum[i].cpu().numpy()
-    return Explained(picture, values, spread, views, f"{name} (p = {prob:.2f})", facts)
+    picture = as_pictures(model, x[i : i + 1])[0]
+    title = f"{name} (p = {sure:.2f}), PEUM {float(found.score[i]):.4f}"
+    return Explained(picture, found.map[i].cpu().numpy(), found.peum[i].cpu().numpy(), views, title, facts)
 
 
 def _row(path: Path, facts: dict[str, Any], stem: str) -> tuple[str, ...]:
     flips = f"{sum(facts['flips'])} of {len(facts['flips'])}"
     flags = ", ".join(facts["flags"]) or "none"
     return (
-        _plain(path), facts["class"], f"{facts['probability'][0]:.2f}", f"{facts['peum']:.4f}", flips, flags, f"{stem}.*",
+        _plain(path.name), facts["class"], f"{facts['probability']:.2f}", f"{facts['peum']:.4f}", flips, flags, f"{stem}.*",
     )  # fmt: skip
 
 
 def _plain(text: object) -> str:
     """Somebody's file name or message, with nothing in it that a terminal would obey."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
-
-
-def _stop(error: Exception) -> typer.Exit:
-    console.print(f"[red]{escape(_plain(error))}[/red]")
-    return typer.Exit(2)

@@ -46,6 +46,19 @@ def xgrad_cam(acts: Features, grads: Features) -> Plane:
     return weighted(acts, (grads * acts).sum(_SPACE) / (acts.sum(_SPACE) + 1e-8))
 
 
+def eigen_cam(acts: Features, grads: Features) -> Plane:  # noqa: ARG001
+    """Activations along their first principal direction over positions.
+
+    A principal direction has no sign; it gets the one that puts the plane's longer tail above zero.
+    """
+    flat: Tensor = acts.flatten(-2).transpose(-2, -1)
+    flat = flat - flat.mean(-2, keepdim=True)
+    first = torch.linalg.svd(flat, full_matrices=False).Vh[..., :1, :]
+    plane: Tensor = (flat @ first.transpose(-2, -1))[..., 0]
+    sign = torch.where((plane**3).sum(-1, keepdim=True) < 0, -1, 1)
+    return (sign * plane).view(*plane.shape[:-1], *acts.shape[-2:])
+
+
 def layer_cam(acts: Features, grads: Features) -> Plane:
     """Σ_k g_k⁺ ⊙ A_k."""
     return (grads.relu() * acts).sum(-3)

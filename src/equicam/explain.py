@@ -21,12 +21,12 @@ from equicam.combine import Combine, grad_cam, grad_cam_rectified
 from equicam.errors import EquicamError
 from equicam.fuse import Frame, channels_first, inverse
 from equicam.geometry import Fill, Views
-from equicam.methods import Fusion, Method, find
+from equicam.methods import Fusion, Method, Reader, find
 from equicam.models.images import Images, as_batch
 from equicam.models.model import Model, wrap
-from equicam.readers.external import Explainer, external
+from equicam.readers.external import Explainer, as_explainer, external
 from equicam.readers.passes import Read, Target, as_targets, read_views, views_a_pass
-from equicam.readers.reading import Reading
+from equicam.readers.reading import Pin, Reading
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Explanation:
     peum: Float[Tensor, "b H W"]  # variance of the views' aligned maps
     score: Float[Tensor, " b"]  # mean of peum: how much the views disagree
     target: Int[Tensor, " b"]  # the class explained
+    sure: Float[Tensor, " b"]  # its probability in the picture as presented
     prob: Float[Tensor, "b t"]  # its probability in each view
     flips: Bool[Tensor, "b t"]  # views whose top-1 is not the presented picture's
     kept: Bool[Tensor, "b t"]  # views the weigher let through
@@ -67,16 +68,18 @@ def explain(
     the network under autocast; `chunk` is the most views in one forward pass (default: by memory).
     """
     if not isinstance(model, Model):
-        model = wrap(model, example=images if isinstance(images, Tensor) else None)
+        model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
     chosen = find(method, views=views, as_published=as_published, tau=tau, gamma=gamma)
     device = model.device.type
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise EquicamError("dtype", needs="a floating torch.dtype", got=repr(dtype), fix="torch.bfloat16")
     if dtype is None and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     # inference tensors cannot join a backward pass, and our own algebra is never autocast
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         x = as_batch(model, images)
         found = compose(
-            lambda v, pin: chosen.reader(model, v.to(model.dtype), pin, autocast=dtype),
+            partial(_read, model, chosen.reader, dtype),
             x,
             combine=chosen.combine,
             fusion=chosen.fusion,
@@ -87,6 +90,24 @@ def explain(
     return replace(found, layer=model.layer)
 
 
+def _read(
+    model: Model, reader: Reader, autocast: torch.dtype | None, x: Float[Tensor, "n c H W"], pin: Pin
+) -> Reading:
+    reading = reader(model, x.to(model.dtype), pin, autocast=autocast)
+    if (
+        model.classes is not None
+        and reading.scores is not None
+        and reading.scores.shape[1] != len(model.classes)
+    ):
+        raise EquicamError(
+            "class names",
+            needs=f"one for each of {reading.scores.shape[1]} classes",
+            got=len(model.classes),
+            fix="classes=None",
+        )
+    return reading
+
+
 def equivariant(
     fn: Explainer,
     views: int | Views = 18,
@@ -94,16 +115,21 @@ def equivariant(
     fill: Fill = "reflect",
     chunk: int | None = None,
 ) -> Callable[[Float[Tensor, "b c H W"], Target], Explanation]:
-    """Any explainer `(x, target) → map` as its aligned average over views, with PEUM."""
+    """Any explainer `(x, target) → map` as its aligned average over views, with PEUM.
+
+    Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are.
+    """
     grid = views if isinstance(views, Views) else Views.evenly(views)
     fusion = Fusion(grid, "map", "map")
 
     def explainer(x: Float[Tensor, "b c H W"], target: Target) -> Explanation:
         """fn, averaged over aligned views."""
-        with torch.inference_mode(False):
+        kind = x.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        with torch.inference_mode(False), torch.autocast(kind, enabled=False):
             batch = as_batch(None, x)
             return compose(
-                partial(external, fn),
+                partial(external, as_explainer(fn), autocast=autocast),
                 batch,
                 combine=grad_cam,
                 fusion=fusion,
@@ -128,7 +154,7 @@ def compose(
     """Explain images in groups whose views fit one forward pass of at most `chunk` views."""
     wanted = as_targets(target, x)
     most = views_a_pass(x) if chunk is None else chunk
-    if most < 1:
+    if not isinstance(most, int) or most < 1:
         raise EquicamError("chunk", needs="1 view or more", got=chunk, fix="chunk=None")
     seen, _ = fusion.views.presented_first()
     parts: list[Explanation] = []
@@ -195,6 +221,7 @@ def _compose(
         peum=peum,
         score=peum.mean((-2, -1)),
         target=target,
+        sure=prob[0],
         prob=prob[place].T,
         flips=flips.T,
         kept=kept.T,

@@ -39,7 +39,10 @@ class Views:
     angles: tuple[Degrees, ...]
 
     def __post_init__(self) -> None:
-        angles = tuple(float(a) for a in self.angles)
+        try:
+            angles = tuple(float(a) for a in self.angles)
+        except (TypeError, ValueError):
+            angles = ()
         if not angles or not all(map(math.isfinite, angles)):
             raise EquicamError(
                 "Views", needs="at least one finite angle", got=self.angles, fix="Views.evenly(18)"
@@ -85,10 +88,11 @@ class Views:
 
     def undo_transposed(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m h w"]:
         """M_tᵀ y_t: how much every cell of a view's own grid counts in what `undo` makes of it."""
+        # on the CPU, where this scatter is deterministic
         with torch.enable_grad():
-            zero = torch.zeros_like(planes, requires_grad=True)
-            (counts,) = torch.autograd.grad(self.undo(zero, fill), zero, planes)
-        return counts
+            zero = torch.zeros(planes.shape, dtype=torch.float64, requires_grad=True)
+            (counts,) = torch.autograd.grad(self.undo(zero, fill), zero, planes.cpu().double())
+        return counts.to(planes)
 
     def coverage(self, size: tuple[int, int], *, like: Tensor) -> Float[Tensor, "t h w"]:
         """M_t 1 with zeros outside: the share of each cell that view t has seen."""

@@ -7,6 +7,7 @@ from functools import partial
 from equicam.chain import STAGES, Stage
 from equicam.combine import (
     Combine,
+    eigen_cam,
     grad_cam,
     grad_cam_pp,
     grad_cam_pp_as_published,
@@ -15,10 +16,18 @@ from equicam.combine import (
 )
 from equicam.errors import EquicamError
 from equicam.geometry import Views
+from equicam.readers.ablate import ablation_cam, recipro_cam
 from equicam.readers.aim import Contrast
+from equicam.readers.attention import rollout, transformer_attribution
+from equicam.readers.masking import rise, score_cam
+from equicam.readers.noise import smooth_grad_cam_pp
+from equicam.readers.optimise import opti_cam
 from equicam.readers.reading import Reading
 from equicam.readers.tap import tap
 from equicam.weigh import KeepConfident, SoftGate, Weigher, uniform
+
+Reader = Callable[..., Reading]
+"""(model, views, pin, *, autocast) → what was read."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class Method:
     about: str
     fusion: Fusion = _single
     combine: Combine = grad_cam
-    reader: Callable[..., Reading] = field(default=tap, repr=False)
+    reader: Reader = field(default=tap, repr=False)
 
 
 METHODS: dict[str, Method] = {
@@ -69,6 +78,34 @@ METHODS: dict[str, Method] = {
     "finer-cam": Method(
         "Finer-CAM on the presented view: Grad-CAM of the score above the three nearest classes",
         reader=partial(tap, aim=Contrast()),
+    ),
+    "eigen-cam": Method(
+        "Eigen-CAM on the presented view: first principal direction, no class", combine=eigen_cam
+    ),
+    "smooth-grad-cam++": Method("mean of Grad-CAM++ maps of 50 noisy copies", reader=smooth_grad_cam_pp),
+    "score-cam": Method(
+        "Score-CAM: channels weighed by the class probability they let through", reader=score_cam
+    ),
+    "score-cam-80": Method(
+        "80 channels with the largest mean, weighed by probability: the equal-compute row",
+        reader=partial(score_cam, weigh="probability", channels=80),
+    ),
+    "aug-score-cam": Method(
+        "Score-CAM on 6 views, finished maps turned back and averaged",
+        Fusion(Views.evenly(6), "map", "map"),
+        reader=score_cam,
+    ),
+    "ablation-cam": Method(
+        "Ablation-CAM: channels weighed by the score lost without them", reader=ablation_cam
+    ),
+    "recipro-cam": Method("Recipro-CAM: the class probability with one position left", reader=recipro_cam),
+    "opti-cam": Method("Opti-CAM: channel weights that raise the masked picture's score", reader=opti_cam),
+    "rise": Method("RISE: class probability under 8,000 random masks", reader=rise),
+    "rise-400": Method("RISE with 400 masks: the equal-compute row", reader=partial(rise, masks=400)),
+    "rollout": Method("attention rollout of a transformer, no class", reader=rollout),
+    "transformer-attribution": Method(
+        "gradient × attention of a transformer (without relevance propagation)",
+        reader=transformer_attribution,
     ),
     "equigrad-cam": Method(
         "EquiGrad-CAM: features and gradients turned back, averaged, one Grad-CAM", _feature
@@ -97,7 +134,13 @@ METHODS: dict[str, Method] = {
 }
 
 # What the paper's authors' code does differently, beyond the view grid and the fill.
+_full_image = partial(score_cam, weigh="relu_minus_full_image")
 AS_PUBLISHED: dict[str, Method] = {
+    "score-cam": replace(METHODS["score-cam"], reader=_full_image),
+    "aug-score-cam": replace(METHODS["aug-score-cam"], reader=_full_image),
+    "smooth-grad-cam++": replace(
+        METHODS["smooth-grad-cam++"], reader=partial(smooth_grad_cam_pp, combine=grad_cam_pp_as_published)
+    ),
     "grad-cam++": replace(METHODS["grad-cam++"], combine=grad_cam_pp_as_published),
     "aug-cam": replace(METHODS["aug-cam"], fusion=Fusion(Views.evenly(18), None, "map", SoftGate(1.0))),
 }
@@ -127,6 +170,8 @@ def find(
             )
         method = (AS_PUBLISHED if as_published else {}).get(method, METHODS[method])
     fusion = method.fusion
+    if not isinstance(views, int | Views | None):
+        raise EquicamError("views", needs="a number of views or Views", got=repr(views), fix="Views((0, 90))")
     if isinstance(views, Views):
         fusion = replace(fusion, views=views)
     elif views is not None or (named and as_published):

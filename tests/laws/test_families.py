@@ -25,8 +25,9 @@ FAMILIES = {
     "timm:convnext_atto": ("stages", 96, 3),
     "timm:vit_tiny_patch16_224": ("blocks.11.norm1", 224, 14),
     "timm:deit_tiny_distilled_patch16_224": ("blocks.11.norm1", 224, 14),
-    "timm:vit_small_patch14_reg4_dinov2": ("blocks.11.norm1", 518, 37),
     "timm:swin_tiny_patch4_window7_224": ("norm", 224, 7),
+    "timm:coatnet_nano_rw_224": ("norm", 224, 7),  # a LayerNorm2d, channels first
+    "timm:maxvit_nano_rw_256": ("norm", 256, 8),  # takes no other size
     "open_clip:ViT-S-32-alt": ("vision.transformer.resblocks.11.ln_1", 224, 7),
     "open_clip:RN50": ("vision.layer4", 224, 7),
     "embedded": ("layer4", 96, 12),
@@ -67,6 +68,14 @@ def test_family(name):
         torch.manual_seed(0)
         model = equicam.load(name, weights="random", **zero_shot)
     contract(model, *FAMILIES[name])
+
+
+def test_dinov2_with_registers():
+    """Published as a backbone; with a head of its user's it is a classifier like any other."""
+    import timm
+
+    module = timm.create_model("vit_small_patch14_reg4_dinov2", num_classes=5, img_size=224)
+    contract(equicam.wrap(module), "blocks.11.norm1", 224, 16)
 
 
 @pytest.fixture(scope="module")

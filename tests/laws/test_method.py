@@ -15,7 +15,7 @@ import equicam
 from equicam import Fusion, KeepConfident, SoftGate, Views, uniform
 from equicam.combine import grad_cam_pp, layer_cam, xgrad_cam
 from equicam.methods import Method
-from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, pictures, seeded
+from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, light, methods_for, pictures, seeded
 
 NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1"), "nhwc": (ChannelsLast, "norm")}
 LOCI = [
@@ -126,9 +126,9 @@ def test_the_order_of_views_changes_nothing(order, weigh):
     assert torch.equal(one.kept[:, list(order)], two.kept)
 
 
-@pytest.mark.parametrize("method", equicam.methods())
+@pytest.mark.parametrize("method", methods_for("cnn"))
 def test_one_view_gives_no_uncertainty(method):
-    found = equicam.explain(net("cnn"), pictures(), method=method, views=1)
+    found = equicam.explain(net("cnn"), pictures(), method=light(method), views=1)
     assert_alive(found.map)
     assert found.peum.abs().max() == 0
     assert found.score.tolist() == [0, 0]
@@ -152,18 +152,36 @@ def test_weights_are_never_negative_and_sum_to_one_even_when_no_view_survives(pr
             assert weights[0] == 1
 
 
+@pytest.mark.parametrize(("kind", "method"), [(k, m) for k in ("cnn", "vit") for m in methods_for(k)])
+def test_every_method_obeys_the_theorem(kind, method):
+    """Whatever reads a view, random masks and noise included: it is a function of the view, and views are permuted."""
+    model, x = net(kind), pictures(2, seed=2)
+    straight = equicam.explain(model, x, method=light(method), views=4)
+    turned = equicam.explain(model, quarter(x), method=light(method), views=4, target=straight.target)
+    if method == "aug-cam":
+        close(turned.map, straight.map)
+    else:
+        close(turned.map, quarter(straight.map))
+        close(turned.peum, quarter(straight.peum))
+    assert_alive(straight.map[["blank" not in f for f in straight.flags]])
+    assert sum("blank" in f for f in straight.flags) <= 1
+
+
 @pytest.mark.parametrize("method", equicam.methods())
 def test_a_batch_is_its_images_one_by_one_each_with_its_own_class(method):
-    model = net("vit")
+    # Opti-CAM starts from the mean over channels, which a fresh LayerNorm makes 0 up to rounding
+    model = net("cnn" if method == "opti-cam" else "vit")
     x = pictures(5)
     classes = [3, 0, 1, 4, 2]
-    together = equicam.explain(model, x, method=method, views=3, target=classes)
+    together = equicam.explain(model, x, method=light(method), views=3, target=classes)
     for i, c in enumerate(classes):
-        alone = equicam.explain(model, x[i : i + 1], method=method, views=3, target=c)
+        alone = equicam.explain(model, x[i : i + 1], method=light(method), views=3, target=c)
         for field in dataclasses.fields(alone):
             ours, theirs = getattr(together, field.name), getattr(alone, field.name)
             if isinstance(ours, torch.Tensor):
-                torch.testing.assert_close(ours[i : i + 1], theirs, atol=1e-10, rtol=0)
+                # Adam divides by the size of its gradient, which magnifies rounding
+                tolerance = 1e-6 if method == "opti-cam" else 1e-10
+                torch.testing.assert_close(ours[i : i + 1], theirs, atol=tolerance, rtol=0)
         assert together.flags[i] == alone.flags[0]
 
 
@@ -182,7 +200,7 @@ def test_the_size_of_a_pass_changes_nothing(chunk, method, views):
 
 
 def test_feature_space_and_combined_are_one_where_the_gradient_is_constant():
-    """GAP + linear: g is the same at every position and view, so averaging gradients changes nothing (protocol §5.1)."""
+    """GAP + linear: g is the same at every position and view, so averaging gradients changes nothing."""
     model = equicam.wrap(seeded(Cnn), layer="after.0")
     x = pictures()
     feature = equicam.explain(model, x, method="equigrad-cam", views=6)

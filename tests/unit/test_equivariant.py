@@ -57,3 +57,7 @@ def test_it_serves_explainers_that_need_gradients_and_callers_without():
         quiet = equicam.equivariant(saliency, views=3)(x, 2)
     assert_alive(plain.map)
     assert torch.equal(plain.map, quiet.map)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = equicam.equivariant(saliency, views=3)(x, 2)
+    assert half.map.dtype == half.peum.dtype == torch.float32
+    assert not torch.equal(half.map, plain.map)  # the explainer itself was under autocast

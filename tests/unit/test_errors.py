@@ -1,5 +1,8 @@
 """Every mistake a caller can make says what was needed, what was given and what to try; nothing stays on the model."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -33,6 +36,43 @@ class Unused(Cnn):
 class Image(Cnn):
     def forward(self, x):
         return self.trunk(x)
+
+
+class Sigmoid(Cnn):
+    def __init__(self):
+        super().__init__(classes=1)
+
+    def forward(self, x):
+        return super().forward(x).sigmoid()[:, 0]
+
+
+class Softmax(Cnn):
+    def forward(self, x):
+        return {"probs": super().forward(x).softmax(1)}
+
+
+class Folded(Cnn):
+    """Windows folded into the batch, as Swin's attention has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.fold = nn.Identity()
+
+    def forward(self, x):
+        acts = self.trunk(x)
+        windows = self.fold(acts.unflatten(2, (2, -1)).permute(0, 2, 1, 3, 4).flatten(0, 1))
+        return self.rest(windows.unflatten(0, (-1, 2)).permute(0, 2, 1, 3, 4).flatten(2, 3))
+
+
+class Several(Cnn):
+    def forward(self, x):
+        y = super().forward(x)
+        return {"embedding": y[:, :3], "scores": y}
+
+
+class Scalar(Cnn):
+    def forward(self, x):
+        return super().forward(x).sum()
 
 
 class NotANumber(Cnn):
@@ -71,6 +111,14 @@ MISTAKES = {
     "patches behind the last attention": (lambda: equicam.explain(wrapped(Vit, "blocks.1.norm2"), X), r"exactly zero at every patch.*try the last block's first LayerNorm"),
     "a head of zeros": (lambda: equicam.explain(dead_head(), X), r"the model's head needs weights that are not all zero"),
     "NaN pixels": (lambda: equicam.explain(model(), NAN), r"finite pixels, got NaN or infinity in image \[2, 3\]"),
+    "sigmoid outputs": (lambda: equicam.explain(wrapped(Sigmoid), X), r"needs logits, got probabilities"),
+    "softmax outputs": (lambda: equicam.explain(wrapped(Softmax), X), r"needs logits, got probabilities"),
+    "windows folded into the batch": (lambda: equicam.explain(wrapped(Folded, "fold"), X), r"one row a picture, 36 in all, got shape \(72,"),
+    "a dict that does not say which": (lambda: equicam.explain(wrapped(Several), X), r"class scores \[36, classes\].*got dict"),
+    "one number for all": (lambda: equicam.explain(wrapped(Scalar), X), r"got a tensor \(\)"),
+    "too few class names": (lambda: equicam.explain(wrapped(Cnn, classes=["a", "b"]), X), r"one for each of 5 classes, got 2"),
+    "class names in one string": (lambda: equicam.wrap(seeded(Cnn), "trunk", classes="ab"), r"a list of names, got 'ab'"),
+    "a picture to a plain module": (lambda: equicam.explain(seeded(Cnn), X[0]), r"\[b, c, H, W\]"),
     "NaN scores": (lambda: equicam.explain(wrapped(NotANumber), X), r"finite class scores"),
     "a picture without a batch": (lambda: equicam.explain(model(), X[0]), r"\[b, c, H, W\].*tensor \(3, 32, 32\); try x\[None\]"),
     "bytes instead of numbers": (lambda: equicam.explain(model(), X.byte()), r"got a uint8 tensor"),
@@ -111,6 +159,35 @@ def test_nothing_is_left_on_the_model(layer, build):
         equicam.explain(made, X)
     assert hooks(made.module) == 0
     assert all(p.requires_grad and p.grad is None for p in made.module.parameters())
+
+
+WRONG_TYPES = """
+import torch, equicam
+from equicam.models.embedded import EmbeddedNet
+model, x = equicam.wrap(EmbeddedNet(), "layer4"), torch.randn(1, 3, 96, 96)
+for wrong in (
+    lambda: equicam.explain(model, x, target="cat"),
+    lambda: equicam.explain(model, x, views=[0, 90]),
+    lambda: equicam.explain(model, x, views="auto"),
+    lambda: equicam.explain(model, x, chunk=2.5),
+    lambda: equicam.explain(model, x, dtype="bfloat16"),
+    lambda: equicam.explain(model, x, fill="mirror"),
+    lambda: equicam.Views(5),
+    lambda: equicam.Views(("a",)),
+    lambda: equicam.equivariant(3)(x, 0),
+    lambda: equicam.wrap("resnet50"),
+):
+    try:
+        wrong()
+    except equicam.EquicamError as error:
+        assert " needs " in str(error) and "; try " in str(error), error
+    else:
+        raise AssertionError("no error")
+"""
+
+
+def test_wrong_types_are_explained_where_no_checker_runs():
+    subprocess.run([sys.executable, "-c", WRONG_TYPES], check=True)
 
 
 def test_errors_are_value_errors():

@@ -121,6 +121,7 @@ def test_a_constant_map_is_flagged_and_not_stretched_into_rounding_errors():
     assert single.map.max() == 0
     assert single.raw.min() > 0
     assert e.map.max() == 0
+    assert all("blank" in f for f in e.flags)  # in output space a constant view counts as nothing
 
 
 def test_unseen_corners_are_flagged(cnn, x):
@@ -183,13 +184,21 @@ class Output:
 @pytest.mark.parametrize(
     "form",
     [
-        lambda s: (s, None),
+        lambda s: (s, s[:, :2]),
+        lambda s: (s[:, 0], s),
         lambda s: [s[:, :, None, None], s],
         lambda s: {"features": s[:, :1], "logits": s},
         lambda s: {"out": s},
         Output,
     ],
-    ids=["tuple", "list with a picture first", "dict with logits", "dict with out", "object"],
+    ids=[
+        "tuple",
+        "numbers first",
+        "list with a picture first",
+        "dict with logits",
+        "dict with out",
+        "object",
+    ],
 )
 def test_scores_are_found_in_tuples_and_dicts(form, cnn, x):
     net = seeded(lambda: Answers(form))
@@ -230,6 +239,31 @@ def test_an_in_place_relu_after_the_layer_does_not_reach_its_activation(x):
     plane = (grads.mean((2, 3), keepdim=True) * acts).sum(1).relu()
     assert_alive(e.map)
     torch.testing.assert_close(e.planes[:, 0], plane, atol=1e-10, rtol=0)
+
+
+def test_an_in_place_operation_on_what_the_layer_took_does_not_reach_it_either(x):
+    class Later(Cnn):
+        def __init__(self):
+            super().__init__()
+            self.same = nn.Identity()
+
+        def forward(self, v):
+            acts = self.trunk(v)
+            scores = self.rest(self.same(acts).clone())
+            acts.zero_()
+            return scores
+
+    e = equicam.explain(equicam.wrap(seeded(Later), layer="same"), x, method="grad-cam")
+    plain = equicam.explain(equicam.wrap(seeded(Cnn), layer="trunk"), x, method="grad-cam")
+    assert_alive(plain.map)
+    torch.testing.assert_close(e.map, plain.map, atol=1e-10, rtol=0)
+
+
+def test_the_probability_of_the_presented_picture_is_there_even_if_it_is_no_view(cnn, x):
+    e = equicam.explain(cnn, x, views=3, as_published=True)
+    p = cnn.module(x).softmax(1).gather(1, e.target[:, None])[:, 0].detach()
+    torch.testing.assert_close(e.sure, p)
+    assert not torch.isclose(e.sure[:, None], e.prob).any()
 
 
 def test_a_layer_used_twice_is_read_where_it_ran_last(x):

@@ -1,8 +1,9 @@
 import pytest
 import torch
+from torch import nn
 
 from equicam import EquicamError, Layout
-from equicam.readers.layout import infer
+from equicam.readers.layout import channels_of, infer
 
 
 @pytest.mark.parametrize(
@@ -11,6 +12,8 @@ from equicam.readers.layout import infer
         ((2, 2048, 7, 7), (224, 224), Layout("nchw")),
         ((2, 7, 7, 768), (224, 224), Layout("nhwc")),
         ((2, 512, 7, 10), (224, 300), Layout("nchw")),
+        ((2, 12, 17, 24), (33, 47), Layout("nchw")),
+        ((2, 64, 32, 17), (253, 129), Layout("nchw")),
         ((2, 7, 10, 512), (224, 300), Layout("nhwc")),
         ((2, 8, 7, 7), (224, 224), Layout("nchw")),
         ((2, 7, 7, 8), (224, 224), Layout("nhwc")),
@@ -29,8 +32,14 @@ def test_the_layout_is_inferred(shape, size, expected):
     assert infer(shape, size) == expected
 
 
-def test_a_norm_over_the_last_axis_settles_what_shape_leaves_open():
-    assert infer((2, 7, 7, 7), (224, 224), channels_last=True) == Layout("nhwc")
+def test_what_a_layer_says_of_its_channels_settles_it():
+    assert infer((2, 8, 8, 8), (224, 224), channels=8) == Layout("nchw")
+    assert infer((2, 8, 8, 9), (224, 224), channels=9) == Layout("nhwc")
+    assert infer((2, 384, 14, 14), (224, 224), channels=384) == Layout("nchw")  # a LayerNorm2d
+    assert (
+        channels_of(nn.LayerNorm(5)) == channels_of(nn.Conv2d(3, 5, 1)) == channels_of(nn.BatchNorm2d(5)) == 5
+    )
+    assert channels_of(nn.ReLU()) is None
 
 
 def test_planes_of_every_layout_are_the_same_positions():

@@ -45,6 +45,29 @@ def test_weights_from_a_file(tmp_path, net, form):
     assert same(equicam.load("embedded", weights=str(file)), net)
 
 
+def test_a_file_needs_no_suffix_and_a_name_that_is_none_is_refused(tmp_path, net):
+    torch.save(net.state_dict(), tmp_path / "checkpoint")
+    assert same(equicam.load("embedded", weights=str(tmp_path / "checkpoint")), net)
+    for name in ("embedded", "timm:resnet18", "open_clip:ViT-S-32-alt"):
+        with pytest.raises(EquicamError, match=r"an existing file or \"random\", got 'IMAGENET1K_V2'"):
+            equicam.load(name, weights="IMAGENET1K_V2", classes=["a", "b"])
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+    with pytest.raises(EquicamError, match="a whole safetensors file"):
+        equicam.load("embedded", weights=tmp_path / "broken.safetensors")
+
+
+def test_a_backbone_without_classes_is_refused():
+    with pytest.raises(EquicamError, match="a classifier, got a backbone without classes"):
+        equicam.load("timm:vit_small_patch14_dinov2", weights="random")
+
+
+def test_an_absent_device_is_told():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(EquicamError, match="a device torch can use here"):
+        equicam.load("embedded", device="cuda")
+
+
 def test_a_head_of_another_size_comes_with_its_file(tmp_path):
     import torchvision
 
@@ -61,13 +84,12 @@ def test_a_head_of_another_size_comes_with_its_file(tmp_path):
 
 
 class Evil:
-    def __reduce__(self):
-        return (open, ("/tmp/equicam-was-here", "w"))
+    """Opens a file when unpickled."""
 
 
 def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, monkeypatch):
     target = tmp_path / "ran"
-    monkeypatch.setattr(Evil, "__reduce__", lambda self: (open, (str(target), "w")))
+    monkeypatch.setattr(Evil, "__reduce__", lambda self: (open, (str(target), "w")), raising=False)
     with (tmp_path / "w.pth").open("wb") as f:
         pickle.dump({"a": Evil()}, f)
     torch.save({"a": Evil()}, tmp_path / "z.pth")
@@ -76,6 +98,9 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, monk
         with pytest.raises(EquicamError, match="a file of tensors alone, which loads without running code"):
             equicam.load("embedded", weights=tmp_path / name)
         assert not target.exists()
+    with pytest.raises(EquicamError) as caught:
+        equicam.load("embedded", weights=tmp_path / "z.pth")
+    assert "False" not in str(caught.value)  # no advice to load it unsafely
 
 
 @pytest.mark.parametrize(
@@ -134,6 +159,7 @@ def test_a_factory_returns_a_module_or_a_model(tmp_path, net):
     [
         ("resnet51", "got 'resnet51'; try .*resnet50"),
         ("timm:resnet_18", "timm model needs a known name"),
+        ("timm:resnet18.nonsense", "weights of timm's resnet18 needs a known name"),
         ("keras:resnet", "one of timm, open_clip, hf"),
         ("open_clip:ViT-B-33/openai", "open_clip architecture"),
         ("nowhere.py:build", "an existing file.py"),
@@ -181,10 +207,7 @@ def test_weights_in_the_cache_need_no_network(monkeypatch, tmp_path):
     folder.mkdir(parents=True)
     torch.save(made.state_dict(), folder / published.url.rpartition("/")[2])
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(
-        torchvision._internally_replaced_utils, "load_state_dict_from_url", None, raising=False
-    )
-    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", torch.hub.load_state_dict_from_url)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", None)
     model = equicam.load("mobilenet_v3_small")
     torch.testing.assert_close(model.module(X), made.eval()(X), atol=1e-4, rtol=1e-4)
     assert model.classes[1] == "goldfish"

@@ -31,6 +31,8 @@ def test_greyscale_and_sixteen_bits_are_the_same_picture(tmp_path):
     sixteen = open_picture(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.png"))
     tiff = open_picture(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.tiff"))
     floats = open_picture(saved(tmp_path, Image.fromarray((RAMP / 255).astype(np.float32)), "f.tiff"))
+    dark = open_picture(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16)), "dark.png"))
+    assert np.asarray(dark).max() == 1  # 255 of 65535 is dark, whatever else is in the picture
     for found in (eight, sixteen, tiff, floats):
         assert found.mode == "RGB"
         assert np.array_equal(np.asarray(found)[..., 0], RAMP)
@@ -68,13 +70,13 @@ def test_an_animation_is_its_first_frame(tmp_path):
     assert np.array_equal(open_picture(path), COLOUR)
 
 
-def bomb() -> bytes:
-    """A PNG header that promises 60,000 × 60,000 pixels."""
+def bomb(side: int = 60_000) -> bytes:
+    """A PNG header that promises so many pixels, and nothing behind it."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
 
-    header = (60_000).to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
+    header = side.to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
     return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", header)
@@ -93,6 +95,8 @@ def whole_png() -> bytes:
 
 REFUSED = {
     "bomb.png": (bomb(), "at most 178,956,970 pixels"),
+    "just over.png": (bomb(13_378), "at most 178,956,970 pixels"),
+    "just under.png": (bomb(13_377), "can be read whole"),  # not for its size
     "empty.png": (b"", "bytes of no known format"),
     "text.jpg": (b"<script>alert(1)</script>", "bytes of no known format"),
     "truncated.png": (whole_png()[:2000], "can be read whole"),

@@ -8,24 +8,28 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from equicam.errors import EquicamError
 
-MOST_PIXELS = 178_956_970  # Pillow's own line between a large picture and a decompression bomb
+MOST_PIXELS = 2 * (
+    Image.MAX_IMAGE_PIXELS or 89_478_485
+)  # where Pillow refuses a picture as a decompression bomb
 
 
 def open_picture(path: str | Path) -> Image.Image:
     """The first frame of a picture file as `rgb` has it; anything unreadable, truncated or too large is refused."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow warns at half its limit
             with Image.open(path) as picture:
-                if picture.width * picture.height > MOST_PIXELS:
-                    raise Image.DecompressionBombError(f"{picture.width}×{picture.height} pixels")
                 return rgb(picture)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except Image.DecompressionBombError as error:
         raise EquicamError(
             f"picture {str(path)!r}",
             needs=f"at most {MOST_PIXELS:,} pixels",
             got=error,
             fix="tiling it first",
+        ) from error
+    except FileNotFoundError as error:
+        raise EquicamError(
+            f"picture {str(path)!r}", needs="an existing file", got="No such file", fix="its full path"
         ) from error
     except UnidentifiedImageError as error:
         raise EquicamError(
@@ -48,18 +52,19 @@ def rgb(picture: Image.Image) -> Image.Image:
     picture.load()
     picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I") or picture.mode == "F":
-        return Image.fromarray(_eight_bits(np.asarray(picture))).convert("RGB")
+        return Image.fromarray(_eight_bits(np.asarray(picture), picture.mode)).convert("RGB")
     if "A" in picture.getbands() or "transparency" in picture.info:
         over = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB")
     return picture.convert("RGB")
 
 
-def _eight_bits(values: np.ndarray) -> np.ndarray:
-    """Sixteen-bit levels over the full range of the type; floats taken as [0, 1] unless they exceed it."""
-    if values.dtype.kind == "f":
-        top = 1.0 if np.nanmax(values) <= 1 else 255.0 if np.nanmax(values) <= 255 else 65535.0
-    else:
-        top = 255.0 if values.max(initial=0) <= 255 else 65535.0
+def _eight_bits(values: np.ndarray, mode: str) -> np.ndarray:
+    """Sixteen-bit levels over their full range; wider integers and floats by the narrowest usual range they fit."""
+    highest = float(np.nanmax(values, initial=0))
+    ranges = (
+        (65535.0,) if mode.startswith("I;16") else (255.0, 65535.0) if mode == "I" else (1.0, 255.0, 65535.0)
+    )
+    top = next((r for r in ranges if highest <= r), highest)
     scaled: np.ndarray = np.clip(np.nan_to_num(values) / top, 0, 1) * 255
     return scaled.round().astype(np.uint8)

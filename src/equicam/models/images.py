@@ -5,8 +5,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -46,6 +47,29 @@ def preprocessed(model: Model | None, picture: Image.Image) -> Float[Tensor, "c 
     return tensor
 
 
+def stacked(tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b c H W"]:
+    """Preprocessed pictures as one batch."""
+    shapes = sorted({tuple(t.shape) for t in tensors})
+    if len(shapes) != 1:
+        raise EquicamError(
+            "preprocessing",
+            needs="to bring every picture to one size",
+            got=shapes,
+            fix="a crop or resize in it",
+        )
+    return torch.stack(list(tensors))
+
+
+def as_pictures(model: Model, x: Float[Tensor, "b c H W"]) -> UInt8[np.ndarray, "b H W 3"]:
+    """Preprocessed pictures as people see them: mean and deviation put back, grey as RGB."""
+    mean, std = (
+        torch.tensor(v, dtype=x.dtype, device=x.device)[:, None, None] for v in (model.mean, model.std)
+    )
+    shown = ((x * std + mean).clamp(0, 1) * 255).round().byte()
+    shown = shown[:, :1].expand(-1, 3, -1, -1) if shown.shape[1] != 3 else shown
+    return shown.permute(0, 2, 3, 1).cpu().numpy()
+
+
 def _stacked(model: Model | None, images: Any) -> Tensor:
     pictures = [images] if isinstance(images, Image.Image | str | Path) else list(images)
     if not pictures or not all(isinstance(p, Image.Image | str | Path) for p in pictures):
@@ -53,7 +77,7 @@ def _stacked(model: Model | None, images: Any) -> Tensor:
         raise EquicamError(
             "images", needs="a tensor, PIL images or paths", got=kinds, fix="torch.stack on tensors"
         )
-    return torch.stack(
+    return stacked(
         [preprocessed(model, p if isinstance(p, Image.Image) else open_picture(p)) for p in pictures]
     )
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.readers.layout import infer
+from equicam.readers.layout import channels_of, infer
 from equicam.readers.tap import undisturbed
 
 _PASS_ON = ("Identity", "Permute", "Dropout")  # what they put out, something before them made
@@ -15,10 +15,10 @@ _PASS_ON = ("Identity", "Permute", "Dropout")  # what they put out, something be
 
 @dataclass(frozen=True)
 class _Ran:
-    """One submodule's run: its output is spatial unless pooled or flattened."""
+    """A submodule that put out something spatial, and of how many dimensions."""
 
     name: str
-    output: Tensor
+    ndim: int
 
 
 def choose(module: nn.Module, example: Tensor | None = None) -> str:
@@ -34,9 +34,13 @@ def choose(module: nn.Module, example: Tensor | None = None) -> str:
             f"{type(module).__name__}", needs="a layer with a spatial output to choose", got="none of 2×2 or more",
             fix='wrap(module, layer="NAME")',
         )  # fmt: skip
-    if ran[-1].output.ndim == 4:
+    if ran[-1].ndim == 4:
         return ran[-1].name
-    norms = [r.name for r in ran if _is_norm(module.get_submodule(r.name)) and _in_block(module, r.name)]
+    norms = [
+        r.name
+        for r in ran
+        if r.ndim == 3 and _is_norm(module.get_submodule(r.name)) and _in_block(module, r.name)
+    ]
     if not norms:
         return ran[-1].name
     block = norms[-1].rpartition(".")[0]
@@ -57,7 +61,7 @@ def _run(module: nn.Module, example: Tensor) -> list[_Ran]:
         if "Pool" in type(child).__name__ or any(first is p for p in pooled):
             pooled.append(first)
         elif _spatial(first, size, child):
-            ran.append(_Ran(name, first))
+            ran.append(_Ran(name, first.ndim))
 
     def watch(name: str) -> Any:
         return lambda child, _inputs, output: note(name, child, output)
@@ -79,8 +83,10 @@ def _run(module: nn.Module, example: Tensor) -> list[_Ran]:
 
 def _spatial(output: Tensor, size: tuple[int, int], child: nn.Module) -> bool:
     shape = tuple(output.shape)
+    if shape[0] != 1:  # windows or pixels folded into the batch
+        return False
     try:
-        layout = infer(shape, size, channels_last=isinstance(child, nn.LayerNorm))
+        layout = infer(shape, size, channels=channels_of(child))
     except EquicamError:
         return False
     return min(layout.planes(output).shape[-2:]) >= 2

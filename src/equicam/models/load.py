@@ -48,7 +48,17 @@ class _Asked:
         if self.weights is None or self.weights == RANDOM:
             return None
         path = Path(self.weights)
-        return path if isinstance(self.weights, Path) or path.suffix else None
+        return path if isinstance(self.weights, Path) or path.suffix or path.exists() else None
+
+    def by_file_only(self) -> None:
+        """Refuse the name of published weights, where a source has none to choose from."""
+        if self.weights not in (None, RANDOM) and self.file is None:
+            raise EquicamError(
+                f"weights of {self.name!r}",
+                needs='an existing file or "random"',
+                got=repr(self.weights),
+                fix="its full path",
+            )
 
     def wrapped(self, module: nn.Module, **known: Any) -> Model:
         """The module with what the source knows of it and what the caller has set."""
@@ -59,7 +69,7 @@ class _Asked:
 
 
 def load(
-    name: str,
+    name: str | Path,
     *,
     weights: str | Path | None = None,
     classes: Sequence[str] | None = None,
@@ -74,6 +84,7 @@ def load(
     `weights` is a safetensors or state-dict file, the name of published weights ("IMAGENET1K_V2"), or "random";
     without it the published ones come from the ordinary caches or are downloaded.
     """
+    name = str(name)
     source, _, rest = name.partition(":")
     build: Callable[[_Asked], Model]
     if ".py:" in name or name.endswith(".py"):
@@ -89,10 +100,24 @@ def load(
             "a model's source", needs=f"one of {', '.join(SOURCES)}, a file.py:factory or none", got=repr(name),
             fix="a name that `equicam models` lists",
         )  # fmt: skip
+    if isinstance(classes, str):
+        raise EquicamError(
+            "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
+        )
     asked = _Asked(rest, weights, classes, tuple(templates), layer, as_layout(layout), rectify_weights)
+    if build is not _torchvision:
+        asked.by_file_only()
     found = build(asked)
     if device is not None:
-        found.module.to(device)
+        try:
+            found.module.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise EquicamError(
+                "device",
+                needs="a device torch can use here",
+                got=f"{device!r}: {str(error).splitlines()[0]}",
+                fix="cpu",
+            ) from error
     return replace(found, name=name)
 
 
@@ -140,8 +165,11 @@ def _timm(asked: _Asked) -> Model:
     from timm.data import create_transform, infer_imagenet_subset, resolve_model_data_config
     from timm.data.imagenet_info import ImageNetInfo
 
-    if not timm.is_model(asked.name.removeprefix("hf-hub:").partition(".")[0]):
+    arch, _, tag = asked.name.partition(".")
+    if not timm.is_model(arch):
         raise _unknown("timm model", asked.name, timm.list_models())
+    if tag and asked.name not in timm.list_pretrained(f"{arch}.*"):
+        raise _unknown(f"weights of timm's {arch}", asked.name, timm.list_pretrained(f"{arch}.*"))
 
     def build(classes: int | None = None, *, pretrained: bool = False) -> nn.Module:
         kwargs = {} if classes is None else {"num_classes": classes}
@@ -154,10 +182,18 @@ def _timm(asked: _Asked) -> Model:
         module = build()
     else:
         module = from_hf_hub(asked.name, lambda: build(pretrained=True))
+    if not getattr(module, "num_classes", 1):
+        raise EquicamError(
+            f"{asked.name!r}",
+            needs="a classifier",
+            got="a backbone without classes",
+            fix="weights=FILE with a head, or wrap",
+        )
     data = resolve_model_data_config(module)
     subset = None if asked.file else infer_imagenet_subset(module)
     known: dict[str, Any] = {
         "preprocess": create_transform(**data, is_training=False),
+        "example": torch.zeros(1, *data["input_size"]),
         "mean": data["mean"],
         "std": data["std"],
     }
@@ -173,7 +209,7 @@ def _open_clip(asked: _Asked) -> Model:
     if arch not in open_clip.list_models():
         raise _unknown("open_clip architecture", arch, open_clip.list_models())
     classes = checked_classes(asked.name, asked.classes)
-    pretrained = None if asked.weights == RANDOM or asked.file else tag or asked.weights
+    pretrained = None if asked.weights else tag or None
     if pretrained is None and asked.weights is None:
         tags = open_clip.list_pretrained_tags_by_model(arch)
         raise EquicamError(

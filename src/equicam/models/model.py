@@ -62,6 +62,10 @@ def wrap(
         raise EquicamError(
             "wrap", needs="a torch.nn.Module", got=type(module).__name__, fix="the network itself"
         )
+    if isinstance(classes, str):
+        raise EquicamError(
+            "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
+        )
     module = original(module)
     if layer is None:
         from equicam.models.layers import choose

@@ -1,6 +1,7 @@
 """Weights from files and caches. Nothing in a file is ever executed."""
 
 import pickle
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,15 +23,24 @@ def state_dict(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise EquicamError("weights", needs="an existing file", got=repr(str(file)), fix="its full path")
     if file.suffix == ".safetensors":
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return dict(load_file(file))
+        try:
+            return dict(load_file(file))
+        except SafetensorError as error:
+            raise EquicamError(
+                f"weights {str(file)!r}",
+                needs="a whole safetensors file",
+                got=error,
+                fix="a fresh copy of it",
+            ) from error
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise EquicamError(
             f"weights {str(file)!r}", needs="a file of tensors alone, which loads without running code",
-            got=f"{type(error).__name__}: {str(error).splitlines()[0]}", fix="saving model.state_dict() or a safetensors file",
+            got=_more_than_tensors(error), fix="saving model.state_dict() or a safetensors file",
         ) from error  # fmt: skip
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
@@ -41,6 +51,14 @@ def state_dict(file: Path) -> dict[str, Tensor]:
             fix="saving model.state_dict()",
         )  # fmt: skip
     return {key.removeprefix("module."): value for key, value in found.items()}
+
+
+def _more_than_tensors(error: Exception) -> str:
+    """What a refused file asks for, in our words: torch's own message advises to load it unsafely."""
+    wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
+    return (
+        f"a pickle that asks for {wanted[1]}" if wanted else f"bytes that are none ({type(error).__name__})"
+    )
 
 
 def filled(build: Callable[[int | None], nn.Module], file: Path) -> nn.Module:

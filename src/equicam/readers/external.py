@@ -1,7 +1,11 @@
 """Any explainer of the user's as a reader: `(x, target) → map`."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -11,10 +15,13 @@ from equicam.readers.reading import Pin, Reading, wide
 Explainer = Callable[[Float[Tensor, "n c H W"], Int[Tensor, " n"]], Tensor]
 
 
-def external(fn: Explainer, x: Float[Tensor, "n c H W"], pin: Pin) -> Reading:
-    """Fn's own maps, signed values and all: [n, h, w], or [n, c, h, w] summed over channels."""
+def external(
+    fn: Explainer, x: Float[Tensor, "n c H W"], pin: Pin, *, autocast: torch.dtype | None = None
+) -> Reading:
+    """The explainer's own maps, signed values and all: [n, h, w], or [n, c, h, w] summed over channels."""
     target, _ = pin(None)
-    found = fn(x, target)
+    with torch.autocast(x.device.type, dtype=autocast) if autocast else nullcontext():
+        found = fn(x, target)
     if not isinstance(found, Tensor) or found.ndim not in (3, 4) or len(found) != len(x):
         got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise EquicamError(
@@ -25,3 +32,45 @@ def external(fn: Explainer, x: Float[Tensor, "n c H W"], pin: Pin) -> Reading:
         )
     planes = wide(found.detach().to(x.device))
     return Reading(stage="rectified", value=(planes.sum(1) if planes.ndim == 4 else planes,))
+
+
+def as_explainer(found: Any) -> Explainer:
+    """A callable `(x, target) → map` of the peers' objects, known by what they can do; callables stay as they are."""
+    if hasattr(found, "attribute"):  # captum
+        return partial(_captum, found)
+    if hasattr(found, "activations_and_grads") or hasattr(found, "base_cam"):  # pytorch-grad-cam
+        return partial(_pytorch_grad_cam, found)
+    if hasattr(found, "hook_a") and hasattr(found, "model"):  # torchcam
+        return partial(_torchcam, found)
+    if not callable(found):
+        raise EquicamError(
+            "equivariant",
+            needs="a callable (x, target) → map",
+            got=type(found).__name__,
+            fix="a function of yours",
+        )
+    explainer: Explainer = found
+    return explainer
+
+
+def _captum(attribution: Any, x: Tensor, target: Tensor) -> Tensor:
+    with torch.enable_grad():
+        found: Tensor = attribution.attribute(x, target=target)
+    return found
+
+
+def _pytorch_grad_cam(cam: Any, x: Tensor, target: Tensor) -> Tensor:
+    # its targets are callables that pick a number from one row of the output
+    picks = [partial(_pick, int(c)) for c in target]
+    with torch.enable_grad():
+        return torch.as_tensor(cam(x, targets=picks))
+
+
+def _pick(index: int, output: Tensor) -> Tensor:
+    return output[..., index]
+
+
+def _torchcam(extractor: Any, x: Tensor, target: Tensor) -> Tensor:
+    with torch.enable_grad():
+        found: Tensor = extractor(target.tolist(), extractor.model(x))[0]
+    return found

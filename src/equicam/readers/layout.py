@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from equicam.errors import EquicamError
 
@@ -36,7 +36,7 @@ class Layout:
         return output[:, self.prefix :].transpose(1, 2).reshape(len(output), -1, *self.grid)
 
     @property
-    def cls_head(self) -> bool:
+    def prefixed(self) -> bool:
         """Whether prefix tokens (a class token, registers) stand before the patches."""
         return self.kind == "tokens" and bool(self.prefix)
 
@@ -71,11 +71,13 @@ class Layout:
         return Layout("tokens", prefix, grid)
 
 
-def infer(shape: tuple[int, ...], size: tuple[int, int], *, channels_last: bool = False) -> Layout:
-    """The layout an output of this shape must have; `channels_last` when the layer is known to normalise its last axis."""
+def infer(shape: tuple[int, ...], size: tuple[int, int], *, channels: int | None = None) -> Layout:
+    """The layout an output of this shape must have; `channels` settles it where the layer tells how many it puts out."""
     if len(shape) == 4:
-        first, last = _mismatch(shape[2:], size), _mismatch(shape[1:3], size)
-        return Layout("nhwc" if channels_last or last < first else "nchw")
+        if channels is not None and (shape[1] == channels) != (shape[3] == channels):
+            return Layout("nchw" if shape[1] == channels else "nhwc")
+        last = not _fits(shape[2:], size) and _fits(shape[1:3], size)
+        return Layout("nhwc" if last else "nchw")
     if len(shape) == 3:
         return Layout("tokens").resolve(shape, size)
     raise EquicamError(
@@ -84,9 +86,18 @@ def infer(shape: tuple[int, ...], size: tuple[int, int], *, channels_last: bool 
     )  # fmt: skip
 
 
-def _mismatch(grid: tuple[int, ...], size: tuple[int, int]) -> int:
-    """0 when a grid has the picture's proportions; grows with the distance from them."""
-    return abs(grid[0] * size[1] - grid[1] * size[0])
+def channels_of(layer: nn.Module) -> int | None:
+    """How many channels a layer says it puts out, if it does."""
+    if isinstance(layer, nn.LayerNorm):
+        return int(layer.normalized_shape[-1])
+    found = getattr(layer, "out_channels", None) or getattr(layer, "num_features", None)
+    return found if isinstance(found, int) else None
+
+
+def _fits(grid: tuple[int, ...], size: tuple[int, int]) -> bool:
+    """Whether a grid has the picture's proportions, to about a cell where rounding leaves room."""
+    room = 0.0 if size[0] == size[1] else 1.5
+    return abs(grid[0] - grid[1] * size[0] / size[1]) <= room
 
 
 def _token_grid(tokens: int, size: tuple[int, int], prefix: int | None) -> tuple[int, tuple[int, int]] | None:

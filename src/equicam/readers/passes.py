@@ -42,7 +42,10 @@ def as_targets(target: Target, x: Float[Tensor, "b c H W"]) -> Int[Tensor, " b"]
     """One class an image, checked for number and kind; None leaves it to the model's top-1."""
     if target is None:
         return None
-    wanted = torch.as_tensor(target, device=x.device)
+    try:
+        wanted = torch.as_tensor(target, device=x.device)
+    except (TypeError, ValueError, RuntimeError):
+        wanted = torch.empty(0)
     if wanted.is_floating_point() or wanted.dtype == torch.bool or wanted.numel() == 0 or wanted.ndim > 1:
         raise EquicamError(
             "target", needs="a class index or one for each image", got=repr(target), fix="target=3"

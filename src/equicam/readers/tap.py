@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from equicam.errors import EquicamError
 from equicam.models.model import Model
 from equicam.readers.aim import logit
-from equicam.readers.layout import Layout, infer
+from equicam.readers.layout import Layout, channels_of, infer
 from equicam.readers.reading import Aim, Pin, Reading, wide
 
 
@@ -30,19 +30,9 @@ def tap(
     autocast: torch.dtype | None = None,
 ) -> Reading:
     """A_n and g_n = ∂(aim · scores)/∂A_n at the model's layer, [n, k, h, w] each."""
-    size = (x.shape[-2], x.shape[-1])
-    if _prefers_channels_last(model.module):
-        x = x.contiguous(memory_format=torch.channels_last)
     with undisturbed(model.module), torch.enable_grad(), tapped(model) as caught:
-        with torch.autocast(x.device.type, dtype=autocast) if autocast else nullcontext():
-            output = model.module(x)
-        if not caught:
-            raise EquicamError(
-                f"layer {model.layer!r}", needs="to run when the model does", got="no call of it",
-                fix="a layer the forward pass calls (scripted modules do not fire hooks)",
-            )  # fmt: skip
-        leaf = caught[-1]
-        layout = _layout(model, leaf, size)
+        output = feed(model, x, autocast)
+        leaf, layout = caught_features(model, caught, x)
         scores, probs = class_scores(output, count=len(x))
         target, presented = pin(scores.detach())
         if not scores.requires_grad:
@@ -52,21 +42,44 @@ def tap(
             )  # fmt: skip
         direction = aim(scores.detach() if presented is None else presented, target)
         (grad,) = torch.autograd.grad(scores, leaf, direction, materialize_grads=True)
-    if layout.cls_head:
+    if layout.prefixed:
         _refuse_dead_patches(model, grad, layout)
     return Reading(
         stage="features",
         value=(wide(layout.planes(leaf.detach())), wide(layout.planes(grad))),
         scores=scores.detach(),
         probs=probs.detach(),
-        rectify_weights=layout.cls_head if model.rectify_weights is None else model.rectify_weights,
+        rectify_weights=layout.prefixed if model.rectify_weights is None else model.rectify_weights,
     )
+
+
+def feed(model: Model, x: Float[Tensor, "n c H W"], autocast: torch.dtype | None) -> Any:
+    """The module's output, in the memory format its weights have."""
+    if _prefers_channels_last(model.module):
+        x = x.contiguous(memory_format=torch.channels_last)
+    with torch.autocast(x.device.type, dtype=autocast) if autocast else nullcontext():
+        return model.module(x)
+
+
+def caught_features(model: Model, caught: list[Tensor], x: Float[Tensor, "n c H W"]) -> tuple[Tensor, Layout]:
+    """What the layer put out when it ran last, and its layout."""
+    if not caught:
+        raise EquicamError(
+            f"layer {model.layer!r}", needs="to run when the model does", got="no call of it",
+            fix="a layer the forward pass calls (scripted modules do not fire hooks)",
+        )  # fmt: skip
+    if len(caught[-1]) != len(x):
+        raise EquicamError(
+            f"layer {model.layer!r}", needs=f"one row a picture, {len(x)} in all", got=f"shape {tuple(caught[-1].shape)}",
+            fix="a layer that does not fold windows into the batch",
+        )  # fmt: skip
+    return caught[-1], _layout(model, caught[-1], (x.shape[-2], x.shape[-1]))
 
 
 def class_scores(output: Any, *, count: int) -> tuple[Float[Tensor, "n y"], Float[Tensor, "n y"]]:
     """Scores and probabilities per class; a single logit z is two classes with scores (−z, z)."""
     found = _logits(output)
-    if found is None or found.shape[0] != count or found.ndim > 2 or not found.is_floating_point():
+    if found is None or found.ndim not in (1, 2) or len(found) != count or not found.is_floating_point():
         shape = f"{type(output).__name__}" if found is None else f"a tensor {tuple(found.shape)}"
         raise EquicamError(
             "the model's output", needs=f"class scores [{count}, classes], alone or in a tuple or dict", got=shape,
@@ -80,6 +93,11 @@ def class_scores(output: Any, *, count: int) -> tuple[Float[Tensor, "n y"], Floa
             got="NaN or infinity",
             fix="dtype=None or other weights",
         )
+    if _are_probabilities(scores):
+        raise EquicamError(
+            "the model's output", needs="logits", got="probabilities, behind a softmax or sigmoid",
+            fix="the module without its last activation",
+        )  # fmt: skip
     if scores.ndim == 1 or scores.shape[1] == 1:
         z = scores.reshape(-1, 1)
         return torch.cat((-z, z), 1), torch.cat((-z, z), 1).sigmoid()
@@ -98,9 +116,9 @@ def tapped(model: Model) -> Iterator[list[Tensor]]:
                 f"layer {model.layer!r}", needs="a floating-point tensor as output", got=type(first).__name__,
                 fix="a layer that returns its features",
             )  # fmt: skip
-        leaf = first.detach().requires_grad_()
+        # copies before and after, so that no in-place operation on what the layer took or gave reaches the leaf
+        leaf = first.detach().clone().requires_grad_()
         caught.append(leaf)
-        # a clone, so that an in-place operation after the layer cannot overwrite the leaf
         return (leaf.clone(), *output[1:]) if isinstance(output, tuple) else leaf.clone()
 
     handle = model.module.get_submodule(model.layer).register_forward_hook(cut)
@@ -142,8 +160,7 @@ def _layout(model: Model, leaf: Tensor, size: tuple[int, int]) -> Layout:
     shape = tuple(leaf.shape)
     try:
         if model.layout is None:
-            norm = isinstance(model.module.get_submodule(model.layer), nn.LayerNorm)
-            layout = infer(shape, size, channels_last=norm)
+            layout = infer(shape, size, channels=channels_of(model.module.get_submodule(model.layer)))
         else:
             layout = model.layout.resolve(shape, size)
             if layout.kind != "tokens" and len(shape) != 4:
@@ -180,11 +197,35 @@ def _refuse_dead_patches(model: Model, grad: Tensor, layout: Layout) -> None:
     )  # fmt: skip
 
 
+def _are_probabilities(scores: Float[Tensor, "n ..."]) -> bool:
+    """Rows that sum to 1, or single outputs that a sigmoid made (told by the graph behind them)."""
+    if scores.ndim == 2 and scores.shape[1] > 1:
+        return bool((scores >= 0).all()) and torch.allclose(
+            scores.sum(1), torch.ones_like(scores[:, 0]), atol=1e-3
+        )
+    node = scores.grad_fn
+    while node is not None and node.name().startswith(
+        ("Squeeze", "Unsqueeze", "View", "Reshape", "Select", "ToCopy")
+    ):
+        node = node.next_functions[0][0]
+    return node is not None and node.name().startswith("Sigmoid")
+
+
 def _logits(output: Any) -> Tensor | None:
     if isinstance(output, Tensor):
         return output
-    if isinstance(output, Mapping):
-        output = [output[k] for k in ("logits", "out") if k in output] or list(output.values())
-    if isinstance(output, tuple | list):
-        return next((item for item in output if isinstance(item, Tensor) and 1 <= item.ndim <= 2), None)
-    return getattr(output, "logits", None)
+    named = [output[k] for k in ("logits", "out") if k in output] if isinstance(output, Mapping) else []
+    named = named or [getattr(output, "logits", None)]
+    if isinstance(named[0], Tensor):
+        return named[0]
+    items = (
+        list(output.values())
+        if isinstance(output, Mapping)
+        else output
+        if isinstance(output, tuple | list)
+        else []
+    )
+    tensors = [item for item in items if isinstance(item, Tensor) and item.ndim in (1, 2)]
+    tensors = [t for t in tensors if t.ndim == 2] or tensors
+    # by convention a tuple has its scores first; a dict has no first
+    return tensors[0] if tensors and (len(tensors) == 1 or not isinstance(output, Mapping)) else None

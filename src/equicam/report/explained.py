@@ -14,6 +14,7 @@ from PIL import Image
 from equicam.report.overlay import Picture, heat, overlay, panel
 
 A_ROW = 9  # views in a row of the strip
+MOST_SPREAD = 0.5  # the largest standard deviation values in [0, 1] can have
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,25 @@ class Explained:
     facts: dict[str, Any]
 
 
-def write(explained: Explained, folder: Path, stem: str) -> dict[str, str]:
-    """STEM.overlay.png, STEM.peum.png, STEM.views.png and STEM.json; returns their names."""
-    names = {kind: f"{stem}.{kind}.png" for kind in ("overlay", "peum", "views")}
-    both = [("picture", explained.picture), ("map", overlay(explained.picture, explained.map))]
+def write(explained: Explained, folder: Path, stem: str) -> None:
+    """STEM.overlay.png, STEM.views.png, STEM.json, and STEM.peum.png where there are views to disagree."""
+    names = {"overlay": f"{stem}.overlay.png", "views": f"{stem}.views.png"}
+    both = [
+        ("picture", explained.picture),
+        (explained.facts["method"], overlay(explained.picture, explained.map)),
+    ]
     panel([both], folder / names["overlay"], title=explained.title, inches=3)
-    highest = float(explained.peum.max())
-    spread = heat(explained.peum / highest if highest > 0 else explained.peum)
-    uncertain = [("picture", explained.picture), (f"PEUM: variance of views, 0 to {highest:.3g}", spread)]
-    panel([uncertain], folder / names["peum"], title=explained.title, inches=3)
+    if len(explained.views) > 1:
+        names["peum"] = f"{stem}.peum.png"
+        # one scale for every picture, so that two can be compared by eye
+        spread = heat(np.sqrt(explained.peum) / MOST_SPREAD)
+        caption = f"disagreement of views: standard deviation, 0 to {MOST_SPREAD}"
+        panel(
+            [[("picture", explained.picture), (caption, spread)]],
+            folder / names["peum"],
+            title=explained.title,
+            inches=3,
+        )
     strip = [
         (_caption(v), overlay(v.picture, _stretched(v.plane, (v.picture.shape[0], v.picture.shape[1]))))
         for v in explained.views
@@ -57,20 +68,24 @@ def write(explained: Explained, folder: Path, stem: str) -> dict[str, str]:
     panel(rows, folder / names["views"], title=f"each view alone: {explained.title}", inches=1.7)
     facts = explained.facts | {"files": names}
     (folder / f"{stem}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=True) + "\n")
-    return names
 
 
 def safe_stem(path: str, taken: set[str]) -> str:
-    """A file name of our own for a path of anybody's: plain letters, short, and not used yet."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem).strip("._-")[:80] or "picture"
-    if plain != Path(path).stem or plain in taken:
-        plain = f"{plain}-{hashlib.sha256(str(path).encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
-    taken.add(plain)
-    return plain
+    """A file name of our own for a path of anybody's: plain letters, short, and in no case used yet."""
+    own = Path(path).stem
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", own).strip("._-")[:80] or "picture"
+    digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()
+    tries = (
+        plain if n == 0 and plain == own else f"{plain}-{digest[:8]}{f'-{n}' if n > 1 else ''}"
+        for n in range(len(taken) + 3)
+    )
+    stem = next(s for s in tries if s.lower() not in taken)
+    taken.add(stem.lower())
+    return stem
 
 
 def _caption(view: View) -> str:
-    mark = ", other class" if view.flipped else "" if view.kept else ", left out"
+    mark = "\nother class" if view.flipped else "" if view.kept else "\nleft out"
     return f"{view.degrees:g}°, p = {view.prob:.2f}{mark}"
 
 
