@@ -196,7 +196,10 @@ def doctor() -> None:
     table = Table("what", "found", "to do", box=None)
     for finding in findings():
         table.add_row(
-            escape(finding.what), escape(finding.found), escape(finding.fix), style=None if finding.well else "yellow"
+            escape(finding.what),
+            escape(finding.found),
+            escape(finding.fix),
+            style=None if finding.well else "yellow",
         )
     console.print(table)
 

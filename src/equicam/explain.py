@@ -24,7 +24,7 @@ from equicam.geometry import Fill, Views
 from equicam.methods import Fusion, Method, Reader, find
 from equicam.models.images import Images, as_batch
 from equicam.models.model import Model, wrap
-from equicam.readers.external import Explainer, as_explainer, external
+from equicam.readers.external import as_explainer, external
 from equicam.readers.passes import Read, Target, as_targets, read_views, views_a_pass
 from equicam.readers.reading import Pin, Reading
 
@@ -109,7 +109,7 @@ def _read(
 
 
 def equivariant(
-    fn: Explainer,
+    fn: Any,
     views: int | Views = 18,
     *,
     fill: Fill = "reflect",

@@ -218,3 +218,61 @@ def test_fused_attention_makes_no_difference():
         maps.append(equicam.explain(model, x, views=2).map)
     assert_alive(*maps)
     torch.testing.assert_close(maps[0], maps[1], atol=1e-4, rtol=0)
+
+
+TRANSFORMERS = {
+    "torchvision": lambda hf: equicam.load("vit_b_16", weights="random"),
+    "timm": lambda hf: equicam.load("timm:vit_tiny_patch16_224", weights="random"),
+    "timm distilled": lambda hf: equicam.load("timm:deit_tiny_distilled_patch16_224", weights="random"),
+    "open_clip": lambda hf: equicam.load("open_clip:ViT-S-32-alt", weights="random", classes=["a", "b", "c"]),
+    "hugging face": lambda hf: equicam.load(f"hf:{hf / 'vit'}"),
+    "hugging face clip": lambda hf: equicam.load(f"hf:{hf / 'clip'}", classes=["cat", "dog"]),
+}
+
+
+@pytest.mark.parametrize("source", TRANSFORMERS)
+def test_attention_is_recorded_whatever_computes_it_and_everything_put_back(source, local_hf):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = TRANSFORMERS[source](local_hf)
+    if "open_clip" not in source and "clip" not in source:
+        live(model.module)
+    side = 32 if "hugging" in source else 224
+    coarse = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(5))
+    x = nn.functional.interpolate(coarse, (side, side), mode="bicubic")
+    fused, before = nn.functional.scaled_dot_product_attention, model.module(x)
+    before = getattr(before, "logits", before)
+    for method in ("rollout", "transformer-attribution", "recipro-cam"):
+        e = equicam.explain(model, x, method=method)
+        assert_alive(e.map)
+        with torch.no_grad():
+            expected = before.softmax(1).gather(1, e.target[:, None])[:, 0]
+        torch.testing.assert_close(
+            e.sure, expected, atol=1e-4, rtol=1e-3
+        )  # the formula written out says the same
+        assert nn.functional.scaled_dot_product_attention is fused
+    again = model.module(x)
+    assert torch.equal(getattr(again, "logits", again), before)
+
+
+def test_written_out_attention_of_hugging_face_is_the_same(local_hf):
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+    model = equicam.load(f"hf:{local_hf / 'vit'}")
+    live(model.module)
+    for method in ("rollout", "transformer-attribution"):
+        maps = []
+        for kind in ("sdpa", "eager"):
+            model.module.set_attn_implementation(kind)
+            maps.append(equicam.explain(model, x, method=method).map)
+        assert_alive(*maps)
+        torch.testing.assert_close(maps[0], maps[1], atol=1e-4, rtol=0)
+
+
+def test_the_recorder_is_gone_after_an_exception():
+    model = equicam.load("timm:vit_tiny_patch16_224", weights="random")
+    live(model.module)
+    fused = nn.functional.scaled_dot_product_attention
+    model.module.head = nn.Linear(3, 3)
+    with pytest.raises(RuntimeError):
+        equicam.explain(model, torch.randn(1, 3, 224, 224), method="rollout")
+    assert nn.functional.scaled_dot_product_attention is fused

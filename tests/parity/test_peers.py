@@ -4,20 +4,23 @@ All of them keep the last ReLU's activations, so the layer here is the ReLU itse
 """
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from captum.attr import LayerGradCam
-from pytorch_grad_cam import FinerCAM, GradCAM, GradCAMPlusPlus, LayerCAM, XGradCAM
+from captum.attr import LayerGradCam, Saliency
+from pytorch_grad_cam import AblationCAM, FinerCAM, GradCAM, GradCAMPlusPlus, LayerCAM, ScoreCAM, XGradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import nn
 from torchcam import methods as torchcam
 
 import equicam
-from equicam.combine import grad_cam
-from equicam.methods import Method, find
+from equicam.combine import eigen_cam, grad_cam
+from equicam.methods import METHODS, Method, find
 from equicam.readers.aim import Contrast
+from equicam.readers.masking import score_cam
 from equicam.readers.tap import tap
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
@@ -162,7 +165,120 @@ def test_a_class_not_on_top_is_explained_for_itself(net, batch):
     assert set(direction[0].nonzero().flatten().tolist()) == {1, 3, 4, 2}
 
 
+class Unstrided(Cnn):
+    """Features as large as the picture, so that nobody's way of upsampling masks matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for part in self.trunk:
+            if isinstance(part, nn.Conv2d):
+                part.stride = (1, 1)
+
+
+@pytest.mark.parametrize("target", [None, CLASSES])
+def test_score_cam_of_pytorch_grad_cam(target):
+    """Theirs weighs by a softmax over channels of scores before the softmax over classes: our named variant."""
+    net, batch = plain(seeded(Unstrided, seed=7)).float(), pictures(4, 12, 12).float()
+    method = Method("", reader=partial(score_cam, weigh="softmax_of_logits"))
+    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method=method, target=target)
+    chosen = [ClassifierOutputTarget(int(c)) for c in ours.target]
+    with ScoreCAM(net, [net.trunk]) as cam:
+        theirs = torch.from_numpy(cam(batch, targets=chosen))
+    assert_alive(ours.map, theirs)
+    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+
+
+def test_ablation_cam_of_pytorch_grad_cam(net, batch):
+    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method="ablation-cam")
+    theirs_net = plain(net)
+    with AblationCAM(theirs_net, [theirs_net.trunk]) as cam:
+        theirs = torch.from_numpy(cam(batch, targets=[ClassifierOutputTarget(int(c)) for c in ours.target]))
+    assert_alive(ours.map, theirs)
+    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+
+
+def test_eigen_cam_of_pytorch_grad_cam(net, batch):
+    """Up to the sign, which a principal direction does not have: theirs is whatever the decomposition returns."""
+    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method=METHODS["eigen-cam"])
+    acts = net.trunk(batch).detach()
+    signed = eigen_cam(acts, acts)
+    theirs = torch.from_numpy(get_2d_projection(acts.numpy()))
+    sign = (signed * theirs).sum((1, 2), keepdim=True).sign()
+    torch.testing.assert_close(signed, sign * theirs, atol=1e-5, rtol=1e-4)
+    assert_alive(ours.map)
+    torch.testing.assert_close(ours.planes[:, 0], signed.relu())
+
+
+# --- the peers' own objects, made equivariant ---
+
+
+@pytest.mark.parametrize("peer", ["captum", "captum input", "pytorch-grad-cam", "torchcam"])
+def test_a_peers_object_becomes_its_aligned_average(net, batch, peer):
+    theirs_net = plain(net)
+    target = torch.tensor(CLASSES)
+    if peer == "captum":
+        found, single = LayerGradCam(theirs_net, theirs_net.trunk), "rectified"
+    elif peer == "captum input":
+        found, single = Saliency(theirs_net), None
+    elif peer == "pytorch-grad-cam":
+        found, single = GradCAM(theirs_net, [theirs_net.trunk]), "map"
+    else:
+        found, single = torchcam.GradCAM(theirs_net, "trunk", input_shape=(3, 32, 32)), "map"
+    e = equicam.equivariant(found, views=4)(batch, target)
+    turned = equicam.equivariant(found, views=4)(torch.rot90(batch, 1, (-2, -1)), target)
+    assert_alive(e.map)
+    torch.testing.assert_close(turned.map, torch.rot90(e.map, 1, (-2, -1)), atol=1e-4, rtol=0)
+    torch.testing.assert_close(turned.peum, torch.rot90(e.peum, 1, (-2, -1)), atol=1e-4, rtol=0)
+    assert (e.score > 0).all()
+    if single == "map":  # they rectify and stretch each view as we do: output space, by another road
+        ours = equicam.explain(
+            equicam.wrap(net, layer="trunk"), batch, method="equigrad-cam-out", views=4, target=CLASSES
+        )
+        alive = [("blank" not in f) for f in ours.flags]
+        assert sum(alive) >= 3
+        torch.testing.assert_close(e.map[alive], ours.map[alive], atol=2e-3, rtol=0)
+
+
 # --- what goes wrong in the peers ---
+
+
+def test_the_layer_named_is_the_layer_read(net, batch):
+    """pnpxai ignores the layer its user sets."""
+    maps = [
+        equicam.explain(equicam.wrap(net, layer=layer), batch, method="grad-cam").map
+        for layer in ("trunk", "after.0")
+    ]
+    assert_alive(*maps)
+    assert (maps[0] - maps[1]).abs().max() > 0.1
+
+
+def test_a_map_grows_with_its_raw_values(net, batch):
+    """MONAI's default normaliser turns the map upside down; pytorch-grad-cam keeps no raw values."""
+    e = equicam.explain(equicam.wrap(net, layer="trunk"), batch, views=4)
+    assert_alive(e.map)
+    for m, raw in zip(e.map.flatten(1), e.raw.flatten(1), strict=True):
+        assert m.argmax() == raw.argmax()
+        assert torch.corrcoef(torch.stack((m, raw)))[0, 1] > 0.9999
+
+
+def test_a_view_explains_the_pinned_class_even_where_it_flips():
+    """pytorch-grad-cam's aug_smooth takes each view's own top class."""
+    model, x = equicam.wrap(seeded(Vit), layer="blocks.1.norm1"), pictures(6, seed=4)
+    e = equicam.explain(model, x, views=8, method="equigrad-cam-out")
+    flipped = e.flips.nonzero()
+    assert len(flipped)
+    for i, t in flipped.tolist():
+        view = equicam.rotate(x[i : i + 1], e.angles[t])
+        pinned = equicam.explain(model, view, method="grad-cam", target=int(e.target[i]))
+        own = equicam.explain(model, view, method="grad-cam")
+        assert int(own.target) != int(e.target[i])
+        torch.testing.assert_close(e.planes[i, t], pinned.planes[0, 0], atol=1e-9, rtol=0)
+
+
+def test_upsampling_is_bilinear(net, batch):
+    """Captum's interpolate is nearest by default."""
+    e = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method="grad-cam")
+    assert all(len(m.unique()) > 64 for m in e.map)
 
 
 def test_grad_cam_pp_divides_by_its_denominator(net, batch):

@@ -28,7 +28,7 @@ class ZeroShot(nn.Module):
         self.register_buffer("scale", scale.detach().clone())
         self.register_buffer("bias", torch.zeros_like(self.scale) if bias is None else bias.detach().clone())
 
-    def forward(self, x: Float[Tensor, "n c H W"]) -> Float[Tensor, "n y"]:
+    def forward(self, x: Float[Tensor, "n c H W"]) -> Float[Tensor, "m y"]:
         """Class logits, as the model was trained to scale them."""
         image = normalize(self.vision(x), dim=-1)
         logits: Tensor = self.scale * image @ self.text.T + self.bias

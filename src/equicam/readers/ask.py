@@ -35,42 +35,44 @@ def ask_at(
 def ask_head(
     model: Model,
     x: Float[Tensor, "1 c H W"],
-    place: nn.Module,
     vary: Callable[[Tensor], Tensor],
     autocast: torch.dtype | None,
     *,
-    before: bool = False,
+    block_input: bool = False,
 ) -> Said:
-    """Scores of one picture with the tensor at `place` (its output, or its input if `before`) put through `vary`.
+    """Scores of one picture with the target layer's output put through `vary`.
 
     The trunk runs once, on one picture; `vary` returns any number of variants and only what follows sees them all.
-    A residual around the place stays one picture and broadcasts.
+    A residual around the layer stays one picture and broadcasts. With `block_input`, tokens are varied where they
+    enter the layer's block instead.
     """
-    count = 0
+    varied: list[Tensor] = []
 
     def swap(tensor: Tensor) -> Tensor:
-        nonlocal count
-        variants = vary(tensor)
-        count = len(variants)
-        return variants
+        varied.append(vary(tensor))
+        return varied[-1]
 
-    def after_hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+    def enter(_module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if inputs:
+            return ((swap(inputs[0]), *inputs[1:]), kwargs) if inputs[0].ndim == 3 else None
+        name = next(
+            (key for key, value in kwargs.items() if isinstance(value, Tensor) and value.ndim == 3), None
+        )
+        return None if name is None else (inputs, kwargs | {name: swap(kwargs[name])})
+
+    def leave(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        if varied:
+            return None
         return (swap(output[0]), *output[1:]) if isinstance(output, tuple) else swap(output)
 
-    def before_hook(_module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if inputs:
-            return (swap(inputs[0]), *inputs[1:]), kwargs
-        name = next(key for key, value in kwargs.items() if isinstance(value, Tensor))
-        return inputs, kwargs | {name: swap(kwargs[name])}
-
-    handle = (
-        place.register_forward_pre_hook(before_hook, with_kwargs=True)
-        if before
-        else place.register_forward_hook(after_hook)
-    )
+    block = model.module.get_submodule(model.layer.rpartition(".")[0])
+    handles = [model.module.get_submodule(model.layer).register_forward_hook(leave)]
+    if block_input:
+        handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
     try:
         with undisturbed(model.module), torch.no_grad():
             output = feed(model, x, autocast)
-            return class_scores(output, count=count)
+            return class_scores(output, count=len(varied[-1]) if varied else len(x))
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()

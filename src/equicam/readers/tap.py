@@ -73,7 +73,7 @@ def caught_features(model: Model, caught: list[Tensor], x: Float[Tensor, "n c H 
             f"layer {model.layer!r}", needs=f"one row a picture, {len(x)} in all", got=f"shape {tuple(caught[-1].shape)}",
             fix="a layer that does not fold windows into the batch",
         )  # fmt: skip
-    return caught[-1], _layout(model, caught[-1], (x.shape[-2], x.shape[-1]))
+    return caught[-1], layout_of(model, caught[-1], (x.shape[-2], x.shape[-1]))
 
 
 def class_scores(output: Any, *, count: int) -> tuple[Float[Tensor, "n y"], Float[Tensor, "n y"]]:
@@ -156,7 +156,8 @@ def _prefers_channels_last(module: nn.Module) -> bool:
     return any(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
 
 
-def _layout(model: Model, leaf: Tensor, size: tuple[int, int]) -> Layout:
+def layout_of(model: Model, leaf: Tensor, size: tuple[int, int]) -> Layout:
+    """The layout of what the model's layer put out, checked; inferred where the model does not name it."""
     shape = tuple(leaf.shape)
     try:
         if model.layout is None:

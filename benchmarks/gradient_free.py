@@ -1,0 +1,170 @@
+"""Gradient-free methods on this machine's CPU: ours, the passes they need, and the peer, in one process.
+
+    python benchmarks/gradient_free.py [--rounds 3] [--threads 2]
+
+The peer's Ablation-CAM and Score-CAM run the whole network once a channel; each is timed once.
+"""
+
+import argparse
+import resource
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torchvision
+from pytorch_grad_cam import AblationCAM, ScoreCAM
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import equicam
+from equicam.readers.passes import views_a_pass
+
+X = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def interleaved(rounds: int, *runs: Callable[[], object]) -> list[list[float]]:
+    for run in runs:
+        run()
+    rows = [[seconds(run) for run in runs] for _ in range(rounds)]
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def ratio(one: list[float], other: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(one, other, strict=True))
+
+
+def peer_once(peer: type, net: nn.Module) -> float:
+    with peer(net, [net.layer4]) as cam:
+        return seconds(lambda: cam(X, targets=[ClassifierOutputTarget(0)]))
+
+
+def bare_passes(net: nn.Module, count: int) -> Callable[[], None]:
+    """So many forward passes of one picture's size, in the batches we use."""
+    batches = torch.split(X.expand(count, -1, -1, -1).contiguous(), views_a_pass(X))
+
+    @torch.inference_mode()
+    def run() -> None:
+        net(X)
+        for batch in batches:
+            net(batch)
+
+    return run
+
+
+def trunk_and_head(trunk: Callable, head: Callable, count: int) -> Callable[[], None]:
+    """One pass of the trunk, and the head on so many feature maps."""
+
+    @torch.inference_mode()
+    def run() -> None:
+        features = trunk(X)
+        head(features.expand(count + 1, -1, -1, -1).contiguous())
+
+    return run
+
+
+def megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    net = torchvision.models.resnet18().eval()
+    model = equicam.wrap(net, layer="layer4")
+    table = Table("method", "ours, s", "against, s", "against what", "ratio", "promise", "")
+
+    def row(name: str, ours: float, other: float, what: str, found: float, promise: str, kept: bool) -> None:
+        table.add_row(
+            name, f"{ours:.3f}", f"{other:.3f}", what, f"{found:.2f}", promise, "kept" if kept else "MISSED"
+        )
+
+    ours, bare = interleaved(
+        args.rounds, lambda: equicam.explain(model, X, method="score-cam"), bare_passes(net, 512)
+    )
+    found = ratio(ours, bare)
+    row(
+        "score-cam, ResNet-18",
+        statistics.median(ours),
+        statistics.median(bare),
+        "its 513 forward passes",
+        found,
+        "≤ 1.10",
+        found <= 1.10,
+    )
+    peak = megabytes()
+
+    def head(features: torch.Tensor) -> torch.Tensor:
+        return net.fc(net.avgpool(features).flatten(1))
+
+    def trunk(x: torch.Tensor) -> torch.Tensor:
+        return net.layer4(net.layer3(net.layer2(net.layer1(net.maxpool(net.relu(net.bn1(net.conv1(x))))))))
+
+    vgg = torchvision.models.vgg16().eval()
+    cases = {
+        "recipro-cam, ResNet-18": (model, trunk_and_head(trunk, head, 49)),
+        "recipro-cam, VGG-16": (
+            equicam.wrap(vgg, layer="features.29"),
+            trunk_and_head(
+                vgg.features[:30],
+                lambda f: vgg.classifier(vgg.avgpool(vgg.features[30](f)).flatten(1)),
+                196,
+            ),
+        ),
+    }
+    for name, (subject, bare_run) in cases.items():
+        ours, bare = interleaved(
+            5 * args.rounds, lambda m=subject: equicam.explain(m, X, method="recipro-cam"), bare_run
+        )
+        found = ratio(ours, bare)
+        what = "one pass of the trunk, and the head on every variant"
+        row(name, statistics.median(ours), statistics.median(bare), what, found, "≤ 1.50", found <= 1.50)
+
+    (ours,) = interleaved(args.rounds, lambda: equicam.explain(model, X, method="ablation-cam"))
+    theirs = peer_once(AblationCAM, net)
+    found = theirs / statistics.median(ours)
+    row(
+        "ablation-cam, ResNet-18",
+        statistics.median(ours),
+        theirs,
+        "pytorch-grad-cam, times slower",
+        found,
+        "≥ 100",
+        found >= 100,
+    )
+    (ours,) = interleaved(1, lambda: equicam.explain(model, X, method="score-cam"))
+    theirs = peer_once(ScoreCAM, net)
+    table.add_row(
+        "score-cam, ResNet-18",
+        f"{ours[0]:.3f}",
+        f"{theirs:.3f}",
+        "pytorch-grad-cam, times slower",
+        f"{theirs / ours[0]:.2f}",
+        "",
+        "",
+    )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"peak memory of the process after our score-cam {peak:.0f} MB, after the peer's {megabytes():.0f} MB; "
+        f"all 512 masked inputs at once would be {512 * X.numel() * 4 / 1e6:.0f} MB. "
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    )
+
+
+if __name__ == "__main__":
+    main()
