@@ -59,7 +59,7 @@ def probed(backbone: nn.Module, pictures: Path, device: str, console: Console) -
     names = sorted({label for _, label in train})
     backbone.to(device).eval()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def features(rows: list[tuple[Path, str]]) -> tuple[Tensor, Tensor]:
         parts = [
             backbone(batch(rows[i : i + A_BATCH]).to(device))
@@ -68,7 +68,6 @@ def probed(backbone: nn.Module, pictures: Path, device: str, console: Console) -
         return torch.cat(parts), torch.tensor([names.index(label) for _, label in rows], device=device)
 
     (x, y), (x_test, y_test) = features(train), features(test)
-    x, x_test = x.clone(), x_test.clone()
     mean, std = x.mean(0), x.std(0) + 1e-6
     head = nn.Linear(x.shape[1], len(names), device=device)
     descent = torch.optim.LBFGS(head.parameters(), max_iter=200)

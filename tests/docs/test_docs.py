@@ -24,6 +24,16 @@ def test_the_code_in_the_readme_runs(capsys):
     assert "torch.Size([2, 96, 96])" in capsys.readouterr().out
 
 
+def test_the_code_about_explainers_runs():
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/explainers.md").read_text(), re.DOTALL)
+    assert len(code) == 5
+    names: dict = {}
+    for block in code:
+        exec(compile(block, "explainers.md", "exec"), names)
+        assert names["e"].map.shape == (2, 96, 96)
+        assert (names["e"].score > 0).all()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_resolve(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())

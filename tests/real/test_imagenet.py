@@ -125,3 +125,17 @@ def test_grad_cam_points_into_the_boxes_more_often_than_the_centre_does(tmp_path
     share = {name: count / len(some) for name, count in hits.items()}
     assert share["grad-cam"] > share["centre"] + 0.03, share
     assert share["equigrad-cam"] > share["centre"] + 0.03, share
+
+
+@pytest.mark.slow
+def test_constant_score_cams_come_from_the_weighing(tmp_path, monkeypatch):
+    """Pictures the model is sure of: masking cannot raise the probability, so the authors' weights are all zero."""
+    model = mobilenet(tmp_path, monkeypatch)
+    x = batch(model, items()[:80])
+    with torch.inference_mode():
+        sure = model.module(x.contiguous(memory_format=torch.channels_last)).softmax(1).amax(1)
+    some = x[sure.argsort(descending=True)[:3]]
+    canonical = equicam.explain(model, some, method="score-cam")
+    published = equicam.explain(model, some, method="score-cam", as_published=True)
+    assert not any(f & {"blank", "constant"} for f in canonical.flags)
+    assert sum(bool(f & {"blank", "constant"}) for f in published.flags) >= 2

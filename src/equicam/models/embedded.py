@@ -41,7 +41,7 @@ class EmbeddedNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(64, len(CLASSES))
 
-    def forward(self, x: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b 2"]:
+    def forward(self, x: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "m 2"]:
         """Logits of `CLASSES`."""
         x = self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x)))))
         logits: Tensor = self.fc(self.avgpool(x).flatten(1))

@@ -14,7 +14,7 @@ from equicam.combine import weighted
 from equicam.models.model import Model
 from equicam.readers.ask import ask, ask_at
 from equicam.readers.passes import views_a_pass
-from equicam.readers.reading import Pin, Reading
+from equicam.readers.reading import Pin, Reading, wide
 
 Weighing = Literal["softmax", "softmax_of_logits", "relu_minus_full_image", "probability"]
 _CELLS = 7  # RISE's coarse grid, as the paper's authors have it
@@ -110,9 +110,7 @@ def _shown(grids: Tensor, shifts: Tensor, x: Tensor) -> Float[Tensor, "m H W"]:
     """Grids enlarged by one cell more than needed and cut out at their shifts."""
     height, width = x.shape[-2:]
     large = ((_CELLS + 1) * (height // _CELLS + 1), (_CELLS + 1) * (width // _CELLS + 1))
-    smooth = interpolate(
-        grids[:, None].to(x.device, torch.float32), large, mode="bilinear", align_corners=False
-    )[:, 0]
+    smooth = interpolate(wide(grids[:, None].to(x)), large, mode="bilinear", align_corners=False)[:, 0]
     return torch.stack(
         [m[dy : dy + height, dx : dx + width] for m, (dx, dy) in zip(smooth, shifts.tolist(), strict=True)]
     )
