@@ -1,6 +1,6 @@
 """Explanations from masked inputs: Score-CAM and RISE. Masked inputs are made a pass at a time, never all at once."""
 
-from functools import cache
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -96,7 +96,7 @@ def rise(
     return Reading("rectified", (total / (mass + 1e-8),), scores, probs)
 
 
-@cache
+@lru_cache(maxsize=8)
 def _grids(count: int, size: tuple[int, int], seed: int) -> tuple[Tensor, Tensor]:
     """The paper's stream: all Bernoulli(½) grids first, then for each mask its shift along x and along y."""
     rng = np.random.default_rng(seed)

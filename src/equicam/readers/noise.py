@@ -1,6 +1,6 @@
 """Explanations averaged over noisy copies of the picture."""
 
-from functools import cache
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
@@ -40,7 +40,7 @@ def smooth_grad_cam_pp(
     return Reading("rectified", (total / copies,), scores, probs)
 
 
-@cache
+@lru_cache(maxsize=64)
 def _noise(copy: int, shape: tuple[int, ...], seed: int) -> Tensor:
     made = torch.Generator().manual_seed(seed * 100_003 + copy)
     return torch.randn(shape, generator=made)
