@@ -45,7 +45,8 @@ def items(folder: Path, split: str | None = None) -> list[tuple[Path, str]]:
 
 def spread(rows: list[tuple[Path, str]], count: int) -> list[tuple[Path, str]]:
     """So many of them, evenly over the listing."""
-    return [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
+    count = min(count, len(rows))
+    return [rows[i * len(rows) // count] for i in range(count)]
 
 
 def batch(rows: list[tuple[Path, str]]) -> Tensor:

@@ -18,6 +18,7 @@ from equicam.errors import EquicamError
 from equicam.geometry import Views
 from equicam.readers.ablate import ablation_cam, recipro_cam
 from equicam.readers.aim import Contrast
+from equicam.readers.ask import look
 from equicam.readers.attention import rollout, transformer_attribution
 from equicam.readers.masking import rise, score_cam
 from equicam.readers.noise import smooth_grad_cam_pp
@@ -80,7 +81,7 @@ METHODS: dict[str, Method] = {
         reader=partial(tap, aim=Contrast()),
     ),
     "eigen-cam": Method(
-        "Eigen-CAM on the presented view: first principal direction, no class", combine=eigen_cam
+        "Eigen-CAM on the presented view: first principal direction, no class", combine=eigen_cam, reader=look
     ),
     "smooth-grad-cam++": Method("mean of Grad-CAM++ maps of 50 noisy copies", reader=smooth_grad_cam_pp),
     "score-cam": Method(

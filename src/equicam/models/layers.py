@@ -36,11 +36,7 @@ def choose(module: nn.Module, example: Tensor | None = None) -> str:
         )  # fmt: skip
     if ran[-1].ndim == 4:
         return ran[-1].name
-    norms = [
-        r.name
-        for r in ran
-        if r.ndim == 3 and _is_norm(module.get_submodule(r.name)) and _in_block(module, r.name)
-    ]
+    norms = [r.name for r in ran if r.ndim == 3 and norm_in_a_row(module, r.name)]
     if not norms:
         return ran[-1].name
     block = norms[-1].rpartition(".")[0]
@@ -92,15 +88,12 @@ def _spatial(output: Tensor, size: tuple[int, int], child: nn.Module) -> bool:
     return min(layout.planes(output).shape[-2:]) >= 2
 
 
-def _is_norm(child: nn.Module) -> bool:
-    return "Norm" in type(child).__name__
-
-
-def _in_block(module: nn.Module, name: str) -> bool:
-    """Whether a layer's parent is one of a row of blocks."""
+def norm_in_a_row(module: nn.Module, name: str) -> bool:
+    """Whether a layer is a norm whose parent is one of a row of blocks."""
     block = name.rpartition(".")[0]
     row = block.rpartition(".")[0]
-    return bool(row) and isinstance(module.get_submodule(row), nn.ModuleList | nn.Sequential)
+    blocks = bool(row) and isinstance(module.get_submodule(row), nn.ModuleList | nn.Sequential)
+    return blocks and "Norm" in type(module.get_submodule(name)).__name__
 
 
 def _zeros(module: nn.Module) -> Tensor:

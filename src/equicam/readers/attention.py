@@ -29,6 +29,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.kept: list[Tensor] = []
+        self._last: Tensor | None = None
         self._fused = functional.scaled_dot_product_attention
 
     def __enter__(self) -> "Recorder":
@@ -48,13 +49,13 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is functional.multi_head_attention_forward and not kwargs.get("need_weights", True):
-            return func(*args, **kwargs)
-        if func is functional.multi_head_attention_forward:
+        if func is self._fused:  # bound by name before we came
+            return self._attend(*args, **kwargs)
+        if func is functional.multi_head_attention_forward and kwargs.get("need_weights", True):
             output, _ = func(*args, **kwargs | {"need_weights": False})
-            return output, self.kept[-1].mean(1) if kwargs.get("average_attn_weights", True) else self.kept[
-                -1
-            ]
+            if self._last is None or not kwargs.get("average_attn_weights", True):
+                return output, self._last
+            return output, self._last.mean(1)
         found = func(*args, **kwargs)
         if func in _SOFTMAX:
             self._keep(found)
@@ -82,6 +83,7 @@ class Recorder(TorchFunctionMode):
             )
         with torch._C.DisableTorchFunction():  # this softmax is kept here, not on its way past
             attention = logits.softmax(-1)
+        self._last = attention
         self._keep(attention)
         return attention @ value
 
@@ -120,19 +122,21 @@ def _recorded(
     model: Model, x: Tensor, pin: Pin, autocast: torch.dtype | None, *, gradients: bool
 ) -> tuple[list[Attention], Tensor, Tensor, list[Attention]]:
     """Every block's attention [n, heads, N, N], in order, and its gradient for the target if asked."""
-    # a graph keeps library fast paths, which record nothing, out of the way
-    with undisturbed(model.module), torch.enable_grad():
+    with undisturbed(model.module), torch.set_grad_enabled(gradients):
         with Recorder() as recorder:
-            output = feed(model, x.detach().clone().requires_grad_(), autocast)
+            output = feed(model, x.detach().clone().requires_grad_(gradients), autocast)
         scores, probs = class_scores(output, count=len(x))
         target, _ = pin(scores.detach())
-        tokens = max((a.shape[-1] for a in recorder.kept), default=0)
-        kept = [a for a in recorder.kept if a.shape[-1] == tokens]
-        if not kept:
+        kept = recorder.kept
+        sizes = {a.shape[-1] for a in kept}
+        whole = all(len(a) == len(x) if a.ndim == 4 else len(a) % len(x) == 0 for a in kept)
+        if len(sizes) != 1 or not whole:
             raise EquicamError(
-                "attention", needs="a transformer whose blocks attend over all tokens", got="none in this model",
-                fix="grad-cam or another method for convolutional networks",
+                "attention", needs="a transformer whose blocks all attend over all tokens",
+                got=f"attention over {sorted(sizes)} tokens, in windows" if kept else "none in this model",
+                fix="grad-cam or another method that reads features",
             )  # fmt: skip
+        (tokens,) = sizes
         chosen = scores.gather(1, target[:, None]).sum()
         grads = torch.autograd.grad(chosen, kept, materialize_grads=True) if gradients else ()
 

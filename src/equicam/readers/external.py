@@ -38,7 +38,12 @@ def as_explainer(found: Any) -> Explainer:
     """A callable `(x, target) → map` of the peers' objects, known by what they can do; callables stay as they are."""
     if hasattr(found, "attribute"):  # captum
         return partial(_captum, found)
-    if hasattr(found, "activations_and_grads") or hasattr(found, "base_cam"):  # pytorch-grad-cam
+    if hasattr(found, "base_cam"):  # pytorch-grad-cam's FinerCAM drops its contrast when it is given targets
+        raise EquicamError(
+            "equivariant", needs="an explainer that takes a target", got=type(found).__name__,
+            fix='explain(model, x, method="finer-cam", views=18)',
+        )  # fmt: skip
+    if hasattr(found, "activations_and_grads"):  # pytorch-grad-cam
         return partial(_pytorch_grad_cam, found)
     if hasattr(found, "hook_a") and hasattr(found, "model"):  # torchcam
         return partial(_torchcam, found)

@@ -1,7 +1,7 @@
 """Explanations from masked inputs: Score-CAM and RISE. Masked inputs are made a pass at a time, never all at once."""
 
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -11,12 +11,14 @@ from torch.nn.functional import interpolate
 
 from equicam.chain import unit
 from equicam.combine import weighted
+from equicam.errors import EquicamError
 from equicam.models.model import Model
 from equicam.readers.ask import ask, ask_at
 from equicam.readers.passes import views_a_pass
 from equicam.readers.reading import Pin, Reading, wide
 
 Weighing = Literal["softmax", "softmax_of_logits", "relu_minus_full_image", "probability"]
+_A_PASS = 256  # masked inputs made at a time, where memory would allow more
 _CELLS = 7  # RISE's coarse grid, as the paper's authors have it
 
 
@@ -36,7 +38,11 @@ def score_cam(
     `relu_minus_full_image`: w = (s_k − p_c(x))⁺, the paper authors'; mostly all zero.
     `probability`: w = s_k, their Score-CAM-80 with `channels=80`, the largest by |mean activation|.
     """
-    acts, _, scores, probs = ask_at(model, x, autocast)
+    if weigh not in get_args(Weighing):
+        raise EquicamError(
+            "weigh", needs=f"one of {', '.join(get_args(Weighing))}", got=repr(weigh), fix='weigh="softmax"'
+        )
+    acts, scores, probs = ask_at(model, x, autocast)
     target, _ = pin(scores)
     rows = []
     for i in range(len(x)):
@@ -45,7 +51,7 @@ def score_cam(
         said = torch.cat(
             [
                 _of_class(model, x[i] * _masks(acts[i, part], x), int(target[i]), weigh, autocast)
-                for part in torch.split(chosen, views_a_pass(x))
+                for part in torch.split(chosen, min(_A_PASS, views_a_pass(x)))
             ]
         )
         weights = torch.zeros_like(acts[i, :, 0, 0])
@@ -82,12 +88,12 @@ def rise(
     autocast: torch.dtype | None = None,
 ) -> Reading:
     """RISE: Σ_m s_m m / Σ_m m, s_m the target's probability on x ⊙ m; the same masks for every picture and view."""
-    scores, probs = ask(model, x, autocast)
+    _, scores, probs = ask_at(model, x, autocast)
     target, _ = pin(scores)
     grids, shifts = _grids(masks, (x.shape[-2], x.shape[-1]), seed)
     total = torch.zeros((len(x), *x.shape[-2:]), dtype=scores.dtype, device=x.device)
     mass = torch.zeros_like(total[0])
-    for part in torch.split(torch.arange(masks), views_a_pass(x)):
+    for part in torch.split(torch.arange(masks, device="cpu"), min(_A_PASS, views_a_pass(x))):
         shown = _shown(grids[part], shifts[part], x).to(scores.dtype)
         mass += shown.sum(0)
         for i in range(len(x)):
@@ -103,7 +109,7 @@ def _grids(count: int, size: tuple[int, int], seed: int) -> tuple[Tensor, Tensor
     grids = rng.random((count, _CELLS, _CELLS)) < 0.5
     cells = [side // _CELLS + 1 for side in size]
     shifts = [(int(rng.integers(0, cells[1])), int(rng.integers(0, cells[0]))) for _ in range(count)]
-    return torch.from_numpy(grids), torch.tensor(shifts)
+    return torch.from_numpy(grids), torch.tensor(shifts, device="cpu")
 
 
 def _shown(grids: Tensor, shifts: Tensor, x: Tensor) -> Float[Tensor, "m H W"]:

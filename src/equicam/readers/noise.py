@@ -1,7 +1,5 @@
 """Explanations averaged over noisy copies of the picture."""
 
-from functools import lru_cache
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -9,7 +7,7 @@ from torch import Tensor
 from equicam.chain import Chain
 from equicam.combine import Combine, grad_cam_pp
 from equicam.models.model import Model
-from equicam.readers.ask import ask
+from equicam.readers.ask import ask_at
 from equicam.readers.reading import Pin, Reading
 from equicam.readers.tap import tap
 
@@ -29,7 +27,7 @@ def smooth_grad_cam_pp(
 
     The noise depends on seed and copy alone, so a picture's map does not depend on its batch.
     """
-    scores, probs = ask(model, x, autocast)
+    _, scores, probs = ask_at(model, x, autocast)
     target, presented = pin(scores)
     chain = Chain(combine, (x.shape[-2], x.shape[-1]))
     total = torch.zeros((len(x), *x.shape[-2:]), dtype=scores.dtype, device=x.device)
@@ -40,7 +38,6 @@ def smooth_grad_cam_pp(
     return Reading("rectified", (total / copies,), scores, probs)
 
 
-@lru_cache(maxsize=64)
 def _noise(copy: int, shape: tuple[int, ...], seed: int) -> Tensor:
-    made = torch.Generator().manual_seed(seed * 100_003 + copy)
-    return torch.randn(shape, generator=made)
+    made = torch.Generator("cpu").manual_seed(seed * 100_003 + copy)
+    return torch.randn(shape, generator=made, dtype=torch.float32, device="cpu")

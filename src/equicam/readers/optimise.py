@@ -25,7 +25,7 @@ def opti_cam(
 
     All pictures at once; Adam works element by element, so none of them knows of the others.
     """
-    acts, _, scores, probs = ask_at(model, x, autocast)
+    acts, scores, probs = ask_at(model, x, autocast)
     target, _ = pin(scores)
     beta = torch.zeros(acts.shape[:2], dtype=acts.dtype, device=acts.device, requires_grad=True)
     adam = torch.optim.Adam([beta], lr=rate)
