@@ -75,14 +75,15 @@ def trunk_and_head(trunk: Callable, head: Callable, count: int) -> Callable[[], 
 def peak_megabytes(ours: bool) -> float:
     """The most memory a fresh process takes for one Score-CAM of ResNet-18."""
     code = (
-        "import resource, torch, torchvision, equicam; from pytorch_grad_cam import ScoreCAM\n"
+        "import re, torch, torchvision, equicam; from pytorch_grad_cam import ScoreCAM\n"
         "net, x = torchvision.models.resnet18().eval(), torch.randn(1, 3, 224, 224)\n"
         + (
             "equicam.explain(equicam.wrap(net, layer='layer4'), x, method='score-cam')\n"
             if ours
             else "ScoreCAM(net, [net.layer4])(x, targets=[lambda y: y[..., 0]])\n"
         )
-        + "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+        # not ru_maxrss, which a process inherits from the one that started it
+        + "print(int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) / 1024)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     return float(done.stdout)

@@ -53,7 +53,7 @@ def used(request) -> equicam.Model:
 def test_after_a_call(used, method):
     before = state(used.module)
     if method in TRANSFORMERS_ONLY and isinstance(used.module, Cnn):
-        with pytest.raises(equicam.EquicamError, match="a transformer whose blocks attend"):
+        with pytest.raises(equicam.EquicamError, match="a transformer whose blocks all attend"):
             equicam.explain(used, pictures(), method=method)
     else:
         assert_alive(equicam.explain(used, pictures(2, seed=2), method=light(method), views=4).map)
