@@ -129,7 +129,7 @@ def test_grad_cam_points_into_the_boxes_more_often_than_the_centre_does(tmp_path
 
 @pytest.mark.slow
 def test_constant_score_cams_come_from_the_weighing(tmp_path, monkeypatch):
-    """Pictures the model is sure of: masking cannot raise the probability, so the authors' weights are all zero."""
+    """Where no mask raises the probability of the whole picture, the authors' weights are all zero; the softmax's never are."""
     model = mobilenet(tmp_path, monkeypatch)
     x = batch(model, items()[:80])
     with torch.inference_mode():
@@ -138,4 +138,4 @@ def test_constant_score_cams_come_from_the_weighing(tmp_path, monkeypatch):
     canonical = equicam.explain(model, some, method="score-cam")
     published = equicam.explain(model, some, method="score-cam", as_published=True)
     assert not any(f & {"blank", "constant"} for f in canonical.flags)
-    assert sum(bool(f & {"blank", "constant"}) for f in published.flags) >= 2
+    assert any(f & {"blank", "constant"} for f in published.flags)
