@@ -133,17 +133,20 @@ def _said(
     block_input: bool,
 ) -> Said:
     """The head on variants `start` to `stop`; where it does not take more rows than the trunk, the whole network."""
+    sizes: list[int] = []
 
     def some(features: Tensor) -> Tensor:
-        return vary(features, start, stop)
+        made = vary(features, start, stop)
+        sizes.append(len(made))
+        return made
 
     try:
         return ask_head(model, one, some, autocast, block_input=block_input)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
-        sizes: list[int] = []
-        ask_head(model, one, lambda f: _measured(f, some(f), sizes), autocast, block_input=block_input)
+        if not sizes:  # it failed before the layer: not for the number of rows
+            raise
         parts = []
         for rows in torch.split(torch.arange(sizes[0], device=one.device), views_a_pass(one)):
 
@@ -153,9 +156,3 @@ def _said(
             many = one.expand(len(rows), -1, -1, -1)
             parts.append(ask_head(model, many, few, autocast, block_input=block_input))
         return torch.cat([s for s, _ in parts]), torch.cat([p for _, p in parts])
-
-
-def _measured(features: Tensor, made: Tensor, sizes: list[int]) -> Tensor:
-    """How many variants there are, while the features pass on unchanged."""
-    sizes.append(len(made))
-    return features

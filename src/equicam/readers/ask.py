@@ -1,4 +1,4 @@
-"""What a model says of a batch, without a graph; and what its head says of other features."""
+"""What a model says of a batch, and what its head says of other features."""
 
 from collections.abc import Callable
 from typing import Any

@@ -53,7 +53,7 @@ def write(explained: Explained, folder: Path, stem: str) -> None:
         names["peum"] = f"{stem}.peum.png"
         # one scale for every picture, so that two can be compared by eye
         spread = heat(np.sqrt(explained.peum) / MOST_SPREAD)
-        caption = f"disagreement of views: standard deviation, 0 to {MOST_SPREAD}"
+        caption = f"standard deviation of views, 0 to {MOST_SPREAD}"
         panel(
             [[("picture", explained.picture), (caption, spread)]],
             folder / names["peum"],
