@@ -12,6 +12,7 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from equicam.errors import EquicamError as EquicamError
+    from equicam.evaluate import evaluate as evaluate
     from equicam.explain import Explanation as Explanation
     from equicam.explain import equivariant as equivariant
     from equicam.explain import explain as explain
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from equicam.models.model import Model as Model
     from equicam.models.model import wrap as wrap
     from equicam.readers.layout import Layout as Layout
+    from equicam.scores.protocol import scores as scores
     from equicam.weigh import KeepConfident as KeepConfident
     from equicam.weigh import SoftGate as SoftGate
     from equicam.weigh import uniform as uniform
@@ -39,10 +41,12 @@ _HOME = {
     "SoftGate": "weigh",
     "Views": "geometry",
     "equivariant": "explain",
+    "evaluate": "evaluate",
     "explain": "explain",
     "load": "models.load",
     "methods": "methods",
     "rotate": "geometry",
+    "scores": "scores.protocol",
     "uniform": "weigh",
     "wrap": "models.model",
 }

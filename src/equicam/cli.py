@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from equicam.explain import Explanation
@@ -67,7 +68,6 @@ def explain(
 
     For example: `equicam explain scan.png --model resnet50 --views 6`
     """
-    import torch
     from rich.progress import track
 
     import equicam
@@ -76,8 +76,6 @@ def explain(
     from equicam.models.images import preprocessed, stacked
     from equicam.report.explained import safe_stem, write
 
-    names = None if classes is None else [c.strip() for c in classes.split(",")]
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     options = {"method": method, "views": views, "target": target, "fill": fill, "tau": tau, "gamma": gamma}
     table = Table("picture", "class", "p", "PEUM", "flips", "flags", "files")
     table.columns[0].overflow = "fold"
@@ -89,7 +87,9 @@ def explain(
     }
     failed = 0
     try:
-        ready = equicam.load(model, weights=weights, classes=names, layer=layer, device=where)
+        ready = equicam.load(
+            model, weights=weights, classes=_names(classes), layer=layer, device=_where(device)
+        )
         out.mkdir(parents=True, exist_ok=True)
         batches = [images[i : i + A_BATCH] for i in range(0, len(images), A_BATCH)]
         for batch in track(batches, "explaining", console=console, transient=True, disable=len(images) < 2):
@@ -189,6 +189,92 @@ def methods() -> None:
 
 
 @app.command()
+def evaluate(
+    source: Annotated[
+        str, typer.Argument(help="a folder, CSV or Parquet manifest, or benchmark", show_default=False)
+    ],
+    model: Annotated[
+        str, typer.Option(help="a name `equicam models` lists, or file.py:factory")
+    ] = "embedded",
+    weights: Annotated[
+        str | None, typer.Option(help="a weights file, the name of published weights, or random")
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="names `equicam methods` lists, with commas; controls as grad-cam@blur-16")
+    ] = "grad-cam,equigrad-cam",
+    scores: Annotated[str, typer.Option(help="names `equicam scores` lists, with commas")] = "eq",
+    n: Annotated[int | None, typer.Option("--n", help="how many pictures, spread over the classes")] = None,
+    split: Annotated[str | None, typer.Option(help="of the source: train, test, …")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="a Parquet file for the rows; resumes what is there")
+    ] = None,
+    views: Annotated[int | None, typer.Option(help="of the methods with several; theirs if left out")] = None,
+    layer: Annotated[str | None, typer.Option(help="the target layer; chosen if left out")] = None,
+    classes: Annotated[str | None, typer.Option(help="class names of a zero-shot model, with commas")] = None,
+    fill: Annotated[str | None, typer.Option(help="reflect, zeros or coverage")] = None,
+    as_published: Annotated[bool, typer.Option(help="the paper authors' protocol to the letter")] = False,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: run the network in it")] = None,
+    seed: Annotated[int, typer.Option(help="of random controls")] = 0,
+    details: Annotated[
+        bool, typer.Option(help="also by angle, by condition, against each other, and what tells bad maps")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is if left out")
+    ] = None,
+) -> None:
+    """The paper's protocol on your data: every method on the same pictures and views, with intervals and floors.
+
+    Rows go to `--out`; a command that is cut off goes on where it stopped when it is given again. Pictures that
+    cannot be read are rows with a reason.
+
+    For example: `equicam evaluate val/ --model resnet50 --n 200 --scores eq,insertion --out eq.parquet`
+    """
+    import equicam
+    from equicam.errors import EquicamError
+    from equicam.report.tables import printed
+
+    torch_dtype = _dtype(dtype)
+    try:
+        ready = equicam.load(
+            model, weights=weights, classes=_names(classes), layer=layer, device=_where(device)
+        )
+        rows = equicam.evaluate(
+            ready, source, methods=_names(methods) or [], scores=_names(scores) or [], n=n, split=split, views=views,
+            fill=fill,  # type: ignore[arg-type]
+            as_published=as_published, dtype=torch_dtype, seed=seed, out=out,
+            progress=console.is_terminal,
+        )  # fmt: skip
+    except (EquicamError, OSError) as error:
+        console.print(f"[red]{escape(_plain(error))}[/red]", soft_wrap=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        where = f"; finished parts are in {out}.parts, and the same command goes on" if out else ""
+        console.print(f"stopped{escape(where)}", soft_wrap=True)
+        raise typer.Exit(130) from None
+    for part in printed(rows, details=details):
+        console.print(part)
+    if out:
+        console.print(f"{rows.num_rows:,} rows are in {escape(_plain(out))}", soft_wrap=True)
+
+
+@app.command()
+def scores() -> None:
+    """The scores there are, by the names `evaluate` takes, and the controls a method may be given."""
+    from equicam.scores.controls import CONTROLS
+    from equicam.scores.protocol import SCORES
+
+    table = Table("score", "of methods with", "what it says", box=None)
+    for name, score in SCORES.items():
+        table.add_row(name, score.of, score.about)
+    console.print(table)
+    controls = Table("control", "what it is", box=None)
+    controls.add_row("coverage", "a map that never looks at the picture: what T views have covered")
+    for name, about in CONTROLS.items():
+        controls.add_row(f"METHOD@{name}", about)
+    console.print(controls)
+
+
+@app.command()
 def doctor() -> None:
     """Whether this machine is ready: versions, devices, caches, extras, and what to type for what is missing."""
     from equicam.doctor import findings
@@ -245,6 +331,26 @@ def _row(path: Path, facts: dict[str, Any], stem: str) -> tuple[str, ...]:
     return (
         _plain(path.name), facts["class"], f"{facts['probability']:.2f}", f"{facts['peum']:.4f}", flips, flags, f"{stem}.*",
     )  # fmt: skip
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _where(device: str | None) -> str:
+    import torch
+
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _dtype(name: str | None) -> "torch.dtype | None":
+    import torch
+
+    known = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        console.print(f"[red]dtype needs bfloat16 or float16, got {escape(_plain(name))}[/red]")
+        raise typer.Exit(2)
+    return known[name]
 
 
 def _plain(text: object) -> str:

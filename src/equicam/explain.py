@@ -1,11 +1,4 @@
-"""The composition: read every view, turn back, average, finish the chain once; and what the views disagree on.
-
-`compose` is the paper: M_t turns view t back, w_t weighs it (sum 1), and for feature space
-
-    ᾱ_k = mean_p Σ_t w_t (M_t g_t^k)(p),   map = unit ∘ upsample ∘ ReLU ( Σ_k ᾱ_k Σ_t w_t M_t A_t^k ).
-
-PEUM, for every fusion: h_t = M_t map(view t), σ² = Σ_t w_t (h_t − Σ_s w_s h_s)².
-"""
+"""One call: which method, which views, and all that an auditor wants to know of the result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -16,17 +9,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from equicam.chain import Chain, constant, unit
-from equicam.combine import Combine, grad_cam, grad_cam_rectified
+from equicam.chain import constant
+from equicam.combine import Combine, grad_cam
 from equicam.errors import EquicamError
-from equicam.fuse import Frame, channels_first, inverse
+from equicam.fuse import Frame
 from equicam.geometry import Fill, Views
 from equicam.methods import Fusion, Method, Reader, find
 from equicam.models.images import Images, as_batch
 from equicam.models.model import Model, wrap
 from equicam.readers.external import as_explainer, external
-from equicam.readers.passes import Read, Target, as_targets, read_views, views_a_pass
+from equicam.readers.passes import Read, Target, as_targets
 from equicam.readers.reading import Pin, Reading
+from equicam.seen import Fused, fuse, in_groups, see
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,7 @@ def explain(
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         x = as_batch(model, images)
         found = compose(
-            partial(_read, model, chosen.reader, dtype),
+            partial(read, model, chosen.reader, dtype),
             x,
             combine=chosen.combine,
             fusion=chosen.fusion,
@@ -90,9 +84,10 @@ def explain(
     return replace(found, layer=model.layer)
 
 
-def _read(
+def read(
     model: Model, reader: Reader, autocast: torch.dtype | None, x: Float[Tensor, "n c H W"], pin: Pin
 ) -> Reading:
+    """What the reader finds in a batch of views; class names must be as many as classes."""
     reading = reader(model, x.to(model.dtype), pin, autocast=autocast)
     if (
         model.classes is not None
@@ -153,103 +148,35 @@ def compose(
 ) -> Explanation:
     """Explain images in groups whose views fit one forward pass of at most `chunk` views."""
     wanted = as_targets(target, x)
-    most = views_a_pass(x) if chunk is None else chunk
-    if not isinstance(most, int) or most < 1:
-        raise EquicamError("chunk", needs="1 view or more", got=chunk, fix="chunk=None")
-    seen, _ = fusion.views.presented_first()
-    parts: list[Explanation] = []
-    done = 0
-    while done < len(x):
-        groups = -(-(len(x) - done) // max(1, most // len(seen)))
-        some = slice(done, done - (-(len(x) - done) // groups))  # groups of even size, none left small
-        try:
-            part = _compose(
-                read, x[some], combine, fusion, None if wanted is None else wanted[some], fill, most
-            )
-        except torch.OutOfMemoryError:
-            if most == 1:
-                raise
-            most = -(-min(most, len(seen) * (some.stop - some.start)) // 2)
-            continue
-        parts.append(part)
-        done = some.stop
-    return _concatenate(parts)
+
+    def work(some: slice, most: int) -> Explanation:
+        seen = see(read, x[some], fusion.views, None if wanted is None else wanted[some], most)
+        return explanation(fuse(seen, combine, fusion, fill))
+
+    return _concatenate(in_groups(x, len(fusion.views.presented_first()[0]), chunk, work))
 
 
-def _compose(
-    read: Read,
-    x: Float[Tensor, "b c H W"],
-    combine: Combine,
-    fusion: Fusion,
-    target: Int[Tensor, " b"] | None,
-    fill: Fill,
-    chunk: int,
-) -> Explanation:
-    views, place = fusion.views.presented_first()  # the presented view gives target and fallback
-    reading, target = read_views(read, views.act(x), target, chunk)
-    prob, top1 = _said(reading, target, len(views))
-    gate = fusion.weigh(prob[place], (top1 == target)[place])
-    frame = Frame(views, fusion.align_at is not None, fill, _weights(gate, place, len(views)))
-    if reading.rectify_weights and combine is grad_cam:
-        combine = grad_cam_rectified
-    chain = Chain(combine, (x.shape[-2], x.shape[-1]))
-    value = [v.view(len(views), len(x), *v.shape[1:]) for v in reading.value]
-
-    alone = chain.trace(reading.stage, value)  # each view's own chain
-    maps = frame.undo(alone["map"])
-    start = fusion.align_at or fusion.mean_at
-    if start not in (reading.stage, *alone):
-        raise EquicamError(
-            f"a reader that starts at {reading.stage!r}", needs="a fusion from there on",
-            got=f"align_at={fusion.align_at!r}, mean_at={fusion.mean_at!r}", fix='align_at="map", mean_at="map"',
-        )  # fmt: skip
-    if fusion.align_at == fusion.mean_at == "features" and combine in (grad_cam, grad_cam_rectified):
-        plane = channels_first(frame, *value, rectify=combine is grad_cam_rectified)
-        fused = chain.trace("combined", [plane])
-    else:
-        views_at = value if start == "features" else [alone[start]]
-        turned = [maps] if start == "map" else [frame.undo(v) for v in views_at]
-        carried = turned if start == fusion.mean_at else [chain.trace(start, turned)[fusion.mean_at]]
-        fused = chain.trace(fusion.mean_at, [frame.mean(v) for v in carried])
-    raw = fused["map"] if fusion.mean_at == "map" else fused["upsampled"]
-    peum = frame.variance(maps)
-    planes = alone["rectified" if "rectified" in alone else reading.stage]
-    kept, flips = gate > 0, (top1 != top1[0])[place]
+def explanation(fused: Fused) -> Explanation:
+    """A finished fusion with what its views disagree on."""
+    seen, place = fused.seen, fused.place
+    alone = seen.alone(fused.combine)
+    planes = alone["rectified" if "rectified" in alone else seen.stage]
+    kept, flips = fused.gate > 0, (seen.top1 != seen.top1[0])[place]
+    peum = fused.peum()
     return Explanation(
-        map=unit(raw),
-        raw=raw,
+        map=fused.map,
+        raw=fused.raw,
         peum=peum,
         score=peum.mean((-2, -1)),
-        target=target,
-        sure=prob[0],
-        prob=prob[place].T,
+        target=seen.target,
+        sure=seen.prob[0],
+        prob=seen.prob[place].T,
         flips=flips.T,
         kept=kept.T,
         planes=planes[place].transpose(0, 1),
-        flags=_flags(raw, flips, kept, frame, planes),
-        angles=fusion.views.angles,
+        flags=_flags(fused.raw, flips, kept, fused.frame, planes),
+        angles=fused.views.angles,
     )
-
-
-def _said(
-    reading: Reading, target: Int[Tensor, " b"], count: int
-) -> tuple[Float[Tensor, "t b"], Int[Tensor, "t b"]]:
-    """p_c and top-1 of every view; without a model, unknown and the target."""
-    everywhere = target.expand(count, -1)
-    if reading.probs is None:
-        like = reading.value[0]
-        return torch.full(everywhere.shape, torch.nan, dtype=like.dtype, device=like.device), everywhere
-    probs = reading.probs.view(count, len(target), -1)
-    return probs.gather(2, everywhere[..., None])[..., 0], probs.argmax(2)
-
-
-def _weights(gate: Float[Tensor, "t b"], place: list[int], count: int) -> Float[Tensor, "s b"]:
-    """Gates scaled to sum 1 and put at their place behind the presented view; all on that one where none is kept."""
-    total = gate.sum(0)
-    weights = torch.zeros((count, gate.shape[1]), dtype=gate.dtype, device=gate.device)
-    weights[place] = gate * inverse(total)
-    weights[0] = torch.where(total > 0, weights[0], 1)
-    return weights
 
 
 def _flags(

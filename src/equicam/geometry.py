@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
@@ -98,6 +98,15 @@ class Views:
         """M_t 1 with zeros outside: the share of each cell that view t has seen."""
         ones = torch.ones((len(self), *size), dtype=like.dtype, device=like.device)
         return self.undo(ones, "zeros")
+
+
+@lru_cache(maxsize=8)
+def disc(size: tuple[int, int], device: torch.device) -> Bool[Tensor, "H W"]:
+    """Pixels that stay in the picture at every angle: within half the shorter side of the centre."""
+    height, width = size
+    y = torch.arange(height, dtype=torch.float64)[:, None] - (height - 1) / 2
+    x = torch.arange(width, dtype=torch.float64)[None, :] - (width - 1) / 2
+    return (x**2 + y**2 <= (min(size) / 2) ** 2).to(device)
 
 
 @lru_cache(maxsize=32)

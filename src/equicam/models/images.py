@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from equicam.data.pictures import open_picture, rgb
@@ -58,6 +58,19 @@ def stacked(tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b c H W
             fix="a crop or resize in it",
         )
     return torch.stack(list(tensors))
+
+
+def framed(model: Model, size: tuple[int, int], box: Sequence[float]) -> Float[Tensor, "H W"]:
+    """A box of a picture of this size (width, height) as the model sees it: 1 inside, 0 outside, soft at its edge.
+
+    A white box on black goes through the model's own preprocessing, so that whatever resizes and crops is followed.
+    """
+    x0, y0, x1, y1 = (round(v) for v in box)
+    drawn = Image.new("RGB", size)
+    if x1 > x0 and y1 > y0:
+        ImageDraw.Draw(drawn).rectangle((x0, y0, x1 - 1, y1 - 1), fill="white")
+    seen = preprocessed(model, drawn)[0].double()
+    return (seen * model.std[0] + model.mean[0]).clamp(0, 1)
 
 
 def as_pictures(model: Model, x: Float[Tensor, "b c H W"]) -> UInt8[np.ndarray, "b H W 3"]:

@@ -1,5 +1,6 @@
 """Weights from files and caches. Nothing in a file is ever executed."""
 
+import hashlib
 import pickle
 import re
 import urllib.error
@@ -51,6 +52,15 @@ def state_dict(file: Path) -> dict[str, Tensor]:
             fix="saving model.state_dict()",
         )  # fmt: skip
     return {key.removeprefix("module."): value for key, value in found.items()}
+
+
+def fingerprint(module: nn.Module) -> str:
+    """SHA-256 over every tensor of a network: name, kind, shape and bytes."""
+    found = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}\0".encode())
+        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _more_than_tensors(error: Exception) -> str:

@@ -1,0 +1,142 @@
+"""Published data sets, known by the files they come with: (root, split) → items, or None where it is another."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from equicam.data import hdf5
+from equicam.data.folders import files_below, items_below, naming, read_lines, subfolders
+from equicam.data.imagenet import imagenet
+from equicam.data.items import Box, Item, box, readable
+from equicam.errors import EquicamError
+
+CUB = ("images.txt", "image_class_labels.txt", "bounding_boxes.txt", "train_test_split.txt")
+PATCHES = re.compile(r"camelyonpatch_level_2_split_(train|valid|test)_x\.h5")
+CENTRE: Box = (32.0, 32.0, 64.0, 64.0)
+"""The third of a 96×96 patch that makes it positive: a negative one may hold tumour around it."""
+
+
+def cub(root: Path, split: str | None) -> list[Item] | None:
+    """CUB-200-2011 with its boxes: "test" unless "train" or "all" is asked for; classes count from 0."""
+    places = (root, root / "CUB_200_2011")
+    base = next((p for p in places if all((p / name).is_file() for name in CUB[:2])), None)
+    if base is None:
+        return None
+    if split not in (None, "train", "test", "all"):
+        raise _no_split("CUB-200-2011", split, ["train", "test", "all"])
+    wanted = {"train": ("1",), "all": ("0", "1")}.get(split or "test", ("0",))
+    paths, labels, boxes, trained = (_table(base / name) for name in CUB)
+    items, ids = [], set()
+    for number, path in paths.items():
+        if _cell(trained, number, base / CUB[3]) not in wanted:
+            continue
+        where = f"picture {number} in {str(base / CUB[2])!r}"
+        items.append(
+            Item(
+                id=readable(path),
+                path=base / "images" / path,
+                label=_class(_cell(labels, number, base / CUB[1]), number, base / CUB[1]),
+                boxes=(_corners(_cell(boxes, number, base / CUB[2]), what=where),),
+            )
+        )
+        ids.add(items[-1].id)
+    if len(ids) < len(items) or not items:
+        raise EquicamError(
+            f"file {str(base / CUB[0])!r}", needs="a picture a line, each once",
+            got=f"{len(items)} lines of {len(ids)} pictures in this split", fix="a fresh copy of it",
+        )  # fmt: skip
+    return items
+
+
+def _table(file: Path) -> dict[str, str]:
+    """What follows each picture's number."""
+    found = {}
+    for line, text in enumerate(read_lines(file), 1):
+        number, _, rest = text.partition(" ")
+        if not rest or number in found:
+            raise EquicamError(
+                f"file {str(file)!r}, line {line},", needs="a new picture number and more after it",
+                got=repr(text)[:80], fix="a fresh copy of it",
+            )  # fmt: skip
+        found[number] = rest
+    return found
+
+
+def _cell(table: dict[str, str], number: str, file: Path) -> str:
+    if number not in table:
+        raise EquicamError(
+            f"file {str(file)!r}", needs=f"a line for picture {number}", got="none", fix="a fresh copy of it"
+        )
+    return table[number]
+
+
+def _class(text: str, number: str, file: Path) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
+        raise EquicamError(
+            f"picture {number} in {str(file)!r}", needs="a class from 1 on", got=repr(text)[:80],
+            fix="a fresh copy of it",
+        )  # fmt: skip
+    return int(text) - 1
+
+
+def _corners(text: str, *, what: str) -> Box:
+    """Two corners from x, y, width and height."""
+    try:
+        x, y, width, height = (float(v) for v in text.split())
+    except ValueError as error:
+        raise EquicamError(
+            what, needs="x y width height", got=repr(text)[:80], fix="a fresh copy of it"
+        ) from error
+    return box((x, y, x + width, y + height), what=what)
+
+
+def patch_camelyon(root: Path, split: str | None) -> list[Item] | None:
+    """PatchCamelyon's HDF5 files: "test" unless "train" or "valid" is asked for."""
+    for base in (folder for folder in (root, root / "pcam") if folder.is_dir()):
+        names = [name for (name,) in files_below(base, (".h5",), depth=1)]
+        there = {match[1]: base / name for name in names if (match := PATCHES.fullmatch(name))}
+        if there:
+            wanted = split or "test"
+            if wanted not in there:
+                raise _no_split("PatchCamelyon", wanted, list(there))
+            return _patches(there[wanted], wanted)
+    return None
+
+
+def patch_camelyon_file(path: Path, split: str | None) -> list[Item] | None:
+    """The same of one file of pictures, which names its split."""
+    match = PATCHES.fullmatch(path.name)
+    if match is None:
+        return None
+    if split not in (None, match[1]):
+        raise _no_split(repr(path.name), split, [match[1]])
+    return _patches(path, match[1])
+
+
+def _patches(pictures: Path, split: str) -> list[Item]:
+    count = hdf5.count_pictures(pictures)
+    labels = hdf5.read_labels(pictures.with_name(f"{pictures.stem[:-1]}y.h5"), count=count)
+    return [
+        Item(f"{split}-{i:06}", pictures, label, region=CENTRE if label == 1 else None, index=i)
+        for i, label in enumerate(labels)
+    ]
+
+
+def resisc45(root: Path, split: str | None) -> list[Item] | None:
+    """NWPU-RESISC45 as it unpacks: one folder that holds a folder a class; it comes without splits."""
+    if split is not None or subfolders(root) != ["NWPU-RESISC45"]:
+        return None
+    return items_below(root / "NWPU-RESISC45") or None
+
+
+def _no_split(what: str, split: str | None, there: list[str]) -> EquicamError:
+    return EquicamError(what, needs="a split it has", got=repr(split), fix=naming(there))
+
+
+LAYOUTS: tuple[Callable[[Path, str | None], list[Item] | None], ...] = (
+    patch_camelyon,
+    cub,
+    imagenet,
+    resisc45,
+)
+"""In the order they are tried."""

@@ -1,0 +1,123 @@
+"""Pictures beneath a folder. File names are anybody's: they are matched and escaped, never trusted."""
+
+import os
+from collections import deque
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from equicam.data.items import Item, readable
+from equicam.errors import EquicamError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".jp2", ".ppm", ".pgm")
+
+Parts = tuple[str, ...]
+"""A path beneath a folder, name by name."""
+
+
+def is_picture(name: str) -> bool:
+    """Whether the suffix is a picture's; what is inside is seen when it is opened."""
+    return _suffix(name) in SUFFIXES
+
+
+def items_below(root: Path) -> list[Item]:
+    """Every picture beneath a folder, by id; the first folder on the way is its label."""
+    found = files_below(root, SUFFIXES)
+    items = (item_at(root, parts, label=_escaped(parts[0]) if len(parts) > 1 else None) for parts in found)
+    return sorted(items, key=lambda item: item.id)
+
+
+def item_at(root: Path, parts: Parts, *, label: int | str | None = None) -> Item:
+    """The picture at a path beneath the folder; no two paths have the same id."""
+    return Item(_escaped("/".join(parts)), root.joinpath(*parts), label)
+
+
+def files_below(root: Path, suffixes: Collection[str], *, depth: int | None = None) -> list[Parts]:
+    """Files by suffix, sorted; hidden ones are left out, and no folder is entered twice, however it is linked.
+
+    Linked folders come after real ones, and a link to a folder that holds `root` is not followed.
+    """
+    found: list[Parts] = []
+    real = root.resolve()
+    seen = {_identity(folder) for folder in real.parents}
+    todo: deque[Parts] = deque([()])
+    while todo:
+        parts = todo.popleft()
+        folder = root.joinpath(*parts)
+        if (identity := _identity(folder)) in seen:
+            continue
+        seen.add(identity)
+        for entry in _entries(folder):
+            below = (*parts, entry.name)
+            kind = _kind(entry)
+            if kind == "folder" and (depth is None or len(below) < depth):
+                (todo.append if entry.is_symlink() else todo.appendleft)(below)
+            elif kind == "file" and _suffix(entry.name) in suffixes:
+                found.append(below)
+    return sorted(found)
+
+
+def subfolders(root: Path) -> list[str]:
+    """The names of the folders in a folder, sorted, without hidden ones."""
+    return [entry.name for entry in _entries(root) if _kind(entry) == "folder"]
+
+
+def naming(names: Iterable[str], *, most: int = 8) -> str:
+    """A few names for an error message."""
+    given = sorted(set(names))
+    more = f" and {len(given) - most} more" if len(given) > most else ""
+    return (", ".join(repr(name) for name in given[:most]) or "none") + more
+
+
+def read_lines(file: Path) -> list[str]:
+    """The lines of a text file without blanks around them; bytes that are no UTF-8 pass through to the file names."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise EquicamError(
+            f"file {str(file)!r}", needs="to be there and readable", got=error.strerror, fix="a fresh copy"
+        ) from error
+    return [line.strip() for line in text.rstrip().split("\n")]
+
+
+def _escaped(name: str) -> str:
+    return readable(name.replace("\\", "\\\\"))  # so that no name looks like an escaped one
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122  # a Path a file is slow for a million of them
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    return sorted(visible, key=lambda entry: entry.name)
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    """Folder, file, or a pipe or device, which is not opened; links count as what they lead to."""
+    try:
+        if entry.is_dir():
+            return "folder"
+        if entry.is_file():
+            return "file"
+        entry.stat()
+    except OSError:
+        return "file"  # a link to nothing stays, so that what is missing is told
+    return "other"
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        stat = folder.stat()
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    return stat.st_dev, stat.st_ino
+
+
+def _unreadable(folder: Path, error: OSError) -> EquicamError:
+    return EquicamError(
+        f"folder {str(folder)!r}", needs="to be readable", got=error.strerror, fix="its permissions"
+    )

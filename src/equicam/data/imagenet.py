@@ -1,0 +1,157 @@
+"""The ILSVRC-2012 validation set: in synset folders, or flat beside its devkit, with boxes where annotations are."""
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from xml.parsers import expat
+
+import numpy as np
+
+from equicam.data.folders import SUFFIXES, files_below, item_at, read_lines, subfolders
+from equicam.data.items import Box, Item, box
+from equicam.errors import EquicamError
+
+PICTURES = ("", "val", "ILSVRC2012_img_val")
+DEVKIT = ("", "data", "ILSVRC2012_devkit_t12/data")
+ANNOTATIONS = ("bbox", "Annotations", "val_annotations")
+BESIDE = {*ANNOTATIONS, "data", "ILSVRC2012_devkit_t12"}
+TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
+SYNSET, NUMBERED = re.compile("n[0-9]{8}"), re.compile(r"ILSVRC2012_val_([0-9]{8})\.[A-Za-z]+")
+LARGEST = 2**20  # bytes of one annotation; theirs have about a thousand
+
+Annotations = Mapping[tuple[str, str], Path]
+"""XML files by synset folder ("" where they are in none) and stem."""
+
+
+def imagenet(root: Path, split: str | None) -> list[Item] | None:
+    """Validation pictures, labelled 0 … 999 as usual; by synset where there are not the thousand folders."""
+    if split not in (None, "val"):
+        return None
+    for base in (root / place for place in PICTURES if (root / place).is_dir()):
+        if synsets := _synsets(base):
+            return _in_synsets(base, synsets, _annotations(root))
+    truth = _in_devkit(root, TRUTH)
+    return None if truth is None else _by_number(root, truth)
+
+
+def _synsets(folder: Path) -> list[str]:
+    """Synset folders, if they are all there is besides devkit and annotations."""
+    names = [name for name in subfolders(folder) if name not in BESIDE]
+    return names if all(SYNSET.fullmatch(name) for name in names) else []
+
+
+def _in_synsets(base: Path, synsets: list[str], annotations: Annotations) -> list[Item] | None:
+    numbers = {name: i for i, name in enumerate(synsets)} if len(synsets) == 1000 else {}
+    items = [
+        _with_boxes(item_at(base, (name, *parts), label=numbers.get(name, name)), annotations, synset=name)
+        for name in synsets
+        for parts in files_below(base / name, SUFFIXES)
+    ]
+    return sorted(items, key=lambda item: item.id) or None
+
+
+def _by_number(root: Path, truth: Path) -> list[Item]:
+    """Line i of the ground truth is the class of picture i."""
+    meta = _in_devkit(root, META)
+    if meta is None:
+        raise EquicamError(
+            f"ImageNet in {str(root)!r}", needs=f"{META} beside {TRUTH}", got="none",
+            fix="unpacking ILSVRC2012_devkit_t12.tar.gz there",
+        )  # fmt: skip
+    synsets, classes, annotations = _synsets_by_class(meta), read_lines(truth), _annotations(root)
+    labels = {synset: i for i, synset in enumerate(sorted(synsets.values()))}
+    items = []
+    for base, name, number in _numbered(root):
+        written = classes[number - 1] if 1 <= number <= len(classes) else "no such line"
+        if (synset := synsets.get(written)) is None:
+            raise EquicamError(
+                f"picture {name!r}", needs=f"a class of {META} in line {number} of {TRUTH}",
+                got=repr(written)[:80], fix="both from the same devkit",
+            )  # fmt: skip
+        items.append(_with_boxes(item_at(base, (name,), label=labels[synset]), annotations, synset=synset))
+    return items
+
+
+def _numbered(root: Path) -> list[tuple[Path, str, int]]:
+    """Validation pictures and their numbers, from the first place that has some."""
+    for base in (root / place for place in PICTURES if (root / place).is_dir()):
+        names = [name for (name,) in files_below(base, SUFFIXES, depth=1)]
+        if found := [(base, name, int(match[1])) for name in names if (match := NUMBERED.fullmatch(name))]:
+            return found
+    raise EquicamError(
+        f"ImageNet in {str(root)!r}", needs="pictures ILSVRC2012_val_00000001.JPEG …", got="none",
+        fix="unpacking ILSVRC2012_img_val.tar into val/",
+    )  # fmt: skip
+
+
+def _synsets_by_class(meta: Path) -> dict[str, str]:
+    """WNID by ILSVRC2012_ID as the ground truth writes it; numbers above 1000 are groups of classes."""
+    import scipy.io
+    from scipy.io.matlab import MatReadError
+
+    try:
+        rows = np.atleast_1d(scipy.io.loadmat(meta, squeeze_me=True)["synsets"])
+        pairs = [(int(row["ILSVRC2012_ID"]), str(row["WNID"])) for row in rows]
+    except (
+        OSError, ValueError, TypeError, LookupError, NotImplementedError, MatReadError, zlib.error,
+    ) as error:  # fmt: skip
+        raise EquicamError(
+            f"file {str(meta)!r}", needs="synsets with ILSVRC2012_ID and WNID", got=repr(error),
+            fix="a fresh copy of the devkit",
+        ) from error  # fmt: skip
+    return {str(number): synset for number, synset in pairs if 1 <= number <= 1000}
+
+
+def _in_devkit(root: Path, name: str) -> Path | None:
+    return next((root / place / name for place in DEVKIT if (root / place / name).is_file()), None)
+
+
+def _annotations(root: Path) -> Annotations:
+    found: dict[tuple[str, str], Path] = {}
+    for folder in (root / place for place in ANNOTATIONS if (root / place).is_dir()):
+        for parts in files_below(folder, (".xml",)):
+            synset = next((part for part in parts[-2:-1] if SYNSET.fullmatch(part)), "")
+            found.setdefault((synset, Path(parts[-1]).stem), folder.joinpath(*parts))
+    return found
+
+
+def _with_boxes(item: Item, annotations: Annotations, *, synset: str) -> Item:
+    file = annotations.get((synset, item.path.stem)) or annotations.get(("", item.path.stem))
+    return item if file is None else replace(item, boxes=read_boxes(file))
+
+
+def read_boxes(file: Path) -> tuple[Box, ...]:
+    """The boxes of the objects in a PASCAL-style XML file; one that declares entities is refused unread."""
+    what = f"annotation {str(file)!r}"
+    path: list[str] = []
+    found: list[dict[str, str]] = []
+
+    def start(name: str, _: object) -> None:
+        path.append(name)
+        if len(path) == 3 and path[1:] == ["object", "bndbox"]:
+            found.append({})
+
+    def text(data: str) -> None:
+        if len(path) == 4 and path[1:3] == ["object", "bndbox"]:
+            found[-1][path[3]] = found[-1].get(path[3], "") + data
+
+    def refuse(*_: object) -> None:
+        raise EquicamError(what, needs="XML without a DTD", got="a declaration of one", fix="taking it out")
+
+    parser = expat.ParserCreate()
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
+    parser.StartElementHandler, parser.EndElementHandler = start, lambda _: path.pop()
+    parser.CharacterDataHandler, parser.buffer_text = text, True
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise EquicamError(what, needs=f"at most {LARGEST} bytes", got="more", fix="the original file")
+        parser.Parse(data, True)
+    except EquicamError:
+        raise
+    except (expat.ExpatError, OSError, ValueError, LookupError) as error:
+        raise EquicamError(what, needs="well-formed XML", got=error, fix="a fresh copy of it") from error
+    return tuple(box((b.get(k, "") for k in ("xmin", "ymin", "xmax", "ymax")), what=what) for b in found)

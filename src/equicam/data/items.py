@@ -1,0 +1,99 @@
+"""The pictures of a source as plain data: what is known of each, fair samples of many, and their digest."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from PIL import Image
+
+from equicam.data import hdf5
+from equicam.data.pictures import open_picture
+from equicam.errors import EquicamError
+
+Box = tuple[float, float, float, float]
+"""x0, y0, x1, y1 in the pixels of the picture as stored."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One picture of a source: what it is called, where it is, and what is known of it."""
+
+    id: str
+    path: Path
+    label: int | str | None = None
+    boxes: tuple[Box, ...] = ()
+    region: Box | None = None  # the part that makes the label, where a data set defines one
+    index: int | None = None  # which picture of a file that holds many
+
+
+def open_item(item: Item) -> Image.Image:
+    """The item's picture as upright 8-bit RGB, or a refusal with a reason."""
+    if item.index is None:
+        return open_picture(item.path)
+    return Image.fromarray(hdf5.read_picture(item.path, item.index))
+
+
+def spread(items: Sequence[Item], n: int | None) -> list[Item]:
+    """A class-spread sample: the first picture of every class, then the second of every class, … up to n.
+
+    With fewer pictures than classes C: the first picture of class round(k·C/n), k = 0 … n−1.
+    Without any labels every picture counts as a class. The order of `items` does not matter.
+    """
+    if n is not None and n < 1:
+        raise EquicamError("a sample", needs="at least 1 picture", got=n, fix="n=None for all of them")
+    classes = _classes(items)
+    if n is not None and n < len(classes):
+        return [classes[round(k * len(classes) / n)][0] for k in range(n)]
+    slots = zip_longest(*classes)
+    return [item for slot in slots for item in slot if item is not None][:n]
+
+
+def _classes(items: Sequence[Item]) -> list[list[Item]]:
+    """Pictures by class, sorted by id: classes by number, then by name, those without a label last."""
+    ordered = sorted(items, key=lambda i: (i.id, str(i.path), -1 if i.index is None else i.index))
+    if all(item.label is None for item in ordered):
+        return [[item] for item in ordered]
+    groups: dict[int | str | None, list[Item]] = {}
+    for item in ordered:
+        groups.setdefault(item.label, []).append(item)
+    return [groups[label] for label in sorted(groups, key=_rank)]
+
+
+def _rank(label: int | str | None) -> tuple[int, int, str]:
+    if label is None:
+        return 2, 0, ""
+    return (1, 0, label) if isinstance(label, str) else (0, label, "")
+
+
+def digest(items: Sequence[Item]) -> str:
+    """SHA-256 of ids, labels, boxes and regions in their order, one JSON line an item; paths do not count."""
+    total = hashlib.sha256()
+    for item in items:
+        boxes = [[float(v) for v in b] for b in item.boxes]
+        region = None if item.region is None else [float(v) for v in item.region]
+        total.update(json.dumps([item.id, item.label, boxes, region]).encode() + b"\n")
+    return total.hexdigest()
+
+
+def box(numbers: Iterable[str | float], *, what: str) -> Box:
+    """Four numbers as a box; `what` names where they were read, for the refusal of any others."""
+    given = list(numbers)
+    try:
+        x0, y0, x1, y1 = (float(v) for v in given)
+        if x0 <= x1 and y0 <= y1 and all(map(math.isfinite, (x0, y0, x1, y1))):
+            return x0, y0, x1, y1
+    except ValueError:
+        pass  # told below, like numbers that make no box
+    raise EquicamError(
+        what, needs="boxes of four numbers, x0 ≤ x1 and y0 ≤ y1", got=repr(" ".join(map(str, given)))[:80],
+        fix="'x0 y0 x1 y1' in pixels",
+    )  # fmt: skip
+
+
+def readable(text: str) -> str:
+    """Valid UTF-8: bytes of a file name that are none become backslash escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,145 @@
+"""Lists of pictures in a CSV or Parquet file: path, and what is known of each in further columns."""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from equicam.data.folders import naming
+from equicam.data.items import Item, box, readable
+from equicam.errors import EquicamError
+
+NAMES = ("items.csv", "items.parquet")
+COLUMNS = ("path", "id", "label", "boxes", "region", "split")
+
+Row = tuple[int, Mapping[str, Any]]
+"""A line of the file (from 1; in CSV the heading is the first) and its cells by column."""
+
+
+def find_manifest(folder: Path) -> Path | None:
+    """The list of pictures that a folder brings along."""
+    return next((folder / name for name in NAMES if (folder / name).is_file()), None)
+
+
+def read_manifest(path: Path, *, split: str | None) -> list[Item]:
+    """The items of a list in its order, all or those of one split; files need not exist yet."""
+    try:
+        rows = list(_parquet(path) if path.suffix.lower() == ".parquet" else _csv(path))
+    except OSError as error:
+        raise _wrong(path, "a file that can be read", error, "a fresh copy of it") from error
+    if split is not None:
+        rows = _of_split(rows, path, split)
+    if not rows:
+        raise _wrong(path, "at least one row", "none", "a row a picture")
+    items = [_item(cells, path, f"{_name(path)}, line {line}") for line, cells in rows]
+    lines: dict[str, int] = {}
+    for (line, _), item in zip(rows, items, strict=True):
+        if item.id in lines:
+            raise EquicamError(
+                f"{_name(path)}, line {line},", needs="an id of its own",
+                got=f"{item.id!r} as in line {lines[item.id]}", fix="a column id without repetitions",
+            )  # fmt: skip
+        lines[item.id] = line
+    return items
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    """Rows of text; bytes that are no UTF-8 pass through, for a path may hold them."""
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            columns = [name.strip() for name in next(reader, [])]
+            _check(columns, path)
+            for cells in reader:
+                if len(cells) > len(columns):
+                    raise EquicamError(
+                        f"{_name(path)}, line {reader.line_num},", needs=f"{len(columns)} cells",
+                        got=len(cells), fix="quotes around cells that hold a comma",
+                    )  # fmt: skip
+                if cells:
+                    yield reader.line_num, dict(zip(columns, cells, strict=False))
+        except csv.Error as error:
+            raise EquicamError(
+                f"{_name(path)}, line {reader.line_num},", needs="well-formed CSV", got=error,
+                fix="quotes that are closed and doubled",
+            ) from error  # fmt: skip
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with path.open("rb") as file:
+            source = pq.ParquetFile(file)
+            columns = list(source.schema_arrow.names)
+            _check(columns, path)
+            rows = source.read([name for name in COLUMNS if name in columns]).to_pylist()
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise _wrong(path, "a whole Parquet file", error, "a fresh copy of it") from error
+    yield from enumerate(rows, 1)
+
+
+def _check(columns: list[str], path: Path) -> None:
+    if columns.count("path") != 1:
+        raise _wrong(path, "a column 'path'", naming(columns), f"a heading of {', '.join(COLUMNS)}")
+    if doubled := {name for name in columns if name in COLUMNS and columns.count(name) > 1}:
+        raise _wrong(path, "each column once", f"{naming(doubled)} twice", "other names")
+
+
+def _of_split(rows: list[Row], path: Path, split: str) -> list[Row]:
+    if rows and not any("split" in cells for _, cells in rows):
+        raise _wrong(path, "a column 'split'", naming(rows[0][1]), "no split, or that column")
+    there = {str(cells.get("split") or "") for _, cells in rows}
+    if split not in there:
+        raise _wrong(path, f"rows of split {split!r}", f"splits {naming(there - {''})}", "one of these")
+    return [(line, cells) for line, cells in rows if cells.get("split") == split]
+
+
+def _item(cells: Mapping[str, Any], manifest: Path, what: str) -> Item:
+    path = _text(cells, "path", what)
+    if not path:
+        raise EquicamError(f"{what},", needs="a path", got="an empty cell", fix="the picture's file name")
+    boxes = (one for one in _text(cells, "boxes", what).split(";") if one.strip())
+    region = _text(cells, "region", what)
+    return Item(
+        id=readable(_text(cells, "id", what) or path),
+        path=manifest.parent / path,
+        label=_label(cells.get("label"), what),
+        boxes=tuple(box(one.split(), what=f"{what},") for one in boxes),
+        region=box(region.split(), what=f"{what},") if region.strip() else None,
+    )
+
+
+def _text(cells: Mapping[str, Any], column: str, what: str) -> str:
+    value = cells.get(column)
+    if value is None or isinstance(value, str):
+        return value or ""
+    if column == "id" and isinstance(value, int):
+        return str(value)
+    raise EquicamError(
+        f"{what},", needs=f"text in column {column!r}", got=repr(value)[:80], fix="a column of strings"
+    )
+
+
+def _label(value: object, what: str) -> int | str | None:
+    """An integer where it is one, however it is written; no label where the cell is empty."""
+    if isinstance(value, float) and (value != value or value.is_integer()):  # a nullable column of integers
+        return None if value != value else int(value)
+    if isinstance(value, str):
+        text = value.strip()
+        return int(text) if re.fullmatch("-?[0-9]{1,18}", text) else readable(text) or None
+    if value is None or isinstance(value, int):
+        return None if value is None else int(value)
+    raise EquicamError(
+        f"{what},", needs="an integer or a name as label", got=repr(value)[:80], fix="a column of either"
+    )
+
+
+def _name(path: Path) -> str:
+    return f"list {str(path)!r}"
+
+
+def _wrong(path: Path, needs: str, got: object, fix: str) -> EquicamError:
+    return EquicamError(_name(path), needs=needs, got=got, fix=fix)

@@ -1,0 +1,1 @@
+"""What is measured of a map and, in `stats`, over images."""

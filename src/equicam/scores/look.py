@@ -1,0 +1,243 @@
+"""One part of an evaluation read: every method's maps of the pictures as presented and at every angle.
+
+Methods of one reader share its views: activations are computed once for each picture, angle and view.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from equicam.combine import Combine
+from equicam.explain import read
+from equicam.geometry import Degrees, Fill, Views, rotate
+from equicam.methods import Method
+from equicam.models.model import Model
+from equicam.readers.ask import ask, ask_at
+from equicam.readers.passes import views_a_pass
+from equicam.scores.asked import Asked, Foreign, World
+from equicam.scores.controls import coverage_map, item_seed, shuffled, times_coverage
+from equicam.scores.protocol import Found, Said, Shown, Truth
+from equicam.scores.stages import Traced
+from equicam.scores.uncertainty import disagreement
+from equicam.seen import Fused, fuse, in_groups, see
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an evaluation computes of every part."""
+
+    models: Mapping[World, Model]
+    asked: Sequence[Asked]
+    angles: Sequence[Degrees]
+    fill: Fill
+    as_published: bool = False
+    traced: bool = False  # keep features and gradients for the stages
+    several: bool = False  # keep what views disagree on
+    dtype: torch.dtype | None = None
+    chunk: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One method's map of some pictures at one angle."""
+
+    map: Float[Tensor, "b H W"]
+    peum: Float[Tensor, "b H W"] | None = None
+    disagreement: Float[Tensor, " b"] | None = None
+    traced: Traced | None = None
+    combine: Combine | None = None
+
+
+def look(
+    plan: Plan,
+    ids: Sequence[str],
+    x: Float[Tensor, "b c H W"],
+    truth: Sequence[Truth],
+    tick: Callable[[float], None],
+) -> Found:
+    """Read a part; `tick` hears after every angle which share of the work is done."""
+    worlds: list[World] = sorted({one.world for one in plan.asked} | {"plain"})
+    shown: dict[str, Shown] = {}
+    said: dict[str, Said] = {}
+    for world in worlds:
+        pictures = x
+        if world == "shuffled":
+            seeds = [item_seed(plan.seed, i, "shuffled") for i in ids]
+            pictures = torch.stack([shuffled(one, seed) for one, seed in zip(x, seeds, strict=True)])
+        mine = [one for one in plan.asked if one.world == world]
+        said[world], some = _world(
+            plan, plan.models[world], pictures, mine, lambda share: tick(share / len(worlds))
+        )
+        shown |= some
+    return Found(
+        ids=ids,
+        x=x,
+        angles=plan.angles,
+        said=said["plain"],
+        shown={one.name: shown[one.name] for one in plan.asked},
+        truth=truth,
+        ask=partial(_ask, plan.models["plain"], plan.dtype),
+        fill=plan.fill,
+        as_published=plan.as_published,
+        seed=plan.seed,
+    )
+
+
+def _world(
+    plan: Plan,
+    model: Model,
+    x: Float[Tensor, "b c H W"],
+    mine: Sequence[Asked],
+    tick: Callable[[float], None],
+) -> tuple[Said, dict[str, Shown]]:
+    methods = {one.name: one.method for one in mine if one.method is not None}
+    angles: tuple[Degrees, ...] = (0, *plan.angles)
+    target: Int[Tensor, " b"] | None = None
+    probs: list[Tensor] = []
+    pieces: dict[str, list[_Piece]] = {name: [] for name in methods}
+    for angle in angles:
+        turned = rotate(x, angle) if angle else x
+        said, found = _at_angle(plan, model, turned, methods, target, first=not angle)
+        target = said.argmax(1) if target is None else target
+        probs.append(said)
+        for name, piece in found.items():
+            pieces[name].append(piece)
+        tick(1 / len(angles))
+    assert target is not None  # noqa: S101  # 0° has set it
+    told = Said(torch.stack(probs), target)
+    shown = {}
+    for one in mine:
+        shown[one.name] = _shown(plan, model, x, one, told, pieces.get(one.name, []))
+    return told, shown
+
+
+def _shown(
+    plan: Plan, model: Model, x: Float[Tensor, "b c H W"], one: Asked, said: Said, pieces: Sequence[_Piece]
+) -> Shown:
+    size = (x.shape[-2], x.shape[-1])
+    fusion = None if one.method is None else one.method.fusion
+    blank = torch.ones(size, dtype=x.dtype, device=x.device)
+    zeros = (
+        fusion is not None and fusion.align_at is not None and plan.fill == "zeros" and len(fusion.views) > 1
+    )
+    cover = blank
+    if one.method is None or one.covered or zeros:
+        grid = size
+        if fusion is None or one.covered or fusion.align_at not in ("upsampled", "map"):
+            features, _, _ = ask_at(model, x[:1].to(model.dtype), plan.dtype)
+            grid = (features.shape[-2], features.shape[-1])
+        views = Views.evenly(18) if fusion is None or one.covered else fusion.views
+        cover = coverage_map(views, grid, size, like=x)
+    if one.method is None:
+        alone = times_coverage(blank, cover).expand(1 + len(plan.angles), len(x), -1, -1)
+        return Shown(alone, said, alone[0, 0])
+    maps = one.after(torch.stack([p.map for p in pieces]))
+    if one.covered:
+        maps = times_coverage(maps, cover)
+    first = pieces[0]
+    null = times_coverage(blank, cover) if zeros or one.covered else blank
+    # a control of the map has the stages of its method
+    traced = [p.traced for p in pieces if p.traced is not None and one.blur is None and not one.covered]
+    return Shown(maps, said, null, first.peum, first.disagreement, traced, first.combine)
+
+
+def _at_angle(
+    plan: Plan,
+    model: Model,
+    x: Float[Tensor, "b c H W"],
+    methods: Mapping[str, Method],
+    target: Int[Tensor, " b"] | None,
+    *,
+    first: bool,
+) -> tuple[Float[Tensor, "b y"], dict[str, _Piece]]:
+    """What the model says, and a map by every method; explainers of the caller's come last, when the class is known."""
+    groups: dict[object, dict[str, Method]] = {}
+    for name, method in methods.items():
+        groups.setdefault(method.reader, {})[name] = method
+    said: Tensor | None = None
+    found: dict[str, _Piece] = {}
+    for reader, some in sorted(groups.items(), key=lambda g: isinstance(g[0], Foreign)):
+        if isinstance(reader, Foreign) and said is None:
+            said = _ask(model, plan.dtype, x)
+        if target is None and said is not None:
+            target = said.argmax(1)
+        pieces, probs = _group(plan, model, x, some, target, first=first)
+        said = probs if said is None else said
+        found |= pieces
+    return _ask(model, plan.dtype, x) if said is None else said, found
+
+
+def _group(
+    plan: Plan,
+    model: Model,
+    x: Float[Tensor, "b c H W"],
+    methods: Mapping[str, Method],
+    target: Int[Tensor, " b"] | None,
+    *,
+    first: bool,
+) -> tuple[dict[str, _Piece], Float[Tensor, "b y"] | None]:
+    """Methods of one reader, fed from one set of views."""
+    views = _together([m.fusion.views for m in methods.values()])
+    reader = next(iter(methods.values())).reader
+
+    def work(some: slice, most: int) -> tuple[dict[str, _Piece], Tensor | None]:
+        given = None if target is None else target[some]
+        seen = see(partial(read, model, reader, plan.dtype), x[some], views, given, most)
+        fused = {name: fuse(seen, m.combine, m.fusion, plan.fill) for name, m in methods.items()}
+        return {name: _piece(plan, one, first) for name, one in fused.items()}, seen.presented.probs
+
+    done = in_groups(x, len(views), plan.chunk, work)
+    probs = [p for _, p in done if p is not None]
+    joined = {name: _joined([pieces[name] for pieces, _ in done]) for name in methods}
+    return joined, torch.cat(probs) if probs else None
+
+
+def _piece(plan: Plan, fused: Fused, first: bool) -> _Piece:
+    seen, count = fused.seen, len(fused.place)
+    peum = apart = traced = None
+    if plan.several and first and count > 1:
+        peum = fused.peum()
+        views = (
+            fused.place[:6] if plan.as_published else fused.place
+        )  # the authors compare the first six only
+        apart = disagreement(fused.maps[views], "full" if plan.as_published else "disc")
+    scores = seen.presented.scores
+    if plan.traced and count == 1 and seen.stage == "features" and scores is not None:
+        acts, grads = seen.presented.value
+        traced = Traced(acts, grads, scores)
+    return _Piece(fused.map, peum, apart, traced, fused.combine)
+
+
+def _joined(pieces: Sequence[_Piece]) -> _Piece:
+    if len(pieces) == 1:
+        return pieces[0]
+    traced = [p.traced for p in pieces if p.traced is not None]
+    peums = [p.peum for p in pieces if p.peum is not None]
+    aparts = [p.disagreement for p in pieces if p.disagreement is not None]
+    return _Piece(
+        torch.cat([p.map for p in pieces]),
+        torch.cat(peums) if peums else None,
+        torch.cat(aparts) if aparts else None,
+        Traced(*(torch.cat([getattr(t, f) for t in traced]) for f in ("acts", "grads", "scores")))
+        if traced
+        else None,
+        pieces[0].combine,
+    )
+
+
+def _together(several: Sequence[Views]) -> Views:
+    """All their views once, the presented one first."""
+    angles = {angle % 360: angle for views in several for angle in views.presented_first()[0].angles}
+    return Views(tuple(angles.values()))
+
+
+def _ask(model: Model, dtype: torch.dtype | None, x: Float[Tensor, "n c H W"]) -> Float[Tensor, "n y"]:
+    """Class probabilities, as many pictures a pass as memory allows."""
+    most = views_a_pass(x)
+    found = [ask(model, some.to(model.dtype), dtype)[1] for some in torch.split(x, most)]
+    return torch.cat(found)

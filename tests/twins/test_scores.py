@@ -1,0 +1,418 @@
+"""Every score against SciPy, scikit-image, torchvision or a loop that says plainly what it means."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats as scipy_stats
+from skimage.metrics import structural_similarity
+from torchvision.transforms.v2.functional import gaussian_blur
+
+from equicam.chain import Chain
+from equicam.combine import grad_cam, grad_cam_rectified, layer_cam
+from equicam.geometry import Views, disc, rotate
+from equicam.scores import causal, controls, faithfulness, localise, uncertainty
+from equicam.scores.blur import gaussian
+from equicam.scores.equivariance import ANGLES, confidence_kept, equivariance, over_stable, stable, weighted
+from equicam.scores.likeness import MEASURES, cosine, pearson, ranks, spearman, ssim
+from equicam.scores.stages import SAME_EVERYWHERE, Traced, stages
+from tests.conftest import assert_alive
+
+SIZE = 28
+
+
+def planes(count: int, seed: int = 0, size: int = SIZE) -> torch.Tensor:
+    """Rectified smooth planes in [0, 1] with plateaus of zeros, as maps are."""
+    made = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(count, 1, 5, 5, generator=made, dtype=torch.float64)
+    found = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic", align_corners=True)[
+        :, 0
+    ].relu()
+    found = found / found.amax((-2, -1), keepdim=True)
+    assert_alive(found)
+    assert (found == 0).flatten(1).double().mean(1).min() > 0.05
+    return found
+
+
+def picked(plane: torch.Tensor, region: str) -> np.ndarray:
+    inside = np.ones((SIZE, SIZE), bool)
+    if region == "disc":
+        y, x = np.mgrid[:SIZE, :SIZE] - (SIZE - 1) / 2
+        inside = np.hypot(y, x) <= SIZE / 2
+    return plane.numpy()[inside]
+
+
+REFERENCES = {
+    "pearson": lambda a, b: scipy_stats.pearsonr(a, b)[0],
+    "spearman": lambda a, b: scipy_stats.spearmanr(a, b)[0],
+    "cosine": lambda a, b: a @ b / np.linalg.norm(a) / np.linalg.norm(b),
+}
+
+
+@pytest.mark.parametrize("region", ["disc", "full"])
+@pytest.mark.parametrize("name", REFERENCES)
+def test_likeness_is_scipys(name, region):
+    a, b = planes(3), planes(2, seed=1)
+    found = MEASURES[name](a, b, region)
+    for i in range(3):
+        for j in range(2):
+            expected = REFERENCES[name](picked(a[i], region), picked(b[j], region))
+            assert found[i, j].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_ssim_is_scikit_images():
+    a, b = planes(2), planes(2, seed=1)
+    found = ssim(a, b, "full")
+    for i in range(2):
+        for j in range(2):
+            expected = structural_similarity(a[i].numpy(), b[j].numpy(), data_range=1.0)
+            assert found[i, j].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_ssim_in_the_disc_uses_windows_inside_it_only():
+    a, b = planes(1), planes(1, seed=1)
+    _, full = structural_similarity(a[0].numpy(), b[0].numpy(), data_range=1.0, full=True)
+    y, x = np.mgrid[:SIZE, :SIZE] - (SIZE - 1) / 2
+    round_ = np.hypot(y, x) <= SIZE / 2
+    windows = [
+        full[r, c]
+        for r in range(3, SIZE - 3)
+        for c in range(3, SIZE - 3)
+        if round_[r - 3 : r + 4, c - 3 : c + 4].all()
+    ]
+    assert len(windows) > 50
+    assert ssim(a, b, "disc").item() == pytest.approx(np.mean(windows), abs=1e-12)
+
+
+@pytest.mark.parametrize("measure", [pearson, spearman, cosine, ssim])
+def test_constant_maps_count_zero(measure):
+    a = planes(2)
+    a[1] = 0.37
+    found = measure(a, a, "full")
+    assert found[0, 0].item() == pytest.approx(1)
+    assert found[0, 1] == found[1, 0] == found[1, 1] == 0
+
+
+def test_ranks_share_ties():
+    values = torch.tensor([[3.0, 1.0, 3.0, 0.0, 3.0, 1.0]], dtype=torch.float64)
+    assert ranks(values)[0].tolist() == scipy_stats.rankdata(values[0].numpy()).tolist()
+
+
+@pytest.mark.parametrize("fill", ["reflect", "zeros"])
+@pytest.mark.parametrize("region", ["disc", "full"])
+def test_equivariance_is_the_loop(region, fill):
+    presented, turned = planes(3), torch.stack([planes(3, seed=s) for s in (1, 2)])
+    turned[1, 2] = 0
+    found = equivariance(turned, presented, (30, 90), region=region, fill=fill)
+    for a, angle in enumerate((30, 90)):
+        for i in range(3):
+            scores = [
+                0.0
+                if turned[a, i].std() == 0
+                else scipy_stats.pearsonr(
+                    picked(turned[a, i], region), picked(rotate(presented[j], angle, fill=fill), region)
+                )[0]
+                for j in range(3)
+            ]
+            others = [s for j, s in enumerate(scores) if j != i]
+            assert found.value[a, i].item() == pytest.approx(scores[i], abs=1e-12)
+            assert found.floor[a, i].item() == pytest.approx(np.mean(others), abs=1e-12)
+    assert found.constant.tolist() == [[False] * 3, [False, False, True]]
+
+
+def test_a_perfectly_equivariant_map_scores_one_and_a_lone_picture_has_no_floor():
+    presented = planes(1)
+    turned = torch.stack([rotate(presented, a) for a in ANGLES])
+    found = equivariance(turned, presented, ANGLES)
+    assert found.value.min() > 1 - 1e-12
+    assert found.floor.isnan().all()
+    # under the authors' zero filling even a perfect map does not reach 1 over the full square
+    assert equivariance(turned, presented, ANGLES, region="full", fill="zeros").value.mean() < 0.97
+
+
+def test_zero_filling_rewards_noise_and_the_disc_does_not():
+    """Independent noise in every view: nothing is shared, and yet the zero-filled average scores above .7."""
+    made = torch.Generator().manual_seed(0)
+    views, count = Views.evenly(18), 24
+    chain = Chain(grad_cam, (224, 224))
+
+    def averaged(fill):
+        noise = torch.rand(18, count, 7, 7, generator=made, dtype=torch.float64)
+        return chain.trace("combined", [views.undo(noise, fill).mean(0)])["map"]
+
+    scores = {
+        (fill, region): equivariance(
+            averaged(fill)[None], averaged(fill), (45,), region=region, fill="zeros"
+        ).value.mean()
+        for fill, region in (("zeros", "full"), ("reflect", "disc"))
+    }
+    assert scores["zeros", "full"] > 0.7
+    assert abs(scores["reflect", "disc"]) < 0.25
+
+
+def test_the_coverage_map_scores_090_under_the_published_protocol():
+    cover = controls.coverage_map(
+        Views.evenly(18), (7, 7), (224, 224), like=torch.zeros(1, dtype=torch.float64)
+    )
+    maps = controls.times_coverage(torch.ones(1, 224, 224, dtype=torch.float64), cover)
+    published = equivariance(maps.expand(7, 1, -1, -1), maps, ANGLES, region="full", fill="zeros")
+    assert published.value.mean().item() == pytest.approx(0.904, abs=0.002)
+    clean = equivariance(maps.expand(7, 1, -1, -1), maps, ANGLES)
+    assert clean.value.mean().item() == pytest.approx(0.515, abs=0.003)
+
+
+PROBS = torch.tensor(
+    [
+        [[0.7, 0.2, 0.1], [0.3, 0.4, 0.3]],
+        [[0.35, 0.45, 0.2], [0.1, 0.8, 0.1]],
+        [[0.9, 0.1, 0], [0.6, 0.2, 0.2]],
+    ]
+)
+TARGET = torch.tensor([0, 1])
+
+
+def test_conditions_by_hand():
+    assert stable(PROBS, TARGET).tolist() == [[False, True], [True, False]]
+    assert torch.allclose(confidence_kept(PROBS, TARGET), torch.tensor([[0.5, 1.0], [1.0, 0.5]]))
+    assert torch.allclose(
+        confidence_kept(PROBS, TARGET, as_published=True), torch.tensor([[0.45, 0.8], [0.9, 0.6]])
+    )
+    value = torch.tensor([[0.2, 0.4], [0.8, 0.6]])
+    assert torch.allclose(over_stable(value, stable(PROBS, TARGET)), torch.tensor([0.8, 0.4]))
+    assert over_stable(value, torch.zeros(2, 2, dtype=torch.bool)).isnan().all()
+    kept = confidence_kept(PROBS, TARGET)
+    assert torch.allclose(weighted(value, kept), torch.tensor([(0.1 + 0.8) / 1.5, (0.4 + 0.3) / 1.5]))
+    assert uncertainty.flip_rate(PROBS, TARGET).tolist() == [0.5, 0.5]
+    expected = torch.tensor([(0.5 + 1 - 9 / 7) / 2, (1 - 2 + 0.5) / 2], dtype=torch.float64)
+    assert torch.allclose(uncertainty.confidence_drop(PROBS.double(), TARGET), expected)
+
+
+def test_the_blur_is_torchvisions():
+    x = torch.randn(2, 3, 64, 80, dtype=torch.float64)
+    assert torch.allclose(gaussian(x, 10.0, reach=25), gaussian_blur(x, [51, 51], [10.0, 10.0]), atol=1e-12)
+    small = torch.randn(1, 3, 8, 8, dtype=torch.float64)  # the kernel is wider than the picture
+    assert gaussian(small, 10.0, reach=25).std() < small.std()
+
+
+def bright(x: torch.Tensor) -> torch.Tensor:
+    """A model whose class-0 probability is a smooth function of the pixels."""
+    z = (x * torch.linspace(-1, 1, x[0].numel(), dtype=x.dtype).view(x.shape[1:])).sum((1, 2, 3)) / 40
+    return torch.stack((z.sigmoid(), 1 - z.sigmoid()), 1)
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+@pytest.mark.parametrize("kind", ["insertion", "deletion"])
+def test_insertion_and_deletion_are_the_loop(kind, as_published):
+    x, maps = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64), planes(2)
+    target = torch.tensor([0, 1])
+    found = faithfulness.curve(bright, x, maps, target, kind, as_published=as_published)
+    blur = gaussian_blur(x, [51, 51], [10.0, 10.0]) if SIZE > 25 else None
+    for i in range(2):
+        order = np.argsort(-maps[i].numpy().ravel(), kind="stable")
+        expected = []
+        for s in range(21):
+            many = s * (SIZE * SIZE // 20) if as_published else round(s * SIZE * SIZE / 20)
+            picture = (blur if kind == "insertion" else x)[i].clone().reshape(3, -1)
+            picture[:, order[:many]] = (x if kind == "insertion" else blur)[i].reshape(3, -1)[:, order[:many]]
+            expected.append(bright(picture.view(1, 3, SIZE, SIZE))[0, target[i]].item())
+        assert np.ptp(expected) > 0.05
+        assert found[i].tolist() == pytest.approx(expected, abs=1e-12)
+        width = 1 / 21 if as_published else 1 / 20
+        area = faithfulness.area(found, as_published=as_published)[i].item()
+        assert area == pytest.approx(np.trapezoid(expected, dx=width), abs=1e-12)
+
+
+def test_a_curve_that_stays_at_one_scores_one_or_the_published_0952():
+    ones = torch.ones(1, 21)
+    assert faithfulness.area(ones).item() == pytest.approx(1)
+    assert faithfulness.area(ones, as_published=True).item() == pytest.approx(20 / 21)
+
+
+def test_equal_pixels_keep_reading_order():
+    assert faithfulness.order(torch.zeros(1, 2, 3))[0].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_drift_and_agreement_regions_by_sorting():
+    h, back = planes(2), planes(2, seed=5)
+    streams = [torch.Generator().manual_seed(s) for s in (1, 2)]
+    found = causal.regions(h, back, "disc", streams, as_published=False)
+    valid = disc((SIZE, SIZE), h.device)
+    count = round(0.1 * int(valid.sum()))
+    for i in range(2):
+        for name, value in (("drift", (h - back).abs()), ("agreement", torch.minimum(h, back))):
+            flat = np.where(valid.numpy(), value[i].numpy(), -1).ravel()
+            assert (
+                sorted(np.argsort(-flat, kind="stable")[:count])
+                == found[name][i].flatten().nonzero().flatten().tolist()
+            )
+        for name, mask in found.items():
+            assert not (mask[i] & ~valid).any(), name
+            assert abs(int(mask[i].sum()) - count) <= 0.12 * count, name
+        drift, same = found["drift"][i], found["same-saliency"][i]
+        assert not (drift & same).any()
+        others = [h[i][m].mean() for m in (found["scattered"][i], found["agreement"][i])]
+        gap = (h[i][same].mean() - h[i][drift].mean()).abs()
+        assert gap < 0.02
+        assert gap < min((o - h[i][drift].mean()).abs() for o in others)
+    assert torch.equal(found["drift-of-another"], found["drift"].roll(1, 0))
+    assert not torch.equal(found["drift-elsewhere"], found["drift"])
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+def test_occlusion_is_the_loop(as_published):
+    x, target, angles = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64), torch.tensor([0, 1]), (30, 180)
+    maps = torch.stack([planes(2, seed=s) for s in range(3)])
+    found = causal.occlusion(bright, x, maps, angles, target, seeds=[4, 5], as_published=as_published)
+    assert set(found.presented) == set(causal.PUBLISHED if as_published else causal.CONTROLS)
+    fill, frame = ("zeros", "full") if as_published else ("reflect", "disc")
+    streams = [torch.Generator().manual_seed(s) for s in (4, 5)]
+    for a, angle in enumerate(angles):
+        masks = causal.regions(
+            maps[0], rotate(maps[a + 1], -angle, fill=fill), frame, streams, as_published=as_published
+        )
+        for name, mask in masks.items():
+            for i in range(2):
+                p = [bright(v[i : i + 1])[0, target[i]] for v in (x, rotate(x, angle))]
+                hidden = torch.where(mask[i], gaussian_blur(x, [51, 51], [10.0, 10.0])[i], x[i])
+                lost = p[0] - bright(hidden[None])[0, target[i]]
+                assert found.presented[name][a, i].item() == pytest.approx(lost.item(), abs=1e-12)
+                carried = rotate(mask[i].double(), angle, fill=fill)
+                carried = carried if as_published else (carried >= 0.5).double()
+                turned, soft = rotate(x, angle)[i], gaussian_blur(rotate(x, angle), [51, 51], [10.0, 10.0])[i]
+                lost = p[1] - bright((turned * (1 - carried) + soft * carried)[None])[0, target[i]]
+                assert found.turned[name][a, i].item() == pytest.approx(lost.item(), abs=1e-12)
+    assert max(v.abs().max() for v in found.presented.values()) > 1e-3
+
+
+def test_occlusion_skips_constant_maps_and_lone_pictures_have_no_other():
+    x, target = torch.randn(1, 3, SIZE, SIZE, dtype=torch.float64), torch.tensor([0])
+    maps = torch.stack([planes(1), planes(1, seed=1), torch.zeros(1, SIZE, SIZE, dtype=torch.float64)])
+    found = causal.occlusion(bright, x, maps, (30, 90), target, seeds=[1])
+    assert found.presented["drift"][:, 0].isnan().tolist() == [False, True]
+    assert found.presented["drift-of-another"].isnan().all()
+
+
+def test_the_label_disc_of_patchcamelyon():
+    """A box of 85.33 pixels in 224: the disc of equal area has radius 48.14 and holds .1451 of the picture."""
+    side = 256 / 3
+    edge = torch.arange(224, dtype=torch.float64) - (224 - side) / 2
+    profile = edge.clamp(-1, 0) + 1 - (edge - side + 1).clamp(0, 1)
+    soft = profile.clamp(0, 1)[:, None] * profile.clamp(0, 1)[None]
+    assert soft.sum().sqrt().item() == pytest.approx(side, abs=0.01)
+    round_ = localise.disc_of_equal_area(soft)
+    assert math.sqrt(round_.sum().item() / math.pi) == pytest.approx(48.14, abs=0.1)
+    assert round_.double().mean().item() == pytest.approx(0.1452, abs=0.0003)
+    cover = controls.coverage_map(Views.evenly(18), (7, 7), (224, 224), like=soft)
+    null = controls.times_coverage(torch.ones_like(soft), cover)
+    assert localise.energy(cover, round_).item() == pytest.approx(0.164, abs=0.001)
+    assert localise.energy(null, round_).item() == pytest.approx(0.172, abs=0.001)
+    assert localise.energy(torch.zeros_like(soft), round_).isnan()
+
+
+def test_boxes_by_hand():
+    plane = torch.zeros(10, 12)
+    plane[2:5, 3:9] = 0.5  # the larger part
+    plane[5, 9] = 0.9  # touches it only at a corner
+    plane[8, 1] = 1.0  # the maximum, a part of one pixel
+    assert localise.found_box(plane) == (3.0, 2.0, 9.0, 5.0)
+    assert localise.found_box(torch.zeros(4, 4)) is None
+    assert localise.overlap((0.0, 0.0, 4.0, 4.0), (2.0, 2.0, 6.0, 6.0)) == pytest.approx(4 / 28)
+    assert localise.overlap((0.0, 0.0, 1.0, 1.0), (5.0, 5.0, 6.0, 6.0)) == 0
+    mask = torch.zeros(10, 12, dtype=torch.bool)
+    mask[2:5, 3:9] = True
+    assert localise.box_around(mask) == (3.0, 2.0, 9.0, 5.0)
+    assert localise.box_around(torch.zeros_like(mask)) is None
+    there = torch.zeros_like(mask)
+    there[8, 1] = True
+    assert localise.pointing(plane, torch.stack((mask, there)))
+    assert not localise.pointing(plane, mask[None])
+
+
+def test_disagreement_is_the_mean_over_pairs():
+    maps = torch.stack([planes(2, seed=s) for s in range(4)])
+    found = uncertainty.disagreement(maps, "disc")
+    for i in range(2):
+        pairs = [
+            1 - scipy_stats.pearsonr(picked(maps[s, i], "disc"), picked(maps[t, i], "disc"))[0]
+            for s in range(4)
+            for t in range(s)
+        ]
+        assert found[i].item() == pytest.approx(np.mean(pairs), abs=1e-12)
+
+
+def test_calibration_compares_in_the_presented_frame():
+    """Drift at one place of the presented frame, and PEUM at the same place: near 1 at any angle."""
+    still = planes(2)
+    spot = torch.zeros_like(still)
+    spot[:, 8:14, 15:20] = torch.linspace(0.1, 1, 30, dtype=torch.float64).view(6, 5)
+    turned = torch.stack([rotate(still + spot.sqrt(), a) for a in (90, 180)])
+    maps = torch.cat((still[None], turned))
+    assert uncertainty.calibration(spot, maps, (90, 180), "disc").min() > 0.999
+    elsewhere = rotate(spot, 90)
+    assert uncertainty.calibration(elsewhere, maps, (90, 180), "disc").max() < 0.5
+    assert uncertainty.calibration(torch.zeros_like(spot), maps, (90, 180), "disc").isnan().all()
+
+
+def traced(seed: int, *, same: bool = False) -> Traced:
+    made = torch.Generator().manual_seed(seed)
+    acts, grads = (torch.randn(3, 4, 6, 6, generator=made, dtype=torch.float64) for _ in range(2))
+    acts[:, 3] = 0  # a dead channel
+    grads = grads.mean((-2, -1), keepdim=True).expand_as(grads) if same else grads
+    return Traced(acts, grads, torch.randn(3, 5, generator=made, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("combine", [grad_cam, grad_cam_rectified, layer_cam])
+def test_stages_are_the_loop(combine):
+    before, after = traced(1), traced(2)
+    found = stages(before, [after], (30,), combine)
+    y, x = np.mgrid[:6, :6] - 2.5
+    inside = np.hypot(y, x) <= 3
+
+    def r(a, b):
+        return scipy_stats.pearsonr(a.numpy()[inside], b.numpy()[inside])[0]
+
+    def cos(a, b):
+        return (a @ b / a.norm() / b.norm()).item()
+
+    def at(stage, i, j):
+        if stage in ("activations", "gradients"):
+            a, b = (getattr(t, "acts" if stage == "activations" else "grads") for t in (after, before))
+            live = range(3) if stage == "activations" else range(4)
+            return np.mean([r(a[i, k], rotate(b[j, k], 30)) for k in live])
+        if stage == "pooled-cosine":
+            return cos(after.acts[i].mean((1, 2)), before.acts[j].mean((1, 2)))
+        if stage == "logits-cosine":
+            return cos(after.scores[i], before.scores[j])
+        if stage.startswith("weights"):
+            a, b = (g.mean((1, 2)) for g in (after.grads[i], before.grads[j]))
+            a, b = (a.relu(), b.relu()) if combine is grad_cam_rectified else (a, b)
+            return cos(a, b) if stage == "weights-cosine" else np.corrcoef(a, b)[0, 1]
+        planes_ = [combine(t.acts, t.grads) for t in (after, before)]
+        planes_ = [p.relu() for p in planes_] if stage == "rectified" else planes_
+        return r(planes_[0][i], rotate(planes_[1][j], 30))
+
+    assert ("weights" in found) == (combine is not layer_cam)
+    for stage, eq in found.items():
+        for i in range(3):
+            assert eq.value[0, i].item() == pytest.approx(at(stage, i, i), abs=1e-10), stage
+            others = np.mean([at(stage, i, j) for j in range(3) if j != i])
+            assert eq.floor[0, i].item() == pytest.approx(others, abs=1e-10), stage
+
+
+def test_a_gradient_without_a_grid_is_said_to_have_none():
+    found = stages(traced(1, same=True), [traced(2, same=True)], (30,), grad_cam)
+    assert found["gradients"].value.isnan().all()
+    assert found["gradients"].reason == SAME_EVERYWHERE
+    assert found["activations"].reason is None
+
+
+def test_the_published_reference_is_rectified_after_the_turn():
+    before, after = traced(1), traced(2)
+    clean = stages(before, [after], (30,), grad_cam, region="full", fill="zeros")
+    theirs = stages(before, [after], (30,), grad_cam, region="full", fill="zeros", as_published=True)
+    assert torch.equal(clean["combined"].value, theirs["combined"].value)
+    assert not torch.equal(clean["rectified"].value, theirs["rectified"].value)
+    reference = rotate(grad_cam(before.acts, before.grads)[0], 30, fill="zeros").relu()
+    expected = np.corrcoef(grad_cam(after.acts, after.grads)[0].relu().flatten(), reference.flatten())[0, 1]
+    assert theirs["rectified"].value[0, 0].item() == pytest.approx(expected, abs=1e-12)

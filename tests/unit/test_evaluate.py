@@ -1,0 +1,436 @@
+"""The protocol end to end: what `evaluate` says is what `explain` shows, once for each picture, angle and view."""
+
+import json
+import sys
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+import equicam
+from equicam.data.items import Item
+from equicam.errors import EquicamError
+from equicam.geometry import Views, rotate
+from equicam.models.images import framed
+from equicam.scores import summary
+from equicam.scores.controls import randomised, shuffled
+from equicam.scores.equivariance import ANGLES, equivariance
+from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
+
+ANGLES_2 = (45, 90)
+
+
+def value(table, score, method=None, region=None, angle=None):
+    rows = [
+        r
+        for r in table.to_pylist()
+        if (r["score"], r["method"], r["region"], r["angle"]) == (score, method, region, angle)
+    ]
+    return {r["id"]: r["value"] for r in rows}, {r["id"]: r["floor"] for r in rows}
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+@pytest.mark.parametrize(
+    "method", ["grad-cam", "layer-cam", "equigrad-cam", "equigrad-cam+pcf", "equigrad-cam-out", "aug-cam"]
+)
+def test_eq_is_what_explain_shows(cnn, method, as_published):
+    x = pictures(3)
+    others = ["grad-cam", "equigrad-cam-fine"]  # must not change what is read for this one
+    table = equicam.evaluate(cnn, x, methods=[*others, method], angles=ANGLES_2, as_published=as_published)
+    fill = "zeros" if as_published else "reflect"
+    first = equicam.explain(cnn, x, method=method, as_published=as_published)
+    turned = [
+        equicam.explain(cnn, rotate(x, a), method=method, target=first.target, as_published=as_published).map
+        for a in ANGLES_2
+    ]
+    assert_alive(first.map, *turned)
+    for region in ("disc", "full"):
+        eq = equivariance(torch.stack(turned), first.map, ANGLES_2, region=region, fill=fill)
+        for a, angle in enumerate(ANGLES_2):
+            found, floor = value(table, "eq", method, region, angle)
+            assert list(found.values()) == pytest.approx(eq.value[a].tolist(), abs=1e-9)
+            assert list(floor.values()) == pytest.approx(eq.floor[a].tolist(), abs=1e-9)
+        whole, _ = value(table, "eq", method, region)
+        assert list(whole.values()) == pytest.approx(eq.value.mean(0).tolist(), abs=1e-9)
+
+
+def test_views_are_read_once_for_every_method(cnn):
+    rows = []
+    cnn.module.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    every = [m for m in equicam.methods() if m.startswith("equigrad")] + ["grad-cam", "aug-cam", "layer-cam"]
+    equicam.evaluate(cnn, pictures(2), methods=every, scores=["eq", "eq-stable", "peum"])
+    assert sum(rows) == 2 * 18 * (1 + len(ANGLES))
+
+
+def test_peum_disagreement_and_what_the_model_said(cnn):
+    x = pictures(3)
+    table = equicam.evaluate(
+        cnn, x, methods=["grad-cam", "equigrad-cam"], scores=["eq", "peum", "disagreement", "calibration"]
+    )
+    e = equicam.explain(cnn, x)
+    found, _ = value(table, "peum", "equigrad-cam", "full")
+    assert list(found.values()) == pytest.approx(e.score.tolist(), rel=1e-9)
+    assert not value(table, "peum", "grad-cam", "full")[0]
+    sure, _ = value(table, "sure")
+    assert list(sure.values()) == pytest.approx(e.sure.tolist())
+    with torch.no_grad():
+        for angle in ANGLES:
+            probs = cnn.module(rotate(x, angle)).softmax(1)
+            kept, _ = value(table, "stable", angle=angle)
+            assert list(kept.values()) == (probs.argmax(1) == e.target).double().tolist()
+            confidence, _ = value(table, "confidence", angle=angle)
+            assert list(confidence.values()) == pytest.approx(probs[range(3), e.target].tolist())
+    wrong = [r for r in table.to_pylist() if r["score"] == "misclassified"]
+    assert all(np.isnan(r["value"]) and r["reason"] == "no label" for r in wrong)
+
+
+def test_an_explainer_of_yours_is_scored_like_ours(cnn):
+    calls = []
+
+    def mine(x, target):
+        calls.append(target.tolist())
+        return equicam.explain(cnn, x, method="grad-cam", target=target).map
+
+    x = pictures(2)
+    methods = {"mine": mine, "grad-cam": "grad-cam", "twice": equicam.equivariant(mine, views=4)}
+    table = equicam.evaluate(cnn, x, methods=methods, angles=ANGLES_2)
+    ours, theirs = (value(table, "eq", m, "disc")[0] for m in ("grad-cam", "mine"))
+    assert list(theirs.values()) == pytest.approx(list(ours.values()), abs=1e-9)
+    assert value(table, "eq", "twice", "disc")[0] != theirs
+    alone = equicam.evaluate(cnn, x, methods={"mine": mine}, angles=ANGLES_2)
+    assert value(alone, "eq", "mine", "disc") == value(table, "eq", "mine", "disc")
+    top = cnn.module(x).argmax(1).tolist()
+    assert all(c == top or c == top * 4 for c in calls)
+
+
+def test_fusions_and_methods_by_name(cnn):
+    fusion = equicam.Fusion(Views.evenly(18), "features", "features")
+    table = equicam.evaluate(cnn, pictures(2), methods={"a": fusion, "b": "equigrad-cam"}, angles=ANGLES_2)
+    assert value(table, "eq", "a", "disc") == value(table, "eq", "b", "disc")
+
+
+def test_fewer_views_go_to_methods_with_several(cnn):
+    rows = []
+    cnn.module.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    equicam.evaluate(cnn, pictures(2), methods=["grad-cam", "equigrad-cam"], views=4, angles=(90,))
+    assert sum(rows) == 2 * 2 * 4
+
+
+def test_controls_cost_their_own_world_only(cnn):
+    x = pictures(3)
+    before = {k: v.clone() for k, v in cnn.module.state_dict().items()}
+    names = [
+        "grad-cam",
+        "coverage",
+        "grad-cam@coverage",
+        "grad-cam@blur-3",
+        "grad-cam@random-weights",
+        "grad-cam@shuffled",
+    ]
+    table = equicam.evaluate(cnn, x, methods=names, angles=ANGLES_2)
+    found = {m: list(value(table, "eq", m, "disc")[0].values()) for m in names}
+    assert len({tuple(v) for v in found.values()}) == len(names)
+    one, floor = value(table, "eq", "coverage", "disc")
+    assert list(one.values()) == pytest.approx(list(floor.values()))  # it never looked at a picture
+    assert all(torch.equal(v, before[k]) for k, v in cnn.module.state_dict().items())
+
+
+@pytest.mark.parametrize("build", [Cnn, Vit])
+def test_random_weights_are_all_other_weights(build):
+    model = equicam.wrap(seeded(build), layer="trunk" if build is Cnn else "blocks.1.norm1")
+    other = randomised(model, seed=1)
+    for (name, a), b in zip(model.module.named_parameters(), other.module.parameters(), strict=True):
+        if (
+            a.numel() > 8
+            and not torch.equal(b, torch.ones_like(b))
+            and not torch.equal(b, torch.zeros_like(b))
+        ):
+            assert not torch.allclose(a, b), name
+    again = randomised(model, seed=1)
+    assert all(
+        torch.equal(a, b) for a, b in zip(other.module.parameters(), again.module.parameters(), strict=True)
+    )
+
+
+def test_shuffled_tiles_keep_every_pixel():
+    x = pictures(1, 30, 35)[0]
+    mixed = shuffled(x, seed=1)
+    assert not torch.equal(mixed, x)
+    assert torch.equal(mixed.flatten().sort().values, x.flatten().sort().values)
+    assert torch.equal(mixed, shuffled(x, seed=1))
+    assert not torch.equal(mixed, shuffled(x, seed=2))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Seven pictures in two classes: one broken, one listed but missing."""
+    rng = np.random.default_rng(0)
+    lines = ["path,label,boxes,region"]
+    for i in range(6):
+        picture = np.kron(rng.integers(0, 255, (8, 8, 3)), np.ones((6, 6, 1))).astype(np.uint8)
+        Image.fromarray(picture).save(tmp_path / f"{i}.png")
+        lines.append(f"{i}.png,{i % 2},{'4 4 30 30;2 2 10 12' if i else ''},{'16 16 32 32' if i % 2 else ''}")
+    (tmp_path / "5.png").write_bytes(b"not a picture")
+    lines.append("gone.png,0,,")
+    (tmp_path / "items.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+@pytest.fixture
+def small():
+    from torchvision.transforms import v2
+
+    steps = v2.Compose(
+        [
+            v2.Resize(40),
+            v2.CenterCrop(32),
+            v2.PILToTensor(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize((0.5,) * 3, (0.5,) * 3),
+        ]
+    )
+    return equicam.wrap(seeded(Cnn), layer="trunk", preprocess=steps, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def test_bad_pictures_are_rows_with_a_reason(small, folder):
+    table = equicam.evaluate(small, folder, methods=["grad-cam"], angles=ANGLES_2)
+    bad = table.filter(pc.is_null(table["score"])).to_pylist()
+    assert {r["id"] for r in bad} == {"5.png", "gone.png"}
+    assert all(np.isnan(r["value"]) and r["reason"] for r in bad)
+    assert "No such file" in next(r["reason"] for r in bad if r["id"] == "gone.png")
+    assert set(value(table, "eq", "grad-cam", "disc")[0]) == {f"{i}.png" for i in range(5)}
+
+
+def test_every_score_runs_and_every_row_is_named(small, folder):
+    table = equicam.evaluate(
+        small,
+        str(folder),
+        methods=["grad-cam", "equigrad-cam"],
+        scores=equicam.scores(),
+        angles=ANGLES_2,
+        views=4,
+    )
+    rows = table.to_pylist()
+    assert table.column_names == ["id", "method", "score", "angle", "region", "value", "floor", "reason"]
+    undefined = [r for r in rows if np.isnan(r["value"])]
+    assert all(r["reason"] for r in undefined)
+    wrong, _ = value(table, "misclassified")
+    said, _ = value(table, "pointing", "grad-cam", "boxes")
+    assert np.isnan(said["0.png"])
+    assert said["1.png"] in (0.0, 1.0)
+    energy, null = value(table, "energy", "grad-cam", "label", 0.0)
+    assert np.isnan(energy["0.png"])
+    assert 0 <= energy["1.png"] <= 1
+    assert null["1.png"] == pytest.approx((13 + 1 / 3) ** 2 / 32**2, rel=0.15)
+    assert all(v in (0.0, 1.0) for v in wrong.values())
+    lines = summary.summarise(table, resamples=50)
+    assert {line.score for line in lines} >= {
+        "eq",
+        "insertion",
+        "causal-drift",
+        "stage-activations",
+        "box-iou",
+        "peum",
+    }
+
+
+def test_boxes_follow_the_models_own_preprocessing(small):
+    mask = framed(
+        small, (48, 48), (16.0, 16.0, 32.0, 32.0)
+    )  # 48 → 40, centre 32: the middle third becomes 13.3 wide
+    assert mask.shape == (32, 32)
+    assert mask.sum().item() == pytest.approx((40 / 3) ** 2, rel=0.02)
+    columns = torch.arange(32)
+    assert (mask.sum(0) @ columns.double() / mask.sum()).item() == pytest.approx(15.5, abs=0.05)
+    assert framed(small, (48, 48), (0.0, 0.0, 48.0, 48.0)).min() > 0.99
+    assert framed(small, (48, 48), (0.0, 0.0, 3.0, 3.0)).max() < 0.5  # cropped away
+
+
+def test_labels_by_name_by_order_and_unknown(small, folder):
+    items = [
+        Item(id=str(i), path=folder / f"{i}.png", label=label) for i, label in enumerate(["b", "a", "a", 4])
+    ]
+    model = equicam.wrap(
+        small.module, layer="trunk", preprocess=small.preprocess, classes=["b", "x", "a", "y", "z"]
+    )
+    target = equicam.explain(model, [i.path for i in items]).target.tolist()
+    table = equicam.evaluate(model, items, methods=["grad-cam"], angles=(90,))
+    wrong, _ = value(table, "misclassified")
+    assert wrong == {str(i): float(t != (0, 2, 2, 4)[i]) for i, t in enumerate(target)}
+    table = equicam.evaluate(
+        small, items, methods=["grad-cam"], angles=(90,)
+    )  # five outputs, two names: no order
+    reasons = [
+        r["reason"] for r in sorted(table.to_pylist(), key=lambda r: r["id"]) if r["score"] == "misclassified"
+    ]
+    assert reasons == [
+        "label 'b' is none of the model's 5 classes",
+        *["label 'a' is none of the model's 5 classes"] * 2,
+        None,
+    ]
+
+
+def test_a_cut_off_evaluation_goes_on_and_is_the_same(small, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["equicam.evaluate"], "A_PART", 2)
+    options = {"methods": ["grad-cam", "equigrad-cam"], "angles": ANGLES_2, "views": 4}
+    whole = equicam.evaluate(small, folder, out=tmp_path / "whole.parquet", **options)
+    out = tmp_path / "cut.parquet"
+    passes = []
+
+    def interrupt(_module, inputs):
+        passes.append(len(inputs[0]))
+        if len(passes) == 4:
+            raise KeyboardInterrupt
+
+    handle = small.module.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        equicam.evaluate(small, folder, out=out, **options)
+    assert not out.exists()
+    assert [p.name for p in sorted((tmp_path / "cut.parquet.parts").iterdir())] == [
+        "fingerprint.json",
+        "part-000000.parquet",
+    ]
+    with pytest.raises(EquicamError, match=r"angles was \[45.0, 90.0\], is \[45.0\]"):
+        equicam.evaluate(small, folder, out=out, **options | {"angles": (45,)})
+    table = equicam.evaluate(small, folder, out=out, **options)
+    handle.remove()
+    assert str(table.to_pylist()) == str(whole.to_pylist())  # as text, where NaN equals NaN
+    assert not (tmp_path / "cut.parquet.parts").exists()
+    assert "weights" in json.loads(pq.read_schema(out).metadata[b"equicam"])
+    # a finished file is read, not computed, and another evaluation does not overwrite it
+    small.module.register_forward_pre_hook(lambda *_: pytest.fail("computed again"))
+    assert equicam.evaluate(small, folder, out=out, **options).num_rows == whole.num_rows
+    with pytest.raises(EquicamError, match="methods was"):
+        equicam.evaluate(small, folder, out=out, **options | {"methods": ["grad-cam"]})
+
+
+def test_changed_weights_are_not_resumed(small, folder, tmp_path):
+    out = tmp_path / "rows.parquet"
+    equicam.evaluate(small, folder, methods=["grad-cam"], angles=(90,), out=out)
+    with torch.no_grad():
+        next(small.module.parameters()).add_(1e-3)
+    with pytest.raises(EquicamError, match="weights was"):
+        equicam.evaluate(small, folder, methods=["grad-cam"], angles=(90,), out=out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ["grad-kam"]}, "method needs one of"),
+        (
+            {"methods": ["grad-cam@blurred"]},
+            "control of 'grad-cam@blurred' needs one of coverage, blur-SIGMA",
+        ),
+        ({"scores": ["eqq"]}, "scores needs a list of eq,"),
+        ({"methods": ["grad-cam"], "scores": ["peum"]}, "score 'peum' needs a method of several views"),
+        ({"methods": ["equigrad-cam"], "scores": ["stages"]}, "score 'stages' needs a method of one view"),
+        ({"angles": (0, 90)}, "angles needs turns other than 0°"),
+        ({"methods": []}, "methods needs a list of names"),
+        ({"split": "test"}, "split needs a folder or manifest"),
+        ({"n": 0}, "n"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(cnn, options, message):
+    cnn.module.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(EquicamError, match=message.replace("(", r"\(")):
+        equicam.evaluate(cnn, pictures(2), **options)
+
+
+def test_a_picture_scores_the_same_in_any_company(cnn):
+    x = pictures(4)
+    options = {
+        "methods": ["grad-cam", "equigrad-cam"],
+        "scores": ["eq", "insertion", "eq-spearman"],
+        "angles": ANGLES_2,
+    }
+    together, apart = equicam.evaluate(cnn, x, **options), equicam.evaluate(cnn, x[2:3], **options)
+    for score, region in (("eq", "disc"), ("eq-spearman", "full"), ("insertion", None)):
+        for method in ("grad-cam", "equigrad-cam"):
+            alone, floor = value(apart, score, method, region)
+            close = (
+                1e-4 if score == "eq-spearman" else 1e-9
+            )  # ranks tell values apart that differ by rounding
+            assert alone["0"] == pytest.approx(value(together, score, method, region)[0]["2"], abs=close)
+            assert score == "insertion" or np.isnan(floor["0"])
+
+
+def test_the_sample_is_spread_and_stamped(small, folder):
+    table = equicam.evaluate(small, folder, methods=["grad-cam"], angles=(90,), n=2)
+    assert set(value(table, "sure")[0]) == {"0.png", "1.png"}  # one of each class
+    about = json.loads(table.schema.metadata[b"equicam"])
+    assert about["pictures"] == 2
+    assert len(about["sample"]) == 64
+
+
+def test_summaries_by_hand(vit):
+    table = equicam.evaluate(
+        vit, pictures(6), methods=["grad-cam", "equigrad-cam"], scores=["eq", "peum", "disagreement"]
+    )
+    rows = [
+        r
+        for r in table.to_pylist()
+        if r["score"] == "eq" and r["method"] == "grad-cam" and r["region"] == "disc"
+    ]
+    pairs = {(r["id"], r["angle"]): r["value"] for r in rows if r["angle"] is not None}
+    keeps = {
+        (r["id"], r["angle"]): r["value"]
+        for r in table.to_pylist()
+        if r["score"] == "stable" and r["angle"] is not None
+    }
+    weight = {
+        (r["id"], r["angle"]): r["value"]
+        for r in table.to_pylist()
+        if r["score"] == "confidence-kept" and r["angle"] is not None
+    }
+    found = summary.conditional(table, "grad-cam")
+    assert 0 < np.mean(list(keeps.values())) < 1
+    assert found.all.value == pytest.approx(np.mean(list(pairs.values())))
+    assert found.stable.value == pytest.approx(np.mean([v for k, v in pairs.items() if keeps[k]]))
+    assert found.weighed.value == pytest.approx(
+        np.average([pairs[k] for k in pairs], weights=[weight[k] for k in pairs])
+    )
+    assert found.stable_rate.value == pytest.approx(np.mean(list(keeps.values())))
+    by_angle = dict(summary.by_angle(table, "grad-cam"))
+    assert by_angle[45.0].value == pytest.approx(np.mean([v for (_, a), v in pairs.items() if a == 45]))
+    sure, confidence = value(table, "sure")[0], {}
+    for angle in ANGLES:
+        confidence |= {(i, angle): v for i, v in value(table, "confidence", angle=angle)[0].items()}
+    lost = [sure[i] - confidence[i, a] for i, a in pairs if keeps[i, a]]
+    drift = [1 - v for k, v in pairs.items() if keeps[k]]
+    r, _ = summary.drift_and_confidence(table, "grad-cam")
+    assert r.r == pytest.approx(np.corrcoef(drift, lost)[0, 1])
+    better = summary.contrast(table, "equigrad-cam", "grad-cam")
+    a, b = (np.array(list(value(table, "eq", m, "disc")[0].values())) for m in ("equigrad-cam", "grad-cam"))
+    assert better.mean == pytest.approx((a - b).mean())
+    assert better.wins == pytest.approx((a > b).mean())
+    signals = {s.name: s for s in summary.signals(table, resamples=50)}
+    peum = np.array(list(value(table, "peum", "equigrad-cam", "full")[0].values()))
+    assert signals["peum (full)"].pearson.r == pytest.approx(np.corrcoef(peum, 1 - b)[0, 1])
+    assert set(signals) == {"peum (full)", "peum (disc)", "disagreement", "flip-rate", "confidence-drop"}
+    with pytest.raises(EquicamError, match="needs an evaluation that has them"):
+        summary.pick(table, "insertion", "grad-cam")
+
+
+def test_rows_of_constant_maps_count_zero_and_are_reported(cnn):
+    def some_flat(x, target):
+        maps = equicam.explain(cnn, x, method="grad-cam", target=target).map
+        return torch.where(x.mean((1, 2, 3))[:, None, None] > x.mean(), maps, 0)
+
+    table = equicam.evaluate(cnn, pictures(4), methods={"flat": some_flat}, angles=ANGLES_2)
+    rows = [
+        r
+        for r in table.to_pylist()
+        if r["score"] == "eq" and r["region"] == "disc" and r["angle"] is not None
+    ]
+    constant = [r for r in rows if r["reason"] == "constant map"]
+    assert 0 < len(constant) < len(rows)
+    assert all(r["value"] == 0 for r in constant)
+    (line,) = [s for s in summary.summarise(table, resamples=20) if s.score == "eq" and s.region == "disc"]
+    assert line.constant == pytest.approx(len(constant) / len(rows))
+    assert line.otherwise == pytest.approx(
+        np.mean([r["value"] for r in rows if r["reason"] != "constant map"])
+    )
+    assert line.value.value == pytest.approx(np.mean([r["value"] for r in rows]))

@@ -1,0 +1,242 @@
+"""Items: fair samples against an obvious twin, digests that tell every change, pictures out of HDF5 files."""
+
+import hashlib
+import os
+import pickle
+import random
+import signal
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from equicam import EquicamError
+from equicam.data import hdf5
+from equicam.data.items import Item, box, digest, open_item, readable, spread
+
+
+def item(name: str, label: int | str | None = None) -> Item:
+    return Item(name, Path(name), label)
+
+
+def ids(items: list[Item]) -> str:
+    return " ".join(i.id for i in items)
+
+
+def slow_spread(items: list[Item], n: int | None) -> list[Item]:
+    """The rule word by word: take the smallest untaken id of each class in turn, until there are enough."""
+    numbers = sorted({i.label for i in items if isinstance(i.label, int)})
+    names = sorted({i.label for i in items if isinstance(i.label, str)})
+    labels = [*numbers, *names, *([None] if any(i.label is None for i in items) else [])]
+    if labels == [None]:
+        everything = sorted(items, key=lambda i: i.id)
+        count = len(everything)
+        return everything if n is None or n >= count else [everything[round(k * count / n)] for k in range(n)]
+    if n is not None and n < len(labels):
+        labels, n = [labels[round(k * len(labels) / n)] for k in range(n)], n
+    left, taken = list(items), []
+    while left and (n is None or len(taken) < n):
+        for label in labels:
+            mine = sorted((i for i in left if i.label == label), key=lambda i: i.id)
+            if mine and (n is None or len(taken) < n):
+                taken.append(mine[0])
+                left.remove(mine[0])
+    return taken
+
+
+LABELS = {
+    "numbers": [10, 9, 2, 100],
+    "names": ["b", "a", "10", "9"],
+    "both": [3, "a", 1],
+    "some without": [1, "z", None],
+    "none": [None],
+}
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_spread_is_its_twin_in_any_order(labels):
+    rng = random.Random(1)
+    items = [item(f"{rng.randrange(10**6):06}-{i}", rng.choice(labels)) for i in range(40)]
+    for n in (None, 1, 2, 3, 4, 5, 17, 39, 40, 41, 1000):
+        expected = slow_spread(items, n)
+        assert len(expected) == min(n or 40, 40)
+        for _ in range(3):
+            rng.shuffle(items)
+            assert spread(items, n) == expected
+
+
+def test_spread_by_hand():
+    items = [item(f"{label}{slot}", label) for label in "cab" for slot in "21"] + [item("a0", "a")]
+    assert ids(spread(items, 5)) == "a0 b1 c1 a1 b2"
+    assert ids(spread(items, None)) == "a0 b1 c1 a1 b2 c2 a2"
+    assert ids(spread(items, 2)) == "a0 c1"  # round(3/2) is 2
+    assert ids(spread([item(c) for c in "gfedcba"], 3)) == "a c f"  # 0, 2.33, 4.67
+    twins = [Item("a", Path(name), 1) for name in "xy"]
+    assert spread(twins, 1) == spread(twins[::-1], 1) == twins[:1]
+    assert ids(spread([item("x"), item("b", 1), item("a", 1)], 2)) == "a x"  # without a label: one more class
+
+
+def test_spread_of_300_of_1000_classes_is_the_papers():
+    items = [item(f"{label:04}/{slot}", label) for label in range(1000) for slot in range(2)]
+    sample = spread(items, 300)
+    assert [i.label for i in sample] == [round(k * 1000 / 300) for k in range(300)]
+    assert len({i.label for i in sample}) == 300
+    assert all(i.id.endswith("/0") for i in sample)
+    assert Counter(i.label for i in spread(items, 1500)) == {c: 2 if c < 500 else 1 for c in range(1000)}
+
+
+def test_spread_of_nothing_and_of_less_than_one():
+    assert spread([], None) == spread([], 3) == []
+    for n in (0, -1):
+        with pytest.raises(EquicamError, match="at least 1 picture"):
+            spread([item("a")], n)
+
+
+def test_digest_tells_every_change_but_not_where_the_files_are():
+    one = Item("a", Path("a"), 1, ((0.0, 0.0, 1.0, 1.0),), (0.0, 0.0, 2.0, 2.0))
+    pair = [one, item("b")]
+    changed = [
+        [replace(one, id="c"), pair[1]],
+        [replace(one, label="1"), pair[1]],
+        [replace(one, label=None), pair[1]],
+        [replace(one, boxes=()), pair[1]],
+        [replace(one, boxes=(*one.boxes, (2.0, 2.0, 3.0, 3.0))), pair[1]],
+        [replace(one, boxes=(one.region,), region=one.boxes[0]), pair[1]],
+        [replace(one, region=None), pair[1]],
+        pair[::-1],
+        pair[:1],
+        [one, item('b", null, [], null]\n["c')],
+        [],
+    ]
+    assert len({digest(items) for items in [pair, *changed]}) == len(changed) + 1
+    assert digest([replace(one, path=Path("elsewhere")), pair[1]]) == digest(pair)
+    loose = replace(one)
+    object.__setattr__(loose, "boxes", ((0, 0, 1, 1),))  # integers, where nobody checks types
+    assert digest([loose, pair[1]]) == digest(pair)
+    written = '["a", 1, [[0.0, 0.0, 1.0, 1.0]], [0.0, 0.0, 2.0, 2.0]]\n["b", null, [], null]\n'
+    assert digest(pair) == hashlib.sha256(written.encode()).hexdigest()  # runs are resumed by it: it stays
+    assert len(digest([item("\udcff")])) == 64
+
+
+@pytest.mark.parametrize(
+    "numbers", ["1 2 3", "1 2 3 4 5", "a b c d", "", "3 0 1 1", "0 3 1 1", "0 0 nan 1", "0 0 inf 1"]
+)
+def test_what_is_no_box_is_refused(numbers):
+    with pytest.raises(EquicamError, match="line 7 needs boxes of four numbers"):
+        box(numbers.split(), what="line 7")
+
+
+def test_box_and_readable():
+    assert box(["0", "1.5", "0", "2"], what="") == (0.0, 1.5, 0.0, 2.0)
+    assert readable("caf\udce9 🙂\n") == "caf\\udce9 🙂\n"
+
+
+PIXELS = np.random.default_rng(1).integers(0, 255, (20, 8, 9, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def many(tmp_path):
+    with h5py.File(tmp_path / "many.h5", "w") as file:
+        file.create_dataset("x", data=PIXELS, chunks=(4, 8, 9, 3), compression="gzip")
+    return [Item(str(i), tmp_path / "many.h5", index=i) for i in range(len(PIXELS))]
+
+
+def right(i: Item) -> bool:
+    return bool(np.array_equal(open_item(i), PIXELS[i.index]))
+
+
+def test_a_picture_file_is_opened(tmp_path):
+    Image.fromarray(PIXELS[0]).save(tmp_path / "a.png")
+    assert np.array_equal(open_item(Item("a", tmp_path / "a.png")), PIXELS[0])
+    with pytest.raises(EquicamError, match="No such file"):
+        open_item(Item("b", tmp_path / "b.png"))
+    with pytest.raises(EquicamError, match="can be read whole"):
+        open_item(Item("c", Path("a\0b.png")))
+
+
+def test_one_of_many_is_read_alone_from_a_file_opened_once(many, monkeypatch):
+    opened, sizes = [], []
+    whole, cut = h5py.File, h5py.Dataset.__getitem__
+    monkeypatch.setattr(h5py, "File", lambda *a, **k: (opened.append(a), whole(*a, **k))[1])
+    monkeypatch.setattr(
+        h5py.Dataset, "__getitem__", lambda d, key: (found := cut(d, key), sizes.append(found.size))[0]
+    )
+    assert all(right(i) for i in many)
+    assert len(opened) == 1
+    assert set(sizes) == {PIXELS[0].size}
+    assert open_item(many[0]).mode == "RGB"
+
+
+def test_no_more_than_a_few_files_stay_open(many):
+    for i in range(3 * hdf5.STAY_OPEN):
+        copy = many[0].path.with_name(f"{i}.h5")
+        copy.write_bytes(many[0].path.read_bytes())
+        assert right(Item("0", copy, index=5))
+    descriptors = Path("/proc/self/fd")
+    if descriptors.is_dir():
+        links = [d.readlink() for d in descriptors.iterdir() if d.is_symlink()]
+        assert sum(many[0].path.parent in d.parents for d in links) <= hdf5.STAY_OPEN
+
+
+def test_threads_read_at_the_same_time(many):
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(right, many * 50))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_reads_on_even_if_somebody_was_reading(many):
+    assert right(many[0])
+    sent = pickle.loads(pickle.dumps(many))
+    with ThreadPoolExecutor(2) as pool:
+        reading = [pool.submit(right, i) for i in many * 50]
+        for _ in range(4):
+            with hdf5._LOCKS[os.getpid()]:
+                child = os.fork()
+            if child == 0:
+                signal.alarm(30)  # a child that waits for its parent's lock would wait for ever
+                os._exit(0 if all(map(right, sent)) else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        assert all(r.result(timeout=60) for r in reading)
+
+
+def unlike(path: Path, **datasets) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, data in datasets.items():
+            file[name] = data
+    return path
+
+
+def test_what_is_no_file_of_pictures_is_refused_with_a_reason(many, tmp_path):
+    whole = many[0].path.read_bytes()
+    (tmp_path / "cut.h5").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.h5").write_text("no HDF5")
+    unlike(tmp_path / "group.h5", **{"x/inside": 1})
+    unlike(tmp_path / "other.h5", z=PIXELS)
+    unlike(tmp_path / "grey.h5", x=PIXELS[..., 0])
+    unlike(tmp_path / "floats.h5", x=PIXELS / 255)
+    with h5py.File(tmp_path / "bomb.h5", "w") as file:
+        file.create_dataset("x", (1, 10**6, 10**6, 3), np.uint8, chunks=(1, 100, 100, 3))
+    reasons = {
+        "cut": "whole HDF5 file", "text": "whole HDF5 file", "other": "dataset 'x'", "none": "No such file",
+        "group": "dataset 'x', got a Group", "grey": "8-bit pictures", "floats": "float64", "bomb": "8-bit pictures",
+    }  # fmt: skip
+    for name, reason in reasons.items():
+        with pytest.raises(
+            EquicamError, match=f"^file '.*/{name}.h5' needs [^;]*{reason}[^;]*; try a fresh copy of it$"
+        ):
+            open_item(Item("0", tmp_path / f"{name}.h5", index=0))
+    for index in (20, -1):
+        with pytest.raises(EquicamError, match="pictures 0 to 19"):
+            open_item(replace(many[0], index=index))
+
+
+def test_without_h5py_the_error_says_what_to_install(many, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(EquicamError, match=r"pip install 'equicam\[data\]'"):
+        open_item(many[0])

@@ -1,0 +1,490 @@
+"""Every statistic against SciPy, sklearn or a slow twin; intervals against a simulation that can fail."""
+
+from dataclasses import astuple
+from functools import partial
+from itertools import permutations, product
+from math import isnan, log10
+
+import numpy as np
+import pytest
+import scipy.stats
+from scipy.integrate import quad
+from sklearn.metrics import roc_auc_score
+
+from equicam.errors import EquicamError
+from equicam.scores.stats import (
+    Estimate,
+    auroc,
+    bonferroni,
+    bootstrap,
+    capture,
+    capture_lift,
+    compare,
+    held_out_lift,
+    holm,
+    mean,
+    mean_ratio,
+    paired_difference,
+    pearson,
+    pearson_r,
+    pooled,
+    proportion,
+    skill,
+    spearman,
+    spearman_r,
+    strata,
+    weighted_mean,
+)
+
+NAN = float("nan")
+EMPTY = np.array([])
+
+
+def numbers(*values):
+    return np.array(values, dtype=np.float64)
+
+
+def noise(n, seed=0, *, nan=0.0):
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=n)
+    values[rng.random(n) < nan] = NAN
+    return values
+
+
+# Means
+
+
+def test_means_leave_nan_out():
+    assert mean(numbers(1, NAN, 3)) == 2
+    assert weighted_mean(numbers(1, 5, NAN, 9), numbers(3, 1, 7, NAN)) == 2
+    assert skill(numbers(0.8, 0.6, 0.1), numbers(0.3, 0.1, NAN)) == pytest.approx(0.5 / 0.8)
+    assert skill(0.98, 0.2) == pytest.approx(0.975)
+    assert mean(np.array([True, False])) == 0.5
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        mean(EMPTY),
+        mean(numbers(NAN, NAN)),
+        weighted_mean(numbers(1, 2), numbers(0, 0)),
+        skill(0.5, 1.0),
+        skill(0.5, 1 - 2**-53),
+        skill(numbers(0.5, 0.6), numbers(0.9, 1.1)),
+        skill(EMPTY, EMPTY),
+        auroc(numbers(1, 2), numbers(1, 1)),
+        auroc(numbers(1, 2), numbers(0, 0)),
+        pearson_r(numbers(1, 2, 3), numbers(0.1, 0.1, 0.1)),
+        pearson_r(numbers(1), numbers(1)),
+        spearman_r(EMPTY, EMPTY),
+        capture(EMPTY, EMPTY),
+        capture_lift(EMPTY, EMPTY),
+        mean_ratio(numbers(1, 2), numbers(1, 2), threshold=3),
+        mean_ratio(numbers(1, 2), numbers(0, 0), threshold=1),
+    ],
+)
+def test_undefined_is_nan(value):
+    assert isnan(value)
+
+
+# Bootstrap
+
+
+def slow_bootstrap(statistic, columns, cluster, *, resamples, level, seed):
+    rows = {i: np.flatnonzero(np.asarray(cluster) == i) for i in sorted(set(cluster))}
+    names = list(rows)
+    drawn = np.random.default_rng(seed).integers(len(names), size=(resamples, len(names)))
+    values = []
+    for draw in drawn:
+        picked = [row for i in draw for row in rows[names[i]]]
+        values.append(statistic(*(c[picked] for c in columns)))
+    return np.percentile(values, [50 * (1 - level), 50 * (1 + level)])
+
+
+IDS = ["b", "a", "c", "a", "b", "e", "c", "c", "d", "e", "f", "a"]
+
+
+@pytest.mark.parametrize(
+    ("statistic", "columns"),
+    [
+        (mean, [noise(12)]),
+        (weighted_mean, [noise(12), np.abs(noise(12, 1))]),
+        (skill, [noise(12), noise(12, 1) / 9]),
+        (pearson_r, [noise(12), noise(12, 1)]),
+        (lambda a, b: float(np.median(a) * b.max()), [noise(12), noise(12, 1)]),
+    ],
+)
+@pytest.mark.parametrize("cluster", [IDS, np.array([ord(i) for i in IDS]), np.array(IDS, dtype=object)])
+def test_bootstrap_is_the_slow_loop(statistic, columns, cluster):
+    found = bootstrap(statistic, *columns, cluster=cluster, resamples=300, level=0.8, seed=7)
+    low, high = slow_bootstrap(statistic, columns, IDS, resamples=300, level=0.8, seed=7)
+    assert low < high
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
+    assert (found.value, found.n) == (pytest.approx(statistic(*columns)), 6)
+
+
+@pytest.mark.parametrize(("statistic", "count"), [(mean, 1), (weighted_mean, 2), (skill, 2)])
+@pytest.mark.parametrize("cluster", [None, np.arange(3000) // 2])
+def test_sums_and_rows_draw_the_same_images(statistic, count, cluster):
+    columns = [np.abs(noise(3000, i, nan=0.05)) for i in range(count)]
+    find = partial(bootstrap, cluster=cluster, resamples=800, seed=3)  # more than one chunk of draws
+    fast, slow = find(statistic, *columns), find(lambda *c: statistic(*c), *columns)
+    assert astuple(fast) == pytest.approx(astuple(slow), rel=1e-12)
+    assert fast.low < fast.value < fast.high
+    assert find(mean, columns[0], seed=4).low != find(mean, columns[0]).low
+
+
+def test_bootstrap_counts_images_with_a_defined_row():
+    values, cluster = numbers(1, NAN, NAN, 4, 5), ["a", "a", "b", "c", "c"]
+    found = bootstrap(mean, values, cluster=cluster, resamples=50)
+    assert (found.value, found.n) == (pytest.approx(10 / 3), 2)
+    assert (found.low, found.high) == (1, 4.5)
+
+
+def test_bootstrap_without_images_or_with_one_has_no_interval():
+    assert astuple(bootstrap(mean, EMPTY)) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
+    assert astuple(bootstrap(mean, numbers(NAN))) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
+    one = bootstrap(mean, numbers(1, 2), cluster=["a", "a"])
+    assert astuple(one) == pytest.approx((1.5, NAN, NAN, 1), nan_ok=True)
+
+
+def test_undefined_resamples_are_left_out_until_they_are_the_most():
+    signal = np.arange(30.0)
+    few, rare = (signal == 25).astype(float), (signal % 10 == 5).astype(float)
+    found = bootstrap(auroc, signal, rare, resamples=400)
+    assert 0 <= found.low < found.value < found.high <= 1
+    # P(the one positive is drawn) = 1 − (29/30)^30 = .64: defined often enough
+    assert not isnan(bootstrap(auroc, signal, few, resamples=400).low)
+    undefined = bootstrap(lambda v: 1.0 if len(set(v)) == 30 else NAN, signal, resamples=100)
+    assert undefined.value == 1
+    assert isnan(undefined.low)
+    assert isnan(undefined.high)
+
+
+def test_the_interval_of_a_mean_is_the_textbooks():
+    """The percentile interval of a normal mean is mean ± 1.96 sd/√n."""
+    values = noise(4000)
+    found = bootstrap(mean, values)
+    half = 1.96 * values.std() / 4000**0.5
+    assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half), abs=half / 10)
+
+
+def test_intervals_by_image_cover_and_those_by_pair_do_not():
+    rng = np.random.default_rng(11)
+    images, angles, runs = 60, 7, 300
+    cluster = np.repeat(np.arange(images), angles)
+    hit = {"image": 0, "pair": 0}
+    for seed in range(runs):
+        pairs = rng.normal(size=images)[cluster] + 0.5 * rng.normal(size=images * angles)
+        for name, ids in (("image", cluster), ("pair", None)):
+            found = pooled(pairs, cluster=ids, resamples=300, seed=seed)
+            hit[name] += found.low <= 0 <= found.high
+    assert 0.91 <= hit["image"] / runs <= 0.98
+    assert hit["pair"] / runs < 0.70
+
+
+# Pools, strata, proportions
+
+
+def test_pooled_is_the_mean_over_pairs_not_over_image_means():
+    values, cluster = numbers(1, 1, 1, 5), ["a", "a", "a", "b"]
+    assert pooled(values, cluster=cluster).value == 2
+    assert pooled(values, weights=numbers(1, 1, 1, 3), cluster=cluster).value == 3
+    assert pooled(values, cluster=cluster).n == 2
+
+
+def test_strata_are_half_open_and_the_last_closed():
+    values = numbers(1, 2, 3, 4, 5, 6, 7, NAN)
+    by = numbers(0.0, 0.19, 0.2, 0.4, 0.41, NAN, -0.1, 0.3)
+    low, high, none = strata(values, by, edges=[0, 0.2, 0.4, 0.405])
+    assert (low[0], low[1].value, low[1].n) == ("0–0.2", 1.5, 2)
+    assert (high[0], high[1].value, high[1].n) == ("0.2–0.4", 3, 1)
+    assert (none[0], none[1].value, none[1].n) == ("0.4–0.405", 4, 1)
+    closed = strata(values, by, edges=numbers(0, 0.2, 0.4), cluster=list("aabbcdef"))
+    assert [(e.value, e.n) for _, e in closed] == [(1.5, 1), (3.5, 1)]
+    ((_, empty),) = strata(values, by, edges=[2, 3])
+    assert (isnan(empty.value), empty.n) == (True, 0)
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 9), (1, 9), (5, 40), (9, 9), (600, 1000)])
+@pytest.mark.parametrize("level", [0.9, 0.95])
+def test_proportion_is_wilson(k, n, level):
+    ci = scipy.stats.binomtest(k, n).proportion_ci(level, method="wilson")
+    assert astuple(proportion(k, n, level=level)) == pytest.approx((k / n, ci.low, ci.high, n), abs=1e-12)
+
+
+def test_proportion_at_the_ends():
+    assert (proportion(0, 7).low, proportion(10, 10).high) == (0, 1)
+    assert astuple(proportion(0, 0)) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
+
+
+# Tests
+
+
+@pytest.mark.parametrize("shift", [-0.5, 0.0, 0.3, 2.0])
+@pytest.mark.parametrize(
+    ("n", "digits", "method"),
+    [
+        (1, 9, "exact"),
+        (12, 9, "exact"),
+        (50, 9, "exact"),
+        (51, 9, "asymptotic"),
+        (40, 1, "asymptotic"),
+        (400, 1, "asymptotic"),
+    ],
+)
+def test_compare_has_scipys_wilcoxon(n, digits, method, shift):
+    a, b = np.round(noise(n) + shift, digits), np.round(noise(n, 1), digits)
+    found = compare(a, b, resamples=50)
+    reference = scipy.stats.wilcoxon(
+        a, b, alternative="greater", method=method, zero_method="wilcox", correction=False
+    )
+    assert found.log10_p == pytest.approx(log10(reference.pvalue), rel=1e-9, abs=1e-12)
+
+
+def test_small_samples_with_ties_or_zeros_are_asymptotic():
+    for d in (numbers(1, 1, 2, 3), numbers(0, 1, 2, 3)):
+        reference = scipy.stats.wilcoxon(d, alternative="greater", method="asymptotic", correction=False)
+        assert compare(d, 0 * d).log10_p == pytest.approx(log10(reference.pvalue))
+
+
+def test_compare_does_not_underflow():
+    found = compare(np.arange(1.0, 10_001), np.zeros(10_000), resamples=10)
+    z = (10_000 * 10_001 / 4) / (10_000 * 10_001 * 20_001 / 24) ** 0.5
+    # Mills: log sf(z) ≈ −z²/2 − log(z √2π) + log(1 − 1/z²)
+    tail = -(z**2) / 2 - np.log(z * (2 * np.pi) ** 0.5) + np.log1p(-(z**-2))
+    assert found.log10_p == pytest.approx(tail / np.log(10), rel=1e-9)
+    assert found.log10_p < -1000
+
+
+def test_compare_by_hand():
+    found = compare(numbers(3, 5, 1, 4, NAN, 2), numbers(1, 1, 2, 4, 0, NAN))
+    d = numbers(2, 4, -1, 0)  # ranks of the non-zero: 2, 3, 1
+    assert (found.n, found.mean, found.median) == (4, 1.25, 1.0)
+    assert found.rank_biserial == pytest.approx((2 + 3 - 1) / 6)
+    assert found.dz == pytest.approx(scipy.stats.ttest_1samp(d, 0).statistic / 4**0.5)
+    assert found.wins == (2 + 0.5) / 4
+    same = bootstrap(mean, d)
+    assert (found.low, found.high) == (same.low, same.high)
+
+
+def test_compare_of_equals_and_of_nothing():
+    equal = compare(numbers(1, 2, 3), numbers(1, 2, 3))
+    assert (equal.mean, equal.log10_p, equal.wins) == (0, 0, 0.5)
+    assert isnan(equal.rank_biserial)
+    assert isnan(equal.dz)
+    assert isnan(compare(numbers(0.3, 0.4, 0.5), numbers(0.2, 0.3, 0.4)).dz)  # constant to rounding
+    none = compare(numbers(NAN), numbers(1))
+    assert none.n == 0
+    assert all(isnan(v) for v in astuple(none)[1:])
+
+
+def adjusted_one_by_one(ps):
+    """Holm as a rule: going up, p_(j) (m − j), never below its forerunner."""
+    out, running, m = dict.fromkeys(range(len(ps)), NAN), 0.0, sum(not isnan(p) for p in ps)
+    for j, i in enumerate(sorted((i for i, p in enumerate(ps) if not isnan(p)), key=lambda i: ps[i])):
+        running = max(running, min(1.0, ps[i] * (m - j)))
+        out[i] = running
+    return list(out.values())
+
+
+def test_corrections_by_hand():
+    ps = numbers(0.01, NAN, 0.04, 0.03, 0.005)
+    assert 10 ** bonferroni(np.log10(ps)) == pytest.approx([0.04, NAN, 0.16, 0.12, 0.02], nan_ok=True)
+    assert 10 ** holm(np.log10(ps)) == pytest.approx([0.03, NAN, 0.06, 0.06, 0.02], nan_ok=True)
+    assert holm(numbers(-400, -500, -0.1)) == pytest.approx([-400 + log10(2), -500 + log10(3), -0.1])
+    assert bonferroni(numbers(-0.1, -0.2, -9)).tolist() == [0, 0, -9 + np.log10(3)]
+    for correct in (bonferroni, holm):
+        assert np.isnan(correct(numbers(NAN, NAN))).all()
+        assert correct(EMPTY).size == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_holm_is_the_stepwise_rule(seed):
+    ps = np.random.default_rng(seed).random(12) ** 4
+    ps[seed] = NAN
+    ps[-1] = ps[-2]
+    assert 10 ** holm(np.log10(ps)) == pytest.approx(adjusted_one_by_one(list(ps)), nan_ok=True)
+
+
+# Correlations
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(pearson, scipy.stats.pearsonr), (spearman, scipy.stats.spearmanr)]
+)
+@pytest.mark.parametrize(("n", "digits", "share"), [(3, 9, 0.5), (10, 9, 0.2), (200, 1, 0.3), (500, 9, 0.99)])
+def test_correlations_are_scipys(ours, theirs, n, digits, share):
+    a, b = np.round(noise(n), digits), np.round(share * noise(n) + (1 - share) * noise(n, 1), digits)
+    found, reference = ours(a, b, resamples=20), theirs(a, b)
+    assert found.n == n
+    assert found.r == pytest.approx(reference.statistic, abs=1e-12)
+    if reference.pvalue > 1e-290:
+        assert found.log10_p == pytest.approx(log10(reference.pvalue), rel=1e-8, abs=1e-9)
+    else:
+        assert found.log10_p < -290
+
+
+@pytest.mark.parametrize(
+    ("n", "r"), [(900, 0.85), (3000, 0.8), (10_000, 0.6), (50, 1 - 1e-14), (40_000, -0.2)]
+)
+def test_a_correlations_p_does_not_underflow(n, r):
+    """log p = log 2 + log f(t) + log ∫ f(s)/f(t) ds, by quadrature."""
+    x, y = noise(n), noise(n, 1)
+    x -= x.mean()
+    y -= y.mean()
+    y -= x * (x @ y) / (x @ x)
+    x, y = x / (x @ x) ** 0.5, y / (y @ y) ** 0.5
+    found = pearson(x, r * x + ((1 - r) * (1 + r)) ** 0.5 * y, resamples=2)
+    nu, r = n - 2, abs(found.r)
+    t = r * (nu / ((1 - r) * (1 + r))) ** 0.5
+    scale = t / nu + 1 / t
+    rest, _ = quad(
+        lambda u: np.exp(-(nu + 1) / 2 * np.log1p((2 * t * u + u * u) / (nu + t * t))), 0, 200 * scale
+    )
+    expected = (np.log(2) + scipy.stats.t.logpdf(t, nu) + np.log(rest)) / np.log(10)
+    assert found.log10_p < -200
+    assert found.log10_p == pytest.approx(expected, rel=1e-7)
+
+
+def test_a_clustered_correlation_has_an_interval_by_image_and_no_p():
+    image = np.repeat(noise(40), 7)
+    a, b = image + 0.1 * noise(280, 1), np.repeat(noise(40, 2), 7) + 0.1 * noise(280, 3)
+    apart = pearson(a, b)
+    together = pearson(a, b, cluster=np.repeat(np.arange(40), 7), resamples=500)
+    assert (apart.n, together.n, together.r) == (280, 40, apart.r)
+    assert isnan(together.log10_p)
+    assert together.high - together.low > 1.8 * (apart.high - apart.low)
+
+
+def test_a_correlations_edges():
+    assert pearson(numbers(1, 2, 3), numbers(2, 4, 6)).log10_p == -np.inf
+    assert isnan(pearson(numbers(1, 2), numbers(2, 4)).log10_p)
+    assert isnan(spearman(numbers(1, 2, 3), numbers(2, 2, 2)).log10_p)
+    assert pearson(numbers(1, 2, NAN, 4), numbers(1, 3, 9, NAN)).n == 2
+
+
+# Triage
+
+
+@pytest.mark.parametrize("digits", [0, 1, 9])
+def test_auroc_is_sklearns(digits):
+    positive = noise(300, 1) > 0.8
+    signal = np.round(noise(300) + positive, digits)
+    assert auroc(signal, positive) == pytest.approx(roc_auc_score(positive, signal), abs=1e-12)
+    found = bootstrap(auroc, signal, positive, resamples=100)
+    assert found.low < auroc(signal, positive) < found.high
+
+
+def captured_in_order(signal, badness, k, order):
+    first = [sorted(order[i], key=lambda j: -column[j])[:k] for i, column in enumerate((signal, badness))]
+    return len(set(first[0]) & set(first[1])) / k
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("budget", [0.01, 0.4, 0.6, 1])
+def test_capture_is_the_mean_over_all_orders_of_ties(seed, budget):
+    rng = np.random.default_rng(seed)
+    signal, badness = rng.integers(0, 3, 5) / 2, rng.integers(0, 3, 5) / 2
+    k = max(1, round(budget * 5))
+    orders = list(permutations(range(5)))
+    slow = np.mean([captured_in_order(signal, badness, k, pair) for pair in product(orders, orders)])
+    assert capture(signal, badness, budget=budget) == pytest.approx(slow)
+    assert capture_lift(signal, badness, budget=budget) == pytest.approx(slow * 5 / k)
+
+
+def test_capture_by_hand():
+    badness = np.arange(100.0)
+    assert capture(badness, badness) == 1
+    assert capture_lift(badness, badness) == 10
+    assert capture(-badness, badness) == 0
+    assert capture(np.zeros(100), badness) == pytest.approx(0.1)
+    assert capture_lift(np.zeros(100), badness) == pytest.approx(1)
+    assert capture(np.append(badness, NAN), np.append(badness, 1e9)) == 1
+    assert bootstrap(capture_lift, badness, badness, resamples=50).n == 100
+
+
+def test_mean_ratio_reviews_the_threshold_itself():
+    assert mean_ratio(numbers(1, 2, 3, NAN), numbers(1, 3, 5, 9), threshold=2) == 4 / 3
+
+
+def test_held_out_lift_is_the_audit_step_by_step():
+    badness = np.abs(noise(401))
+    signal = badness + 0.5 * noise(401, 1)
+    signal[7] = NAN
+    found = held_out_lift(signal, badness, resamples=200, seed=5)
+    kept = np.delete(np.arange(401), 7)
+    order = np.random.default_rng(5).permutation(400)
+    half_a, half_b = kept[order[:200]], kept[order[200:]]
+    threshold = np.percentile(signal[half_a], 90)
+    chosen = [i for i in half_b if signal[i] >= threshold]
+    assert found.threshold == threshold
+    assert found.reviewed == len(chosen) / 200
+    assert found.lift.value == pytest.approx(badness[chosen].mean() / badness[half_b].mean())
+    assert found.lift.low < found.lift.value < found.lift.high
+    assert found.lift.n == 200
+    top = kept[signal[kept] >= np.percentile(signal[kept], 90)]
+    assert found.in_sample == pytest.approx(badness[top].mean() / badness[kept].mean())
+    assert found.in_sample > 1.5
+
+
+def test_held_out_lift_needs_two_images():
+    assert isnan(held_out_lift(numbers(1), numbers(1)).lift.value)
+    assert held_out_lift(numbers(1, 2), numbers(1, 2)).lift.n == 1
+
+
+@pytest.mark.parametrize("statistic", [pearson_r, spearman_r, capture])
+def test_paired_difference_is_of_one_draw(statistic):
+    target = noise(200)
+    good, poor = target + 0.5 * noise(200, 1), target + 2 * noise(200, 2)
+    found = paired_difference(statistic, target, good, poor, resamples=200)
+    assert found.value == statistic(good, target) - statistic(poor, target)
+    assert found.low < found.value < found.high
+    none = paired_difference(statistic, target, good, good.copy(), resamples=50)
+    assert astuple(none) == (0, 0, 0, 200)
+
+
+def test_paired_difference_hands_the_target_second():
+    target = (noise(100) > 0).astype(float)
+    found = paired_difference(auroc, target, target + noise(100, 1), noise(100, 2), resamples=100)
+    assert found.value == auroc(target + noise(100, 1), target) - auroc(noise(100, 2), target)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: pearson_r(numbers(1, 2), numbers(1)),
+            r"columns needs 1-D arrays of one length, got \[\(2,\), \(1,\)\]",
+        ),
+        (lambda: mean(np.ones((2, 2))), "1-D"),
+        (lambda: bootstrap(mean), "1-D"),
+        (lambda: mean(numbers(1, np.inf)), "finite numbers or NaN"),
+        (lambda: weighted_mean(numbers(1), numbers(-1)), "weights needs numbers ≥ 0"),
+        (lambda: bootstrap(mean, numbers(1, 2), cluster=["a"]), "cluster needs 2 string or integer ids"),
+        (lambda: bootstrap(mean, numbers(1, 2), cluster=numbers(1, NAN)), "got float64"),
+        (lambda: bootstrap(mean, numbers(1, 2), level=95.0), "level needs a share between 0 and 1"),
+        (lambda: bootstrap(mean, numbers(1, 2), resamples=0), "resamples needs at least one"),
+        (lambda: capture(numbers(1), numbers(1), budget=0), r"budget needs a share in \(0, 1\], got 0"),
+        (lambda: capture_lift(numbers(1), numbers(1), budget=1.5), "budget"),
+        (lambda: held_out_lift(numbers(1), numbers(1), quantile=90.0), "quantile"),
+        (lambda: auroc(numbers(1, 2), numbers(0, 2)), "positive needs 0, 1 or NaN"),
+        (lambda: strata(numbers(1), numbers(1), edges=[1, 0]), "edges needs two or more rising"),
+        (lambda: strata(numbers(1), numbers(1), edges=[0]), "edges"),
+        (lambda: proportion(3, 2), "successes needs a count from 0 to 2, got 3"),
+        (lambda: proportion(1, 2, level=1.0), "level"),
+        (lambda: holm(numbers(0.05)), "log10 p ≤ 0"),
+    ],
+)
+def test_errors_say_what_to_try(call, text):
+    with pytest.raises(EquicamError, match=text) as error:
+        call()
+    assert "; try " in str(error.value)
+
+
+def test_results_are_frozen():
+    with pytest.raises(AttributeError):
+        Estimate(1.0, 0.0, 2.0, 3).value = 2.0
