@@ -46,6 +46,36 @@ def test_every_method_is_documented(name):
     assert f"| `{name}` |" in (ROOT / "docs/method.md").read_text()
 
 
+@pytest.mark.parametrize("name", equicam.scores())
+def test_every_score_is_documented(name):
+    assert re.search(rf"^\| .*`{name}`", (ROOT / "docs/scores.md").read_text(), re.MULTILINE)
+
+
+def test_every_control_is_documented():
+    from equicam.scores.causal import CONTROLS as REGIONS
+    from equicam.scores.controls import CONTROLS
+
+    page = (ROOT / "docs/scores.md").read_text()
+    for name in CONTROLS:
+        assert f"@{name.replace('SIGMA', '16')}`" in page
+    for name in REGIONS:
+        assert name in page
+
+
+def test_the_code_about_scores_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/scores.md").read_text(), re.DOTALL)
+    exec(compile(code, "scores.md", "exec"), {})
+    assert "'floor'" in capsys.readouterr().out
+
+
+def test_every_option_of_evaluate_is_documented():
+    import inspect
+
+    page = (ROOT / "docs/scores.md").read_text()
+    for option in list(inspect.signature(equicam.evaluate).parameters)[1:]:
+        assert f"`{option}`" in page
+
+
 def test_every_flag_and_option_is_documented():
     import inspect
 

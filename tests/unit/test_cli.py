@@ -197,3 +197,72 @@ def test_the_version_is_told():
 def test_drawing_needs_no_torch():
     code = "import sys, equicam.report.explained, equicam.data.synthetic, equicam.data.pictures; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture
+def patches(tmp_path):
+    """Four drawn patches in two classes, and one file that is no picture."""
+    for i in range(4):
+        folder = tmp_path / "source" / ("normal", "tumour")[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw(i, seed=7).image).save(folder / f"{i}.png")
+    (folder / "broken.png").write_bytes(b"no")
+    return tmp_path / "source"
+
+
+def test_evaluate_prints_values_floors_and_skill_and_keeps_rows(tmp_path, patches):
+    out = tmp_path / "rows.parquet"
+    command = [
+        "evaluate",
+        str(patches),
+        "--methods",
+        "grad-cam,equigrad-cam,grad-cam@blur-4",
+        "--scores",
+        "eq,peum",
+    ]
+    result = RUN.invoke(app, [*command, "--views", "4", "--out", str(out), "--details"])
+    assert result.exit_code == 0, result.output
+    for words in (
+        "equigrad-cam",
+        "skill",
+        "grad-cam@blur-4",
+        "1 of 5 pictures could not be read",
+        "drift ~ confidence",
+    ):
+        assert words in result.output
+    assert "Holm" in result.output
+    assert out.is_file()
+    again = RUN.invoke(app, [*command, "--views", "4", "--out", str(out)])
+    assert again.exit_code == 0
+    other = RUN.invoke(app, [*command, "--views", "6", "--out", str(out)])
+    assert other.exit_code == 2
+    assert "methods was" in other.output
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--scores", "eqq"], "scores needs a list of"),
+        (["--methods", "grad-kam"], "method needs one of"),
+        (["--dtype", "int8"], "dtype needs bfloat16 or float16"),
+        (["--split", "test"], "split"),
+        (["--n", "0"], "n"),
+    ],
+)
+def test_evaluate_refuses_in_a_sentence(patches, more, message):
+    result = RUN.invoke(app, ["evaluate", str(patches), *more])
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_scores_and_controls_are_listed():
+    result = RUN.invoke(app, ["scores"])
+    assert result.exit_code == 0
+    assert all(name in result.output for name in equicam.scores())
+    assert "METHOD@random-weights" in result.output
+
+
+def test_printing_rows_needs_no_torch():
+    code = "import sys, equicam.report.tables; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

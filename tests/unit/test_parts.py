@@ -44,7 +44,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         write_whole(target, b"after")
     assert target.read_bytes() == b"before"
-    assert os.listdir(tmp_path) == ["file"]
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_killed_writer_leaves_a_whole_file_or_none(tmp_path):

@@ -83,13 +83,13 @@ def summarise(table: pa.Table, *, resamples: int = 2000) -> list[Line]:
     """Every score of every method over the pictures, with image-clustered intervals."""
     names = ("score", "method", "region")
     some = table.filter(pc.is_valid(table["score"])).select(names)
-    keys = [tuple(key[n] for n in names) for key in some.group_by(names).aggregate([]).to_pylist()]
     first = {n: {v: i for i, v in enumerate(pc.unique(some[n]).to_pylist())} for n in names}
-    keys.sort(key=lambda key: [first[n][v] for n, v in zip(names, key, strict=True)])
+    keys = some.group_by(names).aggregate([]).to_pylist()
+    keys.sort(key=lambda key: [first[n][key[n]] for n in names])
     lines = []
-    for (score, method), group in itertools.groupby(keys, key=lambda key: key[:2]):
+    for (score, method), group in itertools.groupby(keys, key=lambda key: (key["score"], key["method"])):
         rows = table.filter(pc.and_(_is(table["score"], score), _is(table["method"], method)))
-        lines += [_line(rows, *key, resamples) for key in group]
+        lines += [_line(rows, score, method, key["region"], resamples) for key in group]
     return lines
 
 
