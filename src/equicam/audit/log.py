@@ -1,0 +1,105 @@
+"""What happened to a run: events that are only ever added, each with the SHA-256 of the one before.
+
+hash = SHA-256 of the canonical JSON of [number, time, who, kind, payload, hash before]. Changing, dropping or
+reordering an event breaks the chain from there on; cutting the end off shows only against a hash noted elsewhere,
+which is why reports print the last one.
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+FIRST = "0" * 64
+_TABLE = """
+CREATE TABLE IF NOT EXISTS events (
+  number INTEGER PRIMARY KEY, time TEXT NOT NULL, who TEXT NOT NULL, kind TEXT NOT NULL, payload TEXT NOT NULL,
+  previous TEXT NOT NULL, hash TEXT NOT NULL);
+CREATE TRIGGER IF NOT EXISTS no_change BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events are only added'); END;
+CREATE TRIGGER IF NOT EXISTS no_removal BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events are only added'); END;
+"""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened."""
+
+    number: int
+    time: str  # UTC, ISO 8601
+    who: str
+    kind: str
+    payload: dict[str, Any]
+    previous: str
+    hash: str
+
+
+class Log:
+    """The events of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = Path(folder) / "events.sqlite"
+
+    def add(self, kind: str, payload: Mapping[str, Any], *, who: str = "equicam") -> Event:
+        """Append an event; on disk when this returns, in one order whoever else is writing."""
+        with self._open() as database:
+            database.execute("BEGIN IMMEDIATE")
+            last = database.execute("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1").fetchone()
+            number, previous = (last[0] + 1, last[1]) if last else (1, FIRST)
+            time = datetime.now(UTC).isoformat(timespec="milliseconds")
+            text = json.dumps(payload, sort_keys=True, ensure_ascii=True)
+            row = (number, time, who, kind, text, previous)
+            event = (*row, _hash(row))
+            database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", event)
+            database.execute("COMMIT")
+        return Event(number, time, who, kind, json.loads(text), previous, event[-1])
+
+    def events(self, kind: str | None = None) -> list[Event]:
+        """All events in order, or those of one kind."""
+        return [_event(row) for row in self._rows() if kind in (None, row[3])]
+
+    def last(self) -> str:
+        """The hash of the last event."""
+        rows = self._rows()
+        return str(rows[-1][6]) if rows else FIRST
+
+    def problems(self) -> list[str]:
+        """What is wrong with the chain, in words."""
+        found, previous = [], FIRST
+        for place, row in enumerate(self._rows(), start=1):
+            if row[0] != place:
+                found.append(f"event {place} is missing (the next one is {row[0]})")
+                break
+            if row[5] != previous:
+                found.append(f"event {place} does not follow the one before it")
+            if row[6] != _hash(row[:6]):
+                found.append(f"event {place} was changed")
+            previous = row[6]
+        return found
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        if not self.path.is_file():
+            return []
+        with self._open() as database:
+            return database.execute(
+                "SELECT number, time, who, kind, payload, previous, hash FROM events ORDER BY number"
+            ).fetchall()
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as database:
+            database.execute("PRAGMA synchronous = FULL")
+            database.executescript(_TABLE)
+            yield database
+
+
+def _hash(row: tuple[Any, ...]) -> str:
+    return hashlib.sha256(json.dumps(list(row), ensure_ascii=True).encode()).hexdigest()
+
+
+def _event(row: tuple[Any, ...]) -> Event:
+    return Event(row[0], row[1], row[2], row[3], json.loads(row[4]), row[5], row[6])

@@ -1,0 +1,230 @@
+"""A run on disk: a folder that pandas, polars and DuckDB read without us.
+
+    manifest.json          what makes it reproducible
+    sample.parquet         every picture it is of, in order, and the part it is in
+    items/part-*.parquet   one row a picture
+    maps/part-*.parquet    its map, PEUM and views at layer resolution, float16
+    digests.json           SHA-256 of every part, once all are there
+    events.sqlite          what happened, each event chained to the one before
+
+Parts are whole or not there; pending are those that are not, so resuming needs no order. A part's maps are written
+before its items: items mean that both are there.
+"""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from equicam.audit.spec import Spec, read_spec, refuse_difference
+from equicam.data.items import Item, readable
+from equicam.errors import EquicamError
+from equicam.parts import write_table, write_whole
+
+ITEMS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("path", pa.string()),
+        pa.field("sha256", pa.string()),
+        pa.field("bytes", pa.int64()),
+        pa.field("mtime_ns", pa.int64()),
+        pa.field("width", pa.int32()),
+        pa.field("height", pa.int32()),
+        pa.field("frame", pa.list_(pa.float32())),  # x0 y0 x1 y1 of the picture: what the model saw
+        pa.field("label", pa.string()),
+        pa.field("target", pa.int32()),  # the class explained: the top-1
+        pa.field("prob", pa.float32()),  # its probability
+        pa.field("top5", pa.list_(pa.int32())),
+        pa.field("top5_prob", pa.list_(pa.float32())),
+        pa.field("peum", pa.float64()),
+        pa.field("flip_rate", pa.float32()),
+        pa.field("kept", pa.int32()),  # views the gate let through
+        pa.field("prob_by_view", pa.list_(pa.float32())),
+        pa.field("top1_by_view", pa.list_(pa.int32())),
+        pa.field("agree_by_view", pa.list_(pa.float32())),  # Pearson of each view with the mean of the others
+        pa.field("flags", pa.list_(pa.string())),
+        pa.field("eq", pa.float64()),  # disc Eq of grad-cam, on the calibrated subset
+        pa.field("status", pa.string(), nullable=False),  # ok, or bad
+        pa.field("reason", pa.string()),
+        pa.field("seconds", pa.float32()),
+    ]
+)
+MAPS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("height", pa.int32()),  # of the grid
+        pa.field("width", pa.int32()),
+        pa.field("map", pa.list_(pa.float16())),  # × map_scale
+        pa.field("map_scale", pa.float32()),
+        pa.field("peum", pa.list_(pa.float16())),
+        pa.field("peum_scale", pa.float32()),
+        pa.field("planes", pa.list_(pa.float16())),  # every view's plane, as read, not turned back
+        pa.field("planes_scale", pa.float32()),
+    ]
+)
+SAMPLE = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("path", pa.string()),
+        pa.field("label", pa.string()),
+        pa.field("part", pa.int32()),
+        pa.field("calibrated", pa.bool_()),
+    ]
+)
+
+
+class Run:
+    """A run to read, and to write by who holds its lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+
+    @property
+    def spec(self) -> Spec:
+        """The manifest."""
+        path = self.folder / "manifest.json"
+        if not path.is_file():
+            raise EquicamError(
+                f"{readable(str(self.folder))!r}",
+                needs="to be a run",
+                got="no manifest.json in it",
+                fix="equicam audit first",
+            )
+        return read_spec(path.read_text(), where=readable(str(self.folder)))
+
+    def path(self, kind: str, part: int) -> Path:
+        """Where a part of items or maps is, or will be."""
+        return self.folder / kind / f"part-{part:06d}.parquet"
+
+    def begin(self, spec: Spec, items: Sequence[Item], calibrated: Iterable[str]) -> None:
+        """Lay the folder out, or check that what is there is the same run."""
+        manifest = self.folder / "manifest.json"
+        if manifest.is_file():
+            refuse_difference(self.spec, spec, where=readable(str(self.folder)))
+            return
+        if self.folder.exists() and any(p.name != ".lock" for p in self.folder.iterdir()):
+            raise EquicamError(
+                f"{readable(str(self.folder))!r}", needs="an empty or new folder, or a run", got="other files in it",
+                fix="another --out",
+            )  # fmt: skip
+        for kind in ("items", "maps"):
+            (self.folder / kind).mkdir(parents=True, exist_ok=True)
+        chosen = set(calibrated)
+        columns = {
+            "id": [item.id for item in items],
+            "path": [readable(str(item.path)) for item in items],
+            "label": [None if item.label is None else str(item.label) for item in items],
+            "part": [i // spec.part for i in range(len(items))],
+            "calibrated": [item.id in chosen for item in items],
+        }
+        write_table(self.folder / "sample.parquet", pa.table(columns, schema=SAMPLE))
+        write_whole(manifest, spec.as_json().encode())  # last: with it the run exists
+
+    def pending(self) -> list[int]:
+        """The parts that are not there yet."""
+        return [p for p in range(self.parts) if not self.path("items", p).is_file()]
+
+    @property
+    def parts(self) -> int:
+        """How many parts the whole run has."""
+        spec = self.spec
+        return -(-spec.pictures // spec.part)
+
+    def write_part(self, part: int, items: pa.Table, maps: pa.Table) -> None:
+        """A part, whole: its maps, then its items."""
+        write_table(self.path("maps", part), maps)
+        write_table(self.path("items", part), items)
+
+    def sample(self) -> pa.Table:
+        """Every picture the run is of, in order."""
+        return pq.read_table(self.folder / "sample.parquet")
+
+    def items(self) -> pa.Table:
+        """The rows there are, in the sample's order."""
+        there = [self.path("items", p) for p in range(self.parts) if self.path("items", p).is_file()]
+        return pa.concat_tables([pq.read_table(p) for p in there]) if there else ITEMS.empty_table()
+
+    def maps(self, ids: Iterable[str]) -> dict[str, "Drawn"]:
+        """Maps of these pictures by id."""
+        wanted = list(ids)
+        there = [str(p) for p in sorted((self.folder / "maps").glob("part-*.parquet"))]
+        if not there or not wanted:
+            return {}
+        rows = ds.dataset(there, schema=MAPS).to_table(filter=ds.field("id").isin(wanted)).to_pylist()
+        return {row["id"]: Drawn.of(row) for row in rows}
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of everything a finished run is made of, by name."""
+        names = ["manifest.json", "sample.parquet"]
+        names += [f"{kind}/part-{p:06d}.parquet" for kind in ("items", "maps") for p in range(self.parts)]
+        return {name: file_digest(self.folder / name) for name in names}
+
+    @contextmanager
+    def writing(self) -> Iterator[int]:
+        """The only writer; its lock is let go by the system when the process ends, however it ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.pread(handle, 20, 0).decode(errors="replace").strip() or "unknown"
+                raise EquicamError(
+                    f"{readable(str(self.folder))!r}", needs="one writer at a time", got=f"process {holder} at work on it",
+                    fix="waiting for it",
+                ) from error  # fmt: skip
+            os.truncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield handle
+        finally:
+            os.close(handle)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One picture's map, PEUM and views, at layer resolution; views as read, not turned back."""
+
+    map: NDArray[np.float32]  # [h, w]
+    peum: NDArray[np.float32]  # [h, w]
+    planes: NDArray[np.float32]  # [t, h, w]
+
+    @staticmethod
+    def of(row: dict[str, Any]) -> "Drawn":
+        """From a row of maps."""
+        grid = (row["height"], row["width"])
+
+        def read(name: str) -> NDArray[np.float32]:
+            values: NDArray[np.float32] = np.asarray(row[name], dtype=np.float32) * float(
+                row[f"{name}_scale"]
+            )
+            return values
+
+        return Drawn(read("map").reshape(grid), read("peum").reshape(grid), read("planes").reshape(-1, *grid))
+
+    def row(self, name: str) -> dict[str, Any]:
+        """As a row of maps: float16 of values scaled to their largest, so that none vanishes or overflows."""
+        row: dict[str, Any] = {"id": name, "height": self.map.shape[0], "width": self.map.shape[1]}
+        for key in ("map", "peum", "planes"):
+            values = getattr(self, key)
+            scale = float(np.abs(values).max(initial=0.0)) or 1.0
+            row[key], row[f"{key}_scale"] = (values / scale).astype(np.float16).ravel(), scale
+        return row
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, or why there is none."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
