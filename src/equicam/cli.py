@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from equicam import cli_audit
+from equicam.terminal import console, dtype_named, listed, plain, where
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from equicam.explain import Explanation
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from equicam.report.explained import Explained
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
-console = Console()
 A_BATCH = 8
+
+for command in (cli_audit.audit, cli_audit.triage, cli_audit.report, cli_audit.verify):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> bool:
@@ -88,7 +91,7 @@ def explain(
     failed = 0
     try:
         ready = equicam.load(
-            model, weights=weights, classes=_names(classes), layer=layer, device=_where(device)
+            model, weights=weights, classes=listed(classes), layer=layer, device=where(device)
         )
         out.mkdir(parents=True, exist_ok=True)
         batches = [images[i : i + A_BATCH] for i in range(0, len(images), A_BATCH)]
@@ -99,7 +102,7 @@ def explain(
                     read.append((path, preprocessed(ready, open_picture(path))))
                 except EquicamError as error:
                     failed += 1
-                    console.print(f"[red]left out[/red] {escape(_plain(error))}")
+                    console.print(f"[red]left out[/red] {escape(plain(error))}")
             if not read:
                 continue
             x = stacked([tensor for _, tensor in read])
@@ -110,12 +113,12 @@ def explain(
                 write(done, out, stem)
                 table.add_row(*map(escape, _row(path, done.facts, stem)))
     except (EquicamError, OSError) as error:
-        console.print(f"[red]{escape(_plain(error))}[/red]")
+        console.print(f"[red]{escape(plain(error))}[/red]")
         raise typer.Exit(2) from error
     finally:
         if table.row_count:
             console.print(table)
-            console.print(f"pictures and JSON are in {escape(_plain(out))}", soft_wrap=True)
+            console.print(f"pictures and JSON are in {escape(plain(out))}", soft_wrap=True)
     console.print(f"layer {ready.layer}")
     if failed:
         console.print(f"{failed} of {len(images)} pictures left out")
@@ -233,28 +236,27 @@ def evaluate(
     from equicam.errors import EquicamError
     from equicam.report.tables import printed
 
-    torch_dtype = _dtype(dtype)
     try:
         ready = equicam.load(
-            model, weights=weights, classes=_names(classes), layer=layer, device=_where(device)
+            model, weights=weights, classes=listed(classes), layer=layer, device=where(device)
         )
         rows = equicam.evaluate(
-            ready, source, methods=_names(methods) or [], scores=_names(scores) or [], n=n, split=split, views=views,
+            ready, source, methods=listed(methods) or [], scores=listed(scores) or [], n=n, split=split, views=views,
             fill=fill,  # type: ignore[arg-type]
-            as_published=as_published, dtype=torch_dtype, seed=seed, out=out,
+            as_published=as_published, dtype=dtype_named(dtype), seed=seed, out=out,
             progress=console.is_terminal,
         )  # fmt: skip
     except (EquicamError, OSError) as error:
-        console.print(f"[red]{escape(_plain(error))}[/red]", soft_wrap=True)
+        console.print(f"[red]{escape(plain(error))}[/red]", soft_wrap=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
-        where = f"; finished parts are in {out}.parts, and the same command goes on" if out else ""
-        console.print(f"stopped{escape(where)}", soft_wrap=True)
+        kept = f"; finished parts are in {out}.parts, and the same command goes on" if out else ""
+        console.print(f"stopped{escape(plain(kept))}", soft_wrap=True)
         raise typer.Exit(130) from None
     for part in printed(rows, details=details):
         console.print(part)
     if out:
-        console.print(f"{rows.num_rows:,} rows are in {escape(_plain(out))}", soft_wrap=True)
+        console.print(f"{rows.num_rows:,} rows are in {escape(plain(out))}", soft_wrap=True)
 
 
 @app.command()
@@ -268,7 +270,9 @@ def scores() -> None:
         table.add_row(name, score.of, score.about)
     console.print(table)
     controls = Table("control", "what it is", box=None)
-    controls.add_row("coverage", "a map that never looks at the picture: what T views have covered")
+    controls.add_row(
+        "coverage", "a map that never looks at the picture: what 18 zero-filled views have covered"
+    )
     for name, about in CONTROLS.items():
         controls.add_row(f"METHOD@{name}", about)
     console.print(controls)
@@ -329,30 +333,5 @@ def _row(path: Path, facts: dict[str, Any], stem: str) -> tuple[str, ...]:
     flips = f"{sum(facts['flips'])} of {len(facts['flips'])}"
     flags = ", ".join(facts["flags"]) or "none"
     return (
-        _plain(path.name), facts["class"], f"{facts['probability']:.2f}", f"{facts['peum']:.4f}", flips, flags, f"{stem}.*",
+        plain(path.name), facts["class"], f"{facts['probability']:.2f}", f"{facts['peum']:.4f}", flips, flags, f"{stem}.*",
     )  # fmt: skip
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _where(device: str | None) -> str:
-    import torch
-
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _dtype(name: str | None) -> "torch.dtype | None":
-    import torch
-
-    known = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in known:
-        console.print(f"[red]dtype needs bfloat16 or float16, got {escape(_plain(name))}[/red]")
-        raise typer.Exit(2)
-    return known[name]
-
-
-def _plain(text: object) -> str:
-    """Somebody's file name or message, with nothing in it that a terminal would obey."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))

@@ -4,7 +4,11 @@ The unit of work is a part, a fixed run of the sample: floors compare pictures o
 cut off goes on at the first part that is not there.
 """
 
+import hashlib
+import itertools
 import json
+import math
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -21,15 +26,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 from equicam import __version__
-from equicam.data.items import Item, digest, open_item, spread
+from equicam.data.items import Item, digest, open_item, readable, spread, upright_box
+from equicam.data.pictures import rgb
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
+from equicam.explain import equivariant
 from equicam.geometry import Degrees, Fill, Views
 from equicam.models.images import Images, as_batch, framed, preprocessed, stacked
 from equicam.models.model import Model, wrap
 from equicam.models.weights import fingerprint
 from equicam.parts import Parts, plain, refuse_another, write_table
-from equicam.scores.asked import Methods, World, asked, described
+from equicam.scores.asked import Asked, Foreign, Methods, World, asked, described
 from equicam.scores.controls import randomised
 from equicam.scores.equivariance import ANGLES
 from equicam.scores.look import Plan, look
@@ -70,7 +77,7 @@ def evaluate(
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
     sample = _sample(model, images, n, split)
     wanted = asked(methods, views=views, as_published=as_published)
-    _check(scores, [one.method is not None and len(one.method.fusion.views) > 1 for one in wanted], angles)
+    _check(scores, wanted, angles)
     models: dict[World, Model] = {"plain": model, "shuffled": model}
     if any(one.world == "random-weights" for one in wanted):
         models["random-weights"] = randomised(model, seed=seed)
@@ -90,6 +97,8 @@ def evaluate(
         "model": model.name,
         "weights": fingerprint(model.module),
         "layer": model.layer,
+        "preprocessing": _probe(model),
+        "classes": model.classes,
         "methods": {one.name: described(one) for one in wanted},
         "scores": list(scores),
         "angles": [float(a) for a in angles],
@@ -99,10 +108,13 @@ def evaluate(
         "seed": seed,
         "pictures": len(sample.items),
         "sample": digest(sample.items),
+        "content": sample.content(),
         "equicam": __version__,
         "torch": torch.__version__,
     }
-    parts = [sample.items[i : i + A_PART] for i in range(0, len(sample.items), A_PART)]
+    if out is not None:
+        about["explainers"] = _probed(model, sample, wanted)
+    parts = _even(sample.items)
 
     def computed(pending: Sequence[int], done: Callable[[float], None]) -> Iterator[tuple[int, pa.Table]]:
         with ThreadPoolExecutor(8) as pool:
@@ -124,6 +136,57 @@ class Sample:
     items: list[Item]
     load: Callable[[Item], tuple[Float[Tensor, "c H W"], Truth]]
     names: tuple[str, ...] = ()  # the labels of the whole source, where they are words
+    given: Sequence[Any] | Tensor = ()  # pictures or a batch in memory
+
+    def content(self) -> str:
+        """What tells these pictures from others of the same names: their files' size and time, or their pixels."""
+        found = hashlib.sha256()
+        for item in self.items:
+            if len(self.given):
+                one = self.given[item.index or 0]
+                found.update(
+                    one.cpu().contiguous().numpy().tobytes() if isinstance(one, Tensor) else one.tobytes()
+                )
+            else:
+                try:
+                    there = item.path.stat()
+                    found.update(f"{item.id}\0{there.st_size}\0{there.st_mtime_ns}\0".encode())
+                except (OSError, ValueError):
+                    found.update(f"{item.id}\0absent\0".encode())
+        return found.hexdigest()
+
+
+def _even(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """Parts of even size, so that no picture is left without others to compare it with."""
+    count = -(-len(items) // A_PART)
+    edges = [round(i * len(items) / count) for i in range(count + 1)]
+    return [items[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def _probe(model: Model) -> str:
+    """What preprocessing makes of one drawn picture: tells any change in it, whatever it is made of."""
+    ramp = np.add.outer(np.arange(300) * 3, np.arange(260) * 5)[..., None] + np.array([0, 80, 160])
+    seen = preprocessed(model, Image.fromarray((ramp % 256).astype(np.uint8)))
+    return hashlib.sha256(seen.contiguous().float().numpy().tobytes()).hexdigest()
+
+
+def _probed(model: Model, sample: Sample, wanted: Sequence[Asked]) -> dict[str, str]:
+    """What explainers of the caller's say of the first picture that opens: they have no other fingerprint."""
+    foreign = {
+        o.name: o.method.reader.fn for o in wanted if o.method and isinstance(o.method.reader, Foreign)
+    }
+    if not foreign:
+        return {}
+    for item in sample.items:
+        try:
+            x = as_batch(model, sample.load(item)[0][None])
+            break
+        except EquicamError:
+            continue
+    else:
+        return dict.fromkeys(foreign, "no picture")
+    fused = {name: equivariant(fn, views=1)(x, 0).map for name, fn in foreign.items()}
+    return {name: hashlib.sha256(m.half().cpu().numpy().tobytes()).hexdigest() for name, m in fused.items()}
 
 
 @torch.no_grad()
@@ -163,9 +226,16 @@ def _kept(
     """Parts beside the file until all are there, then the file."""
     fix = f"another --out, or deleting {out} and {out}.parts"
     if out.is_file():
-        before = (pq.read_schema(out).metadata or {}).get(KEY)
-        refuse_another(str(out), json.loads(before) if before else {}, about, fix=fix)
+        refuse_another(str(out), _about(out), about, fix=fix)
+        shutil.rmtree(
+            f"{out}.parts", ignore_errors=True
+        )  # a process killed right after writing the file left them
         return pq.read_table(out)
+    if out.exists() or not out.absolute().parent.is_dir():
+        raise EquicamError(
+            f"out {str(out)!r}", needs="a file in a folder that is there", got="a folder" if out.exists() else "no such folder",
+            fix="rows.parquet",
+        )  # fmt: skip
     parts = Parts(Path(f"{out}.parts"), about, fix=fix)
     pending = parts.pending(count)
     done((count - len(pending)) * A_PART)
@@ -175,6 +245,15 @@ def _kept(
     write_table(out, whole)
     shutil.rmtree(parts.folder)
     return whole
+
+
+def _about(out: Path) -> dict[str, Any]:
+    """What a file of rows says it is of; nothing, if it is no such file."""
+    try:
+        found: dict[str, Any] = json.loads((pq.read_schema(out).metadata or {}).get(KEY, b"{}"))
+    except (pa.ArrowInvalid, ValueError):
+        return {"file": "not one of ours"}
+    return found
 
 
 def _stamped(rows: pa.Table, about: dict[str, Any]) -> pa.Table:
@@ -192,11 +271,14 @@ def _sample(model: Model, images: Any, n: int | None, split: str | None) -> Samp
         raise EquicamError("split", needs="a folder or manifest", got=type(images).__name__, fix="split=None")
     if isinstance(images, Tensor):
         batch = as_batch(model, images)
-        return Sample(spread(_numbered(len(batch)), n), lambda item: (batch[item.index or 0], Truth()))
+        return Sample(
+            spread(_numbered(len(batch)), n), lambda item: (batch[item.index or 0], Truth()), given=batch
+        )
     given = [images] if isinstance(images, Image.Image) else list(images)
     paths = [p for p in given if isinstance(p, str | Path)]
     if paths and len(paths) == len(given):
-        items = [Item(id=str(p), path=Path(p)) for p in paths]
+        items = [Item(id=readable(str(p)), path=Path(p)) for p in paths]
+        _refuse_twice("images", [item.id for item in items])
         return Sample(spread(items, n), lambda item: _opened(model, item))
     if not given or not all(isinstance(p, Image.Image) for p in given):
         kinds = sorted({type(p).__name__ for p in given}) or "nothing"
@@ -207,7 +289,9 @@ def _sample(model: Model, images: Any, n: int | None, split: str | None) -> Samp
             fix='"folder/"',
         )
     return Sample(
-        spread(_numbered(len(given)), n), lambda item: (preprocessed(model, given[item.index or 0]), Truth())
+        spread(_numbered(len(given)), n),
+        lambda item: (preprocessed(model, given[item.index or 0]), Truth()),
+        given=[rgb(picture) for picture in given],
     )
 
 
@@ -220,20 +304,31 @@ def _opened(model: Model, item: Item) -> tuple[Float[Tensor, "c H W"], Truth]:
     picture = open_item(item)
     size = (picture.width, picture.height)
     by_area = sorted(item.boxes, key=lambda b: -(b[2] - b[0]) * (b[3] - b[1]))
-    boxes = [mask for mask in (framed(model, size, b) >= 0.5 for b in by_area) if mask.any()]
-    region = None if item.region is None else framed(model, size, item.region)
-    return preprocessed(model, picture), Truth(boxes=torch.stack(boxes) if boxes else None, region=region)
+    marked = [framed(model, size, upright_box(item, size, b)) for b in by_area]
+    boxes = [mask for mask in (m >= 0.5 for m in marked) if mask.any()]
+    region = None if item.region is None else framed(model, size, upright_box(item, size, item.region))
+    if region is not None and region.sum() < 1:
+        region = None
+    cropped = (bool(item.boxes) and not boxes) or (item.region is not None and region is None)
+    truth = Truth(boxes=torch.stack(boxes) if boxes else None, region=region, cropped=cropped)
+    return preprocessed(model, picture), truth
 
 
 def _labelled(found: Found, items: Sequence[Item], model: Model, sample: Sample) -> list[Truth]:
-    """Labels as class numbers: by the model's own names, or in order of name where there are as many as classes."""
+    """Labels as class numbers: numbers themselves, the model's own names, or names in order where it has none.
+
+    In order of name is how folders of classes are trained on; it is used for ImageNet's synsets too, and only where
+    there are as many names as classes.
+    """
     outputs = found.said.probs.shape[-1]
-    order = model.classes or (sample.names if len(sample.names) == outputs else ())
-    if model.classes and sample.names and not set(sample.names) & set(model.classes):
-        order = sample.names if len(sample.names) == outputs else ()
+    names = sample.names if len(sample.names) == outputs else ()
+    synsets = bool(names) and all(re.fullmatch(r"n\d{8}", name) for name in names)
+    order = names if synsets or not model.classes else model.classes
     made = []
     for item, truth in zip(items, found.truth, strict=True):
-        label = order.index(item.label) if item.label in order else item.label
+        label = item.label
+        if isinstance(label, str):
+            label = order.index(label) if label in order else int(label) if label.isdecimal() else label
         if isinstance(label, int) and 0 <= label < outputs:
             made.append(replace(truth, label=label))
         elif label is not None:
@@ -262,8 +357,16 @@ def _ahead(
     def tried(item: Item) -> tuple[Item, Tensor | None, Truth, str]:
         try:
             return (item, *load(item), "")
-        except EquicamError as error:
-            return item, None, Truth(), str(error)
+        except (
+            EquicamError,
+            OSError,
+            ValueError,
+            ArithmeticError,
+            MemoryError,
+            RuntimeError,
+            SystemError,
+        ) as error:
+            return item, None, Truth(), str(error) or type(error).__name__
 
     waiting: list[list[Future[tuple[Item, Tensor | None, Truth, str]]]] = []
     for part in parts:
@@ -274,21 +377,32 @@ def _ahead(
         yield [opened.result() for opened in rest]
 
 
-def _check(scores: Sequence[str], several: Sequence[bool], angles: Sequence[Degrees]) -> None:
+def _check(scores: Sequence[str], wanted: Sequence[Asked], angles: Sequence[Degrees]) -> None:
     if isinstance(scores, str) or not scores or (unknown := [s for s in scores if s not in SCORES]):
         got = repr(scores) if isinstance(scores, str) or not scores else ", ".join(map(repr, unknown))
         raise EquicamError("scores", needs=f"a list of {', '.join(SCORES)}", got=got, fix='["eq"]')
+    _refuse_twice("scores", scores)
     for name in scores:
-        if SCORES[name].of == "one view" and all(several):
+        if SCORES[name].of == "one view" and not any(one.staged for one in wanted):
             raise EquicamError(
-                f"score {name!r}", needs="a method of one view", got="none", fix='adding "grad-cam"'
+                f"score {name!r}",
+                needs="a method of one view that starts at features",
+                got="none",
+                fix='adding "grad-cam"',
             )
-        if SCORES[name].of == "several views" and not any(several):
+        if SCORES[name].of == "several views" and not any(one.several for one in wanted):
             raise EquicamError(
                 f"score {name!r}", needs="a method of several views", got="none", fix='adding "equigrad-cam"'
             )
-    if not angles or any(a % 360 == 0 for a in angles):
+    if not angles or not all(map(math.isfinite, angles)) or any(a % 360 == 0 for a in angles):
         raise EquicamError("angles", needs="turns other than 0°", got=list(angles), fix="angles=[15, 45, 90]")
+    _refuse_twice("angles", [a % 360 for a in angles])
+
+
+def _refuse_twice(what: str, given: Sequence[Any]) -> None:
+    twice = [one for i, one in enumerate(given) if one in given[:i]]
+    if twice:
+        raise EquicamError(what, needs="each one once", got=f"{twice[0]!r} twice", fix="leaving one out")
 
 
 @contextmanager

@@ -36,6 +36,7 @@ class Explanation:
     prob: Float[Tensor, "b t"]  # its probability in each view
     flips: Bool[Tensor, "b t"]  # views whose top-1 is not the presented picture's
     kept: Bool[Tensor, "b t"]  # views the weigher let through
+    plane: Float[Tensor, "b h w"]  # raw at the layer's resolution, rectified
     planes: Float[Tensor, "b t h w"]  # each view's own rectified plane, not turned back
     flags: tuple[frozenset[str], ...]  # of blank, constant, flipped, none-kept, low-coverage, odd-size
     angles: tuple[float, ...]
@@ -173,6 +174,7 @@ def explanation(fused: Fused) -> Explanation:
         prob=seen.prob[place].T,
         flips=flips.T,
         kept=kept.T,
+        plane=fused.plane,
         planes=planes[place].transpose(0, 1),
         flags=_flags(fused.raw, flips, kept, fused.frame, planes),
         angles=fused.views.angles,

@@ -77,6 +77,10 @@ class Parts:
         known = folder / FINGERPRINT
         if known.is_file():
             refuse_another(str(folder), json.loads(known.read_text()), fingerprint, fix=fix)
+        elif any(folder.iterdir()):
+            raise EquicamError(
+                str(folder), needs="to be empty, new or ours", got="other files in it", fix=fix
+            )
         else:
             write_whole(known, json.dumps(fingerprint, indent=1).encode())
 

@@ -7,7 +7,7 @@
 PEUM, for every fusion: h_t = M_t map(view t), σ² = Σ_t w_t (h_t − Σ_s w_s h_s)².
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -88,6 +88,7 @@ class Fused:
     gate: Float[Tensor, "t b"]
     place: list[int]  # where each of the fusion's views stands in `seen`
     raw: Float[Tensor, "b H W"]
+    plane: Float[Tensor, "b h w"]  # the same at the layer's resolution
 
     @property
     def map(self) -> Float[Tensor, "b H W"]:
@@ -156,7 +157,13 @@ def fuse(seen: Seen, combine: Combine, fusion: Fusion, fill: Fill) -> Fused:
         carried = turned if start == fusion.mean_at else [chain.trace(start, list(turned))[fusion.mean_at]]
         fused = chain.trace(fusion.mean_at, [frame.mean(v) for v in carried])
     raw = fused["map"] if fusion.mean_at == "map" else fused["upsampled"]
-    return Fused(seen, fusion.views, frame, combine, gate, place, raw)
+    # a mean taken at pixel size is brought down to the grid its views were read on
+    plane = fused["rectified"] if "rectified" in fused else _pooled(raw, seen.value[0].shape[-2:])
+    return Fused(seen, fusion.views, frame, combine, gate, place, raw, plane)
+
+
+def _pooled(raw: Float[Tensor, "b H W"], grid: Sequence[int]) -> Float[Tensor, "b h w"]:
+    return torch.nn.functional.adaptive_avg_pool2d(raw, (grid[0], grid[1]))
 
 
 def deployed(combine: Combine, reading: Reading) -> Combine:

@@ -354,6 +354,9 @@ def test_calibration_compares_in_the_presented_frame():
     assert uncertainty.calibration(torch.zeros_like(spot), maps, (90, 180), "disc").isnan().all()
 
 
+FACTS = {"target": torch.tensor([0, 1, 0]), "size": (24, 24)}
+
+
 def traced(seed: int, *, same: bool = False) -> Traced:
     made = torch.Generator().manual_seed(seed)
     acts, grads = (torch.randn(3, 4, 6, 6, generator=made, dtype=torch.float64) for _ in range(2))
@@ -365,7 +368,7 @@ def traced(seed: int, *, same: bool = False) -> Traced:
 @pytest.mark.parametrize("combine", [grad_cam, grad_cam_rectified, layer_cam])
 def test_stages_are_the_loop(combine):
     before, after = traced(1), traced(2)
-    found = stages(before, [after], (30,), combine)
+    found = stages(before, [after], (30,), combine, **FACTS)
     y, x = np.mgrid[:6, :6] - 2.5
     inside = np.hypot(y, x) <= 3
 
@@ -389,19 +392,27 @@ def test_stages_are_the_loop(combine):
             a, b = (a.relu(), b.relu()) if combine is grad_cam_rectified else (a, b)
             return cos(a, b) if stage == "weights-cosine" else np.corrcoef(a, b)[0, 1]
         planes_ = [combine(t.acts, t.grads) for t in (after, before)]
-        planes_ = [p.relu() for p in planes_] if stage == "rectified" else planes_
+        planes_ = [p.relu() for p in planes_] if stage != "combined" else planes_
+        if stage in ("upsampled", "map"):
+            big = [
+                torch.nn.functional.interpolate(p[:, None], (24, 24), mode="bilinear")[:, 0] for p in planes_
+            ]
+            round_ = disc((24, 24), big[0].device).numpy()
+            return scipy_stats.pearsonr(big[0][i].numpy()[round_], rotate(big[1][j], 30).numpy()[round_])[0]
         return r(planes_[0][i], rotate(planes_[1][j], 30))
 
     assert ("weights" in found) == (combine is not layer_cam)
     for stage, eq in found.items():
         for i in range(3):
             assert eq.value[0, i].item() == pytest.approx(at(stage, i, i), abs=1e-10), stage
-            others = np.mean([at(stage, i, j) for j in range(3) if j != i])
+            # a class has its weights in any picture: only another class is unrelated
+            same = FACTS["target"] if stage.startswith("weights") else torch.arange(3)
+            others = np.mean([at(stage, i, j) for j in range(3) if same[j] != same[i]])
             assert eq.floor[0, i].item() == pytest.approx(others, abs=1e-10), stage
 
 
 def test_a_gradient_without_a_grid_is_said_to_have_none():
-    found = stages(traced(1, same=True), [traced(2, same=True)], (30,), grad_cam)
+    found = stages(traced(1, same=True), [traced(2, same=True)], (30,), grad_cam, **FACTS)
     assert found["gradients"].value.isnan().all()
     assert found["gradients"].reason == SAME_EVERYWHERE
     assert found["activations"].reason is None
@@ -409,10 +420,35 @@ def test_a_gradient_without_a_grid_is_said_to_have_none():
 
 def test_the_published_reference_is_rectified_after_the_turn():
     before, after = traced(1), traced(2)
-    clean = stages(before, [after], (30,), grad_cam, region="full", fill="zeros")
-    theirs = stages(before, [after], (30,), grad_cam, region="full", fill="zeros", as_published=True)
+    clean = stages(before, [after], (30,), grad_cam, region="full", fill="zeros", **FACTS)
+    theirs = stages(before, [after], (30,), grad_cam, region="full", fill="zeros", as_published=True, **FACTS)
     assert torch.equal(clean["combined"].value, theirs["combined"].value)
     assert not torch.equal(clean["rectified"].value, theirs["rectified"].value)
     reference = rotate(grad_cam(before.acts, before.grads)[0], 30, fill="zeros").relu()
     expected = np.corrcoef(grad_cam(after.acts, after.grads)[0].relu().flatten(), reference.flatten())[0, 1]
     assert theirs["rectified"].value[0, 0].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_one_undefined_map_leaves_the_others_their_floors():
+    presented, turned = planes(3), planes(3, seed=1)[None].clone()
+    turned[0, 1] = torch.nan
+    found = equivariance(turned, presented, (90,))
+    assert found.value[0].isnan().tolist() == [False, True, False]
+    assert found.floor[0].isnan().tolist() == [False, True, False]
+    presented[2] = torch.nan
+    assert equivariance(turned, presented, (90,)).floor[0].isnan().tolist() == [False, True, False]
+
+
+def test_a_flat_map_lends_no_region():
+    x, target = torch.randn(3, 3, SIZE, SIZE, dtype=torch.float64), torch.tensor([0, 1, 0])
+    maps = torch.stack([planes(3), planes(3, seed=1)])
+    maps[0, 0] = 0
+    found = causal.occlusion(bright, x, maps, (30,), target, seeds=[1, 2, 3])
+    assert found.presented["drift"][0].isnan().tolist() == [True, False, False]
+    assert found.presented["drift-of-another"][0].isnan().tolist() == [True, True, False]
+
+
+def test_almost_constant_maps_have_no_ranks():
+    a = planes(2)
+    a[1] = 0.5 + 1e-10 * torch.randn(SIZE, SIZE, dtype=torch.float64)
+    assert spearman(a, a, "full")[1].tolist() == [0, 0]

@@ -227,7 +227,7 @@ def test_evaluate_prints_values_floors_and_skill_and_keeps_rows(tmp_path, patche
         "skill",
         "grad-cam@blur-4",
         "1 of 5 pictures could not be read",
-        "drift ~ confidence",
+        "drift ~ p lost",
     ):
         assert words in result.output
     assert "Holm" in result.output

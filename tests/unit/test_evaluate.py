@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.compute as pc
@@ -328,6 +329,18 @@ def test_changed_weights_are_not_resumed(small, folder, tmp_path):
         ({"methods": ["grad-cam"], "scores": ["peum"]}, "score 'peum' needs a method of several views"),
         ({"methods": ["equigrad-cam"], "scores": ["stages"]}, "score 'stages' needs a method of one view"),
         ({"angles": (0, 90)}, "angles needs turns other than 0°"),
+        ({"angles": (float("nan"),)}, "angles needs turns other than 0°"),
+        ({"angles": (90, 450)}, "angles needs each one once"),
+        ({"scores": ["eq", "eq"]}, "scores needs each one once, got 'eq' twice"),
+        ({"methods": ["grad-cam@blur-0"]}, "control of 'grad-cam@blur-0' needs one of"),
+        (
+            {"methods": ["coverage", "equigrad-cam"], "scores": ["stages"]},
+            "a method of one view that starts at features",
+        ),
+        (
+            {"methods": ["grad-cam@blur-3"], "scores": ["stages"]},
+            "a method of one view that starts at features",
+        ),
         ({"methods": []}, "methods needs a list of names"),
         ({"split": "test"}, "split needs a folder or manifest"),
         ({"n": 0}, "n"),
@@ -434,3 +447,142 @@ def test_rows_of_constant_maps_count_zero_and_are_reported(cnn):
         np.mean([r["value"] for r in rows if r["reason"] != "constant map"])
     )
     assert line.value.value == pytest.approx(np.mean([r["value"] for r in rows]))
+
+
+def test_other_pictures_of_the_same_names_are_not_resumed(small, folder, tmp_path):
+    out = tmp_path / "rows.parquet"
+    options = {"methods": ["grad-cam"], "angles": (90,), "out": out}
+    equicam.evaluate(small, folder, **options)
+    Image.fromarray(np.full((40, 50, 3), 90, np.uint8)).save(folder / "3.png")
+    with pytest.raises(EquicamError, match="content was"):
+        equicam.evaluate(small, folder, **options)
+    for given in (
+        lambda v: torch.full((2, 3, 32, 32), v),
+        lambda v: [Image.new("RGB", (40, 40), (int(9 * v),) * 3)] * 2,
+    ):
+        out.unlink()
+        equicam.evaluate(small, given(1.0), **options)
+        equicam.evaluate(small, given(1.0), **options)
+        with pytest.raises(EquicamError, match="content was"):
+            equicam.evaluate(small, given(2.0), **options)
+
+
+def test_other_preprocessing_and_other_explainers_are_not_resumed(small, folder, tmp_path):
+    out = tmp_path / "rows.parquet"
+    equicam.evaluate(small, folder, methods=["grad-cam"], angles=(90,), out=out)
+    other = replace(small, preprocess=lambda picture: small.preprocess(picture).flip(-1))
+    with pytest.raises(EquicamError, match="preprocessing was"):
+        equicam.evaluate(other, folder, methods=["grad-cam"], angles=(90,), out=out)
+    out.unlink()
+    equicam.evaluate(small, folder, methods={"mine": lambda x, _: x.mean(1)}, angles=(90,), out=out)
+    equicam.evaluate(small, folder, methods={"mine": lambda x, _: x.mean(1)}, angles=(90,), out=out)
+    with pytest.raises(EquicamError, match="explainers was"):
+        equicam.evaluate(small, folder, methods={"mine": lambda x, _: x.amax(1)}, angles=(90,), out=out)
+
+
+def test_out_must_be_a_file_that_can_be_written(small, folder, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    small.module.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    for out, words in (
+        (tmp_path / "notes.txt", "not one of ours"),
+        (tmp_path, "got a folder"),
+        (tmp_path / "a" / "b", "no such folder"),
+    ):
+        with pytest.raises(EquicamError, match=words):
+            equicam.evaluate(small, folder, methods=["grad-cam"], out=out)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_boxes_turn_with_their_pictures_exif(small, tmp_path, turn):
+    """A bright patch and its box, both in stored pixels: whatever EXIF does, the box covers the patch."""
+    stored = np.zeros((80, 80, 3), np.uint8)
+    stored[16:30, 40:60] = 255
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    Image.fromarray(stored).save(tmp_path / "turned.png", exif=exif)
+    item = Item(id="a", path=tmp_path / "turned.png", boxes=((40.0, 16.0, 60.0, 30.0),))
+    x, truth = sys.modules["equicam.evaluate"]._opened(small, item)
+    assert torch.equal(truth.boxes[0], x[0] > 0)
+
+
+def test_what_is_cropped_away_is_said_and_wild_boxes_do_no_harm(small, folder):
+    items = [
+        Item(id="away", path=folder / "0.png", region=(0.0, 0.0, 2.0, 2.0), boxes=((0.0, 0.0, 3.0, 3.0),)),
+        Item(id="wild", path=folder / "1.png", boxes=((1e30, 0.0, 2e30, 5.0), (8.0, 8.0, 1e30, 40.0))),
+    ]
+    table = equicam.evaluate(small, items, methods=["grad-cam"], scores=["energy", "pointing"], angles=(90,))
+    rows = {(r["id"], r["score"], r["angle"]): r for r in table.to_pylist()}
+    assert np.isnan(rows["away", "energy", 90.0]["value"])
+    assert rows["away", "energy-drop", None]["reason"] == "label region outside what the model sees"
+    assert rows["away", "pointing", None]["reason"] == "boxes outside what the model sees"
+    assert rows["wild", "pointing", None]["value"] in (0.0, 1.0)
+
+
+def test_names_that_do_not_match_are_no_labels(small, folder):
+    items = [Item(id=str(i), path=folder / f"{i}.png", label=name) for i, name in enumerate("abcde"[:5])]
+    model = equicam.wrap(
+        small.module, layer="trunk", preprocess=small.preprocess, classes=["v", "w", "x", "y", "z"]
+    )
+    rows = equicam.evaluate(model, items, methods=["grad-cam"], angles=(90,)).to_pylist()
+    assert all("none of the model's 5 classes" in r["reason"] for r in rows if r["score"] == "misclassified")
+    rows = equicam.evaluate(
+        small, items, methods=["grad-cam"], angles=(90,)
+    ).to_pylist()  # no names: by their order
+    assert all(r["reason"] is None for r in rows if r["score"] == "misclassified")
+    digits = [replace(item, label=str(i)) for i, item in enumerate(items)]
+    rows = equicam.evaluate(model, digits, methods=["grad-cam"], angles=(90,)).to_pylist()
+    assert all(r["reason"] is None for r in rows if r["score"] == "misclassified")
+
+
+def test_no_picture_is_left_alone_in_a_part(cnn, monkeypatch):
+    monkeypatch.setattr(sys.modules["equicam.evaluate"], "A_PART", 4)
+    table = equicam.evaluate(cnn, pictures(9), methods=["grad-cam"], angles=(90,))
+    _, floor = value(table, "eq", "grad-cam", "disc")
+    assert len(floor) == 9
+    assert not np.isnan(list(floor.values())).any()
+
+
+def test_controls_with_their_own_answers_are_conditioned_on_those(vit):
+    table = equicam.evaluate(
+        vit, pictures(6), methods=["grad-cam", "grad-cam@shuffled"], scores=["eq", "eq-stable"]
+    )
+    rows = table.to_pylist()
+    kept = [
+        r["value"]
+        for r in rows
+        if r["score"] == "eq-stable"
+        and r["method"] == "grad-cam@shuffled"
+        and r["region"] == "disc"
+        and r["angle"] is not None
+    ]
+    assert 0 < np.isfinite(kept).sum() < len(kept)
+    found = summary.conditional(table, "grad-cam@shuffled")
+    assert found.stable.value == pytest.approx(np.nanmean(kept))
+    assert found.stable_rate.value == pytest.approx(np.isfinite(kept).mean())
+
+
+def test_causal_rows_are_read_against_their_controls(cnn):
+    table = equicam.evaluate(cnn, pictures(4), methods=["grad-cam"], scores=["causal"], angles=ANGLES_2)
+    lines = {line.region: line for line in summary.occluded(table, "grad-cam")}
+    assert next(iter(lines)) == "drift"
+    drift, control = (
+        np.array(list(value(table, f"causal-{r}", "grad-cam", "disc")[0].values()))
+        for r in ("drift", "same-saliency")
+    )
+    assert lines["same-saliency"].drift_above.mean == pytest.approx((drift - control).mean())
+    assert lines["drift"].presented.value == pytest.approx(drift.mean())
+
+
+def test_an_explainer_that_cannot_be_hashed_is_taken(cnn):
+    from dataclasses import dataclass
+
+    @dataclass
+    class Mine:
+        power: int = 1
+
+        def __call__(self, x, target):
+            return x.mean(1) ** self.power
+
+    table = equicam.evaluate(cnn, pictures(2), methods={"one": Mine(), "three": Mine(3)}, angles=(90,))
+    assert value(table, "eq", "one", "disc") != value(table, "eq", "three", "disc")

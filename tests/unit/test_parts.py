@@ -65,3 +65,10 @@ for i in range(10**6):
         data = (tmp_path / "file").read_bytes()
         assert len(data) == 300_000
         assert len(set(data)) == 1
+
+
+def test_a_folder_of_somebody_elses_is_not_taken(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(EquicamError, match="needs to be empty, new or ours, got other files"):
+        Parts(tmp_path, {"model": "a"}, fix="another folder")
+    assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from equicam.data import hdf5
-from equicam.data.pictures import open_picture
+from equicam.data.pictures import open_picture, orientation
 from equicam.errors import EquicamError
 
 Box = tuple[float, float, float, float]
@@ -35,6 +35,25 @@ def open_item(item: Item) -> Image.Image:
     if item.index is None:
         return open_picture(item.path)
     return Image.fromarray(hdf5.read_picture(item.path, item.index))
+
+
+def upright_box(item: Item, size: tuple[int, int], found: Box) -> Box:
+    """A box of the picture as stored, in the picture as opened (of this size): EXIF may have turned it."""
+    turn = 1 if item.index is not None else orientation(item.path)
+    width, height = size if turn < 5 else (size[1], size[0])  # as stored
+    moves: dict[int, Callable[[float, float], tuple[float, float]]] = {
+        2: lambda x, y: (width - x, y),
+        3: lambda x, y: (width - x, height - y),
+        4: lambda x, y: (x, height - y),
+        5: lambda x, y: (y, x),
+        6: lambda x, y: (height - y, x),
+        7: lambda x, y: (height - y, width - x),
+        8: lambda x, y: (y, width - x),
+    }
+    if turn not in moves:
+        return found
+    (ax, ay), (bx, by) = moves[turn](*found[:2]), moves[turn](*found[2:])
+    return min(ax, bx), min(ay, by), max(ax, bx), max(ay, by)
 
 
 def spread(items: Sequence[Item], n: int | None) -> list[Item]:

@@ -47,6 +47,15 @@ def open_picture(path: str | Path) -> Image.Image:
         ) from error
 
 
+def orientation(path: str | Path) -> int:
+    """The EXIF orientation of a picture file, 1 (upright) where there is none."""
+    try:
+        with Image.open(path) as picture:
+            return int(picture.getexif().get(0x0112, 1))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return 1
+
+
 def rgb(picture: Image.Image) -> Image.Image:
     """8-bit RGB, upright by its EXIF tag; transparency over white, 16 bits scaled down, CMYK and palettes converted."""
     picture.load()

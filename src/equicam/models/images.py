@@ -65,12 +65,39 @@ def framed(model: Model, size: tuple[int, int], box: Sequence[float]) -> Float[T
 
     A white box on black goes through the model's own preprocessing, so that whatever resizes and crops is followed.
     """
-    x0, y0, x1, y1 = (round(v) for v in box)
+    width, height = size
+    x0, x1 = (round(min(max(v, 0), width)) for v in box[::2])
+    y0, y1 = (round(min(max(v, 0), height)) for v in box[1::2])
     drawn = Image.new("RGB", size)
     if x1 > x0 and y1 > y0:
         ImageDraw.Draw(drawn).rectangle((x0, y0, x1 - 1, y1 - 1), fill="white")
     seen = preprocessed(model, drawn)[0].double()
     return (seen * model.std[0] + model.mean[0]).clamp(0, 1)
+
+
+@cache
+def seen_box(model: Model, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Which part of a picture of this size (width, height) the model sees: x0, y0, x1, y1 in the picture's pixels.
+
+    Ramps along both sides go through the model's own preprocessing; where they come out as no ramp, it is all of it.
+    """
+    width, height = size
+    across = np.broadcast_to(np.linspace(0, 255, width)[None, :], (height, width))
+    down = np.broadcast_to(np.linspace(0, 255, height)[:, None], (height, width))
+    found: list[tuple[float, float]] = []
+    for ramp, length, along in ((across, width, 0), (down, height, 1)):
+        drawn = Image.fromarray(ramp.round().astype(np.uint8)).convert("RGB")
+        seen = preprocessed(model, drawn)[0].double() * model.std[0] + model.mean[0]
+        line = seen.mean(along).numpy() * (length - 1)  # the source pixel under each of the model's
+        inner = np.arange(len(line))[len(line) // 8 : -(len(line) // 8) or None]  # away from what borders do
+        slope, start = np.polyfit(inner, line[inner], 1)
+        miss = np.abs(line[inner] - (slope * inner + start)).max() if slope > 0 else np.inf
+        if miss > max(1.0, 0.02 * length):
+            return 0.0, 0.0, float(width), float(height)
+        low, high = start + 0.5 - slope / 2, start + 0.5 + slope * (len(line) - 0.5)
+        found.append((float(low), float(high)))
+    (x0, x1), (y0, y1) = found
+    return x0, y0, x1, y1
 
 
 def as_pictures(model: Model, x: Float[Tensor, "b c H W"]) -> UInt8[np.ndarray, "b H W 3"]:

@@ -5,112 +5,159 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from equicam.errors import EquicamError
 from equicam.scores import stats, summary
 from equicam.scores.stats import Correlation, Estimate
 
 
 def printed(rows: pa.Table, *, details: bool = False) -> Iterator[Table | str]:
     """The main table and, on request, the rest; last of all the pictures that could not be read."""
-    yield _main(rows)
-    if details:
-        for part in (_by_angle, _conditions, _strata, _against_first, _signals):
-            try:
-                yield part(rows)
-            except EquicamError:
-                continue  # an evaluation without those scores
+    yield from _main(rows)
+    scores = set(rows["score"].to_pylist())
+    if "causal-drift" in scores:
+        yield from (_causal(rows, method) for method in _methods(rows, "causal-drift"))
+    if details and "eq" in scores:
+        yield from (_by_angle(rows), _conditions(rows), _strata(rows))
+        if len(_methods(rows, "eq")) > 1:
+            yield _against_first(rows)
+        if "peum" in scores:
+            yield _signals(rows)
     bad = rows.filter(pc.is_null(rows["score"]))
     if len(bad):
         total = len(pc.unique(rows["id"]))
         yield f"{len(bad)} of {total} pictures could not be read; their rows say why"
 
 
-def _main(rows: pa.Table) -> Table:
-    table = Table("score", "method", "region", "n", "value", "floor", "skill", "constant")
-    for column in table.columns[3:]:
-        column.justify = "right"
+def _table(*columns: str, caption: str | None = None) -> Table:
+    table = Table(*columns, box=SIMPLE_HEAD, caption=caption, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
+
+
+def _main(rows: pa.Table) -> Iterator[Table | str]:
+    table = _table("score", "method", "region", "n", "value", "floor", "skill")
+    for column in table.columns:
+        column.no_wrap = True
+    remarks = []
     for line in summary.summarise(rows):
+        if line.score.startswith("causal-"):
+            continue  # a table of its own
         floor = "" if np.isnan(line.floor) else f"{line.floor:.3f}"
-        skill = "" if line.skill is None else estimate(line.skill)
-        constant = f"{line.constant:.1%}, else {line.otherwise:.3f}" if line.constant > 0 else ""
+        skill = "" if line.skill is None else f"{line.skill.value:.3f}"
         table.add_row(
-            line.score, line.method or "", line.region or "", f"{line.value.n:,}", estimate(line.value), floor, skill,
-            constant,
-        )  # fmt: skip
+            line.score,
+            line.method or "",
+            line.region or "",
+            f"{line.value.n:,}",
+            estimate(line.value),
+            floor,
+            skill,
+        )
+        name = f"{line.score} of {line.method} ({line.region})"
+        if line.constant > 0:
+            remarks.append(
+                f"{name}: {line.constant:.1%} constant maps count 0; {line.otherwise:.3f} without them"
+            )
+        if not line.value.n and line.why:
+            remarks.append(f"{name}: {line.why}")
     table.caption = (
         "mean over pictures [95 %, bootstrap by picture]; floor: unrelated pictures, or a trivial map"
     )
+    yield table
+    yield from remarks
+
+
+def _causal(rows: pa.Table, method: str) -> Table:
+    table = _table(f"{method} without", "presented", "turned", "drift costs more by", "on")
+    region = "disc" if _has(rows, "causal-drift", method, "disc") else "full"
+    for line in summary.occluded(rows, method, region=region):
+        more = line.drift_above
+        by = "" if more is None else f"{more.mean:+.3f} [{more.low:+.3f}, {more.high:+.3f}]"
+        table.add_row(
+            line.region,
+            estimate(line.presented),
+            estimate(line.turned),
+            by,
+            "" if more is None else f"{more.wins:.0%}",
+        )
+    table.caption = "probability lost; paired by picture, in the presented frame"
     return table
 
 
 def _by_angle(rows: pa.Table) -> Table:
-    found = {m: summary.by_angle(rows, m) for m in _methods(rows)}
-    table = Table("Eq in the disc at", *(f"{angle:g}°" for angle, _ in next(iter(found.values()), [])))
+    found = {m: summary.by_angle(rows, m) for m in _methods(rows, "eq")}
+    table = _table("Eq in the disc at", *(f"{angle:g}°" for angle, _ in next(iter(found.values()), [])))
     for method, line in found.items():
         table.add_row(method, *(f"{value.value:.3f}" for _, value in line))
     return table
 
 
 def _conditions(rows: pa.Table) -> Table:
-    table = Table("Eq in the disc", "all pairs", "stable top-1", "by confidence", "drift ~ confidence lost")
-    for method in _methods(rows):
+    table = _table(
+        "Eq in the disc",
+        "all pairs",
+        "stable top-1",
+        "by confidence",
+        "drift ~ p lost",
+        "drift ~ |log p ratio|",
+    )
+    rate = None
+    for method in _methods(rows, "eq"):
         found = summary.conditional(rows, method)
-        r, _ = summary.drift_and_confidence(rows, method)
-        table.add_row(method, *map(estimate, (found.all, found.stable, found.weighed)), correlation(r))
-        table.caption = (
-            f"the top-1 survives {found.stable_rate.value:.1%} of the turns; r over pairs that keep it"
+        lost, ratio = summary.drift_and_confidence(rows, method)
+        table.add_row(
+            method,
+            *map(estimate, (found.all, found.stable, found.weighed)),
+            correlation(lost),
+            correlation(ratio),
         )
+        rate = rate or found.stable_rate
+    if rate is not None:
+        table.caption = f"the top-1 survives {rate.value:.1%} of the turns; r over pairs that keep it"
     return table
 
 
 def _strata(rows: pa.Table) -> Table:
-    found = {m: summary.by_confidence(rows, m) for m in _methods(rows)}
-    table = Table("Eq in the disc, confidence", *(name for name, _ in next(iter(found.values()), [])))
+    found = {m: summary.by_confidence(rows, m) for m in _methods(rows, "eq")}
+    table = _table("Eq by p of the class", *(name for name, _ in next(iter(found.values()), [])))
     for method, line in found.items():
-        table.add_row(method, *(estimate(value) for _, value in line))
+        table.add_row(method, *(f"{v.value:.3f} ({v.n})" if v.n else "–" for _, v in line))
+    table.caption = "mean (pictures)"
     return table
 
 
 def _against_first(rows: pa.Table) -> Table:
-    first, *others = _methods(rows)
-    if not others:
-        raise EquicamError("a comparison", needs="two methods", got=first, fix="another --methods")
-    table = Table(f"Eq in the disc above {first}", "mean", "better on", "effect (rank)", "log10 p (Holm)")
+    first, *others = _methods(rows, "eq")
+    table = _table(f"Eq above {first}", "mean", "better on", "effect (rank)", "log10 p: Holm", "Bonferroni")
     found = {m: summary.contrast(rows, m, first) for m in others}
-    adjusted = stats.holm(np.array([c.log10_p for c in found.values()]))
-    for (method, c), p in zip(found.items(), adjusted, strict=True):
+    log10_p = np.array([c.log10_p for c in found.values()])
+    for (method, c), holm, bonferroni in zip(
+        found.items(), stats.holm(log10_p), stats.bonferroni(log10_p), strict=True
+    ):
+        mean = f"{c.mean:+.3f} [{c.low:+.3f}, {c.high:+.3f}]"
         table.add_row(
-            method,
-            f"{c.mean:+.3f} [{c.low:+.3f}, {c.high:+.3f}]",
-            f"{c.wins:.1%}",
-            f"{c.rank_biserial:+.2f}",
-            f"{p:.1f}",
+            method, mean, f"{c.wins:.1%}", f"{c.rank_biserial:+.2f}", f"{holm:.1f}", f"{bonferroni:.1f}"
         )
     return table
 
 
 def _signals(rows: pa.Table) -> Table:
-    table = Table(
-        "tells unstable maps",
-        "Pearson",
-        "Spearman",
-        "AUROC",
-        "capture lift",
-        "held-out lift",
-        "PEUM ahead by",
+    several = _methods(rows, "peum")
+    single = [m for m in _methods(rows, "eq") if m not in several]
+    of = "grad-cam" if "grad-cam" in single else (single or several)[0]
+    table = _table(
+        "tells unstable maps", "Pearson", "Spearman", "AUROC", "capture", "held-out", "wrong", "behind PEUM"
     )
-    several = [m for m in _methods(rows) if _has(rows, "peum", m)]
-    if not several:
-        raise EquicamError("signals", needs="PEUM rows", got="none", fix="--scores eq,peum")
-    for s in summary.signals(rows, several[0]):
+    for s in summary.signals(rows, several[0], of=of):
         ahead = "" if s.ahead is None else estimate(s.ahead)
         table.add_row(
             s.name, correlation(s.pearson), correlation(s.spearman), estimate(s.auroc), estimate(s.capture),
-            estimate(s.held_out.lift), ahead,
+            estimate(s.held_out.lift), estimate(s.wrong), ahead,
         )  # fmt: skip
-    table.caption = "against 1 − Eq(grad-cam) in the disc; AUROC and capture of the worst tenth"
+    table.caption = f"of {several[0]}, against 1 − Eq({of}) in the disc; AUROC and capture (× chance) of the worst tenth, mean ratio with a held-out threshold, AUROC for wrong predictions, difference of Pearson"
     return table
 
 
@@ -126,17 +173,15 @@ def correlation(c: Correlation) -> str:
     return "–" if np.isnan(c.r) else f"{c.r:+.2f} [{c.low:+.2f}, {c.high:+.2f}]"
 
 
-def _methods(rows: pa.Table) -> list[str]:
+def _methods(rows: pa.Table, score: str) -> list[str]:
     """In the order of the evaluation."""
     some = rows.filter(
-        pc.and_(pc.is_valid(rows["method"]), pc.fill_null(pc.equal(rows["score"], "eq"), False))
+        pc.and_(pc.is_valid(rows["method"]), pc.fill_null(pc.equal(rows["score"], score), False))
     )
     found: list[str] = pc.unique(some["method"]).to_pylist()
-    if not found:
-        raise EquicamError("a table of Eq", needs="rows of it", got="none", fix="--scores eq")
     return found
 
 
-def _has(rows: pa.Table, score: str, method: str) -> bool:
-    both = pc.and_(pc.equal(rows["score"], score), pc.equal(rows["method"], method))
-    return bool(pc.any(pc.fill_null(both, False)).as_py())
+def _has(rows: pa.Table, score: str, method: str, region: str) -> bool:
+    keep = pc.and_(pc.equal(rows["score"], score), pc.equal(rows["method"], method))
+    return bool(pc.any(pc.fill_null(pc.and_(keep, pc.equal(rows["region"], region)), False)).as_py())

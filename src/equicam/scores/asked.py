@@ -15,8 +15,10 @@ from equicam.explain import Explanation
 from equicam.geometry import Views
 from equicam.methods import METHODS, Fusion, Method, find
 from equicam.models.model import Model
+from equicam.readers.ask import look
 from equicam.readers.external import as_explainer, external
 from equicam.readers.reading import Pin, Reading
+from equicam.readers.tap import tap
 from equicam.scores.controls import CONTROLS, blurred_maps
 
 Methods = Sequence[str] | Mapping[str, Any]
@@ -35,12 +37,24 @@ class Asked:
     covered: bool = False
     blur: float | None = None
 
+    @property
+    def several(self) -> bool:
+        """Whether it has views to disagree."""
+        return self.method is not None and len(self.method.fusion.views) > 1
+
+    @property
+    def staged(self) -> bool:
+        """Whether it has a chain from features on, of one view."""
+        if self.method is None or self.several or self.covered or self.blur is not None:
+            return False
+        return getattr(self.method.reader, "func", self.method.reader) in (tap, look)
+
     def after(self, maps: Float[Tensor, "v b H W"]) -> Float[Tensor, "v b H W"]:
         """The control's blur, if it is one."""
         return maps if self.blur is None else blurred_maps(maps, self.blur)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Foreign:
     """An explainer of the caller's, `(x, target) → map`, as a reader."""
 
@@ -93,7 +107,7 @@ def _named(name: str, what: str, views: int | Views | None, as_published: bool) 
         return replace(one, covered=True)
     if control in ("random-weights", "shuffled"):
         return replace(one, world=control)  # type: ignore[arg-type]
-    if blur := re.fullmatch(r"blur-(\d+(?:\.\d+)?)", control):
+    if (blur := re.fullmatch(r"blur-(\d+(?:\.\d+)?)", control)) and float(blur[1]) > 0:
         return replace(one, blur=float(blur[1]))
     raise EquicamError(
         f"the control of {what!r}",

@@ -78,8 +78,8 @@ def occlusion(
             ):
                 hidden = picture + where[:, None] * (blur - picture)
                 drop = whole - _of_target(ask(hidden), target)
-                alone = name.endswith("-of-another") and len(x) == 1
-                into[name].append(torch.where(dead | alone, torch.nan, drop))
+                lender = (dead.roll(1) | (len(x) == 1)) & name.endswith("-of-another")
+                into[name].append(torch.where(dead | lender, torch.nan, drop))
     return Drops(
         {name: torch.stack(rows) for name, rows in before.items()},
         {name: torch.stack(rows) for name, rows in after.items()},

@@ -2,10 +2,11 @@
 
 import copy
 import hashlib
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from equicam.chain import Chain, unit
 from equicam.combine import grad_cam
@@ -42,9 +43,10 @@ def blurred_maps(maps: Float[Tensor, "*n H W"], sigma: int | float) -> Float[Ten
 
 def randomised(model: Model, *, seed: int = 0) -> Model:
     """A copy of the model with every layer initialised anew; what a layer cannot draw anew has its entries shuffled."""
-    module = copy.deepcopy(model.module)
+    module = copy.deepcopy(model.module).cpu()  # drawn there, so that every device gets the same network
     drawn: set[int] = set()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    devices = range(torch.cuda.device_count())
+    with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(seed)
         for part in module.modules():
             if callable(getattr(part, "reset_parameters", None)):
@@ -52,9 +54,9 @@ def randomised(model: Model, *, seed: int = 0) -> Model:
                 drawn |= {id(p) for p in part.parameters(recurse=False)}
         for weight in module.parameters():
             if id(weight) not in drawn:
-                mixed = torch.randperm(weight.numel()).to(weight.device)
+                mixed = torch.randperm(weight.numel())
                 weight.copy_(weight.flatten()[mixed].view_as(weight))
-    return _with(model, module)
+    return replace(model, module=module.to(model.device), name=f"{model.name or 'model'}, random weights")
 
 
 def shuffled(x: Float[Tensor, "c H W"], seed: int) -> Float[Tensor, "c H W"]:
@@ -73,9 +75,3 @@ def shuffled(x: Float[Tensor, "c H W"], seed: int) -> Float[Tensor, "c H W"]:
 def item_seed(seed: int, item: str, purpose: str) -> int:
     """A number for a picture's own random stream, the same whatever it is batched with."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{item}\0{purpose}".encode()).digest()[:7])
-
-
-def _with(model: Model, module: nn.Module) -> Model:
-    from dataclasses import replace
-
-    return replace(model, module=module, name=f"{model.name or 'model'}, random weights")

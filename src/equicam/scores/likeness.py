@@ -45,7 +45,7 @@ def pearson(a: Some, b: Others, region: Region) -> Matrix:
 
 def spearman(a: Some, b: Others, region: Region) -> Matrix:
     """Pearson's r of the ranks, ties at their mean rank."""
-    return _centred(ranks(_picked(a, region))) @ _centred(ranks(_picked(b, region))).T
+    return _centred(_ranked(a, region)) @ _centred(_ranked(b, region)).T
 
 
 def cosine(a: Some, b: Others, region: Region) -> Matrix:
@@ -73,14 +73,20 @@ def ranks(values: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
 
 
 def own_and_others(matrix: Matrix) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-    """The diagonal, and the mean of the rest of each row (NaN where there is no other)."""
+    """The diagonal, and the mean of what is defined in the rest of each row (NaN where there is nothing)."""
     own = matrix.diagonal()
-    return own, (matrix.sum(1) - own) / (len(matrix) - 1 if len(matrix) > 1 else torch.nan)
+    rest = matrix.masked_fill(torch.eye(len(matrix), dtype=torch.bool, device=matrix.device), torch.nan)
+    return own, rest.nanmean(1)
 
 
 def _picked(planes: Planes, region: Region) -> Float[Tensor, "n p"]:
     # in double: a thousand maps are cheap, and sums over fifty thousand pixels are not exact in single
     return planes[:, inside(region, _size(planes), planes.device)].double()
+
+
+def _ranked(planes: Planes, region: Region) -> Float[Tensor, "n p"]:
+    """Ranks; of a constant plane none, whatever rounding left of it."""
+    return torch.where(flat(planes, region)[:, None], 0, ranks(_picked(planes, region)))
 
 
 def _centred(values: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:

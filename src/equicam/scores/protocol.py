@@ -20,6 +20,9 @@ from equicam.scores.stages import Traced, stages
 
 CONSTANT = "constant map"
 ALONE = "no other picture to compare with"
+NO_OTHER = "no other picture with a region to borrow"
+UNDEFINED = "undefined map"
+OUTSIDE = "outside what the model sees"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Truth:
     unknown: str = "no label"  # why there is no label
     boxes: Bool[Tensor, "r H W"] | None = None  # the largest first
     region: Float[Tensor, "H W"] | None = None  # the part that makes the label, soft at its edge
+    cropped: bool = False  # it has boxes or a region, but none of that is in the model's frame
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,6 @@ class Score:
 def predictions(found: Found) -> Iterator[Scored]:
     """What the model says of each picture at every angle; comes with every evaluation."""
     probs, target = found.said.probs, found.said.target
-    of_target = probs.gather(2, target[None, :, None].expand(len(probs), -1, 1))[..., 0]
     wrong = [
         torch.nan if t.label is None else float(t.label != c)
         for t, c in zip(found.truth, target.tolist(), strict=True)
@@ -98,14 +101,23 @@ def predictions(found: Found) -> Iterator[Scored]:
     why = tuple(
         (text, torch.tensor([t.label is None and t.unknown == text for t in found.truth])) for text in reasons
     )
-    yield Scored("sure", None, of_target[0])
-    yield Scored("confidence", None, of_target[1:], angles=found.angles)
-    kept = confidence_kept(probs, target, as_published=found.as_published)
-    yield Scored("confidence-kept", None, kept, angles=found.angles)
-    yield Scored("stable", None, stable(probs, target).double(), angles=found.angles)
+    yield from _said(None, found.said, found)
     yield Scored("flip-rate", None, uncertainty.flip_rate(probs, target))
     yield Scored("confidence-drop", None, uncertainty.confidence_drop(probs, target))
     yield Scored("misclassified", None, torch.tensor(wrong), why=why)
+    for method, shown in found.shown.items():
+        if shown.said is not found.said:  # another network or other pictures have another answer
+            yield from _said(method, shown.said, found)
+
+
+def _said(method: str | None, said: Said, found: Found) -> Iterator[Scored]:
+    probs, target = said.probs, said.target
+    of_target = probs.gather(2, target[None, :, None].expand(len(probs), -1, 1))[..., 0]
+    kept = confidence_kept(probs, target, as_published=found.as_published)
+    yield Scored("sure", method, of_target[0])
+    yield Scored("confidence", method, of_target[1:], angles=found.angles)
+    yield Scored("confidence-kept", method, kept, angles=found.angles)
+    yield Scored("stable", method, stable(probs, target).double(), angles=found.angles)
 
 
 def _eq(found: Found, *, name: str, measure: str) -> Iterator[Scored]:
@@ -114,7 +126,7 @@ def _eq(found: Found, *, name: str, measure: str) -> Iterator[Scored]:
             eq = equivariance(
                 shown.maps[1:], shown.maps[0], found.angles, measure=measure, region=region, fill=found.fill
             )
-            why = ((CONSTANT, eq.constant), (ALONE, eq.floor.isnan()))
+            why = ((CONSTANT, eq.constant), (UNDEFINED, eq.value.isnan()), (ALONE, eq.floor.isnan()))
             yield Scored(name, method, eq.value, eq.floor, region, found.angles, why=why)
 
 
@@ -124,9 +136,9 @@ def _eq_stable(found: Found) -> Iterator[Scored]:
         for region in REGIONS:
             eq = equivariance(shown.maps[1:], shown.maps[0], found.angles, region=region, fill=found.fill)
             value, floor = (torch.where(keeps, v, torch.nan) for v in (eq.value, eq.floor))
-            whole = over_stable(eq.value, keeps)
+            whole, whole_floor = (over_stable(v, keeps) for v in (eq.value, eq.floor))
             yield Scored(
-                "eq-stable", method, value, floor, region, found.angles, whole=whole,
+                "eq-stable", method, value, floor, region, found.angles, whole=whole, whole_floor=whole_floor,
                 why=(("top-1 changed", ~keeps), (CONSTANT, eq.constant)),
             )  # fmt: skip
 
@@ -136,7 +148,7 @@ def _eq_weighted(found: Found) -> Iterator[Scored]:
         kept = confidence_kept(shown.said.probs, shown.said.target, as_published=found.as_published).double()
         for region in REGIONS:
             eq = equivariance(shown.maps[1:], shown.maps[0], found.angles, region=region, fill=found.fill)
-            why = ((f"{CONSTANT} at some angle", eq.constant.any(0)),)
+            why = (("a constant map at some angle", eq.constant.any(0)),)
             yield Scored(
                 "eq-weighted", method, weighted(eq.value, kept), weighted(eq.floor, kept), region, why=why
             )
@@ -148,12 +160,17 @@ def _stages(found: Found) -> Iterator[Scored]:
             continue
         by_stage = stages(
             shown.traced[0], shown.traced[1:], found.angles, shown.combine,
+            target=shown.said.target, size=(found.x.shape[-2], found.x.shape[-1]),
             region=found.region, fill=found.fill, as_published=found.as_published,
         )  # fmt: skip
         for stage, eq in by_stage.items():
             where = torch.full_like(eq.value, eq.reason is not None, dtype=torch.bool)
             flat = "no grid" if stage.endswith("cosine") or stage == "weights" else found.region
-            why = ((eq.reason or "", where), ("no channel varies", eq.value.isnan()))
+            why = (
+                (eq.reason or "", where),
+                ("no channel varies", eq.value.isnan()),
+                (eq.alone, eq.floor.isnan()),
+            )
             yield Scored(f"stage-{stage}", method, eq.value, eq.floor, flat, found.angles, why=why)
 
 
@@ -182,13 +199,14 @@ def _causal(found: Found) -> Iterator[Scored]:
                 (f"causal-{region}", drops.presented),
                 (f"causal-{region}-turned", drops.turned),
             ):
-                why = ((CONSTANT, drops.constant), (ALONE, side[region].isnan()))
+                why = ((CONSTANT, drops.constant), (NO_OTHER, side[region].isnan()))
                 yield Scored(name, method, side[region], None, found.region, found.angles, why=why)
 
 
 def _energy(found: Found) -> Iterator[Scored]:
     angles = (0, *found.angles)
     absent = torch.tensor([t.region is None for t in found.truth], device=found.x.device)
+    cropped = absent & torch.tensor([t.cropped for t in found.truth], device=found.x.device)
     for method, shown in found.shown.items():
         value = torch.full((len(angles), len(found.ids)), torch.nan, device=found.x.device)
         floor = value.clone()
@@ -200,23 +218,26 @@ def _energy(found: Found) -> Iterator[Scored]:
                 where = rotate(disc[None], angle)[0] >= 0.5
                 value[a, i] = localise.energy(shown.maps[a, i], where)
                 floor[a, i] = localise.energy(shown.null, where)
-        none = ("no label region", absent.expand(len(angles), -1))
-        dark = (CONSTANT, value.isnan())
+        none = (("no label region", absent & ~cropped), (f"label region {OUTSIDE}", cropped))
+        turned, null = value[1:].mean(0), floor[1:].mean(0)
+        every = tuple((text, where.expand(len(angles), -1)) for text, where in none)
         yield Scored(
-            "energy", method, value, floor, "label", angles, whole=value[1:].mean(0), why=(none, dark)
-        )
+            "energy", method, value, floor, "label", angles, whole=turned, whole_floor=null,
+            why=(*every, (CONSTANT, value.isnan())),
+        )  # fmt: skip
         yield Scored(
             "energy-drop",
             method,
-            value[0] - value[1:].mean(0),
+            value[0] - turned,
             None,
             "label",
-            why=(("no label region", absent), (CONSTANT, value.isnan().any(0))),
+            why=(*none, (CONSTANT, value.isnan().any(0))),
         )
 
 
 def _boxes(found: Found, *, kind: Literal["pointing", "box-iou"]) -> Iterator[Scored]:
     absent = torch.tensor([t.boxes is None for t in found.truth])
+    cropped = absent & torch.tensor([t.cropped for t in found.truth])
     for method, shown in found.shown.items():
         maps = shown.maps[0]
         still = (maps.flatten(1).amax(1) == maps.flatten(1).amin(1)).cpu()
@@ -229,7 +250,14 @@ def _boxes(found: Found, *, kind: Literal["pointing", "box-iou"]) -> Iterator[Sc
             ]
             value, floor = torch.tensor(pairs, dtype=torch.float64).T
             value = torch.where(still & ~absent, 0.0, value)
-            yield Scored(name, method, value, floor, "boxes", why=(("no boxes", absent), (CONSTANT, still)))
+            yield Scored(
+                name,
+                method,
+                value,
+                floor,
+                "boxes",
+                why=((f"boxes {OUTSIDE}", cropped), ("no boxes", absent), (CONSTANT, still)),
+            )
 
 
 def _at_boxes(kind: str, plane: Float[Tensor, "H W"], boxes: Bool[Tensor, "r H W"]) -> tuple[float, float]:

@@ -36,9 +36,9 @@ class Scored:
     floor: Float[Tensor, "*a b"] | None = None
     region: str | None = None
     angles: Sequence[Degrees] = ()  # of the first axis; without any, the value is one a picture
-    whole: Float[Tensor, " b"] | None = (
-        None  # each picture's value over all angles, where it is not their mean
-    )
+    # each picture's value and floor over all angles, where they are not their means
+    whole: Float[Tensor, " b"] | None = None
+    whole_floor: Float[Tensor, " b"] | None = None
     why: tuple[tuple[str, Bool[Tensor, "*a b"]], ...] = ()
 
 
@@ -69,7 +69,8 @@ def _by_picture(ids: Sequence[str], one: Scored) -> pa.Table:
     if one.angles:  # each picture's mean over the angles as well
         whole = value.mean(0) if one.whole is None else one.whole.double().cpu()
         values.append(whole.tolist())
-        floors.append([None] * len(ids) if floor is None else floor.nanmean(0).tolist())
+        over = floor if one.whole_floor is None else one.whole_floor.double().cpu()[None]
+        floors.append([None] * len(ids) if over is None else over.mean(0).tolist())
         reasons.append([_at_some(why, i, rows) for i in range(len(ids))])
         angles.append(None)
     count = len(ids) * len(angles)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equicam.chain import Chain, Stage, constant
@@ -35,6 +35,7 @@ class StageEq:
     value: Float[Tensor, "a b"]
     floor: Float[Tensor, "a b"]
     reason: str | None = None
+    alone: str = "no other picture to compare with"  # why a floor is missing
 
 
 def stages(
@@ -43,13 +44,19 @@ def stages(
     angles: Sequence[Degrees],
     combine: Combine,
     *,
+    target: Int[Tensor, " b"],
+    size: tuple[int, int],
     region: Region = "disc",
     fill: Fill = "reflect",
     as_published: bool = False,
 ) -> dict[str, StageEq]:
-    """By name: activations, gradients, weights (and their cosine), combined, rectified, map, pooled, logits."""
+    """By name: activations, gradients, weights (and their cosine), combined, rectified, upsampled, map, pooled, logits."""
     found: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    chain = Chain(combine, _size(presented.acts))
+    chain = Chain(combine, size)
+    another = torch.where(
+        target[:, None] == target, torch.nan, 0.0
+    )  # a class has the same weights in any picture
+    another.fill_diagonal_(0.0)
     before = chain.trace("features", (presented.acts, presented.grads))
     for one, angle in zip(turned, angles, strict=True):
         after = chain.trace("features", (one.acts, one.grads))
@@ -62,10 +69,10 @@ def stages(
         if combine in (grad_cam, grad_cam_rectified):
             alphas = [g.mean((-2, -1)) for g in (one.grads, presented.grads)]
             alphas = [a.relu() for a in alphas] if combine is grad_cam_rectified else alphas
-            rows["weights"] = _cosines(*(a - a.mean(1, keepdim=True) for a in alphas))
-            rows["weights-cosine"] = _cosines(*alphas)
+            rows["weights"] = _cosines(*(a - a.mean(1, keepdim=True) for a in alphas)) + another
+            rows["weights-cosine"] = _cosines(*alphas) + another
         stage: Stage
-        for stage in ("combined", "rectified"):
+        for stage in ("combined", "rectified", "upsampled", "map"):
             reference = rotate(before[stage], angle, fill=fill)
             if as_published and stage == "rectified":  # their reference is rectified after the turn
                 reference = rotate(before["combined"], angle, fill=fill).relu()
@@ -74,13 +81,20 @@ def stages(
             found.setdefault(name, []).append(own_and_others(matrix))
     same = bool(constant(presented.grads).all())
     made = {
-        name: StageEq(torch.stack([v for v, _ in pairs]), torch.stack([f for _, f in pairs]))
+        name: StageEq(
+            torch.stack([v for v, _ in pairs]),
+            torch.stack([f for _, f in pairs]),
+            alone=_ALONE.get(name, StageEq.alone),
+        )
         for name, pairs in found.items()
     }
     if same:
         nothing = torch.full_like(made["gradients"].value, torch.nan)
         made["gradients"] = StageEq(nothing, nothing, SAME_EVERYWHERE)
     return made
+
+
+_ALONE = dict.fromkeys(("weights", "weights-cosine"), "no picture of another class to compare with")
 
 
 def _channels(a: Features, b: Features, region: Region) -> Float[Tensor, "i j"]:

@@ -1,6 +1,7 @@
 """A table of rows, read: what a method scores over a data set, under which condition, and with what uncertainty."""
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +78,7 @@ class Line:
     skill: Estimate | None
     constant: float  # the share of values that count 0 because a map was constant
     otherwise: float  # the mean without those
+    why: str  # the commonest reason, where nothing is defined
 
 
 def summarise(table: pa.Table, *, resamples: int = 2000) -> list[Line]:
@@ -110,6 +112,7 @@ def _line(table: pa.Table, score: str, method: str | None, region: str | None, r
         score, method, region, value, stats.mean(rows.floor), skill,
         constant=stats.mean(still[there].astype(np.float64)),
         otherwise=stats.mean(every.value[~still]),
+        why=Counter(r for r in rows.reason if r).most_common(1)[0][0] if any(rows.reason) else "",
     )  # fmt: skip
 
 
@@ -140,7 +143,7 @@ class Conditional:
 def conditional(table: pa.Table, method: str, *, region: str = "disc") -> Conditional:
     """Whether a map drifts only where the prediction does: pairs pooled, intervals by picture."""
     eq = pick(table, "eq", method, region, each_angle=True)
-    keeps, weight = (_beside(table, name, eq) for name in ("stable", "confidence-kept"))
+    keeps, weight = (_beside(table, name, method, eq) for name in ("stable", "confidence-kept"))
     kept = keeps == 1
     return Conditional(
         stats.pooled(eq.value, cluster=eq.ids),
@@ -154,8 +157,8 @@ def by_confidence(
     table: pa.Table, method: str, *, region: str = "disc", edges: Sequence[float] = STRATA
 ) -> list[tuple[str, Estimate]]:
     """Eq by the probability of the class in the presented picture."""
-    eq, sure = pick(table, "eq", method, region), pick(table, "sure")
-    by = np.array([dict(zip(sure.ids, sure.value, strict=True))[i] for i in eq.ids])
+    eq, sure = pick(table, "eq", method, region), _own(table, "sure", method)
+    by = _by_id(sure, eq.ids)
     return stats.strata(eq.value, by, edges=edges, cluster=eq.ids)
 
 
@@ -164,9 +167,9 @@ def drift_and_confidence(
 ) -> tuple[Correlation, Correlation]:
     """1 − Eq against p_c(x) − p_c(R_θ x), and against |log p_c(R_θ x) / p_c(x)|; intervals clustered by picture."""
     eq = pick(table, "eq", method, region, each_angle=True)
-    turned, keeps = (_beside(table, name, eq) for name in ("confidence", "stable"))
-    sure = pick(table, "sure")
-    before = np.array([dict(zip(sure.ids, sure.value, strict=True))[i] for i in eq.ids])
+    turned, keeps = (_beside(table, name, method, eq) for name in ("confidence", "stable"))
+    sure = _own(table, "sure", method)
+    before = _by_id(sure, eq.ids)
     some = (keeps == 1) | (not stable_only)
     tiny = np.finfo(np.float64).tiny
     ratio = np.abs(np.log(np.maximum(turned, tiny) / np.maximum(before, tiny)))
@@ -187,6 +190,42 @@ def contrast(
             "a paired comparison", needs="the same pictures", got="others", fix="one evaluation of both"
         )
     return stats.compare(b.value, a.value) if score in BETTER_LOW else stats.compare(a.value, b.value)
+
+
+@dataclass(frozen=True)
+class Occluded:
+    """Probability lost without a region, in both frames, and how much more is lost without the drift region."""
+
+    region: str
+    presented: Estimate
+    turned: Estimate
+    drift_above: (
+        Comparison | None
+    )  # paired by picture, in the presented frame; None for the drift region itself
+
+
+def occluded(table: pa.Table, method: str, *, region: str = "disc") -> list[Occluded]:
+    """The causal test by region: a drop says little by itself, hence drift minus each control."""
+    found = sorted(
+        {s for s in table["score"].to_pylist() if s and s.startswith("causal-") and not s.endswith("-turned")}
+    )
+    found.sort(key=lambda s: (s != "causal-drift", s != "causal-agreement", s))
+    if not found:
+        pick(table, "causal-drift", method, region)
+    drift = pick(table, "causal-drift", method, region)
+    made = []
+    for score in found:
+        here, there = (pick(table, name, method, region) for name in (score, f"{score}-turned"))
+        above = None if score == "causal-drift" else stats.compare(drift.value, _by_id(here, drift.ids))
+        made.append(
+            Occluded(
+                score.removeprefix("causal-"),
+                stats.bootstrap(stats.mean, here.value, cluster=here.ids),
+                stats.bootstrap(stats.mean, there.value, cluster=there.ids),
+                above,
+            )
+        )
+    return made
 
 
 @dataclass(frozen=True)
@@ -258,9 +297,17 @@ def _by_id(rows: Picked, ids: NDArray[np.object_]) -> Floats:
     return np.array([values.get(i, np.nan) for i in ids], dtype=np.float64)
 
 
-def _beside(table: pa.Table, score: str, eq: Picked) -> Floats:
+def _own(table: pa.Table, score: str, method: str, *, each_angle: bool = False) -> Picked:
+    """What the model says; a control with another network or other pictures has rows of its own."""
+    try:
+        return pick(table, score, method, each_angle=each_angle)
+    except EquicamError:
+        return pick(table, score, each_angle=each_angle)
+
+
+def _beside(table: pa.Table, score: str, method: str, eq: Picked) -> Floats:
     """A model's number for the same pictures and angles."""
-    rows = pick(table, score, each_angle=True)
+    rows = _own(table, score, method, each_angle=True)
     values = dict(zip(zip(rows.ids, rows.angles, strict=True), rows.value, strict=True))
     return np.array([values[key] for key in zip(eq.ids, eq.angles, strict=True)], dtype=np.float64)
 

@@ -1,0 +1,77 @@
+"""The reviews of a triage in other tools' files: blind ones for reviewers, and all of it for the analysis."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from equicam.audit.triage import Triage
+from equicam.parts import write_table, write_whole
+
+BLIND = ("place", "id", "class", "target", "prob", "peum", "flags", "reasons")
+"""What a reviewer may see: neither arm nor rank."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def write_csv(triage: Triage, path: Path) -> None:
+    """For reviewers, in order of place; text that a spreadsheet would run as a formula gets a leading apostrophe."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(BLIND)
+    for row in _by_place(triage):
+        table.writerow([_cell(row[name]) for name in BLIND])
+    write_whole(path, text.getvalue().encode())
+
+
+def write_parquet(triage: Triage, path: Path) -> None:
+    """Every column, arms and ranks too."""
+    write_table(path, triage.rows)
+
+
+def write_fiftyone(triage: Triage, items: pa.Table, folder: Path) -> None:
+    """For reviewers: `fiftyone.Dataset.from_dir(folder, dataset_type=fiftyone.types.FiftyOneDataset)` reads it.
+
+    A samples.json {"samples": [...]} of what `Sample.to_dict` gives, and a metadata.json without a "version", for which
+    FiftyOneDatasetImporter uses its importer of unversioned folders. Followed from its documentation and source; not
+    run against an installed FiftyOne. Pictures stay where they are.
+    """
+    known = items.filter(pc.field("id").isin(triage.rows["id"].to_pylist())).select(["id", "path", "label"])
+    by_id = {row["id"]: row for row in known.to_pylist()}
+    samples = [_sample(row, by_id[row["id"]]) for row in _by_place(triage)]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "samples.json", _json({"samples": samples}))
+    write_whole(folder / "metadata.json", _json({"media_type": "image", "info": {"written_by": "equicam"}}))
+
+
+def _by_place(triage: Triage) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = triage.rows.select(BLIND).sort_by("place").to_pylist()
+    return rows
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        value = "; ".join(value)
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def _sample(row: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
+    sample = {
+        "filepath": str(Path(item["path"] or row["id"]).absolute()),
+        "tags": row["flags"],
+        "prediction": {"_cls": "Classification", "label": row["class"], "confidence": row["prob"]},
+        "picture": row["id"],
+        "place": row["place"],
+        "peum": row["peum"],
+        "reasons": row["reasons"],
+    }
+    if item["label"] is not None:
+        sample["ground_truth"] = {"_cls": "Classification", "label": item["label"]}
+    return sample
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False).encode()

@@ -1,0 +1,333 @@
+"""Which maps to look at first: a queue by PEUM, a blind random arm to check it, and what both are worth.
+
+Rank 1 is the most uncertain picture. Where PEUM says nothing (no view or one view kept, a blank or constant map) a
+picture is not certain: it stands before the highest PEUM. Ties are in an order drawn from the seed, not by name.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from equicam.errors import EquicamError
+from equicam.scores import stats
+from equicam.scores.stats import NAN, Correlation, Estimate, Floats, HeldOut, Places
+
+ROWS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("arm", pa.string(), nullable=False),  # queue, or control
+        pa.field("rank", pa.int32(), nullable=False),  # among all ok pictures; 1 is the most uncertain
+        pa.field("place", pa.int32(), nullable=False),  # the order of review, in which the arms are mixed
+        pa.field("peum", pa.float64()),
+        pa.field("target", pa.int32()),
+        pa.field("class", pa.string()),
+        pa.field("prob", pa.float32()),
+        pa.field("flags", pa.list_(pa.string())),
+        pa.field("reasons", pa.list_(pa.string())),
+    ]
+)
+FEW, FEW_UNSTABLE = 100, 10  # below either, a measurement says little
+_WORDS = {
+    "blank": "the map is blank: no positive evidence for the class",
+    "constant": "the map is constant",
+    "none-kept": "no view kept the prediction with enough confidence: this is the presented view alone, and its PEUM "
+    "of 0 means nothing",
+    "low-coverage": "some cells no view has seen",
+    "odd-size": "odd size: the picture is not square or the feature grid does not divide it, so turns are less exact",
+}
+_ONE_KEPT = "only one view kept the prediction with enough confidence, and its PEUM of 0 means nothing"
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """λ = the ⌊α (n_u + 1)⌋-th smallest PEUM of n_u unstable: reviewing PEUM ≥ λ misses at most α of them.
+
+    That is P(PEUM < λ | unstable) ≤ α over draws of calibrated and new pictures that are exchangeable; λ = ∞ where
+    only pictures whose PEUM says nothing are needed.
+    """
+
+    alpha: float
+    unstable: float  # an explanation is unstable when its Eq is below
+    calibrated: int
+    unstable_found: int
+    threshold: float | None
+    needed: int | None  # pictures with PEUM ≥ λ or with a PEUM that says nothing
+    needed_share: float | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Worth:
+    """How well PEUM finds unstable explanations, on the calibrated pictures."""
+
+    n: int
+    spearman: Correlation  # with 1 − Eq, a PEUM that says nothing being the highest
+    pearson: Correlation  # with 1 − Eq, where PEUM says something
+    lift: Estimate  # capture of the lowest Eq at the budget's share, ÷ chance
+    auroc: Estimate  # for unstable
+    held_out: HeldOut  # mean 1 − Eq above a threshold set on the other half, ÷ the mean of all
+    unstable: Estimate  # share of all
+    outside: Estimate  # share of those outside the queue: what the queue misses
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Triage:
+    """What to review, in order of place, and what that is worth."""
+
+    rows: pa.Table
+    guarantee: Guarantee
+    worth: Worth | None  # None: nothing is calibrated
+    budget: int
+    ok: int
+    bad: int
+    quotas: dict[str, int]  # places of the queue by class; classes of one name together
+    seed: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, null where undefined or infinite."""
+        told = {name: getattr(self, name) for name in ("budget", "ok", "bad", "quotas", "seed")}
+        told |= {"guarantee": asdict(self.guarantee), "worth": self.worth and asdict(self.worth)}
+        found: dict[str, Any] = _plain(told | {"rows": self.rows.to_pylist()})
+        return found
+
+
+def triage(
+    items: pa.Table,
+    *,
+    budget: str | int = "10%",
+    control: int | float = 0.20,
+    alpha: float = 0.10,
+    unstable: int | float = 0.5,
+    quotas: bool = True,
+    angles: Sequence[int | float],
+    classes: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Triage:
+    """Deal `budget` reviews to the most uncertain of a run's items and, `control` of them, to a blind random arm."""
+    if not 0 <= control < 1:
+        raise EquicamError("control", needs="a share from 0 to below 1", got=control, fix="control=0.20")
+    if not 0 < alpha < 1:
+        raise EquicamError("alpha", needs="a share between 0 and 1", got=alpha, fix="alpha=0.10")
+    ok = items.filter(pc.field("status") == "ok").sort_by("id")
+    rng = np.random.default_rng(_entropy(seed, ok["id"].to_pylist()))
+    score, target = _score(ok, several=len(angles) > 1), ok["target"].fill_null(-1).to_numpy()
+    order = np.lexsort((rng.permutation(len(score)), -score))
+    reviews = _reviews(budget, len(score))
+    blind = _controls(reviews, len(score), control)
+    places = dealt(Counter(target.tolist()), reviews - blind) if quotas else {}
+    queue = _by_class(order, target, places) if quotas else order[: reviews - blind]
+    drawn = rng.choice(np.setdiff1d(order, queue), blind, replace=False)
+    chosen = rng.permutation(np.concatenate([queue, drawn]))
+    eq, named = ok["eq"].to_numpy(), Counter[str]()
+    for one, count in places.items():
+        named[_named(one, classes)] += count
+    return Triage(
+        rows=_rows(ok, order, chosen, set(queue.tolist()), score, angles, classes),
+        guarantee=_guarantee(score, eq, queue, alpha=alpha, unstable=unstable),
+        worth=_worth(score, eq, queue, share=reviews / max(len(score), 1), unstable=unstable),
+        budget=reviews,
+        ok=len(score),
+        bad=items.num_rows - len(score),
+        quotas=dict(named),
+        seed=seed,
+    )
+
+
+def dealt(counts: dict[int, int], places: int) -> dict[int, int]:
+    """Places in proportion to counts by largest remainder, ties to the lower class.
+
+    As places ≤ Σ counts, no class is dealt more than it has: ⌈places · count / Σ⌉ ≤ count.
+    """
+    total = max(sum(counts.values()), 1)
+    given = {one: places * count // total for one, count in sorted(counts.items())}
+    by_remainder = sorted(given, key=lambda one: (-(places * counts[one] % total), one))
+    for one in by_remainder[: places - sum(given.values())]:
+        given[one] += 1
+    return given
+
+
+def _entropy(seed: int, ids: Sequence[str]) -> int:
+    return int.from_bytes(hashlib.sha256(json.dumps([seed, *ids]).encode()).digest())
+
+
+def _score(ok: pa.Table, *, several: bool) -> Floats:
+    """PEUM, and ∞ where it says nothing."""
+    peum, dull = ok["peum"].to_numpy(), {"blank", "constant"} | ({"none-kept"} if several else set())
+    silent = np.array([bool(dull & set(flags or ())) for flags in ok["flags"].to_pylist()], dtype=bool)
+    silent |= ~np.isfinite(peum)
+    if several:
+        silent |= ok["kept"].fill_null(2).to_numpy() <= 1
+    return np.where(silent, np.inf, peum)
+
+
+def _reviews(budget: str | int, ok: int) -> int:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(%?)", str(budget).strip())
+    number = Fraction(found[1]) if found else Fraction(0)
+    if found and found[2] and 0 < number <= 100:
+        return math.ceil(number * ok / 100)
+    if found and not found[2] and number >= 1 and number.denominator == 1:
+        return min(int(number), ok)
+    raise EquicamError(
+        "the budget", needs="a share from above 0% to 100%, or a number of pictures from 1", got=repr(budget), fix='"10%"'
+    )  # fmt: skip
+
+
+def _controls(reviews: int, ok: int, control: int | float) -> int:
+    """How many reviews go to the random arm: none where all are reviewed anyway, and never all."""
+    if reviews == ok or control == 0:
+        return 0
+    return min(max(math.floor(control * reviews + 0.5), int(reviews >= 5)), reviews - 1)
+
+
+def _by_class(order: Places, target: NDArray[Any], places: dict[int, int]) -> Places:
+    left, queue = dict(places), []
+    for i in order.tolist():
+        if left[int(target[i])]:
+            left[int(target[i])] -= 1
+            queue.append(i)
+    return np.array(queue, dtype=np.intp)
+
+
+def _named(target: int | None, classes: Sequence[str] | None) -> str:
+    if target is None or classes is None or not 0 <= target < len(classes):
+        return str(target)
+    return classes[target]
+
+
+def _rows(
+    ok: pa.Table,
+    order: Places,
+    chosen: Places,
+    queue: set[int],
+    score: Floats,
+    angles: Sequence[int | float],
+    classes: Sequence[str] | None,
+) -> pa.Table:
+    rank = np.argsort(order) + 1
+    lower = 100 * np.searchsorted(np.sort(score), score) // max(len(score), 1)
+    rows = ok.take(chosen).to_pylist()
+    for place, (i, row) in enumerate(zip(chosen.tolist(), rows, strict=True), start=1):
+        row |= {"arm": "queue" if i in queue else "control", "rank": rank[i], "place": place}
+        row |= {"class": _named(row["target"], classes), "peum": _plain(row["peum"])}
+        row["flags"] = row["flags"] or []
+        row["reasons"] = _reasons(row, angles, None if np.isinf(score[i]) else int(lower[i]))
+    return pa.Table.from_pylist([{name: row[name] for name in ROWS.names} for row in rows], schema=ROWS)
+
+
+def _reasons(row: dict[str, Any], angles: Sequence[int | float], lower: int | None) -> list[str]:
+    """Why a picture may deserve a look, in words; `lower` % of the pictures have less PEUM."""
+    told = [_WORDS[flag] for flag in ("blank", "constant", "none-kept") if flag in row["flags"]]
+    if lower is not None:
+        told.append(f"PEUM {row['peum']:.3g}: more uncertain than {lower} % of the pictures")
+    elif not told:
+        told.append({0: _WORDS["none-kept"], 1: _ONE_KEPT}.get(row["kept"], "PEUM is undefined here"))
+    views, agree = row["top1_by_view"] or (), row["agree_by_view"] or ()
+    n = len(angles)
+    if not {len(views), len(agree)} <= {0, n}:
+        raise EquicamError(
+            "angles", needs=f"those of {row['id']!r}", got=f"{n} for {len(views)} views", fix="the run's"
+        )
+    turned = [f"{a:g}°" for a, top1 in zip(angles, views, strict=False) if top1 != row["target"]]
+    if len(turned) > 2:
+        told.append(
+            f"the prediction changes at {', '.join(turned[:2])} and {len(turned) - 2} more of {n} views"
+        )
+    elif turned:
+        told.append(f"the prediction changes at {' and '.join(turned)}, {len(turned)} of {n} views")
+    odd = sorted((r, a) for a, r in zip(angles, agree, strict=False) if r is not None and r < 0.5)
+    told += [f"the view at {a:g}° shows another place (r = {r:.2f} with the others)" for r, a in odd[:3]]
+    told += [_WORDS[flag] for flag in ("low-coverage", "odd-size") if flag in row["flags"]]
+    if row["prob"] is not None and row["prob"] < 0.5:
+        told.append(f"low confidence (p = {row['prob']:.2f})")
+    return told
+
+
+def _guarantee(score: Floats, eq: Floats, queue: Places, *, alpha: float, unstable: int | float) -> Guarantee:
+    found, exact = np.sort(score[eq < unstable]), Fraction(str(alpha))
+    n, place = int(np.count_nonzero(~np.isnan(eq))), math.floor(exact * (found.size + 1))
+    of = f"{found.size} unstable explanations (Eq < {unstable:g}) among {n} calibrated pictures"
+    if not place:
+        least = math.ceil(1 / exact) - 1
+        told = f"No guarantee: {of}; missing at most {100 * alpha:g} % of them needs {least}, {least - found.size} more."
+        return Guarantee(alpha, unstable, n, found.size, None, None, None, told)
+    threshold = float(found[place - 1])
+    must = score >= threshold
+    needed, held = int(must.sum()), int(must[queue].sum())
+    which = "whose PEUM says nothing"
+    if np.isfinite(threshold):
+        which = f"with a PEUM of at least {threshold:.4g}, or {which}"
+    covered = "so it covers the guarantee" if held == needed else "so it does not cover the guarantee"
+    told = (
+        f"Reviewing every picture {which} ({needed} of {score.size}, {100 * needed / score.size:.1f} %) misses at most "
+        f"{100 * alpha:g} % of the unstable explanations on average, if the calibrated pictures are a random draw; learnt "
+        f"from {of}. Budget and guarantee are not promised together: the present queue holds {held} of these {needed}, "
+        f"{covered}."
+    )
+    return Guarantee(alpha, unstable, n, found.size, threshold, needed, needed / score.size, told)
+
+
+def _worth(score: Floats, eq: Floats, queue: Places, *, share: float, unstable: int | float) -> Worth | None:
+    known = ~np.isnan(eq)
+    if not known.any():
+        return None
+    outside = np.ones(len(eq), dtype=bool)
+    outside[queue] = False
+    bad, outside, heard = eq[known] < unstable, outside[known], score[known]
+    drift, spoke = 1 - eq[known], np.isfinite(heard)
+    # a finite number above every PEUM: all but Pearson only ask for the order
+    signal = np.where(spoke, heard, 2 * heard.max(initial=0, where=spoke) + 1)
+    lift = stats.bootstrap(partial(stats.capture_lift, budget=share), signal, drift)
+    auroc = stats.bootstrap(stats.auroc, signal, bad)
+    overall = stats.proportion(int(bad.sum()), bad.size)
+    missed = stats.proportion(int((bad & outside).sum()), int(outside.sum()))
+    nothing = HeldOut(NAN, Estimate(NAN, NAN, NAN, 0), NAN, NAN)
+    spearman = stats.spearman(signal, drift)
+    enough = bad.size >= FEW and min(bad.sum(), (~bad).sum()) >= FEW_UNSTABLE
+    tells = "PEUM finds them better than chance" if auroc.low > 0.5 else "PEUM is not shown to find them"
+    told = (
+        f"measured on {bad.size} pictures: {_said(overall, share=True)} are unstable (Eq < {unstable:g}), outside the queue "
+        f"{_said(missed, share=True)}; PEUM and 1 − Eq have a Spearman correlation of {_said(spearman)}, an AUROC of "
+        f"{_said(auroc)} and {_said(lift)} times the catch of chance at this budget; "
+        f"{tells if enough else 'too few to say'}"
+    )
+    return Worth(
+        n=bad.size,
+        spearman=spearman,
+        pearson=stats.pearson(np.where(spoke, heard, NAN), drift),
+        lift=lift,
+        auroc=auroc,
+        held_out=stats.held_out_lift(signal, drift, quantile=1 - share) if share < 1 else nothing,
+        unstable=overall,
+        outside=missed,
+        sentence=told,
+    )
+
+
+def _said(e: Estimate | Correlation, *, share: bool = False) -> str:
+    value = e.r if isinstance(e, Correlation) else e.value
+    if np.isnan(value):
+        return "undefined"
+    if share:
+        return f"{100 * value:.0f} % [{100 * e.low:.0f}, {100 * e.high:.0f}]"
+    return f"{value:.2f} [{e.low:.2f}, {e.high:.2f}]"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,249 @@
+"""The evidence report: one HTML file that needs nothing else, and the same numbers as JSON beside it.
+
+Names, labels and reasons come from anybody's files: they are escaped as text, and characters that would move, hide or
+reverse it are spelled out. The random arm of a triage is not told: who reviews may read this.
+"""
+
+import json
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from equicam.audit.log import Log
+from equicam.audit.spec import Spec
+from equicam.audit.store import Run
+from equicam.data.items import readable
+from equicam.errors import EquicamError
+from equicam.parts import write_whole
+from equicam.report import drawn, plots
+from equicam.report.drawn import Pictures
+from equicam.report.explained import MOST_SPREAD
+
+MOST_BAD = 100  # rows of the table of bad pictures
+LONGEST = 300  # characters of a name
+Evidence = Mapping[str, Any]
+"""`verdict`, a sentence, and `lines`, sentences with numbers and intervals; other keys go to the JSON."""
+
+
+@runtime_checkable
+class Ranked(Protocol):
+    """What a report asks of a triage."""
+
+    @property
+    def rows(self) -> pa.Table:
+        """id, arm, rank, class, reasons."""
+
+    @property
+    def guarantee(self) -> Any:
+        """A dataclass with its `sentence` and the Eq below which a map is `unstable`."""
+
+    @property
+    def worth(self) -> Any:
+        """A dataclass with its `sentence`, or None."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One picture of the queue as the page has it."""
+
+    facts: dict[str, Any]  # what the JSON says of it
+    pictures: Pictures
+
+
+def write_report(
+    run: Run, triage: Ranked, *, evidence: Mapping[str, Evidence] = {}, out: Path | None = None, top: int = 40
+) -> Path:
+    """RUN/report.html, or `out`, and the JSON beside it."""
+    page = run.folder / "report.html" if out is None else Path(out)
+    beside = page.with_suffix(".json")
+    if page.suffix.lower() not in (".html", ".htm") or beside.name in ("manifest.json", "digests.json"):
+        raise EquicamError(
+            "a report", needs="a file name that ends in .html", got=readable(str(page)), fix="report.html"
+        )
+    spec, items = run.spec, run.items()
+    queue = triage.rows.filter(pc.equal(triage.rows["arm"], "queue")).sort_by("rank").to_pylist()
+    shown = _shown(run, spec, items, queue[: max(0, top)], evidence)
+    facts = _facts(run, spec, items, queue, triage) | {"shown": [one.facts for one in shown]}
+    text = _environment().get_template("report.html.j2").render(
+        facts=facts, shown=shown, plots=_plots(items, queue, triage, len(spec.angles)), manifest=_manifest(spec),
+        folder=readable(str(run.folder)), most_bad=MOST_BAD, most_spread=MOST_SPREAD, flags=FLAGS,
+        scale=drawn.inline(drawn.scale_bar()), thinned=len(spec.angles) > drawn.MOST_VIEWS,
+        named=partial(_named, classes=spec.classes),
+    )  # fmt: skip
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(beside, json.dumps(_plain(facts), indent=1, allow_nan=False).encode())
+    write_whole(page, text.encode())
+    return page
+
+
+def _facts(
+    run: Run, spec: Spec, items: pa.Table, queue: Sequence[Mapping[str, Any]], triage: Ranked
+) -> dict[str, Any]:
+    """Every number of the report, but those of single pictures."""
+    log = Log(run.folder)
+    events, ok = log.events(), items.filter(pc.equal(items["status"], "ok"))
+    bad = items.filter(pc.not_equal(items["status"], "ok"))
+    peum, flips = _numbers(ok["peum"]), _numbers(ok["flip_rate"])
+    return {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "manifest": asdict(spec),
+        "summary": {
+            "pictures": spec.pictures,
+            "done": items.num_rows,
+            "ok": ok.num_rows,
+            "bad": bad.num_rows,
+            "queue": len(queue),
+            "median_peum": float(np.nanmedian(peum)) if np.isfinite(peum).any() else None,
+            "flipping": float((flips[np.isfinite(flips)] > 0).mean()) if np.isfinite(flips).any() else None,
+            "calibrated": int(np.isfinite(_numbers(ok["eq"])).sum()),
+        },
+        "guarantee": asdict(triage.guarantee),
+        "worth": None if triage.worth is None else asdict(triage.worth),
+        "bad": bad.select(["id", "reason"]).to_pylist(),
+        "log": {
+            "events": len(events),
+            "first": events[0].time if events else None,
+            "latest": events[-1].time if events else None,
+            "last_hash": log.last(),
+            "problems": log.problems(),
+        },
+    }
+
+
+def _plots(
+    items: pa.Table, queue: Sequence[Mapping[str, Any]], triage: Ranked, views: int
+) -> dict[str, Markup]:
+    """The distributions; what plots hold is ours alone, so it is not escaped."""
+    ok = items.filter(pc.equal(items["status"], "ok"))
+    peum, flips, eq = (_numbers(ok[name]) for name in ("peum", "flip_rate", "eq"))
+    queued = np.isin(ok["id"].to_numpy(), [row["id"] for row in queue])
+    found = {"peum": plots.peum_histogram(peum, queued)}
+    found["flips"] = plots.flip_histogram(np.rint(views * flips[np.isfinite(flips)]).astype(np.int64), views)
+    if (both := np.isfinite(peum) & np.isfinite(eq)).any():
+        line = 1 - float(triage.guarantee.unstable)
+        found["drift"] = plots.against_drift(peum[both], 1 - eq[both], queued[both], unstable=line)
+    return {name: Markup(svg) for name, svg in found.items()}  # noqa: S704
+
+
+def _shown(
+    run: Run,
+    spec: Spec,
+    items: pa.Table,
+    queue: Sequence[Mapping[str, Any]],
+    evidence: Mapping[str, Evidence],
+) -> list[Shown]:
+    ids = [row["id"] for row in queue]
+    known = {
+        row["id"]: row for row in items.filter(pc.is_in(items["id"], pa.array(ids, pa.string()))).to_pylist()
+    }
+    if absent := [name for name in ids if name not in known]:
+        raise EquicamError(
+            "a report", needs="a triage of this run", got=f"{visible(absent[0])!r}, which is not in it",
+            fix="equicam triage RUN",
+        )  # fmt: skip
+    maps = run.maps(ids)
+    return [
+        Shown(
+            _told(row, known[row["id"]], evidence, spec),
+            drawn.pictured(known[row["id"]], maps.get(row["id"]), spec.angles),
+        )
+        for row in queue
+    ]
+
+
+def _told(
+    ranked: Mapping[str, Any], row: Mapping[str, Any], evidence: Mapping[str, Evidence], spec: Spec
+) -> dict[str, Any]:
+    same = ("label", "target", "prob", "peum", "flip_rate", "kept", "eq", "prob_by_view", "top1_by_view")
+    return {
+        "id": row["id"],
+        "rank": ranked["rank"],
+        "class": _named(row["target"], spec.classes),
+        **{name: row[name] for name in same},
+        "flags": list(row["flags"] or []),
+        "reasons": list(ranked["reasons"] or []),
+        "evidence": dict(evidence[row["id"]]) if row["id"] in evidence else None,
+    }
+
+
+def _named(target: int | None, classes: Sequence[str] | None) -> str:
+    known = target is not None and classes is not None and 0 <= target < len(classes)
+    return classes[target] if known else f"class {target}"  # type: ignore[index]
+
+
+def _manifest(spec: Spec) -> dict[str, str]:
+    """Every entry in words that fit a line or a few."""
+    told = {name: "none" if value is None else str(value) for name, value in asdict(spec).items()}
+    classes = spec.classes or ()
+    named = ", ".join(classes[:12]) + (", …" if len(classes) > 12 else "")
+    told["classes"] = f"{len(classes)}: {named}" if classes else "not named"
+    told["angles"] = ", ".join(f"{angle:g}°" for angle in spec.angles)
+    told["versions"] = ", ".join(f"{name} {version}" for name, version in spec.versions)
+    return told
+
+
+FLAGS = {
+    "blank": "the map is zero everywhere: no positive evidence for the class, or a dead layer",
+    "constant": "the map has the same value everywhere: nothing to see",
+    "flipped": "in at least one view the prediction is another one",
+    "none-kept": "the gate kept no view: this is the presented view alone, and its PEUM of 0 means nothing",
+    "low-coverage": "some cells no weighed view has seen",
+    "odd-size": "the picture is not square, or the feature grid does not divide it: turns are less exact",
+}
+
+
+def visible(text: object, most: int = LONGEST) -> str:
+    """Text of anybody's on one line: controls, direction marks and stacks of accents spelled out, and not endless."""
+    told, marks = [], 0
+    for c in str(text)[:most]:
+        kind = unicodedata.category(c)
+        marks = marks + 1 if kind.startswith("M") else 0
+        if c < " ":
+            told.append(chr(0x2400 + ord(c)).replace("\u240a", "\u2424"))
+        elif kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") or marks > 3:
+            told.append(f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}")
+        else:
+            told.append(c)
+    more = len(str(text)) - most
+    return "".join(told) + (f"… ({more:,} more characters)" if more > 0 else "")
+
+
+def _number(value: float | None, form: str = ".3g") -> str:
+    return "–" if value is None or not np.isfinite(value) else f"{value:{form}}"
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """As float64, NaN where there is none."""
+    return np.asarray(column.cast(pa.float64()).fill_null(np.nan).to_numpy())
+
+
+def _plain(value: Any) -> Any:
+    """For JSON: null where a number is undefined."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+@cache
+def _environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"visible": visible, "number": _number}
+    return found

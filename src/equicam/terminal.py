@@ -1,0 +1,53 @@
+"""What every command shares: the console, lists and devices by name, and refusals in one sentence."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from equicam.errors import EquicamError
+
+if TYPE_CHECKING:
+    import torch
+
+console = Console()
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """What the caller can put right ends the command with a sentence and 2, not with a traceback."""
+    try:
+        yield
+    except (EquicamError, OSError) as error:
+        console.print(f"[red]{escape(plain(error))}[/red]", soft_wrap=True)
+        raise typer.Exit(2) from error
+
+
+def plain(text: object) -> str:
+    """Somebody's file name or message, with nothing in it that a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def listed(text: str | None) -> list[str] | None:
+    """Names with commas between them."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def where(device: str | None) -> str:
+    """The device asked for, or the best there is."""
+    import torch
+
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def dtype_named(name: str | None) -> "torch.dtype | None":
+    """A type to run the network in."""
+    import torch
+
+    known = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise EquicamError("dtype", needs="bfloat16 or float16", got=repr(name), fix="--dtype bfloat16")
+    return known[name]

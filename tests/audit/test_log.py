@@ -1,0 +1,140 @@
+"""The log of a run: events are only added, and whatever else happens to them shows."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+
+from equicam.audit.log import FIRST, Log
+
+ADDING = """
+import sys
+from pathlib import Path
+from equicam.audit.log import Log
+log = Log(Path(sys.argv[1]))
+for i in range(int(sys.argv[3])):
+    log.add("verdict", {"by": sys.argv[2], "i": i, "text": "ü" * 200}, who=sys.argv[2])
+"""
+
+
+def adding(folder, who, count):
+    return subprocess.Popen([sys.executable, "-c", ADDING, str(folder), who, str(count)])
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = Log(tmp_path)
+    for i in range(6):
+        log.add("verdict", {"picture": f"p{i}", "verdict": "stable"}, who="ana")
+    return log
+
+
+def tampered(log, *statements):
+    """What someone with the file and no scruples does."""
+    with closing(sqlite3.connect(log.path)) as database:
+        database.executescript("DROP TRIGGER no_change; DROP TRIGGER no_removal;")
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+    return log.problems()
+
+
+def test_a_chain_verifies_and_reads_back(tmp_path):
+    log = Log(tmp_path)
+    assert (log.events(), log.last(), log.problems()) == ([], FIRST, [])
+    one = log.add("started", {"b": 1, "a": ["ü", None, 0.5]})
+    two = log.add("verdict", {}, who="ana")
+    assert log.events() == [one, two]
+    assert log.events("verdict") == [two]
+    assert (one.number, one.previous, two.number, two.previous) == (1, FIRST, 2, one.hash)
+    assert one.payload == {"b": 1, "a": ["ü", None, 0.5]}
+    assert log.last() == two.hash
+    assert log.problems() == []
+
+
+@pytest.mark.parametrize(
+    "change", ["payload = '{}'", "who = 'eve'", "kind = 'other'", "time = '2020-01-01T00:00:00.000+00:00'"]
+)
+def test_a_changed_event_is_named(log, change):
+    assert tampered(log, f"UPDATE events SET {change} WHERE number = 3") == ["event 3 was changed"]
+
+
+def test_a_changed_event_with_a_new_hash_of_its_own_breaks_the_next(log):
+    found = tampered(log, "UPDATE events SET hash = 'f00d' WHERE number = 3")
+    assert found == ["event 3 was changed", "event 4 does not follow the one before it"]
+
+
+def test_a_dropped_event_is_named(log):
+    assert tampered(log, "DELETE FROM events WHERE number = 2") == ["event 2 is missing (the next one is 3)"]
+
+
+def test_a_dropped_event_shows_when_the_rest_is_renumbered(log):
+    found = tampered(
+        log, "DELETE FROM events WHERE number = 2", "UPDATE events SET number = number - 1 WHERE number > 2"
+    )
+    assert "event 2 does not follow the one before it" in found
+    assert "event 2 was changed" in found
+
+
+def test_reordered_events_are_named(log):
+    found = tampered(
+        log,
+        "UPDATE events SET number = 99 WHERE number = 4",
+        "UPDATE events SET number = 4 WHERE number = 5",
+        "UPDATE events SET number = 5 WHERE number = 99",
+    )
+    assert {line for line in found if "does not follow" in line} == {
+        f"event {i} does not follow the one before it" for i in (4, 5, 6)
+    }
+    assert {"event 4 was changed", "event 5 was changed"} <= set(found)
+
+
+def test_a_cut_end_shows_against_a_hash_noted_elsewhere(log):
+    noted = log.last()
+    assert tampered(log, "DELETE FROM events WHERE number = 6") == []
+    assert log.last() != noted
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE events SET who = 'eve'", "DELETE FROM events WHERE number = 6"]
+)
+def test_change_and_removal_are_refused(log, statement):
+    with (
+        closing(sqlite3.connect(log.path)) as database,
+        pytest.raises(sqlite3.IntegrityError, match="only added"),
+    ):
+        database.execute(statement)
+    assert len(log.events()) == 6
+    assert log.problems() == []
+
+
+def test_two_writers_at_once_give_one_chain(tmp_path):
+    writers = [adding(tmp_path, who, 50) for who in ("ana", "bo")]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
+    log = Log(tmp_path)
+    events = log.events()
+    assert [event.number for event in events] == list(range(1, 101))
+    assert log.problems() == []
+    for who in ("ana", "bo"):
+        assert [event.payload["i"] for event in events if event.who == who] == list(range(50))
+
+
+def test_a_killed_writer_leaves_an_unbroken_chain(tmp_path):
+    log, before = Log(tmp_path), 0
+    for wait in (0.05, 0.11, 0.17):
+        writer = adding(tmp_path, "ana", 100_000)
+        while len(log.events()) == before and writer.poll() is None:
+            time.sleep(0.01)
+        time.sleep(wait)
+        os.kill(writer.pid, signal.SIGKILL)
+        assert writer.wait() == -signal.SIGKILL
+        assert log.problems() == []
+        assert len(log.events()) > before
+        log.add("verdict", {"after": "the kill"})
+        assert log.problems() == []
+        before = len(log.events())

@@ -1,0 +1,443 @@
+"""The queue, its blind arm and its guarantee, against slow and obvious versions of themselves."""
+
+import csv
+import json
+import math
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy.stats import chisquare
+
+from equicam.audit.exports import write_csv, write_fiftyone, write_parquet
+from equicam.audit.store import ITEMS
+from equicam.audit.triage import _guarantee, dealt, triage
+from equicam.errors import EquicamError
+
+ANGLES = (0, 60, 120, 180, 240, 300)
+
+
+def picture(name, peum=0.01, target=0, **more):
+    row = {"id": name, "path": f"pictures/{name}.png", "peum": peum, "target": target, "prob": 0.9, "kept": 6}
+    row |= {"status": "ok", "flags": [], "top1_by_view": [target] * 6, "agree_by_view": [0.9] * 6}
+    return row | more
+
+
+def table(rows):
+    return pa.Table.from_pylist(rows, schema=ITEMS)
+
+
+def run(n, *, seed=0, calibrated=0, classes=4):
+    """A run in which PEUM knows something of Eq, some pictures are bad and on some PEUM says nothing."""
+    rng, rows = np.random.default_rng(seed), []
+    for i in range(n):
+        peum = float(rng.gamma(2, 0.01))
+        row = picture(f"p{i:04d}", peum, int(rng.integers(classes) ** 2 // classes))
+        kind = rng.choice(["ok", "ok", "ok", "ok", "ok", "ok", "none-kept", "one-kept", "blank", "bad"])
+        if kind in ("none-kept", "one-kept"):
+            row |= {
+                "peum": 0.0,
+                "kept": int(kind == "one-kept"),
+                "flags": ["none-kept"] * (kind == "none-kept"),
+            }
+        elif kind == "blank":
+            row |= {"peum": 0.0, "flags": ["blank"]}
+        elif kind == "bad":
+            row |= {"status": "bad", "reason": "cannot be read", "peum": None, "target": None}
+        if i < calibrated and kind not in ("bad", "blank"):
+            drift = 0.7 if silent(row) else 25 * peum
+            row["eq"] = float(np.clip(1 - drift + rng.normal(0, 0.15), -1, 1))
+        rows.append(row)
+    return rows
+
+
+def silent(row):
+    return row["kept"] <= 1 or bool({"none-kept", "blank", "constant"} & set(row["flags"]))
+
+
+def reviewed(found, arm=None):
+    return [row for row in found.rows.to_pylist() if arm in (None, row["arm"])]
+
+
+def slow_ranks(rows):
+    """Rank of every ok picture: those of which PEUM says nothing in any order, then from the highest PEUM."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    mute = {row["id"] for row in ok if silent(row)}
+    heard = sorted((row for row in ok if row["id"] not in mute), key=lambda row: -row["peum"])
+    return mute, {row["id"]: len(mute) + i for i, row in enumerate(heard, start=1)}
+
+
+def test_ranks_are_those_of_sorting_by_hand():
+    rows = run(200)
+    mute, ranks = slow_ranks(rows)
+    found = triage(table(rows), budget="100%", quotas=False, angles=ANGLES)
+    got = {row["id"]: row["rank"] for row in reviewed(found)}
+    assert len(mute) > 20
+    assert {name: rank for name, rank in got.items() if name not in mute} == ranks
+    assert sorted(got[name] for name in mute) == list(range(1, len(mute) + 1))
+    assert found.ok + found.bad == 200
+    assert found.bad == sum(row["status"] == "bad" for row in rows) > 0
+
+
+def slow_dealt(counts, places):
+    """Whole shares first, then one place at a time to the largest share not yet served."""
+    total = sum(counts.values())
+    share = {one: Fraction(places * count, total) for one, count in counts.items()}
+    given = {one: math.floor(part) for one, part in share.items()}
+    while sum(given.values()) < places:
+        best = max(share, key=lambda one: (share[one] - given[one], -one))
+        given[best] += 1
+    return given
+
+
+def test_places_are_dealt_by_largest_remainder():
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        counts = {int(c): int(rng.integers(1, 30)) for c in rng.permutation(20)[: rng.integers(1, 9)]}
+        places = int(rng.integers(0, sum(counts.values()) + 1))
+        given = dealt(counts, places)
+        assert given == slow_dealt(counts, places)
+        assert sum(given.values()) == places
+        assert all(given[one] <= counts[one] for one in counts)
+    assert dealt({7: 5, 3: 5, 5: 5}, 4) == {3: 2, 5: 1, 7: 1}  # the tie goes to the lower class
+
+
+def test_the_queue_is_the_head_of_every_class():
+    rows = run(300)
+    found = triage(table(rows), budget=60, angles=ANGLES, classes=["a", "b", "c", "d"])
+    mute, ranks = slow_ranks(rows)
+    ok = Counter(row["target"] for row in rows if row["status"] == "ok")
+    places = slow_dealt(ok, 48)
+    assert found.quotas == {"abcd"[one]: count for one, count in places.items()}
+    for one, count in places.items():
+        queued = {row["id"] for row in reviewed(found, "queue") if row["target"] == one}
+        members = [row["id"] for row in rows if row["status"] == "ok" and row["target"] == one]
+        heard = sorted((name for name in members if name not in mute), key=lambda name: ranks[name])
+        quiet = [name for name in members if name in mute]
+        assert len(queued) == count
+        assert queued - mute == set(heard[: max(count - len(quiet), 0)])
+        assert len(queued & mute) == min(count, len(quiet))
+    assert len(reviewed(found, "control")) == 12
+
+
+def test_without_quotas_the_queue_is_the_head_of_all():
+    found = triage(table(run(300)), budget=50, quotas=False, angles=ANGLES)
+    assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 41))
+    assert all(row["rank"] > 40 for row in reviewed(found, "control"))
+    assert found.quotas == {}
+
+
+def test_classes_of_one_name_share_a_line():
+    rows = [picture(f"{i}", i / 100, i % 2) for i in range(20)]
+    found = triage(table(rows), budget=5, angles=ANGLES, classes=["crane", "crane"])
+    assert found.quotas == {"crane": 4}
+    assert {row["class"] for row in reviewed(found)} == {"crane"}
+    assert {row["class"] for row in reviewed(triage(table(rows), budget=5, angles=ANGLES))} <= {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("budget", "reviews"),
+    [("10%", 3), ("10 %", 3), ("11%", 4), ("0.01%", 1), ("100%", 30), ("7", 7), (7, 7), (999, 30), (1, 1)],
+)
+def test_a_budget_is_a_share_or_a_number(budget, reviews):
+    found = triage(table([picture(f"{i}") for i in range(30)]), budget=budget, angles=ANGLES)
+    assert found.budget == found.rows.num_rows == reviews
+
+
+@pytest.mark.parametrize("budget", ["0%", "abc", -3, 0, "150%", "", "-5%", "1.5", "10%%", "nan%"])
+def test_another_budget_is_refused_in_a_sentence(budget):
+    with pytest.raises(EquicamError, match=r"the budget needs a share from above 0% to 100%, or a number"):
+        triage(table([picture("a")]), budget=budget, angles=ANGLES)
+
+
+def test_shares_outside_their_range_are_refused():
+    for bad in ({"control": 1}, {"control": -0.1}, {"alpha": 0.0}, {"alpha": 1.0}):
+        with pytest.raises(EquicamError, match="needs a share"):
+            triage(table([picture("a")]), angles=ANGLES, **bad)
+    with pytest.raises(EquicamError, match="angles needs those of 'a', got 4 for 6 views"):
+        triage(table([picture("a")]), angles=(0, 90, 180, 270))
+
+
+@pytest.mark.parametrize(
+    ("budget", "control", "arm"),
+    [
+        (4, 0.2, 1),
+        (2, 0.2, 0),
+        (5, 0.01, 1),
+        (4, 0.01, 0),
+        (20, 0.2, 4),
+        (20, 0, 0),
+        (3, 0.9, 2),
+        (30, 0.2, 0),
+    ],
+)
+def test_how_many_reviews_are_blind(budget, control, arm):
+    found = triage(table([picture(f"{i}") for i in range(30)]), budget=budget, control=control, angles=ANGLES)
+    assert Counter(row["arm"] for row in reviewed(found)) == Counter(queue=budget - arm, control=arm)
+
+
+def test_no_pictures_no_reviews():
+    for rows in ([], [picture("a", status="bad")]):
+        found = triage(table(rows), angles=ANGLES)
+        assert (found.rows.num_rows, found.budget, found.ok, found.bad) == (0, 0, 0, len(rows))
+        assert found.worth is None
+        assert found.guarantee.threshold is None
+        json.dumps(found.as_json(), allow_nan=False)
+
+
+def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
+    items = table([picture(f"{i:02d}", i / 100) for i in range(20)])
+    drawn, places = Counter(), Counter()
+    for seed in range(1500):
+        rows = reviewed(triage(items, budget=10, quotas=False, angles=ANGLES, seed=seed), "control")
+        drawn.update(row["id"] for row in rows)
+        places.update(row["place"] for row in rows)
+    assert set(drawn) == {f"{i:02d}" for i in range(12)}
+    assert chisquare([drawn[f"{i:02d}"] for i in range(12)]).pvalue > 1e-3
+    assert chisquare([places[i] for i in range(1, 11)]).pvalue > 1e-3
+
+
+def test_ties_do_not_stand_by_name():
+    items = table([picture(f"{i:02d}", 0.0) for i in range(40)])
+    first = {
+        tuple(r["id"] for r in reviewed(triage(items, budget=3, angles=ANGLES, seed=s))) for s in range(8)
+    }
+    assert len(first) > 4
+
+
+def test_the_order_of_rows_changes_nothing():
+    rows = run(120, calibrated=60)
+    shuffled = [rows[i] for i in np.random.default_rng(1).permutation(len(rows))]
+    told = triage(table(rows), angles=ANGLES).as_json()
+    in_parts = pa.concat_tables([table(shuffled[:50]), table(shuffled[50:])])
+    assert triage(in_parts, angles=ANGLES).as_json() == told
+    assert triage(in_parts, angles=ANGLES, seed=1).as_json()["rows"] != told["rows"]
+
+
+def test_reasons_are_words():
+    rows = [picture(f"{i:02d}", i / 1000) for i in range(100)]
+    rows[98] |= {"top1_by_view": [0, 1, 0, 0, 2, 0], "agree_by_view": [0.9, 0.12, None, 0.4, -0.3, 0.49]}
+    rows[97] |= {
+        "top1_by_view": [0, 1, 1, 1, 2, 1],
+        "flags": ["flipped", "low-coverage", "odd-size"],
+        "prob": 0.34,
+    }
+    rows[0] |= {"flags": ["none-kept"], "kept": 0}
+    rows[1] |= {"kept": 1}
+    rows[2] |= {"flags": ["blank"]}
+    rows[3] |= {"flags": ["constant"]}
+    rows[4] |= {"peum": float("nan")}
+    found = triage(table(rows), budget="100%", angles=ANGLES)
+    told = {row["id"]: row["reasons"] for row in reviewed(found)}
+    assert told["99"] == ["PEUM 0.099: more uncertain than 94 % of the pictures"]
+    assert told["98"] == [
+        "PEUM 0.098: more uncertain than 93 % of the pictures",
+        "the prediction changes at 60° and 240°, 2 of 6 views",
+        "the view at 240° shows another place (r = -0.30 with the others)",
+        "the view at 60° shows another place (r = 0.12 with the others)",
+        "the view at 180° shows another place (r = 0.40 with the others)",
+    ]
+    assert told["97"][1:] == [
+        "the prediction changes at 60°, 120° and 3 more of 6 views",
+        "some cells no view has seen",
+        "odd size: the picture is not square or the feature grid does not divide it, so turns are less exact",
+        "low confidence (p = 0.34)",
+    ]
+    assert told["00"][0].startswith(
+        "no view kept the prediction with enough confidence: this is the presented view"
+    )
+    assert told["01"] == [
+        "only one view kept the prediction with enough confidence, and its PEUM of 0 means nothing"
+    ]
+    assert told["02"] == ["the map is blank: no positive evidence for the class"]
+    assert told["03"] == ["the map is constant"]
+    assert told["04"] == ["PEUM is undefined here"]
+    assert {row["rank"] for row in reviewed(found) if row["id"] < "05"} == {1, 2, 3, 4, 5}
+
+
+def test_one_view_alone_is_no_reason():
+    rows = [picture(f"{i}", i / 100, kept=1, top1_by_view=[0], agree_by_view=[None]) for i in range(10)]
+    found = triage(table(rows), budget=1, angles=(0,))
+    assert reviewed(found)[0]["reasons"] == ["PEUM 0.09: more uncertain than 90 % of the pictures"]
+
+
+def slow_threshold(scores, alpha):
+    """The largest λ that leaves (missed + 1) / (n + 1) ≤ α; None where none does."""
+    allowed = [
+        value for value in scores
+        if Fraction(sum(s < value for s in scores) + 1, len(scores) + 1) <= Fraction(str(alpha))
+    ]  # fmt: skip
+    return max(allowed) if allowed else None
+
+
+def test_the_threshold_is_the_largest_that_keeps_the_promise():
+    rng = np.random.default_rng(0)
+    for n in range(80):
+        scores = np.round(rng.gamma(2, 1, n), int(rng.integers(0, 3)))  # with ties
+        scores[rng.random(n) < 0.1] = np.inf
+        eq = np.where(rng.random(n) < 0.7, 0.2, 0.8)
+        alpha = float(rng.choice([0.05, 0.1, 0.29, 0.3, 0.5]))
+        found = _guarantee(scores, eq, np.arange(0), alpha=alpha, unstable=0.5)
+        bad = scores[eq < 0.5].tolist()
+        assert found.threshold == slow_threshold(bad, alpha)
+        assert (found.threshold is None) == (len(bad) < 1 / Fraction(str(alpha)) - 1)
+        if found.threshold is not None:
+            assert found.needed == sum(s >= found.threshold for s in scores)
+
+
+@pytest.mark.parametrize(
+    ("found", "digits", "quiet"), [(9, 9, 0), (19, 9, 0), (33, 9, 0.2), (19, 1, 0.1), (39, 0, 0)]
+)
+def test_the_guarantee_holds(found, digits, quiet):
+    """Unstable PEUMs that are exchangeable but not independent: each draw has its own scale."""
+    alpha, draws, new = 0.10, 4000, 50
+    rng = np.random.default_rng(found + digits)
+    scale = rng.gamma(1, 1, (draws, 1))
+    scores = np.round(scale * rng.gamma(2, 1, (draws, found + new)), digits)
+    scores[rng.random(scores.shape) < quiet] = np.inf
+    missed = np.empty(draws)
+    for i in range(draws):
+        told = _guarantee(scores[i, :found], np.zeros(found), np.arange(0), alpha=alpha, unstable=0.5)
+        missed[i] = (scores[i, found:] < told.threshold).mean()
+    error = 3 * missed.std() / draws**0.5
+    assert missed.mean() <= alpha + error
+    if digits == 9:  # without ties the rate is known
+        assert abs(missed.mean() - math.floor(alpha * (found + 1)) / (found + 1)) < error
+    assert 0.001 < error < 0.006
+
+
+def test_too_few_unstable_give_no_guarantee_and_say_how_many_are_needed():
+    rows = [picture(f"{i:02d}", i / 100, eq=0.2 if i < 5 else 0.9) for i in range(40)]
+    told = triage(table(rows), angles=ANGLES).guarantee
+    assert (told.calibrated, told.unstable_found, told.threshold, told.needed) == (40, 5, None, None)
+    assert told.sentence == (
+        "No guarantee: 5 unstable explanations (Eq < 0.5) among 40 calibrated pictures; missing at most 10 % of them "
+        "needs 9, 4 more."
+    )
+
+
+def test_the_guarantee_says_whether_the_queue_covers_it():
+    rows = [picture(f"{i:02d}", i / 100, eq=0.2 if i >= 30 else 0.9) for i in range(50)]
+    rows += [picture("quiet", 0.0, kept=0, flags=["none-kept"])]
+    little = triage(table(rows), budget="10%", quotas=False, angles=ANGLES).guarantee
+    assert (little.threshold, little.needed) == (0.31, 20)
+    assert little.needed_share == 20 / 51
+    assert "0.31, or whose PEUM says nothing (20 of 51, 39.2 %) misses at most 10 %" in little.sentence
+    assert (
+        "not promised together: the present queue holds 5 of these 20, so it does not cover"
+        in little.sentence
+    )
+    much = triage(table(rows), budget="60%", quotas=False, angles=ANGLES).guarantee
+    assert much.sentence.endswith("the present queue holds 20 of these 20, so it covers the guarantee.")
+
+
+def test_where_only_silent_pictures_are_unstable_they_are_the_ones_needed():
+    rows = [picture(f"{i:02d}", 0.0, kept=0, flags=["none-kept"], eq=0.1) for i in range(20)]
+    rows += [picture(f"a{i:02d}", i / 100, eq=0.9) for i in range(20)]
+    found = triage(table(rows), budget="100%", angles=ANGLES)
+    assert (found.guarantee.threshold, found.guarantee.needed) == (math.inf, 20)
+    assert "every picture whose PEUM says nothing (20 of 40, 50.0 %)" in found.guarantee.sentence
+    assert found.as_json()["guarantee"]["threshold"] is None
+    assert found.worth.auroc.value == 1
+    assert math.isnan(found.worth.outside.value)  # nothing is outside
+
+
+def test_worth_is_measured_on_the_calibrated():
+    rows = run(400, calibrated=250)
+    found = triage(table(rows), budget="20%", angles=ANGLES)
+    worth, queue = found.worth, {row["id"] for row in reviewed(found, "queue")}
+    known = [row for row in rows if row.get("eq") is not None]
+    bad = [row for row in known if row["eq"] < 0.5]
+    outside = [row for row in known if row["id"] not in queue]
+    assert worth.n == len(known)
+    assert worth.unstable.value == len(bad) / len(known)
+    assert worth.outside.value == sum(row["id"] not in queue for row in bad) / len(outside)
+    assert worth.outside.low < worth.outside.value < worth.outside.high
+    heard = [row for row in known if not silent(row)]
+    r = np.corrcoef([row["peum"] for row in heard], [1 - row["eq"] for row in heard])[0, 1]
+    assert worth.pearson.r == pytest.approx(r)
+    assert worth.pearson.n == len(heard) < worth.spearman.n == len(known)
+    assert worth.auroc.low > 0.5
+    assert worth.lift.value > 1
+    assert worth.held_out.lift.value > 1
+    assert worth.sentence.startswith(f"measured on {len(known)} pictures: ")
+    assert worth.sentence.endswith("PEUM finds them better than chance")
+    json.dumps(found.as_json(), allow_nan=False)
+
+
+def test_few_calibrated_pictures_are_too_few_to_say():
+    few = triage(table(run(100, calibrated=40)), angles=ANGLES).worth
+    assert few.sentence.endswith("; too few to say")
+    none = triage(table(run(50)), angles=ANGLES)
+    assert none.worth is None
+    assert none.as_json()["worth"] is None
+
+
+HOSTILE = [
+    "=1+1",
+    "+cmd|' /C calc'!A0",
+    "-2",
+    "@SUM(A1)",
+    "\tx",
+    "\rx",
+    'a,"b"\nc',
+    "ünï ☃; 'q'",
+    "",
+    "'=1",
+    "plain",
+]
+
+
+def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
+    rows = [picture(name, i / 100, i) for i, name in enumerate(HOSTILE)]
+    found = triage(table(rows), budget="100%", angles=ANGLES, classes=HOSTILE)
+    write_csv(found, tmp_path / "queue.csv")
+    with (tmp_path / "queue.csv").open(encoding="utf-8", newline="") as file:
+        read = list(csv.DictReader(file))
+    assert [row["place"] for row in read] == [str(i) for i in range(1, len(HOSTILE) + 1)]
+    by_place = {str(row["place"]): row for row in reviewed(found)}
+    for row in read:
+        true = by_place[row["place"]]
+        for name in ("id", "class"):
+            assert not row[name].startswith(("=", "+", "-", "@", "\t", "\r"))
+            guarded = true[name].startswith(("=", "+", "-", "@", "\t", "\r"))
+            assert row[name] == ("'" if guarded else "") + true[name]
+        assert float(row["peum"]) == true["peum"]
+        assert row["reasons"].split("; ") == true["reasons"]
+
+
+def test_what_reviewers_get_is_blind(tmp_path):
+    items = table(run(200, calibrated=50))
+    found = triage(items, angles=ANGLES)
+    write_csv(found, tmp_path / "queue.csv")
+    write_fiftyone(found, items, tmp_path / "fiftyone")
+    write_parquet(found, tmp_path / "queue.parquet")
+    samples = json.loads((tmp_path / "fiftyone" / "samples.json").read_text())["samples"]
+    with (tmp_path / "queue.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    assert [row["place"] for row in read] == [str(row["place"]) for row in samples]
+    for row in (*read, *samples):
+        assert not {"arm", "rank"} & set(row)
+        assert not any(word in json.dumps(row) for word in ("control", "queue"))
+    whole = pq.read_table(tmp_path / "queue.parquet")
+    assert whole.equals(found.rows)
+    assert set(whole["arm"].to_pylist()) == {"queue", "control"}
+
+
+def test_fiftyone_gets_the_unversioned_layout(tmp_path):
+    rows = [picture("a=b", 0.5, 1, label="cat", flags=["flipped"]), picture("b", 0.1, path=None)]
+    items = table(rows)
+    found = triage(items, budget=2, angles=ANGLES, classes=["dog", "cat"])
+    write_fiftyone(found, items, tmp_path / "new" / "folder")
+    assert "version" not in json.loads((tmp_path / "new" / "folder" / "metadata.json").read_text())
+    read = json.loads((tmp_path / "new" / "folder" / "samples.json").read_text())
+    one = {sample["picture"]: sample for sample in read["samples"]}["a=b"]
+    assert one["filepath"].startswith("/")
+    assert one["filepath"].endswith("pictures/a=b.png")
+    assert one["tags"] == ["flipped"]
+    assert one["prediction"] == {"_cls": "Classification", "label": "cat", "confidence": pytest.approx(0.9)}
+    assert one["ground_truth"] == {"_cls": "Classification", "label": "cat"}
+    assert one["peum"] == 0.5
