@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equicam import cli_audit
-from equicam.terminal import console, dtype_named, listed, plain, where
+from equicam.terminal import console, dtype_named, listed, plain, refused, where
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,10 +127,10 @@ def explain(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="where the pictures go")] = Path("demo"),
-    count: Annotated[int, typer.Option(min=1, help="how many patches to draw")] = 6,
+    out: Annotated[Path, typer.Option(help="where the pictures and the run go")] = Path("demo"),
+    count: Annotated[int, typer.Option(min=10, help="how many patches to draw")] = 200,
 ) -> None:
-    """Explain drawn histology-like patches with the embedded model and write overlays.
+    """The main job on drawn histology-like patches and the embedded model: audit, triage, report.
 
     Everything is synthetic and in the package: no network, no download. For example: `equicam demo --out demo`
     """
@@ -138,14 +138,38 @@ def demo(
 
     from equicam.data.synthetic import draw_many
 
-    out.mkdir(parents=True, exist_ok=True)
-    paths = [out / f"patch-{i:03d}.png" for i in range(count)]
-    for path, patch in zip(paths, draw_many(count, seed=7), strict=True):
-        Image.fromarray(patch.image).save(path)
-    explain(
-        paths, model="embedded", weights=None, out=out, method="equigrad-cam", views=None, target=None, layer=None,
-        classes=None, fill=None, tau=None, gamma=None, as_published=False, device=None,
+    pictures, run = out / "pictures", out / "run"
+    with refused():
+        pictures.mkdir(parents=True, exist_ok=True)
+        for i, patch in enumerate(draw_many(count, seed=7)):
+            path = pictures / f"patch-{i:03d}.png"
+            if not path.is_file():
+                Image.fromarray(patch.image).save(path)
+    said = {"weights": None, "layer": None, "classes": None, "device": "cpu"}
+    cli_audit.audit(
+        str(pictures), run, model="embedded", method="equigrad-cam", views=None, calibrate=count // 2, split=None, n=None,
+        fill=None, tau=None, gamma=None, as_published=False, dtype=None, seed=0, part=32, workers=None, **said,
     )  # fmt: skip
+    cli_audit.triage(
+        run,
+        budget="10%",
+        control=0.2,
+        alpha=0.1,
+        unstable=0.5,
+        quotas=True,
+        evidence=20,
+        seed=0,
+        source=None,
+        device="cpu",
+    )
+    cli_audit.report(run, top=40)
+    console.print("\nthe three worst cases:")
+    for row in cli_audit.worst_cases(run, 3):
+        why = "; ".join(row["reasons"])
+        console.print(f"  {escape(plain(row['id']))}: {escape(plain(why))}", soft_wrap=True, highlight=False)
+    console.print(
+        f"report: {escape(plain((run / 'report.html').resolve()))}", soft_wrap=True, highlight=False
+    )
     console.print("Synthetic patches and a synthetic model: for looking around, not for conclusions.")
 
 

@@ -119,7 +119,15 @@ def triage(
     For example: `equicam triage run --budget 5%`
     """
     with refused():
-        _triage(_opened(run), budget, control, alpha, unstable, quotas, evidence, seed, source, device)
+        options = {
+            "budget": int(budget) if budget.lstrip("-").isdigit() else budget,
+            "control": control,
+            "alpha": alpha,
+            "unstable": unstable,
+            "quotas": quotas,
+            "seed": seed,
+        }
+        _triage(_opened(run), options, evidence, source, device)
 
 
 def report(
@@ -177,30 +185,29 @@ def verify(
         raise typer.Exit(1)
 
 
+def _ranked(run: "Run", options: dict[str, Any]) -> "Triage":
+    from equicam.audit.triage import triage as ranked
+
+    spec = run.spec
+    return ranked(run.items(), angles=spec.angles, classes=spec.classes, **options)
+
+
 def _triage(
-    run: "Run", budget: str, control: float, alpha: float, unstable: float, quotas: bool, count: int, seed: int,
-    source: str | None, device: str | None,
-) -> "Triage":  # fmt: skip
+    run: "Run", options: dict[str, Any], count: int, source: str | None, device: str | None
+) -> "Triage":
     import json
 
     from equicam.audit.exports import write_csv, write_fiftyone, write_parquet
     from equicam.audit.log import Log
-    from equicam.audit.triage import triage as ranked
     from equicam.parts import write_whole
 
-    spec, items = run.spec, run.items()
-    found = ranked(
-        items, budget=int(budget) if budget.lstrip("-").isdigit() else budget, control=control, alpha=alpha,
-        unstable=unstable, quotas=quotas, angles=spec.angles, classes=spec.classes, seed=seed,
-    )  # fmt: skip
+    found = _ranked(run, options)
     write_parquet(found, run.folder / "triage.parquet")
     write_csv(found, run.folder / "queue.csv")
-    write_fiftyone(found, items, run.folder / "fiftyone")
-    write_whole(run.folder / "triage.json", json.dumps(found.as_json(), indent=1).encode())
-    Log(run.folder).add(
-        "triaged",
-        {"budget": str(budget), "control": control, "alpha": alpha, "unstable": unstable, "seed": seed},
-    )
+    write_fiftyone(found, run.items(), run.folder / "fiftyone")
+    text = json.dumps({"options": options, **found.as_json()}, indent=1)
+    write_whole(run.folder / "triage.json", text.encode())
+    Log(run.folder).add("triaged", options)
     queue = [row for row in found.rows.to_pylist() if row["arm"] == "queue"]
     queue.sort(key=lambda row: row["rank"])
     table = Table("rank", "picture", "class", "p", "PEUM", "why")
@@ -226,7 +233,7 @@ def _triage(
             "Nothing was calibrated: what the queue is worth here is not known. equicam audit --calibrate N measures it.",
             soft_wrap=True,
         )
-    if count and spec.model is not None:
+    if count and run.spec.model is not None:
         _evidence(run, [row["id"] for row in queue[:count]], source, device)
     return found
 
@@ -251,11 +258,15 @@ def _report(run: "Run", top: int) -> Path:
     import json
 
     from equicam.report.page import write_report
-    from equicam.report.triaged import read_triage
 
-    found = run.folder / "evidence.json"
-    evidence: dict[str, Any] = json.loads(found.read_text()) if found.is_file() else {}
-    return write_report(run, read_triage(run.folder), evidence=evidence, top=top)
+    def kept(name: str) -> dict[str, Any]:
+        there = run.folder / name
+        found: dict[str, Any] = json.loads(there.read_text()) if there.is_file() else {}
+        return found
+
+    # ranking is a function of the rows and its options: made again, it is the queue that was written
+    found = _ranked(run, kept("triage.json").get("options", {}))
+    return write_report(run, found, evidence=kept("evidence.json"), top=top)
 
 
 def _opened(folder: Path) -> "Run":

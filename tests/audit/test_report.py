@@ -1,14 +1,14 @@
-import hashlib
 import io
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import time
 from base64 import b64decode
-from dataclasses import dataclass, replace
-from html.parser import HTMLParser
+from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,186 +18,282 @@ from PIL import Image
 from scipy import ndimage
 
 from equicam.audit.log import Log
-from equicam.audit.spec import Spec
-from equicam.audit.store import ITEMS, MAPS, Drawn, Run, file_digest
-from equicam.data.items import Item
-from equicam.data.synthetic import draw
+from equicam.audit.triage import triage
 from equicam.errors import EquicamError
-from equicam.report import drawn, plots
+from equicam.report import drawn
 from equicam.report.page import visible, write_report
-
-ANGLES = tuple(20.0 * t for t in range(18))
-HOSTILE = (
-    "<script>alert(1)</script>.png",
-    '"><img src=x onerror=alert(1)>.png',
-    "two\nlines\tand\x1b[31m red\x00.png",
-    "invoice\u202egnp.exe",
-    "🧬 патч ‮نص עברית.png",
-    "x" * 250,
-    "javascript:alert(1)//{{ 7*7 }}{% raw %}",
-    "Z" + "\u0301" * 60 + "algo.png",
-)
-MISSING, CHANGED, BLANK, UNREADABLE = (
-    "slide-07/0031.png",
-    "slide-07/0032.png",
-    "slide-02/0007.png",
-    "slide-09/0001.png",
-)
+from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, evidence_of, fake_run, triaged
 
 
-@dataclass(frozen=True)
-class Guarantee:
-    sentence: str
-    unstable: float = 0.5
-    threshold: float = float("inf")
-
-
-@dataclass(frozen=True)
-class Worth:
-    sentence: str
-    n: int
-
-
-def blob(rng, at, width=2.2, grid=12):
-    y, x = np.mgrid[:grid, :grid] - (grid - 1) / 2
-    hill = np.exp(-((x - at[0]) ** 2 + (y - at[1]) ** 2) / (2 * width**2))
-    return np.maximum(hill + 0.06 * ndimage.gaussian_filter(rng.standard_normal((grid, grid)), 1), 0)
-
-
-def views_of(rng, unrest):
-    """Planes as read: a hill in the presented frame, turned with the view, and wandering where the picture is unsure."""
-    at = rng.uniform(-2.5, 2.5, 2)
-    back = [blob(rng, at + unrest * rng.standard_normal(2) * (t > 0)) for t in range(len(ANGLES))]
-    planes = [
-        ndimage.rotate(p, a, reshape=False, order=1, mode="mirror") for p, a in zip(back, ANGLES, strict=True)
-    ]
-    units = np.stack([(p - p.min()) / np.ptp(p) for p in back])
-    return np.stack(planes), np.mean(back, axis=0), units.var(0)
-
-
-def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=None):
-    """A finished run of drawn patches, with every kind of name and trouble among them."""
-    rng = np.random.default_rng(5)
-    ids = [*HOSTILE, MISSING, CHANGED, BLANK]
-    ids += [f"slide-{i % 9 + 1:02d}/{i:04d}.png" for i in range(100, 100 + count - len(ids))]
-    (folder / "pictures").mkdir(parents=True)
-    rows, maps, items = [], [], []
-    for i, name in enumerate(ids):
-        path = folder / "pictures" / f"{i:05d}.png"
-        image = draw(i % 60, seed=3).image if pictures is None else pictures(i)
-        Image.fromarray(image).save(path)
-        unrest = 0.3 + 3.2 * rng.beta(1.2, 4)
-        planes, fused, peum = views_of(rng, 0 if name == BLANK else unrest)
-        if name == BLANK:
-            planes, fused, peum = 0 * planes, 0 * fused, 0 * peum
-        arrays = [a.astype(np.float32) for a in (fused, peum, planes[: len(angles)])]
-        maps.append(Drawn(*arrays).row(name))
-        target = int(rng.integers(2))
-        flips = rng.random(len(angles)) < 0.12 * unrest - 0.06
-        flips[0] = False
-        probs = np.where(flips, rng.uniform(0.05, 0.45, len(angles)), rng.uniform(0.55, 0.99, len(angles)))
-        side = float(image.shape[0])
-        rows.append(
-            {
-                "id": name,
-                "path": str(path),
-                "sha256": file_digest(path),
-                "bytes": path.stat().st_size,
-                "width": int(side),
-                "height": int(side),
-                "frame": [0.0, 0.0, side, side],
-                "label": None
-                if i % 5 == 4
-                else "</td><b>tumour</b>"
-                if i == 0
-                else ("normal", "tumour")[target],
-                "target": target,
-                "prob": probs[0],
-                "peum": float(peum.mean()),
-                "flip_rate": flips.mean(),
-                "kept": len(angles),
-                "prob_by_view": probs.tolist(),
-                "top1_by_view": np.where(flips, 1 - target, target).tolist(),
-                "flags": (["blank"] if name == BLANK else []) + (["flipped"] if flips.any() else []),
-                "eq": float(np.clip(1 - 0.3 * unrest + 0.06 * rng.standard_normal(), -1, 1))
-                if i < calibrate
-                else None,
-                "status": "ok",
-            }
-        )
-        items.append(Item(name, path, rows[-1]["label"]))
-        if name == MISSING:
-            path.unlink()
-        elif name == CHANGED:
-            Image.fromarray(255 - image).save(path)
-    for i in range(bad):
-        name = UNREADABLE if i == 0 else f"broken-{i:03d}<b>.tif"
-        reason = f"picture {name!r} needs a file that can be read whole, got truncated bytes; try a fresh copy of it"
-        rows.append({"id": name, "path": f"/nowhere/{i}", "status": "bad", "reason": reason})
-        items.append(Item(name, folder / "nowhere"))
-    spec = Spec(
-        model="embedded", weights=hashlib.sha256(b"weights").hexdigest(), weights_from=None, layer="layer4", layout="nchw",
-        preprocess="Resize(96), ToDtype(scale=True), Normalize(…)", classes=("normal <i>tissue</i>", "tumour"),
-        method="equigrad-cam", method_is="tap, grad_cam, 18 views turned back and averaged at features, uniform",
-        angles=angles, fill="reflect", as_published=False, dtype="float32", device="cpu", part=1000, calibrate=calibrate,
-        seed=0, source=str(folder / "pictures"), split=None, pictures=len(items), data=hashlib.sha256(b"data").hexdigest(),
-        versions=(("equicam", "0.1.0"), ("python", "3.11.9"), ("torch", "2.6.0"), ("numpy", "2.1.0")),
-    )  # fmt: skip
-    run = Run(folder / "run")
-    run.begin(spec, items, ids[:calibrate])
-    run.write_part(0, pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(maps, schema=MAPS))
-    log = Log(run.folder)
-    log.add("started", {"pending": 1, "parts": 1})
-    log.add("completed", {"digests": "0" * 64})
-    return run
-
-
-def triaged(run, *, queue=16, controls=3):
-    """As a triage ranks it: silent maps first, then by PEUM; the last of the pictures are the blind arm."""
-    ok = [row for row in run.items().to_pylist() if row["status"] == "ok"]
-    ok.sort(key=lambda row: ("blank" not in row["flags"], -row["peum"]))
-    ranked = list(enumerate(ok, start=1))
-    chosen = [(n, row, "queue") for n, row in ranked[:queue]] + [
-        (n, row, "control") for n, row in ranked[::-1][:controls]
-    ]
-    rows = []
-    for place, (rank, row, arm) in enumerate(reversed(chosen), start=1):
-        told = [
-            f"PEUM {row['peum']:.3g}: more uncertain than {100 * (1 - rank / len(ok)):.0f} % of the pictures"
-        ]
-        if row["flip_rate"] > 0:
-            told.append("the prediction changes at 40°, 180° and 2 more of 18 views")
-        if rank % 3 == 1:
-            told.append("the view at 140° shows another place (r = 0.31 with the others)")
-        rows.append(
-            {"id": row["id"], "arm": arm, "rank": rank, "place": place, "peum": row["peum"], "target": row["target"],
-             "class": run.spec.classes[row["target"]], "prob": row["prob"], "flags": row["flags"], "reasons": told}
-        )  # fmt: skip
-    calibrated = sum(row["eq"] is not None for row in ok)
-    worth = Worth(
-        f"measured on {calibrated} pictures: 0.17 [0.12, 0.23] are unstable (Eq < 0.5), outside the queue 0.12 "
-        "[0.08, 0.18]; PEUM and 1 − Eq have a Spearman correlation of 0.81 [0.76, 0.85], an AUROC of 0.93 [0.89, 0.97] "
-        "and 5.21 [3.97, 6.42] times the catch of chance at this budget; PEUM finds them better than chance",
-        calibrated,
-    )
-    sentence = (
-        "Reviewing every picture with a PEUM of at least 0.0312 or whose PEUM says nothing (53 of 320, 16.6%) misses at "
-        "most 0.1 of the unstable explanations on average, if the calibrated pictures are a random draw; learnt from 34 "
-        "unstable explanations (Eq < 0.5) among 200 calibrated pictures. Budget and guarantee are not promised "
-        "together: the present queue holds 28 of these 53, so it does not cover the guarantee."
-    )
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    run = fake_run(tmp_path_factory.mktemp("made"))
+    triage = triaged(run)
+    path = write_report(run, triage, evidence=evidence_of(triage))
     return SimpleNamespace(
-        rows=pa.Table.from_pylist(rows), guarantee=Guarantee(sentence), worth=worth if calibrated else None
+        run=run,
+        triage=triage,
+        path=path,
+        html=path.read_text(),
+        page=Page(path.read_text()),
+        facts=json.loads(path.with_suffix(".json").read_text()),
     )
 
 
-def evidence_of(triage, every=2):
-    lines = [
-        "Hiding the pixels whose saliency moves costs 0.118 [0.064, 0.171] of the probability; hiding those where it stays, 0.249 [0.190, 0.305].",
-        "That is +0.043 [+0.011, +0.078] above pixels of the same shape elsewhere, and +0.006 [-0.021, +0.034] above pixels of the same saliency.",
-        "Another prediction in 28% of the views (12% to 51%).",
-        "Pooled features of turned and presented picture: cosine 0.91; with other pictures 0.48 <b>.",
+def test_report_and_json_lie_in_the_run(made):
+    assert made.path == made.run.folder / "report.html"
+    assert made.path.with_name("report.json").is_file()
+
+
+def test_the_page_needs_nothing_else_and_runs_nothing(made):
+    policy = [
+        a["content"] for a in made.page.every("meta") if a.get("http-equiv") == "Content-Security-Policy"
     ]
-    verdict = "Undecided: the pixels whose saliency moves matter somewhat, within what these angles can tell (+0.043 [+0.011, +0.078] and +0.006 [-0.021, +0.034] of the probability)."
-    ids = triage.rows["id"].to_pylist()[::every]
-    return {name: {"verdict": verdict, "lines": lines, "alike": float("nan")} for name in ids}
+    assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+    tags = {name for name, _ in made.page.elements}
+    assert not tags & {"script", "iframe", "object", "embed", "link", "base", "form", "foreignobject", "i"}
+    for tag, attributes in made.page.elements:
+        for key, value in attributes.items():
+            assert not key.startswith("on"), (tag, key)
+            if key.endswith(("src", "href")):
+                assert value.startswith(("data:image/jpeg;base64,", "#")), value[:60]
+    style = made.html[made.html.index("<style>") : made.html.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "http:" not in made.html
+    assert "https:" not in made.html
+
+
+def test_hostile_names_are_text(made):
+    queued = made.triage.rows.filter(pa.compute.equal(made.triage.rows["arm"], "queue"))["id"].to_pylist()
+    assert set(HOSTILE) <= set(queued)
+    assert "</td><b>tumour</b>" in made.page.text
+    for name in HOSTILE:
+        assert " ".join(visible(name).split()) in made.page.text
+    for hidden in "\u202e\x1b\x00\u2028":
+        assert hidden not in made.html
+    assert r"invoice\u202egnp.exe" in made.html
+    assert r"two\nlines\tand\x1b[31m red\x00.png" in made.html
+    assert "{{ 7*7 }}" in made.page.text
+
+
+def test_numbers_in_the_json_are_those_of_the_run(made):
+    rows = {row["id"]: row for row in made.run.items().to_pylist()}
+    ok = [row for row in rows.values() if row["status"] == "ok"]
+    summary = made.facts["summary"]
+    assert summary["pictures"] == summary["done"] == len(rows)
+    assert (summary["ok"], summary["bad"], summary["queue"]) == (len(ok), 3, 16)
+    assert summary["median_peum"] == np.median([row["peum"] for row in ok])
+    assert summary["flipping"] == np.mean([row["flip_rate"] > 0 for row in ok])
+    assert summary["calibrated"] == sum(row["eq"] is not None for row in ok)
+    assert [q["rank"] for q in made.facts["queue"]] == list(range(1, 17))
+    for q in made.facts["queue"]:
+        same = ("peum", "prob", "target", "label", "flip_rate", "eq", "flags", "prob_by_view", "top1_by_view")
+        assert {key: q[key] for key in same} == {key: rows[q["id"]][key] for key in same}
+    assert made.facts["manifest"]["weights"] == made.run.spec.weights
+    assert made.facts["log"]["last_hash"] == Log(made.run.folder).last()
+    assert {row["id"] for row in made.facts["bad"]} == {
+        row["id"] for row in rows.values() if row["status"] == "bad"
+    }
+
+
+def test_undefined_numbers_are_null(made):
+    def refuse(name):
+        raise AssertionError(name)
+
+    json.loads(made.path.with_suffix(".json").read_text(), parse_constant=refuse)
+    assert made.facts["guarantee"]["threshold"] is None
+    assert any(q["evidence"] and q["evidence"]["alike"] is None for q in made.facts["queue"])
+
+
+def test_the_page_tells_what_the_json_has(made):
+    text = made.page.text
+    assert made.triage.guarantee.sentence in text
+    assert made.triage.worth.sentence[1:] in text
+    assert f"{made.facts['summary']['median_peum']:.3g}" in text
+    for q in made.facts["queue"]:
+        assert q["silent"] or f"{q['peum']:.4f}" in text
+        assert all(reason in text for reason in q["reasons"])
+        assert not q["evidence"] or all(line in text for line in q["evidence"]["lines"])
+    assert made.run.spec.weights[:12] in text
+    assert Log(made.run.folder).last() in text
+    assert "Consistent is not correct." in text
+    assert "equicam verify" in text
+
+
+def test_the_random_arm_is_not_told(made):
+    rows = made.triage.rows.to_pylist()
+    controls = [row["id"] for row in rows if row["arm"] == "control"]
+    assert controls
+    for name in controls:
+        assert name not in made.html
+        assert name not in json.dumps(made.facts)
+    assert all(not {"arm", "place"} & {*q} for q in made.facts["queue"])
+
+
+def cards(made):
+    """The text of each card by the id it is of."""
+    parts = re.split(r'(?=<article class="card")', made.html)[1:]
+    return {q["id"]: part.split("</article>")[0] for q, part in zip(made.facts["queue"], parts, strict=True)}
+
+
+def test_a_missing_or_changed_picture_is_said_so_and_not_shown(made):
+    shown = cards(made)
+    assert "no longer where it was" in shown[MISSING]
+    assert "has changed since it was explained" in shown[CHANGED]
+    for name in (MISSING, CHANGED):
+        images = [a["src"] for a in Page(shown[name]).every("img")]
+        assert len(images) == 3 + 18  # the maps are still there, on grey
+        first = np.asarray(Image.open(io.BytesIO(b64decode(images[0].split(",")[1]))))
+        assert abs(first[0, 0].astype(int) - drawn.NO_PICTURE).max() < 90
+    assert len(Page(shown[HOSTILE[0]]).every("img")) == 4 + 18
+
+
+def test_a_blank_map_is_drawn_as_the_picture_alone(made):
+    shown = cards(made)[BLANK]
+    assert "blank: no value to show" in shown
+    assert "says nothing here" in shown
+    _, single, fused, spread, *strip = (a["src"] for a in Page(shown).every("img"))
+    assert single == fused == spread
+    assert len(strip) == 18
+
+
+def test_flips_are_marked_and_named(made):
+    flipping = next(q for q in made.facts["queue"] if q["flip_rate"] > 0 and not q["silent"])
+    page = Page(cards(made)[flipping["id"]])
+    marked = [a for a in page.every("li") if a.get("class") == "flips"]
+    assert len(marked) == sum(t != flipping["target"] for t in flipping["top1_by_view"])
+
+
+def test_every_picture_has_words_and_headings_are_in_order(made):
+    assert all(a.get("alt") for a in made.page.every("img"))
+    assert all(a.get("aria-label") for a in made.page.every("svg"))
+    assert made.page.every("html") == [{"lang": "en"}]
+    levels = [int(name[1]) for name, _ in made.page.elements if re.fullmatch(r"h[1-6]", name)]
+    assert (levels[0], levels.count(1)) == (1, 1)
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    assert all(a.get("scope") for a in made.page.every("th"))
+    ids = [a["id"] for _, a in made.page.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_real_triage_is_taken_as_it_is(made, tmp_path):
+    found = triage(made.run.items(), budget="60%", angles=made.run.spec.angles, classes=made.run.spec.classes)
+    page = Page(write_report(made.run, found, out=tmp_path / "real.html").read_text())
+    assert found.guarantee.sentence in page.text
+    assert found.worth.sentence[1:] in page.text
+    told = json.loads((tmp_path / "real.json").read_text())
+    assert told["summary"]["queue"] == sum(arm == "queue" for arm in found.rows["arm"].to_pylist())
+    assert told["worth"]["n"] == told["summary"]["calibrated"]
+
+
+def test_the_same_run_gives_the_same_bytes_but_for_the_time(made, tmp_path):
+    again = write_report(
+        made.run, made.triage, evidence=evidence_of(made.triage), out=tmp_path / "again.html"
+    )
+
+    def timeless(text):
+        return re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d\+00:00)?", "", text)
+
+    assert timeless(again.read_text()) == timeless(made.html)
+    assert timeless((tmp_path / "again.json").read_text()) == timeless(
+        made.path.with_suffix(".json").read_text()
+    )
+
+
+def test_forty_photographs_stay_small_and_quick(tmp_path):
+    def photograph(i):
+        rng = np.random.default_rng(i)
+        rough = ndimage.gaussian_filter(rng.standard_normal((224, 224, 3)), (1.2, 1.2, 0)) * 110
+        return np.clip(128 + rough + 30 * rng.standard_normal((224, 224, 1)), 0, 255).astype(np.uint8)
+
+    run = fake_run(tmp_path, count=48, pictures=photograph)
+    start = time.process_time()
+    path = write_report(run, triaged(run, queue=40), top=40)
+    assert time.process_time() - start < 15
+    assert path.stat().st_size < 8_000_000
+    assert len(re.findall(r'<article class="card"', path.read_text())) == 40
+
+
+def test_top_cuts_the_cards_and_says_so(made, tmp_path):
+    path = write_report(made.run, made.triage, out=tmp_path / "deep" / "few.html", top=3)
+    text = Page(path.read_text()).text
+    assert "The first 3 of 16 pictures" in text
+    assert path.read_text().count('<article class="card"') == 3
+
+
+def test_many_bad_pictures_are_counted(tmp_path):
+    run = fake_run(tmp_path, bad=130)
+    page = Page(write_report(run, triaged(run, queue=2)).read_text())
+    assert "The first 100 of 130" in page.text
+    assert "And 30 more." in page.text
+    assert len(page.every("tr")) == 101
+
+
+def test_a_run_without_calibration_or_queue(tmp_path):
+    run = fake_run(tmp_path, calibrate=0, bad=0)
+    page = Page(write_report(run, triaged(run, queue=0, controls=0)).read_text())
+    assert "Not measured" in page.text
+    assert "Nothing is in the queue." in page.text
+    assert len(page.every("svg")) == 2
+
+
+@pytest.mark.parametrize("angles", [(0.0,), (-60.0, 60.0, 180.0), tuple(7.2 * t for t in range(50))])
+def test_other_sets_of_views(tmp_path, angles):
+    run = fake_run(tmp_path, angles=angles[:18])
+    text = Page(write_report(run, triaged(run, queue=12)).read_text()).text
+    if len(angles) == 1:
+        assert "One view alone has nothing to disagree with." in text
+    if 0 not in angles:
+        assert "do not include 0°" in text
+
+
+def test_an_unfinished_run_says_so(tmp_path):
+    run = fake_run(tmp_path)
+    manifest = run.folder / "manifest.json"
+    manifest.write_text(replace(run.spec, pictures=2000).as_json())
+    assert "This run is not finished." in Page(write_report(run, triaged(run)).read_text()).text
+
+
+def test_a_broken_log_is_told(tmp_path):
+    run = fake_run(tmp_path)
+    with sqlite3.connect(run.folder / "events.sqlite") as database:
+        database.execute("DROP TRIGGER no_change")
+        database.execute("UPDATE events SET who = 'nobody' WHERE number = 1")
+    assert "event 1 was changed" in Page(write_report(run, triaged(run, queue=1)).read_text()).text
+
+
+def test_a_triage_of_another_run_is_refused(made):
+    rows = made.triage.rows.slice(0, 1).to_pylist()
+    other = pa.Table.from_pylist([{**rows[0], "id": "elsewhere.png", "arm": "queue"}])
+    stranger = SimpleNamespace(rows=other, guarantee=made.triage.guarantee, worth=None)
+    with pytest.raises(EquicamError, match=r"needs a triage of this run, got 'elsewhere.png'"):
+        write_report(made.run, stranger)
+
+
+@pytest.mark.parametrize("name", ["report.txt", "manifest.html", "digests.html"])
+def test_names_that_would_hurt_the_run_are_refused(made, name):
+    with pytest.raises(EquicamError, match=r"a report needs a name that ends in \.html"):
+        write_report(made.run, made.triage, out=made.run.folder / name)
+
+
+def test_a_report_needs_no_torch(made, tmp_path):
+    code = f"""
+        import sys
+        sys.modules["torch"] = None
+        from pathlib import Path
+        from types import SimpleNamespace
+        import pyarrow as pa
+        from dataclasses import make_dataclass
+        from equicam.audit.store import Run
+        from equicam.report.page import write_report
+        said = make_dataclass("Said", ["sentence", "unstable"])("No guarantee.", 0.5)
+        rows = pa.ipc.open_file({str(tmp_path / "rows.arrow")!r}).read_all()
+        triage = SimpleNamespace(rows=rows, guarantee=said, worth=None)
+        print(write_report(Run(Path({str(made.run.folder)!r})), triage, out=Path({str(tmp_path / "r.html")!r})))
+    """
+    with pa.ipc.new_file(tmp_path / "rows.arrow", made.triage.rows.schema) as file:
+        file.write_table(made.triage.rows)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "r.html").stat().st_size > 100_000

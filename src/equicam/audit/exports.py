@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from equicam.audit.triage import Triage
 from equicam.parts import write_table, write_whole
 
-BLIND = ("place", "id", "class", "target", "prob", "peum", "flags", "reasons")
-"""What a reviewer may see: neither arm nor rank."""
+BLIND = ("place", "id", "class", "target", "prob", "flags", "reasons")
+"""What a reviewer may see: neither arm nor rank, nor PEUM, which would give them away."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -49,7 +49,7 @@ def write_fiftyone(triage: Triage, items: pa.Table, folder: Path) -> None:
 
 def _by_place(triage: Triage) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = triage.rows.select(BLIND).sort_by("place").to_pylist()
-    return rows
+    return [row | {"reasons": [r for r in row["reasons"] if not r.startswith("PEUM ")]} for row in rows]
 
 
 def _cell(value: Any) -> Any:
@@ -65,7 +65,6 @@ def _sample(row: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
         "prediction": {"_cls": "Classification", "label": row["class"], "confidence": row["prob"]},
         "picture": row["id"],
         "place": row["place"],
-        "peum": row["peum"],
         "reasons": row["reasons"],
     }
     if item["label"] is not None:

@@ -91,10 +91,15 @@ class Log:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as database:
-            database.execute("PRAGMA synchronous = FULL")
-            database.executescript(_TABLE)
-            yield database
+        try:
+            with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as database:
+                database.execute("PRAGMA synchronous = FULL")
+                database.executescript(_TABLE)
+                yield database
+        except (
+            sqlite3.DatabaseError
+        ) as error:  # a full disk, a lock nobody lets go, a file that is no database
+            raise OSError(f"{self.path}: {error}") from error
 
 
 def _hash(row: tuple[Any, ...]) -> str:

@@ -128,12 +128,14 @@ def triage(
     reviews = _reviews(budget, len(score))
     blind = _controls(reviews, len(score), control)
     places = dealt(Counter(target.tolist()), reviews - blind) if quotas else {}
-    queue = _by_class(order, target, places) if quotas else order[: reviews - blind]
+    queue = _by_class(order, target, places)
+    # what whole shares leave over goes on by rank, whatever the class
+    queue = np.concatenate([queue, order[~np.isin(order, queue)][: reviews - blind - len(queue)]])
     drawn = rng.choice(np.setdiff1d(order, queue), blind, replace=False)
     chosen = rng.permutation(np.concatenate([queue, drawn]))
     eq, named = ok["eq"].to_numpy(), Counter[str]()
-    for one, count in places.items():
-        named[_named(one, classes)] += count
+    for one in target[queue].tolist():
+        named[_named(one, classes)] += 1
     return Triage(
         rows=_rows(ok, order, chosen, set(queue.tolist()), score, angles, classes),
         guarantee=_guarantee(score, eq, queue, alpha=alpha, unstable=unstable),
@@ -147,16 +149,9 @@ def triage(
 
 
 def dealt(counts: dict[int, int], places: int) -> dict[int, int]:
-    """Places in proportion to counts by largest remainder, ties to the lower class.
-
-    As places ≤ Σ counts, no class is dealt more than it has: ⌈places · count / Σ⌉ ≤ count.
-    """
+    """The whole places each class has a right to by its share of the pictures; with many classes that may be none."""
     total = max(sum(counts.values()), 1)
-    given = {one: places * count // total for one, count in sorted(counts.items())}
-    by_remainder = sorted(given, key=lambda one: (-(places * counts[one] % total), one))
-    for one in by_remainder[: places - sum(given.values())]:
-        given[one] += 1
-    return given
+    return {one: places * count // total for one, count in sorted(counts.items())}
 
 
 def _entropy(seed: int, ids: Sequence[str]) -> int:
@@ -195,7 +190,7 @@ def _controls(reviews: int, ok: int, control: int | float) -> int:
 def _by_class(order: Places, target: NDArray[Any], places: dict[int, int]) -> Places:
     left, queue = dict(places), []
     for i in order.tolist():
-        if left[int(target[i])]:
+        if left.get(int(target[i]), 0):
             left[int(target[i])] -= 1
             queue.append(i)
     return np.array(queue, dtype=np.intp)
@@ -248,7 +243,12 @@ def _reasons(row: dict[str, Any], angles: Sequence[int | float], lower: int | No
     elif turned:
         told.append(f"the prediction changes at {' and '.join(turned)}, {len(turned)} of {n} views")
     odd = sorted((r, a) for a, r in zip(angles, agree, strict=False) if r is not None and r < 0.5)
-    told += [f"the view at {a:g}° shows another place (r = {r:.2f} with the others)" for r, a in odd[:3]]
+    if odd:
+        least = ", ".join(f"{a:g}° (r = {r:.2f})" for r, a in odd[:3])
+        more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+        told.append(
+            f"the view{'s' if len(odd) > 1 else ''} at {least}{more} disagree{'' if len(odd) > 1 else 's'} with the others on the place"
+        )
     told += [_WORDS[flag] for flag in ("low-coverage", "odd-size") if flag in row["flags"]]
     if row["prob"] is not None and row["prob"] < 0.5:
         told.append(f"low confidence (p = {row['prob']:.2f})")

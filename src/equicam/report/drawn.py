@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from PIL import Image
 from scipy import ndimage
 
@@ -24,6 +24,7 @@ SIDE = 224  # the longer side of a picture in the page
 TILE = 96  # of one view in a strip
 MOST_VIEWS = 24  # in a strip
 PAPER = 255
+RING = (143, 59, 0)  # around a view whose prediction flips; dark in grey too
 NO_PICTURE = 214  # the grey that maps lie on when their picture is not there
 FLAT = 2 * float(np.finfo(np.float16).eps)  # spans below this share of the values are the store's rounding
 
@@ -88,7 +89,10 @@ def pictured(row: Mapping[str, Any], arrays: Drawn | None, angles: Sequence[floa
                 degrees,
                 prob,
                 None if top1 == row["target"] else top1,
-                inline(view_tile(tile, plane, degrees, size=small), quality=75),
+                inline(
+                    view_tile(tile, plane, degrees, size=small, ringed=top1 not in (None, row["target"])),
+                    quality=75,
+                ),
             )
             for degrees, plane, prob, top1 in strip
         ),
@@ -111,7 +115,7 @@ def photograph(row: Mapping[str, Any], size: Size) -> Picture | str:
         if path.stat().st_size != row["bytes"]:
             return "The file has changed since it was explained, so it is not shown."
         picture = open_item(item)
-    except (EquicamError, OSError, ValueError):
+    except (EquicamError, OSError, ValueError, MemoryError, RuntimeError):
         return "The file can no longer be read as a picture."
     pixels = None if item.index is None else picture.tobytes()
     digest = file_digest(path) if pixels is None else hashlib.sha256(pixels).hexdigest()
@@ -120,22 +124,41 @@ def photograph(row: Mapping[str, Any], size: Size) -> Picture | str:
     return _cropped(picture, row["frame"], size)
 
 
-def _cropped(picture: Image.Image, frame: list[float] | None, size: Size) -> Picture | str:
+def _cropped(picture: Image.Image, frame: Sequence[Any] | None, size: Size) -> Picture | str:
     """The frame of the picture at this size; black where it reaches beyond, as padding does."""
-    box = (0.0, 0.0, *map(float, picture.size)) if frame is None else tuple(map(float, frame))
-    if len(box) != 4 or not all(map(math.isfinite, box)):
+    box = [0.0, 0.0, *map(float, picture.size)] if frame is None else list(frame)
+    if len(box) != 4 or not all(isinstance(v, float) and math.isfinite(v) for v in box):
         return "The part of it that the model saw was not recorded."
-    x0, y0, x1, y1 = box
-    reach = 2 * max(picture.size)
-    if not (-reach <= x0 < x1 <= 2 * reach and -reach <= y0 < y1 <= 2 * reach):
+    spans = [
+        _span(box[i], box[i + 2], of=picture.size[i], onto=length)
+        for i, length in enumerate((size[1], size[0]))
+    ]
+    if None in spans:
         return "The part of it that the model saw does not lie in it."
-    left, top = math.floor(x0), math.floor(y0)
-    whole = picture.crop((left, top, math.ceil(x1), math.ceil(y1)))
-    inside = (x0 - left, y0 - top, x1 - left, y1 - top)
-    return np.asarray(whole.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=inside, reducing_gap=3))
+    ((x0, x1), (left, right)), ((y0, y1), (top, bottom)) = (span for span in spans if span)
+    seen = picture.resize(
+        (right - left, bottom - top), Image.Resampling.BICUBIC, box=(x0, y0, x1, y1), reducing_gap=3
+    )
+    canvas = Image.new("RGB", (size[1], size[0]))
+    canvas.paste(seen, (left, top))
+    return np.asarray(canvas)
 
 
-def ground(photo: Picture | str, size: Size) -> Picture:
+def _span(
+    low: float, high: float, *, of: int, onto: int
+) -> tuple[tuple[float, float], tuple[int, int]] | None:
+    """The part of low … high that lies in 0 … of, and where it comes to lie in 0 … onto; None: it has no pixel."""
+    near = 0.02 * of  # a frame is measured, not known: what misses the border by a little ends at it
+    low = 0.0 if -near <= low < 0 else low
+    high = float(of) if of < high <= of + near else high
+    inside = max(low, 0.0), min(high, float(of))
+    if not inside[0] < inside[1]:
+        return None
+    first, last = (round((v - low) / (high - low) * onto) for v in inside)
+    return (inside, (first, last)) if first < last else None
+
+
+def ground(photo: Picture | str, size: Size) -> UInt8[np.ndarray, "h w 3"]:
     """What maps are drawn over: the picture at this size, or plain grey where there is none to show."""
     if isinstance(photo, str):
         return np.full((*size, 3), NO_PICTURE, np.uint8)
@@ -169,19 +192,32 @@ def turned_back(values: Float[np.ndarray, "H W"], degrees: int | float) -> Float
 
 
 def view_tile(
-    under: Picture, plane: Float[np.ndarray, "h w"], degrees: int | float, *, size: Size
+    under: Picture,
+    plane: Float[np.ndarray, "h w"],
+    degrees: int | float,
+    *,
+    size: Size,
+    ringed: bool = False,
 ) -> Picture:
     """One view's map turned back over the picture, inside the disc that every view has seen; paper outside."""
-    drawn = overlay(under, np.clip(turned_back(stretched(plane, size), degrees), 0, 1))
-    share = _disc(size)[..., None]
-    return np.asarray((share * drawn + (1 - share) * PAPER).round().astype(np.uint8))
+    values = np.clip(turned_back(stretched(plane, size), degrees), 0, 1)
+    drawn: Float[np.ndarray, "H W 3"] = overlay(under, values).astype(np.float64)
+    if ringed:
+        drawn = _laid(drawn, np.full_like(drawn, RING), _disc(size, inset=3))
+    return np.asarray(_laid(drawn, np.full_like(drawn, PAPER), _disc(size)).round().astype(np.uint8))
 
 
-def _disc(size: Size) -> Float[np.ndarray, "H W"]:
+def _laid(
+    over: Float[np.ndarray, "H W 3"], under: Float[np.ndarray, "H W 3"], share: Float[np.ndarray, "H W"]
+) -> Float[np.ndarray, "H W 3"]:
+    return np.asarray(share[..., None] * over + (1 - share[..., None]) * under)
+
+
+def _disc(size: Size, *, inset: int = 0) -> Float[np.ndarray, "H W"]:
     """1 within half the shorter side of the centre, 0 outside, soft over the pixel at its edge."""
     y = np.arange(size[0])[:, None] - (size[0] - 1) / 2
     x = np.arange(size[1])[None, :] - (size[1] - 1) / 2
-    return np.asarray(np.clip(min(size) / 2 - np.hypot(x, y), 0.0, 1.0))
+    return np.asarray(np.clip(min(size) / 2 - inset - np.hypot(x, y), 0.0, 1.0))
 
 
 def scale_bar() -> Picture:

@@ -5,6 +5,7 @@ reverse it are spelled out. The random arm of a triage is not told: who reviews 
 """
 
 import json
+import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +31,16 @@ from equicam.report.drawn import Pictures
 from equicam.report.explained import MOST_SPREAD
 
 MOST_BAD = 100  # rows of the table of bad pictures
+SILENT = {"blank", "constant", "none-kept"}  # flags under which PEUM says nothing
 LONGEST = 300  # characters of a name
+FLAGS = {
+    "blank": "the map is zero everywhere: no positive evidence for the class, or a dead layer",
+    "constant": "the map has the same value everywhere: nothing to see",
+    "flipped": "in at least one view the prediction is another one",
+    "none-kept": "the gate kept no view: this is the presented view alone, and its PEUM of 0 means nothing",
+    "low-coverage": "some cells no weighed view has seen",
+    "odd-size": "the picture is not square, or the feature grid does not divide it: turns are less exact",
+}
 Evidence = Mapping[str, Any]
 """`verdict`, a sentence, and `lines`, sentences with numbers and intervals; other keys go to the JSON."""
 
@@ -68,15 +78,16 @@ def write_report(
     beside = page.with_suffix(".json")
     if page.suffix.lower() not in (".html", ".htm") or beside.name in ("manifest.json", "digests.json"):
         raise EquicamError(
-            "a report", needs="a file name that ends in .html", got=readable(str(page)), fix="report.html"
-        )
+            "a report", needs="a name that ends in .html, and leaves the run's own .json alone", got=readable(str(page)),
+            fix="report.html",
+        )  # fmt: skip
     spec, items = run.spec, run.items()
     queue = triage.rows.filter(pc.equal(triage.rows["arm"], "queue")).sort_by("rank").to_pylist()
     shown = _shown(run, spec, items, queue[: max(0, top)], evidence)
-    facts = _facts(run, spec, items, queue, triage) | {"shown": [one.facts for one in shown]}
+    facts = _facts(run, spec, items, queue, triage) | {"queue": [one.facts for one in shown]}
     text = _environment().get_template("report.html.j2").render(
         facts=facts, shown=shown, plots=_plots(items, queue, triage, len(spec.angles)), manifest=_manifest(spec),
-        folder=readable(str(run.folder)), most_bad=MOST_BAD, most_spread=MOST_SPREAD, flags=FLAGS,
+        folder=shlex.quote(readable(str(run.folder))), most_bad=MOST_BAD, most_spread=MOST_SPREAD, flags=FLAGS,
         scale=drawn.inline(drawn.scale_bar()), thinned=len(spec.angles) > drawn.MOST_VIEWS,
         named=partial(_named, classes=spec.classes),
     )  # fmt: skip
@@ -93,7 +104,7 @@ def _facts(
     log = Log(run.folder)
     events, ok = log.events(), items.filter(pc.equal(items["status"], "ok"))
     bad = items.filter(pc.not_equal(items["status"], "ok"))
-    peum, flips = _numbers(ok["peum"]), _numbers(ok["flip_rate"])
+    peum, flips, eq = (v[np.isfinite(v)] for v in map(_numbers, (ok["peum"], ok["flip_rate"], ok["eq"])))
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "manifest": asdict(spec),
@@ -103,9 +114,9 @@ def _facts(
             "ok": ok.num_rows,
             "bad": bad.num_rows,
             "queue": len(queue),
-            "median_peum": float(np.nanmedian(peum)) if np.isfinite(peum).any() else None,
-            "flipping": float((flips[np.isfinite(flips)] > 0).mean()) if np.isfinite(flips).any() else None,
-            "calibrated": int(np.isfinite(_numbers(ok["eq"])).sum()),
+            "median_peum": float(np.median(peum)) if len(peum) else None,
+            "flipping": float((flips > 0).mean()) if len(flips) else None,
+            "calibrated": len(eq),
         },
         "guarantee": asdict(triage.guarantee),
         "worth": None if triage.worth is None else asdict(triage.worth),
@@ -126,7 +137,7 @@ def _plots(
     """The distributions; what plots hold is ours alone, so it is not escaped."""
     ok = items.filter(pc.equal(items["status"], "ok"))
     peum, flips, eq = (_numbers(ok[name]) for name in ("peum", "flip_rate", "eq"))
-    queued = np.isin(ok["id"].to_numpy(), [row["id"] for row in queue])
+    queued = _among(ok, queue).to_numpy()
     found = {"peum": plots.peum_histogram(peum, queued)}
     found["flips"] = plots.flip_histogram(np.rint(views * flips[np.isfinite(flips)]).astype(np.int64), views)
     if (both := np.isfinite(peum) & np.isfinite(eq)).any():
@@ -143,9 +154,7 @@ def _shown(
     evidence: Mapping[str, Evidence],
 ) -> list[Shown]:
     ids = [row["id"] for row in queue]
-    known = {
-        row["id"]: row for row in items.filter(pc.is_in(items["id"], pa.array(ids, pa.string()))).to_pylist()
-    }
+    known = {row["id"]: row for row in items.filter(_among(items, queue)).to_pylist()}
     if absent := [name for name in ids if name not in known]:
         raise EquicamError(
             "a report", needs="a triage of this run", got=f"{visible(absent[0])!r}, which is not in it",
@@ -161,16 +170,23 @@ def _shown(
     ]
 
 
+def _among(items: pa.Table, queue: Sequence[Mapping[str, Any]]) -> pa.ChunkedArray:
+    return pc.is_in(items["id"], pa.array([row["id"] for row in queue], pa.string()))
+
+
 def _told(
     ranked: Mapping[str, Any], row: Mapping[str, Any], evidence: Mapping[str, Evidence], spec: Spec
 ) -> dict[str, Any]:
+    flags = list(row["flags"] or [])
     same = ("label", "target", "prob", "peum", "flip_rate", "kept", "eq", "prob_by_view", "top1_by_view")
     return {
         "id": row["id"],
         "rank": ranked["rank"],
         "class": _named(row["target"], spec.classes),
         **{name: row[name] for name in same},
-        "flags": list(row["flags"] or []),
+        "flags": flags,
+        "silent": bool(SILENT & {*flags})
+        or (len(spec.angles) > 1 and row["kept"] is not None and row["kept"] <= 1),
         "reasons": list(ranked["reasons"] or []),
         "evidence": dict(evidence[row["id"]]) if row["id"] in evidence else None,
     }
@@ -192,28 +208,14 @@ def _manifest(spec: Spec) -> dict[str, str]:
     return told
 
 
-FLAGS = {
-    "blank": "the map is zero everywhere: no positive evidence for the class, or a dead layer",
-    "constant": "the map has the same value everywhere: nothing to see",
-    "flipped": "in at least one view the prediction is another one",
-    "none-kept": "the gate kept no view: this is the presented view alone, and its PEUM of 0 means nothing",
-    "low-coverage": "some cells no weighed view has seen",
-    "odd-size": "the picture is not square, or the feature grid does not divide it: turns are less exact",
-}
-
-
 def visible(text: object, most: int = LONGEST) -> str:
     """Text of anybody's on one line: controls, direction marks and stacks of accents spelled out, and not endless."""
     told, marks = [], 0
     for c in str(text)[:most]:
         kind = unicodedata.category(c)
         marks = marks + 1 if kind.startswith("M") else 0
-        if c < " ":
-            told.append(chr(0x2400 + ord(c)).replace("\u240a", "\u2424"))
-        elif kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") or marks > 3:
-            told.append(f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}")
-        else:
-            told.append(c)
+        hidden = kind.startswith("C") or kind in ("Zl", "Zp") or marks > 3
+        told.append(c.encode("unicode_escape").decode() if hidden else c)
     more = len(str(text)) - most
     return "".join(told) + (f"… ({more:,} more characters)" if more > 0 else "")
 

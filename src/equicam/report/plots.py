@@ -39,7 +39,7 @@ def peum_histogram(peum: Column, queued: Bool[np.ndarray, " n"]) -> str:
         figure, axes = _axes("PEUM", "pictures")
         edges = np.linspace(0, _top(peum), min(40, max(12, round(len(peum) ** 0.5))) + 1)
         axes.hist(
-            [peum[~queued], peum[queued]], edges, stacked=True, label=["other pictures", "in the queue"],
+            [peum[~queued], peum[queued]], edges.tolist(), stacked=True, label=["other pictures", "in the queue"],
             color=[REST, QUEUED], edgecolor="white", linewidth=0.5,
         )  # fmt: skip
         for patch in axes.containers[-1] if axes.containers else ():
@@ -82,10 +82,10 @@ def against_drift(peum: Column, drift: Column, queued: Bool[np.ndarray, " n"], *
         )
         axes.axhline(unstable, color=INK, linestyle=(0, (5, 3)), linewidth=1)
         axes.annotate(
-            "unstable above", (1, unstable), (0, 3), xycoords=("axes fraction", "data"),
-            textcoords="offset points", ha="right", fontsize=8,
+            "unstable above this line", (0, unstable), (5, 3), xycoords=("axes fraction", "data"),
+            textcoords="offset points", fontsize=8,
         )  # fmt: skip
-        axes.set(xlim=(0, 1.04 * _top(peum)), ylim=(0, 1.08 * max(_top(drift), unstable)))
+        axes.set(xlim=(-0.03 * _top(peum), 1.04 * _top(peum)), ylim=(0, 1.08 * max(_top(drift), unstable)))
         axes.legend(frameon=False, loc="lower right", reverse=True, handletextpad=0.2)
         return _svg(
             figure,
@@ -95,7 +95,7 @@ def against_drift(peum: Column, drift: Column, queued: Bool[np.ndarray, " n"], *
 
 
 def _axes(across: str, up: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(4.3, 2.9), layout="constrained")
+    figure = Figure(figsize=(3.8, 2.7), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.subplots()
     axes.set(xlabel=across, ylabel=up)

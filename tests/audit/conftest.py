@@ -1,0 +1,40 @@
+"""Drawn patches, and commands as processes of their own: what is killed here is really killed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from equicam.data.synthetic import draw_many
+
+COMMAND = [sys.executable, "-c", "from equicam.cli import app; app()"]
+ENV = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+
+
+def equicam_process(*arguments: object, **options) -> subprocess.Popen:
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
+
+
+def equicam_command(*arguments: object, **options) -> tuple[int, str]:
+    done = equicam_process(*arguments, **options)
+    said, _ = done.communicate(timeout=300)
+    return done.returncode, said
+
+
+@pytest.fixture(scope="session")
+def patches(tmp_path_factory) -> Path:
+    """Twenty-four drawn patches."""
+    folder = tmp_path_factory.mktemp("patches")
+    for i, patch in enumerate(draw_many(24, seed=7)):
+        Image.fromarray(patch.image).save(folder / f"{i:02d}.png")
+    return folder

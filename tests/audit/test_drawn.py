@@ -1,0 +1,169 @@
+import io
+from base64 import b64decode
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import ndimage
+
+from equicam.audit.store import Drawn, file_digest
+from equicam.chain import Chain, unit
+from equicam.combine import grad_cam
+from equicam.data.synthetic import draw
+from equicam.geometry import Views
+from equicam.report import drawn, plots
+from equicam.report.page import visible
+
+
+def test_more_views_than_a_strip_holds_are_thinned():
+    row = {"id": "a", "path": None, "bytes": 1, "sha256": "", "frame": None, "target": 0}
+    row |= {"prob_by_view": [0.5] * 50, "top1_by_view": [0] * 50}
+    flat = np.ones((4, 4), np.float32)
+    angles = tuple(7.2 * t for t in range(50))
+    found = drawn.pictured(row, Drawn(flat, 0 * flat, np.ones((50, 4, 4), np.float32)), angles)
+    assert len(found.strip) <= drawn.MOST_VIEWS
+    assert found.strip[0].degrees == 0
+    assert found.blank  # a constant map is stretched to nothing
+
+
+@pytest.mark.parametrize("size", [(96, 96), (64, 96)])
+@pytest.mark.parametrize("degrees", [0, 20, 90, 137.5, 340])
+def test_turning_back_is_the_inverse_that_the_method_uses(size, degrees):
+    values = ndimage.gaussian_filter(np.random.default_rng(0).random(size), 3)
+    ours = drawn.turned_back(values, degrees)
+    theirs = Views((degrees,)).undo(torch.from_numpy(values)[None, None], "reflect")[0, 0].numpy()
+    np.testing.assert_allclose(ours, theirs, atol=1e-9)
+
+
+def test_a_plane_is_stretched_as_the_chain_does_it():
+    plane = np.random.default_rng(1).random((7, 9)).astype(np.float32)
+    theirs = unit(Chain(grad_cam, (70, 90)).upsample(torch.from_numpy(plane)[None]))[0].numpy()
+    np.testing.assert_allclose(drawn.stretched(plane, (70, 90)), theirs, atol=1e-5)
+
+
+def test_rounding_of_the_store_is_not_drawn():
+    almost = (1 + np.random.default_rng(2).random((6, 6)) * 1e-3).astype(np.float16).astype(np.float32)
+    assert np.ptp(almost) > 0
+    assert not drawn.stretched(almost, (60, 60)).any()
+
+
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [
+        (None, None),
+        ([0.0, 0.0, 96.0, 96.0], None),
+        ([-0.4, 0.3, 96.9, 95.7], None),
+        ([float("nan"), 0.0, 96.0, 96.0], "was not recorded"),
+        ([0.0, 0.0, 96.0], "was not recorded"),
+        ([None, 0.0, 96.0, 96.0], "was not recorded"),
+        ([50.0, 0.0, 20.0, 96.0], "does not lie in it"),
+        ([200.0, 0.0, 300.0, 96.0], "does not lie in it"),
+        ([-1e30, -1e30, 1e30, 1e30], "does not lie in it"),
+    ],
+)
+def test_frames_of_any_kind(tmp_path, frame, says):
+    path = tmp_path / "a.png"
+    Image.fromarray(draw(1).image).save(path)
+    row = {
+        "id": "a",
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        "sha256": file_digest(path),
+        "frame": frame,
+    }
+    found = drawn.photograph(row, (224, 224))
+    assert (says in found) if says else (found.shape == (224, 224, 3) and found[:, 0].max() > 40)
+
+
+def test_a_frame_beyond_the_picture_is_padded_with_black(tmp_path):
+    path = tmp_path / "a.png"
+    Image.new("RGB", (100, 50), "white").save(path)
+    row = {"id": "a", "path": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path)}
+    found = drawn.photograph(row | {"frame": [0.0, -25.0, 100.0, 75.0]}, (200, 200))
+    assert (found[:50] == 0).all()
+    assert (found[50:150] == 255).all()
+    assert (found[150:] == 0).all()
+
+
+def test_a_changed_file_of_the_same_size_is_not_shown(tmp_path):
+    path = tmp_path / "a.bmp"
+    Image.new("RGB", (20, 20), "white").save(path)
+    row = {
+        "id": "a",
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        "sha256": file_digest(path),
+        "frame": None,
+    }
+    assert not isinstance(drawn.photograph(row, (224, 224)), str)
+    Image.new("RGB", (20, 20), "black").save(path)
+    assert path.stat().st_size == row["bytes"]
+    assert "has changed" in drawn.photograph(row, (224, 224))
+
+
+def test_pictures_have_the_proportions_of_the_models_input(tmp_path):
+    path = tmp_path / "a.png"
+    Image.new("RGB", (60, 60), "white").save(path)
+    row = {
+        "id": "a",
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        "sha256": file_digest(path),
+        "frame": None,
+    }
+    row |= {"target": 0, "prob_by_view": None, "top1_by_view": None}
+    planes = np.random.default_rng(0).random((2, 4, 6)).astype(np.float32)
+    found = drawn.pictured(row, Drawn(planes[0], planes[1], planes), (0.0, 180.0))
+    for address, size in (
+        (found.photo, (224, 149)),
+        (found.fused, (224, 149)),
+        (found.strip[1].picture, (96, 64)),
+    ):
+        assert Image.open(io.BytesIO(b64decode(address.split(",")[1]))).size == size
+
+
+def test_a_file_that_is_no_picture_any_more(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"not a picture")
+    row = {"id": "a", "path": str(path), "bytes": 13, "sha256": file_digest(path), "frame": None}
+    assert "can no longer be read" in drawn.photograph(row, (224, 224))
+    assert "no longer where it was" in drawn.photograph(row | {"path": None}, (224, 224))
+    assert "no longer" in drawn.photograph(row | {"path": "a\0b"}, (224, 224))
+    assert "no longer" in drawn.photograph(row | {"path": "a" * 5000}, (224, 224))
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [0.01, float("nan"), 0.01], [0.0, 0.2]])
+def test_plots_of_little(values):
+    peum = np.array(values, dtype=float)
+    queued = np.zeros(len(peum), dtype=bool)
+    assert plots.peum_histogram(peum, queued).startswith("<svg ")
+    assert plots.flip_histogram(np.zeros(len(peum), dtype=int), 1).endswith("</svg>")
+    some = peum[np.isfinite(peum)]
+    assert "unstable" in plots.against_drift(some, some, np.zeros(len(some), dtype=bool), unstable=0.5)
+
+
+def test_plots_hold_text_and_a_bounded_number_of_marks():
+    rng = np.random.default_rng(0)
+    many = rng.random(30_000)
+    svg = plots.against_drift(many, many, many > 0.9, unstable=0.5)
+    assert "<text" in svg
+    assert ">PEUM</text>" in svg
+    assert len(svg) < 400_000
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("plain.png", "plain.png"),
+        ("a\nb", r"a\nb"),
+        ("a\u2028b\u200bc\ufeff", r"a\u2028b\u200bc\ufeff"),
+        ("\ud800", r"\ud800"),
+        ("é e\u0301 🧬", "é e\u0301 🧬"),
+        ("e" + 5 * "\u0301", "e" + 3 * "\u0301" + 2 * r"\u0301"),
+        ("x" * 305, "x" * 300 + "… (5 more characters)"),
+        (None, "None"),
+    ],
+)
+def test_what_cannot_be_seen_is_spelled_out(text, told):
+    assert visible(text) == told

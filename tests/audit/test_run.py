@@ -1,0 +1,432 @@
+"""A run is killed, refused, starved and lied to; nothing is lost and nothing is silent."""
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+import equicam
+from equicam.audit import verify as verifying
+from equicam.audit.log import Log
+from equicam.audit.run import Plans, audit
+from equicam.audit.store import Drawn, Run
+from equicam.data.sources import find_items
+from equicam.errors import EquicamError
+from equicam.methods import find
+from tests.audit.conftest import COMMAND, ENV, equicam_command, equicam_process
+
+PATCHES = 24
+OPTIONS = ("--views", "6", "--calibrate", "6", "--part", "4")
+
+
+def rows(folder: Path) -> list[dict]:
+    """What a run says, without how long it took."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in Run(folder).items().to_pylist()]
+
+
+def drawn(folder: Path) -> dict[str, bytes]:
+    found = Run(folder).maps([r["id"] for r in rows(folder)])
+    return {
+        name: b"".join(getattr(d, f).tobytes() for f in ("map", "peum", "planes"))
+        for name, d in found.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(patches, tmp_path_factory) -> Path:
+    """A run nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
+    assert code == 0, said
+    assert f"{PATCHES} pictures explained, 0 could not be" in said
+    assert f"equicam triage {out}" in said
+    return out
+
+
+def killed_and_resumed(patches, out, kills, seed):
+    chance = random.Random(seed)
+    for _ in range(kills):
+        process = equicam_process("audit", patches, "--out", out, *OPTIONS)
+        goal = chance.randrange(6)  # after how many parts of this go
+        before = len(list(out.glob("items/*.parquet")))
+        while process.poll() is None and len(list(out.glob("items/*.parquet"))) < min(before + goal, 6):
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if out.is_dir():
+            with Run(out).writing():  # nothing that is left of it holds the lock
+                pass
+    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
+    assert code == 0, said
+
+
+def test_killed_twice_it_ends_as_if_never_disturbed(patches, whole, tmp_path):
+    killed_and_resumed(patches, tmp_path / "run", kills=2, seed=1)
+    assert rows(tmp_path / "run") == rows(whole)
+    assert drawn(tmp_path / "run") == drawn(whole)
+    assert not list((tmp_path / "run").rglob("*.part"))[
+        4:
+    ]  # at most one temporary file for each kill and kind
+
+
+@pytest.mark.slow
+def test_killed_a_dozen_times_it_ends_as_if_never_disturbed(patches, whole, tmp_path):
+    for seed in range(3):
+        out = tmp_path / f"run{seed}"
+        killed_and_resumed(patches, out, kills=4, seed=seed)
+        assert rows(out) == rows(whole)
+        assert drawn(out) == drawn(whole)
+
+
+def test_rows_are_what_explain_and_evaluate_say(patches, whole):
+    model = equicam.load("embedded")
+    found = {row["id"]: row for row in rows(whole)}
+    items = find_items(patches)
+    e = equicam.explain(model, [item.path for item in items], views=6)
+    assert [found[i.id]["target"] for i in items] == e.target.tolist()
+    assert [found[i.id]["peum"] for i in items] == pytest.approx(e.score.tolist(), rel=1e-4)
+    assert [found[i.id]["prob"] for i in items] == pytest.approx(e.sure.tolist(), abs=1e-5)
+    maps = Run(whole).maps([i.id for i in items])
+    for i, item in enumerate(items):
+        assert np.corrcoef(maps[item.id].map.ravel(), e.plane[i].numpy().ravel())[0, 1] > 0.9999
+        assert maps[item.id].planes == pytest.approx(e.planes[i].numpy(), abs=2e-3 * e.planes[i].max().item())
+        assert found[item.id]["top5"][0] == found[item.id]["target"]
+    calibrated = [item for item in items if found[item.id]["eq"] is not None]
+    assert len(calibrated) == 6
+    table = equicam.evaluate(model, calibrated, methods=["grad-cam"]).to_pylist()
+    eq = {r["id"]: r["value"] for r in table if (r["score"], r["region"], r["angle"]) == ("eq", "disc", None)}
+    assert {i.id: found[i.id]["eq"] for i in calibrated} == pytest.approx(eq, abs=1e-4)
+
+
+def test_the_frame_is_what_the_model_saw(tmp_path):
+    from torchvision.transforms import v2
+
+    from equicam.models.images import seen_box
+
+    for steps, size, expected in (
+        ([v2.Resize(64), v2.CenterCrop(48)], (300, 200), (75.0, 25.0, 225.0, 175.0)),
+        ([v2.Resize((48, 48))], (300, 200), (0.0, 0.0, 300.0, 200.0)),
+        ([v2.CenterCrop(48)], (100, 80), (26.0, 16.0, 74.0, 64.0)),
+    ):
+        net = v2.Compose(
+            [
+                *steps,
+                v2.PILToTensor(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize((0.5,) * 3, (0.5,) * 3),
+            ]
+        )
+        model = equicam.wrap(
+            torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()),
+            layer="0",
+            preprocess=net,
+            mean=(0.5,) * 3,
+            std=(0.5,) * 3,
+        )
+        assert seen_box(model, size) == pytest.approx(expected, abs=2.5)
+
+
+def test_ctrl_c_finishes_the_part_and_says_how_to_go_on(patches, whole, tmp_path):
+    out = tmp_path / "run"
+    process = equicam_process("audit", patches, "--out", out, *OPTIONS)
+    while not list(out.glob("items/*.parquet")):
+        time.sleep(0.005)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    assert 0 < len(rows(out)) < PATCHES
+    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
+    assert code == 0
+    assert rows(out) == rows(whole)
+    kinds = [e.kind for e in Log(out).events()]
+    assert kinds == ["started", "resumed", "completed"]
+
+
+def test_a_second_process_is_refused_by_the_number_of_the_first(patches, tmp_path):
+    run = Run(tmp_path / "run")
+    with run.writing():
+        code, said = equicam_command("audit", patches, "--out", run.folder, *OPTIONS)
+    assert code == 2
+    assert f"process {os.getpid()} at work on it" in said
+
+
+def test_a_full_disk_is_said_and_loses_nothing(patches, whole, tmp_path):
+    """No file may grow past 9 kB: the system refuses the write of the first part's maps."""
+    code = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); from equicam.cli import app; app()"
+    out = tmp_path / "run"
+    arguments = ["audit", str(patches), "--out", str(out), *OPTIONS]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=ENV, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stdout
+    assert "File too large" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not list(out.rglob("*.part"))
+    code, said = equicam_command(*arguments)
+    assert code == 0, said
+    assert rows(out) == rows(whole)
+
+
+@pytest.mark.parametrize("place", ["a file", "no permission", "other files"])
+def test_a_folder_that_cannot_be_is_refused_in_a_sentence(patches, tmp_path, place):
+    out = tmp_path / "out"
+    if place == "a file":
+        out.write_text("mine")
+    elif place == "no permission":
+        out = Path("/proc/equicam")
+    else:
+        out.mkdir()
+        (out / "mine.txt").write_text("mine")
+    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
+    assert code == 2
+    assert "Traceback" not in said
+    assert any(word in said for word in ("exists", "Permission", "No such file", "other files"))
+
+
+def test_what_changed_is_named_and_not_resumed(patches, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(patches, source)
+    model = equicam.load("embedded")
+    options = {"views": 4, "part": 8}
+    run = audit(model, source, tmp_path / "run", **options)
+    run.path("items", 1).unlink()  # something is left to do
+    with pytest.raises(EquicamError, match=r"angles was .* is "):
+        audit(model, source, run.folder, views=6, part=8)
+    with pytest.raises(EquicamError, match="seed was 0, is 1"):
+        audit(model, source, run.folder, **options, seed=1)
+    with pytest.raises(EquicamError, match='fill was "reflect", is "zeros"'):
+        audit(model, source, run.folder, **options, fill="zeros")
+    Image.new("RGB", (96, 96), "red").save(source / "00.png")
+    with pytest.raises(EquicamError, match=r"'00.png' changed since it was explained"):
+        audit(model, source, run.folder, **options)
+    shutil.copy2(patches / "00.png", source / "00.png")
+    (source / "new.png").write_bytes((source / "01.png").read_bytes())
+    with pytest.raises(EquicamError, match="pictures was 24, is 25"):
+        audit(model, source, run.folder, **options)
+    (source / "new.png").unlink()
+    os.utime(source / "02.png")  # touched, but the same
+    other = replace(model, module=equicam.load("embedded").module)
+    with torch.no_grad():
+        next(other.module.parameters()).mul_(1.01)
+    with pytest.raises(EquicamError, match="weights was"):
+        audit(other, source, run.folder, **options)
+    audit(model, source, run.folder, **options)
+    assert not run.pending()
+
+
+def hostile(folder: Path) -> dict[str, str]:
+    """Files an auditor's folder may hold, and what becomes of them."""
+    good = Image.open(folder / "good.png")
+    png = (folder / "good.png").read_bytes()
+    expected = {"good.png": "ok"}
+
+    def put(name: str | bytes, data: bytes, status: str) -> None:
+        Path(os.fsdecode(os.fsencode(folder) + b"/" + os.fsencode(name))).write_bytes(data)
+        expected[name if isinstance(name, str) else name.decode(errors="surrogateescape")] = status
+
+    put("truncated.png", png[: len(png) // 2], "bad")
+    put("empty.png", b"", "bad")
+    put("really-a-png.jpg", png, "ok")
+    put("text.png", b"hello, I am a picture", "bad")
+    put("script.svg.png", b"<svg onload='alert(1)'></svg>", "bad")
+    header = png[:16] + (100_000).to_bytes(4, "big") * 2 + png[24:]
+    put("huge.png", header, "bad")
+    frames = [good, good.rotate(90)]
+    frames[0].save(folder / "animated.gif", save_all=True, append_images=frames[1:])
+    good.convert("CMYK").save(folder / "cmyk.jpg")
+    Image.fromarray(np.asarray(good.convert("L")).astype(np.uint16) * 257).save(folder / "deep.png")
+    expected |= {"animated.gif": "ok", "cmyk.jpg": "ok", "deep.png": "ok"}
+    for name in (
+        "new\nline.png",
+        "quote'\".png",
+        "<script>alert(1)<script>.png",
+        "emoji-🔬.png",
+        "rtl-\u202egnp.png",
+        "x" * 246 + ".png",
+    ):
+        put(name, png, "ok")
+    put(b"\xff\xfe-bytes.png", png, "ok")
+    return expected
+
+
+def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
+    source, out = tmp_path / "source", tmp_path / "run"
+    source.mkdir()
+    shutil.copy(patches / "00.png", source / "good.png")
+    expected = hostile(source)
+    code, said = equicam_command(
+        "audit", source, "--out", out, "--views", "4", "--part", "5", "--calibrate", "10"
+    )
+    assert code == 0, said
+    found = Run(out).items().to_pylist()
+    assert len(found) == len(expected)
+    statuses = sorted(row["status"] for row in found)
+    assert statuses == sorted(expected.values())
+    assert all(row["reason"] for row in found if row["status"] == "bad")
+    for row in found:
+        assert row["status"] == "bad" or row["peum"] >= 0
+        row["id"].encode()  # ids are text that any tool can read
+    for command in (
+        ("triage", out, "--budget", "5", "--evidence", "5"),
+        ("report", out),
+        ("verify", out, "--sample", "4"),
+    ):
+        code, said = equicam_command(*command)
+        assert code == 0, said
+    page = (out / "report.html").read_text()
+    assert "<script" not in page
+    assert "onload=" not in page.replace("&#39;", "'").split("<svg onload")[0]
+
+
+def test_a_picture_that_kills_its_process_is_a_row_with_a_reason(patches, tmp_path, monkeypatch):
+    from equicam.audit import decode
+
+    real = decode.open_item
+
+    def deadly(item):
+        if item.id in ("05.png", "06.png"):
+            os._exit(9)
+        return real(item)
+
+    monkeypatch.setattr(decode, "open_item", deadly)
+    run = audit(equicam.load("embedded"), patches, tmp_path / "run", views=4, part=8)
+    bad = {row["id"]: row["reason"] for row in run.items().to_pylist() if row["status"] == "bad"}
+    assert bad.keys() == {"05.png", "06.png"}
+    assert "killed the process" in bad["05.png"]
+    assert len(run.items()) == PATCHES
+
+
+def test_a_malicious_pickle_as_weights_does_not_run(patches, tmp_path):
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    (tmp_path / "evil.pt").write_bytes(pickle.dumps({"state_dict": Evil()}))
+    code, said = equicam_command(
+        "audit", patches, "--out", tmp_path / "run", "--model", "resnet18", "--weights", tmp_path / "evil.pt"
+    )
+    assert code == 2
+    assert "loads without running code" in said
+    assert not (tmp_path / "ran").exists()
+
+
+def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    code, said = equicam_command("verify", out, "--sample", "3")
+    assert code == 0, said
+    assert "3 pictures computed again" in said
+    assert "all as it says" in said
+    part = Run(out).path("items", 2)
+    table = pq.read_table(part).to_pylist()
+    table[1]["peum"] = 0.0
+    import pyarrow as pa
+
+    pq.write_table(pa.Table.from_pylist(table, schema=pq.read_schema(part)), part)
+    database = sqlite3.connect(out / "events.sqlite")
+    database.executescript("DROP TRIGGER no_change; UPDATE events SET payload = '{}' WHERE number = 1")
+    database.close()
+    code, said = equicam_command("verify", out, "--sample", "24")
+    assert code == 1
+    assert "items/part-000002.parquet is not as it was written" in said
+    assert "event 1 was changed" in said
+    assert f"{table[1]['id']!r}: peum 0.00000, now" in said
+
+
+def test_verify_sees_a_changed_picture_and_an_unfinished_run(patches, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(patches, source)
+    model = equicam.load("embedded")
+    run = audit(model, source, tmp_path / "run", views=4, part=8)
+    Image.new("RGB", (96, 96), "red").save(source / "03.png")
+    method = find("equigrad-cam", views=4)
+    plans = Plans(model, method, "reflect", None, frozenset())
+    _, problems, _ = verifying.recompute(run, model, plans, find_items(source), count=24)
+    assert problems == ["'03.png': the picture is not the one that was explained"]
+    (run.folder / "digests.json").unlink()
+    run.path("items", 0).unlink()
+    _, problems = verifying.check_files(run)
+    assert problems == ["the run is not finished: 1 of 3 parts are missing; equicam audit goes on"]
+
+
+def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
+    """Rows and maps of 32 pictures with a 7×7 grid, 18 views and 1,000 classes, random so that they do not compress."""
+    rng = np.random.default_rng(0)
+    schema = Run(whole).items().schema
+    row = Run(whole).items().to_pylist()[0]
+    many = []
+    for i in range(32):
+        views = {k: rng.random(18).astype(np.float32).tolist() for k in ("prob_by_view", "agree_by_view")}
+        many.append(
+            row
+            | views
+            | {
+                "id": f"folder/ILSVRC2012_val_{i:08d}.JPEG",
+                "sha256": rng.bytes(32).hex(),
+                "top1_by_view": rng.integers(0, 1000, 18).tolist(),
+                "peum": rng.random(),
+            }
+        )
+    import pyarrow as pa
+
+    from equicam.audit.store import MAPS
+    from equicam.parts import write_table
+
+    grids = [
+        Drawn(*(rng.random(s, dtype=np.float32) for s in ((7, 7), (7, 7), (18, 7, 7)))).row(r["id"])
+        for r in many
+    ]
+    write_table(tmp_path / "items.parquet", pa.Table.from_pylist(many, schema=schema))
+    write_table(tmp_path / "maps.parquet", pa.Table.from_pylist(grids, schema=MAPS))
+    assert sum(p.stat().st_size for p in tmp_path.glob("*.parquet")) / 32 < 10_000
+
+
+@pytest.mark.slow
+def test_two_thousand_pictures_leave_memory_flat(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(2000):
+        Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).resize((96, 96)).save(
+            source / f"{i:04d}.png"
+        )
+    process = equicam_process("audit", source, "--out", tmp_path / "run", "--views", "2")
+    sizes = {}
+    while process.poll() is None:
+        done = len(list((tmp_path / "run").glob("items/*.parquet")))
+        with __import__("contextlib").suppress(OSError, StopIteration):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            sizes[done] = (
+                int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+            )
+        time.sleep(0.2)
+    assert process.returncode == 0
+    early, late = max(v for k, v in sizes.items() if 5 <= k <= 20), max(v for k, v in sizes.items() if k > 50)
+    assert late < early + 60, sizes
+
+
+def test_commands_refuse_what_is_no_run(tmp_path):
+    for command in ("triage", "report", "verify"):
+        code = subprocess.run(
+            [*COMMAND, command, str(tmp_path)], env=ENV, capture_output=True, text=True, check=False
+        )
+        assert code.returncode == 2
+        assert "no manifest.json in it; try equicam audit first" in code.stdout
