@@ -146,12 +146,16 @@ def test_safe_stems_are_short_plain_and_never_twice():
     assert all(s[0].isalnum() and "/" not in s and len(s) < 100 for s in stems)
 
 
-def test_the_demo_writes_overlays_and_says_where(tmp_path):
-    result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "made"), "--count", "2"])
+def test_the_demo_is_the_whole_job_and_says_where_the_report_is(tmp_path):
+    result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "20"])
     assert result.exit_code == 0, result.output
-    assert len(list((tmp_path / "made").glob("*.overlay.png"))) == 2
-    assert "made" in result.output
+    run = tmp_path / "demo" / "run"
+    assert "the three worst cases:" in result.output
+    assert str(run / "report.html") in result.output
     assert "Synthetic" in result.output
+    assert "patch-" in (run / "report.html").read_text()
+    assert len(list((tmp_path / "demo" / "pictures").iterdir())) == 20
+    assert (run / "evidence.json").is_file()
 
 
 def test_models_and_their_search():

@@ -169,7 +169,8 @@ def verdict(shape: Estimate, saliency: Estimate, flips: Estimate) -> str:
 
 def _said(e: Estimate, *, sign: bool = False) -> str:
     form = "+.3f" if sign else ".3f"
-    return f"{e.value:{form}} [{e.low:{form}}, {e.high:{form}}]"
+    value, low, high = (round(v, 3) + 0.0 for v in (e.value, e.low, e.high))  # no −0.000
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def _plain(value: Any) -> Any:

@@ -105,7 +105,7 @@ def audit(
         part=part,
         calibrate=len(subset),
         seed=seed,
-        source=readable(str(source)),
+        source=readable(str(Path(source).absolute() if Path(source).exists() else source)),
         split=split,
         pictures=len(items),
         data=digest(items),
@@ -279,7 +279,8 @@ def _row(o: Opened, facts: dict[str, Any], each: float) -> dict[str, Any]:
     reason = o.reason or facts.get("reason")
     label = None if o.item.label is None else str(o.item.label)
     kept = ("sha256", "bytes", "mtime_ns", "width", "height", "frame")
-    row: dict[str, Any] = {"id": o.item.id, "path": readable(str(o.item.path)), "label": label}
+    path = readable(str(o.item.path.absolute()))
+    row: dict[str, Any] = {"id": o.item.id, "path": path, "index": o.item.index, "label": label}
     row |= {name: getattr(o, name) for name in kept}
     row |= {**facts, "status": "bad" if reason else "ok", "reason": reason}
     return row | {"seconds": o.seconds + (0 if reason else each)}

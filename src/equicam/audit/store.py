@@ -35,6 +35,7 @@ ITEMS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
         pa.field("path", pa.string()),
+        pa.field("index", pa.int64()),  # which picture of a file that holds many
         pa.field("sha256", pa.string()),
         pa.field("bytes", pa.int64()),
         pa.field("mtime_ns", pa.int64()),

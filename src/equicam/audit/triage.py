@@ -134,7 +134,7 @@ def triage(
     drawn = rng.choice(np.setdiff1d(order, queue), blind, replace=False)
     chosen = rng.permutation(np.concatenate([queue, drawn]))
     eq, named = ok["eq"].to_numpy(), Counter[str]()
-    for one in target[queue].tolist():
+    for one in target[queue].tolist() if quotas else ():
         named[_named(one, classes)] += 1
     return Triage(
         rows=_rows(ok, order, chosen, set(queue.tolist()), score, angles, classes),

@@ -1,0 +1,88 @@
+"""What an audit costs above the bare engine: decoding and storing behind compute, and bytes stored a picture.
+
+    python benchmarks/audit.py [--pictures 32] [--views 6] [--rounds 3]
+
+ResNet-50, random weights, JPEG pictures of 640×480. The bare engine explains the same pictures, decoded beforehand, in
+the same batches; a ratio is the median over rounds of the ratio within a round.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+import equicam
+from equicam.audit.decode import opened
+from equicam.audit.run import Plans, _prepared, audit, computed
+from equicam.data.sources import find_items
+from equicam.methods import find
+from equicam.models.images import seen_box
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", type=int, default=32)
+    parser.add_argument("--part", type=int, default=8)
+    parser.add_argument("--views", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    net = torchvision.models.resnet50().eval().to(memory_format=torch.channels_last)
+    model = equicam.wrap(net, layer="layer4")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "pictures"
+        source.mkdir()
+        rng = np.random.default_rng(0)
+        for i in range(options.pictures):
+            coarse = Image.fromarray(rng.integers(0, 255, (30, 40, 3), dtype=np.uint8))
+            coarse.resize((640, 480), Image.Resampling.BICUBIC).save(source / f"{i:04d}.jpg", quality=92)
+        items = find_items(source)
+        plans = Plans(model, find("equigrad-cam", views=options.views), "reflect", None, frozenset())
+        decoded = [opened(i, lambda p: _prepared(model, p), lambda s: seen_box(model, s)) for i in items]
+        parts = [decoded[i : i + options.part] for i in range(0, len(decoded), options.part)]
+        seconds: dict[str, list[float]] = {"bare engine": [], "audit": []}
+        size = 0
+        for round_ in range(options.rounds + 1):  # the first warms up
+            start = time.perf_counter()
+            for part in parts:
+                computed(plans, part)
+            bare = time.perf_counter() - start
+            start = time.perf_counter()
+            run = audit(
+                model,
+                source,
+                Path(folder) / f"run{round_}",
+                views=options.views,
+                part=options.part,
+                workers=1,
+            )
+            whole = time.perf_counter() - start
+            size = sum(p.stat().st_size for p in run.folder.rglob("part-*.parquet"))
+            if round_:
+                seconds["bare engine"].append(bare)
+                seconds["audit"].append(whole)
+    table = Table("ResNet-50", "pictures/s", "of the bare engine", "limit")
+    ratio = statistics.median(b / a for a, b in zip(seconds["audit"], seconds["bare engine"], strict=True))
+    for name, taken in seconds.items():
+        rate = options.pictures / statistics.median(taken)
+        table.add_row(
+            name,
+            f"{rate:.2f}",
+            f"{ratio:.3f}" if name == "audit" else "1",
+            "≥ 0.90" if name == "audit" else "",
+        )
+    table.add_row("stored a picture", f"{size / options.pictures / 1000:.1f} kB", "", "< 10 kB")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Signal or noise is told in degrees, from numbers that can be checked."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import equicam
+from equicam.audit.evidence import evidence, verdict
+from equicam.data.sources import find_items
+from equicam.geometry import rotate
+from equicam.models.images import preprocessed
+from equicam.scores import causal
+from equicam.scores.controls import item_seed
+from equicam.scores.equivariance import ANGLES
+from equicam.scores.stats import Estimate
+
+
+def at(value: float, around: float = 0.01) -> Estimate:
+    return Estimate(value, value - around, value + around, 7)
+
+
+STEADY = Estimate(0.0, 0.0, 0.18, 18)
+
+
+@pytest.mark.parametrize(
+    ("shape", "saliency", "lean"),
+    [
+        (at(0.1), at(0.05), "Leans to signal"),
+        (at(0.0), at(-0.02), "Leans to noise"),
+        (at(0.1), at(0.0), "Undecided"),
+        (at(0.02, 0.05), at(0.02, 0.05), "Undecided"),
+        (Estimate(math.nan, math.nan, math.nan, 0), at(0.1), "Cannot be said"),
+    ],
+)
+def test_the_verdict_leans_as_the_intervals_do_and_shows_them(shape, saliency, lean):
+    said = verdict(shape, saliency, STEADY)
+    assert said.startswith(lean)
+    assert "The prediction itself turns" not in said
+    if not math.isnan(shape.value):
+        assert f"{round(shape.value, 3) + 0.0:+.3f} [" in said
+    turning = verdict(shape, saliency, Estimate(0.6, 0.4, 0.8, 18))
+    assert ("The prediction itself turns" in turning) == (not math.isnan(shape.value))
+
+
+def test_evidence_is_the_causal_test_on_this_picture(patches):
+    model, items = equicam.load("embedded"), find_items(patches)[:4]
+    x = torch.stack([preprocessed(model, __import__("PIL.Image").Image.open(i.path)) for i in items])
+    e = equicam.explain(model, x)
+    rows = {
+        item.id: {
+            "target": int(e.target[i]),
+            "top1_by_view": [int(e.target[i])] * 15 + [1 - int(e.target[i])] * 3,
+        }
+        for i, item in enumerate(items)
+    }
+    found = evidence(model, items, rows, seed=3)
+    maps = [
+        equicam.explain(model, rotate(x, a) if a else x, method="grad-cam", target=e.target).map
+        for a in (0, *ANGLES)
+    ]
+    drops = causal.occlusion(
+        lambda v: model.module(v).softmax(1).detach(), x, torch.stack(maps), ANGLES, e.target,
+        seeds=[item_seed(3, i.id, "causal") for i in items],
+    )  # fmt: skip
+    assert any(abs(one.moving.value) > 1e-3 for one in found.values())
+    for i, item in enumerate(items):
+        one = found[item.id]
+        lost = {name: values[:, i].double().numpy() for name, values in drops.presented.items()}
+        assert one.moving.value == pytest.approx(lost["drift"].mean(), abs=1e-5)
+        assert one.staying.value == pytest.approx(lost["agreement"].mean(), abs=1e-5)
+        assert one.above_shape.value == pytest.approx(
+            (lost["drift"] - lost["drift-elsewhere"]).mean(), abs=1e-5
+        )
+        assert one.above_saliency.value == pytest.approx(
+            (lost["drift"] - lost["same-saliency"]).mean(), abs=1e-5
+        )
+        assert one.above_shape.low <= one.above_shape.value <= one.above_shape.high
+        assert one.flips.value == pytest.approx(3 / 18)
+        assert -1 <= one.unrelated < one.alike <= 1
+        assert len(one.lines) == 4
+        plain = one.as_json()
+        assert plain["id"] == item.id
+        assert all(np.isfinite(v) for v in plain["moving"].values())
+
+
+def test_a_picture_that_went_away_is_left_out(patches, tmp_path):
+    from dataclasses import replace
+
+    items = find_items(patches)[:2]
+    items = [items[0], replace(items[1], path=tmp_path / "gone.png")]
+    rows = {i.id: {"target": 0, "top1_by_view": [0]} for i in items}
+    ticks = []
+    found = evidence(equicam.load("embedded"), items, rows, tick=ticks.append)
+    assert list(found) == [items[0].id]
+    assert sum(ticks) == 2
