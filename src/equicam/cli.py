@@ -284,6 +284,47 @@ def evaluate(
 
 
 @app.command()
+def finetune(
+    data: Annotated[str, typer.Argument(help="a labelled source with splits", show_default=False)],
+    out: Annotated[
+        Path, typer.Option(help="where weights, model card and checkpoint go; resumes what is there")
+    ],
+    arch: Annotated[str, typer.Option(help="a name `equicam models` lists, or file.py:factory")] = "resnet50",
+    weights: Annotated[
+        str | None, typer.Option(help="a weights file to start from; published ones if left out")
+    ] = None,
+    train: Annotated[str | None, typer.Option(help="the split to learn from")] = "train",
+    test: Annotated[str | None, typer.Option(help="the split to measure on")] = "test",
+    epochs: Annotated[int, typer.Option(min=1, help="at most so many")] = 10,
+    batch: Annotated[int, typer.Option(min=1, help="pictures a step")] = 32,
+    rate: Annotated[float, typer.Option(help="the highest learning rate")] = 1e-4,
+    patience: Annotated[int, typer.Option(min=1, help="epochs without gain before it stops")] = 3,
+    seed: Annotated[int, typer.Option(help="of head, order and crops")] = 0,
+    rotation_augment: Annotated[bool, typer.Option(help="turn training pictures by any angle")] = False,
+    workers: Annotated[int, typer.Option(min=0, help="processes that open pictures")] = 2,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is if left out")
+    ] = None,
+) -> None:
+    """Fine-tune a classifier on your domain: weights that `--weights` takes, and a model card beside them.
+
+    For example: `equicam finetune tiles/ --arch resnet50 --rotation-augment --out models/turned`
+    """
+    from equicam.finetune import finetune as tuned
+
+    with refused():
+        path, found = tuned(
+            data, arch, out, weights=weights, train=train, test=test, epochs=epochs, batch=batch, rate=rate,
+            patience=patience, seed=seed, rotation_augment=rotation_augment, workers=workers, device=where(device),
+            progress=lambda line: console.print(line, highlight=False),
+        )  # fmt: skip
+    console.print(
+        f"accuracy {found.accuracy:.3f}, balanced {found.balanced:.3f} on {found.pictures} test pictures"
+    )
+    console.print(f"weights and card: {escape(plain(path))}", soft_wrap=True, highlight=False)
+
+
+@app.command()
 def scores() -> None:
     """The scores there are, by the names `evaluate` takes, and the controls a method may be given."""
     from equicam.scores.controls import CONTROLS

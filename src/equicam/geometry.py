@@ -32,6 +32,18 @@ def rotate(
     return _turn(x.reshape(1, -1, height, width), (float(degrees),), fill).reshape(x.shape)
 
 
+def rotate_each(
+    x: Float[Tensor, "b c H W"], degrees: Float[Tensor, " b"], *, fill: Fill = "reflect"
+) -> Float[Tensor, "b c H W"]:
+    """Every picture turned by an angle of its own, as `rotate` would."""
+    height, width = x.shape[-2:]
+    angles = degrees.to(x.device, torch.float64)
+    grid = _looks(torch.deg2rad(angles)[:, None, None], height, width).to(x.dtype)
+    return grid_sample(
+        x, grid, "bilinear", "reflection" if fill == "reflect" else "zeros", align_corners=True
+    )
+
+
 @dataclass(frozen=True)
 class Views:
     """A set of turns: `act` makes the views of a picture, `undo` turns planes read from them back."""
@@ -150,9 +162,12 @@ def _grid(
 ) -> Float[Tensor, "t H W 2"]:
     """Where each output pixel looks, in `grid_sample`'s units (±1 are the centres of the border pixels)."""
     turn = torch.deg2rad(torch.tensor(angles, dtype=torch.float64))[:, None, None]
-    y = torch.arange(height, dtype=torch.float64)[:, None] - (height - 1) / 2
-    x = torch.arange(width, dtype=torch.float64)[None, :] - (width - 1) / 2
+    return _looks(turn, height, width).to(dtype=dtype, device=device)
+
+
+def _looks(turn: Float[Tensor, "t 1 1"], height: int, width: int) -> Float[Tensor, "t H W 2"]:
+    y = torch.arange(height, dtype=torch.float64, device=turn.device)[:, None] - (height - 1) / 2
+    x = torch.arange(width, dtype=torch.float64, device=turn.device)[None, :] - (width - 1) / 2
     look_x = x * turn.cos() - y * turn.sin()
     look_y = x * turn.sin() + y * turn.cos()
-    units = torch.stack((look_x * 2 / (width - 1), look_y * 2 / (height - 1)), dim=-1)
-    return units.to(dtype=dtype, device=device)
+    return torch.stack((look_x * 2 / (width - 1), look_y * 2 / (height - 1)), dim=-1)

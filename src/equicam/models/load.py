@@ -21,9 +21,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
+from equicam.models.heads import head_name, with_classes
 from equicam.models.images import standard
 from equicam.models.model import Model, as_layout, layer_name, wrap
-from equicam.models.weights import fill, filled, from_hf_hub, from_torch_hub, state_dict
+from equicam.models.weights import fill, filled, from_hf_hub, from_torch_hub, kept_classes, state_dict
 from equicam.models.zeroshot import TEMPLATES, ZeroShot, checked_classes, text_features
 from equicam.readers.layout import Layout
 
@@ -107,6 +108,8 @@ def load(
     asked = _Asked(rest, weights, classes, tuple(templates), layer, as_layout(layout), rectify_weights)
     if build is not _torchvision:
         asked.by_file_only()
+    if asked.classes is None and asked.file and source not in ("open_clip", "hf"):
+        asked = replace(asked, classes=kept_classes(asked.file))
     found = build(asked)
     if device is not None:
         try:
@@ -310,7 +313,13 @@ def _factory(asked: _Asked) -> Model:
         )  # fmt: skip
     module = made.module if isinstance(made, Model) else made
     if asked.file:
-        fill(module, state_dict(asked.file), asked.file)
+        given = state_dict(asked.file)
+        last = (
+            f"{head_name(module)}.weight" if any(isinstance(m, nn.Linear) for m in module.modules()) else ""
+        )
+        if last in given:
+            with_classes(module, given[last].shape[0])
+        fill(module, given, asked.file)
     if isinstance(made, nn.Module):
         return asked.wrapped(module)
     set_here: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """Weights from files and caches. Nothing in a file is ever executed."""
 
 import hashlib
+import json
 import pickle
 import re
 import urllib.error
@@ -52,6 +53,20 @@ def state_dict(file: Path) -> dict[str, Tensor]:
             fix="saving model.state_dict()",
         )  # fmt: skip
     return {key.removeprefix("module."): value for key, value in found.items()}
+
+
+def kept_classes(file: Path) -> tuple[str, ...] | None:
+    """Class names that `finetune` kept in a safetensors file."""
+    if file.suffix != ".safetensors" or not file.is_file():
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as found:
+            names = json.loads((found.metadata() or {}).get("classes", "null"))
+    except (SafetensorError, ValueError):
+        return None
+    return tuple(names) if isinstance(names, list) and all(isinstance(n, str) for n in names) else None
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -1,0 +1,167 @@
+"""Fine-tuning learns, is cut off and goes on to the same end, and says what it made."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import equicam
+from equicam.cli import app
+from equicam.errors import EquicamError
+from equicam.finetune import finetune, started
+from equicam.geometry import rotate, rotate_each
+
+FACTORY = """
+import torch
+from torch import nn
+from torchvision.transforms import v2
+import equicam
+
+STEPS = [v2.Resize(24), v2.CenterCrop(24), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
+
+def tiny():
+    torch.manual_seed(5)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+    )
+    steps = v2.Compose([*STEPS, v2.Normalize((0.5,) * 3, (0.5,) * 3)])
+    return equicam.wrap(net, layer="3", preprocess=steps, mean=(0.5,) * 3, std=(0.5,) * 3)
+"""
+
+
+@pytest.fixture
+def domain(tmp_path):
+    """Reddish, greenish and bluish noise, and a factory for a network of ten classes."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 24), ("test", 8)):
+        for channel, name in enumerate(("blue", "green", "red")):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                picture = rng.integers(0, 140, (28, 28, 3))
+                picture[..., 2 - channel] += 100
+                Image.fromarray(picture.astype(np.uint8)).save(folder / f"{i}.png")
+    (tmp_path / "nets.py").write_text(FACTORY)
+    return tmp_path
+
+
+OPTIONS = {"epochs": 4, "batch": 8, "rate": 1e-2, "workers": 0, "device": "cpu"}
+
+
+def test_it_learns_and_what_it_saves_loads_with_its_class_names(domain):
+    arch = f"{domain / 'nets.py'}:tiny"
+    lines = []
+    path, found = finetune(domain / "data", arch, domain / "out", **OPTIONS, progress=lines.append)
+    assert found.balanced > 0.9
+    assert found.pictures == 24
+    assert set(found.recall) == {"blue", "green", "red"}
+    assert len(lines) == 4
+    model = equicam.load(arch, weights=path)
+    assert model.classes == ("blue", "green", "red")
+    pictures = sorted((domain / "data" / "test").rglob("*.png"))
+    said = equicam.explain(model, pictures, method="grad-cam").target.tolist()
+    right = np.mean([model.classes[c] == p.parent.name for c, p in zip(said, pictures, strict=True)])
+    assert right == pytest.approx(found.accuracy)
+    card = (domain / "out" / "card.md").read_text()
+    for words in ("blue, green, red", "balanced accuracy", "no turned pictures", "seed 0", "epoch"):
+        assert words in card
+    assert not (domain / "out" / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_cut_off_it_goes_on_to_the_same_weights(domain, turned):
+    arch = f"{domain / 'nets.py'}:tiny"
+    options = OPTIONS | {"rotation_augment": turned}
+    whole, _ = finetune(domain / "data", arch, domain / "whole", **options)
+
+    def stop(line):
+        if line.startswith("epoch 2"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finetune(domain / "data", arch, domain / "cut", **options, progress=stop)
+    assert (domain / "cut" / "checkpoint.pt").is_file()
+    with pytest.raises(EquicamError, match="seed was 0, is 1"):
+        finetune(domain / "data", arch, domain / "cut", **options, seed=1)
+    lines = []
+    cut, _ = finetune(domain / "data", arch, domain / "cut", **options, progress=lines.append)
+    assert lines[0].startswith("epoch 3")
+    a, b = load_file(whole), load_file(cut)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_seeds_and_turned_pictures_make_other_weights(domain):
+    arch = f"{domain / 'nets.py'}:tiny"
+    short = OPTIONS | {"epochs": 1}
+    made = [
+        load_file(finetune(domain / "data", arch, domain / f"o{i}", **short | more)[0])["7.weight"]
+        for i, more in enumerate(({}, {}, {"seed": 1}, {"rotation_augment": True}))
+    ]
+    assert torch.equal(made[0], made[1])
+    assert not torch.allclose(made[0], made[2])
+    assert not torch.allclose(made[0], made[3])
+
+
+def test_it_stops_early_and_keeps_the_best(domain):
+    arch = f"{domain / 'nets.py'}:tiny"
+    lines = []
+    finetune(
+        domain / "data",
+        arch,
+        domain / "out",
+        **OPTIONS | {"epochs": 30, "patience": 2},
+        progress=lines.append,
+    )
+    assert len(lines) < 30
+
+
+def test_weights_to_start_from_may_lack_the_head_but_must_fit(domain):
+    arch = f"{domain / 'nets.py'}:tiny"
+    given = {f"0.{k}": torch.full_like(v, 0.25) for k, v in equicam.load(arch).module[0].state_dict().items()}
+    save_file(given, domain / "start.safetensors")
+    model = started(arch, domain / "start.safetensors", 3)
+    assert (model.module[0].weight == 0.25).all()
+    assert model.module[7].out_features == 3
+    save_file({"trunk.weight": torch.zeros(3)}, domain / "other.safetensors")
+    with pytest.raises(EquicamError, match="needs tensors of"):
+        started(arch, domain / "other.safetensors", 3)
+
+
+def test_torchvision_and_timm_heads_are_exchanged():
+    assert started("resnet18", "random", 5).module.fc.out_features == 5
+    assert started("vgg11", "random", 5).module.classifier[6].out_features == 5
+    assert started("timm:vit_tiny_patch16_224", "random", 5).module.head.out_features == 5
+
+
+def test_one_class_is_refused(domain):
+    with pytest.raises(EquicamError, match="two classes or more"):
+        finetune(domain / "data" / "train" / "red", f"{domain / 'nets.py'}:tiny", domain / "out", train=None)
+
+
+def test_the_command_says_how_good_it_is(domain):
+    arguments = [
+        "finetune",
+        str(domain / "data"),
+        "--arch",
+        f"{domain / 'nets.py'}:tiny",
+        "--out",
+        str(domain / "out"),
+    ]
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(
+        app, [*arguments, "--epochs", "1", "--workers", "0", "--device", "cpu"]
+    )
+    assert result.exit_code == 0, result.output
+    assert "on 24 test pictures" in result.output
+    assert (domain / "out" / "weights.safetensors").is_file()
+
+
+def test_every_picture_turns_by_its_own_angle():
+    x = torch.randn(3, 2, 12, 16, dtype=torch.float64)
+    angles = torch.tensor([10.0, -75.0, 180.0], dtype=torch.float64)
+    found = rotate_each(x, angles)
+    for i, angle in enumerate(angles.tolist()):
+        assert torch.allclose(found[i], rotate(x[i], angle), atol=1e-9)
