@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from equicam import cli_audit
+from equicam import cli_audit, cli_reproduce
 from equicam.terminal import console, dtype_named, listed, plain, refused, where
 
 if TYPE_CHECKING:
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 A_BATCH = 8
 
-for command in (cli_audit.audit, cli_audit.triage, cli_audit.report, cli_audit.verify):
+for command in (
+    cli_audit.audit,
+    cli_audit.triage,
+    cli_audit.report,
+    cli_audit.verify,
+    cli_reproduce.reproduce,
+):
     app.command()(command)
 
 

@@ -1,0 +1,55 @@
+"""Table align: what turning back buys, in feature and in output space."""
+
+from collections.abc import Iterator
+
+from equicam.experiments.experiment import (
+    NAMES,
+    Bench,
+    Experiment,
+    Line,
+    beside,
+    difference,
+    eq,
+    line,
+    others,
+)
+from equicam.scores import summary
+
+ROWS = (
+    "Grad-CAM single view", "Unaligned output-space", "Aligned output-space", "Aligned feature-space (EquiGrad-CAM)",
+)  # fmt: skip
+
+
+def run(bench: Bench) -> Iterator[Line]:
+    """Single view, unaligned, aligned in output space, aligned in feature space."""
+    ours = {f"align.{words}.{bench.backbone}.eq": NAMES[words] for words in ROWS}
+    methods = list(dict.fromkeys(ours.values()))
+    published, clean = bench.rows(methods, as_published=True), bench.rows(methods)
+    done = [
+        beside(
+            name,
+            clean=eq(clean, m, as_published=False),
+            as_published=eq(published, m, as_published=True),
+            what=m,
+        )
+        for name, m in ours.items()
+    ]
+    yield from done
+    gaps = [
+        difference(eq(t, "equigrad-cam-out", as_published=a), eq(t, "equigrad-cam", as_published=a))
+        for t, a in ((clean, False), (published, True))
+    ]
+    apart = summary.contrast(clean, "equigrad-cam-out", "equigrad-cam")
+    reason = f"the paper calls the loci indistinguishable; paired by picture output space is above by {apart.mean:+.4f} [{apart.low:+.4f}, {apart.high:+.4f}], log10 p {apart.log10_p:.0f}"
+    yield line(
+        "align.locus.maxdiff",
+        clean=gaps[0],
+        as_published=gaps[1],
+        what="output minus feature space",
+        tolerance=0.01,
+        reason=reason,
+    )
+    yield from others("align.", [*done, line("align.locus.maxdiff")], bench)
+
+
+EXPERIMENT = Experiment("Table align: what turning back buys", ("align.",), run)

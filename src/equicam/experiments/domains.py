@@ -1,0 +1,111 @@
+"""Table application: two domains without an upright."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from equicam.experiments.experiment import (
+    NAMES,
+    Bench,
+    Claim,
+    Experiment,
+    Line,
+    claims,
+    line,
+    mean_of,
+    number,
+)
+from equicam.experiments.measure import (
+    Tables,
+    accuracy,
+    both,
+    constant,
+    defined,
+    eq_line,
+    gain_line,
+    region,
+    rest,
+)
+from equicam.scores import summary
+
+DOMAINS = ("PatchCamelyon", "RESISC45")
+METHODS = ("Grad-CAM", "AugCAM unaligned", "EquiGrad-CAM+PCF", "EquiGrad-CAM")
+SCORES = {"Eq": "eq", "Ins": "insertion", "Del": "deletion"}
+TESTS = {
+    "app.p.pcam": ("PatchCamelyon", ["insertion", "deletion"]),
+    "app.p.resisc.ins": ("RESISC45", ["insertion"]),
+    "app.p.resisc.del": ("RESISC45", ["deletion"]),
+}
+USUAL = 0.05  # p above which a difference is called not significant
+
+
+def run(bench: Bench) -> Iterator[Line]:
+    """Eq, insertion and deletion; accuracy; what alignment costs in faithfulness, tested by picture."""
+    done = list(_measured(bench)) if bench.domain in DOMAINS else []
+    yield from done
+    yield from rest(EXPERIMENT.answers, done, lambda known: _otherwise(bench, known))
+
+
+def _measured(bench: Bench) -> Iterator[Line]:
+    start = f"app.{bench.domain}"
+    tables = both(bench, [NAMES[words] for words in METHODS], list(SCORES.values()))
+    for words in METHODS:
+        for short, score in SCORES.items():
+            where = {p: region(p) if score == "eq" else None for p in tables}
+            ours, theirs = (mean_of(tables[p], score, NAMES[words], where[p]) for p in (False, True))
+            what = f"{NAMES[words]}, {score}"
+            yield line(f"{start}.{words}.{short}", clean=ours, as_published=theirs, what=what, tolerance=0.05)
+    right = accuracy(tables[False])
+    missing = "" if right else "labels that are the model's classes"
+    yield line(f"{start}.acc", clean=right, what="accuracy", reason=missing)
+    yield gain_line(f"app.gain.{bench.domain}", tables)
+    yield from (_tested(name, s, tables) for name, (domain, s) in TESTS.items() if domain == bench.domain)
+    if bench.costly:
+        augmented = both(bench, ["aug-score-cam"])
+        yield eq_line(f"{start}.Aug. Score-CAM.Eq", augmented, "aug-score-cam")
+        for name, share in (("const", constant), ("cond", defined)):
+            ours, theirs = (share(augmented[p], "aug-score-cam", region(p)) for p in (False, True))
+            yield line(
+                f"{start}.augsc.{name}", clean=ours, as_published=theirs, what=f"aug-score-cam, {name}"
+            )
+
+
+def _tested(claim: str, scores: Sequence[str], tables: Tables) -> Line:
+    """The largest p of a paired test of EquiGrad-CAM against Grad-CAM, two-sided as the authors' is."""
+    found = {p: max(_log10_p(tables[p], score) for score in scores) for p in (False, True)}
+    limit = claims()[claim].value
+    if isinstance(limit, float):
+        published, holds = f"p < {limit:g}", found[True] < math.log10(limit)
+    else:
+        published, holds = "n.s.", found[True] > math.log10(USUAL)
+    what, reason = f"log10 p, {' and '.join(scores)}", "paired by picture; p falls as pictures are added"
+    verdict = "matches" if holds else "differs"
+    return Line(claim, what, published, number(found[False]), number(found[True]), verdict, reason)
+
+
+def _log10_p(rows: pa.Table, score: str) -> float:
+    sides = (("grad-cam", "equigrad-cam"), ("equigrad-cam", "grad-cam"))
+    best = min(summary.contrast(rows, a, b, score=score, region=None).log10_p for a, b in sides)
+    return min(0.0, best + math.log10(2))
+
+
+def _otherwise(bench: Bench, known: Claim) -> str:
+    domain = known.of.split()[0]
+    if domain != bench.domain:
+        return f"of {domain}: --domain {domain} with its pictures and fine-tuned --weights"
+    if known.id.endswith("acc_seed_sd"):
+        return "three fine-tunes: equicam reproduce seeds"
+    return "Score-CAM on six views, a forward pass a channel and view: --costly, with --n"
+
+
+EXPERIMENT = Experiment(
+    "Table application: two domains without an upright",
+    (
+        *(f"app.{domain}.{words}" for domain in DOMAINS for words in ("Grad", "Aug", "aug", "Equi", "acc")),
+        "app.gain",
+        "app.p.",
+    ),
+    run,
+    needs="--domain PatchCamelyon or RESISC45, its test pictures and fine-tuned --weights",
+)

@@ -1,0 +1,71 @@
+"""Figure signal-noise: Eq by confidence, and drift against the change of confidence."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from equicam.experiments.experiment import Bench, Experiment, Line
+from equicam.report.plots import INK, MOST_POINTS, QUEUED
+from equicam.scores import summary
+
+LOOKS = {"grad-cam": ("Grad-CAM", INK, "o"), "equigrad-cam": ("EquiGrad-CAM", QUEUED, "^")}
+
+
+def run(bench: Bench) -> Iterator[Line]:
+    """Both methods, in the disc; the pairs on the right keep their top-1."""
+    rows = bench.rows(list(LOOKS))
+    path = bench.out / "signal-noise.png"
+    with rc_context({"font.size": 9, "axes.spines.right": False, "axes.spines.top": False}):
+        figure = Figure(figsize=(8, 3.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        left, right = figure.subplots(1, 2)
+        _by_confidence(left, rows)
+        _against_change(right, rows)
+        figure.savefig(path, dpi=150)
+    yield Line("", "figure", "figure", None, None, "measured", f"drawn: {path}")
+
+
+def _by_confidence(axes: Axes, rows: pa.Table) -> None:
+    for method, (name, colour, mark) in LOOKS.items():
+        bins = summary.by_confidence(rows, method)
+        there = [i for i, (_, found) in enumerate(bins) if found.n]
+        values = [bins[i][1].value for i in there]
+        axes.plot(there, values, color=colour, marker=mark, label=name, linewidth=1.2, markersize=5)
+        low, high = ([getattr(bins[i][1], side) for i in there] for side in ("low", "high"))
+        axes.fill_between(there, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.set_xticks(range(len(bins)), [words for words, _ in bins])
+    axes.set(xlabel="probability of the class", ylabel="Eq", ylim=(min(0.0, axes.get_ylim()[0]), 1.02))
+    axes.legend(frameon=False, loc="lower right")
+
+
+def _against_change(axes: Axes, rows: pa.Table) -> None:
+    turned, keeps = (summary.pick(rows, name, each_angle=True) for name in ("confidence", "stable"))
+    sure = summary.pick(rows, "sure")
+    before = dict(zip(sure.ids, sure.value, strict=True))
+    for method, (name, colour, mark) in LOOKS.items():
+        eq = summary.pick(rows, "eq", method, "disc", each_angle=True)
+        pairs = [
+            (before[i] - p, 1 - v)
+            for i, p, v, kept in zip(eq.ids, turned.value, eq.value, keeps.value, strict=True)
+            if kept == 1
+        ]
+        some = pairs[:: -(-len(pairs) // MOST_POINTS)] if pairs else []
+        axes.scatter(
+            [x for x, _ in some],
+            [y for _, y in some],
+            9,
+            color=colour,
+            marker=mark,
+            alpha=0.35,
+            label=name,
+            linewidth=0,
+        )
+    axes.set(xlabel="probability lost in the turn", ylabel="drift, 1 − Eq")
+    axes.legend(frameon=False, loc="upper right")
+
+
+EXPERIMENT = Experiment("Figure signal-noise: drift and confidence", (), run)

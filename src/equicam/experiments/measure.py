@@ -1,0 +1,114 @@
+"""What several experiments measure alike: both protocols, accuracy, constant maps, and pictures of their own choice."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+from jaxtyping import Float
+from torch import Tensor
+
+from equicam.data.items import Item, open_item, spread
+from equicam.data.sources import find_items
+from equicam.evaluate import evaluate
+from equicam.experiments.experiment import Bench, Claim, Line, claims, eq, line, mean_of, not_run, number
+from equicam.models.images import as_batch, preprocessed, stacked
+from equicam.scores import stats, summary
+from equicam.scores.protocol import CONSTANT
+from equicam.scores.stats import Estimate
+
+Tables = dict[bool, pa.Table]
+"""Rows by the authors' protocol (True) and by ours (False)."""
+
+
+def both(
+    bench: Bench, methods: Sequence[str], scores: Sequence[str] = ("eq",), *, views: int | None = None
+) -> Tables:
+    """One evaluation by either protocol."""
+    return {p: bench.rows(methods, scores, as_published=p, views=views) for p in (True, False)}
+
+
+def region(as_published: bool) -> str:
+    """Where a protocol compares maps."""
+    return "full" if as_published else "disc"
+
+
+def eq_line(claim: str, tables: Tables, method: str, *, reason: str = "") -> Line:
+    """Eq of a method beside a claim; without a claim, beside nothing."""
+    ours, theirs = (eq(tables[p], method, as_published=p) for p in (False, True))
+    if not claim:
+        return Line("", method, "not in the paper", ours, theirs, "measured", reason)
+    return line(claim, clean=ours, as_published=theirs, what=method, reason=reason)
+
+
+def gain_line(claim: str, tables: Tables) -> Line:
+    """How much EquiGrad-CAM is above Grad-CAM, in % of it."""
+    found = {p: [eq(t, m, as_published=p) for m in ("grad-cam", "equigrad-cam")] for p, t in tables.items()}
+    ours, theirs = (number(100 * (b.value / a.value - 1), b.n) for a, b in (found[False], found[True]))
+    return line(claim, clean=ours, as_published=theirs, what="relative gain, %", tolerance=5)
+
+
+def accuracy(rows: pa.Table) -> Estimate | None:
+    """The share of pictures that are classified as labelled; None where no label is one of the model's classes."""
+    wrong = mean_of(rows, "misclassified", None, None)
+    return Estimate(1 - wrong.value, 1 - wrong.high, 1 - wrong.low, wrong.n) if wrong.n else None
+
+
+def constant(rows: pa.Table, method: str, where: str) -> Estimate:
+    """The share of pictures whose map is constant."""
+    still = still_maps(rows, method, where)
+    return stats.proportion(sum(still.values()), len(still))
+
+
+def defined(rows: pa.Table, method: str, where: str) -> Estimate:
+    """The mean Eq of the pictures whose map is not constant."""
+    found, still = summary.pick(rows, "eq", method, where), still_maps(rows, method, where)
+    return stats.bootstrap(stats.mean, found.value[[not still[i] for i in found.ids]])
+
+
+def still_maps(rows: pa.Table, method: str, where: str) -> dict[str, bool]:
+    """Whether a picture's Eq is 0 at every angle for a constant map: so it is where the presented map is one."""
+    found = summary.pick(rows, "eq", method, where, each_angle=True)
+    still: dict[str, bool] = {}
+    for picture, why in zip(found.ids, found.reason, strict=True):
+        still[picture] = still.get(picture, True) and (why or "").startswith(CONSTANT)
+    return still
+
+
+def items_of(bench: Bench, most: int | None = None) -> list[Item]:
+    """The bench's sample, or a class-spread part of it."""
+    return spread(spread(find_items(bench.data, split=bench.split), bench.n), most)
+
+
+def rows_of(
+    bench: Bench,
+    items: Sequence[Item],
+    name: str,
+    methods: Sequence[str],
+    scores: Sequence[str] = ("eq",),
+    *,
+    as_published: bool,
+) -> pa.Table:
+    """An evaluation of these very pictures, kept under a name."""
+    bench.out.mkdir(parents=True, exist_ok=True)
+    out = bench.out / f"{name}{'-as-published' if as_published else ''}.parquet"
+    return evaluate(
+        bench.model, list(items), methods=methods, scores=scores, as_published=as_published, out=out,
+        progress=bench.progress, **bench.options,
+    )  # fmt: skip
+
+
+def pictures(bench: Bench, most: int) -> Float[Tensor, "b c H W"]:
+    """A few of the bench's pictures as the model's input."""
+    return opened(bench, items_of(bench, most))
+
+
+def opened(bench: Bench, items: Sequence[Item]) -> Float[Tensor, "b c H W"]:
+    """These pictures as the model's input."""
+    return as_batch(bench.model, stacked([preprocessed(bench.model, open_item(item)) for item in items]))
+
+
+def rest(prefixes: tuple[str, ...], done: Sequence[Line], why: Callable[[Claim], str]) -> Iterator[Line]:
+    """The claims that were not answered, with what would."""
+    answered = {one.claim for one in done}
+    for name, known in claims().items():
+        if name.startswith(prefixes) and name not in answered:
+            yield not_run(name, why(known))

@@ -1,0 +1,73 @@
+"""PEUM as a triage rule: how many of the least stable maps does a review budget find?"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from equicam.experiments.domains import DOMAINS
+from equicam.experiments.experiment import Bench, Experiment, Line, claims, line, number
+from equicam.experiments.measure import both, region, rest
+from equicam.scores import stats, summary
+from equicam.scores.stats import Estimate, Floats
+
+WORST = 0.10
+
+
+def run(bench: Bench) -> Iterator[Line]:
+    """PEUM against 1 − Eq of Grad-CAM; the share of the worst tenth found in the first tenth and fifth."""
+    done = list(_measured(bench)) if bench.domain in DOMAINS else []
+    yield from done
+    yield from rest(("peum.",), done, lambda known: f"--domain {known.of.split()[0]} with its pictures")
+
+
+def _measured(bench: Bench) -> Iterator[Line]:
+    tables = both(bench, ["grad-cam", "equigrad-cam"], ["eq", "peum"])
+    pairs: dict[bool, tuple[Floats, Floats]] = {}
+    for p, rows in tables.items():
+        peum = summary.pick(rows, "peum", "equigrad-cam", "full").value
+        pairs[p] = peum, 1 - summary.pick(rows, "eq", "grad-cam", region(p)).value
+    r = {p: stats.pearson(*pair) for p, pair in pairs.items()}
+    ours, theirs = (Estimate(r[p].r, r[p].low, r[p].high, r[p].n) for p in (False, True))
+    start = f"peum.{bench.domain}"
+    yield line(f"{start}.r", clean=ours, as_published=theirs, what="r of PEUM with 1 − Eq", tolerance=0.06)
+    for name, what, measure, tolerance in (
+        ("cap10", "worst tenth found in a tenth", partial(_found, budget=0.1), 0.05),
+        ("lift10", "the same over chance", partial(stats.capture_lift, budget=WORST), 0.5),
+        ("cap20", "worst tenth found in a fifth", partial(_found, budget=0.2), 0.05),
+    ):
+        ours, theirs = (stats.bootstrap(measure, *pairs[p]) for p in (False, True))
+        yield line(f"{start}.{name}", clean=ours, as_published=theirs, what=what, tolerance=tolerance)
+    blind = {p: number(stats.capture(0 * bad, bad, budget=WORST), len(bad)) for p, (_, bad) in pairs.items()}
+    yield line(
+        "peum.random", clean=blind[False], as_published=blind[True], what="a signal that knows nothing"
+    )
+    yield _p(bench, {p: r[p].log10_p for p in (False, True)})
+
+
+def _found(signal: Floats, badness: Floats, *, budget: float) -> float:
+    """The share of the worst tenth among the pictures with the highest signal."""
+    reviewed, worst = (
+        np.argsort(-v, kind="stable")[: max(1, round(share * len(v)))]
+        for v, share in ((signal, budget), (badness, WORST))
+    )
+    return float(np.isin(worst, reviewed).mean())
+
+
+def _p(bench: Bench, found: dict[bool, float]) -> Line:
+    limit = claims()["peum.p"].value
+    holds = isinstance(limit, float) and found[True] < math.log10(limit)
+    reason = f"of {bench.domain} alone; p falls as pictures are added"
+    return Line(
+        "peum.p", "log10 p of r", f"p < {limit:g}", number(found[False]), number(found[True]),
+        "matches" if holds else "differs", reason,
+    )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    "PEUM as a triage rule in two domains",
+    ("peum.",),
+    run,
+    needs="--domain PatchCamelyon or RESISC45, its test pictures and fine-tuned --weights",
+)
