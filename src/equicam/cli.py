@@ -144,7 +144,8 @@ def demo(
 
     from equicam.data.synthetic import draw_many
 
-    pictures, run = out / "pictures", out / "run"
+    name = "" if count == 200 else f"-{count}"
+    pictures, run = out / f"pictures{name}", out / f"run{name}"
     with refused():
         pictures.mkdir(parents=True, exist_ok=True)
         for i, patch in enumerate(draw_many(count, seed=7)):
@@ -157,25 +158,15 @@ def demo(
         fill=None, tau=None, gamma=None, as_published=False, dtype=None, seed=0, part=32, workers=None, **said,
     )  # fmt: skip
     cli_audit.triage(
-        run,
-        budget="10%",
-        control=0.2,
-        alpha=0.1,
-        unstable=0.5,
-        quotas=True,
-        evidence=20,
-        seed=0,
-        source=None,
+        run, budget="10%", control=0.2, alpha=0.1, unstable=0.5, quotas=True, evidence=20, seed=0, source=None, weights=None,
         device="cpu",
-    )
-    cli_audit.report(run, top=40)
+    )  # fmt: skip
+    cli_audit.verify(run, sample=5, seed=0, noted=None, source=None, weights=None, device="cpu")
     console.print("\nthe three worst cases:")
     for row in cli_audit.worst_cases(run, 3):
         why = "; ".join(row["reasons"])
         console.print(f"  {escape(plain(row['id']))}: {escape(plain(why))}", soft_wrap=True, highlight=False)
-    console.print(
-        f"report: {escape(plain((run / 'report.html').resolve()))}", soft_wrap=True, highlight=False
-    )
+    cli_audit.report(run, top=40, source=None)
     console.print("Synthetic patches and a synthetic model: for looking around, not for conclusions.")
 
 

@@ -1,6 +1,7 @@
 """The commands of an audit: run, rank, report, verify. Heavy libraries load inside the commands that need them."""
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -23,6 +25,9 @@ RUN = Annotated[
     Path, typer.Argument(metavar="RUN", help="a folder `equicam audit` wrote", show_default=False)
 ]
 DEVICE = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is if left out")]
+WEIGHTS = Annotated[
+    str | None, typer.Option(help="where the model's weights are now, if they were moved", show_default=False)
+]
 SOURCE = Annotated[
     str | None, typer.Option(help="where the pictures are now, if they were moved", show_default=False)
 ]
@@ -70,7 +75,7 @@ def audit(
 
     with refused():
         ready = equicam.load(
-            model, weights=weights, classes=listed(classes), layer=layer, device=where(device)
+            _absolute(model), weights=weights, classes=listed(classes), layer=layer, device=where(device)
         )
         try:
             with _progress() as progress:
@@ -79,7 +84,7 @@ def audit(
                     fill=fill,  # type: ignore[arg-type]
                     as_published=as_published, tau=tau, gamma=gamma, dtype=dtype_named(dtype), seed=seed, part=part,
                     workers=workers or max(1, min(8, (os.cpu_count() or 2) - 1)),
-                    weights_from=weights, progress=progress,
+                    weights_from=_absolute(weights), progress=progress,
                 )  # fmt: skip
         except KeyboardInterrupt:
             console.print(
@@ -94,7 +99,11 @@ def audit(
         f"{len(status) - bad:,} pictures explained, {bad:,} could not be; layer {escape(ready.layer)}; run {escape(plain(out))}",
         soft_wrap=True,
     )
-    console.print(f"next: equicam triage {escape(plain(out))} --budget 10%", soft_wrap=True, highlight=False)
+    console.print(
+        f"next: equicam triage {escape(plain(shlex.quote(str(out))))} --budget 10%",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def triage(
@@ -109,6 +118,7 @@ def triage(
     ] = 40,
     seed: Annotated[int, typer.Option(help="of the control arm")] = 0,
     source: SOURCE = None,
+    weights: WEIGHTS = None,
     device: DEVICE = None,
 ) -> None:
     """Rank a run for review: the queue, a blind random control arm, and what the queue is worth on this data.
@@ -127,19 +137,20 @@ def triage(
             "quotas": quotas,
             "seed": seed,
         }
-        _triage(_opened(run), options, evidence, source, device)
+        _triage(_opened(run), options, evidence, source, weights, device)
 
 
 def report(
     run: RUN,
     top: Annotated[int, typer.Option(min=1, help="at most so many pictures of the queue")] = 40,
+    source: SOURCE = None,
 ) -> None:
     """One self-contained HTML file of evidence, and the same numbers as JSON.
 
     For example: `equicam report run`
     """
     with refused():
-        path = _report(_opened(run), top)
+        path = _report(_opened(run, source), top)
     console.print(f"report: {escape(plain(path))}", soft_wrap=True, highlight=False)
 
 
@@ -147,42 +158,56 @@ def verify(
     run: RUN,
     sample: Annotated[int, typer.Option(min=0, help="pictures to explain again")] = 20,
     seed: Annotated[int, typer.Option(help="of which ones")] = 0,
+    noted: Annotated[
+        str | None,
+        typer.Option(
+            "--hash", help="an event's hash noted elsewhere, as a report prints it", show_default=False
+        ),
+    ] = None,
     source: SOURCE = None,
+    weights: WEIGHTS = None,
     device: DEVICE = None,
 ) -> None:
     """Check a run: every file against its digest, the log's chain, and a random sample computed again.
 
     Exits with 1 if anything differs, naming it. For example: `equicam verify run --sample 50`
     """
-    from equicam.audit.verify import TOLERANCES, check_files, check_log
+    from equicam.audit.log import Log
+    from equicam.audit.verify import check_files, check_log, recompute, refuse_unloadable
 
     with refused():
         found = _opened(run)
         files, problems = check_files(found)
-        events, chain = check_log(found)
+        events, chain = check_log(found, noted)
         problems += chain
         again, worst = 0, dict[str, float]()
         if sample:
-            from equicam.audit.verify import recompute, refuse_unloadable
-
             refuse_unloadable(found)
-            model, plans, items = _reloaded(found, source, device)
+            model, plans, items = _reloaded(found, source, weights, device)
             with _counting("computing again", sample) as tick:
                 again, more, worst = recompute(found, model, plans, items, count=sample, seed=seed, tick=tick)
             problems += more
-        from equicam.audit.log import Log
-
-        Log(found.folder).add("verified", {"problems": len(problems), "recomputed": again})
     for problem in problems:
         console.print(f"[red]differs[/red] {escape(plain(problem))}", soft_wrap=True)
-    said = f"{files} files, {events} events and {again} pictures computed again"
-    if again:
-        said += f" (probability within {worst['prob']:.1e} of ±{TOLERANCES['prob']}, PEUM within {worst['peum']:.1e} of ±{TOLERANCES['peum']}, maps at least {worst['map']:.5f} alike)"
+    said = (
+        f"{files} files, {events} events and {again} pictures computed again{_within(worst) if again else ''}"
+    )
     console.print(
         f"{said}: {f'{len(problems)} differences' if problems else 'all as it says'}", soft_wrap=True
     )
+    try:
+        Log(found.folder).add("verified", {"problems": len(problems), "recomputed": again})
+    except OSError as error:
+        console.print(f"the log could not be written: {escape(plain(error))}", soft_wrap=True)
     if problems:
         raise typer.Exit(1)
+
+
+def _within(worst: dict[str, float]) -> str:
+    from equicam.audit.verify import TOLERANCES
+
+    parts = [f"{key} within {worst[key]:.1e} of ±{TOLERANCES[key]:g}" for key in ("prob", "peum", "eq")]
+    return f" ({', '.join(parts)}, maps at least {worst['map']:.5f} alike)"
 
 
 def _ranked(run: "Run", options: dict[str, Any]) -> "Triage":
@@ -193,37 +218,63 @@ def _ranked(run: "Run", options: dict[str, Any]) -> "Triage":
 
 
 def _triage(
-    run: "Run", options: dict[str, Any], count: int, source: str | None, device: str | None
+    run: "Run",
+    options: dict[str, Any],
+    count: int,
+    source: str | None,
+    weights: str | None,
+    device: str | None,
 ) -> "Triage":
     import json
 
     from equicam.audit.exports import write_csv, write_fiftyone, write_parquet
     from equicam.audit.log import Log
+    from equicam.audit.store import file_digest
     from equicam.parts import write_whole
 
     found = _ranked(run, options)
+    if missing := len(run.pending()):
+        console.print(
+            f"the run is not finished: {found.ok + found.bad:,} of {run.spec.pictures:,} pictures so far ({missing} parts to go); these come first by name, not at random",
+            soft_wrap=True,
+        )
     write_parquet(found, run.folder / "triage.parquet")
     write_csv(found, run.folder / "queue.csv")
     write_fiftyone(found, run.items(), run.folder / "fiftyone")
-    text = json.dumps({"options": options, **found.as_json()}, indent=1)
-    write_whole(run.folder / "triage.json", text.encode())
-    Log(run.folder).add("triaged", options)
-    queue = [row for row in found.rows.to_pylist() if row["arm"] == "queue"]
-    queue.sort(key=lambda row: row["rank"])
-    table = Table("rank", "picture", "class", "p", "PEUM", "why")
+    write_whole(
+        run.folder / "triage.json", json.dumps({"options": options, **found.as_json()}, indent=1).encode()
+    )
+    queue = sorted(
+        (row for row in found.rows.to_pylist() if row["arm"] == "queue"), key=lambda row: row["rank"]
+    )
+    _show(found, queue)
+    if count and run.spec.model is not None and queue:
+        _evidence(run, [row["id"] for row in queue[:count]], source, weights, device)
+    names = ("triage.parquet", "triage.json", "queue.csv", "fiftyone/samples.json", "evidence.json")
+    files = {name: file_digest(run.folder / name) for name in names if (run.folder / name).is_file()}
+    Log(run.folder).add("triaged", {"options": options, "files": files})
+    return found
+
+
+def _show(found: "Triage", queue: list[dict[str, Any]]) -> None:
+    if not queue:
+        console.print("nothing to rank: no picture was explained")
+        return
+    table = Table("rank", "picture", "class", "p", "PEUM", "why", box=SIMPLE_HEAD)
     table.columns[1].overflow = table.columns[5].overflow = "fold"
     for row in queue[:10]:
-        why = "; ".join(row["reasons"])
+        silent = not any(reason.startswith("PEUM ") and ":" in reason for reason in row["reasons"])
+        why = "; ".join(r for r in row["reasons"] if not (r.startswith("PEUM ") and ":" in r))
+        peum = "–" if silent else f"{row['peum']:.4f}"
         table.add_row(
             str(row["rank"]),
-            escape(plain(row["id"])),
-            escape(plain(row["class"])),
+            *(escape(plain(v)) for v in (row["id"], row["class"])),
             f"{row['prob']:.2f}",
-            f"{row['peum']:.4f}",
+            peum,
             escape(plain(why)),
         )
-    if len(queue) > 10:
-        table.caption = f"the first 10 of {len(queue)}; all, mixed with controls, in queue.csv"
+    controls = found.budget - len(queue)
+    table.caption = f"{min(10, len(queue))} of {len(queue)} in the queue; with {controls} random controls mixed in, in queue.csv"
     console.print(table)
     for sentence in (found.guarantee.sentence, found.worth.sentence if found.worth else ""):
         if sentence:
@@ -233,51 +284,73 @@ def _triage(
             "Nothing was calibrated: what the queue is worth here is not known. equicam audit --calibrate N measures it.",
             soft_wrap=True,
         )
-    if count and run.spec.model is not None:
-        _evidence(run, [row["id"] for row in queue[:count]], source, device)
-    return found
 
 
-def _evidence(run: "Run", ids: list[str], source: str | None, device: str | None) -> None:
+def _evidence(
+    run: "Run", ids: list[str], source: str | None, weights: str | None, device: str | None
+) -> None:
     import json
 
     from equicam.audit.evidence import evidence
     from equicam.parts import write_whole
 
-    model, plans, items = _reloaded(run, source, device)
+    model, plans, items = _reloaded(run, source, weights, device)
     wanted = set(ids)
     some = [item for item in items if item.id in wanted]
-    rows = {row["id"]: row for row in run.items().to_pylist() if row["id"] in wanted}
+    rows = run.rows(wanted)
     with _counting("signal or noise", len(some)) as tick:
         found = evidence(model, some, rows, seed=run.spec.seed, dtype=plans.dtype, tick=tick)
     text = json.dumps({name: one.as_json() for name, one in found.items()}, indent=1)
     write_whole(run.folder / "evidence.json", text.encode())
+    if left := len(some) - len(found):
+        console.print(f"no evidence on {left} pictures, which are not the ones that were explained")
 
 
 def _report(run: "Run", top: int) -> Path:
-    import json
-
+    from equicam.errors import EquicamError
+    from equicam.parts import read_json, read_table
     from equicam.report.page import write_report
 
-    def kept(name: str) -> dict[str, Any]:
-        there = run.folder / name
-        found: dict[str, Any] = json.loads(there.read_text()) if there.is_file() else {}
-        return found
+    if not (run.folder / "triage.json").is_file():
+        raise EquicamError(
+            f"{plain(run.folder)}", needs="a queue to report", got="none", fix="equicam triage first"
+        )
+    # ranking is a function of the rows and its options: made again, it must be the queue that was written
+    found = _ranked(run, read_json(run.folder / "triage.json")["options"])
+    if not found.rows.equals(read_table(run.folder / "triage.parquet")):
+        raise EquicamError(
+            f"{plain(run.folder)}", needs="the queue of the rows there are", got="one made before the run went on",
+            fix="equicam triage again",
+        )  # fmt: skip
+    evidence = run.folder / "evidence.json"
+    return write_report(run, found, evidence=read_json(evidence) if evidence.is_file() else {}, top=top)
 
-    # ranking is a function of the rows and its options: made again, it is the queue that was written
-    found = _ranked(run, kept("triage.json").get("options", {}))
-    return write_report(run, found, evidence=kept("evidence.json"), top=top)
+
+def _absolute(name: str | None) -> Any:
+    """A file given by a relative path, so that it is found from anywhere; any other name as it is."""
+    if name is None:
+        return None
+    path, colon, function = name.partition(".py:")
+    file = Path(path + ".py" if colon else path)
+    return f"{file.absolute()}:{function}" if colon else str(file.absolute()) if file.is_file() else name
 
 
-def _opened(folder: Path) -> "Run":
+def _opened(folder: Path, source: str | None = None) -> "Run":
     from equicam.audit.store import Run
+    from equicam.data.items import readable
+    from equicam.data.sources import find_items
 
     run = Run(folder)
+    if source is not None:
+        items = find_items(source, split=run.spec.split)
+        run = Run(folder, moved={item.id: readable(str(item.path.absolute())) for item in items})
     _ = run.spec
     return run
 
 
-def _reloaded(run: "Run", source: str | None, device: str | None) -> "tuple[Model, Any, list[Item]]":
+def _reloaded(
+    run: "Run", source: str | None, weights: str | None, device: str | None
+) -> "tuple[Model, Any, list[Item]]":
     """The run's model, method and pictures, checked to be its own."""
     import torch
 
@@ -288,11 +361,12 @@ def _reloaded(run: "Run", source: str | None, device: str | None) -> "tuple[Mode
     from equicam.errors import EquicamError
     from equicam.methods import find
     from equicam.models.weights import fingerprint
+    from equicam.scores.asked import Asked, described
 
     spec = run.spec
     zero_shot = spec.model is not None and spec.model.startswith(("open_clip:", "hf:"))
     model = equicam.load(
-        spec.model or "", weights=spec.weights_from, layer=spec.layer, device=where(device),
+        spec.model or "", weights=weights or spec.weights_from, layer=spec.layer, device=where(device),
         classes=spec.classes if zero_shot else None,
     )  # fmt: skip
     if fingerprint(model.module) != spec.weights:
@@ -312,8 +386,21 @@ def _reloaded(run: "Run", source: str | None, device: str | None) -> "tuple[Mode
             fix="--source with where they are",
         )  # fmt: skip
     dtype = getattr(torch, spec.dtype)
-    method = find(spec.method, views=equicam.Views(spec.angles), as_published=spec.as_published)
-    plans = Plans(model, method, spec.fill, None if dtype == model.dtype else dtype, frozenset())  # type: ignore[arg-type]
+    method = find(
+        spec.method,
+        views=equicam.Views(spec.angles),
+        as_published=spec.as_published,
+        tau=spec.tau,
+        gamma=spec.gamma,
+    )
+    if described(Asked(spec.method, method)) != spec.method_is:
+        raise EquicamError(
+            f"the run {plain(run.folder)}", needs=f"the method it was made with ({spec.method_is})", got="another of that name",
+            fix="the equicam that wrote it",
+        )  # fmt: skip
+    sample = run.sample()
+    calibrated = frozenset(sample.filter(sample["calibrated"])["id"].to_pylist())
+    plans = Plans(model, method, spec.fill, None if dtype == model.dtype else dtype, calibrated)  # type: ignore[arg-type]
     return model, plans, items
 
 

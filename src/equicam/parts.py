@@ -7,7 +7,7 @@ all. `fingerprint.json` says what the parts are of; another fingerprint is refus
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,30 @@ def write_table(path: Path, table: pa.Table) -> None:
     write_whole(path, sink.getvalue().to_pybytes())
 
 
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A table from Parquet; a file that is no longer one is named."""
+    try:
+        return pq.read_table(path, columns=None if columns is None else list(columns))
+    except (pa.ArrowException, ValueError) as error:
+        raise EquicamError(
+            str(path), needs="to be as it was written", got=next(iter(str(error).splitlines()), "no Parquet"),
+            fix="deleting it and computing it again",
+        ) from error  # fmt: skip
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; one that is no longer any is named."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("no object")
+    except ValueError as error:
+        raise EquicamError(
+            str(path), needs="to be as it was written", got=error, fix="restoring it"
+        ) from error
+    return found
+
+
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two fingerprints, in words."""
     keys = sorted({*before, *now})
@@ -76,7 +100,7 @@ class Parts:
         folder.mkdir(parents=True, exist_ok=True)
         known = folder / FINGERPRINT
         if known.is_file():
-            refuse_another(str(folder), json.loads(known.read_text()), fingerprint, fix=fix)
+            refuse_another(str(folder), read_json(known), fingerprint, fix=fix)
         elif any(folder.iterdir()):
             raise EquicamError(
                 str(folder), needs="to be empty, new or ours", got="other files in it", fix=fix
@@ -98,7 +122,7 @@ class Parts:
 
     def read(self, count: int) -> pa.Table:
         """All parts in order."""
-        return pa.concat_tables([pq.read_table(self.path(number)) for number in range(count)])
+        return pa.concat_tables([read_table(self.path(number)) for number in range(count)])
 
 
 def _short(value: Any) -> str:

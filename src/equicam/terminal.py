@@ -1,5 +1,6 @@
 """What every command shares: the console, lists and devices by name, and refusals in one sentence."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ from equicam.errors import EquicamError
 if TYPE_CHECKING:
     import torch
 
+for stream in (sys.stdout, sys.stderr):
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="replace")  # a terminal that knows no Greek still gets the rest
 console = Console()
 
 
@@ -22,7 +26,12 @@ def refused() -> Iterator[None]:
     try:
         yield
     except (EquicamError, OSError) as error:
-        console.print(f"[red]{escape(plain(error))}[/red]", soft_wrap=True)
+        full = (
+            "; what is finished is kept, and the same command goes on"
+            if getattr(error, "errno", 0) in (27, 28, 122)
+            else ""
+        )
+        console.print(f"[red]{escape(plain(error))}{full}[/red]", soft_wrap=True)
         raise typer.Exit(2) from error
 
 

@@ -11,7 +11,8 @@ from PIL import Image
 from equicam.data.synthetic import draw_many
 
 COMMAND = [sys.executable, "-c", "from equicam.cli import app; app()"]
-ENV = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+SOURCES = str(Path(__file__).parents[2] / "src")
+ENV = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCES}
 
 
 def equicam_process(*arguments: object, **options) -> subprocess.Popen:

@@ -8,6 +8,7 @@ import torch
 
 import equicam
 from equicam.audit.evidence import evidence, verdict
+from equicam.audit.store import file_digest
 from equicam.data.sources import find_items
 from equicam.geometry import rotate
 from equicam.models.images import preprocessed
@@ -22,12 +23,14 @@ def at(value: float, around: float = 0.01) -> Estimate:
 
 
 STEADY = Estimate(0.0, 0.0, 0.18, 18)
+COSTS = {"drift": np.full(7, 0.2), "agreement": np.full(7, 0.3), "drift-of-another": np.full(7, np.nan)}
 
 
 @pytest.mark.parametrize(
     ("shape", "saliency", "lean"),
     [
         (at(0.1), at(0.05), "Leans to signal"),
+        (at(0.1), at(0.012, 0.001), "Undecided"),  # surely above 0, and too little to speak of
         (at(0.0), at(-0.02), "Leans to noise"),
         (at(0.1), at(0.0), "Undecided"),
         (at(0.02, 0.05), at(0.02, 0.05), "Undecided"),
@@ -35,13 +38,23 @@ STEADY = Estimate(0.0, 0.0, 0.18, 18)
     ],
 )
 def test_the_verdict_leans_as_the_intervals_do_and_shows_them(shape, saliency, lean):
-    said = verdict(shape, saliency, STEADY)
+    said = verdict(COSTS, shape, saliency, STEADY, 0.9, 0.5)
     assert said.startswith(lean)
     assert "The prediction itself turns" not in said
+    turning = verdict(COSTS, shape, saliency, Estimate(0.6, 0.4, 0.8, 18), 0.9, 0.5)
     if not math.isnan(shape.value):
         assert f"{round(shape.value, 3) + 0.0:+.3f} [" in said
-    turning = verdict(shape, saliency, Estimate(0.6, 0.4, 0.8, 18))
-    assert ("The prediction itself turns" in turning) == (not math.isnan(shape.value))
+        assert "keeps 80% of what sets it apart" in said
+        assert "The prediction itself turns" in turning
+
+
+def test_where_hiding_changes_nothing_nothing_is_said():
+    """A saturated prediction: neither signal nor noise can be told."""
+    still = {name: values * 0.01 for name, values in COSTS.items()}
+    said = verdict(still, at(1e-5, 1e-6), at(1e-5, 1e-6), STEADY, 0.9, 0.5)
+    assert said.startswith(
+        "Cannot be said: hiding a tenth of the picture, wherever, changes the probability by less than 0.02"
+    )
 
 
 def test_evidence_is_the_causal_test_on_this_picture(patches):
@@ -50,6 +63,7 @@ def test_evidence_is_the_causal_test_on_this_picture(patches):
     e = equicam.explain(model, x)
     rows = {
         item.id: {
+            "sha256": file_digest(item.path),
             "target": int(e.target[i]),
             "top1_by_view": [int(e.target[i])] * 15 + [1 - int(e.target[i])] * 3,
         }
@@ -85,13 +99,13 @@ def test_evidence_is_the_causal_test_on_this_picture(patches):
         assert all(np.isfinite(v) for v in plain["moving"].values())
 
 
-def test_a_picture_that_went_away_is_left_out(patches, tmp_path):
+def test_a_picture_that_went_away_or_changed_is_left_out(patches, tmp_path):
     from dataclasses import replace
 
     items = find_items(patches)[:2]
-    items = [items[0], replace(items[1], path=tmp_path / "gone.png")]
-    rows = {i.id: {"target": 0, "top1_by_view": [0]} for i in items}
+    items = [items[0], replace(items[1], path=tmp_path / "gone.png"), find_items(patches)[2]]
+    rows = {i.id: {"target": 0, "top1_by_view": [0], "sha256": file_digest(items[0].path)} for i in items}
     ticks = []
     found = evidence(equicam.load("embedded"), items, rows, tick=ticks.append)
     assert list(found) == [items[0].id]
-    assert sum(ticks) == 2
+    assert sum(ticks) == 3

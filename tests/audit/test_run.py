@@ -217,9 +217,14 @@ def test_what_changed_is_named_and_not_resumed(patches, tmp_path):
         audit(model, source, run.folder, **options)
     shutil.copy2(patches / "00.png", source / "00.png")
     (source / "new.png").write_bytes((source / "01.png").read_bytes())
-    with pytest.raises(EquicamError, match="pictures was 24, is 25"):
+    with pytest.raises(EquicamError, match=r"1 new \('new.png'\)"):
         audit(model, source, run.folder, **options)
-    (source / "new.png").unlink()
+    (source / "new.png").rename(source / "01.png")
+    os.utime(source / "01.png", ns=(0, 0))  # another time, the same bytes
+    (source / "23.png").rename(source / "away")
+    with pytest.raises(EquicamError, match=r"1 gone \('23.png'\)"):
+        audit(model, source, run.folder, **options)
+    (source / "away").rename(source / "23.png")
     os.utime(source / "02.png")  # touched, but the same
     other = replace(model, module=equicam.load("embedded").module)
     with torch.no_grad():
@@ -361,10 +366,10 @@ def test_verify_sees_a_changed_picture_and_an_unfinished_run(patches, tmp_path):
     plans = Plans(model, method, "reflect", None, frozenset())
     _, problems, _ = verifying.recompute(run, model, plans, find_items(source), count=24)
     assert problems == ["'03.png': the picture is not the one that was explained"]
-    (run.folder / "digests.json").unlink()
     run.path("items", 0).unlink()
     _, problems = verifying.check_files(run)
-    assert problems == ["the run is not finished: 1 of 3 parts are missing; equicam audit goes on"]
+    assert problems[0] == "the run is not finished: 1 of 3 parts are missing; equicam audit goes on"
+    assert problems[1] == "items/part-000000.parquet cannot be read: No such file or directory"
 
 
 def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
@@ -430,3 +435,161 @@ def test_commands_refuse_what_is_no_run(tmp_path):
         )
         assert code.returncode == 2
         assert "no manifest.json in it; try equicam audit first" in code.stdout
+
+
+def test_a_lost_part_is_computed_again_and_sealed_again(patches, whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    Run(out).path("maps", 3).unlink()
+    Run(out).path("items", 1).unlink()
+    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
+    assert code == 0, said
+    assert rows(out) == rows(whole)
+    assert drawn(out) == drawn(whole)
+    assert verifying.check_files(Run(out))[1] == []
+    assert [e.kind for e in Log(out).events()].count("completed") == 2
+
+
+@pytest.mark.parametrize("moment", ["before the manifest", "before the event"])
+def test_killed_while_it_begins_or_ends_it_goes_on(patches, whole, tmp_path, moment):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    if moment == "before the manifest":
+        for name in ("manifest.json", "digests.json", "events.sqlite"):
+            (out / name).unlink()
+        for part in [*out.glob("items/*"), *out.glob("maps/*")]:
+            part.unlink()
+        (out / ".manifest.json.x.part").write_text("half")
+    else:
+        events = Log(out).events()
+        (out / "events.sqlite").unlink()
+        log = Log(out)
+        for event in events[:-1]:
+            log.add(event.kind, event.payload)
+    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
+    assert code == 0, said
+    assert rows(out) == rows(whole)
+    assert verifying.check_files(Run(out))[1] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["items/part-000001.parquet", "maps/part-000001.parquet", "digests.json", "events.sqlite"]
+)
+def test_verify_lists_garbage_as_a_difference(whole, tmp_path, name):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    (out / name).write_bytes(b"garbage" * 100)
+    code, said = equicam_command("verify", out, "--sample", "4")
+    assert code == 1, said
+    assert "differs" in said
+    assert "Traceback" not in said
+
+
+def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    code, said = equicam_command("triage", out, "--budget", "8", "--evidence", "2")
+    assert code == 0, said
+    noted = Log(out).last()
+    code, said = equicam_command("verify", out, "--sample", "24", "--hash", noted)
+    assert code == 0, said
+    (out / "queue.csv").write_text((out / "queue.csv").read_text() + "more\n")
+    part = Run(out).path("items", 0)
+    table = pq.read_table(part).to_pylist()
+    calibrated = [row for row in Run(out).items().to_pylist() if row["eq"] is not None]
+    part = next(
+        Run(out).path("items", p)
+        for p in range(6)
+        if calibrated[0]["id"] in pq.read_table(Run(out).path("items", p))["id"].to_pylist()
+    )
+    table = pq.read_table(part).to_pylist()
+    for row in table:
+        row["eq"] = 0.99 if row["eq"] is not None else None
+    import pyarrow as pa
+
+    pq.write_table(pa.Table.from_pylist(table, schema=pq.read_schema(part)), part)
+    code, said = equicam_command("verify", out, "--sample", "24", "--hash", "f" * 64)
+    assert code == 1
+    assert "queue.csv is not as it was written" in said
+    assert f"{calibrated[0]['id']!r}: eq 0.99000, now" in said
+    assert "ffffffffffff… is not there" in said
+
+
+def test_gated_runs_and_random_weights_verify(patches, tmp_path):
+    for name, more in (
+        ("gated", ("--method", "equigrad-cam+pcf", "--tau", "0.9")),
+        ("random", ("--weights", "random")),
+    ):
+        code, said = equicam_command("audit", patches, "--out", tmp_path / name, "--views", "4", *more)
+        assert code == 0, said
+        code, said = equicam_command("verify", tmp_path / name, "--sample", "6")
+        assert code == 0, said
+
+
+def test_a_report_is_of_the_queue_that_was_written(patches, whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    code, said = equicam_command("report", out)
+    assert code == 2
+    assert "try equicam triage first" in said
+    for kind in ("items", "maps"):
+        Run(out).path(kind, 5).unlink()
+    code, said = equicam_command("triage", out, "--budget", "6", "--evidence", "0")
+    assert code == 0, said
+    assert "20 of 24 pictures so far" in said
+    assert equicam_command("audit", patches, "--out", out, *OPTIONS)[0] == 0
+    code, said = equicam_command("report", out)
+    assert code == 2
+    assert "try equicam triage again" in said
+
+
+def test_everything_is_found_from_another_folder_and_after_a_move(patches, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copytree(patches, home / "pics")
+    code, said = equicam_command("audit", "pics/*.png", "--out", "run", "--views", "4", cwd=home)
+    assert code == 0, said
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    code, said = equicam_command("triage", home / "run", "--budget", "4", "--evidence", "2", cwd=elsewhere)
+    assert code == 0, said
+    (home / "pics").rename(home / "moved")
+    code, said = equicam_command(
+        "verify", home / "run", "--sample", "3", "--source", f"{home}/moved/*.png", cwd=elsewhere
+    )
+    assert code == 0, said
+    code, said = equicam_command("report", home / "run", "--source", f"{home}/moved/*.png", cwd=elsewhere)
+    assert code == 0, said
+    assert "no longer where it was" not in (home / "run" / "report.html").read_text()
+
+
+def test_a_run_without_a_good_picture_and_one_of_one_view_say_so(patches, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.png").write_bytes(b"no")
+    assert equicam_command("audit", source, "--out", tmp_path / "bad", "--views", "4")[0] == 0
+    code, said = equicam_command("triage", tmp_path / "bad")
+    assert code == 0, said
+    assert "nothing to rank" in said
+    assert equicam_command("audit", patches, "--out", tmp_path / "one", "--views", "1", "--n", "2")[0] == 0
+    code, said = equicam_command("triage", tmp_path / "one")
+    assert code == 2
+    assert "one view, which has no PEUM" in said
+
+
+def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):
+    model = equicam.load("embedded")
+
+    def spoil(_module, inputs, output):
+        return output.masked_fill((inputs[0][:, 0, 0, 0] == first)[:, None], torch.nan)
+
+    from equicam.data.pictures import open_picture
+    from equicam.models.images import preprocessed
+
+    first = preprocessed(model, open_picture(patches / "00.png"))[0, 0, 0]
+    model.module.register_forward_hook(spoil)
+    run = audit(model, patches, tmp_path / "run", views=4, part=8)
+    bad = [row for row in run.items().to_pylist() if row["status"] == "bad"]
+    assert "00.png" in [row["id"] for row in bad]
+    assert all("finite class scores" in row["reason"] for row in bad)
+    assert len(bad) < PATCHES / 2

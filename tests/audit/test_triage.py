@@ -259,10 +259,9 @@ def test_reasons_are_words():
     assert {row["rank"] for row in reviewed(found) if row["id"] < "05"} == {1, 2, 3, 4, 5}
 
 
-def test_one_view_alone_is_no_reason():
-    rows = [picture(f"{i}", i / 100, kept=1, top1_by_view=[0], agree_by_view=[None]) for i in range(10)]
-    found = triage(table(rows), budget=1, angles=(0,))
-    assert reviewed(found)[0]["reasons"] == ["PEUM 0.09: more uncertain than 90 % of the pictures"]
+def test_a_run_of_one_view_has_nothing_to_rank_by():
+    with pytest.raises(EquicamError, match="one view, which has no PEUM to rank by"):
+        triage(table([picture("a", 0.0)]), angles=(0,))
 
 
 def slow_threshold(scores, alpha):

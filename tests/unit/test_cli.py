@@ -149,12 +149,14 @@ def test_safe_stems_are_short_plain_and_never_twice():
 def test_the_demo_is_the_whole_job_and_says_where_the_report_is(tmp_path):
     result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "20"])
     assert result.exit_code == 0, result.output
-    run = tmp_path / "demo" / "run"
+    run = tmp_path / "demo" / "run-20"
     assert "the three worst cases:" in result.output
+    assert "5 pictures computed again" in result.output
+    assert "all as it says" in result.output
     assert str(run / "report.html") in result.output
     assert "Synthetic" in result.output
     assert "patch-" in (run / "report.html").read_text()
-    assert len(list((tmp_path / "demo" / "pictures").iterdir())) == 20
+    assert len(list((tmp_path / "demo" / "pictures-20").iterdir())) == 20
     assert (run / "evidence.json").is_file()
 
 

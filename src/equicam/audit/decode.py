@@ -51,12 +51,13 @@ def opened(item: Item, prepare: Prepare, frame: Frame) -> Opened:
     found = Opened(item)
     try:
         found = replace(found, **stamp(item))
+        if item.index is None and found.bytes is not None:
+            found = replace(found, sha256=file_digest(item.path))
         picture = open_item(item)
         size = (picture.width, picture.height)
-        digest = (
-            file_digest(item.path) if item.index is None else hashlib.sha256(picture.tobytes()).hexdigest()
-        )
-        found = replace(found, width=size[0], height=size[1], sha256=digest)
+        if item.index is not None:
+            found = replace(found, sha256=hashlib.sha256(picture.tobytes()).hexdigest())
+        found = replace(found, width=size[0], height=size[1])
         found = replace(found, x=prepare(picture), frame=frame(size))
     except (EquicamError, OSError, ValueError, MemoryError, RuntimeError) as error:
         found = replace(found, x=None, reason=str(error) or type(error).__name__)

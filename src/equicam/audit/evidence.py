@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from equicam.audit.run import content
 from equicam.data.items import Item, open_item
 from equicam.errors import EquicamError
 from equicam.methods import find
@@ -26,6 +27,8 @@ from equicam.scores.stages import stages
 from equicam.scores.stats import Estimate
 
 A_BATCH = 8
+MATTERS = 0.02
+"""Of the probability: less is no effect to speak of."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +62,17 @@ def evidence(
     dtype: torch.dtype | None = None,
     tick: Callable[[int], None] = lambda _count: None,
 ) -> dict[str, Evidence]:
-    """Evidence on these pictures; `rows` are their rows in the run. A picture that no longer opens is left out."""
+    """Evidence on these pictures; `rows` are their rows in the run. A picture that is not the one explained is left out."""
     found: dict[str, Evidence] = {}
     for start in range(0, len(items), A_BATCH):
         some, pictures = [], []
         for item in items[start : start + A_BATCH]:
+            if content(item) != rows[item.id].get("sha256"):
+                continue
             try:
                 pictures.append(preprocessed(model, open_item(item)))
                 some.append(item)
-            except EquicamError:
+            except (EquicamError, OSError, ValueError):
                 continue
         if some:
             with torch.inference_mode(False), torch.autocast(model.device.type, enabled=False):
@@ -132,39 +137,39 @@ def _judged(
         f"Hiding the pixels whose saliency moves costs {_said(moving)} of the probability; hiding those where it stays, {_said(staying)}.",
         f"That is {_said(shape, sign=True)} above pixels of the same shape elsewhere, and {_said(saliency, sign=True)} above pixels of the same saliency.",
         f"Another prediction in {flips.value:.0%} of the views ({flips.low:.0%} to {flips.high:.0%}).",
-        f"Pooled features of turned and presented picture: cosine {alike:.2f}; with other pictures {unrelated:.2f}.",
+        f"Pooled features of turned and presented picture: cosine {alike:.2f}; with other pictures {'unknown' if np.isnan(unrelated) else f'{unrelated:.2f}'}.",
     )
-    return Evidence(
-        name,
-        moving,
-        staying,
-        shape,
-        saliency,
-        flips,
-        alike,
-        unrelated,
-        verdict(shape, saliency, flips),
-        lines,
-    )
+    said = verdict(lost, shape, saliency, flips, alike, unrelated)
+    return Evidence(name, moving, staying, shape, saliency, flips, alike, unrelated, said, lines)
 
 
-def verdict(shape: Estimate, saliency: Estimate, flips: Estimate) -> str:
+def verdict(
+    lost: Mapping[str, np.ndarray],
+    shape: Estimate,
+    saliency: Estimate,
+    flips: Estimate,
+    alike: float,
+    unrelated: float,
+) -> str:
     """What the numbers lean to, and how strongly; intervals are over seven angles of one picture."""
     if np.isnan(shape.value) or np.isnan(saliency.value):
-        return "Cannot be said: a map is constant at every angle."
-    both = min(shape.low, saliency.low)
-    if both > 0:
+        return "Cannot be said: a map is constant."
+    cost = np.nanmax([abs(stats.mean(values)) for values in lost.values()])
+    if cost < MATTERS:
+        return f"Cannot be said: hiding a tenth of the picture, wherever, changes the probability by less than {MATTERS:g}."
+    if min(shape.low, saliency.low) > 0 and min(shape.value, saliency.value) >= MATTERS:
         lean = "Leans to signal: the model uses pixels whose saliency moves, more than their shape or saliency would explain"
-    elif max(shape.high, saliency.high) < 0.02:
+    elif max(shape.high, saliency.high) < MATTERS:
         lean = "Leans to noise: the pixels whose saliency moves matter no more than others of their shape or saliency"
     else:
         lean = "Undecided: these angles do not tell whether the pixels whose saliency moves matter more than others of their shape or saliency"
-    turn = (
-        " The prediction itself turns with the picture, so the map is of a changing answer."
-        if flips.low > 0.25
-        else ""
-    )
-    return f"{lean} ({_said(shape, sign=True)} and {_said(saliency, sign=True)} of the probability).{turn}"
+    more = f"{lean} ({_said(shape, sign=True)} and {_said(saliency, sign=True)} of the probability)."
+    if flips.low > 0.25:
+        more += " The prediction itself turns with the picture, so the map is of a changing answer."
+    if not np.isnan(unrelated):
+        kept = (alike - unrelated) / (1 - unrelated)
+        more += f" The representation keeps {kept:.0%} of what sets it apart from other pictures."
+    return more
 
 
 def _said(e: Estimate, *, sign: bool = False) -> str:

@@ -39,7 +39,8 @@ def write_fiftyone(triage: Triage, items: pa.Table, folder: Path) -> None:
     FiftyOneDatasetImporter uses its importer of unversioned folders. Followed from its documentation and source; not
     run against an installed FiftyOne. Pictures stay where they are.
     """
-    known = items.filter(pc.field("id").isin(triage.rows["id"].to_pylist())).select(["id", "path", "label"])
+    ids = pa.array(triage.rows["id"].to_pylist(), pa.string())
+    known = items.filter(pc.is_in(items["id"], value_set=ids)).select(["id", "path", "label"])
     by_id = {row["id"]: row for row in known.to_pylist()}
     samples = [_sample(row, by_id[row["id"]]) for row in _by_place(triage)]
     folder.mkdir(parents=True, exist_ok=True)

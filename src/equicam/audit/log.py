@@ -1,8 +1,8 @@
 """What happened to a run: events that are only ever added, each with the SHA-256 of the one before.
 
 hash = SHA-256 of the canonical JSON of [number, time, who, kind, payload, hash before]. Changing, dropping or
-reordering an event breaks the chain from there on; cutting the end off shows only against a hash noted elsewhere,
-which is why reports print the last one.
+reordering an event breaks the chain from there on. A chain that was cut off, or computed anew by who can write the file,
+shows only against a hash noted elsewhere, which is why reports print the last one and `verify --hash` takes it.
 """
 
 import hashlib

@@ -1,6 +1,7 @@
 """The run: pictures decoded ahead, explained on the device, written part by part; cut off anywhere, it goes on."""
 
 import hashlib
+import json
 import platform
 import signal
 import threading
@@ -99,19 +100,22 @@ def audit(
         method_is=described(Asked(method, chosen)),
         angles=tuple(float(a) for a in chosen.fusion.views.angles),
         fill=plans.fill,
+        tau=tau,
+        gamma=gamma,
         as_published=as_published,
         dtype=str(dtype or model.dtype).removeprefix("torch."),
         device=model.device.type,
         part=part,
         calibrate=len(subset),
         seed=seed,
-        source=readable(str(Path(source).absolute() if Path(source).exists() else source)),
+        source=readable(str(Path(source).absolute())),
         split=split,
         pictures=len(items),
         data=digest(items),
         versions=versions(),
     )
     run = Run(Path(out))
+    run.refuse_foreign()
     with run.writing() as lock:
         run.begin(spec, items, subset)
         _refuse_changed(run, items)
@@ -120,7 +124,7 @@ def audit(
         log.add("resumed" if log.events() else "started", {"pending": len(pending), "parts": run.parts})
         if pending:
             _work(run, plans, items, pending, lock, workers, progress)
-        if not run.pending() and not (run.folder / "digests.json").is_file():
+        if pending or not sealed(run, log):
             _finish(run, log)
     return run
 
@@ -210,10 +214,14 @@ def _prepared(model: Model, picture: Any) -> np.ndarray:
     return np.ascontiguousarray(preprocessed(model, picture).float().numpy())
 
 
+def sealed(run: Run, log: Log) -> bool:
+    """Whether the digests there are those the log was last sealed with."""
+    there, events = run.folder / "digests.json", log.events("completed")
+    return there.is_file() and bool(events) and events[-1].payload.get("digests") == file_digest(there)
+
+
 def _finish(run: Run, log: Log) -> None:
     """The digest of every part, and an event that seals them."""
-    import json
-
     text = json.dumps(run.digests(), indent=1).encode()
     write_whole(run.folder / "digests.json", text)
     log.add("completed", {"digests": hashlib.sha256(text).hexdigest()})
@@ -222,24 +230,27 @@ def _finish(run: Run, log: Log) -> None:
 def _refuse_changed(run: Run, items: Sequence[Item]) -> None:
     """A picture that was explained must still be the one that is there."""
     by_id = {item.id: item for item in items}
-    known = run.items().select(["id", "bytes", "mtime_ns", "sha256", "status"]).to_pylist()
+    known = run.items(["id", "bytes", "mtime_ns", "sha256"]).to_pylist()
     for row in known:
         item = by_id[row["id"]]
         there = stamp(item)
         if (there.get("bytes"), there.get("mtime_ns")) == (row["bytes"], row["mtime_ns"]):
             continue
-        if row["sha256"] is None or content(item) != row["sha256"]:
+        if content(item) != row["sha256"]:
             raise EquicamError(
                 f"resuming {readable(str(run.folder))}", needs="the pictures it was begun with",
                 got=f"{row['id']!r} changed since it was explained", fix="another --out, or the picture as it was",
             )  # fmt: skip
 
 
-def content(item: Item) -> str:
-    """SHA-256 of a picture's file, or of its pixels where a file holds many."""
-    if item.index is None:
-        return file_digest(item.path)
-    return hashlib.sha256(open_item(item).tobytes()).hexdigest()
+def content(item: Item) -> str | None:
+    """SHA-256 of a picture's file, or of its pixels where a file holds many; None where there is nothing to read."""
+    try:
+        if item.index is None:
+            return file_digest(item.path)
+        return hashlib.sha256(open_item(item).tobytes()).hexdigest()
+    except (OSError, ValueError):
+        return None
 
 
 @torch.no_grad()
@@ -267,12 +278,33 @@ def computed(plans: Plans, found: Sequence[Opened]) -> tuple[pa.Table, pa.Table]
                 if not fine:
                     facts[o.item.id] = {"reason": "preprocessing made NaN or infinity of it"}
             if rest:
-                some, drawn = _explained(plans, as_batch(plans.model, x[finite]), [o.item.id for o in rest])
+                some, drawn = _one_by_one(plans, as_batch(plans.model, x[finite]), [o.item.id for o in rest])
                 facts |= some
                 maps = [one.row(name) for name, one in drawn.items()]
     each = (time.perf_counter() - start) / max(1, len(good))
     rows = [_row(o, facts.get(o.item.id, {}), each) for o in found]
     return pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(maps, schema=MAPS)
+
+
+def _one_by_one(
+    plans: Plans, x: Float[Tensor, "b c H W"], ids: Sequence[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Drawn]]:
+    """All together; where the model refuses some, each alone, and the refused ones with the reason."""
+    try:
+        return _explained(plans, x, ids)
+    except EquicamError as refused:
+        facts: dict[str, dict[str, Any]] = {}
+        drawn: dict[str, Drawn] = {}
+        for i, name in enumerate(ids):
+            try:
+                some, maps = _explained(plans, x[i : i + 1], [name])
+                facts |= some
+                drawn |= maps
+            except EquicamError as error:
+                facts[name] = {"reason": str(error)}
+        if not drawn:  # nothing to do with single pictures
+            raise refused
+        return facts, drawn
 
 
 def _row(o: Opened, facts: dict[str, Any], each: float) -> dict[str, Any]:

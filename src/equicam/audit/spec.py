@@ -36,6 +36,8 @@ class Spec:
     pictures: int
     data: str  # digest of ids, labels, boxes and order
     versions: tuple[tuple[str, str], ...]
+    tau: float | None = None  # of a gate, where the caller set it
+    gamma: float | None = None
     schema: int = SCHEMA_VERSION
 
     def as_json(self) -> str:

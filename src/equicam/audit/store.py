@@ -14,7 +14,7 @@ before its items: items mean that both are there.
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +22,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from equicam.audit.spec import Spec, read_spec, refuse_difference
 from equicam.data.items import Item, readable
 from equicam.errors import EquicamError
-from equicam.parts import write_table, write_whole
+from equicam.parts import read_table, write_table, write_whole
 
 ITEMS = pa.schema(
     [
@@ -87,8 +86,9 @@ SAMPLE = pa.schema(
 class Run:
     """A run to read, and to write by who holds its lock."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, moved: Mapping[str, str] | None = None) -> None:
         self.folder = Path(folder)
+        self.moved = dict(moved or {})  # where pictures are now, by id, if not where they were
 
     @property
     def spec(self) -> Spec:
@@ -101,23 +101,35 @@ class Run:
                 got="no manifest.json in it",
                 fix="equicam audit first",
             )
-        return read_spec(path.read_text(), where=readable(str(self.folder)))
+        return read_spec(path.read_text(encoding="utf-8"), where=readable(str(self.folder)))
 
     def path(self, kind: str, part: int) -> Path:
         """Where a part of items or maps is, or will be."""
         return self.folder / kind / f"part-{part:06d}.parquet"
 
-    def begin(self, spec: Spec, items: Sequence[Item], calibrated: Iterable[str]) -> None:
-        """Lay the folder out, or check that what is there is the same run."""
-        manifest = self.folder / "manifest.json"
-        if manifest.is_file():
-            refuse_difference(self.spec, spec, where=readable(str(self.folder)))
+    def refuse_foreign(self) -> None:
+        """A folder with files of somebody else's is left alone; what a run killed while it began left is not."""
+        if not self.folder.is_dir() or (self.folder / "manifest.json").is_file():
             return
-        if self.folder.exists() and any(p.name != ".lock" for p in self.folder.iterdir()):
+        parts = [*self.folder.glob("items/*"), *self.folder.glob("maps/*")]
+        ours = {".lock", "items", "maps", "sample.parquet"}
+        strange = [p for p in self.folder.iterdir() if p.name not in ours and not p.name.endswith(".part")]
+        if strange or parts:
             raise EquicamError(
                 f"{readable(str(self.folder))!r}", needs="an empty or new folder, or a run", got="other files in it",
                 fix="another --out",
             )  # fmt: skip
+
+    def begin(self, spec: Spec, items: Sequence[Item], calibrated: Iterable[str]) -> None:
+        """Lay the folder out, or check that what is there is the same run."""
+        manifest = self.folder / "manifest.json"
+        if manifest.is_file():
+            before = self.spec
+            if (before.data, before.pictures) != (spec.data, spec.pictures):
+                self._refuse_other_pictures(items)
+            refuse_difference(before, spec, where=readable(str(self.folder)))
+            return
+        self.refuse_foreign()
         for kind in ("items", "maps"):
             (self.folder / kind).mkdir(parents=True, exist_ok=True)
         chosen = set(calibrated)
@@ -131,9 +143,22 @@ class Run:
         write_table(self.folder / "sample.parquet", pa.table(columns, schema=SAMPLE))
         write_whole(manifest, spec.as_json().encode())  # last: with it the run exists
 
+    def _refuse_other_pictures(self, items: Sequence[Item]) -> None:
+        before, now = set(self.sample()["id"].to_pylist()), {item.id for item in items}
+        said = [
+            f"{len(some)} {word} ({', '.join(map(repr, sorted(some)[:3]))})"
+            for word, some in (("gone", before - now), ("new", now - before))
+            if some
+        ]
+        if said:
+            raise EquicamError(
+                f"resuming {readable(str(self.folder))}", needs="the pictures it was begun with", got=" and ".join(said),
+                fix="another --out, or those pictures",
+            )  # fmt: skip
+
     def pending(self) -> list[int]:
-        """The parts that are not there yet."""
-        return [p for p in range(self.parts) if not self.path("items", p).is_file()]
+        """The parts that are not there yet, or only in half."""
+        return [p for p in range(self.parts) if not all(self.path(k, p).is_file() for k in ("items", "maps"))]
 
     @property
     def parts(self) -> int:
@@ -148,21 +173,34 @@ class Run:
 
     def sample(self) -> pa.Table:
         """Every picture the run is of, in order."""
-        return pq.read_table(self.folder / "sample.parquet")
+        return read_table(self.folder / "sample.parquet")
 
-    def items(self) -> pa.Table:
+    def items(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows there are, in the sample's order."""
         there = [self.path("items", p) for p in range(self.parts) if self.path("items", p).is_file()]
-        return pa.concat_tables([pq.read_table(p) for p in there]) if there else ITEMS.empty_table()
+        if not there:
+            return ITEMS.empty_table() if columns is None else ITEMS.empty_table().select(list(columns))
+        found = pa.concat_tables([read_table(p, columns) for p in there])
+        if self.moved and "path" in found.column_names:
+            path = [
+                self.moved.get(i, p)
+                for i, p in zip(found["id"].to_pylist(), found["path"].to_pylist(), strict=True)
+            ]
+            found = found.set_column(
+                found.column_names.index("path"), ITEMS.field("path"), pa.array(path, pa.string())
+            )
+        return found
+
+    def rows(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The rows of these pictures by id."""
+        return {row["id"]: row for row in _of(self.items(), ids).to_pylist()}
 
     def maps(self, ids: Iterable[str]) -> dict[str, "Drawn"]:
         """Maps of these pictures by id."""
         wanted = list(ids)
-        there = [str(p) for p in sorted((self.folder / "maps").glob("part-*.parquet"))]
-        if not there or not wanted:
-            return {}
-        rows = ds.dataset(there, schema=MAPS).to_table(filter=ds.field("id").isin(wanted)).to_pylist()
-        return {row["id"]: Drawn.of(row) for row in rows}
+        parts = sorted(set(_of(self.sample(), wanted)["part"].to_pylist()))
+        there = [self.path("maps", p) for p in parts if self.path("maps", p).is_file()]
+        return {row["id"]: Drawn.of(row) for p in there for row in _of(read_table(p), wanted).to_pylist()}
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of everything a finished run is made of, by name."""
@@ -222,10 +260,11 @@ class Drawn:
         return row
 
 
+def _of(table: pa.Table, ids: Iterable[str]) -> pa.Table:
+    return table.filter(pc.is_in(table["id"], value_set=pa.array(list(ids), pa.string())))
+
+
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, or why there is none."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        return f"unreadable: {error.strerror}"
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,6 +116,13 @@ def triage(
     seed: int = 0,
 ) -> Triage:
     """Deal `budget` reviews to the most uncertain of a run's items and, `control` of them, to a blind random arm."""
+    if len(angles) < 2:
+        raise EquicamError(
+            "triage",
+            needs="a run of several views",
+            got="one view, which has no PEUM to rank by",
+            fix="equicam audit --views 6",
+        )
     if not 0 <= control < 1:
         raise EquicamError("control", needs="a share from 0 to below 1", got=control, fix="control=0.20")
     if not 0 < alpha < 1:
@@ -289,7 +295,10 @@ def _worth(score: Floats, eq: Floats, queue: Places, *, share: float, unstable: 
     drift, spoke = 1 - eq[known], np.isfinite(heard)
     # a finite number above every PEUM: all but Pearson only ask for the order
     signal = np.where(spoke, heard, 2 * heard.max(initial=0, where=spoke) + 1)
-    lift = stats.bootstrap(partial(stats.capture_lift, budget=share), signal, drift)
+    # how much more of the unstable ones the queue holds than as many pictures at random would
+    caught, part = stats.proportion(int((bad & ~outside).sum()), int(bad.sum())), len(queue) / len(eq)
+    low, mid, high = (v / part if part else NAN for v in (caught.low, caught.value, caught.high))
+    lift = Estimate(mid, low, high, bad.size)
     auroc = stats.bootstrap(stats.auroc, signal, bad)
     overall = stats.proportion(int(bad.sum()), bad.size)
     missed = stats.proportion(int((bad & outside).sum()), int(outside.sum()))
@@ -318,7 +327,7 @@ def _worth(score: Floats, eq: Floats, queue: Places, *, share: float, unstable: 
 
 def _said(e: Estimate | Correlation, *, share: bool = False) -> str:
     value = e.r if isinstance(e, Correlation) else e.value
-    if np.isnan(value):
+    if np.isnan(value) or np.isnan(e.low):
         return "undefined"
     if share:
         return f"{100 * value:.0f} % [{100 * e.low:.0f}, {100 * e.high:.0f}]"

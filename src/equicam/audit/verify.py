@@ -1,65 +1,70 @@
 """Is a run what it says: files against their digests, the log's chain, and a sample computed again."""
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from equicam.audit.decode import opened
 from equicam.audit.log import Log
 from equicam.audit.run import Plans, _prepared, computed, content
-from equicam.audit.store import Drawn, Run
+from equicam.audit.store import Drawn, Run, file_digest
 from equicam.data.items import Item
 from equicam.errors import EquicamError
 from equicam.models.images import seen_box
 from equicam.models.model import Model
 from equicam.models.weights import fingerprint
+from equicam.parts import read_json
 
-TOLERANCES = {"prob": 2e-3, "peum": 2e-4, "map": 0.999}
-"""Largest difference of probability and PEUM, least Pearson of maps: what other batches and libraries may change."""
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What was checked, and every difference found."""
-
-    files: int
-    events: int
-    again: int
-    problems: tuple[str, ...]
-    worst: dict[str, float]  # largest difference of probability and PEUM, least map correlation
+TOLERANCES = {"prob": 2e-3, "peum": 2e-4, "eq": 5e-3, "map": 0.999}
+"""Largest difference of probability, PEUM and Eq, least Pearson of maps: what other batches and libraries may change."""
 
 
 def check_files(run: Run) -> tuple[int, list[str]]:
-    """Every file of a finished run against its digest, and the digests against the log."""
-    sealed = run.folder / "digests.json"
-    if not sealed.is_file():
-        missing = len(run.pending())
-        return 0, [
+    """Every file of a finished run against its digest, and the digests and the queue against the log."""
+    there = run.folder / "digests.json"
+    problems: list[str] = []
+    known: dict[str, str] = {}
+    if missing := len(run.pending()):
+        problems.append(
             f"the run is not finished: {missing} of {run.parts} parts are missing; equicam audit goes on"
-        ]
-    text = sealed.read_bytes()
-    completed = Log(run.folder).events("completed")
-    problems = []
-    if not completed or completed[-1].payload.get("digests") != hashlib.sha256(text).hexdigest():
-        problems.append("digests.json is not the one the log was sealed with")
-    known: dict[str, str] = json.loads(text)
-    for name, now in run.digests().items():
-        if known.get(name) != now:
-            problems.append(
-                f"{name} is not as it was written (SHA-256 {known.get(name, 'unknown')[:12]}…, now {now[:12]}…)"
-            )
-    return len(known), problems
+        )
+    elif not there.is_file():
+        problems.append("digests.json is missing; equicam audit seals the run again")
+    try:
+        completed = Log(run.folder).events("completed")
+        known = read_json(there) if there.is_file() else {}
+        if known and (not completed or completed[-1].payload.get("digests") != file_digest(there)):
+            problems.append("digests.json is not the one the log was sealed with")
+        triaged = Log(run.folder).events("triaged")
+        queued: dict[str, str] = triaged[-1].payload.get("files", {}) if triaged else {}
+    except (EquicamError, OSError) as error:
+        return 0, [*problems, str(error)]
+    for name, digest in (known | queued).items():
+        try:
+            now = file_digest(run.folder / name)
+        except OSError as error:
+            problems.append(f"{name} cannot be read: {error.strerror}")
+            continue
+        if now != digest:
+            problems.append(f"{name} is not as it was written (SHA-256 {digest[:12]}…, now {now[:12]}…)")
+    return len(known) + len(queued), problems
 
 
-def check_log(run: Run) -> tuple[int, list[str]]:
-    """The chain of events."""
+def check_log(run: Run, noted: str | None = None) -> tuple[int, list[str]]:
+    """The chain of events, and that it still holds a hash noted elsewhere."""
     log = Log(run.folder)
-    return len(log.events()), [f"log: {problem}" for problem in log.problems()]
+    try:
+        events, problems = log.events(), log.problems()
+    except (OSError, ValueError) as error:
+        return 0, [f"log: {error}"]
+    if noted and noted not in {event.hash for event in events}:
+        problems.append(
+            f"the event with hash {noted[:12]}… is not there: the log was cut off or written anew"
+        )
+    return len(events), [f"log: {problem}" for problem in problems]
 
 
 def recompute(
@@ -70,13 +75,18 @@ def recompute(
     spec = run.spec
     if fingerprint(model.module) != spec.weights:
         return 0, ["the model's weights are not those of the run"], {}
-    rows = {row["id"]: row for row in run.items().to_pylist() if row["status"] == "ok"}
-    there = [item for item in items if item.id in rows]
-    chosen = np.random.default_rng(seed).permutation(len(there))[:count]
-    picked = [there[i] for i in sorted(chosen)]
-    before = run.maps([item.id for item in picked])
+    try:
+        fine = run.items(["id", "status"])
+        ok = set(fine.filter(pc.equal(fine["status"], "ok"))["id"].to_pylist())
+        there = [item for item in items if item.id in ok]
+        chosen = np.random.default_rng(seed).permutation(len(there))[:count]
+        picked = [there[i] for i in sorted(chosen)]
+        rows, before = run.rows(item.id for item in picked), run.maps(item.id for item in picked)
+    except EquicamError as error:
+        return 0, [f"nothing could be computed again: {error}"], {}
+    again = 0
     problems: list[str] = []
-    worst = {"prob": 0.0, "peum": 0.0, "map": 1.0}
+    worst = {"prob": 0.0, "peum": 0.0, "eq": 0.0, "map": 1.0}
     for item in picked:
         row = rows[item.id]
         if content(item) != row["sha256"]:
@@ -84,9 +94,10 @@ def recompute(
             continue
         found = opened(item, lambda picture: _prepared(model, picture), lambda size: seen_box(model, size))
         now_rows, now_maps = computed(plans, [found])
+        again += 1
         problems += _compared(item.id, row, now_rows, before.get(item.id), now_maps, worst)
         tick(1)
-    return len(picked), problems, worst
+    return again, problems, worst
 
 
 def _compared(
@@ -103,7 +114,13 @@ def _compared(
     problems = []
     if now["target"] != row["target"]:
         problems.append(f"{name!r}: explained class {row['target']}, now {now['target']}")
-    for key in ("prob", "peum"):
+    same = [key for key in ("flags", "kept") if now[key] != row[key]]
+    problems += [f"{name!r}: {key} {row[key]}, now {now[key]}" for key in same]
+    for key in ("prob", "peum", "eq"):
+        if row[key] is None or now[key] is None:
+            if row[key] is not now[key]:
+                problems.append(f"{name!r}: {key} {row[key]}, now {now[key]}")
+            continue
         apart = abs(now[key] - row[key])
         worst[key] = max(worst[key], apart)
         if not apart <= TOLERANCES[key]:

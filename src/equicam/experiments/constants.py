@@ -53,7 +53,7 @@ def _constants(side: int) -> Iterator[Line]:
         ("const_std_threshold", FLAT),
         ("eq_angles_off_grid", sum(angle % 360 not in grid for angle in ANGLES)),
     ):
-        yield line(f"const.{name}", clean=number(value), tolerance=1e-4 * abs(value))
+        yield line(f"const.{name}", clean=number(float(value)), tolerance=1e-4 * abs(value))
     known = claims()["const.eq_angles"]
     same = known.value == (min(ANGLES), max(ANGLES))
     shown = ", ".join(f"{angle:g}" for angle in ANGLES)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from equicam.data.sources import find_items
-from equicam.experiments.experiment import Bench, Experiment, Line, claims, line, mean_of, others
+from equicam.experiments.experiment import Bench, Experiment, Line, beside, mean_of, others
 from equicam.experiments.measure import both, rest
 from equicam.scores import stats, summary
 
@@ -35,10 +35,7 @@ def _measured(bench: Bench) -> Iterator[Line]:
             ours, theirs = (mean_of(tables[p], score, method, "boxes") for p in (False, True))
             floor = stats.mean(summary.pick(tables[False], score, method, "boxes").floor)
             what, reason = f"{method}, {score}", f"{trivial} gets {floor:.3f}"
-            if claim in claims():
-                yield line(claim, clean=ours, as_published=theirs, what=what, reason=reason)
-            else:
-                yield Line("", what, "not in the text", ours, theirs, "measured", reason)
+            yield beside(claim, clean=ours, as_published=theirs, what=what, reason=reason)
 
 
 EXPERIMENT = Experiment(

@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 
 import numpy as np
+from jaxtyping import Float
+from PIL import Image
 
 from equicam.experiments.experiment import Bench, Experiment, Line
 from equicam.experiments.measure import pictures
 from equicam.explain import explain
 from equicam.geometry import Views
 from equicam.models.images import as_pictures
-from equicam.report.overlay import heat, overlay, panel
+from equicam.report.overlay import Picture, heat, overlay, panel
 
 VIEWS = 6
 A_FEW = 16
@@ -28,14 +30,19 @@ def run(bench: Bench) -> Iterator[Line]:
         (v[:, 0] / scale).double().cpu().numpy() for v in (planes, views.undo(planes, "reflect"))
     )
     mean = (found.plane[i] / (float(found.plane[i].max()) or 1.0)).double().cpu().numpy()
+
+    def drawn(plane: Float[np.ndarray, "h w"]) -> Picture:
+        cells = Image.fromarray(heat(np.clip(plane, 0, 1)))
+        return np.asarray(cells.resize((x.shape[-1], x.shape[-2]), Image.Resampling.NEAREST))
+
     shown = as_pictures(bench.model, views.act(x[i : i + 1])[:, 0])
     picture = as_pictures(bench.model, x[i : i + 1])[0]
     final = overlay(picture, found.map[i].double().cpu().numpy())
-    last = [("the picture", picture), ("averaged", heat(mean)), ("EquiGrad-CAM", final)]
+    last = [("the picture", picture), ("averaged", drawn(mean)), ("EquiGrad-CAM", final)]
     rows = [
         [(f"turned {a:g}°", p) for a, p in zip(found.angles, shown, strict=True)],
-        [("its own map", heat(np.clip(p, 0, 1))) for p in turned],
-        [("turned back", heat(np.clip(p, 0, 1))) for p in aligned],
+        [("its own map", drawn(p)) for p in turned],
+        [("turned back", drawn(p)) for p in aligned],
     ]
     bench.out.mkdir(parents=True, exist_ok=True)
     path = bench.out / "pipeline.png"

@@ -1,5 +1,6 @@
 """What several experiments measure alike: both protocols, accuracy, constant maps, and pictures of their own choice."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
@@ -9,7 +10,18 @@ from torch import Tensor
 from equicam.data.items import Item, open_item, spread
 from equicam.data.sources import find_items
 from equicam.evaluate import evaluate
-from equicam.experiments.experiment import Bench, Claim, Line, claims, eq, line, mean_of, not_run, number
+from equicam.experiments.experiment import (
+    Bench,
+    Claim,
+    Line,
+    beside,
+    claims,
+    eq,
+    line,
+    mean_of,
+    not_run,
+    number,
+)
 from equicam.models.images import as_batch, preprocessed, stacked
 from equicam.scores import stats, summary
 from equicam.scores.protocol import CONSTANT
@@ -17,6 +29,8 @@ from equicam.scores.stats import Estimate
 
 Tables = dict[bool, pa.Table]
 """Rows by the authors' protocol (True) and by ours (False)."""
+USUAL = 0.05
+"""p above which a difference is called not significant."""
 
 
 def both(
@@ -34,16 +48,26 @@ def region(as_published: bool) -> str:
 def eq_line(claim: str, tables: Tables, method: str, *, reason: str = "") -> Line:
     """Eq of a method beside a claim; without a claim, beside nothing."""
     ours, theirs = (eq(tables[p], method, as_published=p) for p in (False, True))
-    if not claim:
-        return Line("", method, "not in the paper", ours, theirs, "measured", reason)
-    return line(claim, clean=ours, as_published=theirs, what=method, reason=reason)
+    return beside(claim, clean=ours, as_published=theirs, what=method, reason=reason)
 
 
 def gain_line(claim: str, tables: Tables) -> Line:
     """How much EquiGrad-CAM is above Grad-CAM, in % of it."""
     found = {p: [eq(t, m, as_published=p) for m in ("grad-cam", "equigrad-cam")] for p, t in tables.items()}
     ours, theirs = (number(100 * (b.value / a.value - 1), b.n) for a, b in (found[False], found[True]))
-    return line(claim, clean=ours, as_published=theirs, what="relative gain, %", tolerance=5)
+    return line(claim, clean=ours, as_published=theirs, what="relative gain, %", tolerance=5.0)
+
+
+def p_line(claim: str, what: str, found: dict[bool, float], n: int) -> Line:
+    """A test's log10 p beside a published bound, or beside n.s.; fewer pictures than the paper's decide one way only."""
+    known = claims()[claim]
+    bound = known.value if isinstance(known.value, float) else None
+    holds = found[True] > math.log10(USUAL) if bound is None else found[True] < math.log10(bound)
+    decided = holds == (bound is not None) or n >= (known.n or 0)
+    verdict = ("matches" if holds else "differs") if decided else "undecided"
+    published = "n.s." if bound is None else f"p < {bound:g}"
+    ours, theirs = (number(found[p], n) for p in (False, True))
+    return Line(claim, what, published, ours, theirs, verdict, "p falls as pictures are added")
 
 
 def accuracy(rows: pa.Table) -> Estimate | None:

@@ -37,7 +37,7 @@ def _measured(bench: Bench) -> Iterator[Line]:
         f"{start}.acc_seed_sd",
         clean=number(stdev(right), len(right)) if len(right) == len(SEEDS) else None,
         what="accuracy, spread in points",
-        tolerance=1,
+        tolerance=1.0,
         reason=SPREAD if right else "labels that are the model's classes",
     )
 

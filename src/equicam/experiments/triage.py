@@ -1,14 +1,13 @@
 """PEUM as a triage rule: how many of the least stable maps does a review budget find?"""
 
-import math
 from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
 from equicam.experiments.domains import DOMAINS
-from equicam.experiments.experiment import Bench, Experiment, Line, claims, line, number
-from equicam.experiments.measure import both, region, rest
+from equicam.experiments.experiment import Bench, Experiment, Line, line, number
+from equicam.experiments.measure import both, p_line, region, rest
 from equicam.scores import stats, summary
 from equicam.scores.stats import Estimate, Floats
 
@@ -43,7 +42,7 @@ def _measured(bench: Bench) -> Iterator[Line]:
     yield line(
         "peum.random", clean=blind[False], as_published=blind[True], what="a signal that knows nothing"
     )
-    yield _p(bench, {p: r[p].log10_p for p in (False, True)})
+    yield p_line("peum.p", f"log10 p of r, {bench.domain} alone", {p: r[p].log10_p for p in r}, r[True].n)
 
 
 def _found(signal: Floats, badness: Floats, *, budget: float) -> float:
@@ -53,16 +52,6 @@ def _found(signal: Floats, badness: Floats, *, budget: float) -> float:
         for v, share in ((signal, budget), (badness, WORST))
     )
     return float(np.isin(worst, reviewed).mean())
-
-
-def _p(bench: Bench, found: dict[bool, float]) -> Line:
-    limit = claims()["peum.p"].value
-    holds = isinstance(limit, float) and found[True] < math.log10(limit)
-    reason = f"of {bench.domain} alone; p falls as pictures are added"
-    return Line(
-        "peum.p", "log10 p of r", f"p < {limit:g}", number(found[False]), number(found[True]),
-        "matches" if holds else "differs", reason,
-    )  # fmt: skip
 
 
 EXPERIMENT = Experiment(

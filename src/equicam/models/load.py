@@ -110,7 +110,9 @@ def load(
         asked.by_file_only()
     if asked.classes is None and asked.file and source not in ("open_clip", "hf"):
         asked = replace(asked, classes=kept_classes(asked.file))
-    found = build(asked)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # random weights are the same ones every time
+        found = build(asked)
     if device is not None:
         try:
             found.module.to(device)
