@@ -339,7 +339,7 @@ def test_constant_maps(tiles, tmp_path, costly):
 def test_cost(tiles, tmp_path):
     lines = answered("cost", Bench(cnn(), tiles, tmp_path, n=3))
     assert lines["cost.t6_vs_scorecam"].clean.value == pytest.approx((1 + 6) / 6)  # of six channels
-    assert lines["cost.T18 lo"].as_published.value > lines["cost.T6 lo"].as_published.value > 1
+    assert lines["cost.T18 lo"].as_published.value > 1
     assert "on cpu" in lines["cost.T6 hi"].reason
 
 

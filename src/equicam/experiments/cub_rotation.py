@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from equicam.experiments.experiment import Bench, Experiment, Line, claims, line, number
-from equicam.experiments.measure import rest
-from equicam.experiments.rotation_augmentation import WEIGHTS, no_label, trained, training
+from equicam.experiments.measure import NO_LABEL, rest
+from equicam.experiments.rotation_augmentation import WEIGHTS, trained, training
 
 
 def run(bench: Bench) -> Iterator[Line]:
@@ -15,7 +15,9 @@ def run(bench: Bench) -> Iterator[Line]:
         for words, (ours, theirs) in found.items():
             if f"rotaug.CUB.{words}" in claims():
                 claim = f"rotaug.CUB.{words}"
-                done.append(line(claim, clean=ours, as_published=theirs, what=words, reason=no_label(ours)))
+                done.append(
+                    line(claim, clean=ours, as_published=theirs, what=words, reason="" if ours else NO_LABEL)
+                )
         either = [found[f"EG Eq {words}"] for words in WEIGHTS]
         values = [[e.value for pair in either if (e := pair[side])] for side in (0, 1)]
         done.append(

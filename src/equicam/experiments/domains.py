@@ -15,6 +15,7 @@ from equicam.experiments.experiment import (
     mean_of,
 )
 from equicam.experiments.measure import (
+    NO_LABEL,
     accuracy,
     both,
     constant,
@@ -54,8 +55,7 @@ def _measured(bench: Bench) -> Iterator[Line]:
             what = f"{NAMES[words]}, {score}"
             yield line(f"{start}.{words}.{short}", clean=ours, as_published=theirs, what=what, tolerance=0.05)
     right = accuracy(tables[False])
-    missing = "" if right else "labels that are the model's classes"
-    yield line(f"{start}.acc", clean=right, what="accuracy", reason=missing)
+    yield line(f"{start}.acc", clean=right, what="accuracy", reason="" if right else NO_LABEL)
     yield gain_line(f"app.gain.{bench.domain}", tables)
     for claim, (domain, scores) in TESTS.items():
         if domain == bench.domain:

@@ -24,6 +24,7 @@ from equicam.evaluate import evaluate
 from equicam.geometry import Views
 from equicam.models.load import load
 from equicam.models.model import Model
+from equicam.models.weights import fingerprint
 from equicam.parts import write_whole
 from equicam.scores import stats, summary
 from equicam.scores.stats import Estimate
@@ -140,7 +141,7 @@ class Bench:
     def with_weights(self, weights: Path) -> "Bench":
         """The same with other weights, rows in a folder of their own."""
         model = load(self.model.name or "", weights=weights, layer=self.model.layer, device=self.model.device)
-        return replace(self, model=model, out=self.out / weights.parent.name)
+        return replace(self, model=model, out=self.out / f"{weights.parent.name}-{weights.stem}")
 
     def rows(
         self,
@@ -153,7 +154,8 @@ class Bench:
     ) -> pa.Table:
         """An evaluation, kept in a file of its own; one that holds more is taken as it is."""
         same = {"as_published": as_published, "views": str(views), "n": n or self.n, "model": self.model.name}
-        same |= {"data": str(self.data), "split": self.split}
+        same |= {"data": str(self.data), "split": self.split, "weights": fingerprint(self.model.module)}
+        same |= {"layer": self.model.layer, "options": str(self.options)}
         self.out.mkdir(parents=True, exist_ok=True)
         index = self.out / "rows.json"
         known: dict[str, Any] = json.loads(index.read_text()) if index.is_file() else {}
@@ -197,7 +199,7 @@ def line(
     clean: Estimate | None = None,
     as_published: Estimate | None = None,
     what: str = "",
-    tolerance: float = TOLERANCE,
+    tolerance: int | float = TOLERANCE,
     artefact: str = "",
     reason: str = "",
 ) -> Line:
@@ -221,7 +223,7 @@ def beside(
     clean: Estimate | None,
     as_published: Estimate | None = None,
     what: str,
-    tolerance: float = TOLERANCE,
+    tolerance: int | float = TOLERANCE,
     artefact: str = "",
     reason: str = "",
 ) -> Line:
@@ -245,7 +247,7 @@ def not_run(claim: str, reason: str) -> Line:
     return Line(claim, known.method or known.metric, _shown(known), None, None, "not run", reason)
 
 
-def number(value: float, n: int = 0) -> Estimate:
+def number(value: int | float, n: int = 0) -> Estimate:
     """A value without an interval."""
     return Estimate(float(value), float("nan"), float("nan"), n)
 
@@ -267,7 +269,7 @@ def others(prefix: str, done: Sequence[Line], bench: Bench) -> Iterator[Line]:
                 yield not_run(name, "not answered by this run")
 
 
-def _verdict(published: float | tuple[float, float] | None, found: Estimate, tolerance: float) -> str:
+def _verdict(published: float | tuple[float, float] | None, found: Estimate, tolerance: int | float) -> str:
     if published is None:
         return "measured"
     if math.isnan(found.value):

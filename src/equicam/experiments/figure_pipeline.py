@@ -11,6 +11,7 @@ from equicam.experiments.measure import pictures
 from equicam.explain import explain
 from equicam.geometry import Views
 from equicam.models.images import as_pictures
+from equicam.report.explained import MOST_SPREAD
 from equicam.report.overlay import Picture, heat, overlay, panel
 
 VIEWS = 6
@@ -38,7 +39,8 @@ def run(bench: Bench) -> Iterator[Line]:
     shown = as_pictures(bench.model, views.act(x[i : i + 1])[:, 0])
     picture = as_pictures(bench.model, x[i : i + 1])[0]
     final = overlay(picture, found.map[i].double().cpu().numpy())
-    last = [("the picture", picture), ("averaged", drawn(mean)), ("EquiGrad-CAM", final)]
+    apart = overlay(picture, np.sqrt(found.peum[i].double().cpu().numpy()) / MOST_SPREAD)
+    last = [("EquiGrad-CAM", final), ("views disagree", apart), ("averaged", drawn(mean))]
     rows = [
         [(f"turned {a:g}°", p) for a, p in zip(found.angles, shown, strict=True)],
         [("its own map", drawn(p)) for p in turned],

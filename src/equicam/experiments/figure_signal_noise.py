@@ -32,21 +32,22 @@ def run(bench: Bench) -> Iterator[Line]:
 def _by_confidence(axes: Axes, rows: pa.Table) -> None:
     for method, (name, colour, mark) in LOOKS.items():
         bins = summary.by_confidence(rows, method)
-        there = [i for i, (_, found) in enumerate(bins) if found.n]
-        values = [bins[i][1].value for i in there]
-        axes.plot(there, values, color=colour, marker=mark, label=name, linewidth=1.2, markersize=5)
-        low, high = ([getattr(bins[i][1], side) for i in there] for side in ("low", "high"))
-        axes.fill_between(there, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.set_xticks(range(len(bins)), [words for words, _ in bins])
+        bins = [(words, found) for words, found in bins if found.n]
+        places = range(len(bins))
+        value, low, high = ([getattr(found, f) for _, found in bins] for f in ("value", "low", "high"))
+        axes.plot(places, value, color=colour, marker=mark, label=name, linewidth=1.2, markersize=5)
+        axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.set_xticks(places, [f"{words}\nn = {found.n}" for words, found in bins])
     axes.set(xlabel="probability of the class", ylabel="Eq", ylim=(min(0.0, axes.get_ylim()[0]), 1.02))
-    axes.legend(frameon=False, loc="lower right")
+    axes.margins(x=0.08)
+    axes.legend(frameon=False, loc="best")
 
 
 def _against_change(axes: Axes, rows: pa.Table) -> None:
     turned, keeps = (summary.pick(rows, name, each_angle=True) for name in ("confidence", "stable"))
     sure = summary.pick(rows, "sure")
     before = dict(zip(sure.ids, sure.value, strict=True))
-    for method, (name, colour, mark) in LOOKS.items():
+    for method, (_, colour, mark) in LOOKS.items():
         eq = summary.pick(rows, "eq", method, "disc", each_angle=True)
         pairs = [
             (before[i] - p, 1 - v)
@@ -61,11 +62,9 @@ def _against_change(axes: Axes, rows: pa.Table) -> None:
             color=colour,
             marker=mark,
             alpha=0.35,
-            label=name,
             linewidth=0,
         )
     axes.set(xlabel="probability lost in the turn", ylabel="drift, 1 − Eq")
-    axes.legend(frameon=False, loc="upper right")
 
 
 EXPERIMENT = Experiment("Figure signal-noise: drift and confidence", (), run)

@@ -75,7 +75,10 @@ def _geometry(bench: Bench) -> Iterator[Line]:
     disc = localise.disc_of_equal_area(box)
     views = find("equigrad-cam", as_published=True).fusion.views
     cover = unit(coverage_map(views, GRID, (box.shape[0], box.shape[1]), like=box))
-    area, reason = float(box.sum()), "the paper's is 224 pixels out of 256; this is the model's own crop"
+    area, reason = (
+        float(box.sum()),
+        "as this model's preprocessing shows a patch; the paper's resizes to 256 and crops 224",
+    )
     for name, value, tolerance in (
         ("box_px", math.sqrt(area), 0.5),
         ("disc_radius", math.sqrt(area / math.pi), 0.3),

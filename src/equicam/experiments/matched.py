@@ -39,8 +39,10 @@ class Samples:
 
     def rows(self, sample: str, method: str = GC) -> pa.Table:
         """The method beside EquiGrad-CAM on `prefix591` (of 10,000), `spread1000` or `all` pictures."""
+        if sample == "all":
+            return self.bench.rows([method, EG], as_published=self.as_published)
         kind = sample.rstrip("0123456789")
-        share = int(sample.removeprefix(kind) or POPULATION) / POPULATION
+        share = int(sample.removeprefix(kind)) / POPULATION
         most = max(2, round(share * len(self.ordered)))
         items = self.ordered[:most] if kind == "prefix" else spread(self.ordered, most)
         name = f"matched-{sample}-{method}"

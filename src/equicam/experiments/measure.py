@@ -1,5 +1,6 @@
 """What several experiments measure alike: both protocols, accuracy, constant maps, and pictures of their own choice."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -7,7 +8,7 @@ import pyarrow as pa
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.data.items import Item, open_item, spread
+from equicam.data.items import Item, digest, open_item, spread
 from equicam.data.sources import find_items
 from equicam.evaluate import evaluate
 from equicam.experiments.experiment import (
@@ -31,6 +32,7 @@ Tables = dict[bool, pa.Table]
 """Rows by the authors' protocol (True) and by ours (False)."""
 USUAL = 0.05
 """p above which a difference is called not significant."""
+NO_LABEL = "labels that are the model's classes"
 
 
 def both(
@@ -111,9 +113,10 @@ def rows_of(
     *,
     as_published: bool,
 ) -> pa.Table:
-    """An evaluation of these very pictures, kept under a name."""
+    """An evaluation of these very pictures, kept in a file of its own."""
     bench.out.mkdir(parents=True, exist_ok=True)
-    out = bench.out / f"{name}{'-as-published' if as_published else ''}.parquet"
+    key = hashlib.sha256(f"{bench.model.name} {as_published} {digest(items)}".encode()).hexdigest()[:12]
+    out = bench.out / f"{name}-{key}.parquet"
     return evaluate(
         bench.model, list(items), methods=methods, scores=scores, as_published=as_published, out=out,
         progress=bench.progress, **bench.options,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from equicam.experiments.experiment import Bench, Claim, Experiment, Line, eq, line
-from equicam.experiments.measure import accuracy, both, rest
+from equicam.experiments.measure import NO_LABEL, accuracy, both, rest
 from equicam.scores.stats import Estimate
 
 DOMAINS = ("PatchCamelyon", "RESISC45")
@@ -19,7 +19,9 @@ def run(bench: Bench) -> Iterator[Line]:
     if bench.domain in DOMAINS and all(name in bench.extra for name in WEIGHTS.values()):
         for words, (ours, theirs) in trained(bench).items():
             claim = f"rotaug.{bench.domain}.{words}"
-            done.append(line(claim, clean=ours, as_published=theirs, what=words, reason=no_label(ours)))
+            done.append(
+                line(claim, clean=ours, as_published=theirs, what=words, reason="" if ours else NO_LABEL)
+            )
     yield from done
     yield from rest(EXPERIMENT.answers, done, lambda known: training(known, "rotation-augmentation"))
 
@@ -34,11 +36,6 @@ def trained(bench: Bench) -> dict[str, Pair]:
             found[f"{short} Eq {words}"] = ours, theirs
         found[f"acc {words}"] = accuracy(tables[False]), None
     return found
-
-
-def no_label(found: Estimate | None) -> str:
-    """Why there is no accuracy."""
-    return "" if found else "labels that are the model's classes"
 
 
 def training(known: Claim, experiment: str) -> str:

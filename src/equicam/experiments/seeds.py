@@ -5,7 +5,7 @@ from statistics import mean, stdev
 
 from equicam.experiments.domains import DOMAINS
 from equicam.experiments.experiment import Bench, Claim, Experiment, Line, eq, line, number
-from equicam.experiments.measure import accuracy, both, rest
+from equicam.experiments.measure import NO_LABEL, accuracy, both, rest
 
 SEEDS = ("seed0", "seed1", "seed2")
 METHODS = {"gc": "grad-cam", "eg": "equigrad-cam"}
@@ -38,7 +38,7 @@ def _measured(bench: Bench) -> Iterator[Line]:
         clean=number(stdev(right), len(right)) if len(right) == len(SEEDS) else None,
         what="accuracy, spread in points",
         tolerance=1.0,
-        reason=SPREAD if right else "labels that are the model's classes",
+        reason=SPREAD if right else NO_LABEL,
     )
 
 
