@@ -452,3 +452,25 @@ def test_almost_constant_maps_have_no_ranks():
     a = planes(2)
     a[1] = 0.5 + 1e-10 * torch.randn(SIZE, SIZE, dtype=torch.float64)
     assert spearman(a, a, "full")[1].tolist() == [0, 0]
+
+
+def test_pixels_of_the_same_saliency_are_found_as_by_trying_every_window():
+    h, valid = planes(3), disc((SIZE, SIZE), torch.device("cpu"))
+    count = round(0.1 * int(valid.sum()))
+    region = causal.largest(planes(3, seed=9), valid, count)
+    found = causal.same_saliency(h, region, valid)
+    for i in range(3):
+        free = [
+            (h[i].flatten()[p].item(), p) for p in (valid & ~region[i]).flatten().nonzero().flatten().tolist()
+        ]
+        free.sort(key=lambda pair: pair[0])
+        goal = h[i][region[i]].mean().item()
+        gaps = [
+            abs(np.mean([v for v, _ in free[s : s + count]]) - goal) for s in range(len(free) - count + 1)
+        ]
+        best = int(np.argmin(gaps))
+        assert h[i][found[i]].mean().item() == pytest.approx(
+            np.mean([v for v, _ in free[best : best + count]]), abs=1e-9
+        )
+        assert int(found[i].sum()) == count
+        assert not (found[i] & (region[i] | ~valid)).any()

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equicam.geometry import Degrees, rotate
+from equicam.geometry import Degrees, rotate, rotate_each
 from equicam.scores.faithfulness import Ask, blurred
 from equicam.scores.likeness import Region, flat, inside
 
@@ -68,18 +68,19 @@ def occlusion(
         turned_sure = _of_target(ask(turned), target)
         dead = flat(maps[0], frame) | flat(maps[step + 1], frame)
         still.append(dead)
-        for name in kept:
-            mask = masks[name].to(x.dtype)
-            carried = rotate(mask, angle, fill="zeros" if as_published else "reflect")
-            carried = carried.clamp(0, 1) if as_published else (carried >= 0.5).to(x.dtype)
-            for into, picture, blur, where, whole in (
-                (before, x, soft, mask, sure),
-                (after, turned, turned_soft, carried, turned_sure),
-            ):
-                hidden = picture + where[:, None] * (blur - picture)
-                drop = whole - _of_target(ask(hidden), target)
+        # every region in both frames in one go: [regions, b, …]
+        marks = torch.stack([masks[name].to(x.dtype) for name in kept])
+        carried = rotate(marks, angle, fill="zeros" if as_published else "reflect")
+        carried = carried.clamp(0, 1) if as_published else (carried >= 0.5).to(x.dtype)
+        for into, picture, blur, where, whole in (
+            (before, x, soft, marks, sure),
+            (after, turned, turned_soft, carried, turned_sure),
+        ):
+            hidden = picture + where[:, :, None] * (blur - picture)
+            probs = ask(hidden.flatten(0, 1)).view(len(kept), len(x), -1)
+            for name, some in zip(kept, probs, strict=True):
                 lender = (dead.roll(1) | (len(x) == 1)) & name.endswith("-of-another")
-                into[name].append(torch.where(dead | lender, torch.nan, drop))
+                into[name].append(torch.where(dead | lender, torch.nan, whole - _of_target(some, target)))
     return Drops(
         {name: torch.stack(rows) for name, rows in before.items()},
         {name: torch.stack(rows) for name, rows in after.items()},
@@ -104,12 +105,10 @@ def regions(
     found = {"drift": drift, "agreement": agreement, "scattered": largest(noise, valid, count)}
     if as_published:
         return found
-    elsewhere = [
-        rotate(mask[None].to(h.dtype), float(torch.rand((), generator=g)) * 360)[0] >= 0.5
-        for mask, g in zip(drift, streams, strict=True)
-    ]
+    angles = torch.cat([torch.rand(1, generator=g) * 360 for g in streams])
+    elsewhere = rotate_each(drift[:, None].to(h.dtype), angles)[:, 0] >= 0.5
     return found | {
-        "drift-elsewhere": torch.stack(elsewhere) & valid,
+        "drift-elsewhere": elsewhere & valid,
         "drift-of-another": drift.roll(1, 0),
         "agreement-of-another": agreement.roll(1, 0),
         "same-saliency": same_saliency(h, drift, valid),
@@ -127,16 +126,15 @@ def same_saliency(
     h: Float[Tensor, "b H W"], region: Bool[Tensor, "b H W"], valid: Bool[Tensor, "H W"]
 ) -> Bool[Tensor, "b H W"]:
     """As many valid pixels outside the region, neighbours in order of h, whose mean h is nearest to the region's."""
-    found = torch.zeros_like(region)
-    for i, (plane, taken) in enumerate(zip(h, region, strict=True)):
-        free = (valid & ~taken).flatten().nonzero().flatten()
-        count = int(taken.sum())
-        values, rank = plane.flatten()[free].double().sort(stable=True)
-        sums = torch.nn.functional.pad(values.cumsum(0), (1, 0))
-        means = (sums[count:] - sums[:-count]) / count
-        start = int((means - plane[taken].double().mean()).abs().argmin())
-        found[i].view(-1)[free[rank[start : start + count]]] = True
-    return found
+    count = int(region[0].sum())  # regions of one call have one size
+    free = (valid & ~region).flatten(1)
+    ordered, place = torch.where(free, h.flatten(1).double(), torch.inf).sort(dim=1, stable=True)
+    sums = torch.nn.functional.pad(ordered[:, : int(valid.sum()) - count].cumsum(1), (1, 0))
+    means = (sums[:, count:] - sums[:, :-count]) / count
+    wanted = (h * region).flatten(1).double().sum(1, keepdim=True) / count
+    start = (means - wanted).abs().argmin(1, keepdim=True)
+    chosen = place.gather(1, start + torch.arange(count, device=h.device))
+    return torch.zeros_like(free).scatter_(1, chosen, True).view(region.shape)
 
 
 def _of_target(probs: Float[Tensor, "b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
