@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from equicam.experiments import NAMES, experiment
+from equicam.experiments import NAMES, named
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
 HEAD = """# The paper, regenerated
@@ -55,9 +55,7 @@ def section(name: str, kept: dict) -> str:
             notes.append(f"- {line['what']}: {line['reason']}")
     rest = sum(line["verdict"] == "not run" for line in kept["lines"])
     last = f"\n{rest} claims of other networks or costlier methods were not run.\n" if rest else ""
-    return (
-        f"### {experiment(name).title}\n\n{rows}\n" + "\n".join(notes) + ("\n" if notes else "") + last + "\n"
-    )
+    return f"### {named(name).title}\n\n{rows}\n" + "\n".join(notes) + ("\n" if notes else "") + last + "\n"
 
 
 def shown(estimate: dict | None) -> str:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equicam.errors import EquicamError
-from equicam.experiments import NAMES, experiment
+from equicam.experiments import NAMES, named
 from equicam.terminal import console, dtype_named, listed, plain, refused, where
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def reproduce(
         if data is None:
             raise EquicamError(
                 f"reproduce {name}",
-                needs=experiment(name).needs,
+                needs=named(name).needs,
                 got="no --data",
                 fix=f"equicam reproduce {name} --data FOLDER",
             )
@@ -84,7 +84,7 @@ def reproduce(
             n=n, split=split, costly=costly, progress=console.is_terminal, options={"dtype": dtype_named(dtype)},
             extra={key: Path(value) for key, _, value in pairs},
         )  # fmt: skip
-        lines = list(experiment(name).run(bench))
+        lines = list(named(name).run(bench))
         from equicam.parts import write_whole
 
         out.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def _listing() -> None:
 
     table = Table("name", "claims", "what", "needs", box=None)
     for name in NAMES:
-        one = experiment(name)
+        one = named(name)
         count = sum(claim.startswith(one.answers) for claim in claims()) if one.answers else 0
         table.add_row(name, str(count or ""), one.title, one.needs)
     console.print(table)
@@ -130,7 +130,7 @@ def _table(name: str, lines: "list[Line]") -> Table:
         "by ours",
         "verdict",
         box=SIMPLE_HEAD,
-        title=experiment(name).title,
+        title=named(name).title,
     )
     from equicam.report.tables import estimate
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import equicam
 from equicam.cli import app
 from equicam.data.synthetic import draw_many
-from equicam.experiments import NAMES, experiment
+from equicam.experiments import NAMES, named
 from equicam.experiments.experiment import Bench, Claim, Line, beside, claims, line, not_run, number
 from equicam.scores.stats import Estimate
 
@@ -32,9 +32,9 @@ def bench(tmp_path_factory) -> Bench:
 
 @pytest.mark.parametrize("name", FIRST)
 def test_every_claim_of_a_table_has_its_line(bench, name):
-    lines = list(experiment(name).run(bench))
+    lines = list(named(name).run(bench))
     found = Counter(one.claim for one in lines if one.claim)
-    wanted = {claim for claim in claims() if claim.startswith(experiment(name).answers)}
+    wanted = {claim for claim in claims() if claim.startswith(named(name).answers)}
     assert set(found) >= wanted
     assert max(found.values()) == 1
     assert any(one.verdict not in ("not run", "measured") for one in lines)
@@ -45,7 +45,7 @@ def test_every_claim_of_a_table_has_its_line(bench, name):
 
 
 def test_all_claims_are_answered_somewhere():
-    prefixes = [p for name in NAMES for p in experiment(name).answers]
+    prefixes = [p for name in NAMES for p in named(name).answers]
     assert not [claim for claim in claims() if not claim.startswith(tuple(prefixes))]
     assert len(claims()) == 371
 

@@ -13,7 +13,7 @@ from torchvision.models import VisionTransformer
 
 import equicam
 from equicam.data.synthetic import draw_many
-from equicam.experiments import experiment
+from equicam.experiments import named
 from equicam.experiments.experiment import Bench, claims
 from equicam.methods import METHODS
 from equicam.models.zeroshot import ZeroShot
@@ -99,7 +99,7 @@ def tuned(tmp_path_factory):
 
 def answered(name, bench):
     """An experiment's lines by claim, having checked that each claim of its own is there once and makes sense."""
-    one = experiment(name)
+    one = named(name)
     lines = list(one.run(bench))
     wanted = [claim for claim in claims() if one.answers and claim.startswith(one.answers)]
     assert sorted(found.claim for found in lines if found.claim) == sorted(wanted)
@@ -345,7 +345,7 @@ def test_cost(tiles, tmp_path):
 
 @pytest.mark.parametrize("name", ["pipeline", "signal-noise", "drift-strip"])
 def test_figures_are_drawn(tiles, tmp_path, name):
-    (found,) = experiment(f"figure-{name}").run(Bench(cnn(), tiles, tmp_path / "out", n=4))
+    (found,) = named(f"figure-{name}").run(Bench(cnn(), tiles, tmp_path / "out", n=4))
     path = tmp_path / "out" / f"{name}.png"
     assert found.reason == f"drawn: {path}"
     with Image.open(path) as drawn:

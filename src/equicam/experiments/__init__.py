@@ -42,7 +42,7 @@ NAMES = {
 }
 
 
-def experiment(name: str) -> "Experiment":
+def named(name: str) -> "Experiment":
     """The experiment of that name."""
     found: Experiment = import_module(f"{__name__}.{NAMES[name]}").EXPERIMENT
     return found
