@@ -21,7 +21,7 @@ from rich.table import Table
 
 import equicam
 from equicam.audit.decode import opened
-from equicam.audit.run import Plans, _prepared, audit, computed
+from equicam.audit.run import Plans, audit, computed, prepared
 from equicam.data.sources import find_items
 from equicam.methods import find
 from equicam.models.images import seen_box
@@ -47,7 +47,7 @@ def main() -> None:
             coarse.resize((640, 480), Image.Resampling.BICUBIC).save(source / f"{i:04d}.jpg", quality=92)
         items = find_items(source)
         plans = Plans(model, find("equigrad-cam", views=options.views), "reflect", None, frozenset())
-        decoded = [opened(i, lambda p: _prepared(model, p), lambda s: seen_box(model, s)) for i in items]
+        decoded = [opened(i, lambda p: prepared(model, p), lambda s: seen_box(model, s)) for i in items]
         parts = [decoded[i : i + options.part] for i in range(0, len(decoded), options.part)]
         seconds: dict[str, list[float]] = {"bare engine": [], "audit": []}
         size = 0

@@ -5,6 +5,7 @@ all. `fingerprint.json` says what the parts are of; another fingerprint is refus
 """
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,15 @@ def read_json(path: Path) -> dict[str, Any]:
             str(path), needs="to be as it was written", got=error, fix="restoring it"
         ) from error
     return found
+
+
+def json_ready(value: Any) -> Any:
+    """Nested values for JSON, which has no NaN or infinity: null in their place."""
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [json_ready(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

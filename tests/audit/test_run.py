@@ -296,7 +296,7 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
         assert code == 0, said
     page = (out / "report.html").read_text()
     assert "<script" not in page
-    assert "onload=" not in page.replace("&#39;", "'").split("<svg onload")[0]
+    assert "onload" not in page
 
 
 def test_a_picture_that_kills_its_process_is_a_row_with_a_reason(patches, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from equicam.errors import EquicamError
 from equicam.methods import find
 from equicam.models.images import as_batch, preprocessed, stacked
 from equicam.models.model import Model
+from equicam.parts import json_ready
 from equicam.scores import causal, stats
 from equicam.scores.asked import Asked
 from equicam.scores.controls import item_seed
@@ -48,7 +49,7 @@ class Evidence:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, null where undefined."""
-        found: dict[str, Any] = _plain(asdict(self))
+        found: dict[str, Any] = json_ready(asdict(self))
         return found
 
 
@@ -176,11 +177,3 @@ def _said(e: Estimate, *, sign: bool = False) -> str:
     form = "+.3f" if sign else ".3f"
     value, low, high = (round(v, 3) + 0.0 for v in (e.value, e.low, e.high))  # no −0.000
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -174,7 +174,7 @@ def _work(
     parts = [items[p * size : (p + 1) * size] for p in pending]
     done = len(items) - sum(map(len, parts))
     now = 0
-    prepare = partial(_prepared, plans.model)
+    prepare = partial(prepared, plans.model)
     decoders = Decoders(prepare, partial(seen_box, plans.model), workers=max(1, workers), lock=lock)
     try:
         with stopping() as stop:
@@ -210,7 +210,8 @@ def stopping() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _prepared(model: Model, picture: Any) -> np.ndarray:
+def prepared(model: Model, picture: Any) -> np.ndarray:
+    """A picture as the model's input, as an array that goes from process to process."""
     return np.ascontiguousarray(preprocessed(model, picture).float().numpy())
 
 

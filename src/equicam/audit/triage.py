@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
+from equicam.parts import json_ready
 from equicam.scores import stats
 from equicam.scores.stats import NAN, Correlation, Estimate, Floats, HeldOut, Places
 
@@ -99,7 +100,7 @@ class Triage:
         """Plain values, null where undefined or infinite."""
         told = {name: getattr(self, name) for name in ("budget", "ok", "bad", "quotas", "seed")}
         told |= {"guarantee": asdict(self.guarantee), "worth": self.worth and asdict(self.worth)}
-        found: dict[str, Any] = _plain(told | {"rows": self.rows.to_pylist()})
+        found: dict[str, Any] = json_ready(told | {"rows": self.rows.to_pylist()})
         return found
 
 
@@ -222,7 +223,7 @@ def _rows(
     rows = ok.take(chosen).to_pylist()
     for place, (i, row) in enumerate(zip(chosen.tolist(), rows, strict=True), start=1):
         row |= {"arm": "queue" if i in queue else "control", "rank": rank[i], "place": place}
-        row |= {"class": _named(row["target"], classes), "peum": _plain(row["peum"])}
+        row |= {"class": _named(row["target"], classes), "peum": json_ready(row["peum"])}
         row["flags"] = row["flags"] or []
         row["reasons"] = _reasons(row, angles, None if np.isinf(score[i]) else int(lower[i]))
     return pa.Table.from_pylist([{name: row[name] for name in ROWS.names} for row in rows], schema=ROWS)
@@ -332,11 +333,3 @@ def _said(e: Estimate | Correlation, *, share: bool = False) -> str:
     if share:
         return f"{100 * value:.0f} % [{100 * e.low:.0f}, {100 * e.high:.0f}]"
     return f"{value:.2f} [{e.low:.2f}, {e.high:.2f}]"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from equicam.audit.decode import opened
 from equicam.audit.log import Log
-from equicam.audit.run import Plans, _prepared, computed, content
+from equicam.audit.run import Plans, computed, content, prepared, sealed
 from equicam.audit.store import Drawn, Run, file_digest
 from equicam.data.items import Item
 from equicam.errors import EquicamError
@@ -34,11 +34,11 @@ def check_files(run: Run) -> tuple[int, list[str]]:
     elif not there.is_file():
         problems.append("digests.json is missing; equicam audit seals the run again")
     try:
-        completed = Log(run.folder).events("completed")
+        log = Log(run.folder)
         known = read_json(there) if there.is_file() else {}
-        if known and (not completed or completed[-1].payload.get("digests") != file_digest(there)):
+        if known and not sealed(run, log):
             problems.append("digests.json is not the one the log was sealed with")
-        triaged = Log(run.folder).events("triaged")
+        triaged = log.events("triaged")
         queued: dict[str, str] = triaged[-1].payload.get("files", {}) if triaged else {}
     except (EquicamError, OSError) as error:
         return 0, [*problems, str(error)]
@@ -92,7 +92,7 @@ def recompute(
         if content(item) != row["sha256"]:
             problems.append(f"{item.id!r}: the picture is not the one that was explained")
             continue
-        found = opened(item, lambda picture: _prepared(model, picture), lambda size: seen_box(model, size))
+        found = opened(item, lambda picture: prepared(model, picture), lambda size: seen_box(model, size))
         now_rows, now_maps = computed(plans, [found])
         again += 1
         problems += _compared(item.id, row, now_rows, before.get(item.id), now_maps, worst)

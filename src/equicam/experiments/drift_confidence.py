@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from equicam.experiments.experiment import Bench, Experiment, Line, line, not_run, number
+from equicam.experiments.experiment import Bench, Experiment, Line, correlated, line, not_run, number
 from equicam.scores import summary
-from equicam.scores.stats import Correlation, Estimate
 
 
 def run(bench: Bench) -> Iterator[Line]:
@@ -14,7 +13,7 @@ def run(bench: Bench) -> Iterator[Line]:
         p: summary.drift_and_confidence(t, "grad-cam", region="full" if p else "disc")
         for p, t in tables.items()
     }
-    lost = {p: _estimate(found[p][0]) for p in (True, False)}
+    lost = {p: correlated(found[p][0]) for p in (True, False)}
     why = "the paper correlates with 1 − the largest probability of the turned picture, which is no change"
     yield line(
         "cond.corr.r",
@@ -39,14 +38,10 @@ def run(bench: Bench) -> Iterator[Line]:
         "",
         "with |log p ratio|",
         "not in the paper",
-        _estimate(found[False][1]),
-        _estimate(found[True][1]),
+        correlated(found[False][1]),
+        correlated(found[True][1]),
         "measured",
     )
-
-
-def _estimate(c: Correlation) -> Estimate:
-    return Estimate(c.r, c.low, c.high, c.n)
 
 
 EXPERIMENT = Experiment("Drift against confidence change", ("cond.corr",), run)

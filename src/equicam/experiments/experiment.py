@@ -25,9 +25,9 @@ from equicam.geometry import Views
 from equicam.models.load import load
 from equicam.models.model import Model
 from equicam.models.weights import fingerprint
-from equicam.parts import write_whole
+from equicam.parts import json_ready, write_whole
 from equicam.scores import stats, summary
-from equicam.scores.stats import Estimate
+from equicam.scores.stats import Correlation, Estimate
 
 NAMES = {
     "Grad-CAM": "grad-cam",
@@ -100,13 +100,7 @@ class Line:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, null where undefined."""
-        found = asdict(self)
-        for key in ("clean", "as_published"):
-            if found[key]:
-                found[key] = {
-                    k: None if isinstance(v, float) and not math.isfinite(v) else v
-                    for k, v in found[key].items()
-                }
+        found: dict[str, Any] = json_ready(asdict(self))
         return found
 
 
@@ -250,6 +244,11 @@ def not_run(claim: str, reason: str) -> Line:
 def number(value: int | float, n: int = 0) -> Estimate:
     """A value without an interval."""
     return Estimate(float(value), float("nan"), float("nan"), n)
+
+
+def correlated(c: Correlation) -> Estimate:
+    """A correlation as a number with its interval."""
+    return Estimate(c.r, c.low, c.high, c.n)
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:

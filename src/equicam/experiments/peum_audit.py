@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from equicam.experiments.experiment import Bench, Experiment, Line, line
+from equicam.experiments.experiment import Bench, Experiment, Line, correlated, line
 from equicam.scores import summary
-from equicam.scores.stats import Correlation, Estimate
+from equicam.scores.stats import Estimate
 
 SIGNALS = {
     "PEUM": "peum (full)",
@@ -23,7 +23,7 @@ def run(bench: Bench) -> Iterator[Line]:
         p: {s.name: s for s in summary.signals(t, region="full" if p else "disc")} for p, t in tables.items()
     }
     for words, name in SIGNALS.items():
-        ours, theirs = (_estimate(found[p][name].pearson) for p in (False, True))
+        ours, theirs = (correlated(found[p][name].pearson) for p in (False, True))
         yield line(f"audit.r.{words}", clean=ours, as_published=theirs, what=f"r of {name}", tolerance=0.06)
     ahead = {p: found[p]["disagreement"].ahead for p in (True, False)}
     clean_ahead = ahead[False]
@@ -77,10 +77,6 @@ def run(bench: Bench) -> Iterator[Line]:
         captured[True],
         "measured",
     )
-
-
-def _estimate(c: Correlation) -> Estimate:
-    return Estimate(c.r, c.low, c.high, c.n)
 
 
 EXPERIMENT = Experiment("PEUM audit: which signal tells an unstable map", ("audit.",), run)

@@ -25,7 +25,7 @@ from equicam.audit.spec import Spec
 from equicam.audit.store import Run
 from equicam.data.items import readable
 from equicam.errors import EquicamError
-from equicam.parts import write_whole
+from equicam.parts import json_ready, write_whole
 from equicam.report import drawn, plots
 from equicam.report.drawn import Pictures
 from equicam.report.explained import MOST_SPREAD
@@ -92,7 +92,7 @@ def write_report(
         named=partial(_named, classes=spec.classes),
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(beside, json.dumps(_plain(facts), indent=1, allow_nan=False).encode())
+    write_whole(beside, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())
     write_whole(page, text.encode())
     return page
 
@@ -227,15 +227,6 @@ def _number(value: float | None, form: str = ".3g") -> str:
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:
     """As float64, NaN where there is none."""
     return np.asarray(column.cast(pa.float64()).fill_null(np.nan).to_numpy())
-
-
-def _plain(value: Any) -> Any:
-    """For JSON: null where a number is undefined."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 @cache

@@ -34,7 +34,7 @@ def inside(region: Region, size: tuple[int, int], device: torch.device) -> Bool[
 
 def flat(planes: Float[Tensor, "*n h w"], region: Region) -> Bool[Tensor, "*n"]:
     """Which planes are constant inside the region."""
-    values = planes[..., inside(region, _size(planes), planes.device)].double()
+    values = planes[..., inside(region, size_of(planes), planes.device)].double()
     return values.std(-1, correction=0) < FLAT
 
 
@@ -81,7 +81,7 @@ def own_and_others(matrix: Matrix) -> tuple[Float[Tensor, " b"], Float[Tensor, "
 
 def _picked(planes: Planes, region: Region) -> Float[Tensor, "n p"]:
     # in double: a thousand maps are cheap, and sums over fifty thousand pixels are not exact in single
-    return planes[:, inside(region, _size(planes), planes.device)].double()
+    return planes[:, inside(region, size_of(planes), planes.device)].double()
 
 
 def _ranked(planes: Planes, region: Region) -> Float[Tensor, "n p"]:
@@ -113,10 +113,11 @@ def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Region) -> F
     found = ((2 * mean_a * mean_b + c1) * (2 * cov + c2)) / (
         (mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2)
     )
-    whole = avg_pool2d(inside(region, _size(a), a.device)[None].double(), side, stride=1)[0] == 1
+    whole = avg_pool2d(inside(region, size_of(a), a.device)[None].double(), side, stride=1)[0] == 1
     mean: Tensor = found[whole].mean()
     return mean
 
 
-def _size(planes: Tensor) -> tuple[int, int]:
+def size_of(planes: Tensor) -> tuple[int, int]:
+    """Height and width of planes."""
     return planes.shape[-2], planes.shape[-1]

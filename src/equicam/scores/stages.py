@@ -14,7 +14,7 @@ from torch import Tensor
 from equicam.chain import Chain, Stage, constant
 from equicam.combine import Combine, Features, grad_cam, grad_cam_rectified
 from equicam.geometry import Degrees, Fill, rotate
-from equicam.scores.likeness import FLAT, Region, inside, own_and_others, pearson
+from equicam.scores.likeness import FLAT, Region, inside, own_and_others, pearson, size_of
 
 SAME_EVERYWHERE = "the gradient is the same at every position: there is nothing to correlate"
 
@@ -99,7 +99,7 @@ _ALONE = dict.fromkeys(("weights", "weights-cosine"), "no picture of another cla
 
 def _channels(a: Features, b: Features, region: Region) -> Float[Tensor, "i j"]:
     """Mean over channels of their correlation over the grid, of channels that vary in both; NaN without any."""
-    mask = inside(region, _size(a), a.device)
+    mask = inside(region, size_of(a), a.device)
     (za, live_a), (zb, live_b) = (_standardised(v[..., mask].double()) for v in (a, b))
     total = torch.einsum("ikp,jkp->ij", za, zb)
     return total / torch.einsum("ik,jk->ij", live_a.double(), live_b.double())
@@ -116,7 +116,3 @@ def _standardised(values: Float[Tensor, "b k p"]) -> tuple[Float[Tensor, "b k p"
 def _cosines(a: Float[Tensor, "b k"], b: Float[Tensor, "b k"]) -> Float[Tensor, "i j"]:
     a, b = (torch.nn.functional.normalize(v.double(), dim=1) for v in (a, b))
     return a @ b.T
-
-
-def _size(planes: Tensor) -> tuple[int, int]:
-    return planes.shape[-2], planes.shape[-1]
