@@ -249,6 +249,36 @@ def test_no_domain_is_no_answer(tiles, tmp_path):
     assert not ran(answered("triage", bench))
 
 
+@pytest.mark.parametrize(("backbone", "domain"), [("vgg16", "RESISC45"), ("resnet50", "histology")])
+def test_other_domains_and_networks_stand_alone(tiles, tmp_path, tuned, backbone, domain):
+    arch, files = tuned
+    bench = Bench(equicam.load(arch), tiles, tmp_path, n=4, backbone=backbone, domain=domain, extra=files)
+    for name, count in (("domains", 14), ("triage", 6), ("seeds", 5), ("rotation-augmentation", 7)):
+        assert not ran(answered(name, bench)), name
+        own = [found for found in named(name).run(bench) if not found.claim]
+        assert len(own) == count, name
+        assert {found.verdict for found in own} == {"measured"}
+
+
+def test_alignment_against_turned_training(tiles, tmp_path, tuned):
+    arch, files = tuned
+    bench = Bench(equicam.load(arch), tiles, tmp_path, n=4, domain="RESISC45", extra=files)
+    lines = {found.what: found for found in named("rotation-augmentation").run(bench)}
+    for side in ("clean", "as_published"):
+        eg, gc = (getattr(lines[w], side).value for w in ("EG Eq no aug", "GC Eq rot aug"))
+        ahead = getattr(lines["EG without turned training − GC with it"], side)
+        assert ahead.value == pytest.approx(eg - gc)
+        assert ahead.n == 4
+
+
+def test_localisation(birds, tiles, tmp_path):
+    lines = list(named("localisation").run(Bench(cnn(), birds, tmp_path, backbone="vgg16")))
+    assert {found.what for found in lines} >= {"grad-cam, pointing", "equigrad-cam, box-iou"}
+    assert not any(found.claim for found in lines)
+    with pytest.raises(equicam.EquicamError, match="pictures with boxes"):
+        list(named("localisation").run(Bench(cnn(), tiles, tmp_path)))
+
+
 def test_label_region(patches, tmp_path):
     lines = answered("label-region", Bench(cnn(), patches, tmp_path, domain="PatchCamelyon"))
     assert ran(lines) == set(lines)

@@ -20,6 +20,7 @@ NAMES = {
     "angles": "angles",
     "faithfulness": "faithfulness",
     "peum-audit": "peum_audit",
+    "localisation": "localisation",
     "cost": "cost",
     "equal-compute": "equal_compute",
     "matched": "matched",

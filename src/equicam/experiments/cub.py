@@ -16,22 +16,23 @@ def run(bench: Bench) -> Iterator[Line]:
     """Pointing game and box overlap; the paper's method here is PCF."""
     done = []
     if any(item.boxes for item in find_items(bench.data, split=bench.split)):
-        done = list(_measured(bench))
+        done = list(measured(bench, bench.backbone))
         yield from done
         yield from others("cub.", done, bench)
     else:
         yield from rest(("cub.",), done, lambda _: "pictures with boxes: --data CUB_200_2011")
 
 
-def _measured(bench: Bench) -> Iterator[Line]:
+def measured(bench: Bench, of: str) -> Iterator[Line]:
+    """Both scores of every method beside what needs no map; `of` names the network as the claims do."""
     # only the presented maps are scored: one exact turn instead of seven
     once = replace(bench, options=bench.options | {"angles": (180,)})
     tables = both(once, [*METHODS.values(), "equigrad-cam"], list(TRIVIAL))
     for score, trivial in TRIVIAL.items():
         for short, method in (*METHODS.items(), ("", "equigrad-cam")):
-            claim = f"cub.iou.{bench.backbone}.{short}"
+            claim = f"cub.iou.{of}.{short}"
             if score == "pointing":
-                claim = f"cub.pg.{bench.backbone}" if short == "eg" else ""
+                claim = f"cub.pg.{of}" if short == "eg" else ""
             ours, theirs = (mean_of(tables[p], score, method, "boxes") for p in (False, True))
             floor = stats.mean(summary.pick(tables[False], score, method, "boxes").floor)
             what, reason = f"{method}, {score}", f"{trivial} gets {floor:.3f}"

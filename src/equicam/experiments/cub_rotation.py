@@ -4,21 +4,21 @@ from collections.abc import Iterator
 
 from equicam.experiments.experiment import Bench, Experiment, Line, claims, line, number
 from equicam.experiments.measure import NO_LABEL, rest
-from equicam.experiments.rotation_augmentation import WEIGHTS, trained, training
+from equicam.experiments.rotation_augmentation import WEIGHTS, found, trained, training
 
 
 def run(bench: Bench) -> Iterator[Line]:
     """As in the domains; EquiGrad-CAM on either model is one number in the paper."""
     done = []
     if all(name in bench.extra for name in WEIGHTS.values()):
-        found = trained(bench)
-        for words, (ours, theirs) in found.items():
+        said = found(trained(bench))
+        for words, (ours, theirs) in said.items():
             if f"rotaug.CUB.{words}" in claims():
                 claim = f"rotaug.CUB.{words}"
                 done.append(
                     line(claim, clean=ours, as_published=theirs, what=words, reason="" if ours else NO_LABEL)
                 )
-        either = [found[f"EG Eq {words}"] for words in WEIGHTS]
+        either = [said[f"EG Eq {words}"] for words in WEIGHTS]
         values = [[e.value for pair in either if (e := pair[side])] for side in (0, 1)]
         done.append(
             line(

@@ -132,6 +132,11 @@ class Bench:
         default_factory=dict
     )  # other weights of the same architecture, by what they are
 
+    @property
+    def claimed_domain(self) -> str:
+        """The domain as claims name it: theirs are of ResNet-50, another network's lines stand alone."""
+        return self.domain if self.backbone == "resnet50" else f"{self.domain} by {self.backbone}"
+
     def with_weights(self, weights: Path) -> "Bench":
         """The same with other weights, rows in a folder of their own."""
         model = load(self.model.name or "", weights=weights, layer=self.model.layer, device=self.model.device)

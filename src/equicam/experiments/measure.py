@@ -18,7 +18,6 @@ from equicam.experiments.experiment import (
     beside,
     claims,
     eq,
-    line,
     mean_of,
     not_run,
     number,
@@ -57,7 +56,7 @@ def gain_line(claim: str, tables: Tables) -> Line:
     """How much EquiGrad-CAM is above Grad-CAM, in % of it."""
     found = {p: [eq(t, m, as_published=p) for m in ("grad-cam", "equigrad-cam")] for p, t in tables.items()}
     ours, theirs = (number(100 * (b.value / a.value - 1), b.n) for a, b in (found[False], found[True]))
-    return line(claim, clean=ours, as_published=theirs, what="relative gain, %", tolerance=5.0)
+    return beside(claim, clean=ours, as_published=theirs, what="relative gain, %", tolerance=5.0)
 
 
 def p_line(claim: str, what: str, found: dict[bool, float], n: int) -> Line:
