@@ -13,7 +13,7 @@ from equicam.chain import constant
 from equicam.combine import Combine, grad_cam
 from equicam.errors import EquicamError
 from equicam.fuse import Frame
-from equicam.geometry import Fill, Views
+from equicam.geometry import Fill, Views, picked
 from equicam.methods import Fusion, Method, Reader, find
 from equicam.models.images import Images, as_batch
 from equicam.models.model import Model, wrap
@@ -162,7 +162,7 @@ def explanation(fused: Fused) -> Explanation:
     seen, place = fused.seen, fused.place
     alone = seen.alone(fused.combine)
     planes = alone["rectified" if "rectified" in alone else seen.stage]
-    kept, flips = fused.gate > 0, (seen.top1 != seen.top1[0])[place]
+    kept, flips = fused.gate > 0, picked(seen.top1 != seen.top1[0], place)
     peum = fused.peum()
     return Explanation(
         map=fused.map,
@@ -171,11 +171,11 @@ def explanation(fused: Fused) -> Explanation:
         score=peum.mean((-2, -1)),
         target=seen.target,
         sure=seen.prob[0],
-        prob=seen.prob[place].T,
+        prob=picked(seen.prob, place).T,
         flips=flips.T,
         kept=kept.T,
         plane=fused.plane,
-        planes=planes[place].transpose(0, 1),
+        planes=picked(planes, place).transpose(0, 1),
         flags=_flags(fused.raw, flips, kept, fused.frame, planes),
         angles=fused.views.angles,
     )

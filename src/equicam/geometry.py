@@ -5,13 +5,15 @@ pixels equals reflect-pad, rotate, crop; multiples of 90° that fit the grid are
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
@@ -112,6 +114,17 @@ class Views:
         return self.undo(ones, "zeros")
 
 
+def hold(made: Tensor) -> Tensor:
+    """A tensor kept for reuse; a graph that is being captured keeps it too, for it will look for it where it is now."""
+    if (keeper := holding.get()) is not None:
+        keeper.append(made)
+    return made
+
+
+holding: ContextVar[list[Tensor] | None] = ContextVar("holding", default=None)
+"""Where tensors go that must outlive their cache, while a graph is captured."""
+
+
 @lru_cache(maxsize=8)
 def disc(size: tuple[int, int], device: torch.device) -> Bool[Tensor, "H W"]:
     """Pixels that stay in the picture at every angle: within half the shorter side of the centre."""
@@ -121,14 +134,33 @@ def disc(size: tuple[int, int], device: torch.device) -> Bool[Tensor, "H W"]:
     return (x**2 + y**2 <= (min(size) / 2) ** 2).to(device)
 
 
-@lru_cache(maxsize=32)
 def mean_weights(
     views: Views, size: tuple[int, int], fill: Fill, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "t 1 h w"]:
     """c_t(q) = mean_p M_t[p,q]: what cell q of view t contributes to the mean of its turned plane."""
+    return hold(_mean_weights(views, size, fill, dtype, device))
+
+
+@lru_cache(maxsize=32)
+def _mean_weights(
+    views: Views, size: tuple[int, int], fill: Fill, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "t 1 h w"]:
     height, width = size
     share = torch.full((len(views), 1, height, width), 1 / (height * width), dtype=dtype, device=device)
     return views.undo_transposed(share, fill)
+
+
+def picked(x: Shaped[Tensor, "s *m"], rows: Sequence[int]) -> Shaped[Tensor, "t *m"]:
+    """Rows of x in this order; x itself where that is its own."""
+    if list(rows) == list(range(len(x))):
+        return x
+    return x[hold(_index(tuple(rows), x.device))]
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def _index(rows: tuple[int, ...], device: torch.device) -> Int[Tensor, " t"]:
+    return torch.tensor(rows, device=device)
 
 
 def _turn(x: Float[Tensor, "s m H W"], angles: Sequence[float], fill: Fill) -> Float[Tensor, "t m H W"]:
@@ -141,19 +173,32 @@ def _turn(x: Float[Tensor, "s m H W"], angles: Sequence[float], fill: Fill) -> F
             "a turn", needs="a grid of 2×2 or more", got=f"{height}×{width}", fix="a layer with a finer grid"
         )
     lattice = 90 if height == width else 180
-    sampled = [t for t, a in enumerate(angles) if a % lattice]
-    out = torch.empty((len(angles), *x.shape[1:]), dtype=x.dtype, device=x.device)
-    for t in set(range(len(angles))).difference(sampled):
-        out[t] = torch.rot90(x[t % len(x)], round(angles[t] / 90) % 4, (-2, -1))
-    if sampled:
-        grid = _grid(tuple(angles[t] for t in sampled), height, width, x.dtype, x.device)
-        source = x.expand(len(sampled), -1, -1, -1) if len(x) == 1 else x[sampled]
-        padding = "reflection" if fill == "reflect" else "zeros"
-        out[sampled] = grid_sample(source, grid, "bilinear", padding, align_corners=True)
-    return out
+    runs = [
+        (exact, list(run)) for exact, run in groupby(range(len(angles)), lambda t: angles[t] % lattice == 0)
+    ]
+    looked = [run for exact, run in runs if not exact]
+    sampled: Iterator[Tensor] = iter(())
+    if looked:
+        source = x if len(x) == 1 else torch.cat([x[run[0] : run[-1] + 1] for run in looked])
+        every = _sampled(source, tuple(angles[t] for run in looked for t in run), fill)
+        sampled = iter(every.split([len(run) for run in looked]))
+    pieces: list[Tensor] = []
+    for exact, run in runs:
+        if exact:
+            pieces += [torch.rot90(x[t % len(x)], round(angles[t] / 90) % 4, (-2, -1))[None] for t in run]
+        else:
+            pieces.append(next(sampled))
+    return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
 
 
-@lru_cache(maxsize=8)
+def _sampled(x: Float[Tensor, "s m H W"], angles: tuple[float, ...], fill: Fill) -> Float[Tensor, "t m H W"]:
+    """One bilinear look for every angle."""
+    grid = hold(_grid(angles, x.shape[-2], x.shape[-1], x.dtype, x.device))
+    padding = "reflection" if fill == "reflect" else "zeros"
+    return grid_sample(x.expand(len(angles), -1, -1, -1), grid, "bilinear", padding, align_corners=True)
+
+
+@lru_cache(maxsize=16)
 @torch.inference_mode(
     False
 )  # a grid made in somebody's inference mode must still serve a backward pass later

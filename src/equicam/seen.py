@@ -19,7 +19,7 @@ from equicam.chain import STAGES, Chain, Stage, unit
 from equicam.combine import Combine, grad_cam, grad_cam_rectified
 from equicam.errors import EquicamError
 from equicam.fuse import Frame, channels_first, inverse
-from equicam.geometry import Fill, Views
+from equicam.geometry import Fill, Views, picked
 from equicam.methods import Fusion
 from equicam.readers.passes import Read, read_views, views_a_pass
 from equicam.readers.reading import Reading
@@ -53,9 +53,9 @@ class Seen:
             lambda: replace(
                 self,
                 views=ordered,
-                value=tuple(v[rows] for v in self.value),
-                prob=self.prob[rows],
-                top1=self.top1[rows],
+                value=tuple(picked(v, rows) for v in self.value),
+                prob=picked(self.prob, rows),
+                top1=picked(self.top1, rows),
                 _kept={},
             ),
         )
@@ -134,7 +134,7 @@ def fuse(seen: Seen, combine: Combine, fusion: Fusion, fill: Fill) -> Fused:
     """Carry views to `align_at`, turn them back, on to `mean_at`, average, and finish the chain once."""
     seen = seen.of(fusion.views)
     _, place = fusion.views.presented_first()
-    gate = fusion.weigh(seen.prob[place], (seen.top1 == seen.target)[place])
+    gate = fusion.weigh(picked(seen.prob, place), picked(seen.top1 == seen.target, place))
     frame = Frame(seen.views, fusion.align_at is not None, fill, _weights(gate, place, len(seen.views)))
     combine = deployed(combine, seen.presented)
     chain = Chain(combine, seen.size)
@@ -210,7 +210,9 @@ def _said(
 def _weights(gate: Float[Tensor, "t b"], place: list[int], count: int) -> Float[Tensor, "s b"]:
     """Gates scaled to sum 1 and put at their place behind the presented view; all on that one where none is kept."""
     total = gate.sum(0)
-    weights = torch.zeros((count, gate.shape[1]), dtype=gate.dtype, device=gate.device)
-    weights[place] = gate * inverse(total)
-    weights[0] = torch.where(total > 0, weights[0], 1)
-    return weights
+    scaled = gate * inverse(total)
+    if len(place) < count:  # the presented view is none of the fusion's
+        scaled = torch.cat((torch.zeros_like(scaled[:1]), scaled))
+        place = [0, *place]
+    weights = picked(scaled, [place.index(s) for s in range(count)])
+    return torch.cat((torch.where(total > 0, weights[:1], 1), weights[1:]))
