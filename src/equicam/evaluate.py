@@ -30,10 +30,10 @@ from equicam.data.items import Item, digest, open_item, readable, spread, uprigh
 from equicam.data.pictures import rgb
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
-from equicam.explain import equivariant
+from equicam.explain import equivariant, with_engine
 from equicam.geometry import Degrees, Fill, Views
 from equicam.models.images import Images, as_batch, framed, preprocessed, stacked
-from equicam.models.model import Model, wrap
+from equicam.models.model import Engine, Model, wrap
 from equicam.models.weights import fingerprint
 from equicam.parts import Parts, plain, refuse_another, write_table
 from equicam.scores.asked import Asked, Foreign, Methods, World, asked, described
@@ -63,6 +63,7 @@ def evaluate(
     as_published: bool = False,
     dtype: torch.dtype | None = None,
     chunk: int | None = None,
+    engine: Engine | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     progress: bool = False,
@@ -75,6 +76,7 @@ def evaluate(
     """
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
+    model = with_engine(model, engine)
     sample = _sample(model, images, n, split)
     wanted = asked(methods, views=views, as_published=as_published)
     _check(scores, wanted, angles)
@@ -91,6 +93,7 @@ def evaluate(
         several=bool({"peum", "disagreement", "calibration"} & set(scores)),
         dtype=dtype,
         chunk=chunk,
+        part=A_PART,
         seed=seed,
     )
     about = {
@@ -105,6 +108,7 @@ def evaluate(
         "fill": plan.fill,
         "as_published": as_published,
         "dtype": str(dtype),
+        "engine": model.engine,
         "seed": seed,
         "pictures": len(sample.items),
         "sample": digest(sample.items),

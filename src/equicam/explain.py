@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,13 +14,20 @@ from equicam.combine import Combine, grad_cam
 from equicam.errors import EquicamError
 from equicam.fuse import Frame
 from equicam.geometry import Fill, Views, picked
+from equicam.graphs import Graph, graphs_of, shape_of
 from equicam.methods import Fusion, Method, Reader, find
 from equicam.models.images import Images, as_batch
-from equicam.models.model import Model, wrap
+from equicam.models.model import Engine, Model, wrap
+from equicam.readers.checks import gathered, settle
 from equicam.readers.external import as_explainer, external
 from equicam.readers.passes import Read, Target, as_targets
 from equicam.readers.reading import Pin, Reading
+from equicam.readers.tap import tap, undisturbed
 from equicam.seen import Fused, fuse, in_groups, see
+
+FLAGS = ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size")
+FEW = 256
+"""Views up to which the compiled engine captures a call as a graph."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Explanation:
     kept: Bool[Tensor, "b t"]  # views the weigher let through
     plane: Float[Tensor, "b h w"]  # raw at the layer's resolution, rectified
     planes: Float[Tensor, "b t h w"]  # each view's own rectified plane, not turned back
-    flags: tuple[frozenset[str], ...]  # of blank, constant, flipped, none-kept, low-coverage, odd-size
+    flags: tuple[frozenset[str], ...]  # of FLAGS
     angles: tuple[float, ...]
     layer: str | None = None
 
@@ -56,11 +63,13 @@ def explain(
     gamma: int | float | None = None,
     dtype: torch.dtype | None = None,
     chunk: int | None = None,
+    engine: Engine | None = None,
 ) -> Explanation:
     """Explain the model's top-1 (or `target`) on preprocessed tensors, PIL images or paths.
 
     `fill` is "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and variants); `dtype` runs
-    the network under autocast; `chunk` is the most views in one forward pass (default: by memory).
+    the network under autocast; `chunk` is the most views in one forward pass (default: by memory); `engine="compiled"`
+    compiles the network for each new size of batch, and on CUDA captures small batches as graphs.
     """
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
@@ -70,6 +79,7 @@ def explain(
         raise EquicamError("dtype", needs="a floating torch.dtype", got=repr(dtype), fix="torch.bfloat16")
     if dtype is None and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
+    model = with_engine(model, engine)
     # inference tensors cannot join a backward pass, and our own algebra is never autocast
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         x = as_batch(model, images)
@@ -81,8 +91,24 @@ def explain(
             target=target,
             fill=fill or ("zeros" if as_published else "reflect"),
             chunk=chunk,
+            graphs=model if captured(model, chosen, x) and chunk is None else None,
         )
     return replace(found, layer=model.layer)
+
+
+def with_engine(model: Model, engine: Engine | None) -> Model:
+    """The model, run as asked."""
+    if engine not in (None, *get_args(Engine)):
+        raise EquicamError(
+            "engine", needs=f"one of {', '.join(get_args(Engine))}", got=repr(engine), fix='engine="compiled"'
+        )
+    return model if engine is None else replace(model, engine=engine)
+
+
+def captured(model: Model, method: Method, x: Float[Tensor, "b c H W"]) -> bool:
+    """Whether launches cost more than the work: few views, on CUDA, and the caller asked for it."""
+    few = len(x) * len(method.fusion.views) <= FEW
+    return model.engine == "compiled" and x.is_cuda and method.reader is tap and few
 
 
 def read(
@@ -146,39 +172,68 @@ def compose(
     target: Target,
     fill: Fill,
     chunk: int | None,
+    graphs: Model | None = None,
 ) -> Explanation:
-    """Explain images in groups whose views fit one forward pass of at most `chunk` views."""
+    """Explain images in groups whose views fit one forward pass of at most `chunk` views, or as a captured graph."""
     wanted = as_targets(target, x)
 
+    def parts(some: Tensor, given: Tensor | None, most: int = FEW) -> dict[str, Tensor]:
+        return measured(fuse(see(read, some, fusion.views, given, most), combine, fusion, fill))
+
+    if graphs is not None:
+        key = (read.args, combine, fusion, fill, shape_of((x, wanted)))  # type: ignore[attr-defined]
+
+        def capture() -> Graph:
+            with undisturbed(graphs.module, eager=False):
+                return Graph(parts, (x, wanted))
+
+        graph = graphs_of(graphs.module).find(key, capture)
+        found = graph(x, wanted)
+        graph.refuse(found.pop("holds").tolist())
+        return finished(found, fusion.views)
+
     def work(some: slice, most: int) -> Explanation:
-        seen = see(read, x[some], fusion.views, None if wanted is None else wanted[some], most)
-        return explanation(fuse(seen, combine, fusion, fill))
+        with gathered() as checks:
+            found = parts(x[some], None if wanted is None else wanted[some], most)
+        settle(checks)
+        return finished(found, fusion.views)
 
     return _concatenate(in_groups(x, len(fusion.views.presented_first()[0]), chunk, work))
 
 
 def explanation(fused: Fused) -> Explanation:
     """A finished fusion with what its views disagree on."""
+    return finished(measured(fused), fused.views)
+
+
+def measured(fused: Fused) -> dict[str, Tensor]:
+    """Every tensor of an explanation by its name, and `flags` as a table of what is to be remarked."""
     seen, place = fused.seen, fused.place
     alone = seen.alone(fused.combine)
     planes = alone["rectified" if "rectified" in alone else seen.stage]
     kept, flips = fused.gate > 0, picked(seen.top1 != seen.top1[0], place)
     peum = fused.peum()
-    return Explanation(
-        map=fused.map,
-        raw=fused.raw,
-        peum=peum,
-        score=peum.mean((-2, -1)),
-        target=seen.target,
-        sure=seen.prob[0],
-        prob=picked(seen.prob, place).T,
-        flips=flips.T,
-        kept=kept.T,
-        plane=fused.plane,
-        planes=picked(planes, place).transpose(0, 1),
-        flags=_flags(fused.raw, flips, kept, fused.frame, planes),
-        angles=fused.views.angles,
-    )
+    return {
+        "map": fused.map,
+        "raw": fused.raw,
+        "peum": peum,
+        "score": peum.mean((-2, -1)),
+        "target": seen.target,
+        "sure": seen.prob[0],
+        "prob": picked(seen.prob, place).T,
+        "flips": flips.T,
+        "kept": kept.T,
+        "plane": fused.plane,
+        "planes": picked(planes, place).transpose(0, 1),
+        "flags": _flags(fused.raw, flips, kept, fused.frame, planes),
+    }
+
+
+def finished(found: dict[str, Any], views: Views) -> Explanation:
+    """An explanation of its tensors, the flags in words."""
+    rows = found.pop("flags").tolist()
+    flags = tuple(frozenset(name for name, hit in zip(FLAGS, row, strict=True) if hit) for row in rows)
+    return Explanation(**found, flags=flags, angles=views.angles)
 
 
 def _flags(
@@ -187,22 +242,14 @@ def _flags(
     kept: Bool[Tensor, "t b"],
     frame: Frame,
     planes: Float[Tensor, "s b h w"],
-) -> tuple[frozenset[str], ...]:
+) -> Bool[Tensor, "b f"]:
     blank = (raw == 0).flatten(1).all(1)
     (height, width), (h, w) = raw.shape[-2:], planes.shape[-2:]
     unseen = torch.zeros_like(blank)
     if frame.align and frame.fill != "reflect":
         unseen = (frame.seen((h, w)) == 0).flatten(1).any(1)
-    found = {
-        "blank": blank,
-        "constant": constant(raw) & ~blank,
-        "flipped": flips.any(0),
-        "none-kept": ~kept.any(0),
-        "low-coverage": unseen,
-        "odd-size": torch.full_like(blank, height != width or bool(height % h) or bool(width % w)),
-    }
-    rows = torch.stack(list(found.values()), 1).tolist()
-    return tuple(frozenset(name for name, hit in zip(found, row, strict=True) if hit) for row in rows)
+    odd = torch.full_like(blank, height != width or bool(height % h) or bool(width % w))
+    return torch.stack((blank, constant(raw) & ~blank, flips.any(0), ~kept.any(0), unseen, odd), 1)
 
 
 def _concatenate(parts: list[Explanation]) -> Explanation:

@@ -34,6 +34,15 @@ def rotate(
     return _turn(x.reshape(1, -1, height, width), (float(degrees),), fill).reshape(x.shape)
 
 
+def rotate_all(
+    x: Float[Tensor, "*m H W"], angles: Sequence[Degrees], *, fill: Fill = "reflect"
+) -> Float[Tensor, "a *m H W"]:
+    """R_θ x for every angle."""
+    height, width = x.shape[-2:]
+    turned = _turn(x.reshape(1, -1, height, width), tuple(map(float, angles)), fill)
+    return turned.view(len(angles), *x.shape)
+
+
 def rotate_each(
     x: Float[Tensor, "b c H W"], degrees: Float[Tensor, " b"], *, fill: Fill = "reflect"
 ) -> Float[Tensor, "b c H W"]:
@@ -141,6 +150,13 @@ def mean_weights(
     return hold(_mean_weights(views, size, fill, dtype, device))
 
 
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def disc_places(size: tuple[int, int], device: torch.device) -> Int[Tensor, " p"]:
+    """Where the pixels of `disc` stand in a plane laid out in a row."""
+    return disc(size, device).flatten().nonzero().flatten()
+
+
 @lru_cache(maxsize=32)
 def _mean_weights(
     views: Views, size: tuple[int, int], fill: Fill, dtype: torch.dtype, device: torch.device
@@ -181,7 +197,7 @@ def _turn(x: Float[Tensor, "s m H W"], angles: Sequence[float], fill: Fill) -> F
     if looked:
         source = x if len(x) == 1 else torch.cat([x[run[0] : run[-1] + 1] for run in looked])
         every = _sampled(source, tuple(angles[t] for run in looked for t in run), fill)
-        sampled = iter(every.split([len(run) for run in looked]))
+        sampled = iter(torch.split(every, [len(run) for run in looked]))
     pieces: list[Tensor] = []
     for exact, run in runs:
         if exact:

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.errors import EquicamError
+from equicam.readers.checks import insist
 from equicam.readers.reading import Pin, Reading, join
 
 Read = Callable[[Float[Tensor, "n c H W"], Pin], Reading]
@@ -26,7 +27,7 @@ def read_views(
         nonlocal presented, target
         if presented is None and scores is not None:
             presented = scores[:b]
-            target = _in_range(presented.argmax(1) if target is None else target, presented.shape[1])
+            target = presented.argmax(1) if target is None else _in_range(target, presented.shape[1])
         if target is None:
             raise EquicamError(
                 "an explainer without a model", needs="a target class", got=None, fix="target=0"
@@ -61,11 +62,13 @@ def as_targets(target: Target, x: Float[Tensor, "b c H W"]) -> Int[Tensor, " b"]
 
 
 def _in_range(target: Int[Tensor, " b"], classes: int) -> Int[Tensor, " b"]:
-    if bool(((target < 0) | (target >= classes)).any()):
-        raise EquicamError(
+    insist(
+        ((target >= 0) & (target < classes)).all(),
+        lambda: EquicamError(
             "target", needs=f"classes from 0 to {classes - 1}", got=target.tolist(), fix="target=None"
-        )
-    return target
+        ),
+    )
+    return target.clamp(0, classes - 1)  # until the check is asked, nothing may look beyond
 
 
 def views_a_pass(x: Float[Tensor, "b c H W"]) -> int:

@@ -17,8 +17,13 @@ from torch import Tensor, nn
 from equicam.errors import EquicamError
 from equicam.models.model import Model
 from equicam.readers.aim import logit
+from equicam.readers.checks import insist
+from equicam.readers.compiled import compiled_pass
 from equicam.readers.layout import Layout, channels_of, infer
 from equicam.readers.reading import Aim, Pin, Reading, wide
+
+SUM_TO_ONE = 1e-3
+"""How near to 1 the scores of every row sum where they are taken for probabilities."""
 
 
 def tap(
@@ -30,10 +35,14 @@ def tap(
     autocast: torch.dtype | None = None,
 ) -> Reading:
     """A_n and g_n = ∂(aim · scores)/∂A_n at the model's layer, [n, k, h, w] each."""
-    with undisturbed(model.module), torch.enable_grad(), tapped(model) as caught:
-        output = feed(model, x, autocast)
-        leaf, layout = caught_features(model, caught, x)
-        scores, probs = class_scores(output, count=len(x))
+    run = compiled_pass if model.engine == "compiled" else _pass
+    if _prefers_channels_last(model.module):
+        x = x.contiguous(memory_format=torch.channels_last)
+    with undisturbed(model.module, eager=model.engine != "compiled"), torch.enable_grad():
+        output, leaf, wrt = run(model, x, autocast)
+        leaf = leaf[: len(x)]
+        layout = layout_of(model, leaf, (x.shape[-2], x.shape[-1]))
+        scores, probs = (said[: len(x)] for said in class_scores(output, count=len(wrt)))
         target, presented = pin(scores.detach())
         if not scores.requires_grad:
             raise EquicamError(
@@ -41,7 +50,8 @@ def tap(
                 got="scores cut off from it", fix="a layer outside the model's own no_grad or detach",
             )  # fmt: skip
         direction = aim(scores.detach() if presented is None else presented, target)
-        (grad,) = torch.autograd.grad(scores, leaf, direction, materialize_grads=True)
+        (grad,) = torch.autograd.grad(scores, wrt, direction, materialize_grads=True)
+    grad = grad[: len(x)]
     if layout.prefixed:
         _refuse_dead_patches(model, grad, layout)
     return Reading(
@@ -51,6 +61,16 @@ def tap(
         probs=probs.detach(),
         rectify_weights=layout.prefixed if model.rectify_weights is None else model.rectify_weights,
     )
+
+
+def _pass(
+    model: Model, x: Float[Tensor, "n c H W"], autocast: torch.dtype | None
+) -> tuple[Any, Tensor, Tensor]:
+    """The module's output, what its layer put out, and the tensor to differentiate by for that."""
+    with tapped(model) as caught:
+        output = feed(model, x, autocast)
+    leaf = caught_leaf(model, caught, x)
+    return output, leaf, leaf
 
 
 def feed(model: Model, x: Float[Tensor, "n c H W"], autocast: torch.dtype | None) -> Any:
@@ -63,6 +83,12 @@ def feed(model: Model, x: Float[Tensor, "n c H W"], autocast: torch.dtype | None
 
 def caught_features(model: Model, caught: list[Tensor], x: Float[Tensor, "n c H W"]) -> tuple[Tensor, Layout]:
     """What the layer put out when it ran last, and its layout."""
+    leaf = caught_leaf(model, caught, x)
+    return leaf, layout_of(model, leaf, (x.shape[-2], x.shape[-1]))
+
+
+def caught_leaf(model: Model, caught: list[Tensor], x: Float[Tensor, "n c H W"]) -> Tensor:
+    """What the layer put out when it ran last: one row a picture."""
     if not caught:
         raise EquicamError(
             f"layer {model.layer!r}", needs="to run when the model does", got="no call of it",
@@ -73,7 +99,7 @@ def caught_features(model: Model, caught: list[Tensor], x: Float[Tensor, "n c H 
             f"layer {model.layer!r}", needs=f"one row a picture, {len(x)} in all", got=f"shape {tuple(caught[-1].shape)}",
             fix="a layer that does not fold windows into the batch",
         )  # fmt: skip
-    return caught[-1], layout_of(model, caught[-1], (x.shape[-2], x.shape[-1]))
+    return caught[-1]
 
 
 def class_scores(output: Any, *, count: int) -> tuple[Float[Tensor, "n y"], Float[Tensor, "n y"]]:
@@ -86,18 +112,8 @@ def class_scores(output: Any, *, count: int) -> tuple[Float[Tensor, "n y"], Floa
             fix="wrapping the model in a module that returns its logits",
         )  # fmt: skip
     scores = wide(found)
-    if not bool(scores.detach().isfinite().all()):
-        raise EquicamError(
-            "the model's output",
-            needs="finite class scores",
-            got="NaN or infinity",
-            fix="dtype=None or other weights",
-        )
-    if _are_probabilities(scores):
-        raise EquicamError(
-            "the model's output", needs="logits", got="probabilities, behind a softmax or sigmoid",
-            fix="the module without its last activation",
-        )  # fmt: skip
+    insist(scores.detach().isfinite().all(), _not_finite)
+    _refuse_probabilities(scores)
     if scores.ndim == 1 or scores.shape[1] == 1:
         z = scores.reshape(-1, 1)
         return torch.cat((-z, z), 1), torch.cat((-z, z), 1).sigmoid()
@@ -129,14 +145,25 @@ def tapped(model: Model) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Eval mode, no parameter gradients, eager, RNG kept: everything put back, also after an exception."""
+def undisturbed(module: nn.Module, *, eager: bool = True) -> Iterator[None]:
+    """Eval mode, no parameter gradients, eager, RNG kept: everything put back, also after an exception.
+
+    Inside itself it does nothing: several passes may share one.
+    """
+    if id(module) in _quiet:
+        yield
+        return
     modes = [(m, m.training) for m in module.modules()]
     learning = [p for p in module.parameters() if p.requires_grad]
     devices = sorted({p.device.index or 0 for p in module.parameters() if p.is_cuda})
     # only a process that compiled something can have compiled modules, whose code would skip our hook
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with eager, torch.random.fork_rng(devices):
+    stance = (
+        torch.compiler.set_stance("force_eager")
+        if eager and "torch._dynamo" in sys.modules
+        else nullcontext()
+    )
+    with stance, torch.random.fork_rng(devices):
+        _quiet.add(id(module))
         try:
             for m, _ in modes:
                 m.training = False  # not .eval(): modules may override it with side effects
@@ -144,10 +171,15 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
                 p.requires_grad_(False)
             yield
         finally:
+            _quiet.discard(id(module))
             for m, mode in modes:
                 m.training = mode
             for p in learning:
                 p.requires_grad_(True)
+
+
+_quiet: set[int] = set()
+"""Modules that are undisturbed now."""
 
 
 def _prefers_channels_last(module: nn.Module) -> bool:
@@ -184,32 +216,52 @@ def layout_of(model: Model, leaf: Tensor, size: tuple[int, int]) -> Layout:
 
 
 def _refuse_dead_patches(model: Model, grad: Tensor, layout: Layout) -> None:
-    if bool(grad[:, layout.prefix :].any()):
-        return
-    if bool(grad.any()):
-        raise EquicamError(
+    insist(
+        grad.any(),
+        lambda: EquicamError(
+            "the model's head", needs="weights that are not all zero", got="a gradient of exactly zero at every token",
+            fix="trained or re-initialised head weights",
+        ),
+    )  # fmt: skip
+    insist(
+        grad[:, layout.prefix :].any(),
+        lambda: EquicamError(
             f"layer {model.layer!r}", needs="patch tokens that still reach the class score",
             got="a gradient of exactly zero at every patch (after the last attention only the class token does)",
             fix="the last block's first LayerNorm",
-        )  # fmt: skip
-    raise EquicamError(
-        "the model's head", needs="weights that are not all zero", got="a gradient of exactly zero at every token",
-        fix="trained or re-initialised head weights",
+        ),
     )  # fmt: skip
 
 
-def _are_probabilities(scores: Float[Tensor, "n ..."]) -> bool:
+def _not_finite() -> EquicamError:
+    return EquicamError(
+        "the model's output",
+        needs="finite class scores",
+        got="NaN or infinity",
+        fix="dtype=None or other weights",
+    )
+
+
+def _refuse_probabilities(scores: Float[Tensor, "n ..."]) -> None:
     """Rows that sum to 1, or single outputs that a sigmoid made (told by the graph behind them)."""
+
+    def error() -> EquicamError:
+        return EquicamError(
+            "the model's output", needs="logits", got="probabilities, behind a softmax or sigmoid",
+            fix="the module without its last activation",
+        )  # fmt: skip
+
     if scores.ndim == 2 and scores.shape[1] > 1:
-        return bool((scores >= 0).all()) and torch.allclose(
-            scores.sum(1), torch.ones_like(scores[:, 0]), atol=1e-3
-        )
+        found = scores.detach()
+        insist((found < 0).any() | ((found.sum(1) - 1).abs() > SUM_TO_ONE).any(), error)
+        return
     node = scores.grad_fn
     while node is not None and node.name().startswith(
         ("Squeeze", "Unsqueeze", "View", "Reshape", "Select", "ToCopy")
     ):
         node = node.next_functions[0][0]
-    return node is not None and node.name().startswith("Sigmoid")
+    if node is not None and node.name().startswith("Sigmoid"):
+        raise error()
 
 
 def _logits(output: Any) -> Tensor | None:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equicam.geometry import Degrees, Fill, rotate
+from equicam.geometry import Degrees, Fill, rotate_all
 from equicam.scores.likeness import MEASURES, Region, flat, own_and_others
 
 ANGLES: tuple[Degrees, ...] = (15, 30, 45, 60, 90, 135, 180)
@@ -36,14 +36,9 @@ def equivariance(
     fill: Fill = "reflect",
 ) -> Eq:
     """Maps of turned pictures against the turned map of the presented ones."""
-    values, floors, still = [], [], []
-    for maps, angle in zip(turned, angles, strict=True):
-        reference = rotate(presented, angle, fill=fill)
-        own, others = own_and_others(MEASURES[measure](maps, reference, region))
-        values.append(own)
-        floors.append(others)
-        still.append(flat(maps, region) | flat(reference, region))
-    return Eq(torch.stack(values), torch.stack(floors), torch.stack(still))
+    reference = rotate_all(presented, angles, fill=fill)
+    own, others = own_and_others(MEASURES[measure](turned, reference, region))
+    return Eq(own, others, flat(turned, region) | flat(reference, region))
 
 
 def stable(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Bool[Tensor, "a b"]:

@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from equicam.errors import EquicamError
-from equicam.geometry import disc
+from equicam.geometry import disc, disc_places
 
 Region = Literal["disc", "full"]
 REGIONS: tuple[Region, ...] = get_args(Region)
 FLAT = 1e-8
 """The standard deviation below which a map counts as constant (the paper's)."""
 
-Planes = Float[Tensor, "n h w"]
-Some = Float[Tensor, "i h w"]
-Others = Float[Tensor, "j h w"]
-Matrix = Float[Tensor, "i j"]
+Planes = Float[Tensor, "*n h w"]
+Some = Float[Tensor, "*a i h w"]
+Others = Float[Tensor, "*a j h w"]
+Matrix = Float[Tensor, "*a i j"]
 
 
 def inside(region: Region, size: tuple[int, int], device: torch.device) -> Bool[Tensor, "h w"]:
@@ -34,27 +34,28 @@ def inside(region: Region, size: tuple[int, int], device: torch.device) -> Bool[
 
 def flat(planes: Float[Tensor, "*n h w"], region: Region) -> Bool[Tensor, "*n"]:
     """Which planes are constant inside the region."""
-    values = planes[..., inside(region, size_of(planes), planes.device)].double()
-    return values.std(-1, correction=0) < FLAT
+    return _picked(planes, region).std(-1, correction=0) < FLAT
 
 
 def pearson(a: Some, b: Others, region: Region) -> Matrix:
     """Pearson's r over the region's pixels; 0 where either plane is constant."""
-    return _centred(_picked(a, region)) @ _centred(_picked(b, region)).T
+    return _centred(_picked(a, region)) @ _centred(_picked(b, region)).mT
 
 
 def spearman(a: Some, b: Others, region: Region) -> Matrix:
     """Pearson's r of the ranks, ties at their mean rank."""
-    return _centred(_ranked(a, region)) @ _centred(_ranked(b, region)).T
+    return _centred(_ranked(a, region)) @ _centred(_ranked(b, region)).mT
 
 
 def cosine(a: Some, b: Others, region: Region) -> Matrix:
     """Cosine over the region's pixels; 0 where either plane is constant."""
-    return _unit(_picked(a, region), a, region) @ _unit(_picked(b, region), b, region).T
+    return _unit(_picked(a, region), a, region) @ _unit(_picked(b, region), b, region).mT
 
 
 def ssim(a: Some, b: Others, region: Region) -> Matrix:
     """Mean structural similarity, 7×7 windows that lie inside the region, range of the values 1; 0 for constants."""
+    if a.ndim > 3:
+        return torch.stack([ssim(one, other, region) for one, other in zip(a, b, strict=True)])
     rows = [torch.stack([_ssim(one, other, region) for other in b]) for one in a]
     still = flat(a, region)[:, None] | flat(b, region)
     return torch.where(still, 0, torch.stack(rows).double())
@@ -64,7 +65,7 @@ Measure = Callable[[Some, Others, Region], Matrix]
 MEASURES: dict[str, Measure] = {"pearson": pearson, "spearman": spearman, "cosine": cosine, "ssim": ssim}
 
 
-def ranks(values: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
+def ranks(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
     """Ranks from 1 in every row, equal values at the mean of theirs."""
     ordered = values.sort(-1).values
     below = torch.searchsorted(ordered, values, right=False)
@@ -72,31 +73,36 @@ def ranks(values: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
     return (below + upto + 1).to(values.dtype) / 2
 
 
-def own_and_others(matrix: Matrix) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+def own_and_others(matrix: Float[Tensor, "*a b b"]) -> tuple[Float[Tensor, "*a b"], Float[Tensor, "*a b"]]:
     """The diagonal, and the mean of what is defined in the rest of each row (NaN where there is nothing)."""
-    own = matrix.diagonal()
-    rest = matrix.masked_fill(torch.eye(len(matrix), dtype=torch.bool, device=matrix.device), torch.nan)
-    return own, rest.nanmean(1)
+    own = matrix.diagonal(dim1=-2, dim2=-1)
+    rest = matrix.masked_fill(torch.eye(own.shape[-1], dtype=torch.bool, device=matrix.device), torch.nan)
+    return own, rest.nanmean(-1)
 
 
-def _picked(planes: Planes, region: Region) -> Float[Tensor, "n p"]:
+def _picked(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
     # in double: a thousand maps are cheap, and sums over fifty thousand pixels are not exact in single
-    return planes[:, inside(region, size_of(planes), planes.device)].double()
+    values = planes.flatten(-2)
+    if region == "disc":  # by place, not by mask: a mask must be counted first, which waits for the device
+        values = values.index_select(-1, disc_places(size_of(planes), planes.device))
+    else:
+        inside(region, size_of(planes), planes.device)  # refuses what is no region
+    return values.double()
 
 
-def _ranked(planes: Planes, region: Region) -> Float[Tensor, "n p"]:
+def _ranked(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
     """Ranks; of a constant plane none, whatever rounding left of it."""
-    return torch.where(flat(planes, region)[:, None], 0, ranks(_picked(planes, region)))
+    return torch.where(flat(planes, region)[..., None], 0, ranks(_picked(planes, region)))
 
 
-def _centred(values: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
+def _centred(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
     apart = values - values.mean(-1, keepdim=True)
     still = values.std(-1, correction=0, keepdim=True) < FLAT
     return torch.where(still, 0, apart / torch.where(still, 1, apart.norm(dim=-1, keepdim=True)))
 
 
-def _unit(values: Float[Tensor, "n p"], planes: Planes, region: Region) -> Float[Tensor, "n p"]:
-    still = flat(planes, region)[:, None]
+def _unit(values: Float[Tensor, "*n p"], planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
+    still = flat(planes, region)[..., None]
     return torch.where(still, 0, values / torch.where(still, 1, values.norm(dim=-1, keepdim=True)))
 
 

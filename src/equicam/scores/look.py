@@ -13,10 +13,11 @@ from torch import Tensor
 
 from equicam.combine import Combine
 from equicam.explain import read
-from equicam.geometry import Degrees, Fill, Views, rotate
+from equicam.geometry import Degrees, Fill, Views, picked, rotate_all
 from equicam.methods import Method
 from equicam.models.model import Model
 from equicam.readers.ask import ask, ask_at
+from equicam.readers.checks import gathered, settle
 from equicam.readers.passes import views_a_pass
 from equicam.scores.asked import Asked, Foreign, World
 from equicam.scores.controls import coverage_map, item_seed, shuffled, times_coverage
@@ -39,6 +40,7 @@ class Plan:
     several: bool = False  # keep what views disagree on
     dtype: torch.dtype | None = None
     chunk: int | None = None
+    part: int = 16  # pictures in a part, at most
     seed: int = 0
 
 
@@ -51,6 +53,15 @@ class _Piece:
     disagreement: Float[Tensor, " b"] | None = None
     traced: Traced | None = None
     combine: Combine | None = None
+
+    def apart(self, count: int) -> "list[_Piece]":
+        """Pieces of so many pictures each; what the presented pictures alone have is not among them."""
+        traced: Sequence[Traced | None] = [None] * (len(self.map) // count)
+        if self.traced is not None:
+            columns = (torch.split(getattr(self.traced, f), count) for f in ("acts", "grads", "scores"))
+            traced = [Traced(*row) for row in zip(*columns, strict=True)]
+        maps = torch.split(self.map, count)
+        return [_Piece(m, None, None, t, self.combine) for m, t in zip(maps, traced, strict=True)]
 
 
 def look(
@@ -96,19 +107,20 @@ def _world(
     tick: Callable[[float], None],
 ) -> tuple[Said, dict[str, Shown]]:
     methods = {one.name: one.method for one in mine if one.method is not None}
-    angles: tuple[Degrees, ...] = (0, *plan.angles)
-    target: Int[Tensor, " b"] | None = None
-    probs: list[Tensor] = []
-    pieces: dict[str, list[_Piece]] = {name: [] for name in methods}
-    for angle in angles:
-        turned = rotate(x, angle) if angle else x
-        said, found = _at_angle(plan, model, turned, methods, target, first=not angle)
-        target = said.argmax(1) if target is None else target
-        probs.append(said)
+    first, found = _at(plan, model, x, methods, None, first=True)
+    target, probs = first.argmax(1), [first]
+    pieces = {name: [piece] for name, piece in found.items()}
+    tick(1 / (1 + len(plan.angles)))
+    # a device is kept busy by all angles at once; a processor is by one, and people like to see it move
+    together = len(plan.angles) if x.is_cuda else 1
+    for start in range(0, len(plan.angles), together):
+        angles = plan.angles[start : start + together]
+        turned = rotate_all(x, angles).flatten(0, 1)
+        said, found = _at(plan, model, turned, methods, target.repeat(len(angles)), first=False)
+        probs += torch.split(said, len(x))
         for name, piece in found.items():
-            pieces[name].append(piece)
-        tick(1 / len(angles))
-    assert target is not None  # noqa: S101  # 0° has set it
+            pieces[name] += piece.apart(len(x))
+        tick(len(angles) / (1 + len(plan.angles)))
     told = Said(torch.stack(probs), target)
     shown = {}
     for one in mine:
@@ -146,7 +158,7 @@ def _shown(
     return Shown(maps, said, null, first.peum, first.disagreement, traced, first.combine)
 
 
-def _at_angle(
+def _at(
     plan: Plan,
     model: Model,
     x: Float[Tensor, "b c H W"],
@@ -187,11 +199,16 @@ def _group(
 
     def work(some: slice, most: int) -> tuple[dict[str, _Piece], Tensor | None]:
         given = None if target is None else target[some]
-        seen = see(partial(read, model, reader, plan.dtype), x[some], views, given, most)
-        fused = {name: fuse(seen, m.combine, m.fusion, plan.fill) for name, m in methods.items()}
+        with gathered() as checks:
+            seen = see(partial(read, model, reader, plan.dtype), x[some], views, given, most)
+            fused = {name: fuse(seen, m.combine, m.fusion, plan.fill) for name, m in methods.items()}
+        settle(checks)
         return {name: _piece(plan, one, first) for name, one in fused.items()}, seen.presented.probs
 
-    done = in_groups(x, len(views), plan.chunk, work)
+    chunk = plan.chunk
+    if chunk is None and model.engine == "compiled":
+        chunk = plan.part * len(views)  # every pass of one size, which is compiled once
+    done = in_groups(x, len(views), chunk, work)
     probs = [p for _, p in done if p is not None]
     joined = {name: _joined([pieces[name] for pieces, _ in done]) for name in methods}
     return joined, torch.cat(probs) if probs else None
@@ -205,7 +222,7 @@ def _piece(plan: Plan, fused: Fused, first: bool) -> _Piece:
         views = (
             fused.place[:6] if plan.as_published else fused.place
         )  # the authors compare the first six only
-        apart = disagreement(fused.maps[views], "full" if plan.as_published else "disc")
+        apart = disagreement(picked(fused.maps, views), "full" if plan.as_published else "disc")
     scores = seen.presented.scores
     if plan.traced and count == 1 and seen.stage == "features" and scores is not None:
         acts, grads = seen.presented.value

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -59,7 +60,8 @@ def _by_picture(ids: Sequence[str], one: Scored) -> pa.Table:
     rows = max(1, len(one.angles))
     value = one.value.double().reshape(rows, len(ids)).cpu()
     floor = None if one.floor is None else one.floor.double().reshape(rows, len(ids)).cpu()
-    why = [(text, where.reshape(rows, len(ids)).cpu()) for text, where in one.why]
+    marks = [(text, where.reshape(rows, len(ids)).cpu()) for text, where in one.why]
+    why = [(text, where.numpy()) for text, where in marks if where.any()]
     angles: list[float | None] = [float(a) for a in one.angles] or [None]
     reasons = [
         [next((text for text, where in why if where[a, i]), None) for i in range(len(ids))]
@@ -87,7 +89,7 @@ def _by_picture(ids: Sequence[str], one: Scored) -> pa.Table:
     return pa.table(columns, schema=SCHEMA)
 
 
-def _at_some(why: Sequence[tuple[str, Tensor]], i: int, rows: int) -> str | None:
+def _at_some(why: Sequence[tuple[str, Bool[np.ndarray, "a b"]]], i: int, rows: int) -> str | None:
     for text, where in why:
         if hit := int(where[:, i].sum()):
             return f"{text} at {hit} of {rows} angles"

@@ -12,9 +12,8 @@ from equicam.scores.likeness import Region, own_and_others, pearson, spearman
 
 def disagreement(maps: Float[Tensor, "s b H W"], region: Region) -> Float[Tensor, " b"]:
     """Mean of 1 − Pearson over all pairs of a picture's aligned views."""
-    return torch.stack(
-        [1 - own_and_others(pearson(views, views, region))[1].mean() for views in maps.unbind(1)]
-    )
+    by_picture = maps.transpose(0, 1)
+    return 1 - own_and_others(pearson(by_picture, by_picture, region))[1].mean(-1)
 
 
 def flip_rate(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:

@@ -1,0 +1,172 @@
+"""What an explanation costs on one GPU: ours, the compiled forward passes alone, and the peers, in one run.
+
+    python benchmarks/gpu.py [--networks resnet50 vgg16 vit_b_16] [--batches 64 1] [--rounds 9]
+
+18 views of 224×224 with PEUM, bf16 under autocast; the peers run one view of the same pictures as their users do, in
+float32 with TF32 convolutions. Every round times each contender once, in turn; figures are medians. Networks have random
+weights: time does not depend on them. The first use of a size compiles, which is timed and printed apart.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torchvision
+from captum.attr import LayerGradCam
+from pytorch_grad_cam import GradCAM
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from torch import nn
+from torchcam.methods import GradCAM as TorchcamGradCAM
+
+import equicam
+
+Run = Callable[[], object]
+VIEWS = 18
+LAYERS = {"resnet50": "layer4", "vgg16": "features.29", "vit_b_16": None}
+FORWARD, OURS = "forward of 18 views, compiled", "equicam, 18 views + PEUM, compiled"
+PEER = "pytorch-grad-cam, 1 view"
+# what we promise: (network, pictures, what, against what, at most); milliseconds where there is no second
+PROMISES = (
+    ("resnet50", 64, OURS, FORWARD, 1.20),
+    ("resnet50", 1, OURS, None, 2.5),
+    ("resnet50", 64, OURS, PEER, 1.0),
+    ("resnet50", 1, OURS, PEER, 1.0),
+    ("vgg16", 64, OURS, FORWARD, 1.25),
+    ("vit_b_16", 64, OURS, FORWARD, 1.25),
+)
+
+
+def network(name: str) -> tuple[nn.Module, str]:
+    torch.manual_seed(0)
+    net = getattr(torchvision.models, name)().eval().cuda()
+    if name == "vit_b_16":
+        nn.init.normal_(net.heads.head.weight, std=0.02)  # torchvision's starts at zero
+        return net, equicam.wrap(net, example=torch.zeros(1, 3, 224, 224)).layer
+    return net.to(memory_format=torch.channels_last), LAYERS[name]
+
+
+def tokens(values: torch.Tensor) -> torch.Tensor:
+    return values[:, 1:].transpose(1, 2).reshape(len(values), -1, 14, 14)
+
+
+def contenders(name: str, pictures: int) -> dict[str, Run]:
+    net, layer = network(name)
+    x = torch.randn(pictures, 3, 224, 224, device="cuda")
+    model = equicam.wrap(net, layer=layer)
+    views = equicam.Views.evenly(VIEWS).act(x).flatten(0, 1)
+    if name != "vit_b_16":
+        views = views.contiguous(memory_format=torch.channels_last)
+    # small batches are captured as a graph, as ours are
+    compiled = torch.compile(net, dynamic=False, mode="reduce-overhead" if pictures == 1 else None)
+
+    def forward() -> object:
+        with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+            return compiled(views)
+
+    plain = copy.deepcopy(net).to(memory_format=torch.contiguous_format)
+    target = plain.get_submodule(layer)
+    cam = GradCAM(plain, [target], reshape_transform=tokens if name == "vit_b_16" else None)
+    classes = [ClassifierOutputTarget(0)] * pictures
+    rows: dict[str, Run] = {
+        FORWARD: forward,
+        OURS: lambda: equicam.explain(model, x, dtype=torch.bfloat16, engine="compiled"),
+        "equicam, 18 views + PEUM, eager": lambda: equicam.explain(model, x, dtype=torch.bfloat16),
+        PEER: lambda: cam(x, targets=classes),
+    }
+    if name != "vit_b_16":
+        captum = LayerGradCam(plain, target)
+        rows["captum, 1 view"] = lambda: captum.attribute(x, 0)
+        rows["torchcam, 1 view"] = lambda: torchcam_pass(plain, layer, x)
+    return rows
+
+
+def torchcam_pass(net: nn.Module, layer: str, x: torch.Tensor) -> object:
+    with TorchcamGradCAM(net, layer) as extractor:
+        return extractor([0] * len(x), net(x))
+
+
+def seconds(run: Run) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def peak_megabytes(run: Run) -> float:
+    """The most memory a run takes above what was there before it."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
+
+
+def memory(name: str, pictures: int = 16) -> dict[str, float]:
+    """Peaks at the same number of views: ours, and captum's on the views as a batch."""
+    net, layer = network(name)
+    x = torch.randn(pictures, 3, 224, 224, device="cuda")
+    views = equicam.Views.evenly(VIEWS).act(x).flatten(0, 1)
+    model = equicam.wrap(net, layer=layer)
+    captum = LayerGradCam(net, net.get_submodule(layer))
+    runs: dict[str, Run] = {
+        "equicam": lambda: equicam.explain(model, x),
+        "captum": lambda: captum.attribute(views, 0),
+    }
+    for run in runs.values():
+        run()
+    return {who: peak_megabytes(run) for who, run in runs.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--networks", nargs="+", default=list(LAYERS))
+    parser.add_argument("--batches", nargs="+", type=int, default=[64, 1])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="also keep the figures here")
+    args = parser.parse_args()
+    kept: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    for name in args.networks:
+        for pictures in args.batches:
+            rows = contenders(name, pictures)
+            first = {what: seconds(run) for what, run in rows.items()}
+            for run in rows.values():
+                run()
+            times: dict[str, list[float]] = {what: [] for what in rows}
+            for _ in range(args.rounds if pictures > 1 else 5 * args.rounds):
+                for what, run in rows.items():
+                    times[what].append(seconds(run))
+            found = {what: 1000 * statistics.median(t) for what, t in times.items()}
+            print(f"\n{name}, {pictures} × {VIEWS} views, {kept['device']}, torch {kept['torch']}")
+            for what, ms in found.items():
+                one = ms / pictures / (VIEWS if "18" in what else 1)
+                print(f"  {what:40s} {ms:9.2f} ms  {one:8.4f} ms a view  (first use {first[what]:5.1f} s)")
+            for network_, count, what, against, most in PROMISES:
+                if (network_, count) == (name, pictures):
+                    value = found[what] / found[against] if against else found[what]
+                    print(f"  {what} over {against or 'nothing, ms'}: {value:.3f} (at most {most})", flush=True)
+            kept[f"{name}-{pictures}"] = found | {"first": first}
+            del rows
+            torch.cuda.empty_cache()
+        if name != "vit_b_16":
+            peaks = memory(name)
+            share = peaks["equicam"] / peaks["captum"]
+            print(
+                f"  peak memory at 16 × 18 views: equicam {peaks['equicam']:.0f} MB, captum {peaks['captum']:.0f} MB: {share:.3f} (at most 0.2)"
+            )
+            kept[f"{name}-memory"] = peaks
+        if args.json:
+            args.json.write_text(json.dumps(kept, indent=1))
+
+
+if __name__ == "__main__":
+    main()
