@@ -153,7 +153,9 @@ def main() -> None:
             for network_, count, what, against, most in PROMISES:
                 if (network_, count) == (name, pictures):
                     value = found[what] / found[against] if against else found[what]
-                    print(f"  {what} over {against or 'nothing, ms'}: {value:.3f} (at most {most})", flush=True)
+                    print(
+                        f"  {what} over {against or 'nothing, ms'}: {value:.3f} (at most {most})", flush=True
+                    )
             kept[f"{name}-{pictures}"] = found | {"first": first}
             del rows
             torch.cuda.empty_cache()

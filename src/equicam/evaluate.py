@@ -45,6 +45,8 @@ from equicam.scores.rows import table, unread
 
 A_PART = 16
 """Pictures in a part."""
+PLACED = {"energy", "pointing", "box-iou"}
+"""Scores that ask where the object is."""
 KEY = b"equicam"
 """Where a file of rows keeps what it is of."""
 
@@ -77,7 +79,8 @@ def evaluate(
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
     model = with_engine(model, engine)
-    sample = _sample(model, images, n, split)
+    placed = bool(PLACED & set(scores))
+    sample = _sample(model, images, n, split, placed)
     wanted = asked(methods, views=views, as_published=as_published)
     _check(scores, wanted, angles)
     models: dict[World, Model] = {"plain": model, "shuffled": model}
@@ -93,7 +96,6 @@ def evaluate(
         several=bool({"peum", "disagreement", "calibration"} & set(scores)),
         dtype=dtype,
         chunk=chunk,
-        part=A_PART,
         seed=seed,
     )
     about = {
@@ -264,13 +266,13 @@ def _stamped(rows: pa.Table, about: dict[str, Any]) -> pa.Table:
     return rows.replace_schema_metadata({KEY: json.dumps(plain(about))})
 
 
-def _sample(model: Model, images: Any, n: int | None, split: str | None) -> Sample:
+def _sample(model: Model, images: Any, n: int | None, split: str | None, placed: bool) -> Sample:
     if isinstance(images, str | Path) or (
         isinstance(images, list | tuple) and images and isinstance(images[0], Item)
     ):
         found = find_items(images, split=split) if isinstance(images, str | Path) else list(images)
         names = tuple(sorted({i.label for i in found if isinstance(i.label, str)}))
-        return Sample(spread(found, n), lambda item: _opened(model, item), names)
+        return Sample(spread(found, n), lambda item: _opened(model, item, placed), names)
     if split is not None:
         raise EquicamError("split", needs="a folder or manifest", got=type(images).__name__, fix="split=None")
     if isinstance(images, Tensor):
@@ -283,7 +285,7 @@ def _sample(model: Model, images: Any, n: int | None, split: str | None) -> Samp
     if paths and len(paths) == len(given):
         items = [Item(id=readable(str(p)), path=Path(p)) for p in paths]
         _refuse_twice("images", [item.id for item in items])
-        return Sample(spread(items, n), lambda item: _opened(model, item))
+        return Sample(spread(items, n), lambda item: _opened(model, item, placed))
     if not given or not all(isinstance(p, Image.Image) for p in given):
         kinds = sorted({type(p).__name__ for p in given}) or "nothing"
         raise EquicamError(
@@ -303,9 +305,11 @@ def _numbered(count: int) -> list[Item]:
     return [Item(id=f"{i:0{len(str(count - 1))}d}", path=Path(), index=i) for i in range(count)]
 
 
-def _opened(model: Model, item: Item) -> tuple[Float[Tensor, "c H W"], Truth]:
-    """A picture as the model's input, and its boxes and label region in the same frame."""
+def _opened(model: Model, item: Item, placed: bool = True) -> tuple[Float[Tensor, "c H W"], Truth]:
+    """A picture as the model's input, and its boxes and label region in the same frame where a score asks for them."""
     picture = open_item(item)
+    if not placed:
+        return preprocessed(model, picture), Truth()
     size = (picture.width, picture.height)
     by_area = sorted(item.boxes, key=lambda b: -(b[2] - b[0]) * (b[3] - b[1]))
     marked = [framed(model, size, upright_box(item, size, b)) for b in by_area]

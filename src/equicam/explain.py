@@ -1,5 +1,6 @@
 """One call: which method, which views, and all that an auditor wants to know of the result."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -20,14 +21,14 @@ from equicam.models.images import Images, as_batch
 from equicam.models.model import Engine, Model, wrap
 from equicam.readers.checks import gathered, settle
 from equicam.readers.external import as_explainer, external
-from equicam.readers.passes import Read, Target, as_targets
+from equicam.readers.passes import Read, Target, as_targets, views_a_pass
 from equicam.readers.reading import Pin, Reading
 from equicam.readers.tap import tap, undisturbed
 from equicam.seen import Fused, fuse, in_groups, see
 
 FLAGS = ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size")
 FEW = 256
-"""Views up to which the compiled engine captures a call as a graph."""
+"""Views that any device holds."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,11 @@ def with_engine(model: Model, engine: Engine | None) -> Model:
 
 
 def captured(model: Model, method: Method, x: Float[Tensor, "b c H W"]) -> bool:
-    """Whether launches cost more than the work: few views, on CUDA, and the caller asked for it."""
-    few = len(x) * len(method.fusion.views) <= FEW
-    return model.engine == "compiled" and x.is_cuda and method.reader is tap and few
+    """Whether a call is captured as a graph: on CUDA, asked for, and no more views than memory holds twice."""
+    views = len(x) * len(method.fusion.views)
+    if model.engine != "compiled" or not x.is_cuda or method.reader is not tap:
+        return False
+    return views <= FEW or views <= views_a_pass(x) // 2
 
 
 def read(
@@ -177,7 +180,7 @@ def compose(
     """Explain images in groups whose views fit one forward pass of at most `chunk` views, or as a captured graph."""
     wanted = as_targets(target, x)
 
-    def parts(some: Tensor, given: Tensor | None, most: int = FEW) -> dict[str, Tensor]:
+    def parts(some: Tensor, given: Tensor | None, most: int = sys.maxsize) -> dict[str, Tensor]:
         return measured(fuse(see(read, some, fusion.views, given, most), combine, fusion, fill))
 
     if graphs is not None:

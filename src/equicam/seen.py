@@ -60,6 +60,29 @@ class Seen:
             ),
         )
 
+    def first(self, count: int) -> "Seen":
+        """The first pictures alone."""
+        if count == len(self.target):
+            return self
+        reading = self.presented
+        return self._once(
+            ("first", count),
+            lambda: replace(
+                self,
+                value=tuple(v[:, :count] for v in self.value),
+                prob=self.prob[:, :count],
+                top1=self.top1[:, :count],
+                target=self.target[:count],
+                presented=replace(
+                    reading,
+                    value=tuple(v[:count] for v in reading.value),
+                    scores=None if reading.scores is None else reading.scores[:count],
+                    probs=None if reading.probs is None else reading.probs[:count],
+                ),
+                _kept={},
+            ),
+        )
+
     def alone(self, combine: Combine) -> dict[Stage, Tensor]:
         """Every named plane of each view's own chain."""
         return self._once(("alone", combine), lambda: Chain(combine, self.size).trace(self.stage, self.value))
@@ -90,6 +113,17 @@ class Fused:
     raw: Float[Tensor, "b H W"]
     plane: Float[Tensor, "b h w"]  # the same at the layer's resolution
 
+    def first(self, count: int) -> "Fused":
+        """Of the first pictures alone."""
+        return replace(
+            self,
+            seen=self.seen.first(count),
+            frame=replace(self.frame, weights=self.frame.weights[:, :count]),
+            gate=self.gate[:, :count],
+            raw=self.raw[:count],
+            plane=self.plane[:count],
+        )
+
     @property
     def map(self) -> Float[Tensor, "b H W"]:
         """In [0, 1]."""
@@ -106,11 +140,20 @@ class Fused:
 
 
 def see(
-    read: Read, x: Float[Tensor, "b c H W"], views: Views, target: Int[Tensor, " b"] | None, chunk: int
+    read: Read,
+    x: Float[Tensor, "b c H W"],
+    views: Views,
+    target: Int[Tensor, " b"] | None,
+    chunk: int,
+    *,
+    originals: int | None = None,
 ) -> Seen:
-    """Every view of the pictures through the reader; the presented view gives target and fallback."""
+    """Every view of the pictures through the reader; the presented view gives target and fallback.
+
+    With `originals`, the rest of x are turned copies of that many first pictures and explain their class.
+    """
     views, _ = views.presented_first()
-    reading, target = read_views(read, views.act(x), target, chunk)
+    reading, target = read_views(read, views.act(x), target, chunk, originals=originals)
     prob, top1 = _said(reading, target, len(views))
     b = len(x)
     return Seen(

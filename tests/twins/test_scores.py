@@ -9,6 +9,7 @@ from scipy import stats as scipy_stats
 from skimage.metrics import structural_similarity
 from torchvision.transforms.v2.functional import gaussian_blur
 
+import equicam
 from equicam.chain import Chain
 from equicam.combine import grad_cam, grad_cam_rectified, layer_cam
 from equicam.geometry import Views, disc, rotate
@@ -17,7 +18,7 @@ from equicam.scores.blur import gaussian
 from equicam.scores.equivariance import ANGLES, confidence_kept, equivariance, over_stable, stable, weighted
 from equicam.scores.likeness import MEASURES, cosine, pearson, ranks, spearman, ssim
 from equicam.scores.stages import SAME_EVERYWHERE, Traced, stages
-from tests.conftest import assert_alive
+from tests.conftest import Cnn, assert_alive, seeded
 
 SIZE = 28
 
@@ -474,3 +475,24 @@ def test_pixels_of_the_same_saliency_are_found_as_by_trying_every_window():
         )
         assert int(found[i].sum()) == count
         assert not (found[i] & (region[i] | ~valid)).any()
+
+
+def test_all_angles_in_one_pass_are_what_they_are_one_by_one(monkeypatch):
+    x = torch.rand(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    model = equicam.wrap(seeded(Cnn), layer="trunk")
+    asked = {
+        "methods": ["grad-cam", "equigrad-cam+pcf", "eigen-cam", "equigrad-cam-out"],
+        "scores": ["eq", "stages", "peum", "disagreement"],
+    }
+    one_by_one = equicam.evaluate(model, x, views=4, **asked).to_pylist()
+    monkeypatch.setattr("equicam.scores.look._fit", lambda *_: True)
+    at_once = equicam.evaluate(model, x, views=4, **asked).to_pylist()
+    assert len(at_once) == len(one_by_one) > 100
+    values = [row["value"] for row in one_by_one if row["score"] == "eq"]
+    assert np.std(values) > 0.05
+    for a, b in zip(one_by_one, at_once, strict=True):
+        assert [a[k] for k in ("id", "method", "score", "angle", "region", "reason")] == [
+            b[k] for k in ("id", "method", "score", "angle", "region", "reason")
+        ]
+        for column in ("value", "floor"):
+            assert b[column] == pytest.approx(a[column], abs=1e-9, nan_ok=True)

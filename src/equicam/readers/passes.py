@@ -16,9 +16,17 @@ Target = int | Sequence[int] | Tensor | None
 
 
 def read_views(
-    read: Read, x: Float[Tensor, "t b c H W"], target: Int[Tensor, " b"] | None, chunk: int
+    read: Read,
+    x: Float[Tensor, "t b c H W"],
+    target: Int[Tensor, " b"] | None,
+    chunk: int,
+    *,
+    originals: int | None = None,
 ) -> tuple[Reading, Int[Tensor, " b"]]:
-    """All views through the reader, at most `chunk` a pass, the target fixed by the first (presented) view."""
+    """All views through the reader, at most `chunk` a pass, the target fixed by the first (presented) view.
+
+    Where the pictures are `originals` and copies of them, turn by turn, the originals' top-1 is every copy's target.
+    """
     b, presented = x.shape[1], None
 
     def pin(
@@ -27,7 +35,9 @@ def read_views(
         nonlocal presented, target
         if presented is None and scores is not None:
             presented = scores[:b]
-            target = presented.argmax(1) if target is None else _in_range(target, presented.shape[1])
+            top = presented[:originals].argmax(1)
+            top = top.repeat(b // len(top))
+            target = top if target is None else _in_range(target, presented.shape[1])
         if target is None:
             raise EquicamError(
                 "an explainer without a model", needs="a target class", got=None, fix="target=0"
@@ -76,5 +86,5 @@ def views_a_pass(x: Float[Tensor, "b c H W"]) -> int:
     view = 64 * x[0].numel() * 4
     if x.is_cuda:
         free, _ = torch.cuda.mem_get_info(x.device)
-        return max(1, free // 2 // view)
+        return max(1, int(0.8 * free) // view)  # what is too much after all is halved
     return max(1, 512 * 2**20 // view)  # past half a gibibyte a CPU's caches lose more than batching gains

@@ -4,7 +4,7 @@ Methods of one reader share its views: activations are computed once for each pi
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,12 +13,14 @@ from torch import Tensor
 
 from equicam.combine import Combine
 from equicam.explain import read
-from equicam.geometry import Degrees, Fill, Views, picked, rotate_all
+from equicam.geometry import Degrees, Fill, Views, picked, rotate, rotate_all
 from equicam.methods import Method
 from equicam.models.model import Model
 from equicam.readers.ask import ask, ask_at
+from equicam.readers.ask import look as look_alone
 from equicam.readers.checks import gathered, settle
 from equicam.readers.passes import views_a_pass
+from equicam.readers.tap import tap
 from equicam.scores.asked import Asked, Foreign, World
 from equicam.scores.controls import coverage_map, item_seed, shuffled, times_coverage
 from equicam.scores.protocol import Found, Said, Shown, Truth
@@ -40,7 +42,6 @@ class Plan:
     several: bool = False  # keep what views disagree on
     dtype: torch.dtype | None = None
     chunk: int | None = None
-    part: int = 16  # pictures in a part, at most
     seed: int = 0
 
 
@@ -55,13 +56,14 @@ class _Piece:
     combine: Combine | None = None
 
     def apart(self, count: int) -> "list[_Piece]":
-        """Pieces of so many pictures each; what the presented pictures alone have is not among them."""
+        """Pieces of so many pictures each; what the presented pictures alone have is with the first."""
         traced: Sequence[Traced | None] = [None] * (len(self.map) // count)
         if self.traced is not None:
             columns = (torch.split(getattr(self.traced, f), count) for f in ("acts", "grads", "scores"))
             traced = [Traced(*row) for row in zip(*columns, strict=True)]
         maps = torch.split(self.map, count)
-        return [_Piece(m, None, None, t, self.combine) for m, t in zip(maps, traced, strict=True)]
+        pieces = [_Piece(m, None, None, t, self.combine) for m, t in zip(maps, traced, strict=True)]
+        return [replace(pieces[0], peum=self.peum, disagreement=self.disagreement), *pieces[1:]]
 
 
 def look(
@@ -107,24 +109,11 @@ def _world(
     tick: Callable[[float], None],
 ) -> tuple[Said, dict[str, Shown]]:
     methods = {one.name: one.method for one in mine if one.method is not None}
-    first, found = _at(plan, model, x, methods, None, first=True)
-    target, probs = first.argmax(1), [first]
-    pieces = {name: [piece] for name, piece in found.items()}
-    tick(1 / (1 + len(plan.angles)))
-    # a device is kept busy by all angles at once; a processor is by one, and people like to see it move
-    together = len(plan.angles) if x.is_cuda else 1
-    for start in range(0, len(plan.angles), together):
-        angles = plan.angles[start : start + together]
-        turned = rotate_all(x, angles).flatten(0, 1)
-        said, found = _at(plan, model, turned, methods, target.repeat(len(angles)), first=False)
-        probs += torch.split(said, len(x))
-        for name, piece in found.items():
-            pieces[name] += piece.apart(len(x))
-        tick(len(angles) / (1 + len(plan.angles)))
-    told = Said(torch.stack(probs), target)
+    said, found = _every_angle(plan, model, x, methods, tick)
+    told = Said(said, said[0].argmax(1))
     shown = {}
     for one in mine:
-        shown[one.name] = _shown(plan, model, x, one, told, pieces.get(one.name, []))
+        shown[one.name] = _shown(plan, model, x, one, told, found.get(one.name, []))
     return told, shown
 
 
@@ -158,16 +147,62 @@ def _shown(
     return Shown(maps, said, null, first.peum, first.disagreement, traced, first.combine)
 
 
+def _every_angle(
+    plan: Plan,
+    model: Model,
+    x: Float[Tensor, "b c H W"],
+    methods: Mapping[str, Method],
+    tick: Callable[[float], None],
+) -> tuple[Float[Tensor, "v b y"], dict[str, list[_Piece]]]:
+    """What the model says of the presented pictures and at every angle, and every method's maps of them.
+
+    A device is kept busy by all angles at once, where they fit; a processor is by one, and people like to see it move.
+    """
+    angles = (0, *plan.angles)
+    together = angles if _fit(plan, x, methods) else (0,)
+    try:
+        said, found = _at(plan, model, rotate_all(x, together).flatten(0, 1), methods, None, len(x))
+    except torch.OutOfMemoryError:
+        if together == (0,):
+            raise
+        together = (0,)
+        said, found = _at(plan, model, x, methods, None, len(x))
+    probs = [said]
+    pieces = {name: piece.apart(len(x)) for name, piece in found.items()}
+    tick(len(together) / len(angles))
+    target = said[: len(x)].argmax(1)
+    for angle in angles[len(together) :]:
+        said, found = _at(plan, model, rotate(x, angle), methods, target, 0)
+        probs.append(said)
+        for name, piece in found.items():
+            pieces[name].append(piece)
+        tick(1 / len(angles))
+    return torch.cat(probs).view(len(angles), len(x), -1), pieces
+
+
+def _fit(plan: Plan, x: Float[Tensor, "b c H W"], methods: Mapping[str, Method]) -> bool:
+    """Whether all angles are read in one pass: on a device, by readers that pass each view once, if memory allows."""
+    if not x.is_cuda or any(
+        getattr(m.reader, "func", m.reader) not in (tap, look_alone) for m in methods.values()
+    ):
+        return False
+    views = len(_together([m.fusion.views for m in methods.values()])) if methods else 1
+    most = views_a_pass(x) if plan.chunk is None else plan.chunk
+    return (1 + len(plan.angles)) * len(x) * views <= most
+
+
 def _at(
     plan: Plan,
     model: Model,
     x: Float[Tensor, "b c H W"],
     methods: Mapping[str, Method],
     target: Int[Tensor, " b"] | None,
-    *,
-    first: bool,
+    originals: int,
 ) -> tuple[Float[Tensor, "b y"], dict[str, _Piece]]:
-    """What the model says, and a map by every method; explainers of the caller's come last, when the class is known."""
+    """What the model says, and a map by every method; explainers of the caller's come last, when the class is known.
+
+    Without a target the first `originals` pictures give it, and the rest are turned copies of them.
+    """
     groups: dict[object, dict[str, Method]] = {}
     for name, method in methods.items():
         groups.setdefault(method.reader, {})[name] = method
@@ -177,8 +212,8 @@ def _at(
         if isinstance(reader, Foreign) and said is None:
             said = _ask(model, plan.dtype, x)
         if target is None and said is not None:
-            target = said.argmax(1)
-        pieces, probs = _group(plan, model, x, some, target, first=first)
+            target = said[:originals].argmax(1).repeat(len(x) // originals)
+        pieces, probs = _group(plan, model, x, some, target, originals)
         said = probs if said is None else said
         found |= pieces
     return _ask(model, plan.dtype, x) if said is None else said, found
@@ -190,39 +225,45 @@ def _group(
     x: Float[Tensor, "b c H W"],
     methods: Mapping[str, Method],
     target: Int[Tensor, " b"] | None,
-    *,
-    first: bool,
+    originals: int,
 ) -> tuple[dict[str, _Piece], Float[Tensor, "b y"] | None]:
     """Methods of one reader, fed from one set of views."""
     views = _together([m.fusion.views for m in methods.values()])
     reader = next(iter(methods.values())).reader
+    copies = 0 < originals < len(x)
 
     def work(some: slice, most: int) -> tuple[dict[str, _Piece], Tensor | None]:
         given = None if target is None else target[some]
         with gathered() as checks:
-            seen = see(partial(read, model, reader, plan.dtype), x[some], views, given, most)
+            seen = see(
+                partial(read, model, reader, plan.dtype), x[some], views, given, most,
+                originals=originals if copies else None,
+            )  # fmt: skip
             fused = {name: fuse(seen, m.combine, m.fusion, plan.fill) for name, m in methods.items()}
+            # what views disagree on is told of the presented pictures alone
+            of = originals if copies else len(seen.target) if originals else 0
+            pieces = {name: _piece(plan, one, of) for name, one in fused.items()}
         settle(checks)
-        return {name: _piece(plan, one, first) for name, one in fused.items()}, seen.presented.probs
+        return pieces, seen.presented.probs
 
-    chunk = plan.chunk
-    if chunk is None and model.engine == "compiled":
-        chunk = plan.part * len(views)  # every pass of one size, which is compiled once
-    done = in_groups(x, len(views), chunk, work)
+    if copies:  # never cut: the originals must be among them
+        return work(slice(0, len(x)), len(x) * len(views))
+    done = in_groups(x, len(views), plan.chunk, work)
     probs = [p for _, p in done if p is not None]
     joined = {name: _joined([pieces[name] for pieces, _ in done]) for name in methods}
     return joined, torch.cat(probs) if probs else None
 
 
-def _piece(plan: Plan, fused: Fused, first: bool) -> _Piece:
+def _piece(plan: Plan, fused: Fused, originals: int) -> _Piece:
     seen, count = fused.seen, len(fused.place)
     peum = apart = traced = None
-    if plan.several and first and count > 1:
-        peum = fused.peum()
+    if plan.several and originals and count > 1:
+        mine = fused.first(originals)
+        peum = mine.peum()
         views = (
             fused.place[:6] if plan.as_published else fused.place
         )  # the authors compare the first six only
-        apart = disagreement(picked(fused.maps, views), "full" if plan.as_published else "disc")
+        apart = disagreement(picked(mine.maps, views), "full" if plan.as_published else "disc")
     scores = seen.presented.scores
     if plan.traced and count == 1 and seen.stage == "features" and scores is not None:
         acts, grads = seen.presented.value
