@@ -50,8 +50,8 @@ class _Piece:
     """One method's map of some pictures at one angle."""
 
     map: Float[Tensor, "b H W"]
-    peum: Float[Tensor, "b H W"] | None = None
-    disagreement: Float[Tensor, " b"] | None = None
+    peum: Float[Tensor, "o H W"] | None = None  # of the presented pictures, if they are among them
+    disagreement: Float[Tensor, " o"] | None = None
     traced: Traced | None = None
     combine: Combine | None = None
 
