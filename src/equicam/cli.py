@@ -155,7 +155,8 @@ def demo(
     said = {"weights": None, "layer": None, "classes": None, "device": "cpu"}
     cli_audit.audit(
         str(pictures), run, model="embedded", method="equigrad-cam", views=None, calibrate=count // 2, split=None, n=None,
-        fill=None, tau=None, gamma=None, as_published=False, dtype=None, seed=0, part=32, workers=None, **said,
+        fill=None, tau=None, gamma=None, as_published=False, dtype=None, seed=0, part=32, workers=None, engine="local", address=None,
+        actors=None, **said,
     )  # fmt: skip
     cli_audit.triage(
         run, budget="10%", control=0.2, alpha=0.1, unstable=0.5, quotas=True, evidence=20, seed=0, source=None, weights=None,

@@ -4,11 +4,9 @@ Workers let go of the run's lock when they start and die with their parent, so n
 """
 
 import contextlib
-import ctypes
 import hashlib
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +21,7 @@ from PIL import Image
 
 from equicam.audit.store import file_digest
 from equicam.data.items import Item, open_item
+from equicam.engines.job import die_with
 from equicam.errors import EquicamError
 
 Prepare = Callable[[Image.Image], NDArray[np.float32]]
@@ -76,7 +75,7 @@ def stamp(item: Item) -> dict[str, Any]:
 class Decoders:
     """Worker processes that open pictures of parts, the next parts while the present one is worked on."""
 
-    def __init__(self, prepare: Prepare, frame: Frame, *, workers: int, lock: int) -> None:
+    def __init__(self, prepare: Prepare, frame: Frame, *, workers: int, lock: int = -1) -> None:
         self._settings = (prepare, frame, lock, os.getpid())
         self._workers = workers
         self._pool = self._new(workers)
@@ -92,8 +91,8 @@ class Decoders:
             yield self._results(part, futures)
 
     def close(self) -> None:
-        """End the workers now."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the workers; what they are at is waited for, what they would do next is not done."""
+        self._pool.shutdown(cancel_futures=True)
 
     def _submit(self, part: Sequence[Item]) -> list[Future[Opened]]:
         try:
@@ -108,9 +107,13 @@ class Decoders:
         except BrokenProcessPool:
             pass
         # one of these, or of the parts ahead, killed a worker: each alone, in a process of its own
-        found = [self._alone(item) for item in part]
+        found = self.alone(part)
         self._pool = self._new(self._workers)
         return found
+
+    def alone(self, items: Sequence[Item]) -> list[Opened]:
+        """Each picture in a process of its own: one that kills it has that as its reason."""
+        return [self._alone(item) for item in items]
 
     def _alone(self, item: Item) -> Opened:
         with self._new(1) as single:
@@ -133,11 +136,7 @@ _worker: dict[str, Any] = {}
 def _enter(prepare: Prepare, frame: Frame, lock: int, parent: int) -> None:
     with contextlib.suppress(OSError):
         os.close(lock)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with(parent)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     _worker.update(prepare=prepare, frame=frame)

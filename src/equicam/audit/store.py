@@ -158,7 +158,11 @@ class Run:
 
     def pending(self) -> list[int]:
         """The parts that are not there yet, or only in half."""
-        return [p for p in range(self.parts) if not all(self.path(k, p).is_file() for k in ("items", "maps"))]
+        return [p for p in range(self.parts) if not self.has(p)]
+
+    def has(self, part: int) -> bool:
+        """Whether a part is there, items and maps."""
+        return all(self.path(kind, part).is_file() for kind in ("items", "maps"))
 
     @property
     def parts(self) -> int:
