@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.audit.store import file_digest
-from equicam.data.items import Item, open_item
+from equicam.data.items import Item, fetched, open_item
+from equicam.data.remote import stamp
 from equicam.engines.job import die_with
 from equicam.errors import EquicamError
 
@@ -49,8 +50,9 @@ def opened(item: Item, prepare: Prepare, frame: Frame) -> Opened:
     start = time.perf_counter()
     found = Opened(item)
     try:
-        found = replace(found, **stamp(item))
+        found = replace(found, **asdict(stamp(item.path)))
         if item.index is None and found.bytes is not None:
+            item = fetched(item)
             found = replace(found, sha256=file_digest(item.path))
         picture = open_item(item)
         size = (picture.width, picture.height)
@@ -61,15 +63,6 @@ def opened(item: Item, prepare: Prepare, frame: Frame) -> Opened:
     except (EquicamError, OSError, ValueError, MemoryError, RuntimeError) as error:
         found = replace(found, x=None, reason=str(error) or type(error).__name__)
     return replace(found, seconds=time.perf_counter() - start)
-
-
-def stamp(item: Item) -> dict[str, Any]:
-    """Size and time of a file: while they stay, its content is taken to stay."""
-    try:
-        there = item.path.stat()
-    except (OSError, ValueError):
-        return {}
-    return {"bytes": there.st_size, "mtime_ns": there.st_mtime_ns}
 
 
 class Decoders:
@@ -121,7 +114,9 @@ class Decoders:
                 return single.submit(_open, item).result()
             except BrokenProcessPool:
                 return Opened(
-                    item, **stamp(item), reason="opening it killed the process: the file is not safe to open"
+                    item,
+                    **asdict(stamp(item.path)),
+                    reason="opening it killed the process: the file is not safe to open",
                 )
 
     def _new(self, workers: int) -> ProcessPoolExecutor:

@@ -4,7 +4,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib import metadata
 
 import numpy as np
@@ -85,16 +85,11 @@ class Auditing:
         return compute
 
     def _eyes(self) -> tuple["partial[np.ndarray]", "partial[tuple[float, float, float, float]]"]:
-        model = self.blind or _blinded(self.made)
+        model = self.blind or blinded(self.made)
         return partial(prepared, model), partial(seen_box, model)
 
     def _decoders(self) -> Decoders:
         return Decoders(*self._eyes(), workers=self.workers)
-
-
-@cache
-def _blinded(made: Recipe | Sent) -> Model:
-    return blinded(made)
 
 
 def versions() -> tuple[tuple[str, str], ...]:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from equicam.audit.decode import Decoders, stamp
+from equicam.audit.decode import Decoders
 from equicam.audit.job import Auditing, versions
 from equicam.audit.log import Log
 from equicam.audit.part import Plans, computed, prepared
 from equicam.audit.spec import Spec
 from equicam.audit.store import Run, file_digest
 from equicam.data.items import Item, digest, open_item, readable, spread
+from equicam.data.remote import Stamp, place, stamps
 from equicam.data.sources import find_items
 from equicam.engines.devices import Devices
 from equicam.engines.job import Home, Part, Sent
@@ -90,7 +91,7 @@ def audit(
         part=part,
         calibrate=len(subset),
         seed=seed,
-        source=readable(str(Path(source).absolute())),
+        source=readable(str(place(source).absolute())),
         split=split,
         pictures=len(items),
         data=digest(items),
@@ -207,10 +208,10 @@ def _refuse_changed(run: Run, items: Sequence[Item]) -> None:
     """A picture that was explained must still be the one that is there."""
     by_id = {item.id: item for item in items}
     known = run.items(["id", "bytes", "mtime_ns", "sha256"]).to_pylist()
-    for row in known:
+    for row, there in zip(known, stamps([by_id[row["id"]].path for row in known]), strict=True):
         item = by_id[row["id"]]
-        there = stamp(item)
-        if (there.get("bytes"), there.get("mtime_ns")) == (row["bytes"], row["mtime_ns"]):
+        # a store that knows no times leaves only the content to compare
+        if there == Stamp(row["bytes"], row["mtime_ns"]) and there.mtime_ns is not None:
             continue
         if content(item) != row["sha256"]:
             raise EquicamError(

@@ -51,7 +51,8 @@ class Devices:
                     theirs.close()
                     waiting[ours] = name, worker
             while waiting:
-                for ours in wait(list(waiting)):
+                heard = wait(list(waiting))
+                for ours in [one for one in waiting if one in heard]:
                     name, worker = waiting[ours]
                     said = _said(ours)
                     if isinstance(said, int):

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,6 +77,7 @@ class Sent:
         return _without_weights(model)
 
 
+@cache
 def blinded(made: Recipe | Sent) -> Model:
     """The same, where it could not travel: loaded, and its weights let go."""
     return _without_weights(made("cpu"))
