@@ -22,8 +22,8 @@ BLOCKS = 20_000
 """At most so many blocks; beyond that, several parts share one."""
 AHEAD = 2
 """Parts that wait at an actor while it works on one."""
-TRIES = 5
-"""How often a part that took its worker with it is given to another."""
+OPENING = 0.5
+"""CPUs that opening takes: half of its time it waits for a disk or a store."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,14 @@ class Cluster:
             rows = [{"part": number, "items": pickle.dumps(list(items))} for number, items in parts]
             data = ray.data.from_items(rows, override_num_blocks=min(len(rows), BLOCKS))
             _bound(ray, data.context, job.part_bytes * (actors * (AHEAD + 1) + 2))
-            # arguments by function: Ray then keeps opening and computing apart, and does not try for ever
+            # other shares of a CPU, or Ray would fuse opening into the actors
             data = data.map_batches(
-                _open, fn_args=(sent,), batch_size=1, batch_format="pyarrow", num_cpus=1,
-                ray_remote_args_fn=lambda: {"max_retries": TRIES},
-            )  # fmt: skip
+                _open, fn_args=(sent,), batch_size=1, batch_format="pyarrow", num_cpus=OPENING
+            )
             data = data.map_batches(
                 _Worker, fn_constructor_args=(sent, self.device), batch_size=1, batch_format="pyarrow",
                 compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=AHEAD),
                 num_cpus=1, num_gpus=1 if self.device == "cuda" else 0,
-                ray_remote_args_fn=lambda: {"max_restarts": -1, "max_task_retries": TRIES},
             )  # fmt: skip
             for row in data.iter_rows():
                 if row["problem"]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -26,6 +26,7 @@ Load = Callable[[str], Model]
 """The model on a device, made anew where it is called."""
 
 
+@runtime_checkable
 class Job(Protocol):
     """Work on parts, sent to every worker whole. A part that is written twice is the same part."""
 
