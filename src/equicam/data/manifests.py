@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 from equicam.data.folders import naming
 from equicam.data.items import Item, box, readable
@@ -124,7 +124,7 @@ def _beside(manifest: Place, path: str, what: str) -> Place:
     return manifest.parent / path
 
 
-def _file(path: Place) -> BinaryIO:
+def _file(path: Place) -> io.BytesIO | io.BufferedReader:
     return io.BytesIO(path.read_bytes()) if isinstance(path, Remote) else path.open("rb")
 
 
