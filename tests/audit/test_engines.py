@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -29,6 +30,12 @@ from tests.audit.test_run import drawn, rows
 
 OPTIONS = ("--views", "6", "--calibrate", "6", "--part", "4")
 SMALL = {"object_store_memory": 300_000_000, "include_dashboard": False, "log_to_driver": False}
+# a cluster of the tests' own, which nobody else can use
+RAY_ENV = ENV | {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
 ray_there = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="equicam[ray] is not installed"
 )
@@ -173,7 +180,7 @@ def test_without_ray_its_extra_is_named(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EquicamError, match=r"pip install 'equicam\[ray\]'"):
-        cluster.best(None)
+        cluster.best("somewhere:6379")
 
 
 IN_ONE_RAY = """
@@ -201,7 +208,7 @@ except equicam.errors.EquicamError as error:
 def test_ray_writes_the_rows_of_one_process(patches, whole, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", IN_ONE_RAY.format(small=SMALL), str(patches), str(tmp_path)],
-        env=ENV | {"RAY_USAGE_STATS_ENABLED": "0"}, capture_output=True, text=True, timeout=240, check=False,
+        env=RAY_ENV, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ours, theirs = rows(tmp_path / "run"), rows(whole)
@@ -276,7 +283,7 @@ def test_the_head_goes_and_comes_back(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
     options = ("audit", many, "--out", out, "--part", 8, "--engine", "ray", "--actors", 2)
     with _head(tmp_path) as (address, stop):
-        process = equicam_process(*options, "--address", address)
+        process = equicam_process(*options, "--address", address, env=RAY_ENV)
         while len(list(out.glob("items/*.parquet"))) < 5:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.05)
@@ -286,9 +293,49 @@ def test_the_head_goes_and_comes_back(many, whole_of_many, tmp_path):
     there = len(list(out.glob("items/*.parquet")))
     assert 5 <= there < 38
     with _head(tmp_path) as (address, _):
-        code, said = equicam_command(*options, "--address", address)
+        code, said = equicam_command(*options, "--address", address, env=RAY_ENV)
     assert code == 0, said
     assert same(out, whole_of_many)
+
+
+NODES = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from ray.cluster_utils import Cluster as Nodes
+
+nodes = Nodes(initialize_head=True, head_node_args={{"num_cpus": 2, **{small!r}}})
+lost = nodes.add_node(num_cpus=3, object_store_memory=200_000_000)
+import equicam
+from equicam.audit.run import audit
+from equicam.engines.cluster import Cluster
+from equicam.engines.job import Recipe
+
+source, out = sys.argv[1], Path(sys.argv[2])
+gone = []
+
+def lose(done, total, now):
+    if now >= 60 and not gone:
+        gone.append(now)
+        nodes.remove_node(lost, allow_graceful=False)
+
+where = Cluster(address=nodes.address, actors=3, made=Recipe("embedded"))
+audit(equicam.load("embedded"), source, out, part=8, engine=where, progress=lose)
+print("lost at", gone, flush=True)
+nodes.shutdown()
+"""
+
+
+@pytest.mark.slow
+@ray_there
+def test_a_node_is_lost_and_the_others_finish(many, whole_of_many, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", NODES.format(small={"object_store_memory": 200_000_000, "include_dashboard": False}),
+         str(many), str(tmp_path / "run")],
+        env=RAY_ENV, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "lost at [6" in done.stdout
+    assert same(tmp_path / "run", whole_of_many)
 
 
 class _head:  # noqa: N801  # a context manager
@@ -305,7 +352,7 @@ class _head:  # noqa: N801  # a context manager
             "time.sleep(3600)\n"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], env=ENV | {"RAY_USAGE_STATS_ENABLED": "0"}, stdout=subprocess.PIPE,
+            [sys.executable, "-c", code], env=RAY_ENV, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         address = ""

@@ -90,6 +90,10 @@ class Cluster:
 
 def best(address: str | None) -> str:
     """What a cluster computes on: cuda if it has GPUs, else cpu."""
+    if not (address or os.environ.get("RAY_ADDRESS")):  # this machine, and no need to start Ray to know
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
     with _connected(address, None) as ray:
         return "cuda" if ray.cluster_resources().get("GPU", 0) >= 1 else "cpu"
 
@@ -162,7 +166,7 @@ def _connected(address: str | None, actors: int | None) -> Iterator[Any]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise EquicamError(
             "a Ray cluster", needs=f"to be reached at {address!r}", got=next(iter(str(error).splitlines()), "nothing"),
-            fix="ray start --head there, or no --address for this machine alone",
+            fix="ray start --head there, its token in RAY_AUTH_TOKEN, or no --address for this machine alone",
         ) from error  # fmt: skip
     try:
         yield ray
