@@ -174,7 +174,7 @@ def _dealt(
             got="pictures in memory",
             fix="a folder, a list or their paths",
         )
-    made = engine.made or Sent(model)
+    made = engine.made or Sent.copy_of(model)
     job = Evaluating(
         home=Home.at(parts.folder / FINGERPRINT),
         made=made,

@@ -298,6 +298,53 @@ def test_the_head_goes_and_comes_back(many, whole_of_many, tmp_path):
     assert same(out, whole_of_many)
 
 
+WAITING = """
+import sys, time
+from dataclasses import dataclass
+from pathlib import Path
+import ray
+ray.init(num_cpus=4, **{small!r})
+from equicam.engines.cluster import Cluster
+
+@dataclass(frozen=True)
+class Slow:
+    folder: str
+    part_bytes: int = 4_000_000
+    def opened(self, part):
+        (Path(self.folder) / f"opened-{{part[0]}}").touch()
+        return bytes(self.part_bytes)
+    def ahead(self, parts):
+        return map(self.opened, parts)
+    def ready(self, device):
+        (Path(self.folder) / f"ready-{{time.monotonic_ns()}}").touch()
+        def compute(number, found):
+            time.sleep(0.3)
+        return compute
+
+folder = Path(sys.argv[1])
+most, done = 0, set()
+for number in Cluster(actors=1).work(Slow(str(folder)), [(n, []) for n in range(40)]):
+    assert number not in done
+    done.add(number)
+    most = max(most, len(list(folder.glob("opened-*"))) - len(done))
+assert len(done) == 40
+print("most", most, "ready", len(list(folder.glob("ready-*"))))
+"""
+
+
+@pytest.mark.slow
+@ray_there
+def test_opening_waits_for_computing_and_the_model_is_loaded_once(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING.format(small=SMALL), str(tmp_path)],
+        env=RAY_ENV, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    most, ready = (int(done.stdout.split()[i]) for i in (1, 3))
+    assert most <= 10  # of 40: five parts' worth of memory, and those that were being opened
+    assert ready == 1
+
+
 NODES = """
 import os, signal, sys, threading, time
 from pathlib import Path

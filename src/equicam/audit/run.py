@@ -110,7 +110,7 @@ def audit(
             if engine is None:
                 written = _here(run, plans, parts, lock, max(1, workers))
             else:
-                made = engine.made or Sent(model)
+                made = engine.made or Sent.copy_of(model)
                 job = Auditing(
                     home=Home.at(run.folder / "manifest.json"), made=made, blind=made.blind(model), weights=spec.weights,
                     versions=spec.versions, method=method, views=views, as_published=as_published, tau=tau, gamma=gamma,

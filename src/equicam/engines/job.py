@@ -1,5 +1,6 @@
 """What an engine does: open a part's pictures on a CPU, compute and write the part on a device, in any order."""
 
+import copy
 import ctypes
 import hashlib
 import os
@@ -67,6 +68,11 @@ class Sent:
     """A model that travels whole."""
 
     model: Model
+
+    @staticmethod
+    def copy_of(model: Model) -> "Sent":
+        """Of a model that stays where it is; the copy is on the CPU, for not every worker has a GPU."""
+        return Sent(replace(model, module=copy.deepcopy(model.module).cpu()))
 
     def __call__(self, device: str) -> Model:
         """Put it on the device."""
