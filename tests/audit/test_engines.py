@@ -187,7 +187,7 @@ IN_ONE_RAY = """
 import sys
 from pathlib import Path
 import ray
-ray.init(num_cpus=4, **{small!r})
+ray.init("local", num_cpus=4, **{small!r})
 import equicam
 from equicam.audit.run import audit
 from equicam.engines.cluster import Cluster
@@ -303,7 +303,7 @@ import sys, time
 from dataclasses import dataclass
 from pathlib import Path
 import ray
-ray.init(num_cpus=4, **{small!r})
+ray.init("local", num_cpus=4, **{small!r})
 from equicam.engines.cluster import Cluster
 
 @dataclass(frozen=True)
@@ -394,7 +394,7 @@ class _head:  # noqa: N801  # a context manager
     def __enter__(self):
         code = (
             "import ray, time\n"
-            f"found = ray.init(num_cpus=4, **{SMALL!r})\n"
+            f"found = ray.init("local", num_cpus=4, **{SMALL!r})\n"
             "print(found.address_info['gcs_address'], flush=True)\n"
             "time.sleep(3600)\n"
         )

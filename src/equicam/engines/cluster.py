@@ -22,8 +22,6 @@ BLOCKS = 20_000
 """At most so many blocks; beyond that, several parts share one."""
 AHEAD = 2
 """Parts that wait at an actor while it works on one."""
-OPENING = 0.5
-"""CPUs that opening takes: half of its time it waits for a disk or a store."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +49,16 @@ class Cluster:
     def work(self, job: Job, parts: Sequence[Part]) -> Iterator[int]:
         """Compute the parts; their numbers as they are written, in any order."""
         with _connected(self.address, self.actors) as ray, _told(ray):
-            actors = self._count(ray)
+            actors, openers = self._counts(ray)
             sent = ray.put(job)
             rows = [{"part": number, "items": pickle.dumps(list(items))} for number, items in parts]
             data = ray.data.from_items(rows, override_num_blocks=min(len(rows), BLOCKS))
             _bound(ray, data.context, job.part_bytes * (actors * (AHEAD + 1) + 2))
-            # other shares of a CPU, or Ray would fuse opening into the actors
+            # beside actors on CPUs opening books none, or actors that come back after a node is lost could take them all
             data = data.map_batches(
-                _open, fn_args=(sent,), batch_size=1, batch_format="pyarrow", num_cpus=OPENING
-            )
+                _open, fn_args=(sent,), batch_size=1, batch_format="pyarrow", num_cpus=1 if self.device == "cuda" else 0,
+                compute=ray.data.TaskPoolStrategy(size=openers),
+            )  # fmt: skip
             data = data.map_batches(
                 _Worker, fn_constructor_args=(sent, self.device), batch_size=1, batch_format="pyarrow",
                 compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=AHEAD),
@@ -73,19 +72,19 @@ class Cluster:
                     )  # fmt: skip
                 yield int(row["part"])
 
-    def _count(self, ray: Any) -> int:
-        """How many actors: as asked, else one a GPU, or all CPUs but one."""
+    def _counts(self, ray: Any) -> tuple[int, int]:
+        """How many actors: as asked, else one a GPU, or all CPUs but one; and how many CPUs are left to open pictures."""
         there = ray.cluster_resources()
         gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 0))
         if self.device == "cuda" and not gpus:
             raise EquicamError("the cluster", needs="GPUs", got=f"{cpus} CPUs alone", fix="--device cpu")
         wanted = self.actors or (gpus if self.device == "cuda" else max(1, cpus - 1))
-        if wanted >= cpus:  # no CPU would be left to open pictures with, and it would wait for ever
+        if wanted >= cpus:
             raise EquicamError(
                 "the cluster", needs=f"more CPUs than actors ({wanted})", got=cpus,
                 fix=f"--actors {max(1, cpus - 1)}, or ray start --num-cpus {wanted + 1}",
             )  # fmt: skip
-        return wanted
+        return wanted, cpus - wanted
 
 
 def best(address: str | None) -> str:
