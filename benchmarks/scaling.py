@@ -49,7 +49,9 @@ def main() -> None:
         _draw(source, given.pictures)
         decode = _decode_rate(model, source)
         rates: dict[str, list[float]] = {"one process": [], "Ray, 1 actor": [], "Ray, 2 actors": []}
-        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=500_000_000)
+        ray.init(
+            "local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=500_000_000
+        )
         engines = (None, Cluster(actors=1, made=recipe), Cluster(actors=2, made=recipe))
         for round_ in range(given.rounds):
             for (name, found), engine in zip(rates.items(), engines, strict=True):

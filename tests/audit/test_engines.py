@@ -394,7 +394,7 @@ class _head:  # noqa: N801  # a context manager
     def __enter__(self):
         code = (
             "import ray, time\n"
-            f"found = ray.init("local", num_cpus=4, **{SMALL!r})\n"
+            f"found = ray.init('local', num_cpus=4, **{SMALL!r})\n"
             "print(found.address_info['gcs_address'], flush=True)\n"
             "time.sleep(3600)\n"
         )
