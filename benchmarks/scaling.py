@@ -1,6 +1,6 @@
 """An audit on Ray with one and with two CPU actors, and without Ray: pictures a second, and how well it scales.
 
-    python benchmarks/scaling.py --pictures 96 --views 6
+    python benchmarks/scaling.py --pictures 64 --views 6
 
 The model is ResNet-50 with drawn weights, one thread to each worker. Starting Ray, importing torch and loading the
 model are not scaling: time is taken from the first part written to the last.
@@ -33,7 +33,7 @@ from equicam.models.model import Model
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pictures", type=int, default=96)
+    parser.add_argument("--pictures", type=int, default=64)
     parser.add_argument("--views", type=int, default=6)
     parser.add_argument("--part", type=int, default=4)
     parser.add_argument("--model", default="resnet50")
