@@ -49,6 +49,7 @@ bench: setup ## ours and the peers in one run on this machine's CPU
 	$(BIN)/python benchmarks/gradient_free.py
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python benchmarks/scaling.py
 
 clean: ## remove .venv and what was made
 	rm -rf .venv demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

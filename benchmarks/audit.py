@@ -21,7 +21,8 @@ from rich.table import Table
 
 import equicam
 from equicam.audit.decode import opened
-from equicam.audit.run import Plans, audit, computed, prepared
+from equicam.audit.part import Plans, computed, prepared
+from equicam.audit.run import audit
 from equicam.data.sources import find_items
 from equicam.methods import find
 from equicam.models.images import seen_box

@@ -74,7 +74,7 @@ def contenders(name: str, pictures: int) -> dict[str, Run]:
     classes = [ClassifierOutputTarget(0)] * pictures
     rows: dict[str, Run] = {
         FORWARD: forward,
-        OURS: lambda: equicam.explain(model, x, dtype=torch.bfloat16, engine="compiled"),
+        OURS: lambda: equicam.explain(model, x, dtype=torch.bfloat16, compiled=True),
         "equicam, 18 views + PEUM, eager": lambda: equicam.explain(model, x, dtype=torch.bfloat16),
         PEER: lambda: cam(x, targets=classes),
     }

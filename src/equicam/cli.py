@@ -155,7 +155,8 @@ def demo(
     said = {"weights": None, "layer": None, "classes": None, "device": "cpu"}
     cli_audit.audit(
         str(pictures), run, model="embedded", method="equigrad-cam", views=None, calibrate=count // 2, split=None, n=None,
-        fill=None, tau=None, gamma=None, as_published=False, dtype=None, seed=0, part=32, workers=None, **said,
+        fill=None, tau=None, gamma=None, as_published=False, dtype=None, seed=0, part=32, workers=None, engine="local", address=None,
+        actors=None, **said,
     )  # fmt: skip
     cli_audit.triage(
         run, budget="10%", control=0.2, alpha=0.1, unstable=0.5, quotas=True, evidence=20, seed=0, source=None, weights=None,
@@ -242,9 +243,10 @@ def evaluate(
     details: Annotated[
         bool, typer.Option(help="also by angle, by condition, against each other, and what tells bad maps")
     ] = False,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is if left out")
-    ] = None,
+    device: cli_audit.DEVICES = None,
+    engine: cli_audit.ENGINE = "local",
+    address: cli_audit.ADDRESS = None,
+    actors: cli_audit.ACTORS = None,
 ) -> None:
     """The paper's protocol on your data: every method on the same pictures and views, with intervals and floors.
 
@@ -253,18 +255,22 @@ def evaluate(
 
     For example: `equicam evaluate val/ --model resnet50 --n 200 --scores eq,insertion --out eq.parquet`
     """
+    from dataclasses import replace
+
     import equicam
+    from equicam.engines.job import Recipe
     from equicam.errors import EquicamError
     from equicam.report.tables import printed
 
     try:
-        ready = equicam.load(
-            model, weights=weights, classes=listed(classes), layer=layer, device=where(device)
-        )
+        named = None if classes is None else tuple(listed(classes) or ())
+        recipe = Recipe(cli_audit.absolute(model), cli_audit.absolute(weights), named, layer)
+        on, chosen = cli_audit.engine_named(engine, address, actors, device, recipe)
+        ready = replace(recipe(on), name=model)
         rows = equicam.evaluate(
             ready, source, methods=listed(methods) or [], scores=listed(scores) or [], n=n, split=split, views=views,
             fill=fill,  # type: ignore[arg-type]
-            as_published=as_published, dtype=dtype_named(dtype), seed=seed, out=out,
+            as_published=as_published, dtype=dtype_named(dtype), seed=seed, out=out, engine=chosen,
             progress=console.is_terminal,
         )  # fmt: skip
     except (EquicamError, OSError) as error:

@@ -19,12 +19,29 @@ if TYPE_CHECKING:
     from equicam.audit.store import Run
     from equicam.audit.triage import Triage
     from equicam.data.items import Item
+    from equicam.engines.cluster import Cluster
+    from equicam.engines.devices import Devices
+    from equicam.engines.job import Recipe
     from equicam.models.model import Model
 
 RUN = Annotated[
     Path, typer.Argument(metavar="RUN", help="a folder `equicam audit` wrote", show_default=False)
 ]
 DEVICE = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is if left out")]
+DEVICES = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:1, or several: cuda:0,cuda:1; the best there is if left out"),
+]
+ENGINE = Annotated[str, typer.Option(help="local, or ray: many machines; needs equicam\\[ray]")]
+ADDRESS = Annotated[
+    str | None,
+    typer.Option(
+        help="of a Ray cluster: auto, or host:port; one is started here if left out", show_default=False
+    ),
+]
+ACTORS = Annotated[
+    int | None, typer.Option(min=1, help="of Ray, each with the model; one a GPU, or a CPU, if left out")
+]
 WEIGHTS = Annotated[
     str | None, typer.Option(help="where the model's weights are now, if they were moved", show_default=False)
 ]
@@ -61,7 +78,10 @@ def audit(
     seed: Annotated[int, typer.Option(help="of everything random in the run")] = 0,
     part: Annotated[int, typer.Option(min=1, help="pictures in a part, the unit of resuming")] = 32,
     workers: Annotated[int | None, typer.Option(min=1, help="processes that open pictures")] = None,
-    device: DEVICE = None,
+    device: DEVICES = None,
+    engine: ENGINE = "local",
+    address: ADDRESS = None,
+    actors: ACTORS = None,
 ) -> None:
     """Explain every picture of a source into a run that can be resumed, ranked, reported and verified.
 
@@ -70,13 +90,18 @@ def audit(
 
     For example: `equicam audit slides/ --model resnet50 --weights mine.safetensors --calibrate 200 --out run`
     """
-    import equicam
     from equicam.audit.run import audit as run_audit
+    from equicam.engines.job import Recipe
 
     with refused():
-        ready = equicam.load(
-            _absolute(model), weights=weights, classes=listed(classes), layer=layer, device=where(device)
+        recipe = Recipe(
+            absolute(model),
+            absolute(weights),
+            None if classes is None else tuple(listed(classes) or ()),
+            layer,
         )
+        on, chosen = engine_named(engine, address, actors, device, recipe)
+        ready = recipe(on)
         try:
             with _progress() as progress:
                 run = run_audit(
@@ -84,7 +109,7 @@ def audit(
                     fill=fill,  # type: ignore[arg-type]
                     as_published=as_published, tau=tau, gamma=gamma, dtype=dtype_named(dtype), seed=seed, part=part,
                     workers=workers or max(1, min(8, (os.cpu_count() or 2) - 1)),
-                    weights_from=_absolute(weights), progress=progress,
+                    weights_from=absolute(weights), engine=chosen, progress=progress,
                 )  # fmt: skip
         except KeyboardInterrupt:
             console.print(
@@ -326,7 +351,28 @@ def _report(run: "Run", top: int) -> Path:
     return write_report(run, found, evidence=read_json(evidence) if evidence.is_file() else {}, top=top)
 
 
-def _absolute(name: str | None) -> Any:
+def engine_named(
+    engine: str, address: str | None, actors: int | None, device: str | None, recipe: "Recipe"
+) -> "tuple[str, Devices | Cluster | None]":
+    """The device this process puts its own model on, and what computes if that is not all there is."""
+    from equicam.engines.devices import Devices
+    from equicam.errors import EquicamError
+
+    if engine == "ray":
+        from equicam.engines.cluster import Cluster, best
+
+        return "cpu", Cluster(device or best(address), address, actors, recipe)
+    if engine != "local":
+        raise EquicamError("engine", needs="local or ray", got=repr(engine), fix="--engine ray")
+    if address is not None or actors is not None:
+        raise EquicamError(
+            "--address and --actors", needs="--engine ray", got="--engine local", fix="--engine ray"
+        )
+    names = listed(device) or []
+    return ("cpu", Devices(tuple(names), recipe)) if len(names) > 1 else (where(device), None)
+
+
+def absolute(name: str | None) -> Any:
     """A file given by a relative path, so that it is found from anywhere; any other name as it is."""
     if name is None:
         return None
@@ -355,7 +401,7 @@ def _reloaded(
     import torch
 
     import equicam
-    from equicam.audit.run import Plans
+    from equicam.audit.part import Plans
     from equicam.data.items import digest
     from equicam.data.sources import find_items
     from equicam.errors import EquicamError

@@ -12,6 +12,7 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "matplotlib", "sa
 EXTRAS = {
     "clip": ("open_clip", "zero-shot models of open_clip"),
     "hf": ("transformers", "Hugging Face models"),
+    "ray": ("ray", "audits and evaluations on many machines"),
 }
 
 

@@ -8,14 +8,14 @@ import hashlib
 import itertools
 import json
 import math
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,27 +26,29 @@ from PIL import Image
 from torch import Tensor, nn
 
 from equicam import __version__
-from equicam.data.items import Item, digest, open_item, readable, spread, upright_box
+from equicam.data.items import Item, digest, readable, spread
 from equicam.data.pictures import rgb
+from equicam.data.remote import place, stamps
 from equicam.data.sources import find_items
+from equicam.engines.devices import Devices
+from equicam.engines.job import Home, Part, Sent
 from equicam.errors import EquicamError
-from equicam.explain import equivariant, with_engine
+from equicam.explain import equivariant
 from equicam.geometry import Degrees, Fill, Views
-from equicam.models.images import Images, as_batch, framed, preprocessed, stacked
-from equicam.models.model import Engine, Model, wrap
+from equicam.models.images import Images, as_batch, preprocessed
+from equicam.models.model import Model, wrap
 from equicam.models.weights import fingerprint
-from equicam.parts import Parts, plain, refuse_another, write_table
-from equicam.scores.asked import Asked, Foreign, Methods, World, asked, described
-from equicam.scores.controls import randomised
+from equicam.parts import FINGERPRINT, Parts, plain, refuse_another, write_table
+from equicam.scores.asked import Asked, Foreign, Methods, described
 from equicam.scores.equivariance import ANGLES
-from equicam.scores.look import Plan, look
-from equicam.scores.protocol import SCORES, Found, Truth, predictions
-from equicam.scores.rows import table, unread
+from equicam.scores.protocol import SCORES, Truth
+from equicam.scoring import PLACED, Evaluating, Scoring, ahead, opened, scored
+
+if TYPE_CHECKING:
+    from equicam.engines.cluster import Cluster
 
 A_PART = 16
 """Pictures in a part."""
-PLACED = {"energy", "pointing", "box-iou"}
-"""Scores that ask where the object is."""
 KEY = b"equicam"
 """Where a file of rows keeps what it is of."""
 
@@ -65,39 +67,38 @@ def evaluate(
     as_published: bool = False,
     dtype: torch.dtype | None = None,
     chunk: int | None = None,
-    engine: Engine | None = None,
+    compiled: bool = False,
     seed: int = 0,
     out: str | Path | None = None,
+    engine: "Devices | Cluster | None" = None,
     progress: bool = False,
 ) -> pa.Table:
     """Score methods on pictures: one row an image, method, score, angle and region.
 
     `images` is a folder or manifest, pictures, paths, items or a preprocessed batch; `n` a class-spread sample of
     them; `methods` names, or a dict of names and methods, fusions or explainers `(x, target) → map` of yours. With
-    `out` (a Parquet file) an evaluation that was cut off goes on where it stopped.
+    `out` (a Parquet file) an evaluation that was cut off goes on where it stopped, and `engine` may be several devices
+    or a Ray cluster.
     """
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
-    model = with_engine(model, engine)
-    placed = bool(PLACED & set(scores))
-    sample = _sample(model, images, n, split, placed)
-    wanted = asked(methods, views=views, as_published=as_published)
-    _check(scores, wanted, angles)
-    models: dict[World, Model] = {"plain": model, "shuffled": model}
-    if any(one.world == "random-weights" for one in wanted):
-        models["random-weights"] = randomised(model, seed=seed)
-    plan = Plan(
-        models=models,
-        asked=wanted,
+    model = replace(model, compiled=True) if compiled else model
+    sample = _sample(model, images, n, split, placed=bool(PLACED & set(scores)))
+    scoring = Scoring(
+        methods=methods,
+        scores=tuple(scores),
+        views=views,
         angles=tuple(angles),
         fill=fill or ("zeros" if as_published else "reflect"),
         as_published=as_published,
-        traced="stages" in scores,
-        several=bool({"peum", "disagreement", "calibration"} & set(scores)),
         dtype=dtype,
         chunk=chunk,
         seed=seed,
+        compiled=model.compiled,
+        names=sample.names,
     )
+    wanted = scoring.asked()
+    _check(scores, wanted, angles)
     about = {
         "model": model.name,
         "weights": fingerprint(model.module),
@@ -107,10 +108,10 @@ def evaluate(
         "methods": {one.name: described(one) for one in wanted},
         "scores": list(scores),
         "angles": [float(a) for a in angles],
-        "fill": plan.fill,
+        "fill": scoring.fill,
         "as_published": as_published,
         "dtype": str(dtype),
-        "engine": model.engine,
+        "compiled": model.compiled,
         "seed": seed,
         "pictures": len(sample.items),
         "sample": digest(sample.items),
@@ -122,17 +123,74 @@ def evaluate(
         about["explainers"] = _probed(model, sample, wanted)
     parts = _even(sample.items)
 
-    def computed(pending: Sequence[int], done: Callable[[float], None]) -> Iterator[tuple[int, pa.Table]]:
-        with ThreadPoolExecutor(8) as pool:
-            opened = [parts[number] for number in pending]
-            for number, loaded in zip(pending, _ahead(pool, opened, sample.load), strict=True):
-                yield number, _part(plan, model, sample, scores, loaded, done)
-
     with _bar(len(sample.items), progress) as done:
-        if out is None:
-            tables = [rows for _, rows in computed(range(len(parts)), done)]
-            return _stamped(pa.concat_tables(tables), about)
-        return _kept(Path(out), len(parts), about, computed, done)
+        if out is not None:
+            kept = (
+                partial(_dealt, engine, model, sample, scoring)
+                if engine
+                else partial(_here, model, sample, scoring)
+            )
+            return _kept(Path(out), parts, about, kept, done)
+        if engine is not None:
+            raise EquicamError(
+                "an engine", needs="a file for the rows", got="out=None", fix="--out rows.parquet"
+            )
+        tables = [rows for _, rows in _computed(model, sample, scoring, list(enumerate(parts)), done)]
+        return _stamped(pa.concat_tables(tables), about)
+
+
+def _computed(
+    model: Model, sample: "Sample", scoring: Scoring, parts: Sequence[Part], done: Callable[[float], None]
+) -> Iterator[tuple[int, pa.Table]]:
+    """Parts computed in this process, the next one's pictures opened meanwhile."""
+    plan = scoring.plan(model)
+    with ThreadPoolExecutor(8) as pool:
+        for (number, _), loaded in zip(parts, ahead(pool, [p for _, p in parts], sample.load), strict=True):
+            yield number, scored(plan, model, scoring.names, scoring.scores, loaded, done)
+
+
+def _here(
+    model: Model,
+    sample: "Sample",
+    scoring: Scoring,
+    parts: Parts,
+    pending: Sequence[Part],
+    done: Callable[[float], None],
+) -> None:
+    for number, rows in _computed(model, sample, scoring, pending, done):
+        parts.write(number, rows)
+
+
+def _dealt(
+    engine: "Devices | Cluster",
+    model: Model,
+    sample: "Sample",
+    scoring: Scoring,
+    parts: Parts,
+    pending: Sequence[Part],
+    done: Callable[[float], None],
+) -> None:
+    """Parts computed and written by the engine's workers."""
+    if len(sample.given):
+        raise EquicamError(
+            "an engine",
+            needs="pictures in files",
+            got="pictures in memory",
+            fix="a folder, a list or their paths",
+        )
+    made = engine.made or Sent.copy_of(model)
+    job = Evaluating(
+        home=Home.at(parts.folder / FINGERPRINT),
+        made=made,
+        blind=made.blind(model),
+        weights=fingerprint(model.module),
+        scoring=scoring,
+        part_bytes=A_PART * preprocessed(model, Image.new("RGB", (64, 64))).numel() * 4,
+    )
+    sizes = {number: len(items) for number, items in pending}
+    with closing(engine.work(job, pending)) as written:  # type: ignore[type-var]
+        for number in written:
+            done(sizes[number])
 
 
 @dataclass(frozen=True)
@@ -147,18 +205,16 @@ class Sample:
     def content(self) -> str:
         """What tells these pictures from others of the same names: their files' size and time, or their pixels."""
         found = hashlib.sha256()
-        for item in self.items:
-            if len(self.given):
+        if len(self.given):
+            for item in self.items:
                 one = self.given[item.index or 0]
                 found.update(
                     one.cpu().contiguous().numpy().tobytes() if isinstance(one, Tensor) else one.tobytes()
                 )
-            else:
-                try:
-                    there = item.path.stat()
-                    found.update(f"{item.id}\0{there.st_size}\0{there.st_mtime_ns}\0".encode())
-                except (OSError, ValueError):
-                    found.update(f"{item.id}\0absent\0".encode())
+            return found.hexdigest()
+        for item, there in zip(self.items, stamps([item.path for item in self.items]), strict=True):
+            known = "absent" if there.bytes is None else f"{there.bytes}\0{there.mtime_ns}"
+            found.update(f"{item.id}\0{known}\0".encode())
         return found.hexdigest()
 
 
@@ -195,38 +251,11 @@ def _probed(model: Model, sample: Sample, wanted: Sequence[Asked]) -> dict[str, 
     return {name: hashlib.sha256(m.half().cpu().numpy().tobytes()).hexdigest() for name, m in fused.items()}
 
 
-@torch.no_grad()
-def _part(
-    plan: Plan,
-    model: Model,
-    sample: Sample,
-    scores: Sequence[str],
-    loaded: Sequence[tuple[Item, Tensor | None, Truth, str]],
-    done: Callable[[float], None],
-) -> pa.Table:
-    bad = [(item.id, reason) for item, tensor, _, reason in loaded if tensor is None]
-    good = [(item, tensor, truth) for item, tensor, truth, _ in loaded if tensor is not None]
-    done(len(bad))
-    if not good:
-        return unread(bad)
-    device = model.device
-    # inference tensors cannot join a backward pass, and our own algebra is never autocast
-    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-        x = as_batch(model, stacked([tensor for _, tensor, _ in good]))
-        ids = [item.id for item, _, _ in good]
-        truth = [_on(t, device) for _, _, t in good]
-        found = look(plan, ids, x, truth, lambda share: done(share * len(good)))
-        found = replace(found, truth=_labelled(found, [item for item, _, _ in good], model, sample))
-        tables = [table(ids, predictions(found))]
-        tables += [table(ids, SCORES[name].rows(found)) for name in scores]
-    return pa.concat_tables([*tables, unread(bad)])
-
-
 def _kept(
     out: Path,
-    count: int,
+    all_parts: Sequence[Sequence[Item]],
     about: dict[str, Any],
-    computed: Callable[[Sequence[int], Callable[[float], None]], Iterator[tuple[int, pa.Table]]],
+    compute: Callable[[Parts, Sequence[Part], Callable[[float], None]], None],
     done: Callable[[float], None],
 ) -> pa.Table:
     """Parts beside the file until all are there, then the file."""
@@ -243,10 +272,11 @@ def _kept(
             fix="rows.parquet",
         )  # fmt: skip
     parts = Parts(Path(f"{out}.parts"), about, fix=fix)
-    pending = parts.pending(count)
+    count = len(all_parts)
+    pending = [(number, all_parts[number]) for number in parts.pending(count)]
     done((count - len(pending)) * A_PART)
-    for number, rows in computed(pending, done):
-        parts.write(number, rows)
+    if pending:
+        compute(parts, pending, done)
     whole = _stamped(parts.read(count), about)
     write_table(out, whole)
     shutil.rmtree(parts.folder)
@@ -266,13 +296,13 @@ def _stamped(rows: pa.Table, about: dict[str, Any]) -> pa.Table:
     return rows.replace_schema_metadata({KEY: json.dumps(plain(about))})
 
 
-def _sample(model: Model, images: Any, n: int | None, split: str | None, placed: bool) -> Sample:
+def _sample(model: Model, images: Any, n: int | None, split: str | None, *, placed: bool) -> Sample:
     if isinstance(images, str | Path) or (
         isinstance(images, list | tuple) and images and isinstance(images[0], Item)
     ):
         found = find_items(images, split=split) if isinstance(images, str | Path) else list(images)
         names = tuple(sorted({i.label for i in found if isinstance(i.label, str)}))
-        return Sample(spread(found, n), lambda item: _opened(model, item, placed), names)
+        return Sample(spread(found, n), lambda item: opened(model, item, placed=placed), names)
     if split is not None:
         raise EquicamError("split", needs="a folder or manifest", got=type(images).__name__, fix="split=None")
     if isinstance(images, Tensor):
@@ -283,9 +313,9 @@ def _sample(model: Model, images: Any, n: int | None, split: str | None, placed:
     given = [images] if isinstance(images, Image.Image) else list(images)
     paths = [p for p in given if isinstance(p, str | Path)]
     if paths and len(paths) == len(given):
-        items = [Item(id=readable(str(p)), path=Path(p)) for p in paths]
+        items = [Item(id=readable(str(p)), path=place(p)) for p in paths]
         _refuse_twice("images", [item.id for item in items])
-        return Sample(spread(items, n), lambda item: _opened(model, item, placed))
+        return Sample(spread(items, n), lambda item: opened(model, item, placed=placed))
     if not given or not all(isinstance(p, Image.Image) for p in given):
         kinds = sorted({type(p).__name__ for p in given}) or "nothing"
         raise EquicamError(
@@ -303,86 +333,6 @@ def _sample(model: Model, images: Any, n: int | None, split: str | None, placed:
 
 def _numbered(count: int) -> list[Item]:
     return [Item(id=f"{i:0{len(str(count - 1))}d}", path=Path(), index=i) for i in range(count)]
-
-
-def _opened(model: Model, item: Item, placed: bool = True) -> tuple[Float[Tensor, "c H W"], Truth]:
-    """A picture as the model's input, and its boxes and label region in the same frame where a score asks for them."""
-    picture = open_item(item)
-    if not placed:
-        return preprocessed(model, picture), Truth()
-    size = (picture.width, picture.height)
-    by_area = sorted(item.boxes, key=lambda b: -(b[2] - b[0]) * (b[3] - b[1]))
-    marked = [framed(model, size, upright_box(item, size, b)) for b in by_area]
-    boxes = [mask for mask in (m >= 0.5 for m in marked) if mask.any()]
-    region = None if item.region is None else framed(model, size, upright_box(item, size, item.region))
-    if region is not None and region.sum() < 1:
-        region = None
-    cropped = (bool(item.boxes) and not boxes) or (item.region is not None and region is None)
-    truth = Truth(boxes=torch.stack(boxes) if boxes else None, region=region, cropped=cropped)
-    return preprocessed(model, picture), truth
-
-
-def _labelled(found: Found, items: Sequence[Item], model: Model, sample: Sample) -> list[Truth]:
-    """Labels as class numbers: numbers themselves, the model's own names, or names in order where it has none.
-
-    In order of name is how folders of classes are trained on; it is used for ImageNet's synsets too, and only where
-    there are as many names as classes.
-    """
-    outputs = found.said.probs.shape[-1]
-    names = sample.names if len(sample.names) == outputs else ()
-    synsets = bool(names) and all(re.fullmatch(r"n\d{8}", name) for name in names)
-    order = names if synsets or not model.classes else model.classes
-    made = []
-    for item, truth in zip(items, found.truth, strict=True):
-        label = item.label
-        if isinstance(label, str):
-            label = order.index(label) if label in order else int(label) if label.isdecimal() else label
-        if isinstance(label, int) and 0 <= label < outputs:
-            made.append(replace(truth, label=label))
-        elif label is not None:
-            made.append(
-                replace(truth, unknown=f"label {item.label!r} is none of the model's {outputs} classes")
-            )
-        else:
-            made.append(truth)
-    return made
-
-
-def _on(truth: Truth, device: torch.device) -> Truth:
-    boxes, region = truth.boxes, truth.region
-    return replace(
-        truth,
-        boxes=None if boxes is None else boxes.to(device),
-        region=None if region is None else region.to(device),
-    )
-
-
-def _ahead(
-    pool: ThreadPoolExecutor, parts: Sequence[Sequence[Item]], load: Callable[[Item], tuple[Tensor, Truth]]
-) -> Iterator[list[tuple[Item, Tensor | None, Truth, str]]]:
-    """Parts with their pictures opened, the next one while this one is worked on; a bad picture has a reason."""
-
-    def tried(item: Item) -> tuple[Item, Tensor | None, Truth, str]:
-        try:
-            return (item, *load(item), "")
-        except (
-            EquicamError,
-            OSError,
-            ValueError,
-            ArithmeticError,
-            MemoryError,
-            RuntimeError,
-            SystemError,
-        ) as error:
-            return item, None, Truth(), str(error) or type(error).__name__
-
-    waiting: list[list[Future[tuple[Item, Tensor | None, Truth, str]]]] = []
-    for part in parts:
-        waiting.append([pool.submit(tried, item) for item in part])
-        if len(waiting) > 1:
-            yield [opened.result() for opened in waiting.pop(0)]
-    for rest in waiting:
-        yield [opened.result() for opened in rest]
 
 
 def _check(scores: Sequence[str], wanted: Sequence[Asked], angles: Sequence[Degrees]) -> None:

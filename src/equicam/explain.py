@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +18,7 @@ from equicam.geometry import Fill, Views, picked
 from equicam.graphs import Graph, graphs_of, shape_of
 from equicam.methods import Fusion, Method, Reader, find
 from equicam.models.images import Images, as_batch
-from equicam.models.model import Engine, Model, wrap
+from equicam.models.model import Model, wrap
 from equicam.readers.checks import gathered, settle
 from equicam.readers.external import as_explainer, external
 from equicam.readers.passes import Read, Target, as_targets, views_a_pass
@@ -64,12 +64,12 @@ def explain(
     gamma: int | float | None = None,
     dtype: torch.dtype | None = None,
     chunk: int | None = None,
-    engine: Engine | None = None,
+    compiled: bool = False,
 ) -> Explanation:
     """Explain the model's top-1 (or `target`) on preprocessed tensors, PIL images or paths.
 
     `fill` is "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and variants); `dtype` runs
-    the network under autocast; `chunk` is the most views in one forward pass (default: by memory); `engine="compiled"`
+    the network under autocast; `chunk` is the most views in one forward pass (default: by memory); `compiled`
     compiles the network for each new size of batch, and on CUDA captures small batches as graphs.
     """
     if not isinstance(model, Model):
@@ -80,7 +80,7 @@ def explain(
         raise EquicamError("dtype", needs="a floating torch.dtype", got=repr(dtype), fix="torch.bfloat16")
     if dtype is None and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-    model = with_engine(model, engine)
+    model = replace(model, compiled=True) if compiled else model
     # inference tensors cannot join a backward pass, and our own algebra is never autocast
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         x = as_batch(model, images)
@@ -97,19 +97,10 @@ def explain(
     return replace(found, layer=model.layer)
 
 
-def with_engine(model: Model, engine: Engine | None) -> Model:
-    """The model, run as asked."""
-    if engine not in (None, *get_args(Engine)):
-        raise EquicamError(
-            "engine", needs=f"one of {', '.join(get_args(Engine))}", got=repr(engine), fix='engine="compiled"'
-        )
-    return model if engine is None else replace(model, engine=engine)
-
-
 def captured(model: Model, method: Method, x: Float[Tensor, "b c H W"]) -> bool:
     """Whether a call is captured as a graph: on CUDA, asked for, and no more views than memory holds twice."""
     views = len(x) * len(method.fusion.views)
-    if model.engine != "compiled" or not x.is_cuda or method.reader is not tap:
+    if not model.compiled or not x.is_cuda or method.reader is not tap:
         return False
     return views <= FEW or views <= views_a_pass(x) // 2
 

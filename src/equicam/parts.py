@@ -102,6 +102,11 @@ def refuse_another(what: str, before: Mapping[str, Any], now: Mapping[str, Any],
         raise EquicamError(what, needs="the same settings to go on", got="; ".join(found), fix=fix)
 
 
+def part_path(folder: Path, number: int) -> Path:
+    """Where a part of a folder is, or will be."""
+    return folder / f"part-{number:06d}.parquet"
+
+
 class Parts:
     """Numbered parts in a folder, all of one fingerprint."""
 
@@ -120,7 +125,7 @@ class Parts:
 
     def path(self, number: int) -> Path:
         """Where a part is, or will be."""
-        return self.folder / f"part-{number:06d}.parquet"
+        return part_path(self.folder, number)
 
     def pending(self, count: int) -> list[int]:
         """The parts that are not there yet."""

@@ -18,11 +18,10 @@ ENV = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONPATH": SOUR
 def equicam_process(*arguments: object, **options) -> subprocess.Popen:
     return subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
-        env=ENV,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        **options,
+        **{"env": ENV, **options},
     )
 
 

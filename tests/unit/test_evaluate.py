@@ -19,6 +19,7 @@ from equicam.models.images import framed
 from equicam.scores import summary
 from equicam.scores.controls import randomised, shuffled
 from equicam.scores.equivariance import ANGLES, equivariance
+from equicam.scoring import opened
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 ANGLES_2 = (45, 90)
@@ -502,7 +503,7 @@ def test_boxes_turn_with_their_pictures_exif(small, tmp_path, turn):
     exif[0x0112] = turn
     Image.fromarray(stored).save(tmp_path / "turned.png", exif=exif)
     item = Item(id="a", path=tmp_path / "turned.png", boxes=((40.0, 16.0, 60.0, 30.0),))
-    x, truth = sys.modules["equicam.evaluate"]._opened(small, item)
+    x, truth = opened(small, item)
     assert torch.equal(truth.boxes[0], x[0] > 0)
 
 

@@ -4,17 +4,15 @@ Workers let go of the run's lock when they start and die with their parent, so n
 """
 
 import contextlib
-import ctypes
 import hashlib
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.audit.store import file_digest
-from equicam.data.items import Item, open_item
+from equicam.data.items import Item, fetched, open_item
+from equicam.data.remote import stamp
+from equicam.engines.job import die_with
 from equicam.errors import EquicamError
 
 Prepare = Callable[[Image.Image], NDArray[np.float32]]
@@ -50,8 +50,9 @@ def opened(item: Item, prepare: Prepare, frame: Frame) -> Opened:
     start = time.perf_counter()
     found = Opened(item)
     try:
-        found = replace(found, **stamp(item))
+        found = replace(found, **asdict(stamp(item.path)))
         if item.index is None and found.bytes is not None:
+            item = fetched(item)
             found = replace(found, sha256=file_digest(item.path))
         picture = open_item(item)
         size = (picture.width, picture.height)
@@ -64,19 +65,10 @@ def opened(item: Item, prepare: Prepare, frame: Frame) -> Opened:
     return replace(found, seconds=time.perf_counter() - start)
 
 
-def stamp(item: Item) -> dict[str, Any]:
-    """Size and time of a file: while they stay, its content is taken to stay."""
-    try:
-        there = item.path.stat()
-    except (OSError, ValueError):
-        return {}
-    return {"bytes": there.st_size, "mtime_ns": there.st_mtime_ns}
-
-
 class Decoders:
     """Worker processes that open pictures of parts, the next parts while the present one is worked on."""
 
-    def __init__(self, prepare: Prepare, frame: Frame, *, workers: int, lock: int) -> None:
+    def __init__(self, prepare: Prepare, frame: Frame, *, workers: int, lock: int = -1) -> None:
         self._settings = (prepare, frame, lock, os.getpid())
         self._workers = workers
         self._pool = self._new(workers)
@@ -92,8 +84,8 @@ class Decoders:
             yield self._results(part, futures)
 
     def close(self) -> None:
-        """End the workers now."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the workers; what they are at is waited for, what they would do next is not done."""
+        self._pool.shutdown(cancel_futures=True)
 
     def _submit(self, part: Sequence[Item]) -> list[Future[Opened]]:
         try:
@@ -108,9 +100,13 @@ class Decoders:
         except BrokenProcessPool:
             pass
         # one of these, or of the parts ahead, killed a worker: each alone, in a process of its own
-        found = [self._alone(item) for item in part]
+        found = self.alone(part)
         self._pool = self._new(self._workers)
         return found
+
+    def alone(self, items: Sequence[Item]) -> list[Opened]:
+        """Each picture in a process of its own: one that kills it has that as its reason."""
+        return [self._alone(item) for item in items]
 
     def _alone(self, item: Item) -> Opened:
         with self._new(1) as single:
@@ -118,7 +114,9 @@ class Decoders:
                 return single.submit(_open, item).result()
             except BrokenProcessPool:
                 return Opened(
-                    item, **stamp(item), reason="opening it killed the process: the file is not safe to open"
+                    item,
+                    **asdict(stamp(item.path)),
+                    reason="opening it killed the process: the file is not safe to open",
                 )
 
     def _new(self, workers: int) -> ProcessPoolExecutor:
@@ -133,11 +131,7 @@ _worker: dict[str, Any] = {}
 def _enter(prepare: Prepare, frame: Frame, lock: int, parent: int) -> None:
     with contextlib.suppress(OSError):
         os.close(lock)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with(parent)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     _worker.update(prepare=prepare, frame=frame)

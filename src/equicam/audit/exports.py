@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from equicam.audit.triage import Triage
+from equicam.data.remote import place
 from equicam.parts import write_table, write_whole
 
 BLIND = ("place", "id", "class", "target", "prob", "flags", "reasons")
@@ -61,7 +62,7 @@ def _cell(value: Any) -> Any:
 
 def _sample(row: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
     sample = {
-        "filepath": str(Path(item["path"] or row["id"]).absolute()),
+        "filepath": str(place(item["path"] or row["id"]).absolute()),
         "tags": row["flags"],
         "prediction": {"_cls": "Classification", "label": row["class"], "confidence": row["prob"]},
         "picture": row["id"],

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from equicam.audit.spec import Spec, read_spec, refuse_difference
 from equicam.data.items import Item, readable
+from equicam.data.remote import Place, Remote
 from equicam.errors import EquicamError
 from equicam.parts import read_table, write_table, write_whole
 
@@ -158,7 +159,11 @@ class Run:
 
     def pending(self) -> list[int]:
         """The parts that are not there yet, or only in half."""
-        return [p for p in range(self.parts) if not all(self.path(k, p).is_file() for k in ("items", "maps"))]
+        return [p for p in range(self.parts) if not self.has(p)]
+
+    def has(self, part: int) -> bool:
+        """Whether a part is there, items and maps."""
+        return all(self.path(kind, part).is_file() for kind in ("items", "maps"))
 
     @property
     def parts(self) -> int:
@@ -264,7 +269,9 @@ def _of(table: pa.Table, ids: Iterable[str]) -> pa.Table:
     return table.filter(pc.is_in(table["id"], value_set=pa.array(list(ids), pa.string())))
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: Place) -> str:
     """SHA-256 of a file."""
+    if isinstance(path, Remote):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 
 from equicam.audit.decode import opened
 from equicam.audit.log import Log
-from equicam.audit.run import Plans, computed, content, prepared, sealed
+from equicam.audit.part import Plans, computed, prepared
+from equicam.audit.run import content, sealed
 from equicam.audit.store import Drawn, Run, file_digest
 from equicam.data.items import Item
 from equicam.errors import EquicamError

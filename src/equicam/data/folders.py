@@ -1,11 +1,13 @@
 """Pictures beneath a folder. File names are anybody's: they are matched and escaped, never trusted."""
 
 import os
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from equicam.data.items import Item, readable
+from equicam.data.remote import Place, Remote
 from equicam.errors import EquicamError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".jp2", ".ppm", ".pgm")
@@ -19,16 +21,29 @@ def is_picture(name: str) -> bool:
     return _suffix(name) in SUFFIXES
 
 
-def items_below(root: Path) -> list[Item]:
+def items_below(root: Place) -> list[Item]:
     """Every picture beneath a folder, by id; the first folder on the way is its label."""
-    found = files_below(root, SUFFIXES)
-    items = (item_at(root, parts, label=_escaped(parts[0]) if len(parts) > 1 else None) for parts in found)
+    found = pictures_below(root)
+    items = (named(parts, at, label=_escaped(parts[0]) if len(parts) > 1 else None) for parts, at in found)
     return sorted(items, key=lambda item: item.id)
 
 
+def pictures_below(root: Place, *, depth: int | None = None) -> list[tuple[Parts, Place]]:
+    """Picture files by their names from the folder on, and where they are."""
+    if isinstance(root, Remote):
+        fits = (depth or sys.maxsize).__ge__
+        return [(parts, at) for parts, at in root.below() if is_picture(parts[-1]) and fits(len(parts))]
+    return [(parts, root.joinpath(*parts)) for parts in files_below(root, SUFFIXES, depth=depth)]
+
+
 def item_at(root: Path, parts: Parts, *, label: int | str | None = None) -> Item:
-    """The picture at a path beneath the folder; no two paths have the same id."""
-    return Item(_escaped("/".join(parts)), root.joinpath(*parts), label)
+    """The picture at a path beneath the folder."""
+    return named(parts, root.joinpath(*parts), label=label)
+
+
+def named(parts: Parts, at: Place, *, label: int | str | None = None) -> Item:
+    """A picture by its names beneath a folder; no two paths have the same id."""
+    return Item(_escaped("/".join(parts)), at, label)
 
 
 def files_below(root: Path, suffixes: Collection[str], *, depth: int | None = None) -> list[Parts]:
@@ -56,8 +71,10 @@ def files_below(root: Path, suffixes: Collection[str], *, depth: int | None = No
     return sorted(found)
 
 
-def subfolders(root: Path) -> list[str]:
+def subfolders(root: Place) -> list[str]:
     """The names of the folders in a folder, sorted, without hidden ones."""
+    if isinstance(root, Remote):
+        return root.folders()
     return [entry.name for entry in _entries(root) if _kind(entry) == "folder"]
 
 

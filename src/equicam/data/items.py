@@ -4,14 +4,14 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from pathlib import Path
 
 from PIL import Image
 
 from equicam.data import hdf5
 from equicam.data.pictures import open_picture, orientation
+from equicam.data.remote import Place, Remote
 from equicam.errors import EquicamError
 
 Box = tuple[float, float, float, float]
@@ -23,7 +23,7 @@ class Item:
     """One picture of a source: what it is called, where it is, and what is known of it."""
 
     id: str
-    path: Path
+    path: Place
     label: int | str | None = None
     boxes: tuple[Box, ...] = ()
     region: Box | None = None  # the part that makes the label, where a data set defines one
@@ -34,7 +34,14 @@ def open_item(item: Item) -> Image.Image:
     """The item's picture as upright 8-bit RGB, or a refusal with a reason."""
     if item.index is None:
         return open_picture(item.path)
+    if isinstance(item.path, Remote):
+        raise EquicamError("an HDF5 file", needs="to be on a disk", got=str(item.path), fix="a copy of it")
     return Image.fromarray(hdf5.read_picture(item.path, item.index))
+
+
+def fetched(item: Item) -> Item:
+    """An item whose file is at hand to be read more than once; a file on a disk is anyway."""
+    return replace(item, path=item.path.fetched()) if isinstance(item.path, Remote) else item
 
 
 def upright_box(item: Item, size: tuple[int, int], found: Box) -> Box:

@@ -1,13 +1,14 @@
 """Lists of pictures in a CSV or Parquet file: path, and what is known of each in further columns."""
 
 import csv
+import io
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from equicam.data.folders import naming
 from equicam.data.items import Item, box, readable
+from equicam.data.remote import Place, Remote, is_url, place
 from equicam.errors import EquicamError
 
 NAMES = ("items.csv", "items.parquet")
@@ -17,12 +18,12 @@ Row = tuple[int, Mapping[str, Any]]
 """A line of the file (from 1; in CSV the heading is the first) and its cells by column."""
 
 
-def find_manifest(folder: Path) -> Path | None:
+def find_manifest(folder: Place) -> Place | None:
     """The list of pictures that a folder brings along."""
     return next((folder / name for name in NAMES if (folder / name).is_file()), None)
 
 
-def read_manifest(path: Path, *, split: str | None) -> list[Item]:
+def read_manifest(path: Place, *, split: str | None) -> list[Item]:
     """The items of a list in its order, all or those of one split; files need not exist yet."""
     try:
         rows = list(_parquet(path) if path.suffix.lower() == ".parquet" else _csv(path))
@@ -44,9 +45,9 @@ def read_manifest(path: Path, *, split: str | None) -> list[Item]:
     return items
 
 
-def _csv(path: Path) -> Iterator[Row]:
+def _csv(path: Place) -> Iterator[Row]:
     """Rows of text; bytes that are no UTF-8 pass through, for a path may hold them."""
-    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+    with io.TextIOWrapper(_file(path), "utf-8-sig", "surrogateescape", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
             columns = [name.strip() for name in next(reader, [])]
@@ -66,12 +67,12 @@ def _csv(path: Path) -> Iterator[Row]:
             ) from error  # fmt: skip
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Place) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with path.open("rb") as file:
+        with _file(path) as file:
             source = pq.ParquetFile(file)
             columns = list(source.schema_arrow.names)
             _check(columns, path)
@@ -81,14 +82,14 @@ def _parquet(path: Path) -> Iterator[Row]:
     yield from enumerate(rows, 1)
 
 
-def _check(columns: list[str], path: Path) -> None:
+def _check(columns: list[str], path: Place) -> None:
     if columns.count("path") != 1:
         raise _wrong(path, "a column 'path'", naming(columns), f"a heading of {', '.join(COLUMNS)}")
     if doubled := {name for name in columns if name in COLUMNS and columns.count(name) > 1}:
         raise _wrong(path, "each column once", f"{naming(doubled)} twice", "other names")
 
 
-def _of_split(rows: list[Row], path: Path, split: str) -> list[Row]:
+def _of_split(rows: list[Row], path: Place, split: str) -> list[Row]:
     if rows and not any("split" in cells for _, cells in rows):
         raise _wrong(path, "a column 'split'", naming(rows[0][1]), "no split, or that column")
     there = {str(cells.get("split") or "") for _, cells in rows}
@@ -97,7 +98,7 @@ def _of_split(rows: list[Row], path: Path, split: str) -> list[Row]:
     return [(line, cells) for line, cells in rows if cells.get("split") == split]
 
 
-def _item(cells: Mapping[str, Any], manifest: Path, what: str) -> Item:
+def _item(cells: Mapping[str, Any], manifest: Place, what: str) -> Item:
     path = _text(cells, "path", what)
     if not path:
         raise EquicamError(f"{what},", needs="a path", got="an empty cell", fix="the picture's file name")
@@ -105,11 +106,26 @@ def _item(cells: Mapping[str, Any], manifest: Path, what: str) -> Item:
     region = _text(cells, "region", what)
     return Item(
         id=readable(_text(cells, "id", what) or path),
-        path=manifest.parent / path,
+        path=_beside(manifest, path, what),
         label=_label(cells.get("label"), what),
         boxes=tuple(box(one.split(), what=f"{what},") for one in boxes),
         region=box(region.split(), what=f"{what},") if region.strip() else None,
     )
+
+
+def _beside(manifest: Place, path: str, what: str) -> Place:
+    """A picture's path, from the list's own folder on; a URL is its own."""
+    if is_url(path):
+        return place(path)
+    if isinstance(manifest, Remote) and (path.startswith("/") or ".." in path.split("/")):
+        raise EquicamError(
+            f"{what},", needs="a path beneath the list's folder", got=repr(path)[:80], fix="a URL"
+        )
+    return manifest.parent / path
+
+
+def _file(path: Place) -> io.BytesIO | io.BufferedReader:
+    return io.BytesIO(path.read_bytes()) if isinstance(path, Remote) else path.open("rb")
 
 
 def _text(cells: Mapping[str, Any], column: str, what: str) -> str:
@@ -137,9 +153,9 @@ def _label(value: object, what: str) -> int | str | None:
     )
 
 
-def _name(path: Path) -> str:
+def _name(path: Place) -> str:
     return f"list {str(path)!r}"
 
 
-def _wrong(path: Path, needs: str, got: object, fix: str) -> EquicamError:
+def _wrong(path: Place, needs: str, got: object, fix: str) -> EquicamError:
     return EquicamError(_name(path), needs=needs, got=got, fix=fix)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from equicam.data.remote import Remote, opened
 from equicam.errors import EquicamError
 
 MOST_PIXELS = 2 * (
@@ -13,12 +14,12 @@ MOST_PIXELS = 2 * (
 )  # where Pillow refuses a picture as a decompression bomb
 
 
-def open_picture(path: str | Path) -> Image.Image:
+def open_picture(path: str | Path | Remote) -> Image.Image:
     """The first frame of a picture file as `rgb` has it; anything unreadable, truncated or too large is refused."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow warns at half its limit
-            with Image.open(path) as picture:
+            with Image.open(opened(path)) as picture:
                 return rgb(picture)
     except Image.DecompressionBombError as error:
         raise EquicamError(
@@ -47,10 +48,10 @@ def open_picture(path: str | Path) -> Image.Image:
         ) from error
 
 
-def orientation(path: str | Path) -> int:
+def orientation(path: str | Path | Remote) -> int:
     """The EXIF orientation of a picture file, 1 (upright) where there is none."""
     try:
-        with Image.open(path) as picture:
+        with Image.open(opened(path)) as picture:
             return int(picture.getexif().get(0x0112, 1))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return 1

@@ -6,9 +6,10 @@ from glob import has_magic
 from pathlib import Path
 
 from equicam.data.benchmarks import LAYOUTS, patch_camelyon_file
-from equicam.data.folders import SUFFIXES, files_below, is_picture, item_at, items_below, naming, subfolders
+from equicam.data.folders import SUFFIXES, is_picture, items_below, named, naming, pictures_below, subfolders
 from equicam.data.items import Item
 from equicam.data.manifests import find_manifest, read_manifest
+from equicam.data.remote import Place, Remote, place
 from equicam.errors import EquicamError
 
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
@@ -16,12 +17,15 @@ SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
 def find_items(source: str | Path, *, split: str | None = None) -> list[Item]:
     """The pictures of a source; ids are unique and valid UTF-8, and nothing is opened but lists and labels."""
-    path = Path(source)
+    path = place(source)
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError as error:
         raise EquicamError(
-            f"source {str(source)[:80]!r}", needs="a path one may read", got=error.strerror, fix="another"
+            f"source {str(source)[:80]!r}",
+            needs="a path one may read",
+            got=error.strerror or error,
+            fix="another",
         ) from error
     if is_folder:
         return _in_folder(path, split)
@@ -34,13 +38,14 @@ def find_items(source: str | Path, *, split: str | None = None) -> list[Item]:
     )
 
 
-def _in_folder(root: Path, split: str | None) -> list[Item]:
+def _in_folder(root: Place, split: str | None) -> list[Item]:
     """What its list says, what its published layout says, or every picture beneath it with its folder as label."""
     if manifest := find_manifest(root):
         return read_manifest(manifest, split=split)
-    for layout in LAYOUTS:
-        if (items := layout(root, split)) is not None:
-            return items
+    if isinstance(root, Path):
+        for layout in LAYOUTS:
+            if (items := layout(root, split)) is not None:
+                return items
     folders = subfolders(root)
     if split is not None:
         if split not in folders:
@@ -64,11 +69,11 @@ def _in_folder(root: Path, split: str | None) -> list[Item]:
     return items
 
 
-def _in_file(path: Path, split: str | None) -> list[Item]:
+def _in_file(path: Place, split: str | None) -> list[Item]:
     suffix = path.suffix.lower()
     if suffix in (".csv", ".parquet"):
         return read_manifest(path, split=split)
-    if (items := patch_camelyon_file(path, split)) is not None:
+    if isinstance(path, Path) and (items := patch_camelyon_file(path, split)) is not None:
         return items
     if not is_picture(path.name):
         raise EquicamError(
@@ -76,23 +81,25 @@ def _in_file(path: Path, split: str | None) -> list[Item]:
             got=f"a file {suffix or 'without suffix'}", fix="a folder, or a list of the pictures",
         )  # fmt: skip
     _refuse_split(path, split)
-    return [item_at(path.parent, (path.name,))]
+    return [named((path.name,), path)]
 
 
-def _matching(pattern: Path, split: str | None) -> list[Item]:
+def _matching(pattern: Place, split: str | None) -> list[Item]:
     """Pictures whose path fits the pattern; ids begin where the pattern does."""
     _refuse_split(pattern, split)
-    fixed = next(i for i, part in enumerate(pattern.parts) if has_magic(part))
-    root, wanted = Path(*pattern.parts[:fixed]), pattern.parts[fixed:]
+    parts = tuple(str(pattern).split("/")) if isinstance(pattern, Remote) else pattern.parts
+    fixed = next(i for i, part in enumerate(parts) if has_magic(part))
+    root = Remote("/".join(parts[:fixed])) if isinstance(pattern, Remote) else Path(*parts[:fixed])
+    wanted = parts[fixed:]
     depth = None if "**" in wanted else len(wanted)
-    there = files_below(root, SUFFIXES, depth=depth) if root.is_dir() else []
-    found = [parts for parts in there if _fits(parts, wanted)]
+    there = pictures_below(root, depth=depth) if root.is_dir() else []
+    found = [named(names, at) for names, at in there if _fits(names, wanted)]
     if not found:
         raise EquicamError(
             f"pattern {str(pattern)!r}", needs=f"pictures ({' '.join(SUFFIXES)}) that fit it",
             got=f"none of {len(there)} in {str(root)!r}", fix="a folder, or ** for folders at any depth",
         )  # fmt: skip
-    return sorted((item_at(root, parts) for parts in found), key=lambda item: item.id)
+    return sorted(found, key=lambda item: item.id)
 
 
 def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -104,7 +111,7 @@ def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _fits(parts[1:], pattern[1:])
 
 
-def _refuse_split(source: Path, split: str | None) -> None:
+def _refuse_split(source: Place, split: str | None) -> None:
     if split is not None:
         raise EquicamError(
             f"split {split!r}", needs="a list or a folder", got=repr(str(source)), fix="no split"

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from PIL import Image
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from equicam.errors import EquicamError
 from equicam.readers.layout import Layout
 
-Engine = Literal["eager", "compiled"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -31,7 +30,7 @@ class Model:
     std: tuple[float, ...] = IMAGENET_STD
     classes: tuple[str, ...] | None = None
     name: str | None = None  # what `load` was asked for
-    engine: Engine = "eager"  # how the network is run: never what is computed
+    compiled: bool = False  # how the network is run: never what is computed
 
     @property
     def device(self) -> torch.device:

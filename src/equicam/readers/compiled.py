@@ -73,7 +73,7 @@ class Tapped:
             if found is None or calls != 1 or len(found) != 1:
                 raise EquicamError(
                     f"layer {self.layer!r}", needs="to run once in a forward pass, a row a picture, to be compiled",
-                    got=f"{calls} calls of it", fix='engine="eager"',
+                    got=f"{calls} calls of it", fix="compiled=False",
                 )  # fmt: skip
             self.shapes[key] = (tuple(found.shape[1:]), found.dtype)
         return self.shapes[key]

@@ -35,10 +35,10 @@ def tap(
     autocast: torch.dtype | None = None,
 ) -> Reading:
     """A_n and g_n = ∂(aim · scores)/∂A_n at the model's layer, [n, k, h, w] each."""
-    run = compiled_pass if model.engine == "compiled" else _pass
+    run = compiled_pass if model.compiled else _pass
     if _prefers_channels_last(model.module):
         x = x.contiguous(memory_format=torch.channels_last)
-    with undisturbed(model.module, eager=model.engine != "compiled"), torch.enable_grad():
+    with undisturbed(model.module, eager=not model.compiled), torch.enable_grad():
         output, leaf, wrt = run(model, x, autocast)
         leaf = leaf[: len(x)]
         layout = layout_of(model, leaf, (x.shape[-2], x.shape[-1]))

@@ -1,0 +1,102 @@
+"""An audit on Ray with one and with two CPU actors, and without Ray: pictures a second, and how well it scales.
+
+    python benchmarks/scaling.py --pictures 64 --views 6
+
+The model is ResNet-50 with drawn weights, one thread to each worker. Starting Ray, importing torch and loading the
+model are not scaling: time is taken from the first part written to the last.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from equicam.audit.decode import opened
+from equicam.audit.part import prepared
+from equicam.audit.run import audit
+from equicam.data.sources import find_items
+from equicam.engines.cluster import Cluster
+from equicam.engines.job import Recipe
+from equicam.models.images import seen_box
+from equicam.models.model import Model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", type=int, default=64)
+    parser.add_argument("--views", type=int, default=6)
+    parser.add_argument("--part", type=int, default=4)
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--rounds", type=int, default=2)
+    given = parser.parse_args()
+    import ray
+
+    torch.set_num_threads(1)
+    recipe = Recipe(given.model, None if given.model == "embedded" else "random")
+    model = recipe("cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "pictures"
+        _draw(source, given.pictures)
+        decode = _decode_rate(model, source)
+        rates: dict[str, list[float]] = {"one process": [], "Ray, 1 actor": [], "Ray, 2 actors": []}
+        ray.init(
+            "local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=500_000_000
+        )
+        engines = (None, Cluster(actors=1, made=recipe), Cluster(actors=2, made=recipe))
+        for round_ in range(given.rounds):
+            for (name, found), engine in zip(rates.items(), engines, strict=True):
+                heard: list[tuple[float, int]] = []
+                audit(
+                    model, source, Path(folder) / f"{name}-{round_}", views=given.views, part=given.part, workers=1,
+                    engine=engine, progress=lambda done, _all, _now, heard=heard: heard.append((time.perf_counter(), done)),
+                )  # fmt: skip
+                # parts that were at work together end together: the first of each actor opens the clock
+                warm = engine.actors if engine else 1
+                (start, before), (end, after) = heard[warm - 1], heard[-1]
+                found.append((after - before) / (end - start))
+        ray.shutdown()
+    _print(given, rates, decode)
+
+
+def _draw(source: Path, count: int) -> None:
+    source.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        coarse = Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8))
+        coarse.resize((256, 256), Image.Resampling.BICUBIC).save(source / f"{i:04d}.jpg", quality=90)
+
+
+def _decode_rate(model: Model, source: Path) -> float:
+    items = find_items(source)
+    start = time.perf_counter()
+    for item in items:
+        opened(item, lambda p: prepared(model, p), lambda s: seen_box(model, s))
+    return len(items) / (time.perf_counter() - start)
+
+
+def _print(given: argparse.Namespace, rates: dict[str, list[float]], decode: float) -> None:
+    middle = {name: statistics.median(found) for name, found in rates.items()}
+    one = middle["Ray, 1 actor"]
+    table = Table(f"{given.model}, {given.views} views", "pictures/s", "of one actor's", "efficiency")
+    for name, rate in middle.items():
+        actors = 2 if "2" in name else 1
+        ray_row = name.startswith("Ray")
+        table.add_row(
+            name, f"{rate:.2f}", f"{rate / one:.2f}", f"{rate / one / actors:.2f}" if ray_row else ""
+        )
+    table.add_row("opening 256 × 256 JPEG, one core", f"{decode:.0f}", "", "")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

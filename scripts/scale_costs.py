@@ -1,0 +1,74 @@
+"""What a large audit costs on paper, from measured rates: the table of docs/scale.md.
+
+python scripts/scale_costs.py --rate 700 --decode 130
+"""
+
+import argparse
+from dataclasses import dataclass
+
+HOUR = 3600
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A number of tiles on a number of GPUs."""
+
+    gpu_hours: float
+    hours: float  # of wall time
+    decode_cores_per_gpu: float
+    read_gbit_per_s: float
+    stored_tb: float
+    read_tb: float
+    parts: int
+
+
+def costs(
+    *, tiles: int, gpus: int, rate: float, efficiency: float, decode: float, tile_kb: float, stored_kb: float, part: int
+) -> Costs:  # fmt: skip
+    """Rates in pictures a second: `rate` of one GPU, `decode` of one CPU core; `efficiency` of many GPUs to one."""
+    effective = rate * efficiency
+    gpu_seconds = tiles / effective
+    return Costs(
+        gpu_hours=gpu_seconds / HOUR,
+        hours=gpu_seconds / gpus / HOUR,
+        decode_cores_per_gpu=effective / decode,
+        read_gbit_per_s=effective * gpus * tile_kb * 8 / 1e6,
+        stored_tb=tiles * stored_kb / 1e9,
+        read_tb=tiles * tile_kb / 1e9,
+        parts=-(-tiles // part),
+    )
+
+
+def main() -> None:
+    """Print the rows of the table, as Markdown."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rate", type=float, nargs="+", required=True, help="pictures/s of one GPU, one or more"
+    )
+    parser.add_argument("--decode", type=float, required=True, help="pictures/s that one CPU core opens")
+    parser.add_argument("--tiles", type=int, default=100_000_000)
+    parser.add_argument("--gpus", type=int, default=64)
+    parser.add_argument("--efficiency", type=float, default=0.9, help="of many GPUs to one")
+    parser.add_argument("--tile-kb", type=float, default=20, help="kB read a tile")
+    parser.add_argument("--stored-kb", type=float, default=2.5, help="kB written a picture")
+    parser.add_argument("--part", type=int, default=256, help="pictures in a part")
+    given = parser.parse_args()
+    same = {name: value for name, value in vars(given).items() if name != "rate"}
+    print(
+        "| pictures/s a GPU | GPU-hours | hours on",
+        given.gpus,
+        "GPUs | decode cores a GPU | read Gbit/s | read TB | stored TB | parts |",
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for rate in given.rate:
+        c = costs(rate=rate, **same)
+        print(
+            f"| {rate:,.0f} | {c.gpu_hours:,.0f} | {c.hours:,.1f} | {c.decode_cores_per_gpu:.1f} | {c.read_gbit_per_s:.2f} "
+            f"| {c.read_tb:.1f} | {c.stored_tb:.2f} | {c.parts:,} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,453 @@
+"""Several devices, or a Ray cluster: the same rows as one process alone, whatever is killed meanwhile."""
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import equicam
+from equicam.audit.job import Auditing, versions
+from equicam.audit.run import audit
+from equicam.audit.store import Run
+from equicam.data.synthetic import draw_many
+from equicam.engines.devices import Devices
+from equicam.engines.job import Home, Recipe, Sent
+from equicam.errors import EquicamError
+from equicam.models.weights import fingerprint
+from tests.audit.conftest import ENV, equicam_command, equicam_process
+from tests.audit.test_run import drawn, rows
+
+OPTIONS = ("--views", "6", "--calibrate", "6", "--part", "4")
+SMALL = {"object_store_memory": 300_000_000, "include_dashboard": False, "log_to_driver": False}
+# a cluster of the tests' own, which nobody else can use
+RAY_ENV = ENV | {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
+ray_there = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="equicam[ray] is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def whole(patches, tmp_path_factory) -> Path:
+    """A run of one process on one device."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    audit(equicam.load("embedded"), patches, out, views=6, calibrate=6, part=4)
+    return out
+
+
+def same(one: Path, other: Path) -> bool:
+    return rows(one) == rows(other) and drawn(one) == drawn(other)
+
+
+def job(folder: Path, **changed) -> Auditing:
+    model = equicam.load("embedded")
+    told = Auditing(
+        home=Home.at(folder / "manifest.json"), made=Recipe("embedded"), blind=Recipe("embedded").blind(model),
+        weights=fingerprint(model.module), versions=versions(), method="equigrad-cam", views=6, as_published=False,
+        tau=None, gamma=None, fill="reflect", dtype=None, calibrated=frozenset(), workers=1, part_bytes=1,
+    )  # fmt: skip
+    return replace(told, **changed)
+
+
+def test_two_devices_write_the_rows_of_one(patches, whole, tmp_path):
+    code, said = equicam_command("audit", patches, "--out", tmp_path / "run", *OPTIONS, "--device", "cpu,cpu")
+    assert code == 0, said
+    assert same(tmp_path / "run", whole)
+    code, said = equicam_command("verify", tmp_path / "run", "--sample", 2, "--device", "cpu")
+    assert code == 0, said
+
+
+def test_two_devices_evaluate_as_one(patches, tmp_path):
+    model = equicam.load("embedded")
+    options = {"methods": ["grad-cam", "grad-cam@random-weights"], "scores": ["eq", "insertion"]}
+    one = equicam.evaluate(model, patches, **options, out=tmp_path / "one.parquet")
+    two = equicam.evaluate(
+        model, patches, **options, out=tmp_path / "two.parquet", engine=Devices(("cpu", "cpu"))
+    )
+    assert one.num_rows > 24
+    assert repr(two.to_pylist()) == repr(one.to_pylist())  # as text, for NaN is what no NaN equals
+    assert repr(pq.read_table(tmp_path / "two.parquet").to_pylist()) == repr(one.to_pylist())
+
+
+def test_a_worker_that_is_killed_is_named_and_what_is_written_stays(patches, whole, tmp_path):
+    out = tmp_path / "run"
+    command = ("audit", patches, "--out", out, *OPTIONS, "--device", "cpu,cpu")
+    process = equicam_process(*command)
+    killed = _kill_one(process, "spawn_main", lambda: len(list(out.glob("items/*.parquet"))) >= 1)
+    said, _ = process.communicate(timeout=120)
+    assert killed
+    assert process.returncode == 2
+    assert "the worker on cpu" in said
+    assert "signal 9" in said
+    there = {p: p.stat().st_mtime_ns for p in out.glob("items/*.parquet")}
+    assert 1 <= len(there) < 6
+    assert not _children_of(process.pid)
+    code, said = equicam_command(*command)
+    assert code == 0, said
+    assert same(out, whole)
+    assert all(p.stat().st_mtime_ns == then for p, then in there.items())
+
+
+def test_a_worker_says_what_is_wrong_with_it(patches, whole, tmp_path):
+    parts = [(0, equicam.data.sources.find_items(patches)[:4])]
+    for changed, word in (
+        ({"weights": "0" * 64}, "the run's weights"),
+        ({"home": Home(str(tmp_path), "manifest.json", "0")}, "a folder that all machines share"),
+        ({"home": replace(job(whole).home, sha256="0")}, "got another one"),
+        ({"versions": (("torch", "1.0"),)}, "torch was"),
+    ):
+        with pytest.raises(EquicamError, match=word):
+            list(Devices(("cpu", "cpu"), Recipe("embedded")).work(job(whole, **changed), parts))
+
+
+def test_a_part_that_is_there_is_not_written_again(patches, whole):
+    path = Run(whole).path("items", 0)
+    before = path.stat().st_mtime_ns
+    items = equicam.data.sources.find_items(patches)[:4]
+    work = job(whole)
+    work.ready("cpu")(0, work.opened((0, items)))
+    assert path.stat().st_mtime_ns == before
+
+
+def test_a_picture_that_killed_its_opener_is_a_row_the_next_time(patches, whole, tmp_path):
+    items = equicam.data.sources.find_items(patches)[:3]
+    deadly = replace(equicam.load("embedded"), preprocess=_dies_of_one(np.asarray(Image.open(items[1].path))))
+    work = job(whole, blind=deadly)
+    (whole / ".opening-000099.part").touch()  # whoever opened it last did not come back
+    found = work.opened((99, items))
+    assert [o.reason is None for o in found] == [True, False, True]
+    assert "killed the process" in found[1].reason
+    assert not (whole / ".opening-000099.part").exists()
+
+
+def _dies_of_one(pixels):
+    usual = equicam.load("embedded").preprocess
+    return lambda picture: os._exit(9) if (np.asarray(picture) == pixels).all() else usual(picture)
+
+
+def test_what_cannot_be_sent_is_refused(patches, tmp_path):
+    model = replace(equicam.load("embedded"), preprocess=lambda picture: picture)
+    with pytest.raises(EquicamError, match="that other processes can be sent"):
+        list(Devices(("cpu", "cpu")).work(job_with(model, tmp_path), [(0, []), (1, [])]))
+
+
+def job_with(model, tmp_path) -> Auditing:
+    (tmp_path / "manifest.json").write_text("{}")
+    return job(tmp_path, made=Sent(model), blind=model)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--device", "cpu,cuda:0"), "devices of one kind"),
+        (("--device", "cuda:0,cuda:0"), "each once"),
+        (("--actors", "2"), "--engine ray"),
+        (("--engine", "spark"), "local or ray"),
+    ],
+)
+def test_engines_that_make_no_sense_are_refused(patches, tmp_path, options, word):
+    code, said = equicam_command("audit", patches, "--out", tmp_path / "run", *options)
+    assert code == 2
+    assert word in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_engine_needs_files_on_both_sides(patches, tmp_path):
+    model = equicam.load("embedded")
+    two = Devices(("cpu", "cpu"))
+    with pytest.raises(EquicamError, match="a file for the rows"):
+        equicam.evaluate(model, patches, engine=two)
+    with pytest.raises(EquicamError, match="pictures in files"):
+        equicam.evaluate(model, [Image.new("RGB", (96, 96))], engine=two, out=tmp_path / "rows.parquet")
+
+
+def test_without_ray_its_extra_is_named(monkeypatch):
+    from equicam.engines import cluster
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EquicamError, match=r"pip install 'equicam\[ray\]'"):
+        cluster.best("somewhere:6379")
+
+
+IN_ONE_RAY = """
+import sys
+from pathlib import Path
+import ray
+ray.init("local", num_cpus=4, **{small!r})
+import equicam
+from equicam.audit.run import audit
+from equicam.engines.cluster import Cluster
+from equicam.engines.job import Recipe
+
+patches, out = sys.argv[1], Path(sys.argv[2])
+model = equicam.load("embedded")
+audit(model, "file://" + patches, out / "run", views=6, calibrate=6, part=4, engine=Cluster(actors=2, made=Recipe("embedded")))
+assert ray.is_initialized()
+try:
+    audit(model, patches, out / "none", engine=Cluster(actors=4))
+except equicam.errors.EquicamError as error:
+    print(error)
+"""
+
+
+@ray_there
+def test_ray_writes_the_rows_of_one_process(patches, whole, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ONE_RAY.format(small=SMALL), str(patches), str(tmp_path)],
+        env=RAY_ENV, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ours, theirs = rows(tmp_path / "run"), rows(whole)
+    assert all(row["path"].startswith("file://") for row in ours)
+    free = ("path", "mtime_ns")
+    assert [{k: v for k, v in row.items() if k not in free} for row in ours] == [
+        {k: v for k, v in row.items() if k not in free} for row in theirs
+    ]
+    assert drawn(tmp_path / "run") == drawn(whole)
+    assert not list((tmp_path / "run").rglob("*.part"))
+    assert "more CPUs than actors (4), got 4" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> Path:
+    """Three hundred drawn patches."""
+    folder = tmp_path_factory.mktemp("many")
+    for i, patch in enumerate(draw_many(300, seed=7)):
+        Image.fromarray(patch.image).save(folder / f"{i:03d}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole_of_many(many, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    code, said = equicam_command("audit", many, "--out", out, "--part", 8)
+    assert code == 0, said
+    return out
+
+
+@pytest.mark.slow
+@ray_there
+def test_ray_evaluates_as_one_process(patches, tmp_path):
+    told = ("evaluate", patches, "--methods", "grad-cam,equigrad-cam", "--scores", "eq,peum")
+    code, said = equicam_command(*told, "--out", tmp_path / "one.parquet")
+    assert code == 0, said
+    code, said = equicam_command(*told, "--out", tmp_path / "ray.parquet", "--engine", "ray", "--actors", 2)
+    assert code == 0, said
+    one, many = (pq.read_table(tmp_path / name).to_pylist() for name in ("one.parquet", "ray.parquet"))
+    assert len(one) > 24
+    assert repr(many) == repr(one)
+    assert not (tmp_path / "ray.parquet.parts").exists()
+
+
+@pytest.mark.slow
+@ray_there
+def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_path):
+    out = tmp_path / "run"
+    code, said = equicam_command("audit", many, "--out", out, "--part", 8, "--engine", "ray", "--actors", 2)
+    assert code == 0, said
+    assert same(out, whole_of_many)
+
+
+@pytest.mark.slow
+@ray_there
+def test_an_actor_is_killed_and_no_row_is_missing_or_doubled(many, whole_of_many, tmp_path):
+    out = tmp_path / "run"
+    process = equicam_process("audit", many, "--out", out, "--part", 8, "--engine", "ray", "--actors", 2)
+    for goal in (2, 10):
+        assert _kill_one(
+            process, "ray::MapWorker", lambda goal=goal: len(list(out.glob("items/*.parquet"))) >= goal
+        )
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    assert len({row["id"] for row in rows(out)}) == len(rows(out)) == 300
+    assert same(out, whole_of_many)
+
+
+@pytest.mark.slow
+@ray_there
+def test_the_head_goes_and_comes_back(many, whole_of_many, tmp_path):
+    out = tmp_path / "run"
+    options = ("audit", many, "--out", out, "--part", 8, "--engine", "ray", "--actors", 2)
+    with _head(tmp_path) as (address, stop):
+        process = equicam_process(*options, "--address", address, env=RAY_ENV)
+        while len(list(out.glob("items/*.parquet"))) < 5:
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
+        stop()
+        said, _ = process.communicate(timeout=300)
+    assert process.returncode != 0
+    there = len(list(out.glob("items/*.parquet")))
+    assert 5 <= there < 38
+    with _head(tmp_path) as (address, _):
+        code, said = equicam_command(*options, "--address", address, env=RAY_ENV)
+    assert code == 0, said
+    assert same(out, whole_of_many)
+
+
+WAITING = """
+import sys, time
+from dataclasses import dataclass
+from pathlib import Path
+import ray
+ray.init("local", num_cpus=4, **{small!r})
+from equicam.engines.cluster import Cluster
+
+@dataclass(frozen=True)
+class Slow:
+    folder: str
+    part_bytes: int = 4_000_000
+    def opened(self, part):
+        (Path(self.folder) / f"opened-{{part[0]}}").touch()
+        return bytes(self.part_bytes)
+    def ahead(self, parts):
+        return map(self.opened, parts)
+    def ready(self, device):
+        (Path(self.folder) / f"ready-{{time.monotonic_ns()}}").touch()
+        def compute(number, found):
+            time.sleep(0.3)
+        return compute
+
+folder = Path(sys.argv[1])
+most, done = 0, set()
+for number in Cluster(actors=1).work(Slow(str(folder)), [(n, []) for n in range(40)]):
+    assert number not in done
+    done.add(number)
+    most = max(most, len(list(folder.glob("opened-*"))) - len(done))
+assert len(done) == 40
+print("most", most, "ready", len(list(folder.glob("ready-*"))))
+"""
+
+
+@pytest.mark.slow
+@ray_there
+def test_opening_waits_for_computing_and_the_model_is_loaded_once(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING.format(small=SMALL), str(tmp_path)],
+        env=RAY_ENV, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    most, ready = (int(done.stdout.split()[i]) for i in (1, 3))
+    assert most <= 10  # of 40: five parts' worth of memory, and those that were being opened
+    assert ready == 1
+
+
+NODES = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from ray.cluster_utils import Cluster as Nodes
+
+nodes = Nodes(initialize_head=True, head_node_args={{"num_cpus": 2, **{small!r}}})
+lost = nodes.add_node(num_cpus=3, object_store_memory=200_000_000)
+import equicam
+from equicam.audit.run import audit
+from equicam.engines.cluster import Cluster
+from equicam.engines.job import Recipe
+
+source, out = sys.argv[1], Path(sys.argv[2])
+gone = []
+
+def lose(done, total, now):
+    if now >= 60 and not gone:
+        gone.append(now)
+        nodes.remove_node(lost, allow_graceful=False)
+
+where = Cluster(address=nodes.address, actors=3, made=Recipe("embedded"))
+audit(equicam.load("embedded"), source, out, part=8, engine=where, progress=lose)
+print("lost at", gone, flush=True)
+nodes.shutdown()
+"""
+
+
+@pytest.mark.slow
+@ray_there
+def test_a_node_is_lost_and_the_others_finish(many, whole_of_many, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", NODES.format(small={"object_store_memory": 200_000_000, "include_dashboard": False}),
+         str(many), str(tmp_path / "run")],
+        env=RAY_ENV, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "lost at [6" in done.stdout
+    assert same(tmp_path / "run", whole_of_many)
+
+
+class _head:  # noqa: N801  # a context manager
+    """A Ray head of this test's own, in a process group that can be killed at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self):
+        code = (
+            "import ray, time\n"
+            f"found = ray.init('local', num_cpus=4, **{SMALL!r})\n"
+            "print(found.address_info['gcs_address'], flush=True)\n"
+            "time.sleep(3600)\n"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], env=RAY_ENV, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        address = ""
+        while ":" not in address:
+            address = self.process.stdout.readline().strip()
+            assert self.process.poll() is None
+        return address, self.stop
+
+    def stop(self):
+        for pid in [*_children_of(self.process.pid), self.process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def __exit__(self, *_):
+        self.stop()
+
+
+def _children_of(pid: int) -> list[int]:
+    """Every process below one."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            status = (folder / "stat").read_text()
+        except OSError:
+            continue
+        parents[int(folder.name)] = int(status.rpartition(")")[2].split()[1])
+    found, todo = [], [pid]
+    while todo:
+        one = todo.pop()
+        below = [child for child, parent in parents.items() if parent == one]
+        found += below
+        todo += below
+    return found
+
+
+def _kill_one(process, title: str, when) -> bool:
+    """Kill the first process below another with a word in its title, once it is time."""
+    until = time.monotonic() + 200
+    while time.monotonic() < until and process.poll() is None:
+        if when():
+            for pid in _children_of(process.pid):
+                try:
+                    named = title in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+                except OSError:
+                    continue
+                if named:
+                    os.kill(pid, signal.SIGKILL)
+                    return True
+        time.sleep(0.02)
+    return False
