@@ -6,7 +6,6 @@ reverse it are spelled out. The random arm of a triage is not told: who reviews 
 
 import json
 import shlex
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -29,18 +28,10 @@ from equicam.parts import json_ready, write_whole
 from equicam.report import drawn, plots
 from equicam.report.drawn import Pictures
 from equicam.report.explained import MOST_SPREAD
+from equicam.report.words import FLAGS, visible
 
 MOST_BAD = 100  # rows of the table of bad pictures
 SILENT = {"blank", "constant", "none-kept"}  # flags under which PEUM says nothing
-LONGEST = 300  # characters of a name
-FLAGS = {
-    "blank": "the map is zero everywhere: no positive evidence for the class, or a dead layer",
-    "constant": "the map has the same value everywhere: nothing to see",
-    "flipped": "in at least one view the prediction is another one",
-    "none-kept": "the gate kept no view: this is the presented view alone, and its PEUM of 0 means nothing",
-    "low-coverage": "some cells no weighed view has seen",
-    "odd-size": "the picture is not square, or the feature grid does not divide it: turns are less exact",
-}
 Evidence = Mapping[str, Any]
 """`verdict`, a sentence, and `lines`, sentences with numbers and intervals; other keys go to the JSON."""
 
@@ -206,18 +197,6 @@ def _manifest(spec: Spec) -> dict[str, str]:
     told["angles"] = ", ".join(f"{angle:g}°" for angle in spec.angles)
     told["versions"] = ", ".join(f"{name} {version}" for name, version in spec.versions)
     return told
-
-
-def visible(text: object, most: int = LONGEST) -> str:
-    """Text of anybody's on one line: controls, direction marks and stacks of accents spelled out, and not endless."""
-    told, marks = [], 0
-    for c in str(text)[:most]:
-        kind = unicodedata.category(c)
-        marks = marks + 1 if kind.startswith("M") else 0
-        hidden = kind.startswith("C") or kind in ("Zl", "Zp") or marks > 3
-        told.append(c.encode("unicode_escape").decode() if hidden else c)
-    more = len(str(text)) - most
-    return "".join(told) + (f"… ({more:,} more characters)" if more > 0 else "")
 
 
 def _number(value: float | None, form: str = ".3g") -> str:
