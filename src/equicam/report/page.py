@@ -19,9 +19,11 @@ import pyarrow.compute as pc
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from equicam.audit.agreement import review
 from equicam.audit.log import Log
 from equicam.audit.spec import Spec
 from equicam.audit.store import Run
+from equicam.audit.verdicts import VERDICTS, Readings
 from equicam.data.items import readable
 from equicam.errors import EquicamError
 from equicam.parts import json_ready, write_whole
@@ -74,13 +76,15 @@ def write_report(
         )  # fmt: skip
     spec, items = run.spec, run.items()
     queue = triage.rows.filter(pc.equal(triage.rows["arm"], "queue")).sort_by("rank").to_pylist()
-    shown = _shown(run, spec, items, queue[: max(0, top)], evidence)
-    facts = _facts(run, spec, items, queue, triage) | {"queue": [one.facts for one in shown]}
+    readings = Readings(run.folder)
+    readings.refresh()
+    shown = _shown(run, spec, items, queue[: max(0, top)], evidence, readings)
+    facts = _facts(run, spec, items, queue, triage, readings) | {"queue": [one.facts for one in shown]}
     text = _environment().get_template("report.html.j2").render(
         facts=facts, shown=shown, plots=_plots(items, queue, triage, len(spec.angles)), manifest=_manifest(spec),
         folder=shlex.quote(readable(str(run.folder))), most_bad=MOST_BAD, most_spread=MOST_SPREAD, flags=FLAGS,
         scale=drawn.inline(drawn.scale_bar()), thinned=len(spec.angles) > drawn.MOST_VIEWS,
-        named=partial(_named, classes=spec.classes),
+        named=partial(_named, classes=spec.classes), verdicts=VERDICTS,
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
     write_whole(beside, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())
@@ -89,7 +93,7 @@ def write_report(
 
 
 def _facts(
-    run: Run, spec: Spec, items: pa.Table, queue: Sequence[Mapping[str, Any]], triage: Ranked
+    run: Run, spec: Spec, items: pa.Table, queue: Sequence[Mapping[str, Any]], triage: Ranked, readings: Readings
 ) -> dict[str, Any]:
     """Every number of the report, but those of single pictures."""
     log = Log(run.folder)
@@ -111,6 +115,7 @@ def _facts(
         },
         "guarantee": asdict(triage.guarantee),
         "worth": None if triage.worth is None else asdict(triage.worth),
+        "review": _review(readings, triage),
         "bad": bad.select(["id", "reason"]).to_pylist(),
         "log": {
             "events": len(events),
@@ -120,6 +125,13 @@ def _facts(
             "problems": log.problems(),
         },
     }
+
+
+def _review(readings: Readings, triage: Ranked) -> dict[str, Any] | None:
+    """What reviewers found, in both arms together with their numbers; no picture of the random arm is named."""
+    arms = dict(zip(triage.rows["id"].to_pylist(), triage.rows["arm"].to_pylist(), strict=True))
+    found = review(readings, arms)
+    return None if found is None else found.as_json() | {"of": len(arms)}
 
 
 def _plots(
@@ -143,6 +155,7 @@ def _shown(
     items: pa.Table,
     queue: Sequence[Mapping[str, Any]],
     evidence: Mapping[str, Evidence],
+    readings: Readings,
 ) -> list[Shown]:
     ids = [row["id"] for row in queue]
     known = {row["id"]: row for row in items.filter(_among(items, queue)).to_pylist()}
@@ -154,7 +167,7 @@ def _shown(
     maps = run.maps(ids)
     return [
         Shown(
-            _told(row, known[row["id"]], evidence, spec),
+            _told(row, known[row["id"]], evidence, spec) | {"verdicts": _verdicts(readings, row["id"])},
             drawn.pictured(known[row["id"]], maps.get(row["id"]), spec.angles),
         )
         for row in queue
@@ -181,6 +194,12 @@ def _told(
         "reasons": list(ranked["reasons"] or []),
         "evidence": dict(evidence[row["id"]]) if row["id"] in evidence else None,
     }
+
+
+def _verdicts(readings: Readings, name: str) -> list[dict[str, Any]]:
+    """Every verdict on a picture, changed ones too, and which stand."""
+    stands = {v.number for v in readings.readers(name).values()}
+    return [asdict(v) | {"stands": v.number in stands} for v in readings.verdicts(name)]
 
 
 def _named(target: int | None, classes: Sequence[str] | None) -> str:

@@ -95,12 +95,6 @@ class Desk:
         }  # fmt: skip
         return HTMLResponse(self.pages.get_template(name).render(told | values))
 
-    def warm(self) -> None:
-        """What the first picture needs, loaded while the reader reads the first page."""
-        import equicam.report.drawn  # noqa: F401
-
-        self.fresh()
-
 
 def make_app(run: Run, door: Door, *, blind: bool = True) -> ASGIApp:
     """The page over a run, behind a door."""
@@ -108,7 +102,6 @@ def make_app(run: Run, door: Door, *, blind: bool = True) -> ASGIApp:
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
-        desk.hands.submit(desk.warm)
         yield
         desk.hands.shutdown(wait=False, cancel_futures=True)
 

@@ -184,10 +184,10 @@ class Sorted:
             if len(self._kept) > 32:
                 self._kept.clear()
             mine = self.readings.standing(reviewer)
-            self._kept[stamp] = tuple(e for e in shelf.entries if self._passes(e, wanted, mine, reviewer))
+            self._kept[stamp] = tuple(e for e in shelf.entries if self._passes(e, wanted, mine))
         return self._kept[stamp]
 
-    def _passes(self, e: Entry, wanted: Mapping[str, str], mine: Mapping[str, Any], reviewer: str) -> bool:
+    def _passes(self, e: Entry, wanted: Mapping[str, str], mine: Mapping[str, Any]) -> bool:
         for name, value in wanted.items():
             if name == "flag":
                 fits = value in e.flags
