@@ -93,7 +93,12 @@ def write_report(
 
 
 def _facts(
-    run: Run, spec: Spec, items: pa.Table, queue: Sequence[Mapping[str, Any]], triage: Ranked, readings: Readings
+    run: Run,
+    spec: Spec,
+    items: pa.Table,
+    queue: Sequence[Mapping[str, Any]],
+    triage: Ranked,
+    readings: Readings,
 ) -> dict[str, Any]:
     """Every number of the report, but those of single pictures."""
     log = Log(run.folder)

@@ -119,7 +119,7 @@ class Guard:
             await refusal(scope, receive, dressed)
             return
         scope.setdefault("state", {})["session"] = self.door.session(request)
-        await self.app(scope, _replayed(body, receive), dressed)
+        await self.app(scope, _replayed(body or b"", receive), dressed)
 
     def _refusal(self, request: Request, body: bytes | None) -> Response | None:
         if not self.door.admits(request.headers.get("host", "")):
@@ -172,16 +172,16 @@ def _forged(request: Request, session: Session) -> Response | None:
 
 async def _body(receive: Receive) -> bytes | None:
     """All of it, or None where it is too large."""
-    found = b""
+    found = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return found
+            return bytes(found)
         found += message.get("body", b"")
         if len(found) > MOST_BODY:
             return None
         if not message.get("more_body"):
-            return found
+            return bytes(found)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
