@@ -125,7 +125,7 @@ def ana_events(house):
 @pytest.mark.parametrize("path", POSTS)
 def test_a_post_of_a_form_is_refused(ana, path):
     answer = ana.http.post(
-        path, data="name=eve", headers={"x-equicam-csrf": ana.csrf, "content-type": "text/plain"}
+        path, content="name=eve", headers={"x-equicam-csrf": ana.csrf, "content-type": "text/plain"}
     )
     assert answer.status_code == 415
 
