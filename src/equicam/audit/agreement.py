@@ -48,7 +48,8 @@ class Review:
     read: int
     twice: int  # pictures with two readers or more
     changed: int  # verdicts that took the place of another
-    first: Rates  # of first verdicts, which were given blind
+    in_sight: int  # first verdicts that were not blind
+    first: Rates  # of first verdicts
     standing: Rates
     pairs: tuple[Pair, ...]
 
@@ -78,6 +79,7 @@ def review(readings: Readings, arms: Mapping[str, str]) -> Review | None:
         read=len(by_item),
         twice=sum(len(some) > 1 for some in by_item.values()),
         changed=sum(v.changes is not None for v in given),
+        in_sight=sum(not v.blind for v in first.values()),
         first=_rates(_by_item(first.values()), arms),
         standing=_rates(by_item, arms),
         pairs=tuple(_pair(a, b, first) for a, b in combinations(sorted(readers), 2) if _both(a, b, first)),

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from equicam.audit.agreement import review
 from equicam.audit.log import Log
 from equicam.audit.spec import Spec
 from equicam.audit.store import Run
@@ -134,6 +133,12 @@ def _facts(
 
 def _review(readings: Readings, triage: Ranked) -> dict[str, Any] | None:
     """What reviewers found, in both arms together with their numbers; no picture of the random arm is named."""
+    if not readings.verdicts():
+        return None
+    from equicam.audit.agreement import (
+        review,  # intervals are slow to load, and most reports have none of these
+    )
+
     arms = dict(zip(triage.rows["id"].to_pylist(), triage.rows["arm"].to_pylist(), strict=True))
     found = review(readings, arms)
     return None if found is None else found.as_json() | {"of": len(arms)}
