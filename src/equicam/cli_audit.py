@@ -138,6 +138,9 @@ def triage(
             "seed": seed,
         }
         _triage(opened(run), options, evidence, source, weights, device)
+    console.print(
+        f"next: equicam review {escape(plain(shlex.quote(str(run))))}", soft_wrap=True, highlight=False
+    )
 
 
 def report(

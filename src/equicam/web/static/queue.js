@@ -72,6 +72,13 @@ const measure = () => {
   at = Math.max(0, Math.min(at, matching - 1));
 };
 
+// Of a long path the end tells more than the beginning.
+const ending = (name) => {
+  const letters = [...name];
+  const most = Math.floor((side - 70) / 8);
+  return letters.length > most ? `…${letters.slice(1 - most).join("")}` : name;
+};
+
 const card = (index) => {
   const item = document.createElement("li");
   const link = document.createElement("a");
@@ -108,7 +115,7 @@ const paint = (made, index) => {
   if (made.photo.getAttribute("src") !== source(one)) made.photo.src = source(one);
   const label = one.verdict ? LABELS[one.verdict] : one.second ? "second reader asked for" : "not read";
   made.badge.className = `dot ${one.verdict ? `v-${one.verdict}` : one.second ? "asked" : "none"}`;
-  made.words.textContent = `${one.place.toLocaleString("en")}${one.name ? ` · ${one.name}` : ""}`;
+  made.words.textContent = `${one.place.toLocaleString("en")}${one.name ? ` · ${ending(one.name)}` : ""}`;
   made.words.title = one.name || "";
   const flags = one.flags.length ? `, flags: ${one.flags.join(", ")}` : "";
   made.link.setAttribute("aria-label", `Picture ${one.place}${one.name ? `, ${one.name}` : ""}${one.class ? `, predicted ${one.class}` : ""}, ${label}${flags}`);
