@@ -71,6 +71,7 @@ class Readings:
         self._notes: dict[str, list[Note]] = {}
         self._standing: dict[str, dict[str, Verdict]] = {}
         self._marks: dict[str, Verdict | Note] = {}
+        self._asked: set[str] = set()
 
     def refresh(self) -> int:
         """Read what was added since; the number of the last event."""
@@ -100,6 +101,11 @@ class Readings:
         """A reviewer's last verdict by picture."""
         with self._lock:
             return dict(self._standing.get(reviewer, {}))
+
+    def asked(self) -> set[str]:
+        """Pictures for which somebody ever asked for a second reader."""
+        with self._lock:
+            return set(self._asked)
 
     def readers(self, item: str) -> dict[str, Verdict]:
         """Each reviewer's last verdict on a picture."""
@@ -179,6 +185,8 @@ class Readings:
             )  # fmt: skip
             self._verdicts.setdefault(item, []).append(made)
             self._standing.setdefault(event.who, {})[item] = made
+            if made.verdict == "second-reader":
+                self._asked.add(item)
         elif event.kind == "note":
             made = Note(event.number, event.time, event.who, item, str(told.get("text") or ""))
             self._notes.setdefault(item, []).append(made)

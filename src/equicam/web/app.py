@@ -23,7 +23,7 @@ from equicam.errors import EquicamError
 from equicam.report.words import FLAGS, visible
 from equicam.web import pictures, shown
 from equicam.web.guard import Door, Guard, Session
-from equicam.web.shelf import A_PAGE, FILTERS, Entry, Shelf, Shelves, Sorted
+from equicam.web.shelf import A_PAGE, FILTERS, Entry, Shelf, Shelves, Sieve
 
 HERE = Path(__file__).parent
 STATIC = {
@@ -73,7 +73,7 @@ class Desk:
         self.spec = run.spec
         self.readings = Readings(run.folder)
         self.shelves = Shelves(run, blind=blind)
-        self.sorted = Sorted(self.shelves, self.readings)
+        self.sieve = Sieve(self.shelves, self.readings)
         self.pictures = pictures.Pictures(self.spec.angles)
         self.hands = ThreadPoolExecutor(3, "drawing")  # so that drawing never keeps a verdict waiting
         self.pages = Environment(
@@ -121,7 +121,7 @@ def _add_pages(app: FastAPI, desk: Desk) -> None:
             return RedirectResponse("/who", 303)
         shelf = desk.fresh()
         return desk.render(
-            "queue.html.j2", session, progress=shown.progress(shelf, desk.sorted, session.reviewer), flags=FLAGS,
+            "queue.html.j2", session, progress=shown.progress(shelf, desk.sieve, session.reviewer), flags=FLAGS,
             chosen={name: request.query_params.get(name, "") for name in FILTERS},
         )  # fmt: skip
 
@@ -137,11 +137,11 @@ def _add_pages(app: FastAPI, desk: Desk) -> None:
             page.status_code = 404
             return page
         wanted = _wanted(request)
-        facts = shown.facts(shelf, entry, desk.sorted, session.reviewer, desk.spec)
+        facts = shown.facts(shelf, entry, desk.sieve, session.reviewer, desk.spec)
         return desk.render(
             "item.html.j2", session, item=facts, around=_around(desk, shelf, entry, session.reviewer, wanted),
-            progress=shown.progress(shelf, desk.sorted, session.reviewer), wanted=wanted, flags=FLAGS,
-            missing=pictures.missing(shelf, entry),
+            wanted=wanted, flags=FLAGS,
+            missing=desk.pictures.missing(shelf, entry),
         )  # fmt: skip
 
     @app.get("/who")
@@ -154,7 +154,7 @@ def _add_answers(app: FastAPI, desk: Desk) -> None:
     def listed(request: Request, offset: int = 0, limit: int = 60) -> dict[str, Any]:
         reviewer = _reader(request)
         shelf = desk.fresh()
-        passing = desk.sorted.passing(shelf, reviewer, _wanted(request))
+        passing = desk.sieve.passing(shelf, reviewer, _wanted(request))
         mine = desk.readings.standing(reviewer)
         start, most = max(0, offset), max(1, min(limit, A_PAGE))
         some = passing[start : start + most]
@@ -168,7 +168,7 @@ def _add_answers(app: FastAPI, desk: Desk) -> None:
     @app.get("/api/progress")
     def progress(request: Request) -> dict[str, Any]:
         reviewer = _reader(request)
-        return shown.progress(desk.fresh(), desk.sorted, reviewer)
+        return shown.progress(desk.fresh(), desk.sieve, reviewer)
 
     @app.get("/api/item/{key}")
     def item(request: Request, key: str) -> Response:
@@ -177,7 +177,7 @@ def _add_answers(app: FastAPI, desk: Desk) -> None:
         entry = shelf.find(key)
         if entry is None:
             return _no(404, "this picture is not in the queue")
-        return JSONResponse(shown.facts(shelf, entry, desk.sorted, reviewer, desk.spec))
+        return JSONResponse(shown.facts(shelf, entry, desk.sieve, reviewer, desk.spec))
 
     @app.post("/api/verdict")
     def decide(request: Request, given: Given) -> Response:
@@ -228,7 +228,7 @@ def _add_files(app: FastAPI, desk: Desk) -> None:
     def export(request: Request, kind: str) -> Response:
         reviewer = _reader(request)
         shelf = desk.fresh()
-        told = desk.sorted.told(shelf, reviewer)
+        told = desk.sieve.told(shelf, reviewer)
         rows = exported(desk.readings, shelf.triage, of=None if told else reviewer, told=told)
         if kind == "csv":
             names = [*COLUMNS, *(TOLD if told else ())]
@@ -292,8 +292,8 @@ def _wanted(request: Request) -> dict[str, str]:
 
 
 def _around(desk: Desk, shelf: Shelf, entry: Entry, reviewer: str, wanted: dict[str, str]) -> dict[str, Any]:
-    passing = desk.sorted.passing(shelf, reviewer, wanted)
-    others = desk.sorted.passing(shelf, reviewer, {k: v for k, v in wanted.items() if k != "verdict"})
+    passing = desk.sieve.passing(shelf, reviewer, wanted)
+    others = desk.sieve.passing(shelf, reviewer, {k: v for k, v in wanted.items() if k != "verdict"})
     mine = desk.readings.standing(reviewer)
     return shown.around(shelf, passing, entry) | {"unread": shown.unread(shelf, others, entry, mine)}
 

@@ -6,6 +6,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,6 +66,15 @@ class Pictures:
                 self._bytes -= len(gone[0]) if gone else 0
         return made
 
+    def missing(self, shelf: Shelf, entry: Entry) -> str | None:
+        """Why its photo cannot be shown, in a sentence."""
+        if self.drawn(shelf, entry, "photo") is not None:
+            return None
+        from equicam.report import drawn
+
+        found = drawn.photograph(shelf.row(entry), (8, 8))
+        return found if isinstance(found, str) else None
+
     def _draw(self, shelf: Shelf, entry: Entry, kind: str) -> tuple[bytes, str] | None:
         from equicam.report import drawn
         from equicam.report.overlay import overlay
@@ -106,14 +116,6 @@ class Pictures:
 
         plane = arrays.planes[number]
         return np.clip(drawn.turned_back(drawn.stretched(plane, size), self.angles[number]), 0, 1)
-
-
-def missing(shelf: Shelf, entry: Entry) -> str | None:
-    """Why its photo cannot be shown, in a sentence."""
-    from equicam.report import drawn
-
-    found = drawn.photograph(shelf.row(entry), (8, 8))
-    return found if isinstance(found, str) else None
 
 
 def _grid(row: dict[str, Any], arrays: "Drawn | None") -> tuple[int, int]:
@@ -160,8 +162,6 @@ def _jpeg(pixels: Any, *, quality: int = 84) -> tuple[bytes, str]:
 
 
 def _written(path: Any) -> str:
-    from pathlib import Path
-
     try:
         stat = Path(path or "").stat()
     except (OSError, ValueError):

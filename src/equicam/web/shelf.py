@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -42,7 +43,9 @@ class Shelf:
     triage: pa.Table
     entries: tuple[Entry, ...]  # in order of review
     places: Mapping[str, int]  # by key
-    ids: frozenset[str]
+    ids: Mapping[str, int]  # places by id
+    flags: Mapping[str, int]  # how many have each
+    arms: Mapping[str, int]
 
     def find(self, key: str) -> Entry | None:
         """The entry of a key."""
@@ -126,13 +129,12 @@ def _shelved(run: Run, path: Path, *, blind: bool) -> Shelf:
     found.sort(key=lambda e: rank[e.row])
     entries = _mixed(found, version) if blind else tuple(found)
     return Shelf(
-        run,
-        version,
-        triage,
-        entries,
-        {e.key: place for place, e in enumerate(entries)},
-        frozenset(e.id for e in entries),
-    )
+        run, version, triage, entries,
+        places={e.key: place for place, e in enumerate(entries)},
+        ids={e.id: place for place, e in enumerate(entries)},
+        flags=dict(sorted(Counter(flag for e in entries for flag in e.flags).items())),
+        arms=dict(sorted(Counter(e.arm for e in entries).items(), reverse=True)),
+    )  # fmt: skip
 
 
 def key_of(name: str) -> str:
@@ -150,7 +152,7 @@ def _mixed(ranked: list[Entry], salt: str) -> tuple[Entry, ...]:
     return tuple(sorted(ranked, key=lambda e: at[e.key]))
 
 
-class Sorted:
+class Sieve:
     """Which entries pass a reader's filters; the last few answers are kept."""
 
     def __init__(self, shelves: Shelves, readings: Readings) -> None:
@@ -163,7 +165,7 @@ class Sorted:
 
     def read(self, shelf: Shelf, reviewer: str) -> int:
         """How many of the pictures to review this reader has."""
-        return len(shelf.ids & self.readings.standing(reviewer).keys())
+        return len(shelf.ids.keys() & self.readings.standing(reviewer).keys())
 
     def told(self, shelf: Shelf, reviewer: str) -> bool:
         """May arms be named to this reader? Only where nothing is blind, or nothing is left to be biased."""

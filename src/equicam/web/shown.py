@@ -9,13 +9,14 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain, islice
 from typing import Any
 
 from equicam.audit.spec import Spec
 from equicam.audit.verdicts import VERDICTS, Readings, Verdict
 from equicam.parts import json_ready, read_json
 from equicam.report.words import visible
-from equicam.web.shelf import Entry, Shelf, Sorted, wants_second
+from equicam.web.shelf import Entry, Shelf, Sieve, wants_second
 
 SILENT = {"blank", "constant", "none-kept"}  # flags under which PEUM says nothing
 GIVING_AWAY = ("PEUM ", "low confidence")  # how reasons begin that hold hidden numbers
@@ -41,38 +42,33 @@ def listed(
     return told
 
 
-def progress(shelf: Shelf, sorted_: Sorted, reviewer: str) -> dict[str, Any]:
+def progress(shelf: Shelf, sieve: Sieve, reviewer: str) -> dict[str, Any]:
     """How far this reader is, and what is in the list."""
-    readings, blind = sorted_.readings, sorted_.shelves.blind
+    readings, blind = sieve.readings, sieve.shelves.blind
     mine = {item: v for item, v in readings.standing(reviewer).items() if item in shelf.ids}
     given = Counter(v.verdict for v in mine.values())
-    told = sorted_.told(shelf, reviewer)
-    classes = Counter(e.named for e in shelf.entries if e.named is not None and (not blind or e.id in mine))
-    found: dict[str, Any] = {
+    told = sieve.told(shelf, reviewer)
+    known = (shelf.entries[shelf.ids[item]] for item in mine) if blind else shelf.entries
+    classes = Counter(e.named for e in known if e.named is not None)
+    asked = readings.asked() & shelf.ids.keys()
+    return {
         "version": shelf.version,
         "reviewer": reviewer,
         "total": len(shelf.entries),
         "read": len(mine),
         "verdicts": {name: given[name] for name in VERDICTS},
-        "flags": dict(sorted(Counter(flag for e in shelf.entries for flag in e.flags).items())),
+        "flags": dict(shelf.flags),
         "classes": dict(sorted(classes.items())),
-        "to_second": sum(
-            wants_second(readings, item) for item in _asked(readings, shelf) if item not in mine
-        ),
-        "arms": dict(Counter(e.arm for e in shelf.entries)) if told else None,
+        "to_second": sum(item not in mine and wants_second(readings, item) for item in asked),
+        "arms": dict(shelf.arms) if told else None,
     }
-    return found
-
-
-def _asked(readings: Readings, shelf: Shelf) -> set[str]:
-    return {v.item for v in readings.verdicts() if v.verdict == "second-reader" and v.item in shelf.ids}
 
 
 def around(shelf: Shelf, passing: Sequence[Entry], entry: Entry) -> dict[str, Any]:
     """The keys before and after an entry in a filtered list, which need not hold it any more."""
     at = shelf.places[entry.key]
-    where = [shelf.places[e.key] for e in passing]
-    before, after = bisect_left(where, at) - 1, bisect_right(where, at)
+    before = bisect_left(passing, at, key=lambda e: shelf.places[e.key]) - 1
+    after = bisect_right(passing, at, key=lambda e: shelf.places[e.key])
     return {
         "index": before + 1,
         "previous": passing[before].key if before >= 0 else None,
@@ -82,19 +78,18 @@ def around(shelf: Shelf, passing: Sequence[Entry], entry: Entry) -> dict[str, An
 
 def unread(shelf: Shelf, passing: Sequence[Entry], entry: Entry, mine: Mapping[str, Verdict]) -> str | None:
     """The next picture of the list this reader has given no verdict on, from here on and then from the top."""
-    at = shelf.places[entry.key]
-    left = [e for e in passing if e.id not in mine and e.key != entry.key]
-    after = (e.key for e in left if shelf.places[e.key] > at)
-    return next(after, left[0].key if left else None)
+    start = bisect_right(passing, shelf.places[entry.key], key=lambda e: shelf.places[e.key])
+    on = chain(islice(passing, start, None), islice(passing, start))
+    return next((e.key for e in on if e.id not in mine and e.key != entry.key), None)
 
 
-def facts(shelf: Shelf, entry: Entry, sorted_: Sorted, reviewer: str, spec: Spec) -> dict[str, Any]:
+def facts(shelf: Shelf, entry: Entry, sieve: Sieve, reviewer: str, spec: Spec) -> dict[str, Any]:
     """All that this reader may know of a picture now."""
-    readings, row = sorted_.readings, shelf.row(entry)
+    readings, row = sieve.readings, shelf.row(entry)
     given = readings.verdicts(entry.id)
     own = [v for v in given if v.reviewer == reviewer]
-    hidden = sorted_.shelves.blind and not own
-    told = sorted_.told(shelf, reviewer)
+    hidden = sieve.shelves.blind and not own
+    told = sieve.told(shelf, reviewer)
     ranked, arrays = shelf.ranked(entry), shelf.drawn(entry)
     reasons = [r for r in ranked["reasons"] or [] if not (hidden and r.startswith(GIVING_AWAY))]
     found: dict[str, Any] = {
