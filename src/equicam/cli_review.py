@@ -89,7 +89,9 @@ def _serve(
     name = reviewer_name(reviewer) if reviewer else None if expose else _login()
     with _listening(host, port) as listening:
         at = listening.getsockname()[1]
-        door = Door(port=at, hosts=(host, socket.gethostname()), exposed=expose, reviewer=name)
+        door = Door(
+            port=at, hosts=(host, socket.gethostname()) if expose else (), exposed=expose, reviewer=name
+        )
         app = make_app(found, door, blind=blind)
         Log(found.folder).add("review opened", {"blind": blind, "exposed": expose}, who=name or "equicam")
         shown = f"[{host}]" if ":" in host else "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
@@ -142,10 +144,11 @@ def _login() -> str | None:
 
 def _export(run: Path, path: Path) -> int:
     import json
+    from dataclasses import asdict
 
     from equicam.audit.sheets import as_csv
     from equicam.audit.verdicts import COLUMNS, TOLD, Readings, exported
-    from equicam.parts import read_table, write_whole
+    from equicam.parts import json_ready, read_table, write_whole
     from equicam.web.shelf import refuse_unranked
 
     found = opened(run)
@@ -156,7 +159,9 @@ def _export(run: Path, path: Path) -> int:
     if path.suffix.lower() == ".csv":
         write_whole(path, as_csv((*COLUMNS, *TOLD), rows))
     elif path.suffix.lower() == ".json":
-        write_whole(path, json.dumps({"complete": True, "verdicts": rows}, indent=1).encode())
+        notes = [asdict(note) for note in readings.notes()]
+        told = {"complete": True, "verdicts": rows, "notes": notes}
+        write_whole(path, json.dumps(json_ready(told), indent=1, allow_nan=False).encode())
     else:
         raise EquicamError(
             "--export", needs="a name that ends in .csv or .json", got=plain(path), fix="verdicts.csv"

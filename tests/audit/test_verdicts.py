@@ -158,6 +158,7 @@ def test_the_report_tells_what_reviewers_found(tmp_path):
     for name in queue[:8]:
         said(readings, name, "bo", "shortcut" if name != queue[0] else "unsure")
     said(readings, queue[0], "bo", "supports")
+    readings.remark(queue[0], "bo", "ask <i>again</i>", mark="note-0001")
     path = write_report(run, triage)
     page, facts = Page(path.read_text()), json.loads(path.with_suffix(".json").read_text())
     told = facts["review"]
@@ -173,6 +174,7 @@ def test_the_report_tells_what_reviewers_found(tmp_path):
     assert "What reviewers found" in page.text
     assert "Cohen’s κ" in page.text
     assert "1 verdict was changed" in page.text
+    assert "ask <i>again</i>" in page.text
     assert "ana <b>" in page.text
     assert any(len(q["verdicts"]) == 3 for q in facts["queue"])
     controls = [row["id"] for row in rows if row["arm"] == "control"]

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -320,6 +321,20 @@ def test_ranked_anew_while_it_is_read(run, ana):
     assert len(gone) == len(keys) - 1
 
 
+def test_a_run_that_is_still_written_is_read(run, ana):
+    """Parts that are to come change nothing that is on the page."""
+    (run.folder / "manifest.json").write_text(replace(run.spec, pictures=5000).as_json())
+    assert run.pending()
+    reader = House(run).reader("ana")
+    before = [row["key"] for row in reader.list()]
+    (run.path("items", 1).parent / ".part-000001.parquet.x.part").write_bytes(b"half")
+    assert reader.decide(before[0], "supports").status_code == 200
+    write_table(run.path("maps", 1), read_table(run.path("maps", 0)).slice(0, 0))
+    write_table(run.path("items", 1), read_table(run.path("items", 0)).slice(0, 0))
+    assert [row["key"] for row in reader.list()] == before
+    assert reader.get(f"/item/{before[1]}").status_code == 200
+
+
 def test_a_run_without_a_queue_says_what_to_do(tmp_path):
     reader = House(fake_run(tmp_path)).reader()
     answer = reader.get("/api/queue")
@@ -406,10 +421,13 @@ def test_a_blind_export_has_ones_own_verdicts_and_no_arm_and_a_finished_one_all(
     assert rows[0]["reason"] == "'=HYPERLINK(1)"
     assert rows[0]["hash"] == events(run)[0].hash
     assert rows[0]["previous"] == events(run)[0].previous
+    bo.post("/api/note", {"key": keys[1], "text": "bo's note", "mark": "note-of-bo"})
+    assert ana.get("/export/verdicts.json").json()["notes"] == []
     for key in keys[1:]:
         ana.decide(key, "supports")
     full = ana.get("/export/verdicts.json").json()
     assert full["complete"]
+    assert [note["text"] for note in full["notes"]] == ["bo's note"]
     assert {row["reviewer"] for row in full["verdicts"]} == {"ana", "bo"}
     assert {row["arm"] for row in full["verdicts"]} == {"queue", "control"}
     whole = csv.DictReader(io.StringIO(ana.get("/export/verdicts.csv").text))

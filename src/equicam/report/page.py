@@ -177,7 +177,11 @@ def _shown(
     maps = run.maps(ids)
     return [
         Shown(
-            _told(row, known[row["id"]], evidence, spec) | {"verdicts": _verdicts(readings, row["id"])},
+            _told(row, known[row["id"]], evidence, spec)
+            | {
+                "verdicts": _verdicts(readings, row["id"]),
+                "notes": [asdict(n) for n in readings.notes(row["id"])],
+            },
             drawn.pictured(known[row["id"]], maps.get(row["id"]), spec.angles),
         )
         for row in queue

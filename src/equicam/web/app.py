@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from equicam.audit.sheets import as_csv
 from equicam.audit.store import Run
 from equicam.audit.verdicts import COLUMNS, TOLD, VERDICTS, Readings, StaleError, exported, reviewer_name
 from equicam.errors import EquicamError
+from equicam.parts import json_ready
 from equicam.report.words import FLAGS, visible
 from equicam.web import pictures, shown
 from equicam.web.guard import Door, Guard, Session
@@ -234,7 +236,9 @@ def _add_files(app: FastAPI, desk: Desk) -> None:
             names = [*COLUMNS, *(TOLD if told else ())]
             return _download(as_csv(names, rows), "text/csv; charset=utf-8", "verdicts.csv")
         if kind == "json":
-            text = json.dumps({"complete": told, "verdicts": rows}, indent=1, allow_nan=False)
+            notes = [asdict(n) for n in desk.readings.notes() if told or n.reviewer == reviewer]
+            found = json_ready({"complete": told, "verdicts": rows, "notes": notes})
+            text = json.dumps(found, indent=1, allow_nan=False)
             return _download(text.encode(), "application/json", "verdicts.json")
         return _no(404, "verdicts are exported as csv or json")
 

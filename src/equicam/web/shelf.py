@@ -182,12 +182,14 @@ class Sieve:
                 fix="reading them first",
             )  # fmt: skip
         stamp = (shelf.version, reviewer, self.readings.seen, *sorted(wanted.items()))
-        if stamp not in self._kept:
-            if len(self._kept) > 32:
-                self._kept.clear()
+        found = self._kept.get(stamp)
+        if found is None:
             mine = self.readings.standing(reviewer)
-            self._kept[stamp] = tuple(e for e in shelf.entries if self._passes(e, wanted, mine))
-        return self._kept[stamp]
+            found = tuple(e for e in shelf.entries if self._passes(e, wanted, mine))
+            if len(self._kept) > 32:
+                self._kept = {}
+            self._kept[stamp] = found
+        return found
 
     def _passes(self, e: Entry, wanted: Mapping[str, str], mine: Mapping[str, Any]) -> bool:
         for name, value in wanted.items():

@@ -38,8 +38,13 @@ def listed(
         "class": None,
     }
     if own or not blind:
-        told |= {"name": visible(entry.id, 80), "class": visible(entry.named, 60)}
+        told |= {"name": visible(_tail(entry.id)), "class": visible(entry.named, 60)}
     return told
+
+
+def _tail(name: str, most: int = 80) -> str:
+    """Of a long path the end, which tells more."""
+    return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
 def progress(shelf: Shelf, sieve: Sieve, reviewer: str) -> dict[str, Any]:
