@@ -26,9 +26,7 @@ def free_port():
 
 
 def test_it_starts_binds_to_loopback_and_stops(run):
-    began = time.monotonic()
     with Served(run, "--reviewer", "ana") as served:
-        assert time.monotonic() - began < 3  # under a second on a machine that does nothing else
         assert served.address.startswith("http://127.0.0.1:")
         client = served.client()
         assert b"reading as" in client.open(served.home).read()
@@ -40,6 +38,16 @@ def test_it_starts_binds_to_loopback_and_stops(run):
                 socket.create_connection((other, served.port), timeout=2)
     assert served.process.returncode in (0, -signal.SIGTERM)
     assert served.address.partition("token=")[2] not in "".join(served.said[1:])
+
+
+def test_it_starts_in_about_a_second(run):
+    """The best of a few starts, for the machine may be busy; it takes 0.6 s on one that is not very."""
+    took = []
+    while len(took) < 5 and min(took, default=9) > 1:
+        began = time.monotonic()
+        with Served(run):
+            took.append(time.monotonic() - began)
+    assert min(took) < 1.5
 
 
 def _addresses():

@@ -123,7 +123,7 @@ def _rates(by_item: Mapping[str, list[str]], arms: Mapping[str, str]) -> Rates:
 def _sentence(queue: Estimate, control: Estimate, more: Estimate, still: int) -> str:
     if not queue.n and not control.n:
         return f"no picture is settled yet; {still} are open"
-    told = f"{_share(queue)} of the queue and {_share(control)} of the random pictures were found wanting"
+    told = f"{_share(queue, 'of the queue')} and {_share(control, 'drawn at random')} were found wanting"
     if not (queue.n and control.n):
         return f"{told}; a comparison needs both"
     if more.low > 0:
@@ -136,10 +136,10 @@ def _sentence(queue: Estimate, control: Estimate, more: Estimate, still: int) ->
     return f"{told}: {difference}, so {means}" + (f"; {still} are open" if still else "")
 
 
-def _share(e: Estimate) -> str:
+def _share(e: Estimate, which: str) -> str:
     if not e.n:
-        return "none yet"
-    return f"{100 * e.value:.0f} % [{100 * e.low:.0f}, {100 * e.high:.0f}] ({e.n})"
+        return f"none yet of those {which}"
+    return f"{100 * e.value:.0f} % [{100 * e.low:.0f}, {100 * e.high:.0f}] of {e.n} {which}"
 
 
 def _both(a: str, b: str, first: Mapping[tuple[str, str], Verdict]) -> list[str]:
