@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import urllib.error
+from pathlib import Path
 
 import pytest
 
@@ -40,14 +41,15 @@ def test_it_starts_binds_to_loopback_and_stops(run):
     assert served.address.partition("token=")[2] not in "".join(served.said[1:])
 
 
-def test_it_starts_in_about_a_second(run):
-    """The best of a few starts, for the machine may be busy; it takes 0.6 s on one that is not very."""
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="counts CPU time as Linux tells it")
+def test_it_starts_in_under_a_second_of_work(run):
+    """CPU time until it listens, for the clock also counts what else the machine does; about 0.6 s."""
     took = []
-    while len(took) < 5 and min(took, default=9) > 1:
-        began = time.monotonic()
-        with Served(run):
-            took.append(time.monotonic() - began)
-    assert min(took) < 1.5
+    while len(took) < 3 and min(took, default=9) > 1:
+        with Served(run) as served:
+            told = Path(f"/proc/{served.process.pid}/stat").read_text().rpartition(")")[2].split()
+            took.append((int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK"))
+    assert min(took) < 1
 
 
 def _addresses():

@@ -77,7 +77,7 @@ class Desk:
         self.shelves = Shelves(run, blind=blind)
         self.sieve = Sieve(self.shelves, self.readings)
         self.pictures = pictures.Pictures(self.spec.angles)
-        self.hands = ThreadPoolExecutor(3, "drawing")  # so that drawing never keeps a verdict waiting
+        self.hands = ThreadPoolExecutor(2, "drawing")  # so that drawing never keeps a verdict waiting
         self.pages = Environment(
             loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
