@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import replace
 from itertools import pairwise
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow.compute as pc
@@ -471,3 +472,35 @@ def test_flags_and_classes_are_counted(run, ana):
         House(run, blind=False).reader().get("/api/progress").json()["arms"]["control"]
         == pc.sum(pc.equal(table["arm"], "control")).as_py()
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../../../etc/passwd",
+        "/etc/passwd",
+        "..\\..\\x'\"<img src=x onerror=alert(1)>\n\u202e.png",
+        "%2e%2e%2f",
+    ],
+)
+def test_a_name_that_climbs_is_only_a_name(run, name):
+    old = next(i for i in arms(run) if i.startswith("slide-") and i not in (MISSING, CHANGED))
+    for path in ("sample.parquet", "triage.parquet", "items/part-000000.parquet", "maps/part-000000.parquet"):
+        table = read_table(run.folder / path)
+        ids = pc.if_else(pc.equal(table["id"], old), name, table["id"])
+        write_table(
+            run.folder / path, table.set_column(table.column_names.index("id"), table.schema.field("id"), ids)
+        )
+    reader, key = House(run, blind=False).reader(), key_of(name)
+    page = Page(reader.get(f"/item/{key}").text)
+    assert "root:" not in page.text
+    assert not [a for a in page.every("img") if a.get("src") == "x"]
+    assert Image.open(io.BytesIO(reader.get(f"/picture/{key}/photo").content)).size == (96, 96)
+    assert reader.decide(key, "supports").status_code == 200
+    assert events(run)[0].payload["item"] == name
+    assert (
+        next(iter(csv.DictReader(io.StringIO(reader.get("/export/verdicts.csv").text, newline=""))))["item"]
+        == name
+    )
+    assert reader.get(f"/item/{quote(name)}").status_code == 404
+    assert reader.get(f"/item/{quote(name, safe='')}").status_code == 404

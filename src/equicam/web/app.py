@@ -107,7 +107,7 @@ def make_app(run: Run, door: Door, *, blind: bool = True) -> ASGIApp:
         yield
         desk.hands.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=running)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=running)
     _add_pages(app, desk)
     _add_answers(app, desk)
     _add_files(app, desk)
