@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all lint types format embedded-model picture bench clean
+.PHONY: help setup demo test test-all test-browser lint types format embedded-model picture bench clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -25,6 +25,9 @@ test: setup ## pass all tests (the slow, gpu and browser ones are run by hand)
 
 test-all: setup ## the slow tests too
 	$(BIN)/python -m pytest -m 'not gpu and not browser'
+
+test-browser: setup ## the review page in a real Chromium
+	$(BIN)/python -m pytest tests/web -m browser
 
 lint: setup ## ruff, and the arrows between layers
 	$(BIN)/ruff check .

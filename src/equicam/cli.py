@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from equicam import cli_audit, cli_reproduce
+from equicam import cli_audit, cli_reproduce, cli_review
 from equicam.terminal import console, dtype_named, listed, plain, refused, where
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ for command in (
     cli_audit.triage,
     cli_audit.report,
     cli_audit.verify,
+    cli_review.review,
     cli_reproduce.reproduce,
 ):
     app.command()(command)

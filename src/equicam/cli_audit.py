@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from equicam.terminal import console, dtype_named, listed, plain, refused, where
+from equicam.terminal import console, dtype_named, listed, opened, plain, refused, where
 
 if TYPE_CHECKING:
     from equicam.audit.store import Run
@@ -162,7 +162,10 @@ def triage(
             "quotas": quotas,
             "seed": seed,
         }
-        _triage(_opened(run), options, evidence, source, weights, device)
+        _triage(opened(run), options, evidence, source, weights, device)
+    console.print(
+        f"next: equicam review {escape(plain(shlex.quote(str(run))))}", soft_wrap=True, highlight=False
+    )
 
 
 def report(
@@ -175,7 +178,7 @@ def report(
     For example: `equicam report run`
     """
     with refused():
-        path = _report(_opened(run, source), top)
+        path = _report(opened(run, source), top)
     console.print(f"report: {escape(plain(path))}", soft_wrap=True, highlight=False)
 
 
@@ -201,7 +204,7 @@ def verify(
     from equicam.audit.verify import check_files, check_log, recompute, refuse_unloadable
 
     with refused():
-        found = _opened(run)
+        found = opened(run)
         files, problems = check_files(found)
         events, chain = check_log(found, noted)
         problems += chain
@@ -379,19 +382,6 @@ def absolute(name: str | None) -> Any:
     path, colon, function = name.partition(".py:")
     file = Path(path + ".py" if colon else path)
     return f"{file.absolute()}:{function}" if colon else str(file.absolute()) if file.is_file() else name
-
-
-def _opened(folder: Path, source: str | None = None) -> "Run":
-    from equicam.audit.store import Run
-    from equicam.data.items import readable
-    from equicam.data.sources import find_items
-
-    run = Run(folder)
-    if source is not None:
-        items = find_items(source, split=run.spec.split)
-        run = Run(folder, moved={item.id: readable(str(item.path.absolute())) for item in items})
-    _ = run.spec
-    return run
 
 
 def _reloaded(

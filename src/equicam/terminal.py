@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,6 +14,8 @@ from equicam.errors import EquicamError
 
 if TYPE_CHECKING:
     import torch
+
+    from equicam.audit.store import Run
 
 for stream in (sys.stdout, sys.stderr):
     if hasattr(stream, "reconfigure"):
@@ -38,6 +41,21 @@ def refused() -> Iterator[None]:
 def plain(text: object) -> str:
     """Somebody's file name or message, with nothing in it that a terminal would obey."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def opened(folder: Path, source: str | None = None) -> "Run":
+    """A run that is there, with its pictures where they are now."""
+    from equicam.audit.store import Run
+
+    run = Run(folder)
+    spec = run.spec
+    if source is None:
+        return run
+    from equicam.data.items import readable
+    from equicam.data.sources import find_items
+
+    items = find_items(source, split=spec.split)
+    return Run(folder, moved={item.id: readable(str(item.path.absolute())) for item in items})
 
 
 def listed(text: str | None) -> list[str] | None:

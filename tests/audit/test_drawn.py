@@ -13,7 +13,7 @@ from equicam.combine import grad_cam
 from equicam.data.synthetic import draw
 from equicam.geometry import Views
 from equicam.report import drawn, plots
-from equicam.report.page import visible
+from equicam.report.words import visible
 
 
 def test_more_views_than_a_strip_holds_are_thinned():

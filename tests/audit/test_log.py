@@ -100,6 +100,26 @@ def test_a_cut_end_shows_against_a_hash_noted_elsewhere(log):
     assert log.last() != noted
 
 
+def test_a_mark_is_added_once_whoever_sends_it(tmp_path):
+    log = Log(tmp_path)
+    first = log.add("verdict", {"mark": "m-1", "verdict": "supports"}, who="ana")
+    assert log.add("verdict", {"mark": "m-1", "verdict": "supports"}, who="ana") == first
+    assert log.add("note", {"mark": "m-1"}, who="bo") == first
+    log.add("verdict", {"mark": "m-2"}, who="ana")
+    log.add("verdict", {}, who="ana")
+    log.add("verdict", {}, who="ana")
+    assert len(log.events()) == 4
+    assert log.events(after=2) == log.events()[2:]
+    assert log.problems() == []
+
+
+def test_a_log_begun_before_there_were_marks_takes_them(log):
+    with closing(sqlite3.connect(log.path)) as database:
+        database.execute("DROP INDEX marks")
+    assert log.add("verdict", {"mark": "m-1"}) == log.add("verdict", {"mark": "m-1"})
+    assert len(log.events()) == 7
+
+
 @pytest.mark.parametrize(
     "statement", ["UPDATE events SET who = 'eve'", "DELETE FROM events WHERE number = 6"]
 )

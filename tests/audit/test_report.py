@@ -21,7 +21,8 @@ from equicam.audit.log import Log
 from equicam.audit.triage import triage
 from equicam.errors import EquicamError
 from equicam.report import drawn
-from equicam.report.page import visible, write_report
+from equicam.report.page import write_report
+from equicam.report.words import visible
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, evidence_of, fake_run, triaged
 
 

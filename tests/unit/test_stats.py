@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from scipy.integrate import quad
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
 from equicam.errors import EquicamError
 from equicam.scores.stats import (
@@ -20,8 +20,10 @@ from equicam.scores.stats import (
     capture,
     capture_lift,
     compare,
+    difference,
     held_out_lift,
     holm,
+    kappa,
     mean,
     mean_ratio,
     paired_difference,
@@ -483,6 +485,39 @@ def test_errors_say_what_to_try(call, text):
     with pytest.raises(EquicamError, match=text) as error:
         call()
     assert "; try " in str(error.value)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kappa_is_that_of_sklearn(seed):
+    rng = np.random.default_rng(seed)
+    a = rng.integers(0, 5, 80)
+    b = np.where(rng.random(80) < 0.6, a, rng.integers(0, 5, 80))
+    assert kappa(a.astype(float), b.astype(float)) == pytest.approx(cohen_kappa_score(a, b), abs=1e-12)
+
+
+def test_kappa_at_its_ends():
+    a = numbers(0, 1, 2, 0)
+    assert kappa(a, a) == 1
+    assert kappa(numbers(0, 1, 0, 1), numbers(1, 0, 1, 0)) == -1
+    assert kappa(numbers(0, 0, 1, 1), numbers(0, 1, 0, 1)) == 0
+    assert isnan(kappa(numbers(1, 1), numbers(1, 1)))
+    assert isnan(kappa(numbers(), numbers()))
+
+
+def test_difference_is_newcombes():
+    """His first worked example: 56/70 against 48/80, by the score method without continuity correction."""
+    found = difference(proportion(56, 70), proportion(48, 80))
+    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+    none = difference(proportion(0, 10), proportion(0, 20))
+    assert none.low < 0 < none.high
+    assert isnan(difference(proportion(1, 2), proportion(0, 0)).low)
+
+
+def test_the_difference_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(3)
+    a, b = rng.binomial(40, 0.5, 1500), rng.binomial(15, 0.2, 1500)
+    found = [difference(proportion(int(x), 40), proportion(int(y), 15)) for x, y in zip(a, b, strict=True)]
+    assert 0.93 < np.mean([d.low <= 0.3 <= d.high for d in found]) < 0.98
 
 
 def test_results_are_frozen():

@@ -1,7 +1,5 @@
 """The reviews of a triage in other tools' files: blind ones for reviewers, and all of it for the analysis."""
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,23 +7,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from equicam.audit.sheets import as_csv
 from equicam.audit.triage import Triage
 from equicam.data.remote import place
 from equicam.parts import write_table, write_whole
 
 BLIND = ("place", "id", "class", "target", "prob", "flags", "reasons")
 """What a reviewer may see: neither arm nor rank, nor PEUM, which would give them away."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_csv(triage: Triage, path: Path) -> None:
     """For reviewers, in order of place; text that a spreadsheet would run as a formula gets a leading apostrophe."""
-    text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(BLIND)
-    for row in _by_place(triage):
-        table.writerow([_cell(row[name]) for name in BLIND])
-    write_whole(path, text.getvalue().encode())
+    write_whole(path, as_csv(BLIND, _by_place(triage)))
 
 
 def write_parquet(triage: Triage, path: Path) -> None:
@@ -52,12 +45,6 @@ def write_fiftyone(triage: Triage, items: pa.Table, folder: Path) -> None:
 def _by_place(triage: Triage) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = triage.rows.select(BLIND).sort_by("place").to_pylist()
     return [row | {"reasons": [r for r in row["reasons"] if not r.startswith("PEUM ")]} for row in rows]
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, list):
-        value = "; ".join(value)
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def _sample(row: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:

@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 FIRST = "0" * 64
-_TABLE = """
+_MARK = "CASE WHEN json_valid(payload) THEN json_extract(payload, '$.mark') END"
+_TABLE = f"""
 CREATE TABLE IF NOT EXISTS events (
   number INTEGER PRIMARY KEY, time TEXT NOT NULL, who TEXT NOT NULL, kind TEXT NOT NULL, payload TEXT NOT NULL,
   previous TEXT NOT NULL, hash TEXT NOT NULL);
+CREATE UNIQUE INDEX IF NOT EXISTS marks ON events ({_MARK});
 CREATE TRIGGER IF NOT EXISTS no_change BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events are only added'); END;
 CREATE TRIGGER IF NOT EXISTS no_removal BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events are only added'); END;
 """
+_ALL = "SELECT number, time, who, kind, payload, previous, hash FROM events"
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,15 @@ class Log:
         self.path = Path(folder) / "events.sqlite"
 
     def add(self, kind: str, payload: Mapping[str, Any], *, who: str = "equicam") -> Event:
-        """Append an event; on disk when this returns, in one order whoever else is writing."""
+        """Append an event; on disk when this returns, in one order whoever else is writing.
+
+        A payload with a `mark` is added once: sent again, what was added the first time is returned.
+        """
         with self._open() as database:
             database.execute("BEGIN IMMEDIATE")
+            if before := _marked(database, payload.get("mark")):
+                database.execute("ROLLBACK")
+                return before
             last = database.execute("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1").fetchone()
             number, previous = (last[0] + 1, last[1]) if last else (1, FIRST)
             time = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -58,9 +67,9 @@ class Log:
             database.execute("COMMIT")
         return Event(number, time, who, kind, json.loads(text), previous, event[-1])
 
-    def events(self, kind: str | None = None) -> list[Event]:
-        """All events in order, or those of one kind."""
-        return [_event(row) for row in self._rows() if kind in (None, row[3])]
+    def events(self, kind: str | None = None, *, after: int = 0) -> list[Event]:
+        """All events in order, or those of one kind, or those after a number."""
+        return [_event(row) for row in self._rows(after) if kind in (None, row[3])]
 
     def last(self) -> str:
         """The hash of the last event."""
@@ -81,13 +90,11 @@ class Log:
             previous = row[6]
         return found
 
-    def _rows(self) -> list[tuple[Any, ...]]:
+    def _rows(self, after: int = 0) -> list[tuple[Any, ...]]:
         if not self.path.is_file():
             return []
         with self._open() as database:
-            return database.execute(
-                "SELECT number, time, who, kind, payload, previous, hash FROM events ORDER BY number"
-            ).fetchall()
+            return database.execute(f"{_ALL} WHERE number > ? ORDER BY number", (after,)).fetchall()
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -104,6 +111,13 @@ class Log:
 
 def _hash(row: tuple[Any, ...]) -> str:
     return hashlib.sha256(json.dumps(list(row), ensure_ascii=True).encode()).hexdigest()
+
+
+def _marked(database: sqlite3.Connection, mark: object) -> Event | None:
+    if mark is None:
+        return None
+    row = database.execute(f"{_ALL} WHERE {_MARK} = ?", (mark,)).fetchone()
+    return row and _event(row)
 
 
 def _event(row: tuple[Any, ...]) -> Event:

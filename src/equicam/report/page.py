@@ -6,7 +6,6 @@ reverse it are spelled out. The random arm of a triage is not told: who reviews 
 
 import json
 import shlex
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -23,24 +22,17 @@ from markupsafe import Markup
 from equicam.audit.log import Log
 from equicam.audit.spec import Spec
 from equicam.audit.store import Run
+from equicam.audit.verdicts import VERDICTS, Readings
 from equicam.data.items import readable
 from equicam.errors import EquicamError
 from equicam.parts import json_ready, write_whole
 from equicam.report import drawn, plots
 from equicam.report.drawn import Pictures
 from equicam.report.explained import MOST_SPREAD
+from equicam.report.words import FLAGS, visible
 
 MOST_BAD = 100  # rows of the table of bad pictures
 SILENT = {"blank", "constant", "none-kept"}  # flags under which PEUM says nothing
-LONGEST = 300  # characters of a name
-FLAGS = {
-    "blank": "the map is zero everywhere: no positive evidence for the class, or a dead layer",
-    "constant": "the map has the same value everywhere: nothing to see",
-    "flipped": "in at least one view the prediction is another one",
-    "none-kept": "the gate kept no view: this is the presented view alone, and its PEUM of 0 means nothing",
-    "low-coverage": "some cells no weighed view has seen",
-    "odd-size": "the picture is not square, or the feature grid does not divide it: turns are less exact",
-}
 Evidence = Mapping[str, Any]
 """`verdict`, a sentence, and `lines`, sentences with numbers and intervals; other keys go to the JSON."""
 
@@ -83,13 +75,15 @@ def write_report(
         )  # fmt: skip
     spec, items = run.spec, run.items()
     queue = triage.rows.filter(pc.equal(triage.rows["arm"], "queue")).sort_by("rank").to_pylist()
-    shown = _shown(run, spec, items, queue[: max(0, top)], evidence)
-    facts = _facts(run, spec, items, queue, triage) | {"queue": [one.facts for one in shown]}
+    readings = Readings(run.folder)
+    readings.refresh()
+    shown = _shown(run, spec, items, queue[: max(0, top)], evidence, readings)
+    facts = _facts(run, spec, items, queue, triage, readings) | {"queue": [one.facts for one in shown]}
     text = _environment().get_template("report.html.j2").render(
         facts=facts, shown=shown, plots=_plots(items, queue, triage, len(spec.angles)), manifest=_manifest(spec),
         folder=shlex.quote(readable(str(run.folder))), most_bad=MOST_BAD, most_spread=MOST_SPREAD, flags=FLAGS,
         scale=drawn.inline(drawn.scale_bar()), thinned=len(spec.angles) > drawn.MOST_VIEWS,
-        named=partial(_named, classes=spec.classes),
+        named=partial(_named, classes=spec.classes), verdicts=VERDICTS,
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
     write_whole(beside, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())
@@ -98,7 +92,12 @@ def write_report(
 
 
 def _facts(
-    run: Run, spec: Spec, items: pa.Table, queue: Sequence[Mapping[str, Any]], triage: Ranked
+    run: Run,
+    spec: Spec,
+    items: pa.Table,
+    queue: Sequence[Mapping[str, Any]],
+    triage: Ranked,
+    readings: Readings,
 ) -> dict[str, Any]:
     """Every number of the report, but those of single pictures."""
     log = Log(run.folder)
@@ -120,6 +119,7 @@ def _facts(
         },
         "guarantee": asdict(triage.guarantee),
         "worth": None if triage.worth is None else asdict(triage.worth),
+        "review": _review(readings, triage),
         "bad": bad.select(["id", "reason"]).to_pylist(),
         "log": {
             "events": len(events),
@@ -129,6 +129,19 @@ def _facts(
             "problems": log.problems(),
         },
     }
+
+
+def _review(readings: Readings, triage: Ranked) -> dict[str, Any] | None:
+    """What reviewers found, in both arms together with their numbers; no picture of the random arm is named."""
+    if not readings.verdicts():
+        return None
+    from equicam.audit.agreement import (
+        review,  # intervals are slow to load, and most reports have none of these
+    )
+
+    arms = dict(zip(triage.rows["id"].to_pylist(), triage.rows["arm"].to_pylist(), strict=True))
+    found = review(readings, arms)
+    return None if found is None else found.as_json() | {"of": len(arms)}
 
 
 def _plots(
@@ -152,6 +165,7 @@ def _shown(
     items: pa.Table,
     queue: Sequence[Mapping[str, Any]],
     evidence: Mapping[str, Evidence],
+    readings: Readings,
 ) -> list[Shown]:
     ids = [row["id"] for row in queue]
     known = {row["id"]: row for row in items.filter(_among(items, queue)).to_pylist()}
@@ -163,7 +177,11 @@ def _shown(
     maps = run.maps(ids)
     return [
         Shown(
-            _told(row, known[row["id"]], evidence, spec),
+            _told(row, known[row["id"]], evidence, spec)
+            | {
+                "verdicts": _verdicts(readings, row["id"]),
+                "notes": [asdict(n) for n in readings.notes(row["id"])],
+            },
             drawn.pictured(known[row["id"]], maps.get(row["id"]), spec.angles),
         )
         for row in queue
@@ -192,6 +210,12 @@ def _told(
     }
 
 
+def _verdicts(readings: Readings, name: str) -> list[dict[str, Any]]:
+    """Every verdict on a picture, changed ones too, and which stand."""
+    stands = {v.number for v in readings.readers(name).values()}
+    return [asdict(v) | {"stands": v.number in stands} for v in readings.verdicts(name)]
+
+
 def _named(target: int | None, classes: Sequence[str] | None) -> str:
     known = target is not None and classes is not None and 0 <= target < len(classes)
     return classes[target] if known else f"class {target}"  # type: ignore[index]
@@ -206,18 +230,6 @@ def _manifest(spec: Spec) -> dict[str, str]:
     told["angles"] = ", ".join(f"{angle:g}°" for angle in spec.angles)
     told["versions"] = ", ".join(f"{name} {version}" for name, version in spec.versions)
     return told
-
-
-def visible(text: object, most: int = LONGEST) -> str:
-    """Text of anybody's on one line: controls, direction marks and stacks of accents spelled out, and not endless."""
-    told, marks = [], 0
-    for c in str(text)[:most]:
-        kind = unicodedata.category(c)
-        marks = marks + 1 if kind.startswith("M") else 0
-        hidden = kind.startswith("C") or kind in ("Zl", "Zp") or marks > 3
-        told.append(c.encode("unicode_escape").decode() if hidden else c)
-    more = len(str(text)) - most
-    return "".join(told) + (f"… ({more:,} more characters)" if more > 0 else "")
 
 
 def _number(value: float | None, form: str = ".3g") -> str:

@@ -176,6 +176,24 @@ def proportion(successes: int, n: int, *, level: float = 0.95) -> Estimate:
     return Estimate(p, low if successes else 0.0, high if successes < n else 1.0, n)  # else rounding
 
 
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """A − b of two independent shares (Newcombe): d − √((a − a₋)² + (b₊ − b)²) … d + √((a₊ − a)² + (b − b₋)²)."""
+    d = a.value - b.value
+    low = d - float(np.hypot(a.value - a.low, b.high - b.value))
+    high = d + float(np.hypot(a.high - a.value, b.value - b.low))
+    return Estimate(d, low, high, a.n + b.n)
+
+
+def kappa(a: Column, b: Column) -> float:
+    """Cohen's κ = (p_o − p_e) / (1 − p_e) of two readers' answers, given as codes; undefined where both say one thing."""
+    x, y = _complete(a, b)
+    if not x.size:
+        return NAN
+    codes = np.unique(np.concatenate([x, y]))
+    expected = sum(float((x == code).mean() * (y == code).mean()) for code in codes)
+    return float(_above(float((x == y).mean()), expected))
+
+
 def compare(a: Column, b: Column, *, resamples: int = 2000, seed: int = 0) -> Comparison:
     """Is a above b on the same images? Paired differences d = a − b, one row an image."""
     x, y = _complete(a, b)

@@ -1,0 +1,1 @@
+"""The review page: a local server over a run and its log."""

@@ -1,0 +1,196 @@
+"""What verdicts add up to: who said what, whether readers agree, and whether the queue finds more."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn.metrics import cohen_kappa_score
+
+from equicam.audit.agreement import review, settled
+from equicam.audit.log import Log
+from equicam.audit.verdicts import VERDICTS, Readings, StaleError, reviewer_name
+from equicam.errors import EquicamError
+from equicam.report.page import write_report
+from tests.audit.faked import HOSTILE, Page, fake_run, triaged
+
+ARMS = {f"q{i}": "queue" for i in range(20)} | {f"c{i}": "control" for i in range(10)}
+
+
+def said(readings, item, who, verdict, *, blind=True):
+    before = readings.standing(who).get(item)
+    seen = before.number if before else 0
+    reason = "again" if before else ""
+    return readings.decide(
+        item, who, verdict, reason=reason, blind=blind, seen=seen, mark=f"{who}-{item}-{seen}-mark"
+    )
+
+
+@pytest.fixture
+def readings(tmp_path):
+    return Readings(tmp_path)
+
+
+def test_the_last_stands_and_all_are_kept(readings):
+    first = said(readings, "q0", "ana", "supports")
+    second = said(readings, "q0", "ana", "unsure")
+    assert [v.verdict for v in readings.verdicts("q0")] == ["supports", "unsure"]
+    assert (first.blind, second.blind) == (True, False)
+    assert (second.changes, second.previous) == (first.number, first.hash)
+    assert readings.standing("ana") == {"q0": second}
+    assert readings.standing("bo") == {}
+
+
+def test_what_is_refused(readings):
+    with pytest.raises(EquicamError, match="a verdict needs one of supports, shortcut"):
+        said(readings, "q0", "ana", "fine")
+    made = said(readings, "q0", "ana", "supports")
+    with pytest.raises(StaleError, match="reading the picture again"):
+        readings.decide("q0", "ana", "unsure", reason="x", blind=True, seen=0, mark="other-mark")
+    with pytest.raises(EquicamError, match="a changed verdict needs a reason"):
+        readings.decide("q0", "ana", "unsure", blind=True, seen=made.number, mark="other-mark")
+    with pytest.raises(StaleError, match="a mark of its own"):
+        readings.decide("q1", "ana", "unsure", blind=True, seen=0, mark="ana-q0-0-mark")
+    with pytest.raises(EquicamError, match="a note needs words"):
+        readings.remark("q0", "ana", "  ", mark="note-mark")
+    with pytest.raises(StaleError):
+        readings.remark("q0", "ana", "words", mark="ana-q0-0-mark")
+    assert len(Log(readings.log.path.parent).events()) == 1
+
+
+def test_two_processes_count_a_mark_once(readings):
+    other = Readings(readings.log.path.parent)
+    one = said(readings, "q0", "ana", "supports")
+    two = other.decide("q0", "ana", "supports", blind=True, seen=0, mark="ana-q0-0-mark")
+    assert one == two
+
+
+def test_foreign_events_are_left_alone(readings):
+    log = readings.log
+    for payload in ({}, {"item": 3, "verdict": "supports"}, {"item": "q0", "verdict": "stable"}, {"by": "x"}):
+        log.add("verdict", payload)
+    log.add("other", {"item": "q0", "verdict": "supports"})
+    readings.refresh()
+    assert readings.verdicts() == ()
+
+
+@pytest.mark.parametrize(("given", "kept"), [(" ana ", "ana"), ("Zoe\u0308", "Zoë"), ("李 雷", "李 雷")])
+def test_names(given, kept):
+    assert reviewer_name(given) == kept
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "hit"),
+    [
+        (["shortcut"], True), (["wrong-region", "shortcut"], True), (["supports"], False), (["unsure"], False), (["second-reader"], None),
+        (["second-reader", "shortcut"], True), (["supports", "shortcut"], None), (["supports", "shortcut", "wrong-region"], True), ([], None),
+    ],
+)  # fmt: skip
+def test_a_picture_is_settled_by_majority(verdicts, hit):
+    assert settled(verdicts) is hit
+
+
+def test_hit_rates_of_both_arms(readings):
+    for i in range(20):
+        said(readings, f"q{i}", "ana", "shortcut" if i < 14 else "supports")
+    for i in range(10):
+        said(readings, f"c{i}", "ana", "wrong-region" if i < 1 else "second-reader" if i == 9 else "unsure")
+    said(readings, "elsewhere", "ana", "shortcut")
+    found = review(readings, ARMS)
+    assert (found.first.queue.value, found.first.queue.n) == (0.7, 20)
+    assert (found.first.control.value, found.first.control.n) == (pytest.approx(1 / 9), 9)
+    assert found.first.difference.low > 0
+    assert "finds more than chance" in found.first.sentence
+    assert (found.read, found.twice, found.first.open, found.in_sight) == (30, 0, 1, 0)
+    assert found.counts["control"] == {
+        "supports": 0,
+        "shortcut": 0,
+        "wrong-region": 1,
+        "unsure": 8,
+        "second-reader": 1,
+    }
+    json.dumps(found.as_json(), allow_nan=False)
+
+
+def test_first_verdicts_measure_and_standing_ones_are_told_beside(readings):
+    for i in range(6):
+        said(readings, f"q{i}", "ana", "supports", blind=i > 0)
+        said(readings, f"q{i}", "ana", "shortcut")
+    found = review(readings, ARMS)
+    assert (found.first.queue.value, found.standing.queue.value) == (0, 1)
+    assert (found.changed, found.in_sight) == (6, 1)
+    assert "a comparison needs both" in found.first.sentence
+
+
+def test_no_difference_is_not_called_one(readings):
+    for name in ("q0", "q1", "c0", "c1"):
+        said(readings, name, "ana", "shortcut" if name.endswith("0") else "supports")
+    assert "is not shown to find more" in review(readings, ARMS).first.sentence
+    assert review(Readings(readings.log.path.parent / "none"), ARMS) is None
+
+
+def test_agreement_is_cohens_on_what_both_read_first(readings):
+    rng = np.random.default_rng(1)
+    names = list(VERDICTS)
+    a = rng.integers(0, 5, 20)
+    b = np.where(rng.random(20) < 0.7, a, rng.integers(0, 5, 20))
+    for i in range(20):
+        said(readings, f"q{i}", "ana", names[a[i]])
+        said(readings, f"q{i}", "bo", names[b[i]])
+        said(readings, f"q{i}", "bo", "unsure")  # after seeing the other's: it does not count here
+    said(readings, "c0", "cy", "supports")
+    (pair,) = review(readings, ARMS).pairs
+    assert (pair.readers, pair.alike.n) == (("ana", "bo"), 20)
+    assert pair.kappa.value == pytest.approx(cohen_kappa_score(a, b))
+    assert pair.kappa.low < pair.kappa.value < pair.kappa.high
+    assert pair.alike.value == pytest.approx((a == b).mean())
+
+
+def test_the_report_tells_what_reviewers_found(tmp_path):
+    run = fake_run(tmp_path)
+    triage = triaged(run)
+    rows = triage.rows.to_pylist()
+    readings = Readings(run.folder)
+    for row in rows:
+        said(readings, row["id"], "ana <b>", "shortcut" if row["arm"] == "queue" else "supports")
+    queue = [row["id"] for row in rows if row["arm"] == "queue"]
+    for name in queue[:8]:
+        said(readings, name, "bo", "shortcut" if name != queue[0] else "unsure")
+    said(readings, queue[0], "bo", "supports")
+    readings.remark(queue[0], "bo", "ask <i>again</i>", mark="note-0001")
+    path = write_report(run, triage)
+    page, facts = Page(path.read_text()), json.loads(path.with_suffix(".json").read_text())
+    told = facts["review"]
+    assert told["first"]["queue"]["n"] == len(queue) - 1  # one picture is open
+    assert told["first"]["control"] == {
+        "value": 0.0,
+        "low": 0.0,
+        "high": pytest.approx(0.5615, abs=1e-4),
+        "n": 3,
+    }
+    assert told["first"]["sentence"] in page.text
+    assert told["pairs"][0]["readers"] == ["ana <b>", "bo"]
+    assert "What reviewers found" in page.text
+    assert "Cohen’s κ" in page.text
+    assert "1 verdict was changed" in page.text
+    assert "ask <i>again</i>" in page.text
+    assert "ana <b>" in page.text
+    assert any(len(q["verdicts"]) == 3 for q in facts["queue"])
+    controls = [row["id"] for row in rows if row["arm"] == "control"]
+    assert not any(
+        name in path.read_text() or name in json.dumps(facts) for name in controls if name not in HOSTILE
+    )
+
+
+def test_a_report_without_verdicts_has_no_such_section(tmp_path):
+    run = fake_run(tmp_path)
+    path = write_report(run, triaged(run))
+    assert "What reviewers found" not in path.read_text()
+    assert json.loads(path.with_suffix(".json").read_text())["review"] is None
+
+
+def test_verdicts_are_read_without_torch():
+    code = "import sys, equicam.audit.verdicts, equicam.audit.agreement; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "False")

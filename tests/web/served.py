@@ -1,0 +1,55 @@
+"""The page as a process of its own, for what only a real server can show."""
+
+import http.cookiejar
+import json
+import re
+import subprocess
+import urllib.request
+from urllib.parse import urlsplit
+
+from tests.audit.conftest import COMMAND, ENV
+
+
+class Served:
+    """`equicam review` at work, and a client that came with its address."""
+
+    def __init__(self, run, *options):
+        self.process = subprocess.Popen(
+            [*COMMAND, "review", str(run.folder), "--no-browser", *map(str, options)],
+            env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self.said = []
+        for line in self.process.stdout:
+            self.said.append(line)
+            if found := re.search(r"review: (http\S+)", line):
+                self.address = found[1]
+                break
+        else:
+            raise AssertionError("".join(self.said))
+        parts = urlsplit(self.address)
+        self.home, self.port = f"{parts.scheme}://{parts.netloc}", parts.port
+
+    def client(self):
+        jar = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
+        client = urllib.request.build_opener(jar)
+        client.open(self.address).read()
+        return client
+
+    def secret(self, client):
+        return re.search(r'data-csrf="([^"]+)"', client.open(f"{self.home}/who").read().decode())[1]
+
+    def post(self, client, secret, path, body):
+        headers = {"content-type": "application/json", "x-equicam-csrf": secret}
+        asked = urllib.request.Request(f"{self.home}{path}", json.dumps(body).encode(), headers)
+        return json.loads(client.open(asked, timeout=30).read())
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.communicate(timeout=20)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()

@@ -1,0 +1,307 @@
+"""The page in a real Chromium: by keyboard, by touch sizes, and with names that would do harm."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from equicam.audit.log import Log
+from equicam.parts import read_table
+from equicam.web.shelf import key_of
+from tests.audit.faked import HOSTILE
+from tests.web.conftest import many
+from tests.web.served import Served
+from tests.web.test_served import free_port
+
+pytestmark = pytest.mark.browser
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
+    with sync_playwright() as playwright:
+        path = str(CHROMIUM) if CHROMIUM.exists() else None
+        browser = playwright.chromium.launch(executable_path=path)
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """A page whose every complaint fails the test."""
+
+    def __init__(self, browser, **options):
+        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 860}} | options))
+        self.context.set_default_timeout(15_000)
+        self.page = self.context.new_page()
+        self.complaints, self.allowed = [], ()
+        self.page.on("console", lambda m: m.type in ("error", "warning") and self.complaints.append(m.text))
+        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
+        self.page.on("dialog", lambda d: (self.complaints.append(f"dialog {d.message}"), d.dismiss()))
+        self.page.on("request", self._watch)
+        self.foreign = []
+
+    def _watch(self, request):
+        if not request.url.startswith("http://127.0.0.1:"):
+            self.foreign.append(request.url)
+
+    def check(self):
+        assert [c for c in self.complaints if not any(a in c for a in self.allowed)] == []
+        assert self.foreign == []
+        self.context.close()
+
+
+@pytest.fixture
+def watched(chromium):
+    made = []
+
+    def make(**options):
+        made.append(Watched(chromium, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.check()
+
+
+def until(page, expression):
+    """Wait from outside: the page's policy forbids the evaluation inside that Playwright's own waiting needs."""
+    end = time.monotonic() + 15
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, expression
+        page.wait_for_timeout(30)
+
+
+def ready(page):
+    page.wait_for_selector("#list .thumb img[src]")
+
+
+def test_queue_item_verdict_next_export_by_keyboard(run, watched):
+    with Served(run, "--reviewer", "ana") as served:
+        page = watched().page
+        page.goto(served.address)
+        assert "token" not in page.url
+        ready(page)
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate("document.activeElement.closest('li').getAttribute('aria-posinset')") == "2"
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/item/**")
+        assert page.title().startswith("Picture 2")
+        rows = {row["id"]: row for row in run.items().to_pylist()}
+        name = next(i for i in rows if key_of(i) in page.url)
+        before = page.content()
+        assert page.get_by_text("shown after your verdict").count() == 2
+        assert f"{rows[name]['prob']:.3f}" not in before
+        page.keyboard.press("o")
+        assert page.locator("#layer-map").evaluate("e => getComputedStyle(e).visibility") == "hidden"
+        page.keyboard.press("o")
+        assert page.locator("#layer-map").evaluate("e => getComputedStyle(e).visibility") == "visible"
+        page.keyboard.press("]")
+        assert page.locator("#view-title").inner_text() == "View at 20°"
+        assert page.locator("#layer-view").get_attribute("src").endswith("view-1")
+        page.keyboard.press("-")
+        assert page.locator("#layer-map").evaluate("e => e.style.opacity") == "0.65"
+        page.keyboard.press("r")
+        page.keyboard.type("vessel wall 12 ")
+        page.keyboard.press("Enter")
+        with page.expect_navigation():
+            page.keyboard.press("2")
+        page.wait_for_selector(".facts")
+        assert page.locator("#live").inner_text() in ("", "Saved: Shortcut or artefact.")
+        until(page, "document.getElementById('live').textContent.startsWith('Saved')")
+        assert f"{rows[name]['prob']:.3f}" in page.content()
+        assert page.locator('.verdict[aria-pressed="true"]').inner_text().startswith("Shortcut or artefact")
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        assert page.title().startswith("Picture 3")
+        with page.expect_navigation():
+            page.keyboard.press("ArrowLeft")
+        assert page.title().startswith("Picture 2")
+        # a change asks why, and keeps what was
+        page.keyboard.press("1")
+        assert page.evaluate("document.activeElement.id") == "reason"
+        page.keyboard.type("second look")
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        page.wait_for_selector(".history li:nth-child(2)")
+        with page.expect_navigation():
+            page.keyboard.press("q")
+        ready(page)
+        assert page.locator("#read").inner_text() == "1"
+        page.locator("summary", has_text="Export").click()
+        with page.expect_download() as caught:
+            page.get_by_text("Verdicts, JSON").click()
+        told = json.loads(Path(caught.value.path()).read_text())
+        assert [(v["verdict"], v["reason"]) for v in told["verdicts"]] == [
+            ("shortcut", "vessel wall 12"),
+            ("supports", "second look"),
+        ]
+    assert [e.payload["verdict"] for e in Log(run.folder).events("verdict")] == ["shortcut", "supports"]
+
+
+def test_reload_and_return_keep_the_place_and_the_filters(run, watched):
+    with Served(run, "--reviewer", "ana") as served:
+        page = watched().page
+        page.goto(served.address)
+        ready(page)
+        page.select_option("select[name=verdict]", "unread")
+        until(page, "document.getElementById('matching').textContent !== ''")
+        ready(page)
+        for _ in range(5):
+            page.keyboard.press("j")
+        assert page.url.endswith("?verdict=unread#at=5")
+        page.reload()
+        ready(page)
+        until(page, "document.activeElement.closest('li')?.getAttribute('aria-posinset') === '6'")
+        assert page.locator("select[name=verdict]").input_value() == "unread"
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/item/**verdict=unread")
+        address = page.url
+        page.reload()
+        assert page.url == address
+        assert page.title().startswith("Picture 6")
+        with page.expect_navigation():
+            page.keyboard.press("q")
+        ready(page)
+        until(page, "document.activeElement.closest('li')?.getAttribute('aria-posinset') === '6'")
+
+
+def test_verdicts_and_angles_from_the_queue(run, watched):
+    with Served(run, "--reviewer", "ana") as served:
+        page = watched().page
+        page.goto(served.address)
+        ready(page)
+        page.keyboard.press("4")
+        until(
+            page,
+            "document.querySelector('#list .v-unsure') && document.getElementById('read').textContent === '1'",
+        )
+        page.keyboard.press("]")
+        page.wait_for_selector('#list img[src$="/thumb-0"]')
+        page.keyboard.press("o")
+        page.wait_for_selector('#list img[src$="/bare"]')
+        page.keyboard.press("u")
+        assert page.evaluate("document.activeElement.closest('li').getAttribute('aria-posinset')") == "2"
+        page.keyboard.press("?")
+        assert page.locator("#help").is_visible()
+        page.keyboard.press("1")  # a dialog takes no verdicts
+        page.keyboard.press("Escape")
+        assert not page.locator("#help").is_visible()
+    assert [e.payload["verdict"] for e in Log(run.folder).events("verdict")] == ["unsure"]
+
+
+def test_a_hundred_thousand_scroll_with_a_small_page(tmp_path, watched):
+    with Served(many(tmp_path), "--reviewer", "ana") as served:
+        one = watched()
+        one.allowed = ("503",)  # there are no maps behind these names
+        page = one.page
+        asked = []
+        page.on("request", lambda r: "/api/queue" in r.url and asked.append(r.url))
+        page.goto(served.address)
+        page.wait_for_selector("#list .thumb")
+        assert page.locator("#matching").inner_text() == "100,000 pictures"
+        page.keyboard.press("End")
+        until(
+            page, "[...document.querySelectorAll('#list bdi')].some(e => e.textContent.startsWith('100,000'))"
+        )
+        assert page.locator("#list li").count() < 80
+        for share in (0.25, 0.5, 0.75):
+            page.evaluate(f"scrollTo(0, document.documentElement.scrollHeight * {share})")
+            until(
+                page,
+                f"Math.abs(parseInt([...document.querySelectorAll('#list bdi')].at(-1).textContent.replace(',', '')) - {share} * 1e5) < 200",
+            )
+            assert 0 < page.locator("#list li").count() < 80
+        assert page.evaluate("document.querySelectorAll('*').length") < 900
+        assert len(asked) < 25
+
+
+def test_hostile_names_do_nothing(run, watched):
+    table = read_table(run.folder / "triage.parquet")
+    ids = [name for name in table["id"].to_pylist() if name in HOSTILE]
+    assert ids
+    with Served(run, "--open", "--reviewer", '"><img src=x onerror=alert(1)>') as served:
+        page = watched().page
+        page.goto(served.address)
+        ready(page)
+        page.wait_for_timeout(300)
+        for name in ids:
+            page.goto(f"{served.home}/item/{key_of(name)}")
+            page.keyboard.press("n")
+            page.keyboard.type("<script>alert(2)</script>")
+            with page.expect_navigation():
+                page.keyboard.press("Control+Enter")
+            assert page.locator(".words").first.inner_text() == "<script>alert(2)</script>"
+            assert page.locator("img[src=x]").count() == 0
+            assert page.locator("main script").count() == 0
+            assert "\u202e" not in page.content()
+
+
+def test_a_killed_server_loses_no_verdict(run, watched):
+    port = free_port()
+    served = Served(run, "--reviewer", "ana", "--port", port)
+    one = watched()
+    one.allowed = ("ERR_CONNECTION_REFUSED", "Failed to load", "401")
+    page = one.page
+    page.goto(served.address)
+    ready(page)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/item/**")
+    os.kill(served.process.pid, signal.SIGKILL)
+    served.stop()
+    page.keyboard.press("3")
+    page.wait_for_selector("#trouble:not([hidden])")
+    assert "kept in this browser" in page.locator("#trouble").inner_text()
+    assert Log(run.folder).events("verdict") == []
+    with Served(run, "--reviewer", "ana", "--port", port) as again:
+        page.goto(again.address)
+        ready(page)
+        until(page, "document.getElementById('read').textContent === '1'")
+        page.reload()
+        ready(page)
+    assert [e.payload["verdict"] for e in Log(run.folder).events("verdict")] == ["wrong-region"]
+
+
+@pytest.mark.parametrize("size", [(820, 1180), (1180, 820), (1440, 900)])
+def test_it_fits_and_can_be_touched(run, watched, size):
+    with Served(run, "--reviewer", "ana") as served:
+        page = watched(viewport={"width": size[0], "height": size[1]}, has_touch=True).page
+        page.goto(served.address)
+        ready(page)
+        for step in ("queue", "item"):
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            small = page.evaluate(
+                """[...document.querySelectorAll('button, select, .button, input:not([type=checkbox]), summary, .step')]
+                .filter(e => e.getClientRects().length && e.getBoundingClientRect().height < 43.5).map(e => e.outerHTML)"""
+            )
+            assert small == []
+            if step == "queue":
+                page.locator("#list .thumb").first.tap()
+                page.wait_for_url("**/item/**")
+        verdict = page.locator('.verdict[data-verdict="unsure"]')
+        box = verdict.bounding_box()
+        assert box["y"] + box["height"] <= size[1]  # in reach without scrolling
+        with page.expect_navigation():
+            verdict.tap()
+        page.wait_for_selector(".facts")
+
+
+def test_two_reviewers_in_two_browsers(run, watched):
+    with Served(run, "--reviewer", "ana") as served:
+        first, second = watched().page, watched().page
+        first.goto(served.address)
+        second.goto(served.address)
+        second.goto(f"{served.home}/who")
+        second.fill("#name", "bo")
+        with second.expect_navigation():
+            second.keyboard.press("Enter")
+        for page, key in ((first, "1"), (second, "3")):
+            ready(page)
+            page.keyboard.press(key)
+            until(page, "document.getElementById('read').textContent === '1'")
+    found = Log(run.folder).events("verdict")
+    assert {(e.who, e.payload["verdict"]) for e in found} == {("ana", "supports"), ("bo", "wrong-region")}
+    assert len({e.payload["item"] for e in found}) == 1
