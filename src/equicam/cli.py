@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equicam import cli_audit, cli_reproduce, cli_review
-from equicam.terminal import console, dtype_named, listed, plain, refused, where
+from equicam.terminal import console, dtype_named, listed, plain, refused, views_named, where
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,9 @@ def explain(
     ] = None,
     out: Annotated[Path, typer.Option(help="where pictures and JSON go")] = Path("explained"),
     method: Annotated[str, typer.Option(help="a name `equicam methods` lists")] = "equigrad-cam",
-    views: Annotated[int | None, typer.Option(help="how many views; the method's own if left out")] = None,
+    views: Annotated[
+        str | None, typer.Option(help="how many views, or auto; the method's own if left out")
+    ] = None,
     target: Annotated[int | None, typer.Option(help="the class to explain; the top-1 if left out")] = None,
     layer: Annotated[str | None, typer.Option(help="the target layer; chosen if left out")] = None,
     classes: Annotated[str | None, typer.Option(help="class names of a zero-shot model, with commas")] = None,
@@ -86,7 +88,7 @@ def explain(
     from equicam.models.images import preprocessed, stacked
     from equicam.report.explained import safe_stem, write
 
-    options = {"method": method, "views": views, "target": target, "fill": fill, "tau": tau, "gamma": gamma}
+    options = {"method": method, "target": target, "fill": fill, "tau": tau, "gamma": gamma}
     table = Table("picture", "class", "p", "PEUM", "flips", "flags", "files")
     table.columns[0].overflow = "fold"
     # nothing we write may replace a picture we were given
@@ -113,7 +115,7 @@ def explain(
             if not read:
                 continue
             x = stacked([tensor for _, tensor in read])
-            found = equicam.explain(ready, x, **options, as_published=as_published)  # type: ignore[arg-type]
+            found = equicam.explain(ready, x, **options, views=views_named(views), as_published=as_published)  # type: ignore[arg-type]
             for i, (path, _) in enumerate(read):
                 done = _explained(ready, x, found, i, {"picture": str(path), "method": method})
                 stem = safe_stem(str(path), taken)
@@ -157,7 +159,7 @@ def demo(
     cli_audit.audit(
         str(pictures), run, model="embedded", method="equigrad-cam", views=None, calibrate=count // 2, split=None, n=None,
         fill=None, tau=None, gamma=None, as_published=False, dtype=None, seed=0, part=32, workers=None, engine="local", address=None,
-        actors=None, **said,
+        actors=None, compile_=False, **said,
     )  # fmt: skip
     cli_audit.triage(
         run, budget="10%", control=0.2, alpha=0.1, unstable=0.5, quotas=True, evidence=20, seed=0, source=None, weights=None,
@@ -234,12 +236,15 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="a Parquet file for the rows; resumes what is there")
     ] = None,
-    views: Annotated[int | None, typer.Option(help="of the methods with several; theirs if left out")] = None,
+    views: Annotated[
+        str | None, typer.Option(help="of the methods with several, or auto; theirs if left out")
+    ] = None,
     layer: Annotated[str | None, typer.Option(help="the target layer; chosen if left out")] = None,
     classes: Annotated[str | None, typer.Option(help="class names of a zero-shot model, with commas")] = None,
     fill: Annotated[str | None, typer.Option(help="reflect, zeros or coverage")] = None,
     as_published: Annotated[bool, typer.Option(help="the paper authors' protocol to the letter")] = False,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: run the network in it")] = None,
+    compile_: cli_audit.COMPILE = False,
     seed: Annotated[int, typer.Option(help="of random controls")] = 0,
     details: Annotated[
         bool, typer.Option(help="also by angle, by condition, against each other, and what tells bad maps")
@@ -265,11 +270,12 @@ def evaluate(
 
     try:
         named = None if classes is None else tuple(listed(classes) or ())
-        recipe = Recipe(cli_audit.absolute(model), cli_audit.absolute(weights), named, layer)
+        recipe = Recipe(cli_audit.absolute(model), cli_audit.absolute(weights), named, layer, compile_)
         on, chosen = cli_audit.engine_named(engine, address, actors, device, recipe)
         ready = replace(recipe(on), name=model)
         rows = equicam.evaluate(
-            ready, source, methods=listed(methods) or [], scores=listed(scores) or [], n=n, split=split, views=views,
+            ready, source, methods=listed(methods) or [], scores=listed(scores) or [], n=n, split=split,
+            views=views_named(views),
             fill=fill,  # type: ignore[arg-type]
             as_published=as_published, dtype=dtype_named(dtype), seed=seed, out=out, engine=chosen,
             progress=console.is_terminal,
@@ -371,11 +377,13 @@ def _explained(
     from equicam.models.images import as_pictures
     from equicam.report.explained import Explained, View
 
-    turned = as_pictures(model, equicam.Views(found.angles).act(x[i : i + 1].float())[:, 0])
-    probs, flips, kept = (getattr(found, f)[i].tolist() for f in ("prob", "flips", "kept"))
+    taken = found.taken[i].nonzero().flatten()
+    angles = [found.angles[t] for t in taken.tolist()]
+    turned = as_pictures(model, equicam.Views(tuple(angles)).act(x[i : i + 1].float())[:, 0])
+    probs, flips, kept = (getattr(found, f)[i, taken].tolist() for f in ("prob", "flips", "kept"))
+    planes = found.planes[i, taken].cpu().numpy()
     views = tuple(
-        View(angle, turned[t], found.planes[i, t].cpu().numpy(), probs[t], flips[t], kept[t])
-        for t, angle in enumerate(found.angles)
+        View(angle, turned[t], planes[t], probs[t], flips[t], kept[t]) for t, angle in enumerate(angles)
     )
     target, sure = int(found.target[i]), float(found.sure[i])
     name = model.classes[target] if model.classes else str(target)
@@ -385,7 +393,7 @@ def _explained(
         "target": target,
         "class": name,
         "probability": sure,
-        "angles": list(found.angles),
+        "angles": angles,
         "probability_per_view": probs,
         "flips": flips,
         "kept": kept,

@@ -33,6 +33,10 @@ DEVICES = Annotated[
     typer.Option(help="cpu, cuda, cuda:1, or several: cuda:0,cuda:1; the best there is if left out"),
 ]
 ENGINE = Annotated[str, typer.Option(help="local, or ray: many machines; needs equicam\\[ray]")]
+COMPILE = Annotated[
+    bool,
+    typer.Option("--compile", help="compile the network first (half a minute on a GPU), then run it faster"),
+]
 ADDRESS = Annotated[
     str | None,
     typer.Option(
@@ -75,6 +79,7 @@ def audit(
     gamma: Annotated[float | None, typer.Option(help="of +soft methods")] = None,
     as_published: Annotated[bool, typer.Option(help="the paper authors' grid, fill and variants")] = False,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: run the network in it")] = None,
+    compile_: COMPILE = False,
     seed: Annotated[int, typer.Option(help="of everything random in the run")] = 0,
     part: Annotated[int, typer.Option(min=1, help="pictures in a part, the unit of resuming")] = 32,
     workers: Annotated[int | None, typer.Option(min=1, help="processes that open pictures")] = None,
@@ -99,6 +104,7 @@ def audit(
             absolute(weights),
             None if classes is None else tuple(listed(classes) or ()),
             layer,
+            compile_,
         )
         on, chosen = engine_named(engine, address, actors, device, recipe)
         ready = recipe(on)
@@ -388,6 +394,8 @@ def _reloaded(
     run: "Run", source: str | None, weights: str | None, device: str | None
 ) -> "tuple[Model, Any, list[Item]]":
     """The run's model, method and pictures, checked to be its own."""
+    from dataclasses import replace
+
     import torch
 
     import equicam
@@ -422,6 +430,7 @@ def _reloaded(
             fix="--source with where they are",
         )  # fmt: skip
     dtype = getattr(torch, spec.dtype)
+    model = replace(model, compiled=spec.compiled)
     method = find(
         spec.method,
         views=equicam.Views(spec.angles),

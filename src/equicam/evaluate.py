@@ -34,12 +34,12 @@ from equicam.engines.devices import Devices
 from equicam.engines.job import Home, Part, Sent
 from equicam.errors import EquicamError
 from equicam.explain import equivariant
-from equicam.geometry import Degrees, Fill, Views
+from equicam.geometry import Degrees, Fill
 from equicam.models.images import Images, as_batch, preprocessed
 from equicam.models.model import Model, wrap
 from equicam.models.weights import fingerprint
 from equicam.parts import FINGERPRINT, Parts, plain, refuse_another, write_table
-from equicam.scores.asked import Asked, Foreign, Methods, described
+from equicam.scores.asked import Asked, Count, Foreign, Methods, described
 from equicam.scores.equivariance import ANGLES
 from equicam.scores.protocol import SCORES, Truth
 from equicam.scoring import PLACED, Evaluating, Scoring, ahead, opened, scored
@@ -61,7 +61,7 @@ def evaluate(
     scores: Sequence[str] = ("eq",),
     n: int | None = None,
     split: str | None = None,
-    views: int | Views | None = None,
+    views: Count = None,
     angles: Sequence[Degrees] = ANGLES,
     fill: Fill | None = None,
     as_published: bool = False,

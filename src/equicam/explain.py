@@ -4,12 +4,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from equicam.adaptive import settled
 from equicam.chain import constant
 from equicam.combine import Combine, grad_cam
 from equicam.errors import EquicamError
@@ -27,6 +28,7 @@ from equicam.readers.tap import tap, undisturbed
 from equicam.seen import Fused, fuse, in_groups, see
 
 FLAGS = ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size")
+BY_VIEW = ("prob", "flips", "kept", "taken", "planes")
 FEW = 256
 """Views that any device holds."""
 
@@ -44,6 +46,7 @@ class Explanation:
     prob: Float[Tensor, "b t"]  # its probability in each view
     flips: Bool[Tensor, "b t"]  # views whose top-1 is not the presented picture's
     kept: Bool[Tensor, "b t"]  # views the weigher let through
+    taken: Bool[Tensor, "b t"]  # views that were looked at: all, but with views="auto"
     plane: Float[Tensor, "b h w"]  # raw at the layer's resolution, rectified
     planes: Float[Tensor, "b t h w"]  # each view's own rectified plane, not turned back
     flags: tuple[frozenset[str], ...]  # of FLAGS
@@ -56,7 +59,7 @@ def explain(
     images: Images,
     *,
     method: str | Fusion | Method = "equigrad-cam",
-    views: int | Views | None = None,
+    views: int | Views | Literal["auto"] | None = None,
     target: Target = None,
     fill: Fill | None = None,
     as_published: bool = False,
@@ -68,6 +71,7 @@ def explain(
 ) -> Explanation:
     """Explain the model's top-1 (or `target`) on preprocessed tensors, PIL images or paths.
 
+    `views` is how many or which; "auto" takes 6, 12 or 24, as many as each picture needs for its mean to settle.
     `fill` is "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and variants); `dtype` runs
     the network under autocast; `chunk` is the most views in one forward pass (default: by memory); `compiled`
     compiles the network for each new size of batch, and on CUDA captures small batches as graphs.
@@ -100,7 +104,7 @@ def explain(
 def captured(model: Model, method: Method, x: Float[Tensor, "b c H W"]) -> bool:
     """Whether a call is captured as a graph: on CUDA, asked for, and no more views than memory holds twice."""
     views = len(x) * len(method.fusion.views)
-    if not model.compiled or not x.is_cuda or method.reader is not tap:
+    if not model.compiled or not x.is_cuda or method.reader is not tap or method.fusion.auto:
         return False
     return views <= FEW or views <= views_a_pass(x) // 2
 
@@ -187,6 +191,9 @@ def compose(
         return finished(found, fusion.views)
 
     def work(some: slice, most: int) -> Explanation:
+        if fusion.auto is not None:
+            given = None if wanted is None else wanted[some]
+            return _gathered(list(settled(read, x[some], combine, fusion, given, fill, most)), fusion.views)
         with gathered() as checks:
             found = parts(x[some], None if wanted is None else wanted[some], most)
         settle(checks)
@@ -217,6 +224,7 @@ def measured(fused: Fused) -> dict[str, Tensor]:
         "prob": picked(seen.prob, place).T,
         "flips": flips.T,
         "kept": kept.T,
+        "taken": torch.ones_like(kept.T),
         "plane": fused.plane,
         "planes": picked(planes, place).transpose(0, 1),
         "flags": _flags(fused.raw, flips, kept, fused.frame, planes),
@@ -228,6 +236,23 @@ def finished(found: dict[str, Any], views: Views) -> Explanation:
     rows = found.pop("flags").tolist()
     flags = tuple(frozenset(name for name, hit in zip(FLAGS, row, strict=True) if hit) for row in rows)
     return Explanation(**found, flags=flags, angles=views.angles)
+
+
+def _gathered(parts: list[tuple[Tensor, Fused]], views: Views) -> Explanation:
+    """Pictures that took different views as one explanation, each view at its place among all."""
+    rows = torch.cat([where for where, _ in parts]).argsort()
+    made: dict[str, list[Tensor]] = {}
+    for _, fused in parts:
+        at = {angle % 360: t for t, angle in enumerate(views.angles)}
+        place = torch.tensor([at[angle % 360] for angle in fused.views.angles], device=rows.device)
+        for name, value in measured(fused).items():
+            if name in BY_VIEW:
+                blank = torch.nan if name == "prob" else 0
+                whole = value.new_full((len(value), len(views), *value.shape[2:]), blank)
+                whole[:, place] = value
+                value = whole
+            made.setdefault(name, []).append(value)
+    return finished({name: torch.cat(values)[rows] for name, values in made.items()}, views)
 
 
 def _flags(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 from equicam.chain import STAGES, Stage
 from equicam.combine import (
@@ -32,6 +33,14 @@ Reader = Callable[..., Reading]
 
 
 @dataclass(frozen=True)
+class Auto:
+    """Numbers of views that are tried in turn, each a multiple of the one before, and when the mean is good enough."""
+
+    counts: tuple[int, ...] = (6, 12, 24)
+    tolerance: float = 0.11  # of the map's own standard deviation
+
+
+@dataclass(frozen=True)
 class Fusion:
     """Which views, where they are turned back, where they are averaged, how they are weighed."""
 
@@ -39,6 +48,7 @@ class Fusion:
     align_at: Stage | None  # None: never turned back
     mean_at: Stage
     weigh: Weigher = uniform
+    auto: "Auto | None" = None  # with it, only as many of the views as a picture needs
 
     def __post_init__(self) -> None:
         for name, stage in (("align_at", self.align_at), ("mean_at", self.mean_at)):
@@ -155,7 +165,7 @@ def methods() -> tuple[str, ...]:
 def find(
     method: str | Fusion | Method,
     *,
-    views: int | Views | None = None,
+    views: int | Views | Literal["auto"] | None = None,
     as_published: bool = False,
     tau: int | float | None = None,
     gamma: int | float | None = None,
@@ -171,9 +181,17 @@ def find(
             )
         method = (AS_PUBLISHED if as_published else {}).get(method, METHODS[method])
     fusion = method.fusion
-    if not isinstance(views, int | Views | None):
-        raise EquicamError("views", needs="a number of views or Views", got=repr(views), fix="Views((0, 90))")
-    if isinstance(views, Views):
+    if not isinstance(views, int | Views | None) and views != "auto":
+        raise EquicamError(
+            "views", needs='a number of views, Views or "auto"', got=repr(views), fix="Views((0, 90))"
+        )
+    if views == "auto":
+        if as_published:
+            raise EquicamError(
+                "views", needs="the authors' fixed grid", got="'auto'", fix="as_published=False"
+            )
+        fusion = replace(fusion, views=Views.evenly(Auto.counts[-1]), auto=Auto())
+    elif isinstance(views, Views):
         fusion = replace(fusion, views=views)
     elif views is not None or (named and as_published):
         count = len(fusion.views) if views is None else views

@@ -14,11 +14,11 @@ from torch import Tensor
 from equicam.data.items import Item, fetched, open_item, upright_box
 from equicam.engines.job import Home, Part, Recipe, Sent, blinded, same_model
 from equicam.errors import EquicamError
-from equicam.geometry import Degrees, Fill, Views
+from equicam.geometry import Degrees, Fill
 from equicam.models.images import as_batch, framed, preprocessed, stacked
 from equicam.models.model import Model
 from equicam.parts import part_path, write_table
-from equicam.scores.asked import Asked, Methods, World, asked
+from equicam.scores.asked import Asked, Count, Methods, World, asked
 from equicam.scores.controls import randomised
 from equicam.scores.look import Plan, look
 from equicam.scores.protocol import SCORES, Found, Truth, predictions
@@ -36,7 +36,7 @@ class Scoring:
 
     methods: Methods
     scores: tuple[str, ...]
-    views: int | Views | None
+    views: Count
     angles: tuple[Degrees, ...]
     fill: Fill
     as_published: bool

@@ -60,27 +60,22 @@ class Seen:
             ),
         )
 
-    def first(self, count: int) -> "Seen":
-        """The first pictures alone."""
-        if count == len(self.target):
-            return self
+    def at(self, rows: slice | Int[Tensor, " r"]) -> "Seen":
+        """Some of the pictures alone."""
         reading = self.presented
-        return self._once(
-            ("first", count),
-            lambda: replace(
-                self,
-                value=tuple(v[:, :count] for v in self.value),
-                prob=self.prob[:, :count],
-                top1=self.top1[:, :count],
-                target=self.target[:count],
-                presented=replace(
-                    reading,
-                    value=tuple(v[:count] for v in reading.value),
-                    scores=None if reading.scores is None else reading.scores[:count],
-                    probs=None if reading.probs is None else reading.probs[:count],
-                ),
-                _kept={},
+        return replace(
+            self,
+            value=tuple(v[:, rows] for v in self.value),
+            prob=self.prob[:, rows],
+            top1=self.top1[:, rows],
+            target=self.target[rows],
+            presented=replace(
+                reading,
+                value=tuple(v[rows] for v in reading.value),
+                scores=None if reading.scores is None else reading.scores[rows],
+                probs=None if reading.probs is None else reading.probs[rows],
             ),
+            _kept={},
         )
 
     def alone(self, combine: Combine) -> dict[Stage, Tensor]:
@@ -113,15 +108,15 @@ class Fused:
     raw: Float[Tensor, "b H W"]
     plane: Float[Tensor, "b h w"]  # the same at the layer's resolution
 
-    def first(self, count: int) -> "Fused":
-        """Of the first pictures alone."""
+    def at(self, rows: slice | Int[Tensor, " r"]) -> "Fused":
+        """Of some of the pictures alone."""
         return replace(
             self,
-            seen=self.seen.first(count),
-            frame=replace(self.frame, weights=self.frame.weights[:, :count]),
-            gate=self.gate[:, :count],
-            raw=self.raw[:count],
-            plane=self.plane[:count],
+            seen=self.seen.at(rows),
+            frame=replace(self.frame, weights=self.frame.weights[:, rows]),
+            gate=self.gate[:, rows],
+            raw=self.raw[rows],
+            plane=self.plane[rows],
         )
 
     @property
@@ -170,6 +165,25 @@ def see(
             probs=None if reading.probs is None else reading.probs[:b],
         ),
         size=(x.shape[-2], x.shape[-1]),
+    )
+
+
+def see_more(read: Read, x: Float[Tensor, "b c H W"], seen: Seen, views: Views, chunk: int) -> Seen:
+    """The same pictures also in those of the views that they have not been seen in."""
+    known = {angle % 360 for angle in seen.views.angles}
+    added = Views(tuple(angle for angle in views.angles if angle % 360 not in known))
+    reading, _ = read_views(read, added.act(x), seen.target, chunk, presented=seen.presented.scores)
+    prob, top1 = _said(reading, seen.target, len(added))
+    return replace(
+        seen,
+        views=Views((*seen.views.angles, *added.angles)),
+        value=tuple(
+            torch.cat((old, new.view(len(added), len(x), *new.shape[1:])))
+            for old, new in zip(seen.value, reading.value, strict=True)
+        ),
+        prob=torch.cat((seen.prob, prob)),
+        top1=torch.cat((seen.top1, top1)),
+        _kept={},
     )
 
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.console import Console
@@ -41,6 +41,18 @@ def refused() -> Iterator[None]:
 def plain(text: object) -> str:
     """Somebody's file name or message, with nothing in it that a terminal would obey."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def views_named(text: str | None) -> "int | Literal['auto'] | None":
+    """A number of views, or auto."""
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise EquicamError("--views", needs="a number or auto", got=repr(text), fix="--views 18") from None
 
 
 def opened(folder: Path, source: str | None = None) -> "Run":

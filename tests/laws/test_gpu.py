@@ -64,3 +64,76 @@ def test_a_full_gpu_halves_the_pass_and_goes_on():
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     torch.testing.assert_close(tight.map, whole.map, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("method", ["equigrad-cam", "equigrad-cam+pcf", "equigrad-cam-out", "grad-cam"])
+def test_a_captured_call_finds_what_an_eager_one_finds(kind, method):
+    build, layer = NETS[kind]
+    model = equicam.wrap(seeded(build).cuda(), layer=layer)
+    for seed in (1, 2, 3):  # the graph of the first serves the others
+        x = pictures(3, seed=seed)
+        fast = equicam.explain(model, x, method=method, compiled=True)
+        exact = equicam.explain(model, x, method=method)
+        assert_alive(exact.map)
+        for field in ("map", "raw", "peum", "prob", "planes", "sure", "target", "kept", "flips"):
+            torch.testing.assert_close(getattr(fast, field), getattr(exact, field), atol=1e-9, rtol=0)
+        assert fast.flags == exact.flags
+    wanted = equicam.explain(model, x, method=method, compiled=True, target=[0, 1, 2])
+    torch.testing.assert_close(
+        wanted.map, equicam.explain(model, x, method=method, target=[0, 1, 2]).map, atol=1e-9, rtol=0
+    )
+
+
+def test_a_captured_call_sees_new_weights_and_refuses_what_an_eager_one_does():
+    model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(2)
+    before = equicam.explain(model, x, compiled=True)
+    with torch.no_grad():
+        model.module.head.weight.neg_()
+    torch.testing.assert_close(
+        equicam.explain(model, x, compiled=True).map, equicam.explain(model, x).map, atol=1e-9, rtol=0
+    )
+    model.module.head = copy.deepcopy(model.module.head)
+    with torch.no_grad():
+        model.module.head.weight.neg_()
+    after = equicam.explain(model, x, compiled=True)
+    torch.testing.assert_close(after.map, before.map, atol=1e-9, rtol=0)
+    with pytest.raises(equicam.EquicamError, match="finite pixels"):
+        equicam.explain(model, x / 0, compiled=True)
+    with pytest.raises(equicam.EquicamError, match="classes from 0"):
+        equicam.explain(model, x, compiled=True, target=99)
+    with torch.no_grad():
+        model.module.head.bias.fill_(torch.nan)
+    with pytest.raises(equicam.EquicamError, match="finite class scores"):
+        equicam.explain(model, x, compiled=True)
+
+
+def test_a_captured_call_outlives_the_caches():
+    from equicam.geometry import _grid, _mean_weights
+
+    model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(2)
+    equicam.explain(model, x, compiled=True)
+    _grid.cache_clear()
+    _mean_weights.cache_clear()
+    junk = [torch.rand(17, 32, 32, 2, device="cuda") for _ in range(50)]
+    fast = equicam.explain(model, x, compiled=True)
+    torch.testing.assert_close(fast.map, equicam.explain(model, x).map, atol=1e-9, rtol=0)
+    del junk
+
+
+def test_the_compiled_half_agrees():
+    net = seeded(Cnn).float().cuda()
+    model, x = equicam.wrap(net, layer="trunk"), pictures(4).float()
+    exact = equicam.explain(model, x)
+    half = equicam.explain(model, x, dtype=torch.bfloat16, compiled=True)
+    assert_alive(exact.map)
+    for a, b in zip(half.map.flatten(1), exact.map.flatten(1), strict=True):
+        assert torch.corrcoef(torch.stack((a, b)))[0, 1] > 0.99
+
+
+def test_all_angles_at_once_on_a_gpu_are_what_they_are_one_by_one():
+    model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(3)
+    asked = {"methods": ["grad-cam", "equigrad-cam"], "scores": ["eq", "peum"], "views": 4}
+    there = equicam.evaluate(model, x, **asked).to_pylist()
+    here = equicam.evaluate(equicam.wrap(seeded(Cnn), layer="trunk"), x, **asked).to_pylist()
+    assert [r["value"] for r in there] == pytest.approx([r["value"] for r in here], abs=1e-8, nan_ok=True)

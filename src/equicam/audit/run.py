@@ -67,6 +67,11 @@ def audit(
     of those in this go) after every part. Ctrl-C finishes the part at work.
     """
     chosen = find(method, views=views, as_published=as_published, tau=tau, gamma=gamma)
+    if chosen.fusion.auto is not None:
+        raise EquicamError(
+            "an audit", needs="the same views of every picture, for PEUM ranks them against each other", got="views='auto'",
+            fix="views=12",
+        )  # fmt: skip
     items = spread(find_items(source, split=split), n)
     items = sorted(items, key=lambda item: item.id)
     subset = calibrated(items, calibrate, seed)
@@ -87,6 +92,7 @@ def audit(
         gamma=gamma,
         as_published=as_published,
         dtype=str(dtype or model.dtype).removeprefix("torch."),
+        compiled=model.compiled,
         device=engine.kind if engine else model.device.type,
         part=part,
         calibrate=len(subset),

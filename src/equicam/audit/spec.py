@@ -38,6 +38,7 @@ class Spec:
     versions: tuple[tuple[str, str], ...]
     tau: float | None = None  # of a gate, where the caller set it
     gamma: float | None = None
+    compiled: bool = False  # whether the network was
     schema: int = SCHEMA_VERSION
 
     def as_json(self) -> str:

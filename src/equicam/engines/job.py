@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 
 from equicam.data.items import Item, readable
@@ -53,10 +54,15 @@ class Recipe:
     weights: str | None = None
     classes: tuple[str, ...] | None = None
     layer: str | None = None
+    compiled: bool = False
 
     def __call__(self, device: str) -> Model:
-        """Load it."""
-        return load(self.name, weights=self.weights, classes=self.classes, layer=self.layer, device=device)
+        """Load it; a network that will be compiled has the memory order convolutions are fastest in."""
+        model = load(self.name, weights=self.weights, classes=self.classes, layer=self.layer, device=device)
+        if not self.compiled:
+            return model
+        model.module.to(memory_format=torch.channels_last)
+        return replace(model, compiled=True)
 
     def blind(self, model: Model) -> Model | None:
         """What opening pictures needs of it; None where that cannot travel, for a factory's file is no package."""

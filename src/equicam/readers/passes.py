@@ -22,12 +22,14 @@ def read_views(
     chunk: int,
     *,
     originals: int | None = None,
+    presented: Float[Tensor, "b y"] | None = None,
 ) -> tuple[Reading, Int[Tensor, " b"]]:
     """All views through the reader, at most `chunk` a pass, the target fixed by the first (presented) view.
 
+    `presented` are the scores of the presented view where it has been read before and is not among these.
     Where the pictures are `originals` and copies of them, turn by turn, the originals' top-1 is every copy's target.
     """
-    b, presented = x.shape[1], None
+    b = x.shape[1]
 
     def pin(
         scores: Float[Tensor, "n y"] | None, count: int

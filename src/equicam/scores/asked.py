@@ -23,6 +23,8 @@ from equicam.scores.controls import CONTROLS, blurred_maps
 
 Methods = Sequence[str] | Mapping[str, Any]
 World = Literal["plain", "random-weights", "shuffled"]
+Count = int | Views | Literal["auto"] | None
+"""How many views, or which."""
 COVERAGE = "coverage"
 """The control that is a method of its own: a map that never looks at the picture."""
 
@@ -73,7 +75,7 @@ class Foreign:
         return external(plane, x, pin, autocast=autocast)
 
 
-def asked(methods: Methods, *, views: int | Views | None, as_published: bool) -> tuple[Asked, ...]:
+def asked(methods: Methods, *, views: Count, as_published: bool) -> tuple[Asked, ...]:
     """Every row asked for; `views` goes to the methods that have several."""
     if isinstance(methods, str) or not methods:
         raise EquicamError(
@@ -86,7 +88,7 @@ def asked(methods: Methods, *, views: int | Views | None, as_published: bool) ->
     return tuple(_one(name, what, views, as_published) for name, what in named.items())
 
 
-def _one(name: str, what: Any, views: int | Views | None, as_published: bool) -> Asked:
+def _one(name: str, what: Any, views: Count, as_published: bool) -> Asked:
     if isinstance(what, str):
         return _named(name, what, views, as_published)
     if isinstance(what, Fusion | Method):
@@ -95,7 +97,7 @@ def _one(name: str, what: Any, views: int | Views | None, as_published: bool) ->
     return Asked(name, Method("an explainer of the caller's", fusion, reader=Foreign(what)))
 
 
-def _named(name: str, what: str, views: int | Views | None, as_published: bool) -> Asked:
+def _named(name: str, what: str, views: Count, as_published: bool) -> Asked:
     if what == COVERAGE:
         return Asked(name, None)
     base, at, control = what.partition("@")
@@ -125,7 +127,7 @@ def described(one: Asked) -> str:
     parts = [
         _called(m.reader),
         _called(m.combine),
-        f"{list(f.views.angles)}",
+        f"{list(f.views.angles)}" if f.auto is None else f"{f.auto}",
         f"{f.align_at}→{f.mean_at}",
         _called(f.weigh),
     ]

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from equicam.adaptive import settled
 from equicam.combine import Combine
 from equicam.explain import read
 from equicam.geometry import Degrees, Fill, Views, picked, rotate, rotate_all
@@ -52,6 +53,7 @@ class _Piece:
     map: Float[Tensor, "b H W"]
     peum: Float[Tensor, "o H W"] | None = None  # of the presented pictures, if they are among them
     disagreement: Float[Tensor, " o"] | None = None
+    taken: Int[Tensor, " b"] | None = None  # how many views a picture took, where pictures differ
     traced: Traced | None = None
     combine: Combine | None = None
 
@@ -62,8 +64,9 @@ class _Piece:
             columns = (torch.split(getattr(self.traced, f), count) for f in ("acts", "grads", "scores"))
             traced = [Traced(*row) for row in zip(*columns, strict=True)]
         maps = torch.split(self.map, count)
-        pieces = [_Piece(m, None, None, t, self.combine) for m, t in zip(maps, traced, strict=True)]
-        return [replace(pieces[0], peum=self.peum, disagreement=self.disagreement), *pieces[1:]]
+        pieces = [_Piece(m, traced=t, combine=self.combine) for m, t in zip(maps, traced, strict=True)]
+        taken = None if self.taken is None else self.taken[:count]
+        return [replace(pieces[0], peum=self.peum, disagreement=self.disagreement, taken=taken), *pieces[1:]]
 
 
 def look(
@@ -144,7 +147,7 @@ def _shown(
     null = times_coverage(blank, cover) if zeros or one.covered else blank
     # a control of the map has the stages of its method
     traced = [p.traced for p in pieces if p.traced is not None and one.blur is None and not one.covered]
-    return Shown(maps, said, null, first.peum, first.disagreement, traced, first.combine)
+    return Shown(maps, said, null, first.peum, first.disagreement, first.taken, traced, first.combine)
 
 
 def _every_angle(
@@ -228,27 +231,30 @@ def _group(
     originals: int,
 ) -> tuple[dict[str, _Piece], Float[Tensor, "b y"] | None]:
     """Methods of one reader, fed from one set of views."""
-    views = _together([m.fusion.views for m in methods.values()])
-    reader = next(iter(methods.values())).reader
+    fixed = {name: m for name, m in methods.items() if m.fusion.auto is None}
+    views = _together([m.fusion.views for m in fixed.values()] or [Views((0.0,))])
+    reading = partial(read, model, next(iter(methods.values())).reader, plan.dtype)
     copies = 0 < originals < len(x)
 
     def work(some: slice, most: int) -> tuple[dict[str, _Piece], Tensor | None]:
         given = None if target is None else target[some]
         with gathered() as checks:
-            seen = see(
-                partial(read, model, reader, plan.dtype), x[some], views, given, most,
-                originals=originals if copies else None,
-            )  # fmt: skip
-            fused = {name: fuse(seen, m.combine, m.fusion, plan.fill) for name, m in methods.items()}
+            seen = see(reading, x[some], views, given, most, originals=originals if copies else None)
+            fused = {name: fuse(seen, m.combine, m.fusion, plan.fill) for name, m in fixed.items()}
             # what views disagree on is told of the presented pictures alone
             of = originals if copies else len(seen.target) if originals else 0
             pieces = {name: _piece(plan, one, of) for name, one in fused.items()}
         settle(checks)
+        for name, m in methods.items():
+            if m.fusion.auto is not None:
+                parts = settled(reading, x[some], m.combine, m.fusion, seen.target, plan.fill, most)
+                pieces[name] = _settled_piece(plan, list(parts), of)
         return pieces, seen.presented.probs
 
     if copies:  # never cut: the originals must be among them
         return work(slice(0, len(x)), len(x) * len(views))
-    done = in_groups(x, len(views), plan.chunk, work)
+    most = max(len(views), *(len(m.fusion.views) for m in methods.values()))
+    done = in_groups(x, most, plan.chunk, work)
     probs = [p for _, p in done if p is not None]
     joined = {name: _joined([pieces[name] for pieces, _ in done]) for name in methods}
     return joined, torch.cat(probs) if probs else None
@@ -258,7 +264,7 @@ def _piece(plan: Plan, fused: Fused, originals: int) -> _Piece:
     seen, count = fused.seen, len(fused.place)
     peum = apart = traced = None
     if plan.several and originals and count > 1:
-        mine = fused.first(originals)
+        mine = fused if originals == len(seen.target) else fused.at(slice(0, originals))
         peum = mine.peum()
         views = (
             fused.place[:6] if plan.as_published else fused.place
@@ -268,7 +274,26 @@ def _piece(plan: Plan, fused: Fused, originals: int) -> _Piece:
     if plan.traced and count == 1 and seen.stage == "features" and scores is not None:
         acts, grads = seen.presented.value
         traced = Traced(acts, grads, scores)
-    return _Piece(fused.map, peum, apart, traced, fused.combine)
+    return _Piece(fused.map, peum, apart, traced=traced, combine=fused.combine)
+
+
+def _settled_piece(plan: Plan, parts: Sequence[tuple[Tensor, Fused]], originals: int) -> _Piece:
+    """Pictures that took different views, in their order again."""
+    order = torch.cat([where for where, _ in parts]).argsort()
+    pieces = [_piece(plan, fused, len(where) if originals else 0) for where, fused in parts]
+    taken = [torch.full_like(where, len(fused.views)) for where, fused in parts]
+
+    def whole(found: Sequence[Tensor | None]) -> Tensor:
+        return torch.cat([one for one in found if one is not None])[order]
+
+    several = plan.several and originals
+    return _Piece(
+        whole([p.map for p in pieces]),
+        whole([p.peum for p in pieces])[:originals] if several else None,
+        whole([p.disagreement for p in pieces])[:originals] if several else None,
+        taken=whole(taken),
+        combine=pieces[0].combine,
+    )
 
 
 def _joined(pieces: Sequence[_Piece]) -> _Piece:
@@ -277,10 +302,12 @@ def _joined(pieces: Sequence[_Piece]) -> _Piece:
     traced = [p.traced for p in pieces if p.traced is not None]
     peums = [p.peum for p in pieces if p.peum is not None]
     aparts = [p.disagreement for p in pieces if p.disagreement is not None]
+    taken = [p.taken for p in pieces if p.taken is not None]
     return _Piece(
         torch.cat([p.map for p in pieces]),
         torch.cat(peums) if peums else None,
         torch.cat(aparts) if aparts else None,
+        torch.cat(taken) if taken else None,
         Traced(*(torch.cat([getattr(t, f) for t in traced]) for f in ("acts", "grads", "scores")))
         if traced
         else None,

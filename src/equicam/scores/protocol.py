@@ -53,6 +53,7 @@ class Shown:
     null: Float[Tensor, "H W"]  # its map when no view shows anything
     peum: Float[Tensor, "b H W"] | None = None
     disagreement: Float[Tensor, " b"] | None = None
+    taken: Int[Tensor, " b"] | None = None  # views a presented picture took, where pictures differ
     traced: Sequence[Traced] = ()
     combine: Combine | None = None
 
@@ -285,6 +286,12 @@ def _disagreement(found: Found) -> Iterator[Scored]:
             yield Scored("disagreement", method, shown.disagreement, None, found.region)
 
 
+def _views(found: Found) -> Iterator[Scored]:
+    for method, shown in found.shown.items():
+        if shown.taken is not None:
+            yield Scored("views", method, shown.taken.double())
+
+
 def _calibration(found: Found) -> Iterator[Scored]:
     for method, shown in found.shown.items():
         if shown.peum is not None:
@@ -308,6 +315,7 @@ SCORES: dict[str, Score] = {
     "box-iou": Score("overlap of the map's box with the object's", partial(_boxes, kind="box-iou")),
     "peum": Score("PEUM: variance of the aligned views, mean over pixels", _peum, of="several views"),
     "disagreement": Score("mean 1 − Pearson over pairs of aligned views", _disagreement, of="several views"),
+    "views": Score('views that a presented picture took, with views="auto"', _views, of="several views"),
     "calibration": Score("does PEUM lie where the map drifts: Spearman over pixels", _calibration, of="several views"),
 }  # fmt: skip
 

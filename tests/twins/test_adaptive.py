@@ -1,0 +1,114 @@
+"""views="auto" against the obvious: explain with 6, 12 and 24 views and take the first that has settled."""
+
+import numpy as np
+import pytest
+import torch
+
+import equicam
+from equicam.methods import Auto, find
+from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
+
+NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1")}
+
+
+def few(views: int) -> tuple[int, ...]:
+    return tuple(range(0, 24, 24 // views))
+
+
+def slow(model, picture, method):
+    """The three explanations of one picture, and the first whose views' mean is near enough."""
+    size = picture.shape[-1]
+    y, x = np.mgrid[:size, :size] - (size - 1) / 2
+    disc = x**2 + y**2 <= (size / 2) ** 2
+    for count in (6, 12, 24):
+        found = equicam.explain(model, picture, method=method, views=count)
+        maps = []
+        for t, angle in enumerate(found.angles):
+            one = equicam.explain(
+                model, equicam.rotate(picture, angle), method="grad-cam", target=found.target
+            )
+            maps.append(equicam.rotate(one.map, -angle)[0].numpy())
+            assert found.kept[0, t] or "pcf" in method
+        weights = np.ones(count)
+        if "pcf" in method:
+            weights = np.where(found.kept[0], found.prob[0], 0)
+        if weights.sum() == 0:
+            continue
+        weights = weights / weights.sum()
+        mean = np.tensordot(weights, np.array(maps), 1)
+        spread = np.tensordot(weights, (np.array(maps) - mean) ** 2, 1)
+        effective = 1 / (weights**2).sum()
+        near = np.sqrt(spread[disc].mean()) / effective <= Auto().tolerance * mean[disc].std()
+        if (effective >= 2 and near) or count == 24:
+            return found, count
+    return found, 24
+
+
+@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("method", ["equigrad-cam", "equigrad-cam-out", "equigrad-cam+pcf"])
+def test_auto_is_the_first_grid_that_has_settled(kind, method):
+    build, layer = NETS[kind]
+    model = equicam.wrap(seeded(build), layer=layer)
+    x = torch.cat((pictures(3, seed=2), pictures(3, seed=3)))
+    found = equicam.explain(model, x, method=method, views="auto")
+    assert len(found.angles) == 24
+    counts = []
+    for i, picture in enumerate(x):
+        twin, count = slow(model, picture[None], method)
+        counts.append(count)
+        assert found.taken[i].nonzero().flatten().tolist() == list(few(count))
+        for field in ("map", "raw", "peum", "score", "target", "sure", "plane"):
+            torch.testing.assert_close(getattr(found, field)[i], getattr(twin, field)[0], atol=1e-9, rtol=0)
+        for field in ("prob", "flips", "kept", "planes"):
+            mine = getattr(found, field)[i][list(few(count))]
+            torch.testing.assert_close(mine, getattr(twin, field)[0], atol=1e-9, rtol=0)
+        assert found.flags[i] == twin.flags[0]
+        left = sorted(set(range(24)) - set(few(count)))
+        assert found.prob[i][left].isnan().all()
+        assert not found.kept[i][left].any()
+    if method == "equigrad-cam":
+        assert_alive(found.map)
+        assert len(set(counts)) > 1, counts
+
+
+def test_views_are_never_read_twice(cnn, x, monkeypatch):
+    read = []
+    forward = type(cnn.module).forward
+    monkeypatch.setattr(
+        type(cnn.module), "forward", lambda self, batch: read.append(len(batch)) or forward(self, batch)
+    )
+    found = equicam.explain(cnn, x, views="auto")
+    assert sum(read) == int(found.taken.sum())
+
+
+def test_auto_in_an_evaluation(cnn):
+    x = pictures(4, seed=2)
+    rows = equicam.evaluate(
+        cnn, x, methods=["grad-cam", "equigrad-cam"], scores=["eq", "views", "peum", "disagreement"],
+        views="auto", angles=[90, 45],
+    ).to_pylist()  # fmt: skip
+    found = equicam.explain(cnn, x, views="auto")
+    taken = [r["value"] for r in rows if r["score"] == "views"]
+    assert taken == found.taken.sum(1).tolist()
+    peum = [r["value"] for r in rows if r["score"] == "peum" and r["region"] == "full"]
+    assert peum == pytest.approx(found.score.tolist())
+    target = found.target
+    turned = equicam.explain(cnn, equicam.rotate(x, 90), views="auto", target=target).map
+    eq = [
+        r["value"]
+        for r in rows
+        if (r["score"], r["method"], r["region"], r["angle"]) == ("eq", "equigrad-cam", "full", 90)
+    ]
+    for i, value in enumerate(eq):
+        both = torch.stack((turned[i].flatten(), equicam.rotate(found.map, 90)[i].flatten()))
+        assert value == pytest.approx(float(torch.corrcoef(both)[0, 1]), abs=1e-6)
+
+
+def test_auto_has_its_limits(cnn, x, tmp_path):
+    with pytest.raises(equicam.EquicamError, match="fixed grid"):
+        equicam.explain(cnn, x, views="auto", as_published=True)
+    assert find("equigrad-cam", views="auto").fusion.auto == Auto()
+    from equicam.audit.run import audit
+
+    with pytest.raises(equicam.EquicamError, match="same views of every picture"):
+        audit(cnn, tmp_path, tmp_path / "run", views="auto")

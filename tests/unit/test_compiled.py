@@ -1,0 +1,80 @@
+"""The compiled network: the same maps, nothing left behind, and few sizes."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import equicam
+from equicam.readers.checks import gathered, insist, settle
+from equicam.readers.compiled import _size
+from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
+
+NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1")}
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_a_compiled_network_finds_what_an_eager_one_finds(kind):
+    build, layer = NETS[kind]
+    net = seeded(build).train()
+    model, x = equicam.wrap(net, layer=layer), pictures(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the compiler says of this machine
+        fast = equicam.explain(model, x, views=3, compiled=True)
+        again = equicam.explain(model, x[:2], views=3, compiled=True, target=[1, 2])
+    exact = equicam.explain(model, x, views=3)
+    assert_alive(exact.map)
+    for field in ("map", "raw", "peum", "prob", "planes", "sure"):
+        torch.testing.assert_close(getattr(fast, field), getattr(exact, field), atol=1e-9, rtol=0)
+    assert fast.flags == exact.flags
+    other = equicam.explain(model, x[:2], views=3, target=[1, 2])
+    torch.testing.assert_close(again.map, other.map, atol=1e-9, rtol=0)
+    assert net.training
+    assert all(p.requires_grad for p in net.parameters())
+    assert not any(part._forward_hooks for part in net.modules())
+
+
+class Twice(nn.Module):
+    """A layer that runs twice in a pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+        self.head = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return self.head(self.layer(self.layer(x)).mean((-2, -1)))
+
+
+def test_a_layer_that_runs_twice_is_not_compiled():
+    model = equicam.wrap(Twice().double(), layer="layer")
+    with pytest.raises(equicam.EquicamError, match=r"2 calls of it; try compiled=False"):
+        equicam.explain(model, pictures(1), views=2, compiled=True)
+    assert not model.module.layer._forward_hooks
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 15, 16, 18, 270, 288, 1152, 2160, 2304])
+def test_batches_are_filled_up_to_few_sizes(count):
+    assert count <= _size(count) <= count * 1.125
+    assert _size(_size(count)) == _size(count)
+
+
+def test_parts_of_fifteen_and_sixteen_pictures_have_one_size():
+    assert _size(15 * 18) == _size(16 * 18)
+    assert _size(8 * 15 * 18) == _size(8 * 16 * 18)
+
+
+def test_checks_are_asked_at_once_or_together():
+    yes, no = torch.tensor(True), torch.tensor(False)
+    insist(yes, lambda: ValueError("never"))
+    with pytest.raises(ValueError, match="now"):
+        insist(no, lambda: ValueError("now"))
+    with gathered() as checks:
+        insist(yes, lambda: ValueError("first"))
+        insist(no, lambda: ValueError("second"))
+        insist(no, lambda: ValueError("third"))
+    with pytest.raises(ValueError, match="second"):
+        settle(checks)
+    settle(checks[:1])
+    settle([])
