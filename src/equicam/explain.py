@@ -16,11 +16,11 @@ from equicam.combine import Combine, grad_cam
 from equicam.errors import EquicamError
 from equicam.fuse import Frame
 from equicam.geometry import Fill, Views, picked
-from equicam.graphs import Graph, graphs_of, shape_of
+from equicam.graphs import HOLDS, Graph, graphs_of, shape_of
 from equicam.methods import Fusion, Method, Reader, find
-from equicam.models.images import Images, as_batch
+from equicam.models.images import Images, as_batch, not_finite
 from equicam.models.model import Model, wrap
-from equicam.readers.checks import gathered, settle
+from equicam.readers.checks import gathered, insist, settle
 from equicam.readers.external import as_explainer, external
 from equicam.readers.passes import Read, Target, as_targets, views_a_pass
 from equicam.readers.reading import Pin, Reading
@@ -87,7 +87,10 @@ def explain(
     model = replace(model, compiled=True) if compiled else model
     # inference tensors cannot join a backward pass, and our own algebra is never autocast
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
-        x = as_batch(model, images)
+        x = as_batch(model, images, finite=False)
+        graph = chunk is None and captured(model, chosen, x)
+        if not graph and not bool(x.isfinite().all()):
+            raise not_finite(x)
         found = compose(
             partial(read, model, chosen.reader, dtype),
             x,
@@ -96,7 +99,7 @@ def explain(
             target=target,
             fill=fill or ("zeros" if as_published else "reflect"),
             chunk=chunk,
-            graphs=model if captured(model, chosen, x) and chunk is None else None,
+            graphs=model if graph else None,
         )
     return replace(found, layer=model.layer)
 
@@ -181,13 +184,22 @@ def compose(
     if graphs is not None:
         key = (read.args, combine, fusion, fill, shape_of((x, wanted)))  # type: ignore[attr-defined]
 
+        def checked(some: Tensor, given: Tensor | None) -> dict[str, Tensor]:
+            insist(some.isfinite().all(), lambda: not_finite(some))
+            return parts(some, given)
+
         def capture() -> Graph:
             with undisturbed(graphs.module, eager=False):
-                return Graph(parts, (x, wanted))
+                return Graph(checked, (x, wanted))
 
         graph = graphs_of(graphs.module).find(key, capture)
-        found = graph(x, wanted)
-        graph.refuse(found.pop("holds").tolist())
+        found: dict[str, Any] = graph(x, wanted)
+        said = torch.cat(
+            (found.pop(HOLDS), found["flags"].flatten())
+        ).tolist()  # one wait for all that is asked
+        graph.refuse(said[: len(graph.errors)])
+        marks = said[len(graph.errors) :]
+        found["flags"] = [marks[i : i + len(FLAGS)] for i in range(0, len(marks), len(FLAGS))]
         return finished(found, fusion.views)
 
     def work(some: slice, most: int) -> Explanation:
@@ -233,7 +245,8 @@ def measured(fused: Fused) -> dict[str, Tensor]:
 
 def finished(found: dict[str, Any], views: Views) -> Explanation:
     """An explanation of its tensors, the flags in words."""
-    rows = found.pop("flags").tolist()
+    marks = found.pop("flags")
+    rows = marks.tolist() if isinstance(marks, Tensor) else marks
     flags = tuple(frozenset(name for name, hit in zip(FLAGS, row, strict=True) if hit) for row in rows)
     return Explanation(**found, flags=flags, angles=views.angles)
 

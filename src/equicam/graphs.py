@@ -1,4 +1,4 @@
-"""Small work captured as a CUDA graph: one launch instead of hundreds, for shapes that come again.
+"""Work captured as a CUDA graph: one launch instead of hundreds, for shapes that come again.
 
 What is captured is the work itself, whatever it computes; a graph only remembers where its tensors are. It is made anew
 when a network's tensors are others than those it was captured with.
@@ -6,6 +6,7 @@ when a network's tensors are others than those it was captured with.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,13 +14,36 @@ import torch
 from torch import Tensor, nn
 
 from equicam.geometry import holding
-from equicam.readers.checks import Check, gathered
+from equicam.readers.checks import gathered
 
 Work = Callable[..., dict[str, Tensor]]
 MOST = 8
 """Graphs kept for one network; each holds the memory its work takes."""
 WARM = 3
 """Runs before the capture: compilers and libraries choose their kernels in the first."""
+HOLDS = "holds"
+"""The name under which a graph keeps which of its checks hold."""
+
+
+class Packed:
+    """Tensors by name as one of each type: few copies take them all out."""
+
+    def __init__(self, found: dict[str, Tensor]) -> None:
+        self.of: dict[torch.dtype, list[tuple[str, tuple[int, ...]]]] = {}
+        for name, value in found.items():
+            self.of.setdefault(value.dtype, []).append((name, tuple(value.shape)))
+        self.rows = {t: torch.cat([found[n].reshape(-1) for n, _ in names]) for t, names in self.of.items()}
+
+    def copied(self) -> dict[str, Tensor]:
+        """The tensors as they are now."""
+        found: dict[str, Tensor] = {}
+        for dtype, names in self.of.items():
+            row, start = self.rows[dtype].clone(), 0
+            for name, shape in names:
+                count = torch.Size(shape).numel()
+                found[name] = row[start : start + count].view(shape)
+                start += count
+        return found
 
 
 class Graph:
@@ -28,7 +52,6 @@ class Graph:
     def __init__(self, work: Work, given: tuple[Tensor | None, ...]) -> None:
         self.given = tuple(None if t is None else t.clone() for t in given)
         self.kept: list[Tensor] = []  # cached tensors the graph reads, which their cache may drop
-        self.checks: list[Check]
         token = holding.set(self.kept)
         try:
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -39,25 +62,23 @@ class Graph:
             torch.cuda.current_stream().wait_stream(side)
             self.graph = torch.cuda.CUDAGraph()
             with gathered() as checks, torch.cuda.graph(self.graph):
-                self.found = work(*self.given)
-                held = [c for c, _ in checks]
-                self.holds = torch.stack(held) if held else None
-            self.checks = checks
+                found = work(*self.given)
+                self.packed = Packed(found | {HOLDS: torch.stack([holds for holds, _ in checks])})
+            self.errors = [error for _, error in checks]
         finally:
             holding.reset(token)
 
     def __call__(self, *given: Tensor | None) -> dict[str, Tensor]:
-        """The work's outputs for these inputs, and `holds`: which of its checks do."""
+        """The work's outputs for these inputs, and which of its checks hold."""
         for mine, new in zip(self.given, given, strict=True):
             if mine is not None and new is not None:
                 mine.copy_(new)
         self.graph.replay()
-        found = {name: value.clone() for name, value in self.found.items()}
-        return found if self.holds is None else found | {"holds": self.holds.clone()}
+        return self.packed.copied()
 
     def refuse(self, holds: list[bool]) -> None:
         """Raise the first check that does not hold."""
-        for fine, (_, error) in zip(holds, self.checks, strict=True):
+        for fine, error in zip(holds, self.errors, strict=True):
             if not fine:
                 raise error()
 
@@ -67,15 +88,14 @@ class Graphs:
 
     def __init__(self, module: nn.Module) -> None:
         self.kept: OrderedDict[Hashable, Graph] = OrderedDict()
-        self.tables = [t for m in module.modules() for t in (m._parameters, m._buffers)]
-        self.places = self._places()
-
-    def _places(self) -> list[int]:
-        return [t.data_ptr() for table in self.tables for t in table.values() if t is not None]
+        self.tables = [t for m in module.modules() for t in (m._parameters, m._buffers) if t]
+        self.places: list[int] = []
 
     def find(self, key: Hashable, capture: Callable[[], Graph]) -> Graph:
         """The graph of that key, captured now if there is none or the network has moved."""
-        if (places := self._places()) != self.places:
+        tensors = chain.from_iterable(table.values() for table in self.tables)
+        places = [t.data_ptr() for t in tensors if t is not None]
+        if places != self.places:
             self.kept.clear()
             self.places = places
         if key not in self.kept:

@@ -17,11 +17,12 @@ from equicam.audit.part import Plans, computed, prepared
 from equicam.audit.store import Run
 from equicam.engines.job import Home, Part, Recipe, Sent, blinded, same_model
 from equicam.errors import EquicamError
-from equicam.geometry import Fill, Views
+from equicam.geometry import Fill
 from equicam.methods import find
 from equicam.models.images import seen_box
 from equicam.models.model import Model
 from equicam.parts import differences
+from equicam.scores.asked import Count
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Auditing:
     weights: str
     versions: tuple[tuple[str, str], ...]
     method: str
-    views: int | Views | None
+    views: Count
     as_published: bool
     tau: float | None
     gamma: float | None

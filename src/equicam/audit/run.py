@@ -25,13 +25,13 @@ from equicam.data.sources import find_items
 from equicam.engines.devices import Devices
 from equicam.engines.job import Home, Part, Sent
 from equicam.errors import EquicamError
-from equicam.geometry import Fill, Views
+from equicam.geometry import Fill
 from equicam.methods import find
 from equicam.models.images import seen_box
 from equicam.models.model import Model
 from equicam.models.weights import fingerprint
 from equicam.parts import write_whole
-from equicam.scores.asked import Asked, described
+from equicam.scores.asked import Asked, Count, described
 
 if TYPE_CHECKING:
     from equicam.engines.cluster import Cluster
@@ -45,7 +45,7 @@ def audit(
     out: str | Path,
     *,
     method: str = "equigrad-cam",
-    views: int | Views | None = None,
+    views: Count = None,
     split: str | None = None,
     n: int | None = None,
     calibrate: int = 0,

@@ -19,8 +19,11 @@ Picture = Image.Image | str | Path
 Images = Tensor | Picture | Sequence[Picture]
 
 
-def as_batch(model: Model | None, images: Images) -> Float[Tensor, "b c H W"]:
-    """A checked batch, float32 or wider, on the model's device; a tensor is taken as preprocessed."""
+def as_batch(model: Model | None, images: Images, *, finite: bool = True) -> Float[Tensor, "b c H W"]:
+    """A checked batch, float32 or wider, on the model's device; a tensor is taken as preprocessed.
+
+    Whether pixels are finite costs a wait for a device: `finite=False` leaves that to the caller.
+    """
     x = images if isinstance(images, Tensor) else _stacked(model, images)
     if x.ndim != 4 or 0 in x.shape or not x.is_floating_point():
         raise EquicamError(
@@ -31,12 +34,17 @@ def as_batch(model: Model | None, images: Images) -> Float[Tensor, "b c H W"]:
     device, dtype = (x.device, x.dtype) if model is None else (model.device, model.dtype)
     x = x.to(device, torch.promote_types(dtype, torch.float32))
     x = x.detach().clone() if x.is_inference() else x.detach()
-    if not bool(x.isfinite().all()):
-        bad = (~x.isfinite().flatten(1).all(1)).nonzero().flatten().tolist()
-        raise EquicamError(
-            "images", needs="finite pixels", got=f"NaN or infinity in image {bad}", fix="leaving it out"
-        )
+    if finite and not bool(x.isfinite().all()):
+        raise not_finite(x)
     return x
+
+
+def not_finite(x: Float[Tensor, "b c H W"]) -> EquicamError:
+    """What is wrong with a batch that has NaN or infinity in it."""
+    bad = (~x.isfinite().flatten(1).all(1)).nonzero().flatten().tolist()
+    return EquicamError(
+        "images", needs="finite pixels", got=f"NaN or infinity in image {bad}", fix="leaving it out"
+    )
 
 
 def preprocessed(model: Model | None, picture: Image.Image) -> Float[Tensor, "c H W"]:
