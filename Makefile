@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all test-browser lint types format embedded-model picture bench clean
+.PHONY: help setup demo test test-all test-browser lint types format embedded-model picture bench dist clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -54,5 +54,15 @@ bench: setup ## ours and the peers in one run on this machine's CPU
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/scaling.py
 
+dist: setup ## wheel and sdist, each installed into a clean environment and tried there
+	rm -rf dist .venv-dist
+	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[review]"
+	.venv-dist/bin/python scripts/try_installed.py
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.tar.gz
+	.venv-dist/bin/python scripts/try_installed.py
+	rm -rf .venv-dist
+
 clean: ## remove .venv and what was made
-	rm -rf .venv demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-dist demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

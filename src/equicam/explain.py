@@ -49,7 +49,7 @@ class Explanation:
     taken: Bool[Tensor, "b t"]  # views that were looked at: all, but with views="auto"
     plane: Float[Tensor, "b h w"]  # raw at the layer's resolution, rectified
     planes: Float[Tensor, "b t h w"]  # each view's own rectified plane, not turned back
-    flags: tuple[frozenset[str], ...]  # of FLAGS
+    flags: tuple[frozenset[str], ...]  # of blank, constant, flipped, none-kept, low-coverage, odd-size
     angles: tuple[float, ...]
     layer: str | None = None
 

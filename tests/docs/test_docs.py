@@ -34,6 +34,37 @@ def test_the_code_about_explainers_runs():
         assert (names["e"].score > 0).all()
 
 
+def test_the_code_about_extending_runs(monkeypatch):
+    from equicam.scores.protocol import SCORES
+
+    kept = dict(SCORES)
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)
+    assert len(code) == 3
+    names: dict = {}
+    try:
+        for block in code:
+            exec(compile(block, "extending.md", "exec"), names)
+            if "def hires_cam" in block:
+                assert set(names["rows"]["method"].to_pylist()) >= {"hires", "hires, aligned"}
+            assert names["e"].map.std() > 0.01
+    finally:
+        SCORES.clear()
+        SCORES.update(kept)
+    rows = [r for r in names["rows"].to_pylist() if r["score"] == "wander"]
+    assert len(rows) == 2 * 2 * 8
+    assert max(r["value"] for r in rows) > 1
+
+
+def test_the_reference_is_what_the_source_says():
+    import runpy
+
+    made = runpy.run_path(str(ROOT / "scripts/api_reference.py"))
+    text = made["page"]()
+    assert (ROOT / "docs/api.md").read_text() == text, "run scripts/api_reference.py"
+    for name in equicam.__all__:
+        assert name == "__version__" or f"### `equicam.{name}`" in text
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_resolve(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
