@@ -76,7 +76,7 @@ def made(folder: Path) -> Path:
         ["audit", str(pictures), "--model", "embedded", "--calibrate", "80", "--out", str(run)],
         ["triage", str(run), "--budget", "60%", "--evidence", "4"],
     ):
-        subprocess.run([*COMMAND, *words], check=True, stdout=subprocess.DEVNULL)  # noqa: S603  our own command
+        subprocess.run([*COMMAND, *words], check=True, stdout=subprocess.DEVNULL)
     readings, names = Readings(run), list(VERDICTS)
     for number, entry in zip(READ, Shelves(Run(run), blind=True).newest().entries, strict=False):
         if number != "-":
@@ -90,9 +90,7 @@ def made(folder: Path) -> Path:
 def served(run: Path) -> Iterator[str]:
     """The page's address while it runs."""
     words = [*COMMAND, "review", str(run), "--no-browser", "--reviewer", "ana"]
-    process = subprocess.Popen(  # noqa: S603  our own command
-        words, stdout=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200"}
-    )
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200"})
     try:
         yield next(
             found[1] for line in process.stdout or () if (found := re.search(r"review: (http\S+)", line))
