@@ -1,6 +1,7 @@
 """What an audit costs above the bare engine: decoding and storing behind compute, and bytes stored a picture.
 
     python benchmarks/audit.py [--pictures 32] [--views 6] [--rounds 3]
+    python benchmarks/audit.py --device cuda --bf16 --compile --pictures 2048 --part 64 --views 18 --workers 12
 
 ResNet-50, random weights, JPEG pictures of 640×480. The bare engine explains the same pictures, decoded beforehand, in
 the same batches; a ratio is the median over rounds of the ratio within a round.
@@ -10,6 +11,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +37,15 @@ def main() -> None:
     parser.add_argument("--views", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1, help="processes that open pictures")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
+    dtype = torch.bfloat16 if options.bf16 else None
     torch.set_num_threads(options.threads)
-    net = torchvision.models.resnet50().eval().to(memory_format=torch.channels_last)
-    model = equicam.wrap(net, layer="layer4")
+    net = torchvision.models.resnet50().eval().to(options.device, memory_format=torch.channels_last)
+    model = replace(equicam.wrap(net, layer="layer4"), compiled=options.compile)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "pictures"
         source.mkdir()
@@ -47,7 +54,7 @@ def main() -> None:
             coarse = Image.fromarray(rng.integers(0, 255, (30, 40, 3), dtype=np.uint8))
             coarse.resize((640, 480), Image.Resampling.BICUBIC).save(source / f"{i:04d}.jpg", quality=92)
         items = find_items(source)
-        plans = Plans(model, find("equigrad-cam", views=options.views), "reflect", None, frozenset())
+        plans = Plans(model, find("equigrad-cam", views=options.views), "reflect", dtype, frozenset())
         decoded = [opened(i, lambda p: prepared(model, p), lambda s: seen_box(model, s)) for i in items]
         parts = [decoded[i : i + options.part] for i in range(0, len(decoded), options.part)]
         seconds: dict[str, list[float]] = {"bare engine": [], "audit": []}
@@ -64,14 +71,17 @@ def main() -> None:
                 Path(folder) / f"run{round_}",
                 views=options.views,
                 part=options.part,
-                workers=1,
+                workers=options.workers,
+                dtype=dtype,
             )
             whole = time.perf_counter() - start
             size = sum(p.stat().st_size for p in run.folder.rglob("part-*.parquet"))
             if round_:
                 seconds["bare engine"].append(bare)
                 seconds["audit"].append(whole)
-    table = Table("ResNet-50", "pictures/s", "of the bare engine", "limit")
+    table = Table(
+        f"ResNet-50, {options.views} views, {options.device}", "pictures/s", "of the bare engine", "limit"
+    )
     ratio = statistics.median(b / a for a, b in zip(seconds["audit"], seconds["bare engine"], strict=True))
     for name, taken in seconds.items():
         rate = options.pictures / statistics.median(taken)

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equicam import cli_audit, cli_reproduce, cli_review
-from equicam.terminal import console, dtype_named, listed, plain, refused, views_named, where
+from equicam.terminal import COMPILE, console, dtype_named, listed, plain, refused, views_named, where
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -244,7 +244,7 @@ def evaluate(
     fill: Annotated[str | None, typer.Option(help="reflect, zeros or coverage")] = None,
     as_published: Annotated[bool, typer.Option(help="the paper authors' protocol to the letter")] = False,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: run the network in it")] = None,
-    compile_: cli_audit.COMPILE = False,
+    compile_: COMPILE = False,
     seed: Annotated[int, typer.Option(help="of random controls")] = 0,
     details: Annotated[
         bool, typer.Option(help="also by angle, by condition, against each other, and what tells bad maps")

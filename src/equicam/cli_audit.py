@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from equicam.terminal import console, dtype_named, listed, opened, plain, refused, where
+from equicam.terminal import COMPILE, console, dtype_named, listed, opened, plain, refused, where
 
 if TYPE_CHECKING:
     from equicam.audit.store import Run
@@ -33,10 +33,6 @@ DEVICES = Annotated[
     typer.Option(help="cpu, cuda, cuda:1, or several: cuda:0,cuda:1; the best there is if left out"),
 ]
 ENGINE = Annotated[str, typer.Option(help="local, or ray: many machines; needs equicam\\[ray]")]
-COMPILE = Annotated[
-    bool,
-    typer.Option("--compile", help="compile the network first (half a minute on a GPU), then run it faster"),
-]
 ADDRESS = Annotated[
     str | None,
     typer.Option(

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from equicam.errors import EquicamError
 from equicam.experiments import NAMES, named
-from equicam.terminal import console, dtype_named, listed, plain, refused, where
+from equicam.terminal import COMPILE, console, dtype_named, listed, plain, refused, where
 
 if TYPE_CHECKING:
     from equicam.experiments.experiment import Line
@@ -44,6 +44,7 @@ def reproduce(
     classes: Annotated[str | None, typer.Option(help="class names of a zero-shot model, with commas")] = None,
     costly: Annotated[bool, typer.Option(help="also methods of hundreds of passes a map")] = False,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: run the network in it")] = None,
+    compile_: COMPILE = False,
     out: Annotated[Path, typer.Option(help="where rows, lines and figures go; resumes what is there")] = Path(
         "reproduced"
     ),
@@ -81,7 +82,7 @@ def reproduce(
         pairs = [e.partition("=") for e in extra or ()]
         bench = Bench(
             model=ready, data=data, out=out, backbone=backbone or (model if ":" not in model else "resnet50"), domain=domain,
-            n=n, split=split, costly=costly, progress=console.is_terminal, options={"dtype": dtype_named(dtype)},
+            n=n, split=split, costly=costly, progress=console.is_terminal, options={"dtype": dtype_named(dtype), "compiled": compile_},
             extra={key: Path(value) for key, _, value in pairs},
         )  # fmt: skip
         lines = list(named(name).run(bench))

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -21,6 +21,10 @@ for stream in (sys.stdout, sys.stderr):
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")  # a terminal that knows no Greek still gets the rest
 console = Console()
+COMPILE = Annotated[
+    bool,
+    typer.Option("--compile", help="compile the network first (half a minute on a GPU), then run it faster"),
+]
 
 
 @contextmanager

@@ -167,3 +167,19 @@ def test_plots_hold_text_and_a_bounded_number_of_marks():
 )
 def test_what_cannot_be_seen_is_spelled_out(text, told):
     assert visible(text) == told
+
+
+def test_a_picture_at_a_url_is_fetched_only_when_the_caller_lets_it():
+    import hashlib
+
+    import fsspec
+
+    data = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(data, "PNG")
+    fsspec.filesystem("memory").pipe("/drawn/a.png", data.getvalue())
+    row = {"id": "a", "path": "memory://drawn/a.png", "bytes": len(data.getvalue()), "frame": None}
+    row["sha256"] = hashlib.sha256(data.getvalue()).hexdigest()
+    assert "--source" in drawn.photograph(row, (16, 16))
+    assert drawn.photograph(row, (16, 16), fetch=True).shape == (16, 16, 3)
+    assert "changed" in drawn.photograph(row | {"sha256": "0" * 64}, (16, 16), fetch=True)
+    assert "no longer" in drawn.photograph(row | {"path": "memory://drawn/none.png"}, (16, 16), fetch=True)

@@ -4,7 +4,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from equicam.experiments.experiment import Bench, Experiment, Line, beside, line, mean_of, others
+from equicam.chain import constant
+from equicam.experiments.experiment import (
+    Bench,
+    Experiment,
+    Line,
+    beside,
+    claims,
+    eq,
+    line,
+    mean_of,
+    number,
+    others,
+)
+from equicam.experiments.measure import pictures
+from equicam.readers.tap import tap
 from equicam.scores import stats, summary
 
 STAGES = {
@@ -63,6 +77,29 @@ def run(bench: Bench) -> Iterator[Line]:
                 clean=stats.bootstrap(stats.mean, rows.floor, cluster=rows.ids),
                 what=f"{words}, unrelated",
                 tolerance=0.1,
+            )
+        )
+    final = mean_of(published, "stage-map", "grad-cam", "full")
+    evaluated = {p: eq(t, "grad-cam", as_published=p) for p, t in ((True, published), (False, clean))}
+    name = f"decomp.published Grad-CAM (main).{bench.backbone}"
+    done.append(
+        beside(name, clean=evaluated[False], as_published=evaluated[True], what="grad-cam, evaluated whole")
+    )
+    done.append(
+        line("decomp.reproduces", as_published=number(abs(final.value - evaluated[True].value), final.n),
+             what="the last stage against grad-cam evaluated whole", tolerance=0.003)
+    )  # fmt: skip
+    if f"decomp.const_channels.{bench.backbone}" in claims():
+        x = pictures(bench, 4)
+        reading = tap(bench.model, x.to(bench.model.dtype), lambda scores: (scores.argmax(1), None))  # type: ignore[union-attr]
+        still = int(constant(reading.value[1]).all(0).sum())
+        name = f"decomp.const_channels.{bench.backbone}"
+        done.append(
+            line(
+                name,
+                clean=number(still, len(x)),
+                what="channels whose gradient is the same everywhere",
+                tolerance=0,
             )
         )
     yield from done

@@ -267,7 +267,7 @@ def others(prefix: str, done: Sequence[Line], bench: Bench) -> Iterator[Line]:
     for name, known in claims().items():
         if name.startswith(prefix) and name not in answered:
             about = next((b for b in ("resnet50", "vgg16", "vit_b_16") if b in name), known.of)
-            if about and about not in (bench.backbone, bench.domain):
+            if about and about not in (bench.backbone, bench.domain, "all"):
                 yield not_run(name, f"of {about}: --model {about}")
             else:
                 yield not_run(name, "not answered by this run")

@@ -56,6 +56,14 @@ def run(bench: Bench) -> Iterator[Line]:
                     tolerance=0.06,
                 )
             )
+    for before, t in ((6, 9), (9, 12), (12, 18)):
+        name = f"tsweep.{bench.backbone}.add.T{t}"
+        points = [
+            number(100 * (found[p][t].value - found[p][before].value) / (found[p][18].value - base[p].value))
+            for p in (False, True)
+        ]
+        what = f"points of the gain that T = {t} adds to T = {before}"
+        done.append(beside(name, clean=points[0], as_published=points[1], what=what, tolerance=1.5))
     name = f"tsweep.{bench.backbone}.base.derived"
     done.append(beside(name, clean=base[False], as_published=base[True], what="grad-cam"))
     yield from done

@@ -6,7 +6,6 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ from PIL import Image
 from scipy import ndimage
 
 from equicam.audit.store import Drawn, file_digest
-from equicam.data.items import Item, open_item
+from equicam.data.items import Item, fetched, open_item
+from equicam.data.remote import is_url, place, stamp
 from equicam.errors import EquicamError
 from equicam.report.explained import MOST_SPREAD
 from equicam.report.overlay import Picture, overlay
@@ -55,11 +55,13 @@ class Pictures:
     strip: tuple[View, ...]
 
 
-def pictured(row: Mapping[str, Any], arrays: Drawn | None, angles: Sequence[float]) -> Pictures:
+def pictured(
+    row: Mapping[str, Any], arrays: Drawn | None, angles: Sequence[float], *, fetch: bool = False
+) -> Pictures:
     """Draw one picture's row and maps."""
     grid = (1, 1) if arrays is None else (arrays.map.shape[0], arrays.map.shape[1])
     size, small = fitted(grid, SIDE), fitted(grid, TILE)
-    photo = photograph(row, size)
+    photo = photograph(row, size, fetch=fetch)
     seen, missing = (None, photo) if isinstance(photo, str) else (inline(photo), None)
     if arrays is None:
         return Pictures(seen, missing, None, None, None, False, ())
@@ -105,16 +107,21 @@ def fitted(grid: Size, side: int) -> Size:
     return max(1, round(side * grid[0] / longer)), max(1, round(side * grid[1] / longer))
 
 
-def photograph(row: Mapping[str, Any], size: Size) -> Picture | str:
-    """What the model saw of the file, or why it cannot be shown; never another picture than the one explained."""
-    path = Path(row["path"] or "")
-    item = Item(row["id"], path, index=row.get("index"))
+def photograph(row: Mapping[str, Any], size: Size, *, fetch: bool = False) -> Picture | str:
+    """What the model saw of the file, or why it cannot be shown; never another picture than the one explained.
+
+    A URL in a run is asked for only where the caller lets it (`fetch`): a run may come from anybody.
+    """
+    if is_url(row["path"]) and not fetch:
+        return "The picture is at a URL; --source with where it is lets it be fetched."
     try:
+        path = place(row["path"] or "")
         if not path.is_file():
             return "The file is no longer where it was when it was explained."
-        if path.stat().st_size != row["bytes"]:
+        if stamp(path).bytes != row["bytes"]:
             return "The file has changed since it was explained, so it is not shown."
-        picture = open_item(item)
+        item = fetched(Item(row["id"], path, index=row.get("index")))
+        path, picture = item.path, open_item(item)
     except (EquicamError, OSError, ValueError, MemoryError, RuntimeError):
         return "The file can no longer be read as a picture."
     pixels = None if item.index is None else picture.tobytes()

@@ -182,7 +182,7 @@ def _shown(
                 "verdicts": _verdicts(readings, row["id"]),
                 "notes": [asdict(n) for n in readings.notes(row["id"])],
             },
-            drawn.pictured(known[row["id"]], maps.get(row["id"]), spec.angles),
+            drawn.pictured(known[row["id"]], maps.get(row["id"]), spec.angles, fetch=bool(run.moved)),
         )
         for row in queue
     ]

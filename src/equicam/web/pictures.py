@@ -72,7 +72,7 @@ class Pictures:
             return None
         from equicam.report import drawn
 
-        found = drawn.photograph(shelf.row(entry), (8, 8))
+        found = drawn.photograph(shelf.row(entry), (8, 8), fetch=bool(shelf.run.moved))
         return found if isinstance(found, str) else None
 
     def _draw(self, shelf: Shelf, entry: Entry, kind: str) -> tuple[bytes, str] | None:
@@ -83,11 +83,11 @@ class Pictures:
         name, _, number = kind.partition("-")
         if kind == "photo":
             size = drawn.fitted(_grid(row, arrays), _side(row))
-            photo = drawn.photograph(row, size)
+            photo = drawn.photograph(row, size, fetch=bool(shelf.run.moved))
             return None if isinstance(photo, str) else _encoded(photo)
         if name in ("thumb", "bare", "strip"):
             size = drawn.fitted(_grid(row, arrays), TILE if name == "strip" else THUMB)
-            photo = drawn.photograph(row, size)
+            photo = drawn.photograph(row, size, fetch=bool(shelf.run.moved))
             if name == "bare" or arrays is None:
                 return _jpeg(drawn.ground(photo, size))
             under = drawn.ground(photo, size)
