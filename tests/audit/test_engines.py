@@ -83,6 +83,7 @@ def test_two_devices_evaluate_as_one(patches, tmp_path):
     assert repr(pq.read_table(tmp_path / "two.parquet").to_pylist()) == repr(one.to_pylist())
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_named_and_what_is_written_stays(patches, whole, tmp_path):
     out = tmp_path / "run"
     command = ("audit", patches, "--out", out, *OPTIONS, "--device", "cpu,cpu")

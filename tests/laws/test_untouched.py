@@ -70,7 +70,7 @@ def test_after_a_call(used, method):
         {"fill": "nonsense"},
         {"method": equicam.Fusion(equicam.Views((0,)), "map", "map", weigh=lambda p, top: 1 / 0)},
     ],
-    ids=str,
+    ids=lambda given: "-".join(given),
 )
 def test_after_an_exception(used, wrong):
     before = state(used.module)

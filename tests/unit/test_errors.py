@@ -168,7 +168,7 @@ model, x = equicam.wrap(EmbeddedNet(), "layer4"), torch.randn(1, 3, 96, 96)
 for wrong in (
     lambda: equicam.explain(model, x, target="cat"),
     lambda: equicam.explain(model, x, views=[0, 90]),
-    lambda: equicam.explain(model, x, views="auto"),
+    lambda: equicam.explain(model, x, views="many"),
     lambda: equicam.explain(model, x, chunk=2.5),
     lambda: equicam.explain(model, x, dtype="bfloat16"),
     lambda: equicam.explain(model, x, fill="mirror"),
