@@ -67,7 +67,7 @@ def main() -> None:
         for f in folders
     }
     PLOTS.mkdir(exist_ok=True)
-    text = HEAD + "## What was found beyond the paper\n\n" + "\n".join(findings(kept)) + "\n"
+    text = HEAD + "## What was found beyond the paper\n\n" + "\n".join(findings(kept)) + "\n\n"
     for name, experiments in kept.items():
         title, command = heading(name)
         text += f"## {title}\n\n    {command}\n\n"

@@ -71,6 +71,7 @@ def test_two_devices_write_the_rows_of_one(patches, whole, tmp_path):
     assert code == 0, said
 
 
+@pytest.mark.slow
 def test_two_devices_evaluate_as_one(patches, tmp_path):
     model = equicam.load("embedded")
     options = {"methods": ["grad-cam", "grad-cam@random-weights"], "scores": ["eq", "insertion"]}

@@ -50,9 +50,9 @@ def slow(model, picture, method, tolerance):
 @pytest.mark.parametrize("method", ["equigrad-cam", "equigrad-cam-out", "equigrad-cam+pcf"])
 def test_auto_is_the_first_grid_that_has_settled(kind, method):
     build, layer = NETS[kind]
-    model, x, counts = equicam.wrap(seeded(build), layer=layer), pictures(3, seed=2), set()
+    model, x, counts = equicam.wrap(seeded(build), layer=layer), pictures(2, seed=2), set()
     auto = find(method, views="auto")
-    for tolerance in (0.04, 0.08, Auto().tolerance, 0.3):
+    for tolerance in (0.04, Auto().tolerance, 0.3):
         mine = replace(auto, fusion=replace(auto.fusion, auto=Auto(tolerance=tolerance)))
         found = equicam.explain(model, x, method=mine)
         assert len(found.angles) == 24
