@@ -152,7 +152,7 @@ def findings(kept: dict[str, dict[str, Any]]) -> Iterator[str]:
             )
             yield (
                 f"- **Drift is neither noise nor more than its saliency** ({network}). Published: occluding drifting pixels costs less than random ones. "
-                f"With regions inside the disc, of one shape and size: {said}."
+                f"Inside the disc, against other regions of the same size: {said}."
             )
     yield from domain_findings(kept)
 
@@ -184,7 +184,7 @@ def domain_findings(kept: dict[str, dict[str, Any]]) -> Iterator[str]:
             )
     if found:
         yield (
-            "- **PEUM finds unstable maps, and disagreement over all pairs of views finds more.** Of the worst tenth, in a tenth of the pictures: "
+            "- **How many unstable maps PEUM finds, and disagreement over all pairs of views.** Of the worst tenth, in a tenth of the pictures: "
             + "; ".join(found)
             + ". Chance is 10 %."
         )
@@ -324,7 +324,7 @@ def _methods(of: Lines, axes: Any) -> None:
 
 
 def _regions(of: Lines, axes: Any) -> None:
-    names = [n for n in of if "over" not in n and "control" not in n]
+    names = [n for n in of if n.endswith((", presented", ", turned"))]
     _bars(axes, of, names)
     axes.set_ylabel("probability lost")
 

@@ -41,7 +41,7 @@ def settled(
     counts = fusion.auto.counts
     seen = see(read, x, Views.evenly(counts[0]), target, chunk, originals=originals)
     for count, more in pairwise((*counts, 0)):
-        fused = fuse(seen, combine, replace(fusion, views=Views.evenly(count), auto=None), fill)
+        fused = fuse(seen, combine, replace(fusion, auto=None, views=Views.evenly(count)), fill)
         done = converged(fused, fusion.auto.tolerance) if more else torch.ones_like(rows, dtype=torch.bool)
         where = done.nonzero().flatten()
         if len(where):

@@ -20,17 +20,18 @@ from equicam.graphs import HOLDS, Graph, graphs_of, shape_of
 from equicam.methods import Fusion, Method, Reader, find
 from equicam.models.images import Images, as_batch, not_finite
 from equicam.models.model import Model, wrap
-from equicam.readers.checks import gathered, insist, settle
+from equicam.readers.checks import explained_by, gathered, insist, settle
 from equicam.readers.external import as_explainer, external
 from equicam.readers.passes import Read, Target, as_targets, views_a_pass
 from equicam.readers.reading import Pin, Reading
 from equicam.readers.tap import tap, undisturbed
 from equicam.seen import Fused, fuse, in_groups, see
+from equicam.weigh import KeepConfident, SoftGate, uniform
 
 FLAGS = ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size")
 BY_VIEW = ("prob", "flips", "kept", "taken", "planes")
-FEW = 256
-"""Views that any device holds."""
+FEW = 64 * 3 * 224**2
+"""Pixels of views that any device has room for."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def explain(
     # inference tensors cannot join a backward pass, and our own algebra is never autocast
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         x = as_batch(model, images, finite=False)
-        graph = chunk is None and captured(model, chosen, x)
+        fill = fill or ("zeros" if as_published else "reflect")
+        graph = chunk is None and captured(model, chosen, fill, x)
         if not graph and not bool(x.isfinite().all()):
             raise not_finite(x)
         found = compose(
@@ -97,19 +99,25 @@ def explain(
             combine=chosen.combine,
             fusion=chosen.fusion,
             target=target,
-            fill=fill or ("zeros" if as_published else "reflect"),
+            fill=fill,
             chunk=chunk,
             graphs=model if graph else None,
         )
     return replace(found, layer=model.layer)
 
 
-def captured(model: Model, method: Method, x: Float[Tensor, "b c H W"]) -> bool:
-    """Whether a call is captured as a graph: on CUDA, asked for, and no more views than memory holds twice."""
-    views = len(x) * len(method.fusion.views)
-    if not model.compiled or not x.is_cuda or method.reader is not tap or method.fusion.auto:
+def captured(model: Model, method: Method, fill: Fill, x: Float[Tensor, "b c H W"]) -> bool:
+    """Whether a call is captured as a graph: asked for, on CUDA, ours throughout, and with room for its views twice.
+
+    What a combine or a gate of the caller's asks of a device on the way, a capture does not survive; `coverage` asks too.
+    """
+    fusion, views = method.fusion, len(x) * len(method.fusion.views)
+    ours = method.reader is tap and method.combine.__module__ == grad_cam.__module__
+    ours = ours and isinstance(fusion.weigh, KeepConfident | SoftGate | type(uniform)) and fill != "coverage"
+    ours = ours and getattr(fusion.weigh, "__module__", "") == uniform.__module__ and fusion.auto is None
+    if not model.compiled or not x.is_cuda or not ours:
         return False
-    return views <= FEW or views <= views_a_pass(x) // 2
+    return views * x[0].numel() <= FEW or views <= views_a_pass(x) // 2
 
 
 def read(
@@ -142,6 +150,8 @@ def equivariant(
 
     Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are.
     """
+    if not isinstance(views, int | Views):
+        raise EquicamError("views", needs="a number of views or Views", got=repr(views), fix="views=18")
     grid = views if isinstance(views, Views) else Views.evenly(views)
     fusion = Fusion(grid, "map", "map")
 
@@ -182,7 +192,9 @@ def compose(
         return measured(fuse(see(read, some, fusion.views, given, most), combine, fusion, fill))
 
     if graphs is not None:
-        key = (read.args, combine, fusion, fill, shape_of((x, wanted)))  # type: ignore[attr-defined]
+        reader, autocast = read.args[1:]  # type: ignore[attr-defined]
+        about = (graphs.layer, graphs.layout, graphs.rectify_weights, graphs.classes, reader, autocast)
+        key = (about, combine, fusion, fill, shape_of((x, wanted)))
 
         def checked(some: Tensor, given: Tensor | None) -> dict[str, Tensor]:
             insist(some.isfinite().all(), lambda: not_finite(some))
@@ -206,7 +218,7 @@ def compose(
         if fusion.auto is not None:
             given = None if wanted is None else wanted[some]
             return _gathered(list(settled(read, x[some], combine, fusion, given, fill, most)), fusion.views)
-        with gathered() as checks:
+        with gathered() as checks, explained_by(checks):
             found = parts(x[some], None if wanted is None else wanted[some], most)
         settle(checks)
         return finished(found, fusion.views)

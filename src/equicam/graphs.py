@@ -6,9 +6,8 @@ when a network's tensors are others than those it was captured with.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,9 @@ class Packed:
             row, start = self.rows[dtype].clone(), 0
             for name, shape in names:
                 count = torch.Size(shape).numel()
-                found[name] = row[start : start + count].view(shape)
+                one = row[start : start + count].view(shape)
+                # who keeps a score for long does not keep every map with it
+                found[name] = one if 4 * count > len(row) else one.clone()
                 start += count
         return found
 
@@ -51,30 +52,36 @@ class Graph:
 
     def __init__(self, work: Work, given: tuple[Tensor | None, ...]) -> None:
         self.given = tuple(None if t is None else t.clone() for t in given)
+        self.device = next(t.device for t in given if t is not None)
         self.kept: list[Tensor] = []  # cached tensors the graph reads, which their cache may drop
         token = holding.set(self.kept)
         try:
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side), gathered():
-                for _ in range(WARM):
-                    work(*self.given)
-            torch.cuda.current_stream().wait_stream(side)
-            self.graph = torch.cuda.CUDAGraph()
-            with gathered() as checks, torch.cuda.graph(self.graph):
-                found = work(*self.given)
-                self.packed = Packed(found | {HOLDS: torch.stack([holds for holds, _ in checks])})
-            self.errors = [error for _, error in checks]
+            with torch.cuda.device(self.device):
+                self._capture(work)
         finally:
             holding.reset(token)
 
+    def _capture(self, work: Work) -> None:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), gathered():
+            for _ in range(WARM):
+                work(*self.given)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with gathered() as checks, torch.cuda.graph(self.graph):
+            found = work(*self.given)
+            self.packed = Packed(found | {HOLDS: torch.stack([holds for holds, _ in checks])})
+        self.errors = [error for _, error in checks]
+
     def __call__(self, *given: Tensor | None) -> dict[str, Tensor]:
         """The work's outputs for these inputs, and which of its checks hold."""
-        for mine, new in zip(self.given, given, strict=True):
-            if mine is not None and new is not None:
-                mine.copy_(new)
-        self.graph.replay()
-        return self.packed.copied()
+        with torch.cuda.device(self.device):
+            for mine, new in zip(self.given, given, strict=True):
+                if mine is not None and new is not None:
+                    mine.copy_(new)
+            self.graph.replay()
+            return self.packed.copied()
 
     def refuse(self, holds: list[bool]) -> None:
         """Raise the first check that does not hold."""
@@ -88,13 +95,18 @@ class Graphs:
 
     def __init__(self, module: nn.Module) -> None:
         self.kept: OrderedDict[Hashable, Graph] = OrderedDict()
-        self.tables = [t for m in module.modules() for t in (m._parameters, m._buffers) if t]
+        self.module = ref(module)  # a network must not live on for its graphs
         self.places: list[int] = []
 
     def find(self, key: Hashable, capture: Callable[[], Graph]) -> Graph:
-        """The graph of that key, captured now if there is none or the network has moved."""
-        tensors = chain.from_iterable(table.values() for table in self.tables)
-        places = [t.data_ptr() for t in tensors if t is not None]
+        """The graph of that key, captured now if there is none, or the network has moved or has other parts or hooks."""
+        module = self.module()
+        places: list[int] = []
+        for part in module.modules() if module is not None else ():
+            places += [id(part), *map(id, part._forward_hooks.values())]
+            places += [
+                t.data_ptr() for t in (*part._parameters.values(), *part._buffers.values()) if t is not None
+            ]
         if places != self.places:
             self.kept.clear()
             self.places = places

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 from equicam.chain import STAGES, Stage
@@ -39,6 +40,14 @@ class Auto:
     counts: tuple[int, ...] = (6, 12, 24)
     tolerance: float = 0.11  # of the map's own standard deviation
 
+    def __post_init__(self) -> None:
+        nested = all(a > 1 and b % a == 0 and b > a for a, b in pairwise(self.counts))
+        if not self.counts or not nested or not self.tolerance > 0:
+            raise EquicamError(
+                "Auto", needs="numbers of views, each a multiple of the one before, and a tolerance above 0", got=self,
+                fix="Auto((6, 12, 24))",
+            )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Fusion:
@@ -56,6 +65,11 @@ class Fusion:
                 raise EquicamError(
                     f"Fusion.{name}", needs=f"one of {', '.join(STAGES)}", got=repr(stage), fix='"map"'
                 )
+        if self.auto is not None and self.views != Views.evenly(self.auto.counts[-1]):
+            raise EquicamError(
+                "Fusion", needs="all views that auto may take", got=f"{len(self.views)} views with {self.auto}",
+                fix='explain(…, views="auto")',
+            )  # fmt: skip
         if self.align_at is not None and STAGES.index(self.align_at) > STAGES.index(self.mean_at):
             raise EquicamError(
                 "Fusion", needs="align_at no later than mean_at",
@@ -192,12 +206,12 @@ def find(
             )
         fusion = replace(fusion, views=Views.evenly(Auto.counts[-1]), auto=Auto())
     elif isinstance(views, Views):
-        fusion = replace(fusion, views=views)
+        fusion = replace(fusion, views=views, auto=None)
     elif views is not None or (named and as_published):
         count = len(fusion.views) if views is None else views
         # one view is the presented one in the authors' code too
         fusion = replace(
-            fusion, views=Views.evenly(count, start=-180.0 if as_published and count > 1 else 0.0)
+            fusion, views=Views.evenly(count, start=-180.0 if as_published and count > 1 else 0.0), auto=None
         )
     for option, value, gate in (("tau", tau, KeepConfident), ("gamma", gamma, SoftGate)):
         if value is not None:

@@ -78,3 +78,45 @@ def test_checks_are_asked_at_once_or_together():
         settle(checks)
     settle(checks[:1])
     settle([])
+
+
+def test_what_is_refused_eagerly_is_refused_compiled():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1), nn.Sigmoid())
+    model = equicam.wrap(net.double(), layer="0")
+    for compiled in (False, True):
+        with pytest.raises(equicam.EquicamError, match="probabilities, behind a softmax or sigmoid"):
+            equicam.explain(model, pictures(1), views=2, compiled=compiled)
+
+
+def test_a_compiled_network_is_not_kept_alive():
+    import gc
+    import weakref
+
+    from equicam.readers.compiled import Tapped, _compiled
+
+    net = seeded(Cnn)
+    _compiled[net] = {"trunk": Tapped("trunk")}
+    gone = weakref.ref(net)
+    del net
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_failure_over_values_is_told_by_the_check():
+    model = equicam.wrap(seeded(Cnn), layer="trunk")
+    with torch.no_grad():
+        model.module.trunk[0].weight.fill_(torch.nan)
+    with pytest.raises(equicam.EquicamError, match="finite class scores"):
+        equicam.explain(model, pictures(1), method="eigen-cam")
+
+
+def test_views_and_auto_must_agree():
+    from equicam.methods import Auto, find
+
+    with pytest.raises(equicam.EquicamError, match="all views that auto may take"):
+        equicam.Fusion(equicam.Views.evenly(18), "features", "features", auto=Auto())
+    with pytest.raises(equicam.EquicamError, match="each a multiple"):
+        Auto((6, 9))
+    auto = find("equigrad-cam", views="auto")
+    assert find(auto, views=12).fusion.auto is None
+    assert find(auto, views=equicam.Views((0, 90))).fusion.auto is None

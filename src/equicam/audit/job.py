@@ -54,7 +54,11 @@ class Auditing:
                 found = decoders.alone(items)
         else:
             note.touch()
-            found = [opened(item, *self._eyes()) for item in items]
+            try:
+                found = [opened(item, *self._eyes()) for item in items]
+            except Exception:
+                note.unlink(missing_ok=True)  # an error is no death
+                raise
         note.unlink(missing_ok=True)
         return found
 

@@ -292,6 +292,11 @@ def _distance(published: float | tuple[float, float] | None, value: float) -> fl
     return max(low - value, value - high, 0.0)
 
 
+def shown_of(claim: str) -> str:
+    """A claim's number as tables show it."""
+    return _shown(claims()[claim])
+
+
 def _shown(known: Claim) -> str:
     if known.value is None:
         return "stated in words"

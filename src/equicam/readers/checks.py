@@ -41,3 +41,20 @@ def settle(checks: Sequence[Check]) -> None:
     for holds, (_, error) in zip(torch.stack([c for c, _ in checks]).tolist(), checks, strict=True):
         if not holds:
             raise error()
+
+
+@contextmanager
+def explained_by(checks: Sequence[Check]) -> Iterator[None]:
+    """Where work fails over values that a gathered check would have refused, the check is what is raised."""
+    try:
+        yield
+    except EquicamError:
+        raise
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        try:
+            settle(checks)
+        except EquicamError as refused:
+            raise refused from error
+        raise

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from equicam.errors import EquicamError
 from equicam.models.model import Model
 from equicam.readers.aim import logit
+from equicam.readers.caught import caught_leaf_of, not_a_tensor
 from equicam.readers.checks import insist
 from equicam.readers.compiled import compiled_pass
 from equicam.readers.layout import Layout, channels_of, infer
@@ -35,7 +36,7 @@ def tap(
     autocast: torch.dtype | None = None,
 ) -> Reading:
     """A_n and g_n = ∂(aim · scores)/∂A_n at the model's layer, [n, k, h, w] each."""
-    run = compiled_pass if model.compiled else _pass
+    run = _compiled if model.compiled else _pass
     if _prefers_channels_last(model.module):
         x = x.contiguous(memory_format=torch.channels_last)
     with undisturbed(model.module, eager=not model.compiled), torch.enable_grad():
@@ -73,6 +74,26 @@ def _pass(
     return output, leaf, leaf
 
 
+def _compiled(
+    model: Model, x: Float[Tensor, "n c H W"], autocast: torch.dtype | None
+) -> tuple[Any, Tensor, Tensor]:
+    """The same by compiled code; what can be told only of an eager pass is told of one picture first."""
+
+    def ask() -> Tensor:
+        with torch.compiler.set_stance("force_eager"), tapped(model) as caught:
+            output = feed(model, x[:1], autocast)
+        leaf = caught_leaf(model, caught, x[:1])
+        if len(caught) != 1:
+            raise EquicamError(
+                f"layer {model.layer!r}", needs="to run once in a forward pass, to be compiled",
+                got=f"{len(caught)} calls of it", fix="compiled=False",
+            )  # fmt: skip
+        class_scores(output, count=1)
+        return leaf
+
+    return compiled_pass(model, x, autocast, ask)
+
+
 def feed(model: Model, x: Float[Tensor, "n c H W"], autocast: torch.dtype | None) -> Any:
     """The module's output, in the memory format its weights have."""
     if _prefers_channels_last(model.module):
@@ -89,17 +110,7 @@ def caught_features(model: Model, caught: list[Tensor], x: Float[Tensor, "n c H 
 
 def caught_leaf(model: Model, caught: list[Tensor], x: Float[Tensor, "n c H W"]) -> Tensor:
     """What the layer put out when it ran last: one row a picture."""
-    if not caught:
-        raise EquicamError(
-            f"layer {model.layer!r}", needs="to run when the model does", got="no call of it",
-            fix="a layer the forward pass calls (scripted modules do not fire hooks)",
-        )  # fmt: skip
-    if len(caught[-1]) != len(x):
-        raise EquicamError(
-            f"layer {model.layer!r}", needs=f"one row a picture, {len(x)} in all", got=f"shape {tuple(caught[-1].shape)}",
-            fix="a layer that does not fold windows into the batch",
-        )  # fmt: skip
-    return caught[-1]
+    return caught_leaf_of(model.layer, caught, len(x))
 
 
 def class_scores(output: Any, *, count: int) -> tuple[Float[Tensor, "n y"], Float[Tensor, "n y"]]:
@@ -128,10 +139,7 @@ def tapped(model: Model) -> Iterator[list[Tensor]]:
     def cut(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output
         if not isinstance(first, Tensor) or not first.is_floating_point():
-            raise EquicamError(
-                f"layer {model.layer!r}", needs="a floating-point tensor as output", got=type(first).__name__,
-                fix="a layer that returns its features",
-            )  # fmt: skip
+            raise not_a_tensor(model.layer, first)
         # copies before and after, so that no in-place operation on what the layer took or gave reaches the leaf
         leaf = first.detach().clone().requires_grad_()
         caught.append(leaf)

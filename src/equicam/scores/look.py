@@ -19,7 +19,7 @@ from equicam.methods import Method
 from equicam.models.model import Model
 from equicam.readers.ask import ask, ask_at
 from equicam.readers.ask import look as look_alone
-from equicam.readers.checks import gathered, settle
+from equicam.readers.checks import explained_by, gathered, settle
 from equicam.readers.passes import views_a_pass
 from equicam.readers.tap import tap
 from equicam.scores.asked import Asked, Foreign, World
@@ -169,6 +169,10 @@ def _every_angle(
         if together == (0,):
             raise
         together = (0,)
+        full = True  # tried again outside, where nothing holds what the first try has made
+    else:
+        full = False
+    if full:
         said, found = _at(plan, model, x, methods, None, len(x))
     probs = [said]
     pieces = {name: piece.apart(len(x)) for name, piece in found.items()}
@@ -238,7 +242,7 @@ def _group(
 
     def work(some: slice, most: int) -> tuple[dict[str, _Piece], Tensor | None]:
         given = None if target is None else target[some]
-        with gathered() as checks:
+        with gathered() as checks, explained_by(checks):
             seen = see(reading, x[some], views, given, most, originals=originals if copies else None)
             fused = {name: fuse(seen, m.combine, m.fusion, plan.fill) for name, m in fixed.items()}
             # what views disagree on is told of the presented pictures alone
