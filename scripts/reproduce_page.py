@@ -253,7 +253,7 @@ def not_run(kept: dict[str, dict[str, Any]]) -> str:
         rows += f"| `{name}` | all | needs {named(name).needs}: `equicam reproduce {name} --data …` |\n"
     return (
         "## Not run here\n\nWeights of VGG-16, ViT-B/16, ViT-L/16 and CLIP, PatchCamelyon, the whole of RESISC45, CUB-200-2011 and the\n"
-        "ImageNet originals were not at hand. Every path is tested on stand-ins of the same layout; these commands run it:\n\n"
+        "ImageNet originals were not at hand. What else is listed has not been run yet. Every path is tested on stand-ins of the same layout:\n\n"
         f"| experiment | claims | what would |\n|---|---|---|\n{rows}"
     )
 

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from equicam.terminal import COMPILE, console, dtype_named, listed, opened, plain, refused, where
+from equicam.terminal import COMPILE, console, dtype_named, listed, opened, plain, refused, views_named, where
 
 if TYPE_CHECKING:
     from equicam.audit.store import Run
@@ -62,7 +62,7 @@ def audit(
         str | None, typer.Option(help="a weights file, the name of published weights, or random")
     ] = None,
     method: Annotated[str, typer.Option(help="a name `equicam methods` lists")] = "equigrad-cam",
-    views: Annotated[int | None, typer.Option(help="how many views; the method's own 18 if left out")] = None,
+    views: Annotated[str | None, typer.Option(help="how many views; the method's own 18 if left out")] = None,
     calibrate: Annotated[
         int, typer.Option(help="measure Eq on this many random pictures, so that the queue's value is known")
     ] = 0,
@@ -107,7 +107,7 @@ def audit(
         try:
             with _progress() as progress:
                 run = run_audit(
-                    ready, source, out, method=method, views=views, split=split, n=n, calibrate=calibrate,
+                    ready, source, out, method=method, views=views_named(views), split=split, n=n, calibrate=calibrate,
                     fill=fill,  # type: ignore[arg-type]
                     as_published=as_published, tau=tau, gamma=gamma, dtype=dtype_named(dtype), seed=seed, part=part,
                     workers=workers or max(1, min(8, (os.cpu_count() or 2) - 1)),

@@ -274,7 +274,7 @@ def _kept(
     parts = Parts(Path(f"{out}.parts"), about, fix=fix)
     count = len(all_parts)
     pending = [(number, all_parts[number]) for number in parts.pending(count)]
-    done((count - len(pending)) * A_PART)
+    done(sum(map(len, all_parts)) - sum(len(items) for _, items in pending))
     if pending:
         compute(parts, pending, done)
     whole = _stamped(parts.read(count), about)

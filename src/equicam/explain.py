@@ -44,7 +44,7 @@ class Explanation:
     score: Float[Tensor, " b"]  # mean of peum: how much the views disagree
     target: Int[Tensor, " b"]  # the class explained
     sure: Float[Tensor, " b"]  # its probability in the picture as presented
-    prob: Float[Tensor, "b t"]  # its probability in each view
+    prob: Float[Tensor, "b t"]  # its probability in each view; NaN where it was not taken
     flips: Bool[Tensor, "b t"]  # views whose top-1 is not the presented picture's
     kept: Bool[Tensor, "b t"]  # views the weigher let through
     taken: Bool[Tensor, "b t"]  # views that were looked at: all, but with views="auto"

@@ -81,7 +81,9 @@ def test_checks_are_asked_at_once_or_together():
 
 
 def test_what_is_refused_eagerly_is_refused_compiled():
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1), nn.Sigmoid())
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1), nn.Sigmoid()
+    )
     model = equicam.wrap(net.double(), layer="0")
     for compiled in (False, True):
         with pytest.raises(equicam.EquicamError, match="probabilities, behind a softmax or sigmoid"):
