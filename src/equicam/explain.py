@@ -26,7 +26,7 @@ from equicam.readers.passes import Read, Target, as_targets, views_a_pass
 from equicam.readers.reading import Pin, Reading
 from equicam.readers.tap import tap, undisturbed
 from equicam.seen import Fused, fuse, in_groups, see
-from equicam.weigh import KeepConfident, SoftGate, uniform
+from equicam.weigh import uniform
 
 FLAGS = ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size")
 BY_VIEW = ("prob", "flips", "kept", "taken", "planes")
@@ -75,7 +75,7 @@ def explain(
     `views` is how many or which; "auto" takes 6, 12 or 24, as many as each picture needs for its mean to settle.
     `fill` is "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and variants); `dtype` runs
     the network under autocast; `chunk` is the most views in one forward pass (default: by memory); `compiled`
-    compiles the network for each new size of batch, and on CUDA captures small batches as graphs.
+    compiles the network for each new size of batch, and on CUDA captures calls as graphs.
     """
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
@@ -113,9 +113,8 @@ def captured(model: Model, method: Method, fill: Fill, x: Float[Tensor, "b c H W
     """
     fusion, views = method.fusion, len(x) * len(method.fusion.views)
     ours = method.reader is tap and method.combine.__module__ == grad_cam.__module__
-    ours = ours and isinstance(fusion.weigh, KeepConfident | SoftGate | type(uniform)) and fill != "coverage"
-    ours = ours and getattr(fusion.weigh, "__module__", "") == uniform.__module__ and fusion.auto is None
-    if not model.compiled or not x.is_cuda or not ours:
+    ours = ours and getattr(fusion.weigh, "__module__", "") == uniform.__module__
+    if not model.compiled or not x.is_cuda or not ours or fill == "coverage" or fusion.auto is not None:
         return False
     return views * x[0].numel() <= FEW or views <= views_a_pass(x) // 2
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from equicam.errors import EquicamError
 from equicam.models.model import Model
 from equicam.readers.aim import logit
-from equicam.readers.caught import caught_leaf_of, not_a_tensor
 from equicam.readers.checks import insist
 from equicam.readers.compiled import compiled_pass
 from equicam.readers.layout import Layout, channels_of, infer
@@ -37,8 +36,6 @@ def tap(
 ) -> Reading:
     """A_n and g_n = ∂(aim · scores)/∂A_n at the model's layer, [n, k, h, w] each."""
     run = _compiled if model.compiled else _pass
-    if _prefers_channels_last(model.module):
-        x = x.contiguous(memory_format=torch.channels_last)
     with undisturbed(model.module, eager=not model.compiled), torch.enable_grad():
         output, leaf, wrt = run(model, x, autocast)
         leaf = leaf[: len(x)]
@@ -91,13 +88,12 @@ def _compiled(
         class_scores(output, count=1)
         return leaf
 
-    return compiled_pass(model, x, autocast, ask)
+    return compiled_pass(model, _ordered(model, x), autocast, ask)
 
 
 def feed(model: Model, x: Float[Tensor, "n c H W"], autocast: torch.dtype | None) -> Any:
     """The module's output, in the memory format its weights have."""
-    if _prefers_channels_last(model.module):
-        x = x.contiguous(memory_format=torch.channels_last)
+    x = _ordered(model, x)
     with torch.autocast(x.device.type, dtype=autocast) if autocast else nullcontext():
         return model.module(x)
 
@@ -110,7 +106,17 @@ def caught_features(model: Model, caught: list[Tensor], x: Float[Tensor, "n c H 
 
 def caught_leaf(model: Model, caught: list[Tensor], x: Float[Tensor, "n c H W"]) -> Tensor:
     """What the layer put out when it ran last: one row a picture."""
-    return caught_leaf_of(model.layer, caught, len(x))
+    if not caught:
+        raise EquicamError(
+            f"layer {model.layer!r}", needs="to run when the model does", got="no call of it",
+            fix="a layer the forward pass calls (scripted modules do not fire hooks)",
+        )  # fmt: skip
+    if len(caught[-1]) != len(x):
+        raise EquicamError(
+            f"layer {model.layer!r}", needs=f"one row a picture, {len(x)} in all", got=f"shape {tuple(caught[-1].shape)}",
+            fix="a layer that does not fold windows into the batch",
+        )  # fmt: skip
+    return caught[-1]
 
 
 def class_scores(output: Any, *, count: int) -> tuple[Float[Tensor, "n y"], Float[Tensor, "n y"]]:
@@ -139,7 +145,10 @@ def tapped(model: Model) -> Iterator[list[Tensor]]:
     def cut(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output
         if not isinstance(first, Tensor) or not first.is_floating_point():
-            raise not_a_tensor(model.layer, first)
+            raise EquicamError(
+                f"layer {model.layer!r}", needs="a floating-point tensor as output", got=type(first).__name__,
+                fix="a layer that returns its features",
+            )  # fmt: skip
         # copies before and after, so that no in-place operation on what the layer took or gave reaches the leaf
         leaf = first.detach().clone().requires_grad_()
         caught.append(leaf)
@@ -188,6 +197,11 @@ def undisturbed(module: nn.Module, *, eager: bool = True) -> Iterator[None]:
 
 _quiet: set[int] = set()
 """Modules that are undisturbed now."""
+
+
+def _ordered(model: Model, x: Float[Tensor, "n c H W"]) -> Float[Tensor, "n c H W"]:
+    """The pictures in the memory format the module's weights have."""
+    return x.contiguous(memory_format=torch.channels_last) if _prefers_channels_last(model.module) else x
 
 
 def _prefers_channels_last(module: nn.Module) -> bool:
