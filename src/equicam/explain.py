@@ -201,13 +201,13 @@ def compose(
 
         def capture() -> Graph:
             with undisturbed(graphs.module, eager=False):
-                return Graph(checked, (x, wanted))
+                tensors = (*graphs.module.parameters(), *graphs.module.buffers())
+                return Graph(checked, (x, wanted), tensors)
 
-        graph = graphs_of(graphs.module).find(key, capture)
-        found: dict[str, Any] = graph(x, wanted)
-        said = torch.cat(
-            (found.pop(HOLDS), found["flags"].flatten())
-        ).tolist()  # one wait for all that is asked
+        graph, outputs = graphs_of(graphs.module).run(key, capture, (x, wanted))
+        found: dict[str, Any] = dict(outputs)
+        # one wait for all that is asked
+        said = torch.cat((found.pop(HOLDS), found["flags"].flatten())).tolist()
         graph.refuse(said[: len(graph.errors)])
         marks = said[len(graph.errors) :]
         found["flags"] = [marks[i : i + len(FLAGS)] for i in range(0, len(marks), len(FLAGS))]

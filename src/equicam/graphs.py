@@ -5,7 +5,7 @@ when a network's tensors are others than those it was captured with.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -50,10 +50,11 @@ class Packed:
 class Graph:
     """Work on tensors of fixed shapes, captured; every call copies its inputs in and its outputs out."""
 
-    def __init__(self, work: Work, given: tuple[Tensor | None, ...]) -> None:
+    def __init__(self, work: Work, given: tuple[Tensor | None, ...], reads: Iterable[Tensor] = ()) -> None:
         self.given = tuple(None if t is None else t.clone() for t in given)
         self.device = next(t.device for t in given if t is not None)
-        self.kept: list[Tensor] = []  # cached tensors the graph reads, which their cache may drop
+        # what the graph reads where it is: cached tensors and the network's, whoever else may drop them
+        self.kept: list[Tensor] = [t.detach() for t in reads]
         token = holding.set(self.kept)
         try:
             with torch.cuda.device(self.device):
@@ -96,26 +97,46 @@ class Graphs:
     def __init__(self, module: nn.Module) -> None:
         self.kept: OrderedDict[Hashable, Graph] = OrderedDict()
         self.module = ref(module)  # a network must not live on for its graphs
+        self.parts: list[ref[nn.Module]] = []
         self.places: list[int] = []
 
-    def find(self, key: Hashable, capture: Callable[[], Graph]) -> Graph:
-        """The graph of that key, captured now if there is none, or the network has moved or has other parts or hooks."""
-        module = self.module()
-        places: list[int] = []
-        for part in module.modules() if module is not None else ():
-            places += [id(part), *map(id, part._forward_hooks.values())]
-            places += [
-                t.data_ptr() for t in (*part._parameters.values(), *part._buffers.values()) if t is not None
-            ]
-        if places != self.places:
+    def run(
+        self, key: Hashable, capture: Callable[[], Graph], given: tuple[Tensor | None, ...]
+    ) -> tuple[Graph, dict[str, Tensor]]:
+        """The graph of that key and what it finds; captured now if there is none, or the network is another since.
+
+        Whether it is, is looked up while the device is already at it: a graph keeps what it reads, so that a network
+        that has moved or has other parts or hooks costs a run that is thrown away, and nothing worse.
+        """
+        graph = self.kept.get(key)
+        found = None if graph is None else graph(*given)
+        if not self.places or _places(self.parts) != self.places:
             self.kept.clear()
-            self.places = places
-        if key not in self.kept:
-            self.kept[key] = capture()
+            module = self.module()
+            assert module is not None  # noqa: S101  # the caller has it
+            self.parts = [ref(part) for part in module.modules()]
+            self.places = _places(self.parts)
+            graph = found = None
+        if graph is None or found is None:
+            graph = self.kept[key] = capture()
+            found = graph(*given)
         self.kept.move_to_end(key)
         while len(self.kept) > MOST:
             self.kept.popitem(last=False)
-        return self.kept[key]
+        return graph, found
+
+
+def _places(parts: list[ref[nn.Module]]) -> list[int]:
+    """Which parts and hooks a network has, and where its tensors are."""
+    found: list[int] = []
+    for one in parts:
+        if (part := one()) is None:
+            return []
+        hooks = (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
+        found += map(id, (*part._modules.values(), *hooks))
+        tensors = (*part._parameters.values(), *part._buffers.values())
+        found += [t.data_ptr() for t in tensors if t is not None]
+    return found
 
 
 _graphs: WeakKeyDictionary[nn.Module, Graphs] = WeakKeyDictionary()

@@ -1,12 +1,15 @@
 """The compiled network: the same maps, nothing left behind, and few sizes."""
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 import equicam
+from equicam.graphs import Graph, graphs_of
 from equicam.readers.checks import gathered, insist, settle
 from equicam.readers.compiled import _size
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
@@ -122,3 +125,41 @@ def test_views_and_auto_must_agree():
     auto = find("equigrad-cam", views="auto")
     assert find(auto, views=12).fusion.auto is None
     assert find(auto, views=equicam.Views((0, 90))).fusion.auto is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: setattr(net, "head", nn.Linear(3, 4)),
+        lambda net: net.layer.register_forward_hook(lambda *_: None),
+        lambda net: net.layer.register_forward_pre_hook(lambda *_: None),
+        lambda net: net.double(),
+        lambda net: setattr(net.layer, "bias", None),
+    ],
+    ids=["part", "hook", "pre-hook", "moved", "gone"],
+)
+def test_graphs_are_captured_anew_when_the_network_is_another(change):
+    net, captures = Twice(), []
+    mine = graphs_of(net)
+
+    class Fake(Graph):
+        def __init__(self):
+            captures.append(self)
+            self.found = {"by": torch.tensor(len(captures) - 1)}
+
+        def __call__(self, *_given):
+            return self.found
+
+    assert [mine.run("key", Fake, (None,))[1]["by"] for _ in range(3)] == [0, 0, 0]
+    with torch.no_grad():
+        net.head.weight.neg_()  # where it was: the graph reads what is there
+    assert mine.run("key", Fake, (None,))[1]["by"] == 0
+    change(net)
+    assert [mine.run("key", Fake, (None,))[1]["by"] for _ in range(2)] == [1, 1]
+    for other in range(9):
+        mine.run(other, Fake, (None,))
+    assert len(mine.kept) == 8
+    gone = weakref.ref(net)
+    del net, mine
+    gc.collect()
+    assert gone() is None
