@@ -14,7 +14,7 @@ from equicam.experiments import NAMES, named
 from equicam.terminal import COMPILE, console, dtype_named, listed, plain, refused, where
 
 if TYPE_CHECKING:
-    from equicam.experiments.experiment import Line
+    from equicam.experiments.experiment import Bench, Line
 
 COLOURS = {
     "matches": "green",
@@ -24,6 +24,8 @@ COLOURS = {
     "measured": "none",
     "not run": "dim",
 }
+EXTRA = ("plain", "turned", "seed0", "seed1", "seed2")
+"""What --extra may name."""
 
 
 def reproduce(
@@ -76,16 +78,19 @@ def reproduce(
                 fix=f"equicam reproduce {name} --data FOLDER",
             )
         import equicam
+        from equicam.data.sources import find_items
         from equicam.experiments.experiment import Bench
 
+        find_items(data, split=split)  # what is not there is said before a model is loaded
+        more = dict(_weights_named(one) for one in extra or ())
         ready = equicam.load(model, weights=weights, classes=listed(classes), device=where(device))
-        pairs = [e.partition("=") for e in extra or ()]
         bench = Bench(
             model=ready, data=data, out=out, backbone=backbone or (model if ":" not in model else "resnet50"), domain=domain,
             n=n, split=split, costly=costly, progress=console.is_terminal, options={"dtype": dtype_named(dtype), "compiled": compile_},
-            extra={key: Path(value) for key, _, value in pairs},
+            extra=more,
         )  # fmt: skip
-        lines = list(named(name).run(bench))
+        _say_alone(bench)
+        lines = list(named(name).lines(bench))
         from equicam.parts import write_whole
 
         out.mkdir(parents=True, exist_ok=True)
@@ -110,6 +115,33 @@ def reproduce(
             f"{len(skipped)} claims not run; {escape(plain(out / f'{name}.json'))} says what would run each",
             soft_wrap=True,
         )
+
+
+def _weights_named(given: str) -> tuple[str, Path]:
+    """turned=FILE as a name that an experiment asks for, and a file that is there."""
+    name, _, file = given.partition("=")
+    if name not in EXTRA or not Path(file).is_file():
+        raise EquicamError(
+            "--extra",
+            needs=f"{', '.join(EXTRA)} with = and an existing file of weights",
+            got=repr(given),
+            fix="--extra turned=models/turned/weights.safetensors",
+        )
+    return name, Path(file)
+
+
+def _say_alone(bench: "Bench") -> None:
+    """A name that nothing is published of may be meant so, or be misspelt."""
+    from equicam.experiments.domains import DOMAINS
+    from equicam.experiments.experiment import BACKBONES
+
+    for option, given, known in (
+        ("--backbone", bench.backbone, BACKBONES),
+        ("--domain", bench.domain, DOMAINS),
+    ):
+        if given and given not in known:
+            said = f"{option} {given}: the paper has {', '.join(known)}; what is measured stands alone"
+            console.print(escape(plain(said)), style="yellow", soft_wrap=True, highlight=False)
 
 
 def _listing() -> None:

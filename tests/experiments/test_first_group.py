@@ -68,6 +68,30 @@ def test_other_weights_are_not_taken_from_there(bench):
     assert str(a) != str(b)
 
 
+def test_pictures_that_have_come_are_seen(bench, tmp_path):
+    from dataclasses import replace
+    from shutil import copytree
+
+    mine = replace(bench, data=copytree(bench.data, tmp_path / "data"), out=tmp_path / "out")
+    before = mine.rows(["grad-cam"]).num_rows
+    (first,) = list(mine.data.rglob("0.png"))
+    Image.open(first).rotate(90).save(first.with_name("later.png"))
+    assert mine.rows(["grad-cam"]).num_rows > before
+
+
+def test_what_is_published_of_one_network_is_no_claim_about_another(bench):
+    from dataclasses import replace
+
+    for network, claimed in (("resnet50", True), ("mobilenet_v2", False)):
+        found = list(named("decomposition").lines(replace(bench, backbone=network)))
+        turned = next(one for one in found if one.what == "feature, turned")
+        assert (turned.claim == "cos.feature.rot") == claimed
+        assert (turned.verdict == "measured") != claimed
+        if not claimed:
+            assert turned.published == "0.9 (n = 14,000), of resnet50"
+            assert {one.claim: one.verdict for one in found}["cos.feature.rot"] == "not run"
+
+
 def estimate(value: float, half: float, n: int = 1000) -> Estimate:
     return Estimate(value, value - half, value + half, n)
 
@@ -137,3 +161,22 @@ def test_the_command_lists_runs_and_refuses(bench, tmp_path):
     assert kept["experiment"] == "alignment"
     assert run.invoke(app, ["reproduce", "tables"]).exit_code == 2
     assert "no --data" in run.invoke(app, ["reproduce", "main"]).output
+
+
+def test_the_command_refuses_weights_that_are_not_there_and_says_what_stands_alone(bench, tmp_path):
+    run = CliRunner(env={"COLUMNS": "300"})
+    asked = ["reproduce", "cost", "--data", str(bench.data), "--model", "embedded", "--out", str(tmp_path)]
+    for wrong in ("turnt=weights.safetensors", f"turned={tmp_path / 'none.safetensors'}", "turned"):
+        result = run.invoke(app, [*asked, "--extra", wrong])
+        assert result.exit_code == 2
+        assert wrong in result.output
+        assert "seed2" in result.output
+    result = run.invoke(app, [*asked, "--backbone", "resnet5", "--domain", "RESISC"])
+    assert result.exit_code == 0, result.output
+    assert "--backbone resnet5: the paper has resnet50, vgg16, vit_b_16" in result.output
+    assert "--domain RESISC: the paper has PatchCamelyon, RESISC45" in result.output
+    result = run.invoke(
+        app, ["reproduce", "main", "--data", str(tmp_path / "nowhere"), "--model", "nonsense"]
+    )
+    assert "nowhere" in result.output
+    assert "nonsense" not in result.output

@@ -13,8 +13,8 @@ from equicam.experiments.experiment import (
     beside,
     difference,
     eq,
-    line,
     others,
+    shown_of,
 )
 from equicam.scores import summary
 from equicam.scores.stats import Estimate
@@ -45,14 +45,12 @@ def run(bench: Bench) -> Iterator[Line]:
     ]
     apart = summary.contrast(clean, "equigrad-cam-out", "equigrad-cam")
     reason = f"the paper calls the loci indistinguishable; paired by picture output space is above by {apart.mean:+.4f} [{apart.low:+.4f}, {apart.high:+.4f}], log10 p {apart.log10_p:.0f}"
-    yield line(
-        "align.locus.maxdiff",
-        clean=gaps[0],
-        as_published=gaps[1],
-        what="output minus feature space",
-        tolerance=0.01,
-        reason=reason,
+    name = "align.locus.maxdiff"
+    reason = f"the paper's is the largest of three networks, this is {bench.backbone} alone; {reason}"
+    done.append(
+        Line(name, "output minus feature space", shown_of(name), gaps[0], gaps[1], "undecided", reason)
     )
+    yield done[-1]
     for m in methods:
         floors = {
             a: _above_floor(rows, m, "full" if a else "disc")
@@ -63,7 +61,7 @@ def run(bench: Bench) -> Iterator[Line]:
         )
         what = f"{m}: skill, the share of what is above the floor"
         yield Line("", what, "not in the paper", floors[False][1], floors[True][1], "measured", said)
-    yield from others("align.", [*done, line("align.locus.maxdiff")], bench)
+    yield from others("align.", done, bench)
 
 
 def _above_floor(rows: pa.Table, method: str, region: str) -> tuple[float, Estimate]:

@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from equicam.data.items import digest
+from equicam.data.sources import find_items
 from equicam.evaluate import evaluate
 from equicam.geometry import Views
 from equicam.models.load import load
@@ -50,6 +52,8 @@ NAMES = {
 """The paper's names and ours."""
 COSTLY = {"score-cam": 2048, "aug-score-cam": 6 * 2048, "rise": 8000, "recipro-cam": 50}
 """Methods with many forward passes a map, which run on request only."""
+BACKBONES = ("resnet50", "vgg16", "vit_b_16")
+"""The paper's networks on ImageNet."""
 TOLERANCE = 0.03
 ENOUGH = 100
 """Pictures from which on an interval that holds the published number counts as a match."""
@@ -113,6 +117,17 @@ class Experiment:
     run: Callable[["Bench"], Iterator[Line]] = field(repr=False)
     needs: str = "an ImageNet classifier and validation pictures"
 
+    def lines(self, bench: "Bench") -> Iterator[Line]:
+        """What `run` finds; a number that was published of one network is no claim about another."""
+        for one in self.run(bench):
+            network = _network(one.claim)
+            if one.verdict == "not run" or network in ("", bench.backbone):
+                yield one
+            else:
+                said = f"{one.published}, of {network}"
+                yield replace(one, claim="", published=said, verdict="measured", reason="")
+                yield not_run(one.claim, f"of {network}: --model {network}")
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -139,7 +154,10 @@ class Bench:
 
     def with_weights(self, weights: Path) -> "Bench":
         """The same with other weights, rows in a folder of their own."""
-        model = load(self.model.name or "", weights=weights, layer=self.model.layer, device=self.model.device)
+        mine = self.model
+        model = load(
+            mine.name or "", weights=weights, classes=mine.classes, layer=mine.layer, device=mine.device
+        )
         return replace(self, model=model, out=self.out / f"{weights.parent.name}-{weights.stem}")
 
     def rows(
@@ -154,6 +172,7 @@ class Bench:
         """An evaluation, kept in a file of its own; one that holds more is taken as it is."""
         same = {"as_published": as_published, "views": str(views), "n": n or self.n, "model": self.model.name}
         same |= {"data": str(self.data), "split": self.split, "weights": fingerprint(self.model.module)}
+        same["pictures"] = digest(find_items(self.data, split=self.split))
         same |= {"layer": self.model.layer, "options": str(self.options)}
         self.out.mkdir(parents=True, exist_ok=True)
         index = self.out / "rows.json"
@@ -240,6 +259,13 @@ def beside(
     )
 
 
+def _network(claim: str) -> str:
+    """The network that a claim is of, where it is one of the three on ImageNet."""
+    words = claims()[claim].of.split() if claim else []
+    whole = bool(words) and words[0] in BACKBONES and words[1:] in ([], ["(presumed)"])
+    return words[0] if whole else ""
+
+
 def not_run(claim: str, reason: str) -> Line:
     """A claim that this run does not answer, and what would."""
     known = claims()[claim]
@@ -266,7 +292,7 @@ def others(prefix: str, done: Sequence[Line], bench: Bench) -> Iterator[Line]:
     answered = {one.claim for one in done}
     for name, known in claims().items():
         if name.startswith(prefix) and name not in answered:
-            about = next((b for b in ("resnet50", "vgg16", "vit_b_16") if b in name), known.of)
+            about = next((b for b in BACKBONES if b in name), known.of)
             if about and about not in (bench.backbone, bench.domain, "all"):
                 yield not_run(name, f"of {about}: --model {about}")
             else:

@@ -323,7 +323,7 @@ def _factory(asked: _Asked) -> Model:
             with_classes(module, given[last].shape[0])
         fill(module, given, asked.file)
     if isinstance(made, nn.Module):
-        return asked.wrapped(module)
+        return asked.wrapped(module.to(memory_format=torch.channels_last))
     set_here: dict[str, Any] = {
         "layer": asked.layer and layer_name(module, asked.layer),
         "layout": asked.layout,
