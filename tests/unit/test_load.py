@@ -25,7 +25,7 @@ X = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
 
 def same(model: equicam.Model, net: torch.nn.Module) -> bool:
     """The same weights, and scores that differ by the order of sums at most."""
-    mine, theirs = model.module.state_dict(), net.state_dict()
+    mine, theirs = (dict(n.named_parameters()) for n in (model.module, net))
     equal = mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
     return equal and torch.allclose(model.module(X), net(X), atol=1e-5, rtol=0)
 
