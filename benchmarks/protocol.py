@@ -1,0 +1,108 @@
+"""The whole equivariance protocol on one GPU, what fewer views give, and how far low precision is off.
+
+    python benchmarks/protocol.py DATA [--model resnet50] [--weights FILE] [--n 1000]
+
+Every EquiGrad variant, Grad-CAM and the unaligned average at seven angles with their floors, compiled, in TF32 and in
+bf16: the first pictures compile and are timed apart. Then `views="auto"` beside 18 views, and the correlation of every
+EquiGrad-CAM map with that of float32.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+import equicam
+from equicam.data.items import open_item, spread
+from equicam.data.sources import find_items
+from equicam.experiments.experiment import eq, mean_of
+from equicam.models.images import preprocessed
+from equicam.scores.likeness import pearson
+
+LIMITS = {"TF32": 30, "bf16": 12}
+DTYPES = {"TF32": None, "bf16": torch.bfloat16}
+
+
+def protocol(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[str, float]]:
+    """Seconds and Eq of every variant, by precision."""
+    methods = ["grad-cam", "aug-cam", *(m for m in equicam.methods() if m.startswith("equigrad"))]
+    found: dict[str, dict[str, float]] = {}
+    for name, dtype in DTYPES.items():
+        asked = {"methods": methods, "scores": ["eq"], "dtype": dtype, "compiled": True}
+        start = time.perf_counter()
+        equicam.evaluate(model, data, n=32, **asked)
+        first, start = time.perf_counter() - start, time.perf_counter()
+        rows = equicam.evaluate(model, data, n=n, **asked)
+        taken = time.perf_counter() - start
+        print(
+            f"{len(methods)} methods, {name}: {taken:.1f} s (at most {LIMITS[name]}); first use {first:.1f} s"
+        )
+        found[name] = {m: eq(rows, m, as_published=False).value for m in methods} | {"seconds": taken}
+        print("  disc Eq " + ", ".join(f"{m} {found[name][m]:.4f}" for m in methods), flush=True)
+    return found
+
+
+def fewer(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[str, float]]:
+    """Disc Eq and the mean number of views, as many as each picture needs, beside 18."""
+    found: dict[str, dict[str, float]] = {}
+    for method in ("equigrad-cam", "equigrad-cam+pcf"):
+        for views in (18, "auto"):
+            rows = equicam.evaluate(
+                model, data, n=n, methods=[method], scores=["eq", "views"], views=views, dtype=torch.bfloat16
+            )
+            taken = mean_of(rows, "views", method, None).value if views == "auto" else 18.0
+            one = {"eq": eq(rows, method, as_published=False).value, "views": taken}
+            found[f"{method}, {views}"] = one
+            print(f"{method}, views {views}: disc Eq {one['eq']:.4f} at {taken:.2f} views", flush=True)
+    return found
+
+
+def precision(model: equicam.Model, data: str, n: int | None, batch: int = 50) -> dict[str, list[float]]:
+    """Correlation of each map with that of float32."""
+    items = spread(find_items(data), n)
+    found: dict[str, list[float]] = {name: [] for name in DTYPES}
+    for start in range(0, len(items), batch):
+        pictures = [preprocessed(model, open_item(i)) for i in items[start : start + batch]]
+        x = torch.stack(pictures).to(model.device)
+        torch.backends.cudnn.allow_tf32 = False
+        exact = equicam.explain(model, x)
+        torch.backends.cudnn.allow_tf32 = True
+        for name, dtype in DTYPES.items():
+            other = equicam.explain(model, x, target=exact.target, dtype=dtype).map
+            found[name] += pearson(other[:, None], exact.map[:, None], "full").flatten().tolist()
+    for name, r in found.items():
+        least = sorted(r)
+        below = sum(v < 0.999 for v in r)
+        print(
+            f"maps in {name} against float32: r mean {sum(r) / len(r):.6f}, 1st percentile {least[len(r) // 100]:.5f}, "
+            f"least {least[0]:.5f}, below .999: {below} of {len(r)}",
+            flush=True,
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data")
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--weights")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--n", type=int)
+    parser.add_argument("--json", type=Path, help="also keep the figures here")
+    given = parser.parse_args()
+    model = equicam.load(given.model, weights=given.weights, device=given.device)
+    kept = {
+        "protocol": protocol(model, given.data, given.n),
+        "fewer": fewer(model, given.data, given.n),
+        "precision": precision(model, given.data, given.n),
+    }
+    if given.json:
+        given.json.write_text(json.dumps(kept, indent=1))
+
+
+if __name__ == "__main__":
+    main()
