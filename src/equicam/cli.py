@@ -162,7 +162,7 @@ def demo(
         actors=None, compile_=False, **said,
     )  # fmt: skip
     cli_audit.triage(
-        run, budget="10%", control=0.2, alpha=0.1, unstable=0.5, quotas=True, evidence=20, seed=0, source=None, weights=None,
+        run, by="peum", budget="10%", control=0.2, alpha=0.1, unstable=0.5, quotas=True, evidence=20, seed=0, source=None, weights=None,
         device="cpu",
     )  # fmt: skip
     cli_audit.verify(run, sample=5, seed=0, noted=None, source=None, weights=None, device="cpu")

@@ -135,6 +135,10 @@ def audit(
 
 def triage(
     run: RUN,
+    by: Annotated[
+        str,
+        typer.Option(help="what ranks: peum, or disagreement of the views; what it prints says which tells"),
+    ] = "peum",
     budget: Annotated[str, typer.Option(help="how many can be reviewed: 10% or a number")] = "10%",
     control: Annotated[float, typer.Option(help="share of the budget for blind random controls")] = 0.20,
     alpha: Annotated[float, typer.Option(help="share of unstable maps the guarantee may miss")] = 0.10,
@@ -153,10 +157,11 @@ def triage(
     Writes `triage.parquet` (everything), `queue.csv` and `fiftyone/` (for reviewers, blind) into the run, and
     `evidence.json` for the head of the queue.
 
-    For example: `equicam triage run --budget 5%`
+    For example: `equicam triage run --budget 5% --by disagreement`
     """
     with refused():
         options = {
+            "by": by,
             "budget": int(budget) if budget.lstrip("-").isdigit() else budget,
             "control": control,
             "alpha": alpha,
@@ -290,25 +295,29 @@ def _show(found: "Triage", queue: list[dict[str, Any]]) -> None:
     if not queue:
         console.print("nothing to rank: no picture was explained")
         return
-    table = Table("rank", "picture", "class", "p", "PEUM", "why", box=SIMPLE_HEAD)
+    from equicam.audit.signals import NAMES
+
+    named = NAMES[found.by]
+    table = Table("rank", "picture", "class", "p", named, "why", box=SIMPLE_HEAD)
     table.columns[1].overflow = table.columns[5].overflow = "fold"
     for row in queue[:10]:
-        silent = not any(reason.startswith("PEUM ") and ":" in reason for reason in row["reasons"])
-        why = "; ".join(r for r in row["reasons"] if not (r.startswith("PEUM ") and ":" in r))
-        peum = "–" if silent else f"{row['peum']:.4f}"
+        told = [r for r in row["reasons"] if not (r.startswith(f"{named} ") and ":" in r)]
+        score = "–" if len(told) == len(row["reasons"]) else f"{row[found.by]:.4f}"
         table.add_row(
             str(row["rank"]),
             *(escape(plain(v)) for v in (row["id"], row["class"])),
             f"{row['prob']:.2f}",
-            peum,
-            escape(plain(why)),
+            score,
+            escape(plain("; ".join(told))),
         )
     controls = found.budget - len(queue)
-    table.caption = f"{min(10, len(queue))} of {len(queue)} in the queue; with {controls} random controls mixed in, in queue.csv"
+    table.caption = f"{min(10, len(queue))} of {len(queue)} in the queue, by {named}; with {controls} random controls mixed in, in queue.csv"
     console.print(table)
-    for sentence in (found.guarantee.sentence, found.worth.sentence if found.worth else ""):
-        if sentence:
-            console.print(escape(sentence), soft_wrap=True, highlight=False)
+    told = [found.guarantee.sentence]
+    if found.worth:
+        told += [found.worth.sentence, f"PEUM or disagreement: {found.worth.advice}"]
+    for sentence in told:
+        console.print(escape(sentence), soft_wrap=True, highlight=False)
     if not found.worth:
         console.print(
             "Nothing was calibrated: what the queue is worth here is not known. equicam audit --calibrate N measures it.",
@@ -337,6 +346,7 @@ def _evidence(
 
 
 def _report(run: "Run", top: int) -> Path:
+    from equicam.audit.triage import ROWS
     from equicam.errors import EquicamError
     from equicam.parts import read_json, read_table
     from equicam.report.page import write_report
@@ -347,7 +357,8 @@ def _report(run: "Run", top: int) -> Path:
         )
     # ranking is a function of the rows and its options: made again, it must be the queue that was written
     found = _ranked(run, read_json(run.folder / "triage.json")["options"])
-    if not found.rows.equals(read_table(run.folder / "triage.parquet")):
+    written = read_table(run.folder / "triage.parquet")  # an older one has fewer columns
+    if not found.rows.select([n for n in ROWS.names if n in written.column_names]).equals(written):
         raise EquicamError(
             f"{plain(run.folder)}", needs="the queue of the rows there are", got="one made before the run went on",
             fix="equicam triage again",

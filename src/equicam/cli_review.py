@@ -25,7 +25,7 @@ def review(
         str | None, typer.Option(help="who reads; the login name if left out", show_default=False)
     ] = None,
     blind: Annotated[
-        bool, typer.Option("--blind/--open", help="hide prediction, label and PEUM until the first verdict")
+        bool, typer.Option("--blind/--open", help="hide prediction, label and scores until the first verdict")
     ] = True,
     port: Annotated[
         int | None,

@@ -57,6 +57,7 @@ class Guarantee:
 class Worth:
     sentence: str
     n: int
+    advice: str = "disagreement finds 30 % of the worst tenth: too few to recommend one"
 
 
 def blob(rng, at, width=2.2, grid=12):
@@ -73,7 +74,8 @@ def views_of(rng, unrest):
         ndimage.rotate(p, a, reshape=False, order=1, mode="mirror") for p, a in zip(back, ANGLES, strict=True)
     ]
     units = np.stack([(p - p.min()) / np.ptp(p) for p in back])
-    return np.stack(planes), np.mean(back, axis=0), units.var(0)
+    agree = [np.corrcoef(p.ravel(), (sum(back) - p).ravel())[0, 1] for p in back]
+    return np.stack(planes), np.mean(back, axis=0), units.var(0), np.array(agree)
 
 
 def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=None):
@@ -88,9 +90,9 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
         image = draw(i % 60, seed=3).image if pictures is None else pictures(i)
         Image.fromarray(image).save(path)
         unrest = (2.2 if i < len(HOSTILE) + 3 else 0.3) + 3.2 * rng.beta(1.2, 4)
-        planes, fused, peum = views_of(rng, 0 if name == BLANK else unrest)
+        planes, fused, peum, agree = views_of(rng, 0 if name == BLANK else unrest)
         if name == BLANK:
-            planes, fused, peum = 0 * planes, 0 * fused, 0 * peum
+            planes, fused, peum, agree = 0 * planes, 0 * fused, 0 * peum, 0 * agree
         arrays = [a.astype(np.float32) for a in (fused, peum, planes[: len(angles)])]
         maps.append(Drawn(*arrays).row(name))
         target = int(rng.integers(2))
@@ -119,6 +121,7 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
                 "kept": len(angles),
                 "prob_by_view": probs.tolist(),
                 "top1_by_view": np.where(flips, 1 - target, target).tolist(),
+                "agree_by_view": agree[: len(angles)].tolist(),
                 "flags": (["blank"] if name == BLANK else []) + (["flipped"] if flips.any() else []),
                 "eq": float(np.clip(1 - 0.3 * unrest + 0.06 * rng.standard_normal(), -1, 1))
                 if i < calibrate
@@ -186,6 +189,7 @@ def triaged(run, *, queue=16, controls=3):
     )
     return SimpleNamespace(
         rows=pa.Table.from_pylist(rows, schema=RANKED),
+        by="peum",
         guarantee=Guarantee(sentence),
         worth=worth if calibrated else None,
     )

@@ -137,16 +137,17 @@ def test_a_file_that_is_no_picture_any_more(tmp_path):
 def test_plots_of_little(values):
     peum = np.array(values, dtype=float)
     queued = np.zeros(len(peum), dtype=bool)
-    assert plots.peum_histogram(peum, queued).startswith("<svg ")
+    assert plots.score_histogram(peum, queued, named="PEUM").startswith("<svg ")
     assert plots.flip_histogram(np.zeros(len(peum), dtype=int), 1).endswith("</svg>")
     some = peum[np.isfinite(peum)]
-    assert "unstable" in plots.against_drift(some, some, np.zeros(len(some), dtype=bool), unstable=0.5)
+    none = np.zeros(len(some), dtype=bool)
+    assert "unstable" in plots.against_drift(some, some, none, unstable=0.5, named="PEUM")
 
 
 def test_plots_hold_text_and_a_bounded_number_of_marks():
     rng = np.random.default_rng(0)
     many = rng.random(30_000)
-    svg = plots.against_drift(many, many, many > 0.9, unstable=0.5)
+    svg = plots.against_drift(many, many, many > 0.9, unstable=0.5, named="PEUM")
     assert "<text" in svg
     assert ">PEUM</text>" in svg
     assert len(svg) < 400_000

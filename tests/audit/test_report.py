@@ -267,7 +267,7 @@ def test_a_broken_log_is_told(tmp_path):
 def test_a_triage_of_another_run_is_refused(made):
     rows = made.triage.rows.slice(0, 1).to_pylist()
     other = pa.Table.from_pylist([{**rows[0], "id": "elsewhere.png", "arm": "queue"}])
-    stranger = SimpleNamespace(rows=other, guarantee=made.triage.guarantee, worth=None)
+    stranger = SimpleNamespace(rows=other, by="peum", guarantee=made.triage.guarantee, worth=None)
     with pytest.raises(EquicamError, match=r"needs a triage of this run, got 'elsewhere.png'"):
         write_report(made.run, stranger)
 
@@ -290,7 +290,7 @@ def test_a_report_needs_no_torch(made, tmp_path):
         from equicam.report.page import write_report
         said = make_dataclass("Said", ["sentence", "unstable"])("No guarantee.", 0.5)
         rows = pa.ipc.open_file({str(tmp_path / "rows.arrow")!r}).read_all()
-        triage = SimpleNamespace(rows=rows, guarantee=said, worth=None)
+        triage = SimpleNamespace(rows=rows, by="peum", guarantee=said, worth=None)
         print(write_report(Run(Path({str(made.run.folder)!r})), triage, out=Path({str(tmp_path / "r.html")!r})))
     """
     with pa.ipc.new_file(tmp_path / "rows.arrow", made.triage.rows.schema) as file:

@@ -21,9 +21,9 @@ PORT = 8321
 HOME = f"http://127.0.0.1:{PORT}"
 
 
-def ranked(run, *, budget="60%"):
+def ranked(run, *, budget="60%", by="peum"):
     """As `equicam triage` leaves a run."""
-    found = triage(run.items(), budget=budget, angles=run.spec.angles, classes=run.spec.classes)
+    found = triage(run.items(), by=by, budget=budget, angles=run.spec.angles, classes=run.spec.classes)
     write_table(run.folder / "triage.parquet", found.rows)
     ids = found.rows["id"].to_pylist()
     told = {ids[0]: {"verdict": "Leans to signal: evidence words", "lines": ["a line of evidence"]}}
@@ -121,5 +121,7 @@ def many(folder, count=100_000):
         "peum": [0.01] * count, "target": [0] * count, "class": ["normal"] * count, "prob": [0.9] * count,
         "flags": [[]] * count, "reasons": [[]] * count,
     }  # fmt: skip
-    write_table(run.folder / "triage.parquet", pa.table(rows, schema=ROWS))
+    write_table(
+        run.folder / "triage.parquet", pa.table(rows, schema=pa.schema([ROWS.field(name) for name in rows]))
+    )
     return run

@@ -8,12 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from equicam.audit.sheets import as_csv
+from equicam.audit.signals import GIVES_AWAY
 from equicam.audit.triage import Triage
 from equicam.data.remote import place
 from equicam.parts import write_table, write_whole
 
 BLIND = ("place", "id", "class", "target", "prob", "flags", "reasons")
-"""What a reviewer may see: neither arm nor rank, nor PEUM, which would give them away."""
+"""What a reviewer may see: neither arm nor rank, nor what ranks, which would give them away."""
 
 
 def write_csv(triage: Triage, path: Path) -> None:
@@ -44,7 +45,8 @@ def write_fiftyone(triage: Triage, items: pa.Table, folder: Path) -> None:
 
 def _by_place(triage: Triage) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = triage.rows.select(BLIND).sort_by("place").to_pylist()
-    return [row | {"reasons": [r for r in row["reasons"] if not r.startswith("PEUM ")]} for row in rows]
+    held = GIVES_AWAY[triage.by]
+    return [row | {"reasons": [r for r in row["reasons"] if not r.startswith(held)]} for row in rows]
 
 
 def _sample(row: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:

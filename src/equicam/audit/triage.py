@@ -1,7 +1,7 @@
-"""Which maps to look at first: a queue by PEUM, a blind random arm to check it, and what both are worth.
+"""Which maps to look at first: a queue by PEUM or disagreement, a blind random arm to check it, and what both are worth.
 
-Rank 1 is the most uncertain picture. Where PEUM says nothing (no view or one view kept, a blank or constant map) a
-picture is not certain: it stands before the highest PEUM. Ties are in an order drawn from the seed, not by name.
+Rank 1 is the most uncertain picture. Where the signal says nothing (a blank or constant map; for PEUM, no view or one
+view kept) a picture is not certain: it stands before the highest. Ties are in an order drawn from the seed, not by name.
 """
 
 import hashlib
@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from equicam.audit.signals import NAMES, measured, refuse_unknown, scored
+from equicam.audit.worth import Worth, worth
 from equicam.errors import EquicamError
 from equicam.parts import json_ready
-from equicam.scores import stats
-from equicam.scores.stats import NAN, Correlation, Estimate, Floats, HeldOut, Places
+from equicam.scores.stats import Floats, Places
 
 ROWS = pa.schema(
     [
@@ -30,7 +31,9 @@ ROWS = pa.schema(
         pa.field("arm", pa.string(), nullable=False),  # queue, or control
         pa.field("rank", pa.int32(), nullable=False),  # among all ok pictures; 1 is the most uncertain
         pa.field("place", pa.int32(), nullable=False),  # the order of review, in which the arms are mixed
+        pa.field("by", pa.string()),  # what it is ranked by: peum, or disagreement
         pa.field("peum", pa.float64()),
+        pa.field("disagreement", pa.float64()),
         pa.field("target", pa.int32()),
         pa.field("class", pa.string()),
         pa.field("prob", pa.float32()),
@@ -38,7 +41,6 @@ ROWS = pa.schema(
         pa.field("reasons", pa.list_(pa.string())),
     ]
 )
-FEW, FEW_UNSTABLE = 100, 10  # below either, a measurement says little
 _WORDS = {
     "blank": "the map is blank: no positive evidence for the class",
     "constant": "the map is constant",
@@ -52,10 +54,10 @@ _ONE_KEPT = "only one view kept the prediction with enough confidence, and its P
 
 @dataclass(frozen=True)
 class Guarantee:
-    """λ = the ⌊α (n_u + 1)⌋-th smallest PEUM of n_u unstable: reviewing PEUM ≥ λ misses at most α of them.
+    """λ = the ⌊α (n_u + 1)⌋-th smallest score of n_u unstable: reviewing scores ≥ λ misses at most α of them.
 
-    That is P(PEUM < λ | unstable) ≤ α over draws of calibrated and new pictures that are exchangeable; λ = ∞ where
-    only pictures whose PEUM says nothing are needed.
+    That is P(score < λ | unstable) ≤ α over draws of calibrated and new pictures that are exchangeable; λ = ∞ where
+    only pictures whose score says nothing are needed. The score is what the queue is ranked by.
     """
 
     alpha: float
@@ -63,23 +65,8 @@ class Guarantee:
     calibrated: int
     unstable_found: int
     threshold: float | None
-    needed: int | None  # pictures with PEUM ≥ λ or with a PEUM that says nothing
+    needed: int | None  # pictures with a score ≥ λ or one that says nothing
     needed_share: float | None
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Worth:
-    """How well PEUM finds unstable explanations, on the calibrated pictures."""
-
-    n: int
-    spearman: Correlation  # with 1 − Eq, a PEUM that says nothing being the highest
-    pearson: Correlation  # with 1 − Eq, where PEUM says something
-    lift: Estimate  # capture of the lowest Eq at the budget's share, ÷ chance
-    auroc: Estimate  # for unstable
-    held_out: HeldOut  # mean 1 − Eq above a threshold set on the other half, ÷ the mean of all
-    unstable: Estimate  # share of all
-    outside: Estimate  # share of those outside the queue: what the queue misses
     sentence: str
 
 
@@ -88,6 +75,7 @@ class Triage:
     """What to review, in order of place, and what that is worth."""
 
     rows: pa.Table
+    by: str  # what they are ranked by
     guarantee: Guarantee
     worth: Worth | None  # None: nothing is calibrated
     budget: int
@@ -98,7 +86,7 @@ class Triage:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, null where undefined or infinite."""
-        told = {name: getattr(self, name) for name in ("budget", "ok", "bad", "quotas", "seed")}
+        told = {name: getattr(self, name) for name in ("by", "budget", "ok", "bad", "quotas", "seed")}
         told |= {"guarantee": asdict(self.guarantee), "worth": self.worth and asdict(self.worth)}
         found: dict[str, Any] = json_ready(told | {"rows": self.rows.to_pylist()})
         return found
@@ -107,6 +95,7 @@ class Triage:
 def triage(
     items: pa.Table,
     *,
+    by: str = "peum",
     budget: str | int = "10%",
     control: int | float = 0.20,
     alpha: float = 0.10,
@@ -116,21 +105,23 @@ def triage(
     classes: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Triage:
-    """Deal `budget` reviews to the most uncertain of a run's items and, `control` of them, to a blind random arm."""
+    """Deal `budget` reviews to the most uncertain `by` PEUM or disagreement and, `control` of them, to a blind random arm."""
+    ok = items.filter(pc.field("status") == "ok").sort_by("id")
+    refuse_unknown(by, ok)
     if len(angles) < 2:
         raise EquicamError(
             "triage",
             needs="a run of several views",
-            got="one view, which has no PEUM to rank by",
+            got=f"one view, which has no {NAMES[by]} to rank by",
             fix="equicam audit --views 6",
         )
     if not 0 <= control < 1:
         raise EquicamError("control", needs="a share from 0 to below 1", got=control, fix="control=0.20")
     if not 0 < alpha < 1:
         raise EquicamError("alpha", needs="a share between 0 and 1", got=alpha, fix="alpha=0.10")
-    ok = items.filter(pc.field("status") == "ok").sort_by("id")
     rng = np.random.default_rng(_entropy(seed, ok["id"].to_pylist()))
-    score, target = _score(ok, several=len(angles) > 1), ok["target"].fill_null(-1).to_numpy()
+    scores, target = {name: scored(ok, name) for name in NAMES}, ok["target"].fill_null(-1).to_numpy()
+    score = scores[by]
     order = np.lexsort((rng.permutation(len(score)), -score))
     reviews = _reviews(budget, len(score))
     blind = _controls(reviews, len(score), control)
@@ -144,9 +135,10 @@ def triage(
     for one in target[queue].tolist() if quotas else ():
         named[_named(one, classes)] += 1
     return Triage(
-        rows=_rows(ok, order, chosen, set(queue.tolist()), score, angles, classes),
-        guarantee=_guarantee(score, eq, queue, alpha=alpha, unstable=unstable),
-        worth=_worth(score, eq, queue, share=reviews / max(len(score), 1), unstable=unstable),
+        rows=_rows(ok, order, chosen, set(queue.tolist()), score, by, angles, classes),
+        by=by,
+        guarantee=_guarantee(score, eq, queue, alpha=alpha, unstable=unstable, by=by),
+        worth=worth(scores, eq, queue, by=by, share=reviews / max(len(score), 1), unstable=unstable),
         budget=reviews,
         ok=len(score),
         bad=items.num_rows - len(score),
@@ -163,16 +155,6 @@ def dealt(counts: dict[int, int], places: int) -> dict[int, int]:
 
 def _entropy(seed: int, ids: Sequence[str]) -> int:
     return int.from_bytes(hashlib.sha256(json.dumps([seed, *ids]).encode()).digest())
-
-
-def _score(ok: pa.Table, *, several: bool) -> Floats:
-    """PEUM, and ∞ where it says nothing."""
-    peum, dull = ok["peum"].to_numpy(), {"blank", "constant"} | ({"none-kept"} if several else set())
-    silent = np.array([bool(dull & set(flags or ())) for flags in ok["flags"].to_pylist()], dtype=bool)
-    silent |= ~np.isfinite(peum)
-    if several:
-        silent |= ok["kept"].fill_null(2).to_numpy() <= 1
-    return np.where(silent, np.inf, peum)
 
 
 def _reviews(budget: str | int, ok: int) -> int:
@@ -215,27 +197,31 @@ def _rows(
     chosen: Places,
     queue: set[int],
     score: Floats,
+    by: str,
     angles: Sequence[int | float],
     classes: Sequence[str] | None,
 ) -> pa.Table:
     rank = np.argsort(order) + 1
     lower = 100 * np.searchsorted(np.sort(score), score) // max(len(score), 1)
-    rows = ok.take(chosen).to_pylist()
+    rows, apart = ok.take(chosen).to_pylist(), measured(ok, "disagreement")
     for place, (i, row) in enumerate(zip(chosen.tolist(), rows, strict=True), start=1):
-        row |= {"arm": "queue" if i in queue else "control", "rank": rank[i], "place": place}
+        row |= {"arm": "queue" if i in queue else "control", "rank": rank[i], "place": place, "by": by}
         row |= {"class": _named(row["target"], classes), "peum": json_ready(row["peum"])}
+        row["disagreement"] = json_ready(float(apart[i]))
         row["flags"] = row["flags"] or []
-        row["reasons"] = _reasons(row, angles, None if np.isinf(score[i]) else int(lower[i]))
+        row["reasons"] = _reasons(row, by, angles, None if np.isinf(score[i]) else int(lower[i]))
     return pa.Table.from_pylist([{name: row[name] for name in ROWS.names} for row in rows], schema=ROWS)
 
 
-def _reasons(row: dict[str, Any], angles: Sequence[int | float], lower: int | None) -> list[str]:
-    """Why a picture may deserve a look, in words; `lower` % of the pictures have less PEUM."""
+def _reasons(row: dict[str, Any], by: str, angles: Sequence[int | float], lower: int | None) -> list[str]:
+    """Why a picture may deserve a look, in words; `lower` % of the pictures have a lower score."""
     told = [_WORDS[flag] for flag in ("blank", "constant", "none-kept") if flag in row["flags"]]
+    if not told and row["kept"] in (0, 1):
+        told.append(_ONE_KEPT if row["kept"] else _WORDS["none-kept"])
     if lower is not None:
-        told.append(f"PEUM {row['peum']:.3g}: more uncertain than {lower} % of the pictures")
+        told.append(f"{NAMES[by]} {row[by]:.3g}: more uncertain than {lower} % of the pictures")
     elif not told:
-        told.append({0: _WORDS["none-kept"], 1: _ONE_KEPT}.get(row["kept"], "PEUM is undefined here"))
+        told.append(f"{NAMES[by]} is undefined here")
     views, agree = row["top1_by_view"] or (), row["agree_by_view"] or ()
     n = len(angles)
     if not {len(views), len(agree)} <= {0, n}:
@@ -262,7 +248,9 @@ def _reasons(row: dict[str, Any], angles: Sequence[int | float], lower: int | No
     return told
 
 
-def _guarantee(score: Floats, eq: Floats, queue: Places, *, alpha: float, unstable: int | float) -> Guarantee:
+def _guarantee(
+    score: Floats, eq: Floats, queue: Places, *, alpha: float, unstable: int | float, by: str = "peum"
+) -> Guarantee:
     found, exact = np.sort(score[eq < unstable]), Fraction(str(alpha))
     n, place = int(np.count_nonzero(~np.isnan(eq))), math.floor(exact * (found.size + 1))
     of = f"{found.size} unstable explanations (Eq < {unstable:g}) among {n} calibrated pictures"
@@ -273,9 +261,9 @@ def _guarantee(score: Floats, eq: Floats, queue: Places, *, alpha: float, unstab
     threshold = float(found[place - 1])
     must = score >= threshold
     needed, held = int(must.sum()), int(must[queue].sum())
-    which = "whose PEUM says nothing"
+    which = f"whose {NAMES[by]} says nothing"
     if np.isfinite(threshold):
-        which = f"with a PEUM of at least {threshold:.4g}, or {which}"
+        which = f"with a {NAMES[by]} of at least {threshold:.4g}, or {which}"
     covered = "so it covers the guarantee" if held == needed else "so it does not cover the guarantee"
     told = (
         f"Reviewing every picture {which} ({needed} of {score.size}, {100 * needed / score.size:.1f} %) misses at most "
@@ -284,52 +272,3 @@ def _guarantee(score: Floats, eq: Floats, queue: Places, *, alpha: float, unstab
         f"{covered}."
     )
     return Guarantee(alpha, unstable, n, found.size, threshold, needed, needed / score.size, told)
-
-
-def _worth(score: Floats, eq: Floats, queue: Places, *, share: float, unstable: int | float) -> Worth | None:
-    known = ~np.isnan(eq)
-    if not known.any():
-        return None
-    outside = np.ones(len(eq), dtype=bool)
-    outside[queue] = False
-    bad, outside, heard = eq[known] < unstable, outside[known], score[known]
-    drift, spoke = 1 - eq[known], np.isfinite(heard)
-    # a finite number above every PEUM: all but Pearson only ask for the order
-    signal = np.where(spoke, heard, 2 * heard.max(initial=0, where=spoke) + 1)
-    # how much more of the unstable ones the queue holds than as many pictures at random would
-    caught, part = stats.proportion(int((bad & ~outside).sum()), int(bad.sum())), len(queue) / len(eq)
-    low, mid, high = (v / part if part else NAN for v in (caught.low, caught.value, caught.high))
-    lift = Estimate(mid, low, high, bad.size)
-    auroc = stats.bootstrap(stats.auroc, signal, bad)
-    overall = stats.proportion(int(bad.sum()), bad.size)
-    missed = stats.proportion(int((bad & outside).sum()), int(outside.sum()))
-    nothing = HeldOut(NAN, Estimate(NAN, NAN, NAN, 0), NAN, NAN)
-    spearman = stats.spearman(signal, drift)
-    enough = bad.size >= FEW and min(bad.sum(), (~bad).sum()) >= FEW_UNSTABLE
-    tells = "PEUM finds them better than chance" if auroc.low > 0.5 else "PEUM is not shown to find them"
-    told = (
-        f"measured on {bad.size} pictures: {_said(overall, share=True)} are unstable (Eq < {unstable:g}), outside the queue "
-        f"{_said(missed, share=True)}; PEUM and 1 − Eq have a Spearman correlation of {_said(spearman)}, an AUROC of "
-        f"{_said(auroc)} and {_said(lift)} times the catch of chance at this budget; "
-        f"{tells if enough else 'too few to say'}"
-    )
-    return Worth(
-        n=bad.size,
-        spearman=spearman,
-        pearson=stats.pearson(np.where(spoke, heard, NAN), drift),
-        lift=lift,
-        auroc=auroc,
-        held_out=stats.held_out_lift(signal, drift, quantile=1 - share) if share < 1 else nothing,
-        unstable=overall,
-        outside=missed,
-        sentence=told,
-    )
-
-
-def _said(e: Estimate | Correlation, *, share: bool = False) -> str:
-    value = e.r if isinstance(e, Correlation) else e.value
-    if np.isnan(value) or np.isnan(e.low):
-        return "undefined"
-    if share:
-        return f"{100 * value:.0f} % [{100 * e.low:.0f}, {100 * e.high:.0f}]"
-    return f"{value:.2f} [{e.low:.2f}, {e.high:.2f}]"

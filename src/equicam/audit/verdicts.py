@@ -25,7 +25,7 @@ VERDICTS = {
 COLUMNS = (
     "number", "time", "reviewer", "item", "verdict", "reason", "blind", "changes", "first", "stands", "previous", "hash",
 )  # fmt: skip
-TOLD = ("arm", "rank", "peum", "class", "prob")  # of the triage
+TOLD = ("arm", "rank", "by", "peum", "disagreement", "class", "prob")  # of the triage
 MOST_TEXT, MOST_NAME = 2000, 60  # characters of a reason or note, and of a reviewer's name
 
 

@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from equicam.audit.log import Log
+from equicam.audit.signals import NAMES, measured
 from equicam.audit.spec import Spec
 from equicam.audit.store import Run
 from equicam.audit.verdicts import VERDICTS, Readings
@@ -46,12 +47,16 @@ class Ranked(Protocol):
         """id, arm, rank, class, reasons."""
 
     @property
+    def by(self) -> str:
+        """What they are ranked by."""
+
+    @property
     def guarantee(self) -> Any:
         """A dataclass with its `sentence` and the Eq below which a map is `unstable`."""
 
     @property
     def worth(self) -> Any:
-        """A dataclass with its `sentence`, or None."""
+        """A dataclass with its `sentence` and its `advice` on what to rank by, or None."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def write_report(
         facts=facts, shown=shown, plots=_plots(items, queue, triage, len(spec.angles)), manifest=_manifest(spec),
         folder=shlex.quote(readable(str(run.folder))), most_bad=MOST_BAD, most_spread=MOST_SPREAD, flags=FLAGS,
         scale=drawn.inline(drawn.scale_bar()), thinned=len(spec.angles) > drawn.MOST_VIEWS,
-        named=partial(_named, classes=spec.classes), verdicts=VERDICTS,
+        named=partial(_named, classes=spec.classes), verdicts=VERDICTS, by=NAMES[triage.by],
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
     write_whole(beside, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())
@@ -103,7 +108,13 @@ def _facts(
     log = Log(run.folder)
     events, ok = log.events(), items.filter(pc.equal(items["status"], "ok"))
     bad = items.filter(pc.not_equal(items["status"], "ok"))
-    peum, flips, eq = (v[np.isfinite(v)] for v in map(_numbers, (ok["peum"], ok["flip_rate"], ok["eq"])))
+    columns = (
+        measured(ok, "peum"),
+        measured(ok, "disagreement"),
+        _numbers(ok["flip_rate"]),
+        _numbers(ok["eq"]),
+    )
+    peum, apart, flips, eq = (v[np.isfinite(v)] for v in columns)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "manifest": asdict(spec),
@@ -114,9 +125,11 @@ def _facts(
             "bad": bad.num_rows,
             "queue": len(queue),
             "median_peum": float(np.median(peum)) if len(peum) else None,
+            "median_disagreement": float(np.median(apart)) if len(apart) else None,
             "flipping": float((flips > 0).mean()) if len(flips) else None,
             "calibrated": len(eq),
         },
+        "by": triage.by,
         "guarantee": asdict(triage.guarantee),
         "worth": None if triage.worth is None else asdict(triage.worth),
         "review": _review(readings, triage),
@@ -149,13 +162,15 @@ def _plots(
 ) -> dict[str, Markup]:
     """The distributions; what plots hold is ours alone, so it is not escaped."""
     ok = items.filter(pc.equal(items["status"], "ok"))
-    peum, flips, eq = (_numbers(ok[name]) for name in ("peum", "flip_rate", "eq"))
-    queued = _among(ok, queue).to_numpy()
-    found = {"peum": plots.peum_histogram(peum, queued)}
+    score, flips, eq = measured(ok, triage.by), _numbers(ok["flip_rate"]), _numbers(ok["eq"])
+    queued, named = _among(ok, queue).to_numpy(), NAMES[triage.by]
+    found = {"score": plots.score_histogram(score, queued, named=named)}
     found["flips"] = plots.flip_histogram(np.rint(views * flips[np.isfinite(flips)]).astype(np.int64), views)
-    if (both := np.isfinite(peum) & np.isfinite(eq)).any():
+    if (both := np.isfinite(score) & np.isfinite(eq)).any():
         line = 1 - float(triage.guarantee.unstable)
-        found["drift"] = plots.against_drift(peum[both], 1 - eq[both], queued[both], unstable=line)
+        found["drift"] = plots.against_drift(
+            score[both], 1 - eq[both], queued[both], unstable=line, named=named
+        )
     return {name: Markup(svg) for name, svg in found.items()}  # noqa: S704
 
 
@@ -202,6 +217,7 @@ def _told(
         "rank": ranked["rank"],
         "class": _named(row["target"], spec.classes),
         **{name: row[name] for name in same},
+        "disagreement": ranked.get("disagreement"),
         "flags": flags,
         "silent": bool(SILENT & {*flags})
         or (len(spec.angles) > 1 and row["kept"] is not None and row["kept"] <= 1),

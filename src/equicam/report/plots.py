@@ -31,22 +31,22 @@ _STYLE: Any = {
 }
 
 
-def peum_histogram(peum: Column, queued: Bool[np.ndarray, " n"]) -> str:
-    """How PEUM is spread over the pictures, the queue's part of each bar marked."""
-    known = np.isfinite(peum)
-    peum, queued = peum[known], queued[known]
+def score_histogram(score: Column, queued: Bool[np.ndarray, " n"], *, named: str) -> str:
+    """How what ranks is spread over the pictures, the queue's part of each bar marked."""
+    known = np.isfinite(score)
+    score, queued = score[known], queued[known]
     with rc_context(_STYLE):
-        figure, axes = _axes("PEUM", "pictures")
-        edges = np.linspace(0, _top(peum), min(40, max(12, round(len(peum) ** 0.5))) + 1)
+        figure, axes = _axes(named, "pictures")
+        edges = np.linspace(0, _top(score), min(40, max(12, round(len(score) ** 0.5))) + 1)
         axes.hist(
-            [peum[~queued], peum[queued]], edges.tolist(), stacked=True, label=["other pictures", "in the queue"],
+            [score[~queued], score[queued]], edges.tolist(), stacked=True, label=["other pictures", "in the queue"],
             color=[REST, QUEUED], edgecolor="white", linewidth=0.5,
         )  # fmt: skip
         for patch in axes.containers[-1] if axes.containers else ():
             patch.set_hatch("////")
         axes.legend(frameon=False, loc="upper right", reverse=True)
         return _svg(
-            figure, "peum", "Histogram of PEUM; the part of each bar that is in the queue is hatched."
+            figure, "score", f"Histogram of {named}; the part of each bar that is in the queue is hatched."
         )
 
 
@@ -66,31 +66,33 @@ def flip_histogram(flipping: Int[np.ndarray, " n"], views: int) -> str:
         return _svg(figure, "flips", "Histogram of the number of views whose prediction is another one.")
 
 
-def against_drift(peum: Column, drift: Column, queued: Bool[np.ndarray, " n"], *, unstable: float) -> str:
-    """PEUM against 1 − Eq of the pictures where both were measured; above the line a map counts as unstable."""
-    order = np.argsort(peum, kind="stable")
+def against_drift(
+    score: Column, drift: Column, queued: Bool[np.ndarray, " n"], *, unstable: float, named: str
+) -> str:
+    """What ranks against 1 − Eq of the pictures where both were measured; above the line a map counts as unstable."""
+    order = np.argsort(score, kind="stable")
     order = order[:: -(-len(order) // MOST_POINTS)] if len(order) else order
-    peum, drift, queued = peum[order], drift[order], queued[order]
+    score, drift, queued = score[order], drift[order], queued[order]
     with rc_context(_STYLE):
-        figure, axes = _axes("PEUM", "1 − Eq of the single view")
+        figure, axes = _axes(named, "1 − Eq of the single view")
         axes.scatter(
-            peum[~queued], drift[~queued], 12, facecolor="none", edgecolor="#6f6a7a", linewidth=0.7,
+            score[~queued], drift[~queued], 12, facecolor="none", edgecolor="#6f6a7a", linewidth=0.7,
             label="other pictures",
         )  # fmt: skip
         axes.scatter(
-            peum[queued], drift[queued], 17, color=QUEUED, marker="^", label="in the queue", linewidth=0
+            score[queued], drift[queued], 17, color=QUEUED, marker="^", label="in the queue", linewidth=0
         )
         axes.axhline(unstable, color=INK, linestyle=(0, (5, 3)), linewidth=1)
         axes.annotate(
             "unstable above this line", (0, unstable), (5, 3), xycoords=("axes fraction", "data"),
             textcoords="offset points", fontsize=8,
         )  # fmt: skip
-        axes.set(xlim=(-0.03 * _top(peum), 1.04 * _top(peum)), ylim=(0, 1.08 * max(_top(drift), unstable)))
+        axes.set(xlim=(-0.03 * _top(score), 1.04 * _top(score)), ylim=(0, 1.08 * max(_top(drift), unstable)))
         axes.legend(frameon=False, loc="lower right", reverse=True, handletextpad=0.2)
         return _svg(
             figure,
             "drift",
-            "PEUM against 1 − Eq, one mark a picture, with the line above which maps are unstable.",
+            f"{named} against 1 − Eq, one mark a picture, with the line above which maps are unstable.",
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from equicam.audit.signals import recorded
 from equicam.audit.store import Drawn, Run
 from equicam.audit.verdicts import VERDICTS, Readings
 from equicam.errors import EquicamError
@@ -41,6 +42,7 @@ class Shelf:
     run: Run
     version: str  # of triage.parquet: another one is another order
     triage: pa.Table
+    by: str  # what it is ranked by
     entries: tuple[Entry, ...]  # in order of review
     places: Mapping[str, int]  # by key
     ids: Mapping[str, int]  # places by id
@@ -129,7 +131,7 @@ def _shelved(run: Run, path: Path, *, blind: bool) -> Shelf:
     found.sort(key=lambda e: rank[e.row])
     entries = _mixed(found, version) if blind else tuple(found)
     return Shelf(
-        run, version, triage, entries,
+        run, version, triage, recorded(triage), entries,
         places={e.key: place for place, e in enumerate(entries)},
         ids={e.id: place for place, e in enumerate(entries)},
         flags=dict(sorted(Counter(flag for e in entries for flag in e.flags).items())),
@@ -143,7 +145,7 @@ def key_of(name: str) -> str:
 
 
 def _mixed(ranked: list[Entry], salt: str) -> tuple[Entry, ...]:
-    """The queue by PEUM, with every random picture at a place drawn evenly: by the order alone nobody tells them apart."""
+    """The queue by rank, with every random picture at a place drawn evenly: by the order alone nobody tells them apart."""
     queue = [e for e in ranked if e.arm == "queue"]
     at = {e.key: (i + 0.5) / len(queue) for i, e in enumerate(queue)}
     for e in ranked:

@@ -1,6 +1,6 @@
 """What a reader is told of a picture, and when.
 
-Blind, a picture is a picture: its name (which often holds the label), label, prediction, probabilities, PEUM and the
+Blind, a picture is a picture: its name (which often holds the label), label, prediction, probabilities, scores and the
 words of others come with the reader's own first verdict on it; rank, arm and evidence (there is some only for the head
 of the queue) once that reader has read everything.
 """
@@ -12,6 +12,7 @@ from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any
 
+from equicam.audit.signals import GIVES_AWAY, NAMES
 from equicam.audit.spec import Spec
 from equicam.audit.verdicts import VERDICTS, Readings, Verdict
 from equicam.parts import json_ready, read_json
@@ -19,7 +20,6 @@ from equicam.report.words import visible
 from equicam.web.shelf import Entry, Shelf, Sieve, wants_second
 
 SILENT = {"blank", "constant", "none-kept"}  # flags under which PEUM says nothing
-GIVING_AWAY = ("PEUM ", "low confidence")  # how reasons begin that hold hidden numbers
 
 
 def listed(
@@ -66,6 +66,7 @@ def progress(shelf: Shelf, sieve: Sieve, reviewer: str) -> dict[str, Any]:
         "classes": dict(sorted(classes.items())),
         "to_second": sum(item not in mine and wants_second(readings, item) for item in asked),
         "arms": dict(shelf.arms) if told else None,
+        "by": NAMES[shelf.by],
     }
 
 
@@ -96,7 +97,8 @@ def facts(shelf: Shelf, entry: Entry, sieve: Sieve, reviewer: str, spec: Spec) -
     hidden = sieve.shelves.blind and not own
     told = sieve.told(shelf, reviewer)
     ranked, arrays = shelf.ranked(entry), shelf.drawn(entry)
-    reasons = [r for r in ranked["reasons"] or [] if not (hidden and r.startswith(GIVING_AWAY))]
+    held = (*GIVES_AWAY[shelf.by], "low confidence")  # how reasons begin that hold hidden numbers
+    reasons = [r for r in ranked["reasons"] or [] if not (hidden and r.startswith(held))]
     found: dict[str, Any] = {
         "key": entry.key,
         "place": shelf.places[entry.key] + 1,
@@ -119,7 +121,8 @@ def facts(shelf: Shelf, entry: Entry, sieve: Sieve, reviewer: str, spec: Spec) -
         "evidence": None,
     }
     if not hidden:
-        found["known"] = _known(row, entry, spec)
+        found["known"] = _known(row, entry, spec) | {"by": NAMES[shelf.by]}
+        found["known"]["disagreement"] = ranked.get("disagreement")
     if told:
         found |= {"arm": entry.arm, "rank": ranked["rank"], "evidence": _evidence(shelf, entry)}
     return json_ready(found)  # type: ignore[no-any-return]

@@ -1,0 +1,378 @@
+"""What a queue is ranked by: each signal against a slow and obvious version of itself, recorded, shown and compared."""
+
+import csv
+import json
+import math
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from equicam.audit.exports import write_csv
+from equicam.audit.log import Log
+from equicam.audit.signals import GIVES_AWAY, NAMES, measured, recorded, scored
+from equicam.audit.store import ITEMS
+from equicam.audit.triage import ROWS, _guarantee, triage
+from equicam.audit.verdicts import TOLD, Readings, exported
+from equicam.audit.worth import UNKNOWN, Tells, _better
+from equicam.cli import app
+from equicam.errors import EquicamError
+from equicam.parts import read_json, read_table, write_table
+from equicam.report.page import write_report
+from equicam.scores import stats
+from equicam.scores.stats import Correlation, Estimate
+from tests.audit.faked import Page, fake_run
+
+ANGLES = (0, 60, 120, 180, 240, 300)
+COMMAND = CliRunner(env={"COLUMNS": "250"})
+
+
+def picture(name, agree=(0.9,) * 6, **more):
+    row = {
+        "id": name,
+        "path": name,
+        "peum": 0.01,
+        "target": 0,
+        "prob": 0.9,
+        "kept": 6,
+        "status": "ok",
+        "flags": [],
+    }
+    return row | {"top1_by_view": [0] * 6, "agree_by_view": None if agree is None else list(agree)} | more  # fmt: skip
+
+
+def table(rows):
+    return pa.Table.from_pylist(rows, schema=ITEMS)
+
+
+def ranks(found):
+    return {row["id"]: row["rank"] for row in found.rows.to_pylist()}
+
+
+def slow_disagreement(row):
+    """1 − the mean of what agreement there is; None where there is none, or nothing to agree on."""
+    there = [r for r in row["agree_by_view"] or [] if r is not None and not math.isnan(r)]
+    if not there or "blank" in row["flags"] or "constant" in row["flags"]:
+        return None
+    return 1 - sum(np.float32(r).item() for r in there) / len(there)
+
+
+def slow_peum(row):
+    quiet = row["kept"] <= 1 or {"blank", "constant", "none-kept"} & set(row["flags"])
+    return None if quiet or row["peum"] is None or math.isnan(row["peum"]) else row["peum"]
+
+
+SLOW = {"peum": slow_peum, "disagreement": slow_disagreement}
+
+
+def odd_rows(n=150, seed=0):
+    """Every kind of row there is: views that are undefined, lists that are not there, gates and flat maps."""
+    rng, rows = np.random.default_rng(seed), []
+    for i in range(n):
+        agree = rng.uniform(-0.5, 1, 6).tolist()
+        row = picture(f"p{i:03d}", agree, peum=float(rng.gamma(2, 0.01)))
+        row |= (
+            {}, {}, {}, {"agree_by_view": None}, {"agree_by_view": []}, {"agree_by_view": [None] * 6},
+            {"agree_by_view": [None, *agree[:4], math.nan]}, {"flags": ["blank"]}, {"flags": ["flipped", "constant"]},
+            {"flags": ["none-kept"], "kept": 0, "peum": 0.0}, {"kept": 1, "peum": 0.0}, {"kept": None},
+            {"peum": math.nan}, {"peum": None}, {"flags": None},
+        )[i % 15]  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def whole(row):
+    return row | {"flags": row["flags"] or [], "kept": 6 if row["kept"] is None else row["kept"]}
+
+
+@pytest.mark.parametrize("by", NAMES)
+def test_a_score_is_the_slow_one_and_what_says_nothing_stands_first(by):
+    rows = odd_rows()
+    slow = {row["id"]: SLOW[by](whole(row)) for row in rows}
+    items = pa.concat_tables([table(rows[:70]), table([]), table(rows[70:])])
+    score = dict(zip(items["id"].to_pylist(), scored(items, by), strict=True))
+    assert {name for name, value in slow.items() if value is None} == {
+        n for n, s in score.items() if s == np.inf
+    }
+    for name, value in slow.items():
+        assert value is None or score[name] == pytest.approx(value, abs=1e-12)
+    got = ranks(triage(items, by=by, budget="100%", quotas=False, angles=ANGLES))
+    mute = [name for name, value in slow.items() if value is None]
+    heard = sorted((name for name in slow if name not in mute), key=lambda name: -slow[name])
+    assert 20 < len(mute) < 80
+    assert sorted(got[name] for name in mute) == list(range(1, len(mute) + 1))
+    assert [got[name] for name in heard] == list(range(len(mute) + 1, len(rows) + 1))
+
+
+def test_on_a_run_each_signal_ranks_by_itself(tmp_path):
+    run = fake_run(tmp_path, count=40, calibrate=0)
+    rows = [row for row in run.items().to_pylist() if row["status"] == "ok"]
+    orders = {}
+    for by in NAMES:
+        got = ranks(triage(run.items(), by=by, budget="100%", quotas=False, angles=run.spec.angles))
+        slow = {row["id"]: SLOW[by](row) for row in rows}
+        orders[by] = sorted(slow, key=lambda name: -math.inf if slow[name] is None else -slow[name])
+        assert sorted(got, key=got.get) == orders[by]
+    assert orders["peum"] != orders["disagreement"]
+    assert ranks(triage(run.items(), angles=run.spec.angles)) == ranks(
+        triage(run.items(), by="peum", angles=run.spec.angles)
+    )
+
+
+def test_a_gate_that_keeps_no_view_silences_peum_and_not_the_agreement_of_all_views():
+    rows = [
+        picture("a", (0.2,) * 6, kept=0, flags=["none-kept"]),
+        picture("b", (0.1,) * 6),
+        picture("c", kept=1),
+    ]
+    assert scored(table(rows), "peum").tolist() == [np.inf, 0.01, np.inf]
+    assert scored(table(rows), "disagreement") == pytest.approx([0.8, 0.9, 0.1])
+    found = triage(table(rows), by="disagreement", budget="100%", angles=ANGLES)
+    told = {row["id"]: row["reasons"] for row in found.rows.to_pylist()}
+    assert told["a"][0].startswith("no view kept the prediction")
+    assert told["a"][1] == "disagreement 0.8: more uncertain than 33 % of the pictures"
+    assert told["c"][0].startswith("only one view kept")
+    assert told["b"][0] == "disagreement 0.9: more uncertain than 66 % of the pictures"
+
+
+def test_a_flat_map_has_no_disagreement():
+    rows = [picture("a", (0.0,) * 6, flags=["blank"]), picture("b", None), picture("c")]
+    found = triage(table(rows), by="disagreement", budget="100%", angles=ANGLES)
+    told = {row["id"]: row for row in found.rows.to_pylist()}
+    assert told["a"]["disagreement"] is told["b"]["disagreement"] is None
+    assert told["a"]["reasons"][0] == "the map is blank: no positive evidence for the class"
+    assert told["b"]["reasons"] == ["disagreement is undefined here"]
+    assert told["c"]["disagreement"] == pytest.approx(0.1)
+    assert told["c"]["rank"] == 3
+
+
+def test_another_signal_is_refused_and_so_is_one_the_run_does_not_hold():
+    with pytest.raises(EquicamError, match=r"by needs peum or disagreement, got 'entropy'; try disagreement"):
+        triage(table([picture("a")]), by="entropy", angles=ANGLES)
+    with pytest.raises(EquicamError, match=r"needs a run that holds how its views agree.*try peum"):
+        triage(table([picture("a", None)]), by="disagreement", angles=ANGLES)
+    with pytest.raises(EquicamError, match="one view, which has no disagreement to rank by"):
+        triage(table([picture("a")]), by="disagreement", angles=(0,))
+    assert triage(table([]), by="disagreement", angles=ANGLES).rows.num_rows == 0
+
+
+def test_the_threshold_is_one_of_the_signal():
+    rows = [picture(f"{i:02d}", (1 - i / 100,) * 6, eq=0.2 if i >= 30 else 0.9) for i in range(50)]
+    told = triage(table(rows), by="disagreement", budget="10%", quotas=False, angles=ANGLES).guarantee
+    assert (told.threshold, told.needed) == (pytest.approx(0.31), 19)
+    assert "with a disagreement of at least 0.31, or whose disagreement says nothing" in told.sentence
+    assert "PEUM" not in told.sentence
+
+
+def calibrated(n=120, *, peum=0.0, apart=0.0, seed=0):
+    """Pictures with Eq, of which each signal knows as much as it is told to."""
+    rng, rows = np.random.default_rng(seed), []
+    for i in range(n):
+        drift = rng.uniform()
+        heard = peum * drift + rng.uniform()
+        seen = apart * drift + rng.uniform()
+        agree = np.clip(1 - 0.3 * seen + np.array([-0.05, 0.05] * 3), -1, 1)
+        rows.append(picture(f"{i:04d}", agree.tolist(), peum=0.01 * heard, eq=1 - drift))
+    return rows
+
+
+@cache
+def worth(by="peum", n=120, **known):
+    return triage(table(calibrated(n, **known)), by=by, angles=ANGLES).worth
+
+
+def test_both_signals_are_measured_on_the_same_pictures():
+    rows = calibrated(peum=0.5, apart=2)
+    found, other = (triage(table(rows), by=by, angles=ANGLES).worth for by in NAMES)
+    assert (found.signals, found.ahead, found.better) == (other.signals, other.ahead, other.better)
+    assert (found.spearman, found.auroc) == (found.signals["peum"].spearman, found.signals["peum"].auroc)
+    assert other.auroc == found.signals["disagreement"].auroc
+    drift = np.array([1 - row["eq"] for row in rows])
+    worst = set(np.argsort(-drift)[:12])
+    for by, tells in found.signals.items():
+        score = np.array([SLOW[by](row) for row in rows])
+        assert tells.caught.value == len(worst & set(np.argsort(-score)[:12])) / 12
+        assert tells.caught.low < tells.caught.value < tells.caught.high
+        assert tells.auroc.value == pytest.approx(np.mean(score[drift > 0.5][:, None] > score[drift <= 0.5]))
+        assert tells.spearman.r == pytest.approx(stats.spearman_r(score, drift))
+    gap = found.signals["disagreement"].auroc.value - found.signals["peum"].auroc.value
+    assert found.ahead.value == pytest.approx(gap)
+    assert found.ahead.low < gap < found.ahead.high
+
+
+@pytest.mark.parametrize("by", NAMES)
+def test_one_is_recommended_where_the_interval_separates_them(by):
+    for better, known in {"disagreement": {"apart": 3}, "peum": {"peum": 3}}.items():
+        found = worth(by, **known)
+        assert found.better == better
+        assert f": --by {better} finds them better" in found.advice
+        assert found.advice.endswith("what ranks here") == (by == better)
+    assert worth(by, apart=3).sentence.endswith(
+        "disagreement finds them better than chance"
+        if by == "disagreement"
+        else "PEUM is not shown to find them"
+    )
+
+
+def test_none_is_recommended_where_it_does_not():
+    alike = worth(peum=2, apart=2)
+    assert alike.ahead.low < 0 < alike.ahead.high
+    assert (alike.better, alike.advice.endswith(": that sets neither above the other")) == (None, True)
+    blind = worth()
+    assert (blind.better, blind.advice.endswith(": neither is shown to find them")) == (None, True)
+    few = worth(n=60, apart=3)
+    assert few.ahead.low > 0
+    assert (few.better, few.advice.endswith(": too few to recommend one")) == (None, True)
+
+
+def tells(low, caught):
+    spearman = Correlation(0.5, 0.4, 0.6, -9.0, 200)
+    return Tells(spearman, Estimate(low + 0.1, low, low + 0.2, 200), Estimate(caught, 0.0, 1.0, 20))
+
+
+def test_what_stands_against_a_recommendation():
+    ahead, behind = Estimate(0.3, 0.2, 0.4, 200), Estimate(-0.3, -0.4, -0.2, 200)
+    good, bad = tells(0.7, 0.5), tells(0.4, 0.1)
+    assert _better({"disagreement": good, "peum": bad}, ahead) == "disagreement"
+    assert _better({"disagreement": bad, "peum": good}, behind) == "peum"
+    assert (
+        _better({"disagreement": tells(0.45, 0.5), "peum": tells(0.1, 0.1)}, ahead) is None
+    )  # not above chance
+    assert _better({"disagreement": tells(0.7, 0.0), "peum": bad}, ahead) is None  # finds fewer of the worst
+    assert _better({"disagreement": good, "peum": bad}, Estimate(0.3, -0.01, 0.6, 200)) is None
+    assert _better({"disagreement": good, "peum": bad}, UNKNOWN) is None
+
+
+def test_choosing_on_the_pictures_that_set_the_threshold_costs_a_little():
+    """Two equally good signals, of which the one with the higher AUROC is taken every time."""
+    rng, missed = np.random.default_rng(0), []
+    for _ in range(600):
+        bad = rng.random(200) < 0.2
+        drawn = [(rng.normal(size=200) + bad, rng.normal(size=400) + 1.0) for _ in range(2)]
+        found = [
+            _guarantee(here, np.where(bad, 0.2, 0.8), np.arange(0), alpha=0.1, unstable=0.5).threshold
+            for here, _ in drawn
+        ]
+        rates = [(new < threshold).mean() for threshold, (_, new) in zip(found, drawn, strict=True)]
+        better = int(np.argmax([stats.auroc(here, bad) for here, _ in drawn]))
+        missed.append((rates[0], rates[better]))
+    fixed, chosen = np.mean(missed, axis=0)
+    assert 0.08 < fixed < 0.10
+    assert 0.005 < chosen - fixed < 0.025
+
+
+def test_a_signal_that_says_nothing_is_not_compared():
+    rows = [row | {"agree_by_view": None} for row in calibrated(150, peum=3)]
+    found = triage(table(rows), angles=ANGLES)
+    assert found.worth.better is None
+    assert found.worth.advice == "not compared: disagreement says nothing on any calibrated picture"
+    json.dumps(found.as_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("by", NAMES)
+def test_the_signal_is_recorded(by):
+    found = triage(table(odd_rows()), by=by, angles=ANGLES)
+    told = found.as_json()
+    assert (found.by, told["by"], recorded(found.rows)) == (by, by, by)
+    assert {row["by"] for row in told["rows"]} == {by}
+    assert recorded(found.rows.drop_columns(["by", "disagreement"])) == "peum"
+    assert recorded(found.rows.slice(0, 0)) == "peum"
+
+
+@pytest.mark.parametrize("by", NAMES)
+def test_reviewers_get_nothing_of_what_ranks(by, tmp_path):
+    rows = [picture(f"{i:02d}", (0.1 + i / 100,) * 6, top1_by_view=[0, 1, 0, 0, 0, 0]) for i in range(20)]
+    found = triage(table(rows), by=by, budget="100%", angles=ANGLES)
+    assert all(any(r.startswith("the views at") for r in row["reasons"]) for row in found.rows.to_pylist())
+    write_csv(found, tmp_path / "queue.csv")
+    with (tmp_path / "queue.csv").open(newline="") as file:
+        reasons = [row["reasons"] for row in csv.DictReader(file)]
+    assert all("the prediction changes at 60°" in text for text in reasons)
+    for text in reasons:
+        assert not any(reason.startswith(GIVES_AWAY[by]) for reason in text.split("; "))
+        assert "more uncertain" not in text
+        assert ("(r = " in text) == (by == "peum")  # these numbers are the rank, where disagreement ranks
+
+
+@pytest.mark.parametrize("by", NAMES)
+def test_the_report_follows_the_signal(by, tmp_path):
+    run = fake_run(tmp_path)
+    found = triage(run.items(), by=by, budget="60%", angles=run.spec.angles, classes=run.spec.classes)
+    path = write_report(run, found)
+    text, facts = Page(path.read_text()).text, json.loads(path.with_suffix(".json").read_text())
+    named, ok = NAMES[by], run.items().filter(pa.compute.field("status") == "ok")
+    assert facts["by"] == by
+    assert f"the most uncertain by {named} first" in text
+    assert f"Ranked by {named}. On the same pictures {found.worth.advice}" in text
+    assert f"Does {named} tell?" in text
+    assert f"median {named}" in text
+    assert f"No {named} is not a low {named}." in text
+    assert f"Histogram of {named}; " in path.read_text()
+    assert facts["summary"]["median_disagreement"] == np.nanmedian(measured(ok, "disagreement"))
+    for q in facts["queue"]:
+        value = q["disagreement"]
+        assert value is None or (f"{value:.4f}" in text) == (by == "disagreement")
+    if by == "disagreement":
+        assert "Does PEUM tell?" not in text
+        assert "by PEUM" not in text
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fake_run(tmp_path_factory.mktemp("signals"), count=40, calibrate=0)
+
+
+def command(*arguments):
+    done = COMMAND.invoke(app, [str(a) for a in arguments])
+    return SimpleNamespace(code=done.exit_code, said=" ".join(done.output.split()))
+
+
+def test_the_command_ranks_by_the_signal_and_says_so(run):
+    for by, named in NAMES.items():
+        done = command("triage", run.folder, "--by", by, "--budget", "50%", "--evidence", "0")
+        assert done.code == 0, done.said
+        assert f"in the queue, by {named};" in done.said
+        assert f"p {named} why" in done.said
+        assert read_json(run.folder / "triage.json")["by"] == by
+        assert read_json(run.folder / "triage.json")["options"]["by"] == by
+        assert recorded(read_table(run.folder / "triage.parquet")) == by
+        assert Log(run.folder).events("triaged")[-1].payload["options"]["by"] == by
+        assert command("report", run.folder).code == 0
+        assert read_json(run.folder / "report.json")["by"] == by
+
+
+def test_the_command_says_which_signal_tells(tmp_path):
+    run = fake_run(tmp_path)
+    done = command("triage", run.folder, "--by", "disagreement", "--budget", "50%", "--evidence", "0")
+    assert f"PEUM or disagreement: {read_json(run.folder / 'triage.json')['worth']['advice']}" in done.said
+    assert done.said.count("too few to recommend one") == 1
+
+
+def test_the_command_refuses_another_signal(run):
+    done = command("triage", run.folder, "--by", "entropy")
+    assert (done.code, done.said) == (2, "by needs peum or disagreement, got 'entropy'; try disagreement")
+
+
+def test_a_triage_made_before_there_was_a_choice_is_by_peum(run):
+    assert command("triage", run.folder, "--by", "peum", "--budget", "50%", "--evidence", "0").code == 0
+    told = read_json(run.folder / "triage.json")
+    for key in (told, told["options"]):
+        del key["by"]
+    told["rows"] = [{k: v for k, v in row.items() if k not in ("by", "disagreement")} for row in told["rows"]]
+    (run.folder / "triage.json").write_text(json.dumps(told))
+    old = read_table(run.folder / "triage.parquet").drop_columns(["by", "disagreement"])
+    write_table(run.folder / "triage.parquet", old)
+    done = command("report", run.folder)
+    assert done.code == 0, done.said
+    assert read_json(run.folder / "report.json")["by"] == "peum"
+    assert "the most uncertain by PEUM first" in Page((run.folder / "report.html").read_text()).text
+    readings = Readings(run.folder)
+    readings.decide(
+        old["id"][0].as_py(), "ana", "supports", reason="", blind=True, seen=0, mark="one-mark-of-ana"
+    )
+    row = exported(readings, old)[0]
+    assert (row["by"], row["disagreement"], row["peum"]) == (None, None, old["peum"][0].as_py())
+    assert {"by", "peum", "disagreement"} <= {*TOLD} <= {*ROWS.names}
