@@ -366,11 +366,17 @@ def test_constant_maps(tiles, tmp_path, costly):
     assert ran(lines) or "2,048 forward passes" in lines["const.scorecam.resnet50"].reason
 
 
-def test_cost(tiles, tmp_path):
-    lines = answered("cost", Bench(cnn(), tiles, tmp_path, n=3))
-    assert lines["cost.t6_vs_scorecam"].clean.value == pytest.approx((1 + 6) / 6)  # of six channels
+@pytest.mark.parametrize("costly", [False, True])
+def test_cost(tiles, tmp_path, costly):
+    lines = answered("cost", Bench(cnn(), tiles, tmp_path, n=3, costly=costly))
     assert lines["cost.T18 lo"].as_published.value > 1
     assert "on cpu" in lines["cost.T6 hi"].reason
+    against = lines["cost.t6_vs_scorecam"]
+    assert (against.verdict != "not run") == costly
+    if costly:
+        assert min(against.clean.value, against.as_published.value) > 0
+    else:
+        assert "--costly" in against.reason
 
 
 @pytest.mark.parametrize("name", ["pipeline", "signal-noise", "drift-strip"])

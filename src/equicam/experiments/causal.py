@@ -47,7 +47,7 @@ def run(bench: Bench) -> Iterator[Line]:
     for mine, one in found[False].items():
         if one.drift_above is not None:
             above = one.drift_above
-            text = f"drift costs {above.mean:+.3f} [{above.low:+.3f}, {above.high:+.3f}] more, on {above.wins:.0%} of the pictures"
+            text = f"drift minus this {above.mean:+.3f} [{above.low:+.3f}, {above.high:+.3f}]; drift costs more on {above.wins:.0%} of the pictures"
             yield Line("", f"{mine} (control)", "not in the paper", one.presented, None, "measured", text)
     yield from others("causal.", done, bench)
 

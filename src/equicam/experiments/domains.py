@@ -84,10 +84,18 @@ def _log10_p(rows: pa.Table, score: str) -> float:
 def _otherwise(bench: Bench, known: Claim) -> str:
     domain = known.of.split()[0]
     if domain != bench.domain:
-        return f"of {domain}: --domain {domain} with its pictures and fine-tuned --weights"
+        return tuned(domain, "domains")
     if known.id.endswith("acc_seed_sd"):
         return "three fine-tunes: equicam reproduce seeds"
-    return "Score-CAM on six views, a forward pass a channel and view: --costly, with --n"
+    return f"{tuned(domain, 'domains')} --costly --n 500"
+
+
+def tuned(domain: str, experiment: str) -> str:
+    """The commands that fine-tune a network on a domain and run an experiment on it."""
+    return (
+        f"of {domain}: equicam finetune DATA --arch resnet50 --out models/plain; equicam reproduce {experiment} --data DATA "
+        f"--split test --domain {domain} --weights models/plain/weights.safetensors"
+    )
 
 
 EXPERIMENT = Experiment(

@@ -101,6 +101,7 @@ class Line:
     as_published: Estimate | None
     verdict: str  # matches, differs, artefact, undecided (too few), measured (nothing published), not run
     reason: str = ""
+    allowed: float | None = None  # how far a match may be off
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, null where undefined."""
@@ -230,9 +231,9 @@ def line(
     if verdict == "differs" and not reason:
         assert found is not None  # noqa: S101  # it has been compared
         reason = f"off by {_distance(known.value, found.value):.3f}, allowed {tolerance:g}"
-    return Line(
-        claim, what or known.method or known.metric, _shown(known), clean, as_published, verdict, reason
-    )
+    about = what or known.method or known.metric
+    allowed = float(tolerance) if verdict in ("matches", "differs", "artefact") else None
+    return Line(claim, about, _shown(known), clean, as_published, verdict, reason, allowed)
 
 
 def beside(

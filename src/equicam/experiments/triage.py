@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from equicam.experiments.domains import DOMAINS
+from equicam.experiments.domains import DOMAINS, tuned
 from equicam.experiments.experiment import Bench, Experiment, Line, beside, number
 from equicam.experiments.measure import both, p_line, region, rest
 from equicam.scores import stats, summary
@@ -18,7 +18,7 @@ def run(bench: Bench) -> Iterator[Line]:
     """PEUM against 1 − Eq of Grad-CAM; the share of the worst tenth found in the first tenth and fifth."""
     done = list(_measured(bench)) if bench.domain else []
     yield from done
-    yield from rest(("peum.",), done, lambda known: f"--domain {known.of.split()[0]} with its pictures")
+    yield from rest(("peum.",), done, lambda known: _otherwise(known.of.split()[0]))
 
 
 def _measured(bench: Bench) -> Iterator[Line]:
@@ -64,6 +64,10 @@ def _found(signal: Floats, badness: Floats, *, budget: float) -> float:
         for v, share in ((signal, budget), (badness, WORST))
     )
     return float(np.isin(worst, reviewed).mean())
+
+
+def _otherwise(domain: str) -> str:
+    return tuned(domain if domain in DOMAINS else DOMAINS[0], "triage")
 
 
 EXPERIMENT = Experiment(
