@@ -451,9 +451,9 @@ def _bars(axes: Any, of: Lines, names: list[str], labels: list[str] | None = Non
         for x, n in zip(at, names, strict=True):
             if of[n][side] and of[n][side]["low"] is not None:
                 axes.plot([x, x], [of[n][side]["low"], of[n][side]["high"]], color="black", lw=1)
-    axes.plot(
-        range(len(names)), [_published(of[n]) for n in names], "D", color=SAID, ms=5, label="published", ls=""
-    )
+    said = [_published(of[n]) for n in names]
+    if any(v == v for v in said):  # NaN is not itself
+        axes.plot(range(len(names)), said, "D", color=SAID, ms=5, label="published", ls="")
     axes.set_xticks(range(len(names)), labels or names, rotation=18, ha="right")
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 

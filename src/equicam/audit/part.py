@@ -64,14 +64,15 @@ def computed(plans: Plans, found: Sequence[Opened]) -> tuple[pa.Table, pa.Table]
     if good:
         # inference tensors cannot join a backward pass, and our own algebra is never autocast
         with torch.inference_mode(False), torch.autocast(plans.model.device.type, enabled=False):
-            x = torch.from_numpy(np.stack([o.x for o in good if o.x is not None]))
-            finite = x.flatten(1).isfinite().all(1).tolist()
+            opened = torch.stack([torch.from_numpy(o.x) for o in good if o.x is not None])
+            x = as_batch(plans.model, opened, finite=False)
+            finite = x.flatten(1).isfinite().all(1).tolist()  # asked on the device, which is quicker
             rest = [o for o, fine in zip(good, finite, strict=True) if fine]
             for o, fine in zip(good, finite, strict=True):
                 if not fine:
                     facts[o.item.id] = {"reason": "preprocessing made NaN or infinity of it"}
             if rest:
-                some, drawn = _one_by_one(plans, as_batch(plans.model, x[finite]), [o.item.id for o in rest])
+                some, drawn = _one_by_one(plans, x if all(finite) else x[finite], [o.item.id for o in rest])
                 facts |= some
                 maps = [one.row(name) for name, one in drawn.items()]
     each = (time.perf_counter() - start) / max(1, len(good))
@@ -141,7 +142,7 @@ def _facts(fused: Any, ids: Sequence[str]) -> tuple[dict[str, dict[str, Any]], d
     peum = torch.nn.functional.adaptive_avg_pool2d(e.peum, (grid[0], grid[1]))
     # how each view's own plane agrees with the mean of the others, turned back at layer resolution
     back = Views(e.angles).undo(e.planes.transpose(0, 1), "reflect").transpose(0, 1)
-    agree = torch.stack([_agreement(planes) for planes in back])
+    agree = _agreement(back)
     probs = seen.presented.probs
     top = probs.topk(min(5, probs.shape[1]), dim=1)
     columns: dict[str, list[Any]] = {
@@ -162,11 +163,12 @@ def _facts(fused: Any, ids: Sequence[str]) -> tuple[dict[str, dict[str, Any]], d
     return facts, {name: Drawn(*(a[i] for a in arrays)) for i, name in enumerate(ids)}
 
 
-def _agreement(planes: Float[Tensor, "t h w"]) -> Float[Tensor, " t"]:
+def _agreement(planes: Float[Tensor, "b t h w"]) -> Float[Tensor, "b t"]:
     """Pearson of each view with the mean of the others inside the disc; 0 where either is flat, 1 for a lone view."""
-    if len(planes) == 1:
-        return torch.ones(1, dtype=torch.float64, device=planes.device)
-    others = (planes.sum(0) - planes) / (len(planes) - 1)
+    views = planes.shape[1]
+    if views == 1:
+        return torch.ones(planes.shape[:2], dtype=torch.float64, device=planes.device)
+    others = (planes.sum(1, keepdim=True) - planes) / (views - 1)
     return own_and_others(pearson(planes, others, "disc"))[0]
 
 
