@@ -36,8 +36,7 @@ PROMISES = (
     ("resnet50", 1, OURS, None, 2.5),
     ("resnet50", 64, OURS, PEER, 1.0),
     ("resnet50", 1, OURS, PEER, 1.0),
-    ("vgg16", 64, OURS, FORWARD, 1.25),
-    ("vit_b_16", 64, OURS, FORWARD, 1.25),
+    *((network, count, OURS, FORWARD, 1.25) for network in ("vgg16", "vit_b_16") for count in (64, 1)),
 )
 
 
@@ -118,6 +117,7 @@ def memory(name: str, pictures: int = 16) -> dict[str, float]:
     captum = LayerGradCam(net, net.get_submodule(layer))
     runs: dict[str, Run] = {
         "equicam": lambda: equicam.explain(model, x),
+        "equicam, chunk=96": lambda: equicam.explain(model, x, chunk=96),
         "captum": lambda: captum.attribute(views, 0),
     }
     for run in runs.values():
@@ -161,10 +161,11 @@ def main() -> None:
             torch.cuda.empty_cache()
         if name != "vit_b_16":
             peaks = memory(name)
-            share = peaks["equicam"] / peaks["captum"]
-            print(
-                f"  peak memory at 16 × 18 views: equicam {peaks['equicam']:.0f} MB, captum {peaks['captum']:.0f} MB: {share:.3f} (at most 0.2)"
-            )
+            for who, megabytes in peaks.items():
+                share = megabytes / peaks["captum"]
+                print(
+                    f"  peak memory at 16 × 18 views, {who}: {megabytes:.0f} MB, {share:.3f} of captum's (ours at most 0.2)"
+                )
             kept[f"{name}-memory"] = peaks
         if args.json:
             args.json.write_text(json.dumps(kept, indent=1))
