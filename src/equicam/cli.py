@@ -8,7 +8,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from equicam import cli_audit, cli_reproduce, cli_review
-from equicam.terminal import COMPILE, console, dtype_named, listed, plain, refused, views_named, where
+from equicam.terminal import (
+    COMPILE,
+    as_typed,
+    console,
+    dtype_named,
+    listed,
+    plain,
+    refused,
+    views_named,
+    where,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,7 +121,7 @@ def explain(
                     read.append((path, preprocessed(ready, open_picture(path))))
                 except EquicamError as error:
                     failed += 1
-                    console.print(f"[red]left out[/red] {escape(plain(error))}")
+                    console.print(f"[red]left out[/red] {escape(plain(error))}", soft_wrap=True)
             if not read:
                 continue
             x = stacked([tensor for _, tensor in read])
@@ -122,13 +132,17 @@ def explain(
                 write(done, out, stem)
                 table.add_row(*map(escape, _row(path, done.facts, stem)))
     except (EquicamError, OSError) as error:
-        console.print(f"[red]{escape(plain(error))}[/red]")
+        console.print(f"[red]{escape(as_typed(error))}[/red]", soft_wrap=True)
         raise typer.Exit(2) from error
     finally:
         if table.row_count:
             console.print(table)
             console.print(f"pictures and JSON are in {escape(plain(out))}", soft_wrap=True)
     console.print(f"layer {ready.layer}")
+    if views == "auto" and table.row_count > 1:
+        console.print(
+            "PEUM over different numbers of views does not rank pictures: give --views a number for that"
+        )
     if failed:
         console.print(f"{failed} of {len(images)} pictures left out")
         raise typer.Exit(1)
@@ -166,8 +180,9 @@ def demo(
         device="cpu",
     )  # fmt: skip
     cli_audit.verify(run, sample=5, seed=0, noted=None, source=None, weights=None, device="cpu")
-    console.print("\nthe three worst cases:")
-    for row in cli_audit.worst_cases(run, 3):
+    worst = cli_audit.worst_cases(run, 3)
+    console.print(f"\nfirst in the queue, {len(worst)} of them:")
+    for row in worst:
         why = "; ".join(row["reasons"])
         console.print(f"  {escape(plain(row['id']))}: {escape(plain(why))}", soft_wrap=True, highlight=False)
     cli_audit.report(run, top=40, source=None)
@@ -281,7 +296,7 @@ def evaluate(
             progress=console.is_terminal,
         )  # fmt: skip
     except (EquicamError, OSError) as error:
-        console.print(f"[red]{escape(plain(error))}[/red]", soft_wrap=True)
+        console.print(f"[red]{escape(as_typed(error))}[/red]", soft_wrap=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         kept = f"; finished parts are in {out}.parts, and the same command goes on" if out else ""
@@ -393,6 +408,7 @@ def _explained(
         "target": target,
         "class": name,
         "probability": sure,
+        "views": len(angles),
         "angles": angles,
         "probability_per_view": probs,
         "flips": flips,

@@ -12,6 +12,8 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "matplotlib", "sa
 EXTRAS = {
     "clip": ("open_clip", "zero-shot models of open_clip"),
     "hf": ("transformers", "Hugging Face models"),
+    "review": ("fastapi", "the review page"),
+    "data": ("h5py", "PatchCamelyon as it is distributed"),
     "ray": ("ray", "audits and evaluations on many machines"),
 }
 

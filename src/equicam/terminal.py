@@ -1,5 +1,6 @@
 """What every command shares: the console, lists and devices by name, and refusals in one sentence."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,8 +39,24 @@ def refused() -> Iterator[None]:
             if getattr(error, "errno", 0) in (27, 28, 122)
             else ""
         )
-        console.print(f"[red]{escape(plain(error))}{full}[/red]", soft_wrap=True)
+        console.print(f"[red]{escape(as_typed(error))}{full}[/red]", soft_wrap=True)
         raise typer.Exit(2) from error
+
+
+OPTION = re.compile(
+    r"\b(views|fill|method|layer|weights|classes|target|tau|gamma|dtype|split|device|chunk|n)=(\"[^\"]*\"|\S+)"
+)
+
+
+def as_typed(error: Exception) -> str:
+    """A refusal whose advice names options as one types them here, not as Python does."""
+    said, tries, advice = plain(error).rpartition("; try ")
+    if not tries:
+        return advice
+    advice = OPTION.sub(
+        lambda o: f"no --{o[1]}" if o[2] == "None" else f"--{o[1]} {o[2].strip(chr(34))}", advice
+    )
+    return said + tries + advice.replace("compiled=False", "no --compile")
 
 
 def plain(text: object) -> str:
@@ -53,10 +70,9 @@ def views_named(text: str | None) -> "int | Literal['auto'] | None":
         return None
     if text == "auto":
         return "auto"
-    try:
-        return int(text)
-    except ValueError:
-        raise EquicamError("--views", needs="a number or auto", got=repr(text), fix="--views 18") from None
+    if not (text.isdecimal() and int(text)):
+        raise EquicamError("--views", needs="a number from 1 on, or auto", got=repr(text), fix="--views 18")
+    return int(text)
 
 
 def opened(folder: Path, source: str | None = None) -> "Run":

@@ -12,6 +12,7 @@ import equicam
 from equicam.cli import app
 from equicam.data.synthetic import draw
 from equicam.report.explained import safe_stem
+from equicam.terminal import as_typed
 
 RUN = CliRunner(env={"COLUMNS": "200"})
 
@@ -112,7 +113,7 @@ def test_bad_and_hostile_files_are_named_and_the_rest_is_done(tmp_path, patch):
         (["--method", "gradcam"], "one of grad-cam"),
         (["--layer", "layer9"], "got 'layer9'; try 'layer"),
         (["--target", "7"], "classes from 0 to 1, got"),
-        (["--views", "0"], "a count of 1 or more, got 0"),
+        (["--views", "0"], "a number from 1 on, or auto, got"),
         (["--classes", "only one"], "one for each of 2 classes, got 1"),
         (["--weights", "nothing"], "an existing file or"),
         (["--tau", "0.5"], "tau needs"),
@@ -150,7 +151,7 @@ def test_the_demo_is_the_whole_job_and_says_where_the_report_is(tmp_path):
     result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "20"])
     assert result.exit_code == 0, result.output
     run = tmp_path / "demo" / "run-20"
-    assert "the three worst cases:" in result.output
+    assert "first in the queue, " in result.output
     assert "5 pictures computed again" in result.output
     assert "all as it says" in result.output
     assert str(run / "report.html") in result.output
@@ -272,3 +273,42 @@ def test_scores_and_controls_are_listed():
 def test_printing_rows_needs_no_torch():
     code = "import sys, equicam.report.tables; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["explain", "PICTURE", "--target", "99"], "try no --target"),
+        (["explain", "PICTURE", "--views", "0"], "got '0'; try --views 18"),
+        (["explain", "PICTURE", "--views", "some"], "got 'some'; try --views 18"),
+        (["explain", "FOLDER"], "got a folder; try its pictures one by one, or equicam audit"),
+        (["triage", "FOLDER/none"], "got no such folder"),
+        (["triage", "FOLDER"], "got no manifest.json in it"),
+        (["audit", "FOLDER", "--out", "FOLDER/run", "--views", "auto"], "try --views 12"),
+    ],
+)
+def test_refusals_advise_what_one_types_here(tmp_path, asked, said):
+    picture = tmp_path / "p.png"
+    Image.fromarray(np.full((96, 96, 3), 90, np.uint8)).save(picture)
+    words = [w.replace("PICTURE", str(picture)).replace("FOLDER", str(tmp_path)) for w in asked]
+    result = RUN.invoke(app, words, env={"COLUMNS": "300"})
+    assert result.exit_code in (1, 2)
+    assert said in result.output, result.output
+
+
+def test_models_lists_the_embedded_one_and_doctor_every_extra():
+    assert RUN.invoke(app, ["models", "embedded"]).output.strip() == "embedded"
+    output = RUN.invoke(app, ["doctor"]).output
+    assert all(f"[{extra}]" in output for extra in ("clip", "hf", "data", "ray", "review"))
+
+
+def test_python_advice_becomes_an_option():
+    for fix, said in (
+        ('fill="reflect"', "--fill reflect"),
+        ("views=12", "--views 12"),
+        ("compiled=False", "no --compile"),
+        ("a=b", "a=b"),
+    ):
+        error = equicam.EquicamError("it", needs="this", got='fill="that"', fix=fix)
+        assert as_typed(error) == f'it needs this, got fill="that"; try {said}'
+    assert as_typed(OSError("disk full")) == "disk full"

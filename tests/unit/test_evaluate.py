@@ -19,6 +19,8 @@ from equicam.models.images import framed
 from equicam.scores import summary
 from equicam.scores.controls import randomised, shuffled
 from equicam.scores.equivariance import ANGLES, equivariance
+from equicam.scores.protocol import SCORES, Score
+from equicam.scores.rows import Scored
 from equicam.scoring import opened
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
@@ -587,3 +589,11 @@ def test_an_explainer_that_cannot_be_hashed_is_taken(cnn):
 
     table = equicam.evaluate(cnn, pictures(2), methods={"one": Mine(), "three": Mine(3)}, angles=(90,))
     assert value(table, "eq", "one", "disc") != value(table, "eq", "three", "disc")
+
+
+@pytest.mark.parametrize("wrong", [lambda b: 0.5, lambda b: Scored("mine", "grad-cam", torch.zeros(b + 1))])
+def test_a_score_of_ones_own_that_yields_something_else_is_told_what_to_yield(monkeypatch, wrong):
+    monkeypatch.setitem(SCORES, "mine", Score("mine", lambda found: iter([wrong(len(found.ids))])))
+    model, x = equicam.load("embedded"), torch.randn(2, 3, 96, 96)
+    with pytest.raises(equicam.EquicamError, match=r"a score needs to yield Scored with \[2\] values"):
+        equicam.evaluate(model, x, methods=["grad-cam"], scores=["mine"])

@@ -99,7 +99,7 @@ class Run:
             raise EquicamError(
                 f"{readable(str(self.folder))!r}",
                 needs="to be a run",
-                got="no manifest.json in it",
+                got="no manifest.json in it" if self.folder.is_dir() else "no such folder",
                 fix="equicam audit first",
             )
         return read_spec(path.read_text(encoding="utf-8"), where=readable(str(self.folder)))

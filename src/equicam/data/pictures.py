@@ -32,6 +32,13 @@ def open_picture(path: str | Path | Remote) -> Image.Image:
         raise EquicamError(
             f"picture {str(path)!r}", needs="an existing file", got="No such file", fix="its full path"
         ) from error
+    except IsADirectoryError as error:
+        raise EquicamError(
+            f"picture {str(path)!r}",
+            needs="a file",
+            got="a folder",
+            fix="its pictures one by one, or equicam audit",
+        ) from error
     except UnidentifiedImageError as error:
         raise EquicamError(
             f"picture {str(path)!r}",

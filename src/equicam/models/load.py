@@ -345,11 +345,11 @@ def _embedded(asked: _Asked) -> Model:
 
 
 def names() -> list[str]:
-    """Every torchvision and timm name `load` knows, as it wants them."""
+    """The embedded model, and every torchvision and timm name `load` knows, as it wants them."""
     import timm
     from torchvision import models
 
-    return [*models.list_models(module=models), *(f"timm:{name}" for name in timm.list_models())]
+    return ["embedded", *models.list_models(module=models), *(f"timm:{name}" for name in timm.list_models())]
 
 
 SOURCES: dict[str, Callable[[_Asked], Model]] = {"timm": _timm, "open_clip": _open_clip, "hf": _hf}

@@ -56,7 +56,11 @@ def _main(rows: pa.Table) -> Iterator[Table | str]:
             floor,
             skill,
         )
-        name = f"{line.score} of {line.method} ({line.region})"
+        name = (
+            line.score
+            + (f" of {line.method}" if line.method else "")
+            + (f" ({line.region})" if line.region else "")
+        )
         if line.constant > 0:
             remarks.append(
                 f"{name}: {line.constant:.1%} constant maps count 0; {line.otherwise:.3f} without them"

@@ -9,6 +9,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from equicam.errors import EquicamError
 from equicam.geometry import Degrees
 
 SCHEMA = pa.schema(
@@ -45,7 +46,26 @@ class Scored:
 
 def table(ids: Sequence[str], scored: Iterable[Scored]) -> pa.Table:
     """Rows of a batch of pictures, by score, method, angle and picture."""
-    return pa.concat_tables([_by_picture(ids, one) for one in scored] or [SCHEMA.empty_table()])
+    return pa.concat_tables(
+        [_by_picture(ids, _checked(ids, one)) for one in scored] or [SCHEMA.empty_table()]
+    )
+
+
+def _checked(ids: Sequence[str], one: Any) -> Scored:
+    """What a score has yielded, which may be somebody's own."""
+    if not isinstance(one, Scored):
+        got = f"{type(one).__name__}: {str(one)[:60]}"
+    elif not isinstance(one.value, Tensor) or one.value.numel() != max(1, len(one.angles)) * len(ids):
+        got = f"{one.score!r} with {tuple(one.value.shape) if isinstance(one.value, Tensor) else type(one.value).__name__}"
+    else:
+        return one
+    pictures = f"[{len(ids)}] values, or [angles, {len(ids)}] with angles="
+    raise EquicamError(
+        "a score",
+        needs=f"to yield Scored with {pictures}",
+        got=got,
+        fix="Scored(name, method, values, angles=found.angles)",
+    )
 
 
 def unread(reasons: Sequence[tuple[str, str]]) -> pa.Table:
