@@ -108,3 +108,6 @@ def _worker(job: Job, device: str, share: int, parts: Sequence[Part], pipe: Conn
             pipe.send(number)
     except (EquicamError, OSError) as error:
         pipe.send(str(error))
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+        raise  # whose fault it is, the traceback says

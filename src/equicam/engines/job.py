@@ -78,7 +78,12 @@ class Sent:
     @staticmethod
     def copy_of(model: Model) -> "Sent":
         """Of a model that stays where it is; the copy is on the CPU, for not every worker has a GPU."""
-        return Sent(replace(model, module=copy.deepcopy(model.module).cpu()))
+        module = model.module
+        there: dict[int, Any] = {id(b): b.detach().to("cpu", copy=True) for b in module.buffers()}
+        for p in module.parameters():
+            there[id(p)] = nn.Parameter(p.detach().to("cpu", copy=True), p.requires_grad)
+        # what is large is copied to where it goes, so that a full GPU need not hold it twice
+        return Sent(replace(model, module=copy.deepcopy(module, there).cpu()))
 
     def __call__(self, device: str) -> Model:
         """Put it on the device."""
