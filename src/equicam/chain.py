@@ -50,13 +50,20 @@ class Chain:
 
 def constant(plane: Plane) -> Bool[Tensor, "*n"]:
     """Whether a plane is constant up to rounding: stretching it would draw rounding errors."""
-    low, high = plane.amin((-2, -1)), plane.amax((-2, -1))
-    return high - low <= 16 * torch.finfo(plane.dtype).eps * torch.maximum(high.abs(), low.abs())
+    return _still(*_ends(plane))
 
 
 def unit(plane: Plane) -> Plane:
     """Min–max to [0, 1]; a constant plane becomes 0."""
-    low = plane.amin((-2, -1), keepdim=True)
-    high = plane.amax((-2, -1), keepdim=True)
-    still = constant(plane)[..., None, None]
-    return torch.where(still, 0, (plane - low) / torch.where(still, 1, high - low))
+    low, high = _ends(plane)
+    # by infinity, and not by a choice between two planes: of a large plane every copy costs
+    width = torch.where(_still(low, high), torch.inf, high - low)
+    return (plane - low[..., None, None]).div_(width[..., None, None])
+
+
+def _ends(plane: Plane) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
+    return plane.amin((-2, -1)), plane.amax((-2, -1))
+
+
+def _still(low: Float[Tensor, "*n"], high: Float[Tensor, "*n"]) -> Bool[Tensor, "*n"]:
+    return high - low <= 16 * torch.finfo(low.dtype).eps * torch.maximum(high.abs(), low.abs())

@@ -41,7 +41,7 @@ class Frame:
         """σ² = Σ_t w_t (h_t − h̄)²; under coverage each view counts where, and as much as, it has looked."""
         mean = self.mean(maps)
         if self.fill != "coverage" or not self.align:
-            return torch.einsum("tb,tbhw->bhw", self.weights, (maps - mean) ** 2)
+            return torch.einsum("tb,tbhw->bhw", self.weights, (maps - mean).square_())
         cover = self.views.coverage((maps.shape[-2], maps.shape[-1]), like=maps)[:, None]
         apart = cover * (maps * inverse(cover) - mean) ** 2
         return torch.einsum("tb,tbhw->bhw", self.weights, apart) * inverse(self.seen(maps.shape))

@@ -20,29 +20,31 @@ MOST = 8
 """Graphs kept for one network; each holds the memory its work takes."""
 WARM = 3
 """Runs before the capture: compilers and libraries choose their kernels in the first."""
+SMALL = 1 << 14
+"""Values up to which a tensor is copied together with others: who keeps one of them keeps little else."""
 HOLDS = "holds"
 """The name under which a graph keeps which of its checks hold."""
 
 
 class Packed:
-    """Tensors by name as one of each type: few copies take them all out."""
+    """Tensors by name, the small ones of each type in one: few copies take them all out."""
 
     def __init__(self, found: dict[str, Tensor]) -> None:
+        self.large = {name: value for name, value in found.items() if value.numel() > SMALL}
         self.of: dict[torch.dtype, list[tuple[str, tuple[int, ...]]]] = {}
         for name, value in found.items():
-            self.of.setdefault(value.dtype, []).append((name, tuple(value.shape)))
+            if name not in self.large:
+                self.of.setdefault(value.dtype, []).append((name, tuple(value.shape)))
         self.rows = {t: torch.cat([found[n].reshape(-1) for n, _ in names]) for t, names in self.of.items()}
 
     def copied(self) -> dict[str, Tensor]:
         """The tensors as they are now."""
-        found: dict[str, Tensor] = {}
+        found = {name: value.clone() for name, value in self.large.items()}
         for dtype, names in self.of.items():
             row, start = self.rows[dtype].clone(), 0
             for name, shape in names:
                 count = torch.Size(shape).numel()
-                one = row[start : start + count].view(shape)
-                # who keeps a score for long does not keep every map with it
-                found[name] = one if 4 * count > len(row) else one.clone()
+                found[name] = row[start : start + count].view(shape)
                 start += count
         return found
 

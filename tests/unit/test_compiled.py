@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import equicam
-from equicam.graphs import Graph, graphs_of
+from equicam.graphs import SMALL, Graph, Packed, graphs_of
 from equicam.readers.checks import gathered, insist, settle
 from equicam.readers.compiled import _size
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
@@ -163,3 +163,24 @@ def test_graphs_are_captured_anew_when_the_network_is_another(change):
     del net, mine
     gc.collect()
     assert gone() is None
+
+
+def test_packed_tensors_come_out_as_they_are_and_stay():
+    given = {
+        "map": torch.rand(2, 100, 100),
+        "score": torch.rand(2),
+        "prob": torch.rand(2, 18),
+        "target": torch.tensor([3, 4]),
+        "flips": torch.rand(2, 18) > 0.5,
+        "holds": torch.tensor([True, False]),
+    }
+    packed, kept = Packed(given), {name: value.clone() for name, value in given.items()}
+    found = packed.copied()
+    assert given["map"].numel() > SMALL
+    for row in (*packed.rows.values(), *packed.large.values()):
+        row.zero_()  # as the next run of the graph would
+    assert found.keys() == kept.keys()
+    for name, value in kept.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
+    assert found["score"].untyped_storage().nbytes() < 4 * SMALL
