@@ -1,4 +1,4 @@
-"""Drawn patches, and commands as processes of their own: what is killed here is really killed."""
+"""Drawn patches, commands, and commands as processes of their own: what is killed here is really killed."""
 
 import os
 import subprocess
@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from typer.testing import CliRunner
 
+from equicam.cli import app
 from equicam.data.synthetic import draw_many
 
 COMMAND = [sys.executable, "-c", "from equicam.cli import app; app()"]
@@ -26,9 +29,20 @@ def equicam_process(*arguments: object, **options) -> subprocess.Popen:
 
 
 def equicam_command(*arguments: object, **options) -> tuple[int, str]:
-    done = equicam_process(*arguments, **options)
-    said, _ = done.communicate(timeout=300)
-    return done.returncode, said
+    """A command to its end: in this process, which has torch already, unless its folder or environment is another."""
+    if options:
+        done = equicam_process(*arguments, **options)
+        said, _ = done.communicate(timeout=300)
+        return done.returncode, said
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as ENV has it: sums in the same order
+    try:
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(map(str, arguments)))
+    finally:
+        torch.set_num_threads(threads)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
 
 
 @pytest.fixture(scope="session")
