@@ -325,12 +325,12 @@ def section(name: str, kept: dict[str, Any], picture: str) -> str:
         if line["reason"]:
             notes.append(f"- {line['what']}: {line['reason']}")
     below = "\n".join(dict.fromkeys(notes)) + ("\n\n" if notes else "")
-    title = f"{named('seeds').title} Of turned training" if name == TURNED else named(name).title
-    legend = (
-        "GC is Grad-CAM, EG EquiGrad-CAM, aug training with turned pictures.\n\n"
-        if name.startswith("rotation")
-        else ""
-    )
+    title = "Three fine-tunes with turned pictures" if name == TURNED else named(name).title
+    legends = {
+        "rotation-augmentation": "GC is Grad-CAM, EG EquiGrad-CAM, aug training with turned pictures.\n\n",
+        TURNED: "`equicam reproduce seeds` with `--extra seed0=turned0/weights.safetensors` and so on.\n\n",
+    }
+    legend = legends.get(name, "")
     return f"### {title} (`{name}`)\n\n{picture}{legend}{rows}\n{below}"
 
 
