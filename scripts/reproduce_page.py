@@ -23,9 +23,9 @@ HEAD = """# The paper, regenerated
 
 `equicam reproduce --list` names every table, figure and quantitative claim; `equicam reproduce NAME --data …` runs one and
 prints three numbers side by side: published, by the authors' protocol (full square, zero filling, their variants), and by
-ours (inscribed disc, reflection). Verdicts: **matches** (within what is allowed, the number behind ±, or inside the interval of
+ours (inscribed disc, reflection). Verdicts: **matches** (within the tolerance that the experiment's code has, or inside the interval of
 at least 100 pictures), **differs**, **artefact** (their number comes out, ours contradicts what is concluded from it), **undecided**
-(too few pictures), **measured** (nothing published), not run. Intervals are 95 %, bootstrapped by picture.
+(too few pictures, or published of several networks at once), **measured** (nothing published), not run. Intervals are 95 %, bootstrapped by picture.
 
 | option | |
 |---|---|
@@ -239,7 +239,11 @@ def _above_floor(of: dict[str, Lines]) -> Iterator[str]:
     ]
     if rows:
         worse = all(values[1] < values[0] for values in found.values() if values[0] == values[0])
-        said = "Averaging without turning back is worse than not averaging." if worse else ""
+        said = (
+            f"By this measure averaging without turning back is worse than not averaging ({' and '.join(row[0] for row in rows)})."
+            if worse
+            else ""
+        )
         yield (
             "- **What alignment buys above the unrelated-image floor.** Maps of unrelated pictures correlate too; the share of what is above that, in the disc. "
             f"{said}" + table(["skill", *methods], rows)
@@ -380,6 +384,7 @@ def not_run(kept: dict[str, dict[str, Any]]) -> str:
 
 
 COMMANDS = {
+    "cost": "--data ILSVRC2012/val",
     "equal-compute": "--data ILSVRC2012/val --costly --n 500",
     "matched": "--data ILSVRC2012/val",
     "constants": "--data ILSVRC2012/val --n 200",
@@ -405,6 +410,8 @@ def command(name: str, reason: str) -> str:
         return f"of {model[1]}: `{run} --model {model[2]} --n 10000`"
     if reason.endswith("--costly, with --n"):
         return f"{reason.removesuffix(': --costly, with --n')}: `{run} --costly --n 500`"
+    if reason == "not answered by this run":
+        return f"`equicam reproduce {name}` as above, which answers them since"
     before, colon, typed = reason.partition(": ")
     return f"{before}: `{typed}`" if colon and typed.startswith("equicam ") else reason
 

@@ -126,11 +126,10 @@ def audit(
         f"{len(status) - bad:,} pictures explained, {bad:,} could not be; layer {escape(ready.layer)}; run {escape(plain(out))}",
         soft_wrap=True,
     )
-    console.print(
-        f"next: equicam triage {escape(plain(shlex.quote(str(out))))} --budget 10%",
-        soft_wrap=True,
-        highlight=False,
-    )
+    several = len(run.spec.angles) > 1
+    triage_it = f"next: equicam triage {escape(plain(shlex.quote(str(out))))} --budget 10%"
+    alone = "one view has nothing to disagree with, and cannot be ranked: --views 6 or more can"
+    console.print(triage_it if several else alone, soft_wrap=True, highlight=False)
 
 
 def triage(
@@ -273,18 +272,20 @@ def _triage(
             f"the run is not finished: {found.ok + found.bad:,} of {run.spec.pictures:,} pictures so far ({missing} parts to go); these come first by name, not at random",
             soft_wrap=True,
         )
+    queue = sorted(
+        (row for row in found.rows.to_pylist() if row["arm"] == "queue"), key=lambda row: row["rank"]
+    )
+    _show(found, queue)
+    # what may be refused or take long comes before anything is written: files and log belong together
+    if count and run.spec.model is not None and queue:
+        told = _evidence(run, [row["id"] for row in queue[:count]], source, weights, device)
+        write_whole(run.folder / "evidence.json", told)
     write_parquet(found, run.folder / "triage.parquet")
     write_csv(found, run.folder / "queue.csv")
     write_fiftyone(found, run.items(), run.folder / "fiftyone")
     write_whole(
         run.folder / "triage.json", json.dumps({"options": options, **found.as_json()}, indent=1).encode()
     )
-    queue = sorted(
-        (row for row in found.rows.to_pylist() if row["arm"] == "queue"), key=lambda row: row["rank"]
-    )
-    _show(found, queue)
-    if count and run.spec.model is not None and queue:
-        _evidence(run, [row["id"] for row in queue[:count]], source, weights, device)
     names = ("triage.parquet", "triage.json", "queue.csv", "fiftyone/samples.json", "evidence.json")
     files = {name: file_digest(run.folder / name) for name in names if (run.folder / name).is_file()}
     Log(run.folder).add("triaged", {"options": options, "files": files})
@@ -327,11 +328,11 @@ def _show(found: "Triage", queue: list[dict[str, Any]]) -> None:
 
 def _evidence(
     run: "Run", ids: list[str], source: str | None, weights: str | None, device: str | None
-) -> None:
+) -> bytes:
+    """Evidence on these pictures, as JSON."""
     import json
 
     from equicam.audit.evidence import evidence
-    from equicam.parts import write_whole
 
     model, plans, items = _reloaded(run, source, weights, device)
     wanted = set(ids)
@@ -339,10 +340,9 @@ def _evidence(
     rows = run.rows(wanted)
     with _counting("signal or noise", len(some)) as tick:
         found = evidence(model, some, rows, seed=run.spec.seed, dtype=plans.dtype, tick=tick)
-    text = json.dumps({name: one.as_json() for name, one in found.items()}, indent=1)
-    write_whole(run.folder / "evidence.json", text.encode())
     if left := len(some) - len(found):
         console.print(f"no evidence on {left} pictures, which are not the ones that were explained")
+    return json.dumps({name: one.as_json() for name, one in found.items()}, indent=1).encode()
 
 
 def _report(run: "Run", top: int) -> Path:

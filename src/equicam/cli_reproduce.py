@@ -85,7 +85,7 @@ def reproduce(
         more = dict(_weights_named(one) for one in extra or ())
         ready = equicam.load(model, weights=weights, classes=listed(classes), device=where(device))
         bench = Bench(
-            model=ready, data=data, out=out, backbone=backbone or (model if ":" not in model else "resnet50"), domain=domain,
+            model=ready, data=data, out=out, backbone=backbone or model, domain=domain,
             n=n, split=split, costly=costly, progress=console.is_terminal, options={"dtype": dtype_named(dtype), "compiled": compile_},
             extra=more,
         )  # fmt: skip
@@ -135,12 +135,12 @@ def _say_alone(bench: "Bench") -> None:
     from equicam.experiments.domains import DOMAINS
     from equicam.experiments.experiment import BACKBONES
 
-    for option, given, known in (
-        ("--backbone", bench.backbone, BACKBONES),
-        ("--domain", bench.domain, DOMAINS),
+    for what, given, known, option in (
+        ("network", bench.backbone, BACKBONES, "--backbone"),
+        ("domain", bench.domain, DOMAINS, "--domain"),
     ):
         if given and given not in known:
-            said = f"{option} {given}: the paper has {', '.join(known)}; what is measured stands alone"
+            said = f"{given} is no {what} of the paper's ({', '.join(known)}): their numbers are not held against it; {option} says otherwise"
             console.print(escape(plain(said)), style="yellow", soft_wrap=True, highlight=False)
 
 

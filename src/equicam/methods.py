@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from itertools import pairwise
 from typing import Literal
@@ -190,8 +191,9 @@ def find(
         method = Method("a fusion of the caller's", method)
     elif isinstance(method, str):
         if method not in METHODS:
+            close = get_close_matches(method, METHODS, n=1, cutoff=0.4) or ["equigrad-cam"]
             raise EquicamError(
-                "method", needs=f"one of {', '.join(METHODS)}", got=repr(method), fix='"equigrad-cam"'
+                "method", needs=f"one of {', '.join(METHODS)}", got=repr(method), fix=repr(close[0])
             )
         method = (AS_PUBLISHED if as_published else {}).get(method, METHODS[method])
     fusion = method.fusion

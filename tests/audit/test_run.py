@@ -593,3 +593,33 @@ def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):
     assert "00.png" in [row["id"] for row in bad]
     assert all("finite class scores" in row["reason"] for row in bad)
     assert len(bad) < PATCHES / 2
+
+
+def test_a_command_that_was_refused_leaves_nothing_in_the_way_of_the_next(patches, tmp_path):
+    out = tmp_path / "run"
+    code, said = equicam_command("audit", patches, "--out", out, "--views", "2", "--method", "rollout")
+    assert code == 2, said
+    code, said = equicam_command("audit", patches, "--out", out, "--views", "2")
+    assert code == 0, said
+    code, said = equicam_command("audit", patches, "--out", out, "--views", "3")
+    assert code == 2
+    assert "what it was begun with" in said
+
+
+def test_a_triage_that_is_refused_changes_nothing(whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    assert equicam_command("triage", out, "--budget", "6", "--evidence", "0")[0] == 0
+    before = {p.name: p.read_bytes() for p in out.glob("*.*") if p.suffix != ".sqlite"}
+    for wrong in (("--source", tmp_path / "nowhere"), ("--unstable", "5"), ("--by", "size")):
+        code, said = equicam_command("triage", out, "--budget", "9", *wrong)
+        assert code == 2, said
+    assert {p.name: p.read_bytes() for p in out.glob("*.*") if p.suffix != ".sqlite"} == before
+    assert equicam_command("verify", out, "--sample", "0")[0] == 0
+
+
+def test_one_view_is_not_sent_on_to_triage(patches, tmp_path):
+    code, said = equicam_command("audit", patches, "--out", tmp_path / "run", "--views", "1", "--n", "4")
+    assert code == 0, said
+    assert "cannot be ranked" in said
+    assert "equicam triage" not in said

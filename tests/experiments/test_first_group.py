@@ -76,7 +76,10 @@ def test_pictures_that_have_come_are_seen(bench, tmp_path):
     before = mine.rows(["grad-cam"]).num_rows
     (first,) = list(mine.data.rglob("0.png"))
     Image.open(first).rotate(90).save(first.with_name("later.png"))
-    assert mine.rows(["grad-cam"]).num_rows > before
+    after = mine.rows(["grad-cam"])
+    assert after.num_rows > before
+    Image.open(first).rotate(180).save(first)  # another picture by the same name
+    assert not mine.rows(["grad-cam"]).equals(after)
 
 
 def test_what_is_published_of_one_network_is_no_claim_about_another(bench):
@@ -173,8 +176,8 @@ def test_the_command_refuses_weights_that_are_not_there_and_says_what_stands_alo
         assert "seed2" in result.output
     result = run.invoke(app, [*asked, "--backbone", "resnet5", "--domain", "RESISC"])
     assert result.exit_code == 0, result.output
-    assert "--backbone resnet5: the paper has resnet50, vgg16, vit_b_16" in result.output
-    assert "--domain RESISC: the paper has PatchCamelyon, RESISC45" in result.output
+    assert "resnet5 is no network of the paper's (resnet50, vgg16, vit_b_16)" in result.output
+    assert "RESISC is no domain of the paper's (PatchCamelyon, RESISC45)" in result.output
     result = run.invoke(
         app, ["reproduce", "main", "--data", str(tmp_path / "nowhere"), "--model", "nonsense"]
     )

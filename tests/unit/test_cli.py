@@ -282,6 +282,7 @@ def test_printing_rows_needs_no_torch():
         (["explain", "PICTURE", "--views", "0"], "got '0'; try --views 18"),
         (["explain", "PICTURE", "--views", "some"], "got 'some'; try --views 18"),
         (["explain", "FOLDER"], "got a folder; try its pictures one by one, or equicam audit"),
+        (["explain", "PICTURE", "--method", "gradcam"], "try 'grad-cam'"),
         (["triage", "FOLDER/none"], "got no such folder"),
         (["triage", "FOLDER"], "got no manifest.json in it"),
         (["audit", "FOLDER", "--out", "FOLDER/run", "--views", "auto"], "try --views 12"),

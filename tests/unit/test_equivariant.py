@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 import equicam
@@ -61,3 +62,11 @@ def test_it_serves_explainers_that_need_gradients_and_callers_without():
         half = equicam.equivariant(saliency, views=3)(x, 2)
     assert half.map.dtype == half.peum.dtype == torch.float32
     assert not torch.equal(half.map, plain.map)  # the explainer itself was under autocast
+
+
+def test_an_explainer_whose_maps_are_not_finite_is_refused():
+    def broken(x, _target):
+        return torch.log(x[:, 0] * 0)
+
+    with pytest.raises(equicam.EquicamError, match="finite maps"):
+        equicam.equivariant(broken, views=2)(pictures(), torch.tensor([1, 0]))

@@ -25,7 +25,7 @@ from equicam.data.sources import find_items
 from equicam.engines.devices import Devices
 from equicam.engines.job import Home, Part, Sent
 from equicam.errors import EquicamError
-from equicam.geometry import Fill
+from equicam.geometry import FILLS, Fill
 from equicam.methods import find
 from equicam.models.images import seen_box
 from equicam.models.model import Model
@@ -72,6 +72,8 @@ def audit(
             "an audit", needs="the same views of every picture, for PEUM ranks them against each other", got="views='auto'",
             fix="views=12",
         )  # fmt: skip
+    if fill not in (None, *FILLS):
+        raise EquicamError("fill", needs=f"one of {', '.join(FILLS)}", got=repr(fill), fix='fill="reflect"')
     items = spread(find_items(source, split=split), n)
     items = sorted(items, key=lambda item: item.id)
     subset = calibrated(items, calibrate, seed)

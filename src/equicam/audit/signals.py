@@ -19,7 +19,7 @@ def refuse_unknown(by: str, items: pa.Table) -> None:
     """Only the signals there are, and that the rows hold."""
     if by not in NAMES:
         raise EquicamError("by", needs=" or ".join(NAMES), got=repr(by), fix="disagreement")
-    if by == "disagreement" and 0 < items.num_rows == items["agree_by_view"].null_count:
+    if by == "disagreement" and 0 < items.num_rows == _agreement(items).null_count:
         raise EquicamError(
             "by='disagreement'", needs="a run that holds how its views agree", got="no agree_by_view in it", fix="peum"
         )  # fmt: skip
@@ -39,9 +39,7 @@ def scored(items: pa.Table, by: str) -> Floats:
     """The same, and ∞ where it says nothing: a picture of which nothing is known is not certain."""
     found = measured(items, by)
     silent = _flagged(items, DULL) | ~np.isfinite(found)
-    if (
-        by == "peum"
-    ):  # of no view or of one there is no variance, while agreement is of all views, kept or not
+    if by == "peum":  # of no view or of one there is no variance; agreement is of all views, kept or not
         silent |= _flagged(items, {"none-kept"}) | (items["kept"].fill_null(2).to_numpy() <= 1)
     return np.where(silent, np.inf, found)
 
@@ -52,13 +50,20 @@ def _peum(items: pa.Table) -> Floats:
 
 def _disagreement(items: pa.Table) -> Floats:
     """1 − the mean of agree_by_view; NaN where none is defined, or the map is flat and agrees with nothing."""
-    row, values = _flat(items["agree_by_view"])
+    row, values = _flat(_agreement(items))
     agree = values.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
     known = np.isfinite(agree)
     counts = np.bincount(row[known], minlength=items.num_rows)
     sums = np.bincount(row[known], agree[known], minlength=items.num_rows)
     nothing = (counts == 0) | _flagged(items, DULL)
     return np.where(nothing, np.nan, 1 - sums / np.maximum(counts, 1))
+
+
+def _agreement(items: pa.Table) -> pa.ChunkedArray:
+    """agree_by_view, or as many nulls where rows are without."""
+    if "agree_by_view" in items.column_names:
+        return items["agree_by_view"]
+    return pa.chunked_array([pa.nulls(items.num_rows, pa.list_(pa.float64()))])
 
 
 def _flagged(items: pa.Table, flags: set[str]) -> NDArray[np.bool_]:

@@ -122,9 +122,9 @@ class Run:
             )  # fmt: skip
 
     def begin(self, spec: Spec, items: Sequence[Item], calibrated: Iterable[str]) -> None:
-        """Lay the folder out, or check that what is there is the same run."""
+        """Lay the folder out, or check that what is there is the same run; one without any part may become another."""
         manifest = self.folder / "manifest.json"
-        if manifest.is_file():
+        if manifest.is_file() and any(self.folder.glob("*/part-*")):
             before = self.spec
             if (before.data, before.pictures) != (spec.data, spec.pictures):
                 self._refuse_other_pictures(items)

@@ -119,6 +119,10 @@ def triage(
         raise EquicamError("control", needs="a share from 0 to below 1", got=control, fix="control=0.20")
     if not 0 < alpha < 1:
         raise EquicamError("alpha", needs="a share between 0 and 1", got=alpha, fix="alpha=0.10")
+    if not -1 < unstable <= 1:
+        raise EquicamError(
+            "unstable", needs="an Eq, above −1 and at most 1", got=unstable, fix="unstable=0.5"
+        )
     rng = np.random.default_rng(_entropy(seed, ok["id"].to_pylist()))
     scores, target = {name: scored(ok, name) for name in NAMES}, ok["target"].fill_null(-1).to_numpy()
     score = scores[by]

@@ -126,7 +126,8 @@ def _advice(
     mute: list[str],
 ) -> str:
     if mute:
-        return f"not compared: {' and '.join(mute)} says nothing on any calibrated picture"
+        say = "say" if len(mute) > 1 else "says"
+        return f"not compared: {' and '.join(mute)} {say} nothing on any calibrated picture"
     mine, other = signals["disagreement"], signals["peum"]
     if better:
         end = f"--by {better} finds them better" + (", and is what ranks here" if better == by else "")

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from equicam.data.items import digest
+from equicam.data.remote import stamps
 from equicam.data.sources import find_items
 from equicam.evaluate import evaluate
 from equicam.geometry import Views
@@ -99,7 +100,7 @@ class Line:
     published: str
     clean: Estimate | None
     as_published: Estimate | None
-    verdict: str  # matches, differs, artefact, undecided (too few), measured (nothing published), not run
+    verdict: str  # matches, differs, artefact, undecided (too few, or of several networks), measured, not run
     reason: str = ""
     allowed: float | None = None  # how far a match may be off
 
@@ -126,7 +127,8 @@ class Experiment:
                 yield one
             else:
                 said = f"{one.published}, of {network}"
-                yield replace(one, claim="", published=said, verdict="measured", reason="")
+                why = "" if one.reason.startswith("off by") else one.reason
+                yield replace(one, claim="", published=said, verdict="measured", reason=why, allowed=None)
                 yield not_run(one.claim, f"of {network}: --model {network}")
 
 
@@ -173,7 +175,9 @@ class Bench:
         """An evaluation, kept in a file of its own; one that holds more is taken as it is."""
         same = {"as_published": as_published, "views": str(views), "n": n or self.n, "model": self.model.name}
         same |= {"data": str(self.data), "split": self.split, "weights": fingerprint(self.model.module)}
-        same["pictures"] = digest(find_items(self.data, split=self.split))
+        items = find_items(self.data, split=self.split)
+        files = [str(s) for s in stamps(sorted({item.path for item in items}, key=str))]
+        same["pictures"] = [digest(items), hashlib.sha256("".join(files).encode()).hexdigest()]
         same |= {"layer": self.model.layer, "options": str(self.options)}
         self.out.mkdir(parents=True, exist_ok=True)
         index = self.out / "rows.json"

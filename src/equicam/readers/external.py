@@ -31,6 +31,13 @@ def external(
             fix="torch.as_tensor on its result",
         )
     planes = wide(found.detach().to(x.device))
+    if not bool(planes.isfinite().all()):
+        raise EquicamError(
+            "an explainer",
+            needs="finite maps",
+            got="NaN or infinity in them",
+            fix="torch.nan_to_num on its result",
+        )
     return Reading(stage="rectified", value=(planes.sum(1) if planes.ndim == 4 else planes,))
 
 
