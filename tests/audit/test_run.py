@@ -543,22 +543,22 @@ def test_a_report_is_of_the_queue_that_was_written(patches, whole, tmp_path):
     assert "try equicam triage again" in said
 
 
-def test_everything_is_found_from_another_folder_and_after_a_move(patches, tmp_path):
+def test_everything_is_found_from_another_folder_and_after_a_move(patches, tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     shutil.copytree(patches, home / "pics")
-    code, said = equicam_command("audit", "pics/*.png", "--out", "run", "--views", "4", cwd=home)
+    monkeypatch.chdir(home)
+    code, said = equicam_command("audit", "pics/*.png", "--out", "run", "--views", "4")
     assert code == 0, said
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    code, said = equicam_command("triage", home / "run", "--budget", "4", "--evidence", "2", cwd=elsewhere)
+    monkeypatch.chdir(elsewhere)
+    code, said = equicam_command("triage", home / "run", "--budget", "4", "--evidence", "2")
     assert code == 0, said
     (home / "pics").rename(home / "moved")
-    code, said = equicam_command(
-        "verify", home / "run", "--sample", "3", "--source", f"{home}/moved/*.png", cwd=elsewhere
-    )
+    code, said = equicam_command("verify", home / "run", "--sample", "3", "--source", f"{home}/moved/*.png")
     assert code == 0, said
-    code, said = equicam_command("report", home / "run", "--source", f"{home}/moved/*.png", cwd=elsewhere)
+    code, said = equicam_command("report", home / "run", "--source", f"{home}/moved/*.png")
     assert code == 0, said
     assert "no longer where it was" not in (home / "run" / "report.html").read_text()
 
