@@ -4,6 +4,7 @@ python scripts/reproduce_page.py FOLDER…     # each with NAME.json files: a ne
 """
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -235,10 +236,10 @@ def _above_floor(of: dict[str, Lines]) -> Iterator[str]:
     rows = [
         [network, *(f"{v:.3f}" for v in values)]
         for network, values in found.items()
-        if values[0] == values[0]
+        if not math.isnan(values[0])
     ]
     if rows:
-        worse = all(values[1] < values[0] for values in found.values() if values[0] == values[0])
+        worse = all(values[1] < values[0] for values in found.values() if not math.isnan(values[0]))
         said = (
             f"By this measure averaging without turning back is worse than not averaging ({' and '.join(row[0] for row in rows)})."
             if worse
@@ -459,7 +460,7 @@ def _bars(axes: Any, of: Lines, names: list[str], labels: list[str] | None = Non
             if of[n][side] and of[n][side]["low"] is not None:
                 axes.plot([x, x], [of[n][side]["low"], of[n][side]["high"]], color="black", lw=1)
     said = [_published(of[n]) for n in names]
-    if any(v == v for v in said):  # NaN is not itself
+    if not all(map(math.isnan, said)):
         axes.plot(range(len(names)), said, "D", color=SAID, ms=5, label="published", ls="")
     axes.set_xticks(range(len(names)), labels or names, rotation=18, ha="right")
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))

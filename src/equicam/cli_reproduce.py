@@ -24,8 +24,6 @@ COLOURS = {
     "measured": "none",
     "not run": "dim",
 }
-EXTRA = ("plain", "turned", "seed0", "seed1", "seed2")
-"""What --extra may name."""
 
 
 def reproduce(
@@ -119,11 +117,15 @@ def reproduce(
 
 def _weights_named(given: str) -> tuple[str, Path]:
     """turned=FILE as a name that an experiment asks for, and a file that is there."""
+    from equicam.experiments.rotation_augmentation import WEIGHTS
+    from equicam.experiments.seeds import SEEDS
+
+    names = (*WEIGHTS.values(), *SEEDS)
     name, _, file = given.partition("=")
-    if name not in EXTRA or not Path(file).is_file():
+    if name not in names or not Path(file).is_file():
         raise EquicamError(
             "--extra",
-            needs=f"{', '.join(EXTRA)} with = and an existing file of weights",
+            needs=f"{', '.join(names)} with = and an existing file of weights",
             got=repr(given),
             fix="--extra turned=models/turned/weights.safetensors",
         )

@@ -26,9 +26,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from equicam import __version__
-from equicam.data.items import Item, digest, readable, spread
+from equicam.data.items import Item, digest, readable, spread, stamped
 from equicam.data.pictures import rgb
-from equicam.data.remote import place, stamps
+from equicam.data.remote import place
 from equicam.data.sources import find_items
 from equicam.engines.devices import Devices
 from equicam.engines.job import Home, Part, Sent
@@ -204,17 +204,14 @@ class Sample:
 
     def content(self) -> str:
         """What tells these pictures from others of the same names: their files' size and time, or their pixels."""
+        if not len(self.given):
+            return stamped(self.items)
         found = hashlib.sha256()
-        if len(self.given):
-            for item in self.items:
-                one = self.given[item.index or 0]
-                found.update(
-                    one.cpu().contiguous().numpy().tobytes() if isinstance(one, Tensor) else one.tobytes()
-                )
-            return found.hexdigest()
-        for item, there in zip(self.items, stamps([item.path for item in self.items]), strict=True):
-            known = "absent" if there.bytes is None else f"{there.bytes}\0{there.mtime_ns}"
-            found.update(f"{item.id}\0{known}\0".encode())
+        for item in self.items:
+            one = self.given[item.index or 0]
+            found.update(
+                one.cpu().contiguous().numpy().tobytes() if isinstance(one, Tensor) else one.tobytes()
+            )
         return found.hexdigest()
 
 

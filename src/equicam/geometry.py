@@ -26,6 +26,12 @@ Fill = Literal["reflect", "zeros", "coverage"]
 FILLS: tuple[Fill, ...] = get_args(Fill)
 
 
+def refuse_unknown(fill: str) -> None:
+    """Only the fills there are."""
+    if fill not in FILLS:
+        raise EquicamError("fill", needs=f"one of {', '.join(FILLS)}", got=repr(fill), fix='fill="reflect"')
+
+
 def rotate(
     x: Float[Tensor, "*m H W"], degrees: Degrees, *, fill: Fill = "reflect"
 ) -> Float[Tensor, "*m H W"]:
@@ -182,8 +188,7 @@ def _index(rows: tuple[int, ...], device: torch.device) -> Int[Tensor, " t"]:
 def _turn(x: Float[Tensor, "s m H W"], angles: Sequence[float], fill: Fill) -> Float[Tensor, "t m H W"]:
     """Planes turned by each angle: one set of planes for all of them (s = 1), or one for each (s = t)."""
     height, width = x.shape[-2:]
-    if fill not in FILLS:
-        raise EquicamError("fill", needs=f"one of {', '.join(FILLS)}", got=repr(fill), fix='fill="reflect"')
+    refuse_unknown(fill)
     if min(height, width) < 2:
         raise EquicamError(
             "a turn", needs="a grid of 2×2 or more", got=f"{height}×{width}", fix="a layer with a finer grid"

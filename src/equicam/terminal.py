@@ -44,7 +44,7 @@ def refused() -> Iterator[None]:
 
 
 OPTION = re.compile(
-    r"\b(views|fill|method|layer|weights|classes|target|tau|gamma|dtype|split|device|chunk|alpha|control|unstable|n)=(\"[^\"]*\"|\S+)"
+    r"\b(views|fill|method|layer|weights|classes|target|tau|gamma|dtype|split|device|alpha|control|unstable|n)=(\"[^\"]*\"|\S+)"
 )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import multiprocessing
 import os
 import secrets
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
 import equicam
@@ -21,6 +23,7 @@ from equicam.audit.job import Auditing, versions
 from equicam.audit.run import audit
 from equicam.audit.store import Run
 from equicam.data.synthetic import draw_many
+from equicam.engines import devices
 from equicam.engines.devices import Devices
 from equicam.engines.job import Home, Recipe, Sent
 from equicam.errors import EquicamError
@@ -453,3 +456,38 @@ def _kill_one(process, title: str, when) -> bool:
                     return True
         time.sleep(0.02)
     return False
+
+
+def test_a_model_that_is_sent_is_a_copy_of_its_own():
+    model = equicam.load("embedded")
+    copied = Sent.copy_of(model).model.module
+    mine, theirs = model.module.state_dict(), copied.state_dict()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[k], theirs[k]) and mine[k].data_ptr() != theirs[k].data_ptr() for k in mine)
+    assert [p.requires_grad for p in copied.parameters()] == [
+        p.requires_grad for p in model.module.parameters()
+    ]
+
+
+class Broken:
+    """A job whose own code fails."""
+
+    part_bytes = 1
+
+    def opened(self, part):
+        return part
+
+    def ahead(self, parts):
+        return iter(parts)
+
+    def ready(self, _device):
+        raise ZeroDivisionError("by the user's own code")
+
+
+def test_whatever_ends_a_worker_is_said(monkeypatch):
+    monkeypatch.setattr(devices, "die_with", lambda _parent: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _count: None)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with pytest.raises(ZeroDivisionError):
+        devices._worker(Broken(), "cpu", 1, [], theirs, os.getpid())
+    assert ours.recv() == "ZeroDivisionError: by the user's own code"

@@ -25,7 +25,7 @@ from equicam.data.sources import find_items
 from equicam.engines.devices import Devices
 from equicam.engines.job import Home, Part, Sent
 from equicam.errors import EquicamError
-from equicam.geometry import FILLS, Fill
+from equicam.geometry import Fill, refuse_unknown
 from equicam.methods import find
 from equicam.models.images import seen_box
 from equicam.models.model import Model
@@ -72,12 +72,12 @@ def audit(
             "an audit", needs="the same views of every picture, for PEUM ranks them against each other", got="views='auto'",
             fix="views=12",
         )  # fmt: skip
-    if fill not in (None, *FILLS):
-        raise EquicamError("fill", needs=f"one of {', '.join(FILLS)}", got=repr(fill), fix='fill="reflect"')
+    filled = fill or ("zeros" if as_published else "reflect")
+    refuse_unknown(filled)  # before the run is begun with it
     items = spread(find_items(source, split=split), n)
     items = sorted(items, key=lambda item: item.id)
     subset = calibrated(items, calibrate, seed)
-    plans = Plans(model, chosen, fill or ("zeros" if as_published else "reflect"), dtype, frozenset(subset))
+    plans = Plans(model, chosen, filled, dtype, frozenset(subset))
     spec = Spec(
         model=model.name,
         weights=fingerprint(model.module),

@@ -11,7 +11,7 @@ from PIL import Image
 
 from equicam.data import hdf5
 from equicam.data.pictures import open_picture, orientation
-from equicam.data.remote import Place, Remote
+from equicam.data.remote import Place, Remote, stamps
 from equicam.errors import EquicamError
 
 Box = tuple[float, float, float, float]
@@ -102,6 +102,15 @@ def digest(items: Sequence[Item]) -> str:
         boxes = [[float(v) for v in b] for b in item.boxes]
         region = None if item.region is None else [float(v) for v in item.region]
         total.update(json.dumps([item.id, item.label, boxes, region]).encode() + b"\n")
+    return total.hexdigest()
+
+
+def stamped(items: Sequence[Item]) -> str:
+    """SHA-256 of the ids and of their files' size and time: tells pictures from others of the same names."""
+    total = hashlib.sha256()
+    for item, there in zip(items, stamps([item.path for item in items]), strict=True):
+        known = "absent" if there.bytes is None else f"{there.bytes}\0{there.mtime_ns}"
+        total.update(f"{item.id}\0{known}\0".encode())
     return total.hexdigest()
 
 

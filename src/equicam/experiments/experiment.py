@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from equicam.data.items import digest
-from equicam.data.remote import stamps
+from equicam.data.items import digest, stamped
 from equicam.data.sources import find_items
 from equicam.evaluate import evaluate
 from equicam.geometry import Views
@@ -176,8 +175,7 @@ class Bench:
         same = {"as_published": as_published, "views": str(views), "n": n or self.n, "model": self.model.name}
         same |= {"data": str(self.data), "split": self.split, "weights": fingerprint(self.model.module)}
         items = find_items(self.data, split=self.split)
-        files = [str(s) for s in stamps(sorted({item.path for item in items}, key=str))]
-        same["pictures"] = [digest(items), hashlib.sha256("".join(files).encode()).hexdigest()]
+        same["pictures"] = [digest(items), stamped(items)]
         same |= {"layer": self.model.layer, "options": str(self.options)}
         self.out.mkdir(parents=True, exist_ok=True)
         index = self.out / "rows.json"

@@ -163,6 +163,7 @@ def _every_angle(
     """
     angles = (0, *plan.angles)
     together = angles if _fit(plan, x, methods) else (0,)
+    full = False
     try:
         said, found = _at(plan, model, rotate_all(x, together).flatten(0, 1), methods, None, len(x))
     except torch.OutOfMemoryError:
@@ -170,8 +171,6 @@ def _every_angle(
             raise
         together = (0,)
         full = True  # tried again outside, where nothing holds what the first try has made
-    else:
-        full = False
     if full:
         said, found = _at(plan, model, x, methods, None, len(x))
     probs = [said]
