@@ -449,6 +449,13 @@ def _published(one: dict[str, Any]) -> float:
         return float("nan")
 
 
+def _diamonds(axes: Any, at: list[int], ones: list[dict[str, Any]]) -> None:
+    """What was published, if anything was."""
+    said = [_published(one) for one in ones]
+    if not all(map(math.isnan, said)):
+        axes.plot(at, said, "D", color=SAID, ms=5, label="published", ls="")
+
+
 def _bars(axes: Any, of: Lines, names: list[str], labels: list[str] | None = None) -> None:
     for side, colour, shift, label in (
         ("as_published", THEIRS, -0.2, "by their protocol"),
@@ -459,9 +466,7 @@ def _bars(axes: Any, of: Lines, names: list[str], labels: list[str] | None = Non
         for x, n in zip(at, names, strict=True):
             if of[n][side] and of[n][side]["low"] is not None:
                 axes.plot([x, x], [of[n][side]["low"], of[n][side]["high"]], color="black", lw=1)
-    said = [_published(of[n]) for n in names]
-    if not all(map(math.isnan, said)):
-        axes.plot(range(len(names)), said, "D", color=SAID, ms=5, label="published", ls="")
+    _diamonds(axes, list(range(len(names))), [of[n] for n in names])
     axes.set_xticks(range(len(names)), labels or names, rotation=18, ha="right")
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
@@ -488,7 +493,7 @@ def _views(of: Lines, axes: Any) -> None:
     views = [int(n[4:]) for n in names]
     for side, colour, label in (("as_published", THEIRS, "by their protocol"), ("clean", OURS, "by ours")):
         axes.plot(views, [value(of[n], side) for n in names], "o-", color=colour, ms=4, label=label)
-    axes.plot(views, [_published(of[n]) for n in names], "D", color=SAID, ms=5, ls="", label="published")
+    _diamonds(axes, views, [of[n] for n in names])
     axes.set_xscale("log", base=2)
     axes.set_xticks(views, [str(v) for v in views])
     axes.set_xlabel("views")
