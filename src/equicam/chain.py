@@ -25,7 +25,7 @@ class Chain:
     combine: Combine
     size: tuple[int, int]
 
-    def trace(self, start: Stage, value: Sequence[Tensor]) -> dict[Stage, Tensor]:
+    def trace(self, start: Stage, value: Sequence[Tensor], until: Stage = "map") -> dict[Stage, Tensor]:
         """Every named plane from `start` on; features are the two tensors (acts, grads), all else is one."""
         plane = self.combine(*value) if start == "features" else value[0]
         start = "combined" if start == "features" else start
@@ -35,7 +35,7 @@ class Chain:
             "upsampled": self.upsample,
             "map": unit,
         }
-        for stage in STAGES[STAGES.index(start) + 1 :]:
+        for stage in STAGES[STAGES.index(start) + 1 : STAGES.index(until) + 1]:
             plane = steps[stage](plane)
             named[stage] = plane
         return named
@@ -50,20 +50,22 @@ class Chain:
 
 def constant(plane: Plane) -> Bool[Tensor, "*n"]:
     """Whether a plane is constant up to rounding: stretching it would draw rounding errors."""
-    return _still(*_ends(plane))
+    return span(plane)[1] == torch.inf
 
 
 def unit(plane: Plane) -> Plane:
     """Min–max to [0, 1]; a constant plane becomes 0."""
-    low, high = _ends(plane)
-    # by infinity, and not by a choice between two planes: of a large plane every copy costs
-    width = torch.where(_still(low, high), torch.inf, high - low)
+    return stretched(plane, *span(plane))
+
+
+def span(plane: Plane) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
+    """A plane's least value, and how far it reaches above: infinitely, where it is constant up to rounding."""
+    low, high = plane.amin((-2, -1)), plane.amax((-2, -1))
+    width = high - low
+    still = width <= 16 * torch.finfo(low.dtype).eps * torch.maximum(high, -low)
+    return low, torch.where(still, torch.inf, width)
+
+
+def stretched(plane: Plane, low: Float[Tensor, "*n"], width: Float[Tensor, "*n"]) -> Plane:
+    """(plane − low) / width: by an infinite width 0, without a choice that would copy the plane once more."""
     return (plane - low[..., None, None]).div_(width[..., None, None])
-
-
-def _ends(plane: Plane) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
-    return plane.amin((-2, -1)), plane.amax((-2, -1))
-
-
-def _still(low: Float[Tensor, "*n"], high: Float[Tensor, "*n"]) -> Bool[Tensor, "*n"]:
-    return high - low <= 16 * torch.finfo(low.dtype).eps * torch.maximum(high.abs(), low.abs())

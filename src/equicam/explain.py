@@ -11,10 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from equicam.adaptive import settled
-from equicam.chain import constant
+from equicam.chain import span, stretched
 from equicam.combine import Combine, grad_cam
 from equicam.errors import EquicamError
-from equicam.fuse import Frame
 from equicam.geometry import Fill, Views, picked
 from equicam.graphs import HOLDS, Graph, graphs_of, shape_of
 from equicam.methods import Fusion, Method, Reader, find
@@ -236,9 +235,9 @@ def measured(fused: Fused) -> dict[str, Tensor]:
     alone = seen.alone(fused.combine)
     planes = alone["rectified" if "rectified" in alone else seen.stage]
     kept, flips = fused.gate > 0, picked(seen.top1 != seen.top1[0], place)
-    peum = fused.peum()
+    peum, (low, width) = fused.peum(), span(fused.raw)
     return {
-        "map": fused.map,
+        "map": stretched(fused.raw, low, width),
         "raw": fused.raw,
         "peum": peum,
         "score": peum.mean((-2, -1)),
@@ -250,7 +249,7 @@ def measured(fused: Fused) -> dict[str, Tensor]:
         "taken": torch.ones_like(kept.T),
         "plane": fused.plane,
         "planes": picked(planes, place).transpose(0, 1),
-        "flags": _flags(fused.raw, flips, kept, fused.frame, planes),
+        "flags": _flags(fused, low, width == torch.inf, flips, kept, planes),
     }
 
 
@@ -280,19 +279,20 @@ def _gathered(parts: list[tuple[Tensor, Fused]], views: Views) -> Explanation:
 
 
 def _flags(
-    raw: Float[Tensor, "b H W"],
+    fused: Fused,
+    low: Float[Tensor, " b"],
+    constant: Bool[Tensor, " b"],
     flips: Bool[Tensor, "t b"],
     kept: Bool[Tensor, "t b"],
-    frame: Frame,
     planes: Float[Tensor, "s b h w"],
 ) -> Bool[Tensor, "b f"]:
-    blank = (raw == 0).flatten(1).all(1)
-    (height, width), (h, w) = raw.shape[-2:], planes.shape[-2:]
+    blank = constant & (low == 0)
+    frame, (height, width), (h, w) = fused.frame, fused.seen.size, planes.shape[-2:]
     unseen = torch.zeros_like(blank)
     if frame.align and frame.fill != "reflect":
         unseen = (frame.seen((h, w)) == 0).flatten(1).any(1)
     odd = torch.full_like(blank, height != width or bool(height % h) or bool(width % w))
-    return torch.stack((blank, constant(raw) & ~blank, flips.any(0), ~kept.any(0), unseen, odd), 1)
+    return torch.stack((blank, constant & ~blank, flips.any(0), ~kept.any(0), unseen, odd), 1)
 
 
 def _concatenate(parts: list[Explanation]) -> Explanation:

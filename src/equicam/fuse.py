@@ -69,4 +69,4 @@ def channels_first(
 
 def inverse(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """1 / x, and 0 where x is 0."""
-    return torch.where(x > 0, 1 / torch.where(x > 0, x, 1), 0)
+    return torch.where(x > 0, 1 / x, 0)

@@ -18,7 +18,7 @@ from torch import Tensor
 from equicam.chain import STAGES, Chain, Stage, unit
 from equicam.combine import Combine, grad_cam, grad_cam_rectified
 from equicam.errors import EquicamError
-from equicam.fuse import Frame, channels_first, inverse
+from equicam.fuse import Frame, channels_first
 from equicam.geometry import Fill, Views, picked
 from equicam.methods import Fusion
 from equicam.readers.passes import Read, read_views, views_a_pass
@@ -203,7 +203,7 @@ def fuse(seen: Seen, combine: Combine, fusion: Fusion, fill: Fill) -> Fused:
         )  # fmt: skip
     if fusion.align_at == fusion.mean_at == "features" and combine in (grad_cam, grad_cam_rectified):
         plane = channels_first(frame, *seen.value, rectify=combine is grad_cam_rectified)
-        fused = chain.trace("combined", [plane])
+        fused = chain.trace("combined", [plane], until="upsampled")
     else:
         turned: Iterable[Tensor]
         if start == "map":
@@ -211,8 +211,9 @@ def fuse(seen: Seen, combine: Combine, fusion: Fusion, fill: Fill) -> Fused:
         else:
             views_at = seen.value if start == "features" else [seen.alone(combine)[start]]
             turned = [frame.undo(v) for v in views_at]
-        carried = turned if start == fusion.mean_at else [chain.trace(start, list(turned))[fusion.mean_at]]
-        fused = chain.trace(fusion.mean_at, [frame.mean(v) for v in carried])
+        at = fusion.mean_at
+        carried = turned if start == at else [chain.trace(start, list(turned), until=at)[at]]
+        fused = chain.trace(at, [frame.mean(v) for v in carried], until="upsampled")
     raw = fused["map"] if fusion.mean_at == "map" else fused["upsampled"]
     # a mean taken at pixel size is brought down to the grid its views were read on
     plane = fused["rectified"] if "rectified" in fused else _pooled(raw, seen.value[0].shape[-2:])
@@ -266,10 +267,9 @@ def _said(
 
 def _weights(gate: Float[Tensor, "t b"], place: list[int], count: int) -> Float[Tensor, "s b"]:
     """Gates scaled to sum 1 and put at their place behind the presented view; all on that one where none is kept."""
-    total = gate.sum(0)
-    scaled = gate * inverse(total)
     if len(place) < count:  # the presented view is none of the fusion's
-        scaled = torch.cat((torch.zeros_like(scaled[:1]), scaled))
+        gate = torch.cat((torch.zeros_like(gate[:1]), gate))
         place = [0, *place]
-    weights = picked(scaled, [place.index(s) for s in range(count)])
-    return torch.cat((torch.where(total > 0, weights[:1], 1), weights[1:]))
+    total = gate.sum(0)
+    presented = torch.eye(count, 1, dtype=gate.dtype, device=gate.device)
+    return torch.where(total > 0, picked(gate, [place.index(s) for s in range(count)]) / total, presented)

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from equicam.errors import EquicamError
 
 
 def logit(scores: Float[Tensor, "n y"], target: Int[Tensor, " n"]) -> Float[Tensor, "n y"]:
     """y_c itself."""
-    return one_hot(target, scores.shape[1]).to(scores.dtype)
+    return torch.zeros_like(scores).scatter_(1, target[:, None], 1)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ class Tapped:
     def _both(self, module: nn.Module, x: Tensor, zeros: Tensor) -> tuple[Any, Any]:
         self.zeros = zeros
         output = module(x)
-        return output, self.caught
+        # detached: the gradient by the zeros comes through the output alone, and none is made up for this
+        return output, None if self.caught is None else self.caught.detach()
 
     def _add(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output

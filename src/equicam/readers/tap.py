@@ -38,9 +38,9 @@ def tap(
     run = _compiled if model.compiled else _pass
     with undisturbed(model.module, eager=not model.compiled), torch.enable_grad():
         output, leaf, wrt = run(model, x, autocast)
-        leaf = leaf[: len(x)]
+        leaf = _first(leaf, len(x))
         layout = layout_of(model, leaf, (x.shape[-2], x.shape[-1]))
-        scores, probs = (said[: len(x)] for said in class_scores(output, count=len(wrt)))
+        scores, probs = (_first(said, len(x)) for said in class_scores(output, count=len(wrt)))
         target, presented = pin(scores.detach())
         if not scores.requires_grad:
             raise EquicamError(
@@ -49,7 +49,7 @@ def tap(
             )  # fmt: skip
         direction = aim(scores.detach() if presented is None else presented, target)
         (grad,) = torch.autograd.grad(scores, wrt, direction, materialize_grads=True)
-    grad = grad[: len(x)]
+    grad = _first(grad, len(x))
     if layout.prefixed:
         _refuse_dead_patches(model, grad, layout)
     return Reading(
@@ -59,6 +59,11 @@ def tap(
         probs=probs.detach(),
         rectify_weights=layout.prefixed if model.rectify_weights is None else model.rectify_weights,
     )
+
+
+def _first(rows: Tensor, count: int) -> Tensor:
+    """Rows without those that a batch was filled up with; as they are where there are none, for a slice costs a copy."""
+    return rows if len(rows) == count else rows[:count]
 
 
 def _pass(
