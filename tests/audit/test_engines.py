@@ -61,7 +61,7 @@ def job(folder: Path, **changed) -> Auditing:
     told = Auditing(
         home=Home.at(folder / "manifest.json"), made=Recipe("embedded"), blind=Recipe("embedded").blind(model),
         weights=fingerprint(model.module), versions=versions(), method="equigrad-cam", views=6, as_published=False,
-        tau=None, gamma=None, fill="reflect", dtype=None, calibrated=frozenset(), workers=1, part_bytes=1,
+        tau=None, gamma=None, fill="reflect", dtype=None, calibrated=frozenset(), workers=1, part=4, picture_bytes=0,
     )  # fmt: skip
     return replace(told, **changed)
 

@@ -24,6 +24,9 @@ from equicam.models.model import Model
 from equicam.parts import differences
 from equicam.scores.asked import Count
 
+A_PICTURE = 4 * 3 * 224**2
+"""Bytes of a prepared picture where nothing better is known."""
+
 
 @dataclass(frozen=True)
 class Auditing:
@@ -43,7 +46,13 @@ class Auditing:
     dtype: torch.dtype | None
     calibrated: frozenset[str]
     workers: int
-    part_bytes: int
+    part: int  # pictures in one
+    picture_bytes: int  # of one prepared; 0: not known
+
+    @property
+    def part_bytes(self) -> int:
+        """About how much memory the opened pictures of a part take."""
+        return self.part * (self.picture_bytes or A_PICTURE)
 
     def opened(self, part: Part) -> list[Opened]:
         """The pictures of a part; one that killed a worker before is a row with a reason."""
@@ -94,7 +103,7 @@ class Auditing:
         return partial(prepared, model), partial(seen_box, model)
 
     def _decoders(self) -> Decoders:
-        return Decoders(*self._eyes(), workers=self.workers)
+        return Decoders(*self._eyes(), workers=self.workers, size=self.picture_bytes, part=self.part)
 
 
 def versions() -> tuple[tuple[str, str], ...]:

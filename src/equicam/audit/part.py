@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor
 
 from equicam.audit.decode import Opened
@@ -46,6 +47,14 @@ def prepared(model: Model, picture: Any) -> np.ndarray:
     return np.ascontiguousarray(preprocessed(model, picture).float().numpy())
 
 
+def prepared_bytes(model: Model) -> int:
+    """How many bytes a prepared picture has, told by a small one; 0 where a model cannot prepare that."""
+    try:
+        return prepared(model, Image.new("RGB", (64, 64))).nbytes
+    except Exception:  # noqa: BLE001  # a preprocessing of the caller's may want other pictures, and say so as it likes
+        return 0
+
+
 @torch.no_grad()
 def computed(plans: Plans, found: Sequence[Opened]) -> tuple[pa.Table, pa.Table]:
     """Rows and maps of a part, bad pictures among them in their place."""
@@ -64,8 +73,9 @@ def computed(plans: Plans, found: Sequence[Opened]) -> tuple[pa.Table, pa.Table]
     if good:
         # inference tensors cannot join a backward pass, and our own algebra is never autocast
         with torch.inference_mode(False), torch.autocast(plans.model.device.type, enabled=False):
-            opened = torch.stack([torch.from_numpy(o.x) for o in good if o.x is not None])
-            x = as_batch(plans.model, opened, finite=False)
+            # each to the device by itself: joining them first would take longer than bringing them there
+            there = [torch.from_numpy(o.x).to(plans.model.device) for o in good if o.x is not None]
+            x = as_batch(plans.model, torch.stack(there), finite=False)
             finite = x.flatten(1).isfinite().all(1).tolist()  # asked on the device, which is quicker
             rest = [o for o, fine in zip(good, finite, strict=True) if fine]
             for o, fine in zip(good, finite, strict=True):

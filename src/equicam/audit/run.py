@@ -5,18 +5,18 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from PIL import Image
 
 from equicam.audit.decode import Decoders
 from equicam.audit.job import Auditing, versions
 from equicam.audit.log import Log
-from equicam.audit.part import Plans, computed, prepared
+from equicam.audit.part import Plans, computed, prepared, prepared_bytes
 from equicam.audit.spec import Spec
 from equicam.audit.store import Run, file_digest
 from equicam.data.items import Item, digest, open_item, readable, spread
@@ -123,7 +123,7 @@ def audit(
                     home=Home.at(run.folder / "manifest.json"), made=made, blind=made.blind(model), weights=spec.weights,
                     versions=spec.versions, method=method, views=views, as_published=as_published, tau=tau, gamma=gamma,
                     fill=plans.fill, dtype=dtype, calibrated=plans.calibrated, workers=max(1, workers),
-                    part_bytes=part * prepared(model, Image.new("RGB", (64, 64))).nbytes,
+                    part=part, picture_bytes=prepared_bytes(model),
                 )  # fmt: skip
                 written = engine.work(job, parts)
             _work(written, parts, len(items), progress)
@@ -153,12 +153,22 @@ def calibrated(items: Sequence[Item], count: int, seed: int) -> list[str]:
 
 
 def _here(run: Run, plans: Plans, parts: Sequence[Part], lock: int, workers: int) -> Iterator[int]:
-    """The parts computed in this process, opened in others ahead of it."""
+    """The parts computed in this process, opened in others ahead of it, written while the next is computed."""
     eyes = partial(prepared, plans.model), partial(seen_box, plans.model)
-    with closing(Decoders(*eyes, workers=workers, lock=lock)) as decoders:
+    largest = max(len(items) for _, items in parts)
+    decoders = Decoders(*eyes, workers=workers, size=prepared_bytes(plans.model), part=largest, lock=lock)
+    # left by whatever way, the thread writes what was computed
+    with closing(decoders), ThreadPoolExecutor(1) as writer:
+        before: tuple[int, Future[None]] | None = None
         for (number, _), found in zip(parts, decoders.parts([items for _, items in parts]), strict=True):
-            run.write_part(number, *computed(plans, found))
-            yield number
+            now = number, writer.submit(run.write_part, number, *computed(plans, found))
+            if before:
+                before[1].result()
+                yield before[0]
+            before = now
+        if before:
+            before[1].result()
+            yield before[0]
 
 
 def _work(

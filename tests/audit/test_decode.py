@@ -1,0 +1,110 @@
+"""Pictures opened by other processes: the same pixels, through memory that is shared or not."""
+
+import mmap
+import os
+from contextlib import closing
+from functools import partial
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import equicam
+from equicam.audit.decode import AHEAD, Decoders, Shared, opened
+from equicam.audit.part import prepared, prepared_bytes
+from equicam.data.sources import find_items
+from equicam.models.images import seen_box
+
+
+@pytest.fixture(scope="module")
+def eyes():
+    model = equicam.load("embedded")
+    return partial(prepared, model), partial(seen_box, model)
+
+
+@pytest.fixture(scope="module")
+def items(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for i in range(11):
+        Image.fromarray(rng.integers(0, 255, (96, 96, 3), dtype=np.uint8)).save(folder / f"{i:02d}.png")
+    (folder / "05.png").write_bytes(b"no picture")
+    return find_items(folder)
+
+
+def by_parts(items, count):
+    return [items[i : i + count] for i in range(0, len(items), count)]
+
+
+def shared(x):
+    while isinstance(x, np.ndarray):
+        x = x.base
+    return isinstance(getattr(x, "obj", x), mmap.mmap)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_every_part_has_the_pixels_opened_here(eyes, items, known):
+    size = prepared_bytes(equicam.load("embedded"))
+    parts = by_parts(items, 2)
+    assert len(parts) > AHEAD + 1, "places must come round again"
+    alone = [opened(item, *eyes) for item in items]
+    assert all(one.x is None or one.x.nbytes == size for one in alone)
+    settings = {"size": size, "part": 2} if known else {}
+    seen = []
+    with closing(Decoders(*eyes, workers=2, **settings)) as decoders:
+        for found in decoders.parts(parts):
+            assert all(shared(one.x) == known for one in found if one.x is not None)
+            seen += [(one.item.id, one.reason, None if one.x is None else one.x.copy()) for one in found]
+    assert [name for name, _, _ in seen] == [item.id for item in items]
+    assert sum(x is None for _, _, x in seen) == 1
+    for (_, reason, x), one in zip(seen, alone, strict=True):
+        assert reason == one.reason
+        np.testing.assert_array_equal(x, one.x)
+
+
+def _by_brightness(picture):
+    """Two sizes of input: what fits the shared places, and what does not."""
+    side = 8 if np.asarray(picture)[0, 0, 0] < 128 else 6
+    return np.full((3, side, side), float(np.asarray(picture).mean()), np.float32)
+
+
+def test_a_picture_of_another_size_is_sent(items, eyes):
+    good = [item for item in items if not item.id.startswith("05")]
+    alone = [opened(item, _by_brightness, eyes[1]).x for item in good]
+    assert {x.shape[-1] for x in alone} == {6, 8}
+    with closing(Decoders(_by_brightness, eyes[1], workers=2, size=8 * 8 * 3 * 4, part=3)) as decoders:
+        seen = [one.x.copy() for found in decoders.parts(by_parts(good, 3)) for one in found]
+    for x, expected in zip(seen, alone, strict=True):
+        np.testing.assert_array_equal(x, expected)
+
+
+def _deadly(killer, picture):
+    if np.asarray(picture)[0, 0, 0] == killer:
+        os._exit(9)
+    return np.asarray(picture, np.float32).transpose(2, 0, 1).copy()
+
+
+def test_pixels_are_right_after_a_picture_killed_its_worker(items, eyes):
+    good = [item for item in items if not item.id.startswith("05")]
+    firsts = [int(np.asarray(Image.open(item.path))[0, 0, 0]) for item in good]
+    assert firsts.count(firsts[3]) == 1
+    prepare = partial(_deadly, firsts[3])
+    with closing(Decoders(prepare, eyes[1], workers=2, size=96 * 96 * 3 * 4, part=2)) as decoders:
+        seen = [
+            (one.item.id, None if one.x is None else one.x.copy())
+            for found in decoders.parts(by_parts(good, 2))
+            for one in found
+        ]
+    assert [name for name, x in seen if x is None] == [good[3].id]
+    for item, (_, x) in zip(good, seen, strict=True):
+        if item is not good[3]:
+            np.testing.assert_array_equal(x, prepare(Image.open(item.path)))
+
+
+def test_a_place_holds_one_picture_and_no_other_size():
+    places = Shared(16, 3)
+    for place in range(3):
+        assert places.put(place, np.full((2, 2), place, np.float32))
+    assert [places.at(place, (2, 2)).mean() for place in range(3)] == [0, 1, 2]
+    assert not places.put(0, np.ones((3, 3), np.float32))
+    assert places.at(0, (4,)).tolist() == [0] * 4
