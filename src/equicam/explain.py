@@ -15,9 +15,9 @@ from equicam.chain import span, stretched
 from equicam.combine import Combine, grad_cam
 from equicam.errors import EquicamError
 from equicam.geometry import Fill, Views, picked
-from equicam.graphs import HOLDS, Graph, graphs_of, shape_of
+from equicam.graphs import TOLD, Graph, graphs_of, shape_of
 from equicam.methods import Fusion, Method, Reader, find
-from equicam.models.images import Images, as_batch, not_finite
+from equicam.models.images import Images, as_batch, finite, not_finite
 from equicam.models.model import Model, wrap
 from equicam.readers.checks import explained_by, gathered, insist, settle
 from equicam.readers.external import as_explainer, external
@@ -87,10 +87,10 @@ def explain(
     model = replace(model, compiled=True) if compiled else model
     # inference tensors cannot join a backward pass, and our own algebra is never autocast
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
-        x = as_batch(model, images, finite=False)
+        x = as_batch(model, images, check=False)
         fill = fill or ("zeros" if as_published else "reflect")
         graph = chunk is None and captured(model, chosen, fill, x)
-        if not graph and not bool(x.isfinite().all()):
+        if not graph and not finite(x):
             raise not_finite(x)
         found = compose(
             partial(read, model, chosen.reader, dtype),
@@ -195,7 +195,7 @@ def compose(
         key = (about, combine, fusion, fill, shape_of((x, wanted)))
 
         def checked(some: Tensor, given: Tensor | None) -> dict[str, Tensor]:
-            insist(some.isfinite().all(), lambda: not_finite(some))
+            insist(finite(some), lambda: not_finite(some))
             return parts(some, given)
 
         def capture() -> Graph:
@@ -205,10 +205,7 @@ def compose(
 
         graph, outputs = graphs_of(graphs.module).run(key, capture, (x, wanted))
         found: dict[str, Any] = dict(outputs)
-        # one wait for all that is asked
-        said = torch.cat((found.pop(HOLDS), found["flags"].flatten())).tolist()
-        graph.refuse(said[: len(graph.errors)])
-        marks = said[len(graph.errors) :]
+        marks = graph.flags(found.pop(TOLD))
         found["flags"] = [marks[i : i + len(FLAGS)] for i in range(0, len(marks), len(FLAGS))]
         return finished(found, fusion.views)
 
@@ -286,13 +283,13 @@ def _flags(
     kept: Bool[Tensor, "t b"],
     planes: Float[Tensor, "s b h w"],
 ) -> Bool[Tensor, "b f"]:
-    blank = constant & (low == 0)
+    zero = low == 0
     frame, (height, width), (h, w) = fused.frame, fused.seen.size, planes.shape[-2:]
-    unseen = torch.zeros_like(blank)
+    unseen = torch.zeros_like(zero)
     if frame.align and frame.fill != "reflect":
         unseen = (frame.seen((h, w)) == 0).flatten(1).any(1)
-    odd = torch.full_like(blank, height != width or bool(height % h) or bool(width % w))
-    return torch.stack((blank, constant & ~blank, flips.any(0), ~kept.any(0), unseen, odd), 1)
+    odd = torch.full_like(zero, height != width or bool(height % h) or bool(width % w))
+    return torch.stack((constant & zero, constant & ~zero, flips.any(0), ~kept.any(0), unseen, odd), 1)
 
 
 def _concatenate(parts: list[Explanation]) -> Explanation:

@@ -22,8 +22,8 @@ WARM = 3
 """Runs before the capture: compilers and libraries choose their kernels in the first."""
 SMALL = 1 << 14
 """Values up to which a tensor is copied together with others: who keeps one of them keeps little else."""
-HOLDS = "holds"
-"""The name under which a graph keeps which of its checks hold."""
+TOLD = "told"
+"""The name under which a graph keeps what is asked of it at once: which of its checks hold, then its flags."""
 
 
 class Packed:
@@ -74,11 +74,12 @@ class Graph:
         self.graph = torch.cuda.CUDAGraph()
         with gathered() as checks, torch.cuda.graph(self.graph):
             found = work(*self.given)
-            self.packed = Packed(found | {HOLDS: torch.stack([holds for holds, _ in checks])})
+            told = torch.cat((torch.stack([holds for holds, _ in checks]), found.pop("flags").flatten()))
+            self.packed = Packed(found | {TOLD: told})
         self.errors = [error for _, error in checks]
 
     def __call__(self, *given: Tensor | None) -> dict[str, Tensor]:
-        """The work's outputs for these inputs, and which of its checks hold."""
+        """The work's outputs for these inputs; in place of its flags, what is to be asked."""
         with torch.cuda.device(self.device):
             for mine, new in zip(self.given, given, strict=True):
                 if mine is not None and new is not None:
@@ -86,11 +87,13 @@ class Graph:
             self.graph.replay()
             return self.packed.copied()
 
-    def refuse(self, holds: list[bool]) -> None:
-        """Raise the first check that does not hold."""
-        for fine, error in zip(holds, self.errors, strict=True):
+    def flags(self, told: Tensor) -> list[bool]:
+        """The work's flags, in one wait with its checks, the first of which that does not hold is raised."""
+        said: list[bool] = told.tolist()
+        for fine, error in zip(said, self.errors, strict=False):
             if not fine:
                 raise error()
+        return said[len(self.errors) :]
 
 
 class Graphs:

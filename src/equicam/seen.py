@@ -261,8 +261,8 @@ def _said(
     if reading.probs is None:
         like = reading.value[0]
         return torch.full(everywhere.shape, torch.nan, dtype=like.dtype, device=like.device), everywhere
-    probs = reading.probs.view(count, len(target), -1)
-    return probs.gather(2, everywhere[..., None])[..., 0], probs.argmax(2)
+    chosen = reading.probs.gather(1, everywhere.reshape(-1, 1))
+    return chosen.view(everywhere.shape), reading.probs.argmax(1).view(everywhere.shape)
 
 
 def _weights(gate: Float[Tensor, "t b"], place: list[int], count: int) -> Float[Tensor, "s b"]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
@@ -19,10 +19,10 @@ Picture = Image.Image | str | Path
 Images = Tensor | Picture | Sequence[Picture]
 
 
-def as_batch(model: Model | None, images: Images, *, finite: bool = True) -> Float[Tensor, "b c H W"]:
+def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Float[Tensor, "b c H W"]:
     """A checked batch, float32 or wider, on the model's device; a tensor is taken as preprocessed.
 
-    Whether pixels are finite costs a wait for a device: `finite=False` leaves that to the caller.
+    Whether pixels are finite costs a wait for a device: `check=False` leaves that to the caller.
     """
     x = images if isinstance(images, Tensor) else _stacked(model, images)
     if x.ndim != 4 or 0 in x.shape or not x.is_floating_point():
@@ -34,9 +34,14 @@ def as_batch(model: Model | None, images: Images, *, finite: bool = True) -> Flo
     device, dtype = (x.device, x.dtype) if model is None else (model.device, model.dtype)
     x = x.to(device, torch.promote_types(dtype, torch.float32))
     x = x.detach().clone() if x.is_inference() else x.detach()
-    if finite and not bool(x.isfinite().all()):
+    if check and not finite(x):
         raise not_finite(x)
     return x
+
+
+def finite(x: Float[Tensor, "..."]) -> Bool[Tensor, ""]:
+    """Whether all values are; the largest magnitude tells it sooner than each by itself."""
+    return x.abs().amax() < torch.inf
 
 
 def not_finite(x: Float[Tensor, "b c H W"]) -> EquicamError:

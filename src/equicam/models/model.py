@@ -1,9 +1,8 @@
 """A model as a reader needs it, and `wrap`, which makes one of any module."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from PIL import Image
@@ -128,6 +127,7 @@ def as_layout(layout: Layout | str | None) -> Layout | None:
     )
 
 
-def _tensors(module: nn.Module) -> Any:
-    yield from module.parameters()
-    yield from module.buffers()
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    # not `parameters`, which takes its time before the first: this is asked at every call
+    for part in module.modules():
+        yield from (t for t in (*part._parameters.values(), *part._buffers.values()) if t is not None)

@@ -1,7 +1,8 @@
 """The network under `torch.compile`, with the target layer tapped inside the compiled code.
 
 A hook cannot cut a compiled graph in two, so zeros that require gradient are added to what the layer puts out: the
-gradient by them is the gradient by the layer, and nothing before the layer is kept for it.
+gradient by them is the gradient by the layer, and nothing before the layer is kept for it. What can be done in the
+compiled code is done there: the memory order that the network wants, and features and gradients in full precision.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from equicam.models.model import Model
+from equicam.readers.reading import wide
 
 HOOK: Any = "equicam"
 """The key of our hook among a layer's: always the same, for another would be compiled anew."""
@@ -22,12 +24,18 @@ SHAPES = 64
 
 
 def compiled_pass(
-    model: Model, x: Float[Tensor, "n c H W"], autocast: torch.dtype | None, ask: Callable[[], Tensor]
+    model: Model,
+    x: Float[Tensor, "n c H W"],
+    autocast: torch.dtype | None,
+    ask: Callable[[], Tensor],
+    *,
+    last: bool,
 ) -> tuple[Any, Tensor, Tensor]:
     """The module's output, what its layer put out, and the tensor to differentiate by for that.
 
-    `ask` gives the features of one picture, read eagerly, where their shape is not known yet. The batch is filled up to
-    one of few sizes, each of which is compiled once: outputs may be longer than x.
+    `ask` gives the features of one picture, read eagerly, where their shape is not known yet; `last`: the network
+    wants channels last. The batch is filled up to one of few sizes, each of which is compiled once: outputs may be
+    longer than x.
     """
     layers = _compiled.setdefault(model.module, {})
     if model.layer not in layers:
@@ -36,20 +44,18 @@ def compiled_pass(
     key = (tuple(x.shape[1:]), x.dtype, x.device, autocast, id(model.module.get_submodule(model.layer)))
     if key not in tapped.shapes:
         features = ask()
-        tapped.shapes[key] = (tuple(features.shape[1:]), features.dtype)
+        tapped.shapes[key] = (tuple(features.shape[1:]), wide(features).dtype)
     if missing := _size(len(x)) - len(x):
-        # in the order the network wants: torch.cat chooses one of its own, which would be compiled apart
-        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
         x = torch.cat((x, x[:1].expand(missing, -1, -1, -1)))
-        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    x = x.contiguous()  # one order for all: another would be compiled apart
     shape, dtype = tapped.shapes[key]
     zeros = torch.zeros((len(x), *shape), dtype=dtype, device=x.device, requires_grad=True)
     with torch.autocast(x.device.type, dtype=autocast) if autocast else nullcontext():
-        return (*tapped(model.module, x, zeros), zeros)
+        return (*tapped(model.module, x, zeros, last=last), zeros)
 
 
 class Tapped:
-    """A module and its layer as one function (pictures, zeros) → (output, features + zeros), compiled on first use."""
+    """A module and its layer as one function (pictures, zeros) → (output, features), compiled on first use."""
 
     def __init__(self, layer: str) -> None:
         self.layer = layer
@@ -59,29 +65,31 @@ class Tapped:
         self.hook = self._add
         self.compiled = torch.compile(self._both, dynamic=False)
 
-    def __call__(self, module: nn.Module, x: Tensor, zeros: Tensor) -> tuple[Any, Tensor]:
-        """The output, and the features with the zeros added."""
+    def __call__(self, module: nn.Module, x: Tensor, zeros: Tensor, *, last: bool) -> tuple[Any, Tensor]:
+        """The output, with the zeros added to the features on the way, and the features."""
         hooks = module.get_submodule(self.layer)._forward_hooks  # a handle has another key each time
         hooks[HOOK] = self.hook
         try:
             with _patient():
-                found: tuple[Any, Tensor] = self.compiled(module, x, zeros)
+                found: tuple[Any, Tensor] = self.compiled(module, x, zeros, last)
         finally:
             del hooks[HOOK]
             self.zeros = self.caught = None
         return found
 
-    def _both(self, module: nn.Module, x: Tensor, zeros: Tensor) -> tuple[Any, Any]:
+    def _both(self, module: nn.Module, x: Tensor, zeros: Tensor, last: bool) -> tuple[Any, Any]:
         self.zeros = zeros
-        output = module(x)
-        # detached: the gradient by the zeros comes through the output alone, and none is made up for this
-        return output, None if self.caught is None else self.caught.detach()
+        output = module(x.contiguous(memory_format=torch.channels_last) if last else x)
+        return output, self.caught
 
     def _add(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
-        first = output[0] if isinstance(output, tuple) else output
-        self.caught = first + self.zeros
-        # a copy goes on, so that no in-place operation behind the layer reaches what was caught
-        return (self.caught.clone(), *output[1:]) if isinstance(output, tuple) else self.caught.clone()
+        first, zeros = output[0] if isinstance(output, tuple) else output, self.zeros
+        assert zeros is not None  # noqa: S101  # set by whoever runs the module
+        # a copy is caught, so that no in-place operation reaches it, and from before the zeros, so that none is
+        # made up for a gradient by it
+        self.caught = first.to(zeros.dtype, copy=True)
+        first = first + zeros.to(first.dtype)
+        return (first, *output[1:]) if isinstance(output, tuple) else first
 
 
 _compiled: WeakKeyDictionary[nn.Module, dict[str, Tapped]] = WeakKeyDictionary()

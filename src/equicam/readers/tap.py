@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
+from equicam.models.images import finite
 from equicam.models.model import Model
 from equicam.readers.aim import logit
 from equicam.readers.checks import insist
@@ -93,7 +94,7 @@ def _compiled(
         class_scores(output, count=1)
         return leaf
 
-    return compiled_pass(model, _ordered(model, x), autocast, ask)
+    return compiled_pass(model, x, autocast, ask, last=_prefers_channels_last(model.module))
 
 
 def feed(model: Model, x: Float[Tensor, "n c H W"], autocast: torch.dtype | None) -> Any:
@@ -134,7 +135,7 @@ def class_scores(output: Any, *, count: int) -> tuple[Float[Tensor, "n y"], Floa
             fix="wrapping the model in a module that returns its logits",
         )  # fmt: skip
     scores = wide(found)
-    insist(scores.detach().isfinite().all(), _not_finite)
+    insist(finite(scores.detach()), _not_finite)
     _refuse_probabilities(scores)
     if scores.ndim == 1 or scores.shape[1] == 1:
         z = scores.reshape(-1, 1)
