@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from equicam.adaptive import settled
+from equicam.beside import back, beside
 from equicam.chain import span, stretched
 from equicam.combine import Combine, grad_cam
 from equicam.errors import EquicamError
@@ -195,7 +196,8 @@ def compose(
         key = (about, combine, fusion, fill, shape_of((x, wanted)))
 
         def checked(some: Tensor, given: Tensor | None) -> dict[str, Tensor]:
-            insist(finite(some), lambda: not_finite(some))
+            with beside():
+                insist(finite(some), lambda: not_finite(some))
             return parts(some, given)
 
         def capture() -> Graph:
@@ -229,15 +231,18 @@ def explanation(fused: Fused) -> Explanation:
 def measured(fused: Fused) -> dict[str, Tensor]:
     """Every tensor of an explanation by its name, and `flags` as a table of what is to be remarked."""
     seen, place = fused.seen, fused.place
-    alone = seen.alone(fused.combine)
-    planes = alone["rectified" if "rectified" in alone else seen.stage]
+    with beside():
+        alone = seen.alone(fused.combine)
+        planes = picked(alone["rectified" if "rectified" in alone else seen.stage], place).transpose(0, 1)
+        peum = fused.peum()
+        score = peum.mean((-2, -1))
     kept, flips = fused.gate > 0, picked(seen.top1 != seen.top1[0], place)
-    peum, (low, width) = fused.peum(), span(fused.raw)
-    return {
+    low, width = span(fused.raw)
+    found = {
         "map": stretched(fused.raw, low, width),
         "raw": fused.raw,
         "peum": peum,
-        "score": peum.mean((-2, -1)),
+        "score": score,
         "target": seen.target,
         "sure": seen.prob[0],
         "prob": picked(seen.prob, place).T,
@@ -245,9 +250,11 @@ def measured(fused: Fused) -> dict[str, Tensor]:
         "kept": kept.T,
         "taken": torch.ones_like(kept.T),
         "plane": fused.plane,
-        "planes": picked(planes, place).transpose(0, 1),
+        "planes": planes,
         "flags": _flags(fused, low, width == torch.inf, flips, kept, planes),
     }
+    back()
+    return found
 
 
 def finished(found: dict[str, Any], views: Views) -> Explanation:
@@ -281,7 +288,7 @@ def _flags(
     constant: Bool[Tensor, " b"],
     flips: Bool[Tensor, "t b"],
     kept: Bool[Tensor, "t b"],
-    planes: Float[Tensor, "s b h w"],
+    planes: Float[Tensor, "b t h w"],
 ) -> Bool[Tensor, "b f"]:
     zero = low == 0
     frame, (height, width), (h, w) = fused.frame, fused.seen.size, planes.shape[-2:]

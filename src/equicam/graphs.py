@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from equicam.beside import branching
 from equicam.geometry import holding
 from equicam.readers.checks import gathered
 
@@ -67,12 +68,12 @@ class Graph:
     def _capture(self, work: Work) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), gathered():
+        with torch.cuda.stream(side), gathered(), branching():
             for _ in range(WARM):
                 work(*self.given)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with gathered() as checks, torch.cuda.graph(self.graph):
+        with gathered() as checks, torch.cuda.graph(self.graph), branching():
             found = work(*self.given)
             told = torch.cat((torch.stack([holds for holds, _ in checks]), found.pop("flags").flatten()))
             self.packed = Packed(found | {TOLD: told})

@@ -1,8 +1,8 @@
 """The network under `torch.compile`, with the target layer tapped inside the compiled code.
 
 A hook cannot cut a compiled graph in two, so zeros that require gradient are added to what the layer puts out: the
-gradient by them is the gradient by the layer, and nothing before the layer is kept for it. What can be done in the
-compiled code is done there: the memory order that the network wants, and features and gradients in full precision.
+gradient by them is the gradient by the layer, and nothing before the layer is kept for it. Features and gradients
+leave the compiled code in full precision.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,11 +47,12 @@ def compiled_pass(
         tapped.shapes[key] = (tuple(features.shape[1:]), wide(features).dtype)
     if missing := _size(len(x)) - len(x):
         x = torch.cat((x, x[:1].expand(missing, -1, -1, -1)))
-    x = x.contiguous()  # one order for all: another would be compiled apart
+    # one order for all, for another would be compiled apart; out here, for compiled code takes longer to turn it
+    x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     shape, dtype = tapped.shapes[key]
     zeros = torch.zeros((len(x), *shape), dtype=dtype, device=x.device, requires_grad=True)
     with torch.autocast(x.device.type, dtype=autocast) if autocast else nullcontext():
-        return (*tapped(model.module, x, zeros, last=last), zeros)
+        return (*tapped(model.module, x, zeros), zeros)
 
 
 class Tapped:
@@ -65,21 +66,21 @@ class Tapped:
         self.hook = self._add
         self.compiled = torch.compile(self._both, dynamic=False)
 
-    def __call__(self, module: nn.Module, x: Tensor, zeros: Tensor, *, last: bool) -> tuple[Any, Tensor]:
+    def __call__(self, module: nn.Module, x: Tensor, zeros: Tensor) -> tuple[Any, Tensor]:
         """The output, with the zeros added to the features on the way, and the features."""
         hooks = module.get_submodule(self.layer)._forward_hooks  # a handle has another key each time
         hooks[HOOK] = self.hook
         try:
             with _patient():
-                found: tuple[Any, Tensor] = self.compiled(module, x, zeros, last)
+                found: tuple[Any, Tensor] = self.compiled(module, x, zeros)
         finally:
             del hooks[HOOK]
             self.zeros = self.caught = None
         return found
 
-    def _both(self, module: nn.Module, x: Tensor, zeros: Tensor, last: bool) -> tuple[Any, Any]:
+    def _both(self, module: nn.Module, x: Tensor, zeros: Tensor) -> tuple[Any, Any]:
         self.zeros = zeros
-        output = module(x.contiguous(memory_format=torch.channels_last) if last else x)
+        output = module(x)
         return output, self.caught
 
     def _add(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
