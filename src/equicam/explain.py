@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
@@ -87,7 +88,8 @@ def explain(
         dtype = torch.get_autocast_dtype(device)
     model = replace(model, compiled=True) if compiled else model
     # inference tensors cannot join a backward pass, and our own algebra is never autocast
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
+    normal = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+    with normal, torch.no_grad(), torch.autocast(device, enabled=False):
         x = as_batch(model, images, check=False)
         fill = fill or ("zeros" if as_published else "reflect")
         graph = chunk is None and captured(model, chosen, fill, x)
@@ -187,7 +189,7 @@ def compose(
     """Explain images in groups whose views fit one forward pass of at most `chunk` views, or as a captured graph."""
     wanted = as_targets(target, x)
 
-    def parts(some: Tensor, given: Tensor | None, most: int = sys.maxsize) -> dict[str, Tensor]:
+    def parts(read: Read, some: Tensor, given: Tensor | None, most: int) -> dict[str, Tensor]:
         return measured(fuse(see(read, some, fusion.views, given, most), combine, fusion, fill))
 
     if graphs is not None:
@@ -196,9 +198,12 @@ def compose(
         key = (about, combine, fusion, fill, shape_of((x, wanted)))
 
         def checked(some: Tensor, given: Tensor | None) -> dict[str, Tensor]:
-            with beside():
-                insist(finite(some), lambda: not_finite(some))
-            return parts(some, given)
+            def checking(views: Tensor, pin: Pin) -> Reading:
+                with beside():
+                    insist(finite(some), lambda: not_finite(some))
+                return read(views, pin)
+
+            return parts(checking, some, given, sys.maxsize)
 
         def capture() -> Graph:
             with undisturbed(graphs.module, eager=False):
@@ -216,7 +221,7 @@ def compose(
             given = None if wanted is None else wanted[some]
             return _gathered(list(settled(read, x[some], combine, fusion, given, fill, most)), fusion.views)
         with gathered() as checks, explained_by(checks):
-            found = parts(x[some], None if wanted is None else wanted[some], most)
+            found = parts(read, x[some], None if wanted is None else wanted[some], most)
         settle(checks)
         return finished(found, fusion.views)
 

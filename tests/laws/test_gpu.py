@@ -66,6 +66,18 @@ def test_a_full_gpu_halves_the_pass_and_goes_on():
     torch.testing.assert_close(tight.map, whole.map, atol=1e-4, rtol=0)
 
 
+def test_branches_of_a_graph_wait_for_each_other():
+    """What runs beside the map is read only when it is there: many calls, large enough for a race to show."""
+    model = equicam.wrap(seeded(Cnn).float().cuda(), layer="trunk")
+    for seed in range(30):
+        x = pictures(8, 128, 128, seed=seed).float().cuda()
+        fast = equicam.explain(model, x, compiled=True)
+        exact = equicam.explain(model, x)
+        for field in ("map", "peum", "score", "planes"):
+            torch.testing.assert_close(getattr(fast, field), getattr(exact, field), atol=1e-4, rtol=0)
+    assert_alive(exact.map)
+
+
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("method", ["equigrad-cam", "equigrad-cam+pcf", "equigrad-cam-out", "grad-cam"])
 def test_a_captured_call_finds_what_an_eager_one_finds(kind, method):
