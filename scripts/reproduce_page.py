@@ -333,6 +333,7 @@ def section(name: str, kept: dict[str, Any], picture: str) -> str:
     title = "Three fine-tunes with turned pictures" if name == TURNED else named(name).title
     legends = {
         "rotation-augmentation": "GC is Grad-CAM, EG EquiGrad-CAM, aug training with turned pictures.\n\n",
+        "cost": "On two CPU cores, `--device cpu --costly` and not compiled; times on the GPU are in [benchmarks.md](benchmarks.md).\n\n",
         TURNED: "`equicam reproduce seeds` with `--extra seed0=turned0/weights.safetensors` and so on.\n\n",
     }
     legend = legends.get(name, "")
@@ -379,7 +380,9 @@ def not_run(kept: dict[str, dict[str, Any]]) -> str:
         )
     return (
         "## Not run here\n\nWeights of VGG-16 and ViT-B/16 for ImageNet, ViT-L/16 and CLIP, PatchCamelyon, the whole of RESISC45 and CUB-200-2011 were not\n"
-        "at hand. Every path is tested on stand-ins of the same layout, and this is what would run each:\n\n"
+        "at hand, and there is one picture a class where `matched` needs several. What takes hundreds of passes a map (`--costly`) was\n"
+        "left out; [explainers.md](explainers.md) has Score-CAM's constant maps on 100 pictures. Figures show the pictures, which are not\n"
+        "ours to publish. Every path is tested on stand-ins of the same layout, and this is what would run each:\n\n"
         f"| experiment | claims | what would |\n|---|---|---|\n{rows}"
     )
 

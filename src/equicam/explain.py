@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from equicam.adaptive import settled
-from equicam.beside import back, beside
+from equicam.aside import aside, rejoin
 from equicam.chain import span, stretched
 from equicam.combine import Combine, grad_cam
 from equicam.errors import EquicamError
@@ -199,7 +199,7 @@ def compose(
 
         def checked(some: Tensor, given: Tensor | None) -> dict[str, Tensor]:
             def checking(views: Tensor, pin: Pin) -> Reading:
-                with beside():
+                with aside():
                     insist(finite(some), lambda: not_finite(some))
                 return read(views, pin)
 
@@ -236,7 +236,7 @@ def explanation(fused: Fused) -> Explanation:
 def measured(fused: Fused) -> dict[str, Tensor]:
     """Every tensor of an explanation by its name, and `flags` as a table of what is to be remarked."""
     seen, place = fused.seen, fused.place
-    with beside():
+    with aside():
         alone = seen.alone(fused.combine)
         planes = picked(alone["rectified" if "rectified" in alone else seen.stage], place).transpose(0, 1)
         peum = fused.peum()
@@ -258,7 +258,7 @@ def measured(fused: Fused) -> dict[str, Tensor]:
         "planes": planes,
         "flags": _flags(fused, low, width == torch.inf, flips, kept, planes),
     }
-    back()
+    rejoin()
     return found
 
 

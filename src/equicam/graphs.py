@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from equicam.beside import branching
+from equicam.aside import branching
 from equicam.geometry import holding
 from equicam.readers.checks import gathered
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from equicam.beside import beside
+from equicam.aside import aside
 from equicam.errors import EquicamError
 from equicam.models.images import finite
 from equicam.models.model import Model
@@ -136,7 +136,7 @@ def class_scores(output: Any, *, count: int) -> tuple[Float[Tensor, "n y"], Floa
             fix="wrapping the model in a module that returns its logits",
         )  # fmt: skip
     scores = wide(found)
-    with beside():
+    with aside():
         insist(finite(scores.detach()), _not_finite)
         _refuse_probabilities(scores)
     if scores.ndim == 1 or scores.shape[1] == 1:

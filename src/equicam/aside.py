@@ -16,7 +16,7 @@ _side: ContextVar[Any] = ContextVar("side", default=None)
 
 @contextmanager
 def branching() -> Iterator[None]:
-    """Let `beside` branch off the present stream; whoever does must come `back` before what it reads is let go."""
+    """Let `aside` branch off the present stream; whoever does must `rejoin` it before what it reads is let go."""
     token = _side.set(torch.cuda.Stream())  # type: ignore[no-untyped-call]
     try:
         yield
@@ -25,7 +25,7 @@ def branching() -> Iterator[None]:
 
 
 @contextmanager
-def beside() -> Iterator[None]:
+def aside() -> Iterator[None]:
     """What is done in here may run at the same time as what follows."""
     side = _side.get()
     if side is None:
@@ -36,7 +36,7 @@ def beside() -> Iterator[None]:
         yield
 
 
-def back() -> None:
+def rejoin() -> None:
     """What follows waits for all that was done beside."""
     side = _side.get()
     if side is not None:
