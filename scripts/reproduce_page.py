@@ -24,7 +24,7 @@ HEAD = """# The paper, regenerated
 
 `equicam reproduce --list` names every table, figure and quantitative claim; `equicam reproduce NAME --data …` runs one and
 prints three numbers side by side: published, by the authors' protocol (full square, zero filling, their variants), and by
-ours (inscribed disc, reflection). Verdicts: **matches** (within the tolerance that the experiment's code has, or inside the interval of
+ours (inscribed disc, reflection). Verdicts: **matches** (within the experiment's tolerance, behind ± but for lines kept before it was, or inside the interval of
 at least 100 pictures), **differs**, **artefact** (their number comes out, ours contradicts what is concluded from it), **undecided**
 (too few pictures, or published of several networks at once), **measured** (nothing published), not run. Intervals are 95 %, bootstrapped by picture.
 
@@ -381,7 +381,7 @@ def not_run(kept: dict[str, dict[str, Any]]) -> str:
     return (
         "## Not run here\n\nWeights of VGG-16 and ViT-B/16 for ImageNet, ViT-L/16 and CLIP, PatchCamelyon, the whole of RESISC45 and CUB-200-2011 were not\n"
         "at hand, and there is one picture a class where `matched` needs several. What takes hundreds of passes a map (`--costly`) was\n"
-        "left out; [explainers.md](explainers.md) has Score-CAM's constant maps on 100 pictures. Figures show the pictures, which are not\n"
+        "left out, but for one Score-CAM in `cost`; [explainers.md](explainers.md) has Score-CAM's constant maps on 100 pictures. Figures show the pictures, which are not\n"
         "ours to publish. Every path is tested on stand-ins of the same layout, and this is what would run each:\n\n"
         f"| experiment | claims | what would |\n|---|---|---|\n{rows}"
     )

@@ -199,7 +199,7 @@ def compose(
 
         def checked(some: Tensor, given: Tensor | None) -> dict[str, Tensor]:
             def checking(views: Tensor, pin: Pin) -> Reading:
-                with aside():
+                with aside(some):
                     insist(finite(some), lambda: not_finite(some))
                 return read(views, pin)
 
@@ -236,7 +236,7 @@ def explanation(fused: Fused) -> Explanation:
 def measured(fused: Fused) -> dict[str, Tensor]:
     """Every tensor of an explanation by its name, and `flags` as a table of what is to be remarked."""
     seen, place = fused.seen, fused.place
-    with aside():
+    with aside(fused):
         alone = seen.alone(fused.combine)
         planes = picked(alone["rectified" if "rectified" in alone else seen.stage], place).transpose(0, 1)
         peum = fused.peum()

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 import equicam
+from equicam.audit import run as running
 from equicam.audit import verify as verifying
 from equicam.audit.log import Log
 from equicam.audit.run import Plans, audit
@@ -623,3 +624,41 @@ def test_one_view_is_not_sent_on_to_triage(patches, tmp_path):
     assert code == 0, said
     assert "cannot be ranked" in said
     assert "equicam triage" not in said
+
+
+def test_a_part_is_heard_of_before_the_next_is_computed_and_written_by_whatever_way_it_ends(
+    patches, tmp_path, monkeypatch
+):
+    """Ctrl-C is asked about after every part: the first must not wait for the second."""
+    begun = []
+    honest = running.computed
+    monkeypatch.setattr(running, "computed", lambda plans, found: begun.append(found) or honest(plans, found))
+
+    def stop(done, _all, _now):
+        assert len(begun) == 1
+        raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        audit(equicam.load("embedded"), patches, out, views=2, part=4, progress=stop)
+    assert len(Run(out).items()) == 4
+
+    def break_down(plans, found):
+        if len(begun) == 3:
+            raise EquicamError("a test", needs="to fail", got="that", fix="nothing")
+        begun.append(found)
+        return honest(plans, found)
+
+    monkeypatch.setattr(running, "computed", break_down)
+    with pytest.raises(EquicamError, match="a test"):
+        audit(equicam.load("embedded"), patches, out, views=2, part=4)
+    assert len(Run(out).items()) == 12
+
+
+def test_a_part_that_cannot_be_written_is_said(patches, tmp_path, monkeypatch):
+    def full(self, part, items, maps):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Run, "write_part", full)
+    with pytest.raises(OSError, match="No space left"):
+        audit(equicam.load("embedded"), patches, tmp_path / "run", views=2, part=200)

@@ -11,6 +11,7 @@ import equicam
 from equicam.cli import app
 from equicam.data.synthetic import draw_many
 from equicam.experiments import NAMES, named
+from equicam.experiments.cost import _over_one
 from equicam.experiments.experiment import Bench, Claim, Line, beside, claims, line, not_run, number
 from equicam.scores.stats import Estimate
 
@@ -183,3 +184,13 @@ def test_the_command_refuses_weights_that_are_not_there_and_says_what_stands_alo
     )
     assert "nowhere" in result.output
     assert "nonsense" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"), [(7.1, "matches"), (6.6, "matches"), (5.7, "differs"), (7.6, "differs")]
+)
+def test_both_ends_of_a_published_range_have_one_verdict(found, verdict):
+    """Six views are published at 6.4 to 6.9 times one Grad-CAM, and 0.6 is allowed."""
+    lines = list(_over_one(6, found, 3.0, 8, "here"))
+    assert [one.claim for one in lines] == ["cost.T6 lo", "cost.T6 hi"]
+    assert {one.verdict for one in lines} == {verdict}

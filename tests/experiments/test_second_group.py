@@ -14,6 +14,7 @@ from torchvision.models import VisionTransformer
 import equicam
 from equicam.data.synthetic import draw_many
 from equicam.experiments import named
+from equicam.experiments.domains import _otherwise
 from equicam.experiments.experiment import Bench, claims
 from equicam.methods import METHODS
 from equicam.models.zeroshot import ZeroShot
@@ -387,3 +388,18 @@ def test_figures_are_drawn(tiles, tmp_path, name):
     with Image.open(path) as drawn:
         assert drawn.width > 500
         assert np.asarray(drawn.convert("L")).std() > 10
+
+
+@pytest.mark.parametrize("domain", ["PatchCamelyon", "RESISC45", "histology"])
+def test_a_claim_of_a_domain_names_the_command_that_answers_it(tmp_path, domain):
+    bench = Bench(cnn(), tmp_path, tmp_path, domain=domain)
+    for name, known in claims().items():
+        if name.startswith("app.PatchCamelyon."):
+            would = _otherwise(bench, known)
+            assert ("reproduce seeds" in would) == name.endswith("acc_seed_sd")
+            if "Score-CAM" in name or "augsc" in name:
+                assert would.endswith(
+                    "--domain PatchCamelyon --weights models/plain/weights.safetensors --costly --n 500"
+                )
+            elif domain != "PatchCamelyon":
+                assert "--costly" not in would

@@ -3,6 +3,7 @@
 import gc
 import warnings
 import weakref
+from typing import ClassVar
 
 import pytest
 import torch
@@ -184,3 +185,37 @@ def test_packed_tensors_come_out_as_they_are_and_stay():
         assert found[name].dtype == value.dtype
         assert torch.equal(found[name], value)
     assert found["score"].untyped_storage().nbytes() < 4 * SMALL
+
+
+def test_what_a_branch_reads_is_kept_until_it_is_rejoined(monkeypatch):
+    import weakref
+    from contextlib import nullcontext
+
+    from equicam import aside
+
+    class Stream:
+        waited: ClassVar[list[object]] = []
+
+        def wait_stream(self, other):
+            self.waited.append((self, other))
+
+    main = Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _side: nullcontext())
+    with aside.aside(main):
+        pass
+    aside.rejoin()
+    assert Stream.waited == [], "outside `branching` nothing branches"
+    with aside.branching():
+        read = torch.ones(3)
+        there = weakref.ref(read)
+        with aside.aside(read):
+            pass
+        del read
+        assert there() is not None
+        aside.rejoin()
+        assert there() is None
+    (side, first), (second, back) = Stream.waited
+    assert first is main is second
+    assert side is back is not main

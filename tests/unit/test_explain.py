@@ -371,3 +371,19 @@ def test_names_are_functions_even_after_their_modules_are_imported():
     assert set(equicam.__all__) <= set(dir(equicam))
     with pytest.raises(AttributeError, match="nothing"):
         equicam.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(("buffer", "weights"), [("float64", "float32"), ("float32", "float64")])
+def test_a_buffer_of_another_type_does_not_decide_the_input(buffer, weights):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("temperature", torch.ones((), dtype=getattr(torch, buffer)))
+            self.net = seeded(Cnn).to(getattr(torch, weights))
+
+        def forward(self, x):
+            return self.net(x) / self.temperature.to(x.dtype)
+
+    model = equicam.wrap(Scaled(), layer="net.trunk")
+    assert model.dtype == getattr(torch, weights)
+    assert_alive(equicam.explain(model, pictures(2), views=2).map)

@@ -123,7 +123,8 @@ class Decoders:
 
     def _submit(self, part: Sequence[Item], first: int) -> list[Future[Told]]:
         try:
-            return [self._pool.submit(_open, item, first + i) for i, item in enumerate(part)]
+            places = [first + i if i < self._part else -1 for i in range(len(part))]
+            return [self._pool.submit(_open, *one) for one in zip(part, places, strict=True)]
         except BrokenProcessPool:
             return []
 

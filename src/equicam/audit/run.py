@@ -157,18 +157,18 @@ def _here(run: Run, plans: Plans, parts: Sequence[Part], lock: int, workers: int
     eyes = partial(prepared, plans.model), partial(seen_box, plans.model)
     largest = max(len(items) for _, items in parts)
     decoders = Decoders(*eyes, workers=workers, size=prepared_bytes(plans.model), part=largest, lock=lock)
-    # left by whatever way, the thread writes what was computed
     with closing(decoders), ThreadPoolExecutor(1) as writer:
-        before: tuple[int, Future[None]] | None = None
-        for (number, _), found in zip(parts, decoders.parts([items for _, items in parts]), strict=True):
-            now = number, writer.submit(run.write_part, number, *computed(plans, found))
-            if before:
-                before[1].result()
-                yield before[0]
-            before = now
-        if before:
-            before[1].result()
-            yield before[0]
+        written: Future[None] | None = None
+        try:
+            for (number, _), found in zip(parts, decoders.parts([items for _, items in parts]), strict=True):
+                tables = computed(plans, found)
+                if written:
+                    written.result()
+                written = writer.submit(run.write_part, number, *tables)
+                yield number
+        finally:  # by whatever way it ends, what was computed is written
+            if written:
+                written.result()
 
 
 def _work(

@@ -64,8 +64,8 @@ def _constants(side: int) -> Iterator[Line]:
     reach, pad = side * (math.sqrt(2) - 1) / 2, claims()["const.pad_px"].value
     enough = isinstance(pad, float) and reach <= pad
     yield Line(
-        "const.pad_px", "pixels a turn looks beyond the border", f"{pad:g}", number(reach), None,
-        "matches" if enough else "differs", "reflection has no end here; so many pixels of theirs are used",
+        "const.pad_px", "pixels of their padding that a turn uses", f"{pad:g}", number(reach), None,
+        "matches" if enough else "differs", "enough of it; reflection has no end here",
     )  # fmt: skip
     yield not_run("const.significance_star_p", "no stars here: tests give log10 p, which does not underflow")
 

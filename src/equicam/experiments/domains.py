@@ -83,11 +83,10 @@ def _log10_p(rows: pa.Table, score: str) -> float:
 
 def _otherwise(bench: Bench, known: Claim) -> str:
     domain = known.of.split()[0]
-    if domain != bench.domain:
-        return tuned(domain, "domains")
     if known.id.endswith("acc_seed_sd"):
-        return "three fine-tunes: equicam reproduce seeds"
-    return f"{tuned(domain, 'domains')} --costly --n 500"
+        return f"of {domain}, three fine-tunes: equicam reproduce seeds"
+    costly = domain == bench.domain or "Score-CAM" in known.id or ".augsc." in known.id
+    return tuned(domain, "domains") + (" --costly --n 500" if costly else "")
 
 
 def tuned(domain: str, experiment: str) -> str:

@@ -131,7 +131,7 @@ def _torchvision(asked: _Asked) -> Model:
 
     names = models.list_models(module=models)
     if asked.name not in names:
-        raise _unknown("torchvision model", asked.name, names)
+        raise _unknown("torchvision model", asked.name, [*names, "embedded"])
     published = models.get_model_weights(asked.name)
     member = _published(asked, published)
 

@@ -129,5 +129,6 @@ def as_layout(layout: Layout | str | None) -> Layout | None:
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
     # not `parameters`, which takes its time before the first: this is asked at every call
-    for part in module.modules():
-        yield from (t for t in (*part._parameters.values(), *part._buffers.values()) if t is not None)
+    for own in ("_parameters", "_buffers"):
+        for part in module.modules():
+            yield from (t for t in getattr(part, own).values() if t is not None)

@@ -136,7 +136,7 @@ def class_scores(output: Any, *, count: int) -> tuple[Float[Tensor, "n y"], Floa
             fix="wrapping the model in a module that returns its logits",
         )  # fmt: skip
     scores = wide(found)
-    with aside():
+    with aside(scores):
         insist(finite(scores.detach()), _not_finite)
         _refuse_probabilities(scores)
     if scores.ndim == 1 or scores.shape[1] == 1:
