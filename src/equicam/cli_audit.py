@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from equicam.terminal import COMPILE, console, dtype_named, listed, opened, plain, refused, views_named, where
 
@@ -48,6 +48,8 @@ WEIGHTS = Annotated[
 SOURCE = Annotated[
     str | None, typer.Option(help="where the pictures are now, if they were moved", show_default=False)
 ]
+WIDE = 110
+"""Columns of a terminal from which reasons have a column of their own."""
 
 
 def audit(
@@ -299,21 +301,22 @@ def _show(found: "Triage", queue: list[dict[str, Any]]) -> None:
     from equicam.audit.signals import NAMES
 
     named = NAMES[found.by]
-    table = Table("rank", "picture", "class", "p", named, "why", box=SIMPLE_HEAD)
-    table.columns[1].overflow = table.columns[5].overflow = "fold"
+    table = Table("rank", Column("picture", overflow="fold"), "class", "p", named, box=SIMPLE_HEAD)
+    reasons = Table.grid(Column(justify="right"), Column(overflow="fold"), padding=(0, 2))
+    wide = console.width >= WIDE
+    if wide:
+        table.add_column("why", overflow="fold")
     for row in queue[:10]:
         told = [r for r in row["reasons"] if not (r.startswith(f"{named} ") and ":" in r)]
         score = "–" if len(told) == len(row["reasons"]) else f"{row[found.by]:.4f}"
-        table.add_row(
-            str(row["rank"]),
-            *(escape(plain(v)) for v in (row["id"], row["class"])),
-            f"{row['prob']:.2f}",
-            score,
-            escape(plain("; ".join(told))),
-        )
+        name, label, why = (escape(plain(v)) for v in (row["id"], row["class"], "; ".join(told)))
+        table.add_row(str(row["rank"]), name, label, f"{row['prob']:.2f}", score, *([why] if wide else []))
+        reasons.add_row(str(row["rank"]), why)
     controls = found.budget - len(queue)
     table.caption = f"{min(10, len(queue))} of {len(queue)} in the queue, by {named}; with {controls} random controls mixed in, in queue.csv"
     console.print(table)
+    if not wide:
+        console.print("why, by rank:", reasons)
     told = [found.guarantee.sentence]
     if found.worth:
         told += [found.worth.sentence, f"PEUM or disagreement: {found.worth.advice}"]

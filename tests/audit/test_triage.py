@@ -6,13 +6,16 @@ import math
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from scipy.stats import chisquare
 
+from equicam import cli_audit
 from equicam.audit.exports import write_csv, write_fiftyone, write_parquet
 from equicam.audit.store import ITEMS
 from equicam.audit.triage import _guarantee, dealt, triage
@@ -445,3 +448,17 @@ def test_fiftyone_gets_the_unversioned_layout(tmp_path):
     assert one["tags"] == ["flipped"]
     assert one["prediction"] == {"_cls": "Classification", "label": "cat", "confidence": pytest.approx(0.9)}
     assert one["ground_truth"] == {"_cls": "Classification", "label": "cat"}
+
+
+@pytest.mark.parametrize("columns", ["80", "160"])
+def test_reasons_are_readable_in_any_terminal(capsys, monkeypatch, columns):
+    """A column for them in 80 would fold them to shreds: there they have lines of their own."""
+    monkeypatch.setattr(cli_audit, "console", Console(width=int(columns)))
+    why = "the views at 60° (r = 0.35), 80° (r = 0.35) and 3 more disagree on the place"
+    row = {"rank": 7, "id": "patch.png", "class": "tumour [x]", "prob": 0.5, "peum": 0.05, "reasons": [why]}
+    guarantee = SimpleNamespace(sentence="what is promised")
+    cli_audit._show(SimpleNamespace(by="peum", budget=2, guarantee=guarantee, worth=None), [row])
+    said = capsys.readouterr().out
+    assert why in said
+    assert "tumour [x]" in said
+    assert ("why, by rank" in said) == (columns == "80")
