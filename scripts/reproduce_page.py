@@ -414,8 +414,6 @@ def command(name: str, reason: str) -> str:
         return f"of {model[1]}: `{run} --model {model[2]} --n 10000`"
     if reason.endswith("--costly, with --n"):
         return f"{reason.removesuffix(': --costly, with --n')}: `{run} --costly --n 500`"
-    if reason == "not answered by this run":
-        return f"`equicam reproduce {name}` as above, which answers them since"
     before, colon, typed = reason.partition(": ")
     return f"{before}: `{typed}`" if colon and typed.startswith("equicam ") else reason
 

@@ -35,7 +35,7 @@ from equicam.engines.job import Home, Part, Sent
 from equicam.errors import EquicamError
 from equicam.explain import equivariant
 from equicam.geometry import Degrees, Fill
-from equicam.models.images import Images, as_batch, preprocessed
+from equicam.models.images import Images, as_batch, picture_bytes, preprocessed
 from equicam.models.model import Model, wrap
 from equicam.models.weights import fingerprint
 from equicam.parts import FINGERPRINT, Parts, plain, refuse_another, write_table
@@ -185,7 +185,7 @@ def _dealt(
         blind=made.blind(model),
         weights=fingerprint(model.module),
         scoring=scoring,
-        part_bytes=A_PART * preprocessed(model, Image.new("RGB", (64, 64))).numel() * 4,
+        part_bytes=A_PART * picture_bytes(model),
     )
     sizes = {number: len(items) for number, items in pending}
     with closing(engine.work(job, pending)) as written:  # type: ignore[type-var]

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
@@ -88,8 +87,7 @@ def explain(
         dtype = torch.get_autocast_dtype(device)
     model = replace(model, compiled=True) if compiled else model
     # inference tensors cannot join a backward pass, and our own algebra is never autocast
-    normal = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-    with normal, torch.no_grad(), torch.autocast(device, enabled=False):
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         x = as_batch(model, images, check=False)
         fill = fill or ("zeros" if as_published else "reflect")
         graph = chunk is None and captured(model, chosen, fill, x)

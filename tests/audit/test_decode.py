@@ -4,17 +4,19 @@ import mmap
 import os
 import time
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import equicam
 from equicam.audit.decode import AHEAD, Decoders, Shared, opened
-from equicam.audit.part import prepared, prepared_bytes
+from equicam.audit.part import prepared
 from equicam.data.sources import find_items
-from equicam.models.images import seen_box
+from equicam.models.images import picture_bytes, seen_box
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def shared(x):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_every_part_has_the_pixels_opened_here(eyes, items, known):
-    size = prepared_bytes(equicam.load("embedded"))
+    size = picture_bytes(equicam.load("embedded"))
     parts = by_parts(items, 2)
     assert len(parts) > AHEAD + 1, "places must come round again"
     alone = [opened(item, *eyes) for item in items]
@@ -96,11 +98,13 @@ def test_pixels_are_right_after_a_picture_killed_its_worker(items, eyes):
     assert firsts.count(firsts[3]) == 1
     prepare = partial(_deadly, firsts[3])
     with closing(Decoders(prepare, eyes[1], workers=2, size=96 * 96 * 3 * 4, part=2)) as decoders:
+        first = decoders._shared
         seen = [
             (one.item.id, None if one.x is None else one.x.copy())
             for found in decoders.parts(by_parts(good, 2))
             for one in found
         ]
+    assert decoders._shared is not first, "what is left of the pool that broke may still write there"
     assert [name for name, x in seen if x is None] == [good[3].id]
     for item, (_, x) in zip(good, seen, strict=True):
         if item is not good[3]:
@@ -114,3 +118,14 @@ def test_a_place_holds_one_picture_and_no_other_size():
     assert [places.at(place, (2, 2)).mean() for place in range(3)] == [0, 1, 2]
     assert not places.put(0, np.ones((3, 3), np.float32))
     assert places.at(0, (4,)).tolist() == [0] * 4
+
+
+def test_a_preprocessing_that_takes_no_small_picture_is_no_obstacle():
+    def choosy(picture):
+        if min(picture.size) < 96:
+            raise ValueError("too small")
+        return torch.zeros(3, 96, 96)
+
+    model = replace(equicam.load("embedded"), preprocess=choosy)
+    assert picture_bytes(model) == 4 * 3 * 224**2
+    assert picture_bytes(replace(model, preprocess=lambda _picture: torch.zeros(1, 5, 7))) == 4 * 35

@@ -1,8 +1,8 @@
 """Pictures opened in worker processes, ahead of the device; a picture that kills its worker is a row with a reason.
 
 Workers let go of the run's lock when they start and die with their parent, so nothing of a killed run blocks the next.
-What they make of pictures they put into memory that they share with their parent and that has no name: a pipe would take
-longer than the device does, and nothing is left of it when they end.
+What they make of pictures they put into memory that they share with their parent: through a pipe it would be copied by
+the process that computes. It has no name, so that nothing is left of it when they end.
 """
 
 import contextlib

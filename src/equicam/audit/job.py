@@ -24,9 +24,6 @@ from equicam.models.model import Model
 from equicam.parts import differences
 from equicam.scores.asked import Count
 
-A_PICTURE = 4 * 3 * 224**2
-"""Bytes of a prepared picture where nothing better is known."""
-
 
 @dataclass(frozen=True)
 class Auditing:
@@ -47,12 +44,12 @@ class Auditing:
     calibrated: frozenset[str]
     workers: int
     part: int  # pictures in one
-    picture_bytes: int  # of one prepared; 0: not known
+    picture_bytes: int  # of one prepared
 
     @property
     def part_bytes(self) -> int:
         """About how much memory the opened pictures of a part take."""
-        return self.part * (self.picture_bytes or A_PICTURE)
+        return self.part * self.picture_bytes
 
     def opened(self, part: Part) -> list[Opened]:
         """The pictures of a part; one that killed a worker before is a row with a reason."""

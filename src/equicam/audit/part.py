@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 
 from equicam.audit.decode import Opened
@@ -20,7 +19,7 @@ from equicam.errors import EquicamError
 from equicam.explain import explanation, read
 from equicam.geometry import Fill, Views
 from equicam.methods import Method, find
-from equicam.models.images import as_batch, preprocessed
+from equicam.models.images import as_batch, preprocessed, sound_ones
 from equicam.models.model import Model
 from equicam.scores.asked import Asked
 from equicam.scores.equivariance import ANGLES, equivariance
@@ -47,14 +46,6 @@ def prepared(model: Model, picture: Any) -> np.ndarray:
     return np.ascontiguousarray(preprocessed(model, picture).float().numpy())
 
 
-def prepared_bytes(model: Model) -> int:
-    """How many bytes a prepared picture has, told by a small one; 0 where a model cannot prepare that."""
-    try:
-        return prepared(model, Image.new("RGB", (64, 64))).nbytes
-    except Exception:  # noqa: BLE001  # a preprocessing of the caller's may want other pictures, and say so as it likes
-        return 0
-
-
 @torch.no_grad()
 def computed(plans: Plans, found: Sequence[Opened]) -> tuple[pa.Table, pa.Table]:
     """Rows and maps of a part, bad pictures among them in their place."""
@@ -76,7 +67,7 @@ def computed(plans: Plans, found: Sequence[Opened]) -> tuple[pa.Table, pa.Table]
             # each to the device by itself: joining them first would take longer than bringing them there
             there = [torch.from_numpy(o.x).to(plans.model.device) for o in good if o.x is not None]
             x = as_batch(plans.model, torch.stack(there), check=False)
-            sound = (x.abs().flatten(1).amax(1) < torch.inf).tolist()  # asked on the device, which is quicker
+            sound = sound_ones(x).tolist()  # asked on the device, which is quicker
             rest = [o for o, fine in zip(good, sound, strict=True) if fine]
             for o, fine in zip(good, sound, strict=True):
                 if not fine:

@@ -16,7 +16,7 @@ import torch
 from equicam.audit.decode import Decoders
 from equicam.audit.job import Auditing, versions
 from equicam.audit.log import Log
-from equicam.audit.part import Plans, computed, prepared, prepared_bytes
+from equicam.audit.part import Plans, computed, prepared
 from equicam.audit.spec import Spec
 from equicam.audit.store import Run, file_digest
 from equicam.data.items import Item, digest, open_item, readable, spread
@@ -27,7 +27,7 @@ from equicam.engines.job import Home, Part, Sent
 from equicam.errors import EquicamError
 from equicam.geometry import Fill, refuse_unknown
 from equicam.methods import find
-from equicam.models.images import seen_box
+from equicam.models.images import picture_bytes, seen_box
 from equicam.models.model import Model
 from equicam.models.weights import fingerprint
 from equicam.parts import write_whole
@@ -123,7 +123,7 @@ def audit(
                     home=Home.at(run.folder / "manifest.json"), made=made, blind=made.blind(model), weights=spec.weights,
                     versions=spec.versions, method=method, views=views, as_published=as_published, tau=tau, gamma=gamma,
                     fill=plans.fill, dtype=dtype, calibrated=plans.calibrated, workers=max(1, workers),
-                    part=part, picture_bytes=prepared_bytes(model),
+                    part=part, picture_bytes=picture_bytes(model),
                 )  # fmt: skip
                 written = engine.work(job, parts)
             _work(written, parts, len(items), progress)
@@ -156,7 +156,7 @@ def _here(run: Run, plans: Plans, parts: Sequence[Part], lock: int, workers: int
     """The parts computed in this process, opened in others ahead of it, written while the next is computed."""
     eyes = partial(prepared, plans.model), partial(seen_box, plans.model)
     largest = max(len(items) for _, items in parts)
-    decoders = Decoders(*eyes, workers=workers, size=prepared_bytes(plans.model), part=largest, lock=lock)
+    decoders = Decoders(*eyes, workers=workers, size=picture_bytes(plans.model), part=largest, lock=lock)
     with closing(decoders), ThreadPoolExecutor(1) as writer:
         written: Future[None] | None = None
         try:

@@ -17,7 +17,6 @@ from equicam.experiments.experiment import (
     line,
     not_run,
     number,
-    shown_of,
 )
 from equicam.experiments.measure import pictures
 from equicam.explain import explain
@@ -42,15 +41,16 @@ def run(bench: Bench) -> Iterator[Line]:
 
 def _over_one(views: int, sequential: float, batched: float, n: int, how: str) -> Iterator[Line]:
     """A map's cost over one Grad-CAM's; both ends of the published range have the verdict of the range."""
-    ends = {end: f"cost.T{views} {end}" for end in ("lo", "hi")}
-    low, high = (float(claims()[claim].value) for claim in ends.values())  # type: ignore[arg-type]
-    allowed = 0.1 * views
-    verdict = "matches" if low - allowed <= sequential <= high + allowed else "differs"
-    reason = f"a view a pass {sequential:.1f}, all in one pass {batched:.1f} {how}, PEUM included"
+    ends = {"from": f"cost.T{views} lo", "to": f"cost.T{views} hi"}
+    low, high = (claims()[claim].value for claim in ends.values())
+    assert isinstance(low, float)  # noqa: S101  # each is one number
+    assert isinstance(high, float)  # noqa: S101
     for end, claim in ends.items():
-        what = f"T = {views} over one Grad-CAM, {'from' if end == 'lo' else 'to'}"
-        theirs, ours = number(sequential, n), number(batched, n)
-        yield Line(claim, what, shown_of(claim), ours, theirs, verdict, reason, allowed)
+        yield line(
+            claim, clean=number(batched, n), as_published=number(sequential, n), tolerance=0.1 * views, within=(low, high),
+            what=f"T = {views} over one Grad-CAM, {end}",
+            reason=f"a view a pass {sequential:.1f}, all in one pass {batched:.1f} {how}, PEUM included",
+        )  # fmt: skip
 
 
 def _against_score_cam(

@@ -223,16 +223,17 @@ def line(
     tolerance: int | float = TOLERANCE,
     artefact: str = "",
     reason: str = "",
+    within: tuple[float, float] | None = None,
 ) -> Line:
-    """A claim beside what was measured, with the verdict that follows."""
+    """A claim beside what was measured, with the verdict that follows; `within` is the range that it is one end of."""
     known = claims()[claim]
-    found = as_published or clean
-    verdict = "not run" if found is None else _verdict(known.value, found, tolerance)
+    found, value = as_published or clean, within or known.value
+    verdict = "not run" if found is None else _verdict(value, found, tolerance)
     if artefact and verdict == "matches":
         verdict, reason = "artefact", artefact
     if verdict == "differs" and not reason:
         assert found is not None  # noqa: S101  # it has been compared
-        reason = f"off by {_distance(known.value, found.value):.3f}, allowed {tolerance:g}"
+        reason = f"off by {_distance(value, found.value):.3f}, allowed {tolerance:g}"
     about = what or known.method or known.metric
     allowed = float(tolerance) if verdict in ("matches", "differs", "artefact") else None
     return Line(claim, about, _shown(known), clean, as_published, verdict, reason, allowed)

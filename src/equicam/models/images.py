@@ -44,9 +44,14 @@ def finite(x: Float[Tensor, "..."]) -> Bool[Tensor, ""]:
     return x.abs().amax() < torch.inf
 
 
+def sound_ones(x: Float[Tensor, "b c H W"]) -> Bool[Tensor, " b"]:
+    """Which of the pictures are finite."""
+    return x.abs().flatten(1).amax(1) < torch.inf
+
+
 def not_finite(x: Float[Tensor, "b c H W"]) -> EquicamError:
     """What is wrong with a batch that has NaN or infinity in it."""
-    bad = (~x.isfinite().flatten(1).all(1)).nonzero().flatten().tolist()
+    bad = (~sound_ones(x)).nonzero().flatten().tolist()
     return EquicamError(
         "images", needs="finite pixels", got=f"NaN or infinity in image {bad}", fix="leaving it out"
     )
@@ -58,6 +63,14 @@ def preprocessed(model: Model | None, picture: Image.Image) -> Float[Tensor, "c 
         (model.preprocess if model else None) or standard(256, 224, IMAGENET_MEAN, IMAGENET_STD)
     )(rgb(picture))
     return tensor
+
+
+def picture_bytes(model: Model) -> int:
+    """About how many bytes a prepared picture has: as a small one does, or one of 224² where that cannot be prepared."""
+    try:
+        return 4 * preprocessed(model, Image.new("RGB", (64, 64))).numel()
+    except Exception:  # noqa: BLE001  # a preprocessing of the caller's may want other pictures, and say so as it likes
+        return 4 * 3 * 224**2
 
 
 def stacked(tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b c H W"]:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.errors import EquicamError
+from equicam.models.images import finite
 from equicam.readers.reading import Pin, Reading, wide
 
 Explainer = Callable[[Float[Tensor, "n c H W"], Int[Tensor, " n"]], Tensor]
@@ -31,7 +32,7 @@ def external(
             fix="torch.as_tensor on its result",
         )
     planes = wide(found.detach().to(x.device))
-    if not bool(planes.isfinite().all()):
+    if not finite(planes):
         raise EquicamError(
             "an explainer",
             needs="finite maps",
