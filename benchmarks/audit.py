@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 import equicam
-from equicam.audit.decode import opened
-from equicam.audit.part import Plans, computed, prepared
-from equicam.audit.run import audit
+from equicam.auditing.audit import audit
+from equicam.auditing.compute import Plans, computed, prepared
+from equicam.data.decoding import opened
 from equicam.data.sources import find_items
 from equicam.methods import find
 from equicam.models.images import seen_box

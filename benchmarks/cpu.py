@@ -25,7 +25,7 @@ from torch import nn
 from torchcam.methods import GradCAM as TorchcamGradCAM
 
 import equicam
-from equicam.readers.passes import views_a_pass
+from equicam.runtime.batching import views_a_pass
 
 Run = Callable[[], object]
 

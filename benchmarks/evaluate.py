@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 import equicam
-from equicam.readers.passes import views_a_pass
-from equicam.scores.equivariance import ANGLES
+from equicam.evaluation.equivariance import ANGLES
+from equicam.runtime.batching import views_a_pass
 
 VARIANTS = ["grad-cam", "aug-cam", *(m for m in equicam.methods() if m.startswith("equigrad"))]
 

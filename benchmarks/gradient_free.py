@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import nn
 
 import equicam
-from equicam.readers.passes import views_a_pass
+from equicam.runtime.batching import views_a_pass
 
 X = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 

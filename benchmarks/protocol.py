@@ -17,9 +17,9 @@ import torch
 import equicam
 from equicam.data.items import open_item, spread
 from equicam.data.sources import find_items
-from equicam.experiments.experiment import eq, mean_of
+from equicam.evaluation.similarity import pearson
 from equicam.models.images import preprocessed
-from equicam.scores.likeness import pearson
+from equicam.paper.context import eq, mean_of
 
 LIMITS = {"TF32": 30, "bf16": 12}
 DTYPES = {"TF32": None, "bf16": torch.bfloat16}

@@ -21,12 +21,12 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from equicam.audit.decode import opened
-from equicam.audit.part import prepared
-from equicam.audit.run import audit
+from equicam.auditing.audit import audit
+from equicam.auditing.compute import prepared
+from equicam.data.decoding import opened
 from equicam.data.sources import find_items
-from equicam.engines.cluster import Cluster
-from equicam.engines.job import Recipe
+from equicam.engines.ray import Cluster
+from equicam.engines.worker import Recipe
 from equicam.models.images import seen_box
 from equicam.models.model import Model
 

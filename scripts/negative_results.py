@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 import equicam
-from equicam.data.pictures import open_picture
+from equicam.data.image_files import open_picture
 from equicam.models.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 CROP = v2.Compose(

@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from equicam.experiments import NAMES, named
+from equicam.paper import NAMES, named
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLOTS = DOCS / "reproduce"

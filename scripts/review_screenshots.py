@@ -21,11 +21,11 @@ from PIL import Image, ImageColor
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from equicam import web
-from equicam.audit.store import Run
-from equicam.audit.verdicts import VERDICTS, Readings
+from equicam.auditing.review_log import VERDICTS, Readings
+from equicam.auditing.store import Run
 from equicam.data.synthetic import draw_many
 from equicam.report.overlay import heat
-from equicam.web.shelf import Shelves
+from equicam.review.queue import Shelves
 
 COMMAND = [sys.executable, "-c", "from equicam.cli import app; app()"]
 CHROMIUM = Path("/usr/bin/chromium")

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from equicam.core.views import Views as Views
+    from equicam.core.views import rotate as rotate
+    from equicam.core.weights import KeepConfident as KeepConfident
+    from equicam.core.weights import SoftGate as SoftGate
+    from equicam.core.weights import uniform as uniform
     from equicam.errors import EquicamError as EquicamError
-    from equicam.evaluate import evaluate as evaluate
+    from equicam.evaluation.evaluate import evaluate as evaluate
+    from equicam.evaluation.metrics import scores as scores
     from equicam.explain import Explanation as Explanation
     from equicam.explain import equivariant as equivariant
     from equicam.explain import explain as explain
-    from equicam.geometry import Views as Views
-    from equicam.geometry import rotate as rotate
     from equicam.methods import Fusion as Fusion
     from equicam.methods import Method as Method
     from equicam.methods import methods as methods
@@ -25,29 +29,25 @@ if TYPE_CHECKING:
     from equicam.models.model import Model as Model
     from equicam.models.model import wrap as wrap
     from equicam.readers.layout import Layout as Layout
-    from equicam.scores.protocol import scores as scores
-    from equicam.weigh import KeepConfident as KeepConfident
-    from equicam.weigh import SoftGate as SoftGate
-    from equicam.weigh import uniform as uniform
 
 _HOME = {
     "EquicamError": "errors",
     "Explanation": "explain",
     "Fusion": "methods",
-    "KeepConfident": "weigh",
+    "KeepConfident": "core.weights",
     "Layout": "readers.layout",
     "Method": "methods",
     "Model": "models.model",
-    "SoftGate": "weigh",
-    "Views": "geometry",
+    "SoftGate": "core.weights",
+    "Views": "core.views",
     "equivariant": "explain",
-    "evaluate": "evaluate",
+    "evaluate": "evaluation.evaluate",
     "explain": "explain",
     "load": "models.load",
     "methods": "methods",
-    "rotate": "geometry",
-    "scores": "scores.protocol",
-    "uniform": "weigh",
+    "rotate": "core.views",
+    "scores": "evaluation.metrics",
+    "uniform": "core.weights",
     "wrap": "models.model",
 }
 __all__ = [*_HOME, "__version__"]

@@ -1,5 +1,14 @@
 class EquicamError(ValueError):
-    """Something the caller can put right: what needs what, what was given instead, and what to try."""
+    """A mistake the caller can correct: what failed, what it needs, what was given, and what to try."""
 
     def __init__(self, what: str, *, needs: str, got: object, fix: str) -> None:
         super().__init__(f"{what} needs {needs}, got {got}; try {fix}")
+        self.what, self.needs, self.got, self.fix = what, needs, got, fix
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Exceptions with keyword-only arguments need this to travel between processes."""
+        return _rebuild, (type(self), self.what, self.needs, str(self.got), self.fix)
+
+
+def _rebuild(kind: type[EquicamError], what: str, needs: str, got: str, fix: str) -> EquicamError:
+    return kind(what, needs=needs, got=got, fix=fix)

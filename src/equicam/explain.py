@@ -10,23 +10,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from equicam.adaptive import settled
-from equicam.aside import aside, rejoin
-from equicam.chain import span, stretched
-from equicam.combine import Combine, grad_cam
+from equicam.core.chain import span, stretched
+from equicam.core.combine import Combine, grad_cam
+from equicam.core.fusion import Fused, fuse, in_groups, see
+from equicam.core.views import Fill, Views, picked
+from equicam.core.weights import uniform
 from equicam.errors import EquicamError
-from equicam.geometry import Fill, Views, picked
-from equicam.graphs import TOLD, Graph, graphs_of, shape_of
 from equicam.methods import Fusion, Method, Reader, find
 from equicam.models.images import Images, as_batch, finite, not_finite
 from equicam.models.model import Model, wrap
 from equicam.readers.checks import explained_by, gathered, insist, settle
 from equicam.readers.external import as_explainer, external
-from equicam.readers.passes import Read, Target, as_targets, views_a_pass
+from equicam.readers.gradients import tap, undisturbed
 from equicam.readers.reading import Pin, Reading
-from equicam.readers.tap import tap, undisturbed
-from equicam.seen import Fused, fuse, in_groups, see
-from equicam.weigh import uniform
+from equicam.runtime.adaptive import settled
+from equicam.runtime.batching import Read, Target, as_targets, views_a_pass
+from equicam.runtime.graphs import TOLD, Graph, graphs_of, shape_of
+from equicam.runtime.streams import aside, rejoin
 
 FLAGS = ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size")
 BY_VIEW = ("prob", "flips", "kept", "taken", "planes")

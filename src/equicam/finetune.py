@@ -20,17 +20,17 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 from equicam import __version__
+from equicam.core.views import rotate_each
 from equicam.data.items import Item, digest, open_item
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
-from equicam.geometry import rotate_each
 from equicam.models.augment import training_steps
 from equicam.models.heads import head_name, with_classes
 from equicam.models.images import preprocessed
 from equicam.models.load import load
 from equicam.models.model import Model
 from equicam.models.weights import state_dict
-from equicam.parts import differences, plain, write_whole
+from equicam.shards import differences, plain, write_whole
 
 HELD_OUT = 0.10
 

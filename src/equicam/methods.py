@@ -7,8 +7,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal
 
-from equicam.chain import STAGES, Stage
-from equicam.combine import (
+from equicam.core.chain import STAGES, Stage
+from equicam.core.combine import (
     Combine,
     eigen_cam,
     grad_cam,
@@ -17,18 +17,18 @@ from equicam.combine import (
     layer_cam,
     xgrad_cam,
 )
+from equicam.core.views import Views
+from equicam.core.weights import KeepConfident, SoftGate, Weigher, uniform
 from equicam.errors import EquicamError
-from equicam.geometry import Views
-from equicam.readers.ablate import ablation_cam, recipro_cam
-from equicam.readers.aim import Contrast
-from equicam.readers.ask import look
 from equicam.readers.attention import rollout, transformer_attribution
+from equicam.readers.forward import look
+from equicam.readers.gradients import tap
 from equicam.readers.masking import rise, score_cam
 from equicam.readers.noise import smooth_grad_cam_pp
+from equicam.readers.objective import Contrast
 from equicam.readers.optimise import opti_cam
+from equicam.readers.perturb import ablation_cam, recipro_cam
 from equicam.readers.reading import Reading
-from equicam.readers.tap import tap
-from equicam.weigh import KeepConfident, SoftGate, Weigher, uniform
 
 Reader = Callable[..., Reading]
 """(model, views, pin, *, autocast) → what was read."""

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from equicam.cli import app
+from equicam.cli.app import app
 from equicam.data.synthetic import draw_many
 
 COMMAND = [sys.executable, "-c", "from equicam.cli import app; app()"]

@@ -10,9 +10,9 @@ import pyarrow as pa
 from PIL import Image
 from scipy import ndimage
 
-from equicam.audit.log import Log
-from equicam.audit.spec import Spec
-from equicam.audit.store import ITEMS, MAPS, Drawn, Run, file_digest
+from equicam.auditing.log import Log
+from equicam.auditing.manifest import Spec
+from equicam.auditing.store import ITEMS, MAPS, Drawn, Run, file_digest
 from equicam.data.items import Item
 from equicam.data.synthetic import draw
 

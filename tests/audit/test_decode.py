@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.audit.decode import AHEAD, Decoders, Shared, opened
-from equicam.audit.part import prepared
+from equicam.auditing.compute import prepared
+from equicam.data.decoding import AHEAD, Decoders, Shared, opened
 from equicam.data.sources import find_items
 from equicam.models.images import picture_bytes, seen_box
 

@@ -7,13 +7,13 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
-from equicam.audit.store import Drawn, file_digest
-from equicam.chain import Chain, unit
-from equicam.combine import grad_cam
+from equicam.auditing.store import Drawn, file_digest
+from equicam.core.chain import Chain, unit
+from equicam.core.combine import grad_cam
+from equicam.core.views import Views
 from equicam.data.synthetic import draw
-from equicam.geometry import Views
-from equicam.report import drawn, plots
-from equicam.report.words import visible
+from equicam.report import plots, render
+from equicam.report.text import visible
 
 
 def test_more_views_than_a_strip_holds_are_thinned():
@@ -21,8 +21,8 @@ def test_more_views_than_a_strip_holds_are_thinned():
     row |= {"prob_by_view": [0.5] * 50, "top1_by_view": [0] * 50}
     flat = np.ones((4, 4), np.float32)
     angles = tuple(7.2 * t for t in range(50))
-    found = drawn.pictured(row, Drawn(flat, 0 * flat, np.ones((50, 4, 4), np.float32)), angles)
-    assert len(found.strip) <= drawn.MOST_VIEWS
+    found = render.pictured(row, Drawn(flat, 0 * flat, np.ones((50, 4, 4), np.float32)), angles)
+    assert len(found.strip) <= render.MOST_VIEWS
     assert found.strip[0].degrees == 0
     assert found.blank  # a constant map is stretched to nothing
 
@@ -31,7 +31,7 @@ def test_more_views_than_a_strip_holds_are_thinned():
 @pytest.mark.parametrize("degrees", [0, 20, 90, 137.5, 340])
 def test_turning_back_is_the_inverse_that_the_method_uses(size, degrees):
     values = ndimage.gaussian_filter(np.random.default_rng(0).random(size), 3)
-    ours = drawn.turned_back(values, degrees)
+    ours = render.turned_back(values, degrees)
     theirs = Views((degrees,)).undo(torch.from_numpy(values)[None, None], "reflect")[0, 0].numpy()
     np.testing.assert_allclose(ours, theirs, atol=1e-9)
 
@@ -39,13 +39,13 @@ def test_turning_back_is_the_inverse_that_the_method_uses(size, degrees):
 def test_a_plane_is_stretched_as_the_chain_does_it():
     plane = np.random.default_rng(1).random((7, 9)).astype(np.float32)
     theirs = unit(Chain(grad_cam, (70, 90)).upsample(torch.from_numpy(plane)[None]))[0].numpy()
-    np.testing.assert_allclose(drawn.stretched(plane, (70, 90)), theirs, atol=1e-5)
+    np.testing.assert_allclose(render.stretched(plane, (70, 90)), theirs, atol=1e-5)
 
 
 def test_rounding_of_the_store_is_not_drawn():
     almost = (1 + np.random.default_rng(2).random((6, 6)) * 1e-3).astype(np.float16).astype(np.float32)
     assert np.ptp(almost) > 0
-    assert not drawn.stretched(almost, (60, 60)).any()
+    assert not render.stretched(almost, (60, 60)).any()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_frames_of_any_kind(tmp_path, frame, says):
         "sha256": file_digest(path),
         "frame": frame,
     }
-    found = drawn.photograph(row, (224, 224))
+    found = render.photograph(row, (224, 224))
     assert (says in found) if says else (found.shape == (224, 224, 3) and found[:, 0].max() > 40)
 
 
@@ -80,7 +80,7 @@ def test_a_frame_beyond_the_picture_is_padded_with_black(tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", (100, 50), "white").save(path)
     row = {"id": "a", "path": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path)}
-    found = drawn.photograph(row | {"frame": [0.0, -25.0, 100.0, 75.0]}, (200, 200))
+    found = render.photograph(row | {"frame": [0.0, -25.0, 100.0, 75.0]}, (200, 200))
     assert (found[:50] == 0).all()
     assert (found[50:150] == 255).all()
     assert (found[150:] == 0).all()
@@ -96,10 +96,10 @@ def test_a_changed_file_of_the_same_size_is_not_shown(tmp_path):
         "sha256": file_digest(path),
         "frame": None,
     }
-    assert not isinstance(drawn.photograph(row, (224, 224)), str)
+    assert not isinstance(render.photograph(row, (224, 224)), str)
     Image.new("RGB", (20, 20), "black").save(path)
     assert path.stat().st_size == row["bytes"]
-    assert "has changed" in drawn.photograph(row, (224, 224))
+    assert "has changed" in render.photograph(row, (224, 224))
 
 
 def test_pictures_have_the_proportions_of_the_models_input(tmp_path):
@@ -114,7 +114,7 @@ def test_pictures_have_the_proportions_of_the_models_input(tmp_path):
     }
     row |= {"target": 0, "prob_by_view": None, "top1_by_view": None}
     planes = np.random.default_rng(0).random((2, 4, 6)).astype(np.float32)
-    found = drawn.pictured(row, Drawn(planes[0], planes[1], planes), (0.0, 180.0))
+    found = render.pictured(row, Drawn(planes[0], planes[1], planes), (0.0, 180.0))
     for address, size in (
         (found.photo, (224, 149)),
         (found.fused, (224, 149)),
@@ -127,10 +127,10 @@ def test_a_file_that_is_no_picture_any_more(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(b"not a picture")
     row = {"id": "a", "path": str(path), "bytes": 13, "sha256": file_digest(path), "frame": None}
-    assert "can no longer be read" in drawn.photograph(row, (224, 224))
-    assert "no longer where it was" in drawn.photograph(row | {"path": None}, (224, 224))
-    assert "no longer" in drawn.photograph(row | {"path": "a\0b"}, (224, 224))
-    assert "no longer" in drawn.photograph(row | {"path": "a" * 5000}, (224, 224))
+    assert "can no longer be read" in render.photograph(row, (224, 224))
+    assert "no longer where it was" in render.photograph(row | {"path": None}, (224, 224))
+    assert "no longer" in render.photograph(row | {"path": "a\0b"}, (224, 224))
+    assert "no longer" in render.photograph(row | {"path": "a" * 5000}, (224, 224))
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [0.01, float("nan"), 0.01], [0.0, 0.2]])
@@ -180,7 +180,7 @@ def test_a_picture_at_a_url_is_fetched_only_when_the_caller_lets_it():
     fsspec.filesystem("memory").pipe("/drawn/a.png", data.getvalue())
     row = {"id": "a", "path": "memory://drawn/a.png", "bytes": len(data.getvalue()), "frame": None}
     row["sha256"] = hashlib.sha256(data.getvalue()).hexdigest()
-    assert "--source" in drawn.photograph(row, (16, 16))
-    assert drawn.photograph(row, (16, 16), fetch=True).shape == (16, 16, 3)
-    assert "changed" in drawn.photograph(row | {"sha256": "0" * 64}, (16, 16), fetch=True)
-    assert "no longer" in drawn.photograph(row | {"path": "memory://drawn/none.png"}, (16, 16), fetch=True)
+    assert "--source" in render.photograph(row, (16, 16))
+    assert render.photograph(row, (16, 16), fetch=True).shape == (16, 16, 3)
+    assert "changed" in render.photograph(row | {"sha256": "0" * 64}, (16, 16), fetch=True)
+    assert "no longer" in render.photograph(row | {"path": "memory://drawn/none.png"}, (16, 16), fetch=True)

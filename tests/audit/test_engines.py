@@ -19,13 +19,13 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.audit.job import Auditing, versions
-from equicam.audit.run import audit
-from equicam.audit.store import Run
+from equicam.auditing.audit import audit
+from equicam.auditing.store import Run
+from equicam.auditing.worker import Auditing, versions
 from equicam.data.synthetic import draw_many
 from equicam.engines import devices
 from equicam.engines.devices import Devices
-from equicam.engines.job import Home, Recipe, Sent
+from equicam.engines.worker import Home, Recipe, Sent
 from equicam.errors import EquicamError
 from equicam.models.weights import fingerprint
 from tests.audit.conftest import ENV, equicam_command, equicam_process
@@ -194,9 +194,9 @@ from pathlib import Path
 import ray
 ray.init("local", num_cpus=4, **{small!r})
 import equicam
-from equicam.audit.run import audit
-from equicam.engines.cluster import Cluster
-from equicam.engines.job import Recipe
+from equicam.auditing.audit import audit
+from equicam.engines.ray import Cluster
+from equicam.engines.worker import Recipe
 
 patches, out = sys.argv[1], Path(sys.argv[2])
 model = equicam.load("embedded")
@@ -309,7 +309,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import ray
 ray.init("local", num_cpus=4, **{small!r})
-from equicam.engines.cluster import Cluster
+from equicam.engines.ray import Cluster
 
 @dataclass(frozen=True)
 class Slow:
@@ -358,9 +358,9 @@ from ray.cluster_utils import Cluster as Nodes
 nodes = Nodes(initialize_head=True, head_node_args={{"num_cpus": 2, **{small!r}}})
 lost = nodes.add_node(num_cpus=3, object_store_memory=200_000_000)
 import equicam
-from equicam.audit.run import audit
-from equicam.engines.cluster import Cluster
-from equicam.engines.job import Recipe
+from equicam.auditing.audit import audit
+from equicam.engines.ray import Cluster
+from equicam.engines.worker import Recipe
 
 source, out = sys.argv[1], Path(sys.argv[2])
 gone = []

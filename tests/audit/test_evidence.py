@@ -7,15 +7,15 @@ import pytest
 import torch
 
 import equicam
-from equicam.audit.evidence import evidence, verdict
-from equicam.audit.store import file_digest
+from equicam.auditing.evidence import evidence, verdict
+from equicam.auditing.store import file_digest
+from equicam.core.views import rotate
 from equicam.data.sources import find_items
-from equicam.geometry import rotate
+from equicam.evaluation import causal
+from equicam.evaluation.controls import item_seed
+from equicam.evaluation.equivariance import ANGLES
+from equicam.evaluation.statistics import Estimate
 from equicam.models.images import preprocessed
-from equicam.scores import causal
-from equicam.scores.controls import item_seed
-from equicam.scores.equivariance import ANGLES
-from equicam.scores.stats import Estimate
 
 
 def at(value: float, around: float = 0.01) -> Estimate:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import equicam
-from equicam.audit.decode import Opened
-from equicam.audit.part import Plans, computed
-from equicam.audit.store import Drawn
+from equicam.auditing.compute import Plans, computed
+from equicam.auditing.store import Drawn
+from equicam.data.decoding import Opened
 from equicam.data.items import Item
 from equicam.methods import find
 from tests.conftest import Cnn, assert_alive, pictures, seeded

@@ -17,12 +17,12 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-from equicam.audit.log import Log
-from equicam.audit.triage import triage
+from equicam.auditing.log import Log
+from equicam.auditing.triage import triage
 from equicam.errors import EquicamError
-from equicam.report import drawn
+from equicam.report import render
 from equicam.report.page import write_report
-from equicam.report.words import visible
+from equicam.report.text import visible
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, evidence_of, fake_run, triaged
 
 
@@ -146,7 +146,7 @@ def test_a_missing_or_changed_picture_is_said_so_and_not_shown(made):
         images = [a["src"] for a in Page(shown[name]).every("img")]
         assert len(images) == 3 + 18  # the maps are still there, on grey
         first = np.asarray(Image.open(io.BytesIO(b64decode(images[0].split(",")[1]))))
-        assert abs(first[0, 0].astype(int) - drawn.NO_PICTURE).max() < 90
+        assert abs(first[0, 0].astype(int) - render.NO_PICTURE).max() < 90
     assert len(Page(shown[HOSTILE[0]]).every("img")) == 4 + 18
 
 
@@ -286,7 +286,7 @@ def test_a_report_needs_no_torch(made, tmp_path):
         from types import SimpleNamespace
         import pyarrow as pa
         from dataclasses import make_dataclass
-        from equicam.audit.store import Run
+        from equicam.auditing.store import Run
         from equicam.report.page import write_report
         said = make_dataclass("Said", ["sentence", "unstable"])("No guarantee.", 0.5)
         rows = pa.ipc.open_file({str(tmp_path / "rows.arrow")!r}).read_all()

@@ -18,11 +18,11 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.audit import run as running
-from equicam.audit import verify as verifying
-from equicam.audit.log import Log
-from equicam.audit.run import Plans, audit
-from equicam.audit.store import Drawn, Run
+from equicam.auditing import audit as running
+from equicam.auditing import verify as verifying
+from equicam.auditing.audit import Plans, audit
+from equicam.auditing.log import Log
+from equicam.auditing.store import Drawn, Run
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.methods import find
@@ -301,7 +301,6 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
 
 
 def test_a_picture_that_kills_its_process_is_a_row_with_a_reason(patches, tmp_path, monkeypatch):
-    from equicam.audit import decode
 
     real = decode.open_item
 
@@ -393,8 +392,8 @@ def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
         )
     import pyarrow as pa
 
-    from equicam.audit.store import MAPS
-    from equicam.parts import write_table
+    from equicam.auditing.store import MAPS
+    from equicam.shards import write_table
 
     grids = [
         Drawn(*(rng.random(s, dtype=np.float32) for s in ((7, 7), (7, 7), (18, 7, 7)))).row(r["id"])
@@ -584,7 +583,7 @@ def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):
     def spoil(_module, inputs, output):
         return output.masked_fill((inputs[0][:, 0, 0, 0] == first)[:, None], torch.nan)
 
-    from equicam.data.pictures import open_picture
+    from equicam.data.image_files import open_picture
     from equicam.models.images import preprocessed
 
     first = preprocessed(model, open_picture(patches / "00.png"))[0, 0, 0]

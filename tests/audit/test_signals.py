@@ -11,19 +11,19 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from equicam.audit.exports import write_csv
-from equicam.audit.log import Log
-from equicam.audit.signals import GIVES_AWAY, NAMES, measured, recorded, scored
-from equicam.audit.store import ITEMS
-from equicam.audit.triage import ROWS, _guarantee, triage
-from equicam.audit.verdicts import TOLD, Readings, exported
-from equicam.audit.worth import UNKNOWN, Tells, _better
-from equicam.cli import app
+from equicam.auditing.exports import write_csv
+from equicam.auditing.log import Log
+from equicam.auditing.review_log import TOLD, Readings, exported
+from equicam.auditing.signal_quality import UNKNOWN, Tells, _better
+from equicam.auditing.signals import GIVES_AWAY, NAMES, measured, recorded, scored
+from equicam.auditing.store import ITEMS
+from equicam.auditing.triage import ROWS, _guarantee, triage
+from equicam.cli.app import app
 from equicam.errors import EquicamError
-from equicam.parts import read_json, read_table, write_table
+from equicam.evaluation import statistics
+from equicam.evaluation.statistics import Correlation, Estimate
 from equicam.report.page import write_report
-from equicam.scores import stats
-from equicam.scores.stats import Correlation, Estimate
+from equicam.shards import read_json, read_table, write_table
 from tests.audit.faked import Page, fake_run
 
 ANGLES = (0, 60, 120, 180, 240, 300)
@@ -197,7 +197,7 @@ def test_both_signals_are_measured_on_the_same_pictures():
         assert tells.caught.value == len(worst & set(np.argsort(-score)[:12])) / 12
         assert tells.caught.low < tells.caught.value < tells.caught.high
         assert tells.auroc.value == pytest.approx(np.mean(score[drift > 0.5][:, None] > score[drift <= 0.5]))
-        assert tells.spearman.r == pytest.approx(stats.spearman_r(score, drift))
+        assert tells.spearman.r == pytest.approx(statistics.spearman_r(score, drift))
     gap = found.signals["disagreement"].auroc.value - found.signals["peum"].auroc.value
     assert found.ahead.value == pytest.approx(gap)
     assert found.ahead.low < gap < found.ahead.high
@@ -257,7 +257,7 @@ def test_choosing_on_the_pictures_that_set_the_threshold_costs_a_little():
             for here, _ in drawn
         ]
         rates = [(new < threshold).mean() for threshold, (_, new) in zip(found, drawn, strict=True)]
-        better = int(np.argmax([stats.auroc(here, bad) for here, _ in drawn]))
+        better = int(np.argmax([statistics.auroc(here, bad) for here, _ in drawn]))
         missed.append((rates[0], rates[better]))
     fixed, chosen = np.mean(missed, axis=0)
     assert 0.08 < fixed < 0.10

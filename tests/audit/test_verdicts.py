@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from equicam.audit.agreement import review, settled
-from equicam.audit.log import Log
-from equicam.audit.verdicts import VERDICTS, Readings, StaleError, reviewer_name
+from equicam.auditing.interrater import review, settled
+from equicam.auditing.log import Log
+from equicam.auditing.review_log import VERDICTS, Readings, StaleError, reviewer_name
 from equicam.errors import EquicamError
 from equicam.report.page import write_report
 from tests.audit.faked import HOSTILE, Page, fake_run, triaged

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 import equicam
-from equicam.cli import app
+from equicam.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -35,7 +35,7 @@ def test_the_code_about_explainers_runs():
 
 
 def test_the_code_about_extending_runs(monkeypatch):
-    from equicam.scores.protocol import SCORES
+    from equicam.evaluation.metrics import SCORES
 
     kept = dict(SCORES)
     code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)
@@ -83,8 +83,8 @@ def test_every_score_is_documented(name):
 
 
 def test_every_control_is_documented():
-    from equicam.scores.causal import CONTROLS as REGIONS
-    from equicam.scores.controls import CONTROLS
+    from equicam.evaluation.causal import CONTROLS as REGIONS
+    from equicam.evaluation.controls import CONTROLS
 
     page = (ROOT / "docs/scores.md").read_text()
     for name in CONTROLS:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equicam
-from equicam.geometry import Views
+from equicam.core.views import Views
 from tests.conftest import pictures
 
 angles = st.floats(-720, 720, allow_nan=False)

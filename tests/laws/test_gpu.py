@@ -121,7 +121,7 @@ def test_a_captured_call_sees_new_weights_and_refuses_what_an_eager_one_does():
 
 
 def test_a_captured_call_outlives_the_caches():
-    from equicam.geometry import _grid, _mean_weights
+    from equicam.core.views import _grid, _mean_weights
 
     model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(2)
     equicam.explain(model, x, compiled=True)

@@ -17,11 +17,11 @@ from torch import nn
 from torchcam import methods as torchcam
 
 import equicam
-from equicam.combine import eigen_cam, grad_cam
+from equicam.core.combine import eigen_cam, grad_cam
 from equicam.methods import METHODS, Method, find
-from equicam.readers.aim import Contrast
+from equicam.readers.gradients import tap
 from equicam.readers.masking import score_cam
-from equicam.readers.tap import tap
+from equicam.readers.objective import Contrast
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 

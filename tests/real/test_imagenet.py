@@ -15,9 +15,9 @@ import torch
 from torchvision.transforms import v2
 
 import equicam
-from equicam.data.pictures import open_picture
+from equicam.data.image_files import open_picture
+from equicam.evaluation.summary import summarise
 from equicam.models.images import preprocessed
-from equicam.scores.summary import summarise
 
 pytestmark = pytest.mark.real
 WEIGHTS, PICTURES = (Path(os.environ.get(v, "/nowhere")) for v in ("EQUICAM_WEIGHTS", "EQUICAM_PICTURES"))

@@ -112,7 +112,7 @@ def test_auto_has_its_limits(cnn, x, tmp_path):
     with pytest.raises(equicam.EquicamError, match="fixed grid"):
         equicam.explain(cnn, x, views="auto", as_published=True)
     assert find("equigrad-cam", views="auto").fusion.auto == Auto()
-    from equicam.audit.run import audit
+    from equicam.auditing.audit import audit
 
     with pytest.raises(equicam.EquicamError, match="same views of every picture"):
         audit(cnn, tmp_path, tmp_path / "run", views="auto")

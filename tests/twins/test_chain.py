@@ -2,7 +2,7 @@
 
 import torch
 
-from equicam.chain import constant, unit
+from equicam.core.chain import constant, unit
 from tests.conftest import assert_alive
 
 

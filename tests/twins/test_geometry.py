@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import equicam
-from equicam.geometry import Views, mean_weights
+from equicam.core.views import Views, mean_weights
 from tests.conftest import pictures
 from tests.twins import slow
 

@@ -8,10 +8,10 @@ import torch
 
 import equicam
 from equicam.methods import Method
-from equicam.readers.ablate import recipro_cam
 from equicam.readers.masking import rise, score_cam
 from equicam.readers.noise import smooth_grad_cam_pp
 from equicam.readers.optimise import opti_cam
+from equicam.readers.perturb import recipro_cam
 from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, pictures, seeded
 from tests.twins import slow
 

@@ -11,14 +11,21 @@ from skimage.metrics import structural_similarity
 from torchvision.transforms.v2.functional import gaussian_blur
 
 import equicam
-from equicam.chain import Chain
-from equicam.combine import grad_cam, grad_cam_rectified, layer_cam
-from equicam.geometry import Views, disc, rotate
-from equicam.scores import causal, controls, faithfulness, localise, uncertainty
-from equicam.scores.blur import gaussian
-from equicam.scores.equivariance import ANGLES, confidence_kept, equivariance, over_stable, stable, weighted
-from equicam.scores.likeness import MEASURES, cosine, pearson, ranks, spearman, ssim
-from equicam.scores.stages import SAME_EVERYWHERE, Traced, stages
+from equicam.core.chain import Chain
+from equicam.core.combine import grad_cam, grad_cam_rectified, layer_cam
+from equicam.core.views import Views, disc, rotate
+from equicam.evaluation import causal, controls, faithfulness, localisation, uncertainty
+from equicam.evaluation.blur import gaussian
+from equicam.evaluation.equivariance import (
+    ANGLES,
+    confidence_kept,
+    equivariance,
+    over_stable,
+    stable,
+    weighted,
+)
+from equicam.evaluation.similarity import MEASURES, cosine, pearson, ranks, spearman, ssim
+from equicam.evaluation.stages import SAME_EVERYWHERE, Traced, stages
 from tests.conftest import Cnn, assert_alive, seeded
 
 SIZE = 28
@@ -302,14 +309,14 @@ def test_the_label_disc_of_patchcamelyon():
     profile = edge.clamp(-1, 0) + 1 - (edge - side + 1).clamp(0, 1)
     soft = profile.clamp(0, 1)[:, None] * profile.clamp(0, 1)[None]
     assert soft.sum().sqrt().item() == pytest.approx(side, abs=0.01)
-    round_ = localise.disc_of_equal_area(soft)
+    round_ = localisation.disc_of_equal_area(soft)
     assert math.sqrt(round_.sum().item() / math.pi) == pytest.approx(48.14, abs=0.1)
     assert round_.double().mean().item() == pytest.approx(0.1452, abs=0.0003)
     cover = controls.coverage_map(Views.evenly(18), (7, 7), (224, 224), like=soft)
     null = controls.times_coverage(torch.ones_like(soft), cover)
-    assert localise.energy(cover, round_).item() == pytest.approx(0.164, abs=0.001)
-    assert localise.energy(null, round_).item() == pytest.approx(0.172, abs=0.001)
-    assert localise.energy(torch.zeros_like(soft), round_).isnan()
+    assert localisation.energy(cover, round_).item() == pytest.approx(0.164, abs=0.001)
+    assert localisation.energy(null, round_).item() == pytest.approx(0.172, abs=0.001)
+    assert localisation.energy(torch.zeros_like(soft), round_).isnan()
 
 
 def test_boxes_by_hand():
@@ -317,18 +324,18 @@ def test_boxes_by_hand():
     plane[2:5, 3:9] = 0.5  # the larger part
     plane[5, 9] = 0.9  # touches it only at a corner
     plane[8, 1] = 1.0  # the maximum, a part of one pixel
-    assert localise.found_box(plane) == (3.0, 2.0, 9.0, 5.0)
-    assert localise.found_box(torch.zeros(4, 4)) is None
-    assert localise.overlap((0.0, 0.0, 4.0, 4.0), (2.0, 2.0, 6.0, 6.0)) == pytest.approx(4 / 28)
-    assert localise.overlap((0.0, 0.0, 1.0, 1.0), (5.0, 5.0, 6.0, 6.0)) == 0
+    assert localisation.found_box(plane) == (3.0, 2.0, 9.0, 5.0)
+    assert localisation.found_box(torch.zeros(4, 4)) is None
+    assert localisation.overlap((0.0, 0.0, 4.0, 4.0), (2.0, 2.0, 6.0, 6.0)) == pytest.approx(4 / 28)
+    assert localisation.overlap((0.0, 0.0, 1.0, 1.0), (5.0, 5.0, 6.0, 6.0)) == 0
     mask = torch.zeros(10, 12, dtype=torch.bool)
     mask[2:5, 3:9] = True
-    assert localise.box_around(mask) == (3.0, 2.0, 9.0, 5.0)
-    assert localise.box_around(torch.zeros_like(mask)) is None
+    assert localisation.box_around(mask) == (3.0, 2.0, 9.0, 5.0)
+    assert localisation.box_around(torch.zeros_like(mask)) is None
     there = torch.zeros_like(mask)
     there[8, 1] = True
-    assert localise.pointing(plane, torch.stack((mask, there)))
-    assert not localise.pointing(plane, mask[None])
+    assert localisation.pointing(plane, torch.stack((mask, there)))
+    assert not localisation.pointing(plane, mask[None])
 
 
 def test_disagreement_is_the_mean_over_pairs():
@@ -486,7 +493,7 @@ def test_all_angles_in_one_pass_are_what_they_are_one_by_one(monkeypatch):
         "scores": ["eq", "stages", "peum", "disagreement"],
     }
     one_by_one = equicam.evaluate(model, x, views=4, **asked).to_pylist()
-    monkeypatch.setattr(import_module("equicam.scores.look"), "_fit", lambda *_: True)
+    monkeypatch.setattr(import_module("equicam.evaluation.maps"), "_fit", lambda *_: True)
     at_once = equicam.evaluate(model, x, views=4, **asked).to_pylist()
     assert len(at_once) == len(one_by_one) > 100
     values = [row["value"] for row in one_by_one if row["score"] == "eq"]

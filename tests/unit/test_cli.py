@@ -9,10 +9,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import equicam
-from equicam.cli import app
+from equicam.cli.app import app
+from equicam.cli.shared import as_typed
 from equicam.data.synthetic import draw
-from equicam.report.explained import safe_stem
-from equicam.terminal import as_typed
+from equicam.report.explanation_files import safe_stem
 
 RUN = CliRunner(env={"COLUMNS": "200"})
 
@@ -194,7 +194,7 @@ def seconds(code: str) -> float:
 
 def test_importing_is_light():
     assert seconds("import sys, equicam; assert equicam.__version__; assert 'torch' not in sys.modules") < 0.3
-    assert seconds("from equicam.cli import app; app(['--help'], standalone_mode=False)") < 1
+    assert seconds("from equicam.cli.app import app; app(['--help'], standalone_mode=False)") < 1
 
 
 def test_the_version_is_told():

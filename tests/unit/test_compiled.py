@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import equicam
-from equicam.graphs import SMALL, Graph, Packed, graphs_of
 from equicam.readers.checks import gathered, insist, settle
-from equicam.readers.compiled import _size
+from equicam.runtime.compiled import _size
+from equicam.runtime.graphs import SMALL, Graph, Packed, graphs_of
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1")}
@@ -98,7 +98,7 @@ def test_a_compiled_network_is_not_kept_alive():
     import gc
     import weakref
 
-    from equicam.readers.compiled import Tapped, _compiled
+    from equicam.runtime.compiled import Tapped, _compiled
 
     net = seeded(Cnn)
     _compiled[net] = {"trunk": Tapped("trunk")}

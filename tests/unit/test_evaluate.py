@@ -12,16 +12,16 @@ import torch
 from PIL import Image
 
 import equicam
+from equicam.core.views import Views, rotate
 from equicam.data.items import Item
 from equicam.errors import EquicamError
-from equicam.geometry import Views, rotate
+from equicam.evaluation import summary
+from equicam.evaluation.controls import randomised, shuffled
+from equicam.evaluation.equivariance import ANGLES, equivariance
+from equicam.evaluation.metrics import SCORES, Score
+from equicam.evaluation.table import Scored
+from equicam.evaluation.worker import opened
 from equicam.models.images import framed
-from equicam.scores import summary
-from equicam.scores.controls import randomised, shuffled
-from equicam.scores.equivariance import ANGLES, equivariance
-from equicam.scores.protocol import SCORES, Score
-from equicam.scores.rows import Scored
-from equicam.scoring import opened
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 ANGLES_2 = (45, 90)
@@ -278,7 +278,7 @@ def test_labels_by_name_by_order_and_unknown(small, folder):
 
 
 def test_a_cut_off_evaluation_goes_on_and_is_the_same(small, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["equicam.evaluate"], "A_PART", 2)
+    monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "A_PART", 2)
     options = {"methods": ["grad-cam", "equigrad-cam"], "angles": ANGLES_2, "views": 4}
     whole = equicam.evaluate(small, folder, out=tmp_path / "whole.parquet", **options)
     out = tmp_path / "cut.parquet"
@@ -539,7 +539,7 @@ def test_names_that_do_not_match_are_no_labels(small, folder):
 
 
 def test_no_picture_is_left_alone_in_a_part(cnn, monkeypatch):
-    monkeypatch.setattr(sys.modules["equicam.evaluate"], "A_PART", 4)
+    monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "A_PART", 4)
     table = equicam.evaluate(cnn, pictures(9), methods=["grad-cam"], angles=(90,))
     _, floor = value(table, "eq", "grad-cam", "disc")
     assert len(floor) == 9

@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import equicam
-from equicam.cli import app
+from equicam.cli.app import app
+from equicam.core.views import rotate, rotate_each
 from equicam.errors import EquicamError
 from equicam.finetune import finetune, started
-from equicam.geometry import rotate, rotate_each
 
 FACTORY = """
 import torch

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from equicam.errors import EquicamError
-from equicam.parts import Parts, differences, write_whole
+from equicam.shards import Parts, differences, write_whole
 
 ROWS = pa.table({"a": [1, 2]})
 
@@ -51,7 +51,7 @@ def test_a_killed_writer_leaves_a_whole_file_or_none(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from equicam.parts import write_whole
+from equicam.shards import write_whole
 for i in range(10**6):
     write_whole(Path(sys.argv[1]) / "file", bytes([65 + i % 26]) * 300_000)
 """

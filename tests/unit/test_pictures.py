@@ -9,7 +9,7 @@ from PIL import Image
 
 import equicam
 from equicam import EquicamError
-from equicam.data.pictures import open_picture, rgb
+from equicam.data.image_files import open_picture, rgb
 
 RAMP = np.linspace(0, 255, 40 * 30).reshape(40, 30).astype(np.uint8)
 COLOUR = np.stack([RAMP, RAMP[::-1], np.full_like(RAMP, 90)], -1)

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import equicam
-from equicam.audit.run import audit
-from equicam.audit.store import Run
+from equicam.auditing.audit import audit
+from equicam.auditing.store import Run
 from equicam.data import remote
 from equicam.data.items import digest, fetched, open_item
 from equicam.data.remote import Remote, is_url, place, stamp

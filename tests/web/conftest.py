@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from equicam.audit.store import SAMPLE, Run
-from equicam.audit.triage import ROWS, triage
-from equicam.parts import write_table
-from equicam.web.app import make_app
-from equicam.web.guard import Door
+from equicam.auditing.store import SAMPLE, Run
+from equicam.auditing.triage import ROWS, triage
+from equicam.review.app import make_app
+from equicam.review.auth import Door
+from equicam.shards import write_table
 from tests.audit.faked import fake_run
 
 PORT = 8321

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from equicam.audit.log import Log
-from equicam.parts import read_table
-from equicam.web.shelf import key_of
+from equicam.auditing.log import Log
+from equicam.review.queue import key_of
+from equicam.shards import read_table
 from tests.audit.faked import HOSTILE
 from tests.web.conftest import many
 from tests.web.served import Served

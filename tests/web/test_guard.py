@@ -3,7 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from equicam.audit.log import Log
+from equicam.auditing.log import Log
 from tests.web.conftest import HOME, PORT, House
 
 EVERYWHERE = [

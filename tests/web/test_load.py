@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from equicam.audit.log import Log
+from equicam.auditing.log import Log
 from tests.audit.faked import fake_run
 from tests.web.conftest import ranked
 from tests.web.served import Served

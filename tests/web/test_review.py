@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 import pytest
 from PIL import Image
 
-from equicam.audit.log import Log
-from equicam.audit.verdicts import VERDICTS, Readings
-from equicam.parts import read_table, write_table
-from equicam.web.shelf import A_PAGE, Shelves, key_of
+from equicam.auditing.log import Log
+from equicam.auditing.review_log import VERDICTS, Readings
+from equicam.review.queue import A_PAGE, Shelves, key_of
+from equicam.shards import read_table, write_table
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, fake_run
 from tests.web.conftest import House, many, ranked
 
@@ -455,7 +455,7 @@ def test_every_picture_and_control_has_words(ana):
 
 
 def test_the_page_never_imports_torch():
-    code = "import sys; sys.modules['torch'] = None; import equicam.cli, equicam.web.app, equicam.web.pictures; import equicam.report.drawn; print('scipy.stats' in sys.modules)"
+    code = "import sys; sys.modules['torch'] = None; import equicam.cli.app, equicam.review.app, equicam.review.images; import equicam.report.render; print('scipy.stats' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "False"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from equicam.audit.log import Log
-from equicam.audit.verdicts import VERDICTS, Readings
+from equicam.auditing.log import Log
+from equicam.auditing.review_log import VERDICTS, Readings
 from tests.audit.conftest import equicam_command
 from tests.audit.faked import fake_run
 from tests.web.served import Served
@@ -98,10 +98,10 @@ def test_without_fastapi_it_says_what_to_install(run, monkeypatch, capsys):
 
     import typer
 
-    from equicam.cli_review import review
+    from equicam.cli.review import review
 
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    monkeypatch.delitem(sys.modules, "equicam.web.app", raising=False)
+    monkeypatch.delitem(sys.modules, "equicam.review.app", raising=False)
     with pytest.raises(typer.Exit):
         review(run.folder, None, True, None, "127.0.0.1", False, False, None, None)
     assert "pip install 'equicam[review]'" in " ".join(capsys.readouterr().out.split())
@@ -123,7 +123,7 @@ def test_export_writes_all_verdicts(run, tmp_path):
 
 
 def readings_ids(run):
-    from equicam.parts import read_table
+    from equicam.shards import read_table
 
     return read_table(run.folder / "triage.parquet")["id"].to_pylist()
 

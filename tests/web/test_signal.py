@@ -5,9 +5,9 @@ import json
 import pyarrow as pa
 import pytest
 
-from equicam.audit.store import Run
-from equicam.parts import read_table, write_table
-from equicam.web.shelf import Shelves
+from equicam.auditing.store import Run
+from equicam.review.queue import Shelves
+from equicam.shards import read_table, write_table
 from tests.audit.faked import BLANK, Page, fake_run
 from tests.web.conftest import House, many, ranked
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equicam.data.pictures import MOST_PIXELS
+from equicam.data.image_files import MOST_PIXELS
 from equicam.errors import EquicamError
 
 STAY_OPEN = 8

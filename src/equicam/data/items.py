@@ -10,7 +10,7 @@ from itertools import zip_longest
 from PIL import Image
 
 from equicam.data import hdf5
-from equicam.data.pictures import open_picture, orientation
+from equicam.data.image_files import open_picture, orientation
 from equicam.data.remote import Place, Remote, stamps
 from equicam.errors import EquicamError
 

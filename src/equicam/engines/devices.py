@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from equicam.engines.job import Job, Part, Recipe, Sent, die_with
+from equicam.engines.worker import Job, Part, Recipe, Sent, die_with
 from equicam.errors import EquicamError
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from equicam.data.pictures import open_picture, rgb
+from equicam.data.image_files import open_picture, rgb
 from equicam.errors import EquicamError
 from equicam.models.model import IMAGENET_MEAN, IMAGENET_STD, Model
 

@@ -11,9 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from equicam.errors import EquicamError
 from equicam.models.model import Model
+from equicam.readers.gradients import class_scores, feed, undisturbed
 from equicam.readers.layout import Layout
 from equicam.readers.reading import Pin, Reading, wide
-from equicam.readers.tap import class_scores, feed, undisturbed
 
 Attention = Float[Tensor, "n heads N N"]
 _SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)

@@ -9,13 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from equicam.chain import unit
-from equicam.combine import weighted
+from equicam.core.chain import unit
+from equicam.core.combine import weighted
 from equicam.errors import EquicamError
 from equicam.models.model import Model
-from equicam.readers.ask import ask, ask_at
-from equicam.readers.passes import views_a_pass
+from equicam.readers.forward import ask, ask_at
 from equicam.readers.reading import Pin, Reading, wide
+from equicam.runtime.batching import views_a_pass
 
 Weighing = Literal["softmax", "softmax_of_logits", "relu_minus_full_image", "probability"]
 _A_PASS = 256  # masked inputs made at a time, where memory would allow more

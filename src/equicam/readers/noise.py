@@ -4,12 +4,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.chain import Chain
-from equicam.combine import Combine, grad_cam_pp
+from equicam.core.chain import Chain
+from equicam.core.combine import Combine, grad_cam_pp
 from equicam.models.model import Model
-from equicam.readers.ask import ask_at
+from equicam.readers.forward import ask_at
+from equicam.readers.gradients import tap
 from equicam.readers.reading import Pin, Reading
-from equicam.readers.tap import tap
 
 
 def smooth_grad_cam_pp(

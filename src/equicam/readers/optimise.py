@@ -5,11 +5,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from equicam.combine import weighted
+from equicam.core.combine import weighted
 from equicam.models.model import Model
-from equicam.readers.ask import ask_at
+from equicam.readers.forward import ask_at
+from equicam.readers.gradients import class_scores, feed, undisturbed
 from equicam.readers.reading import Pin, Reading
-from equicam.readers.tap import class_scores, feed, undisturbed
 
 
 def opti_cam(

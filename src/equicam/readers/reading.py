@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equicam.chain import Stage
-from equicam.combine import Features, Plane
+from equicam.core.chain import Stage
+from equicam.core.combine import Features, Plane
 
 Pin = Callable[[Float[Tensor, "n y"] | None], tuple[Int[Tensor, " n"], Float[Tensor, "n y"] | None]]
 """Given the scores of a batch of views: each view's target class and the scores of its picture as presented."""

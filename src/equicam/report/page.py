@@ -19,18 +19,18 @@ import pyarrow.compute as pc
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from equicam.audit.log import Log
-from equicam.audit.signals import NAMES, measured
-from equicam.audit.spec import Spec
-from equicam.audit.store import Run
-from equicam.audit.verdicts import VERDICTS, Readings
+from equicam.auditing.log import Log
+from equicam.auditing.manifest import Spec
+from equicam.auditing.review_log import VERDICTS, Readings
+from equicam.auditing.signals import NAMES, measured
+from equicam.auditing.store import Run
 from equicam.data.items import readable
 from equicam.errors import EquicamError
-from equicam.parts import json_ready, write_whole
-from equicam.report import drawn, plots
-from equicam.report.drawn import Pictures
-from equicam.report.explained import MOST_SPREAD
-from equicam.report.words import FLAGS, visible
+from equicam.report import plots, render
+from equicam.report.explanation_files import MOST_SPREAD
+from equicam.report.render import Pictures
+from equicam.report.text import FLAGS, visible
+from equicam.shards import json_ready, write_whole
 
 MOST_BAD = 100  # rows of the table of bad pictures
 SILENT = {"blank", "constant", "none-kept"}  # flags under which PEUM says nothing
@@ -87,7 +87,7 @@ def write_report(
     text = _environment().get_template("report.html.j2").render(
         facts=facts, shown=shown, plots=_plots(items, queue, triage, len(spec.angles)), manifest=_manifest(spec),
         folder=shlex.quote(readable(str(run.folder))), most_bad=MOST_BAD, most_spread=MOST_SPREAD, flags=FLAGS,
-        scale=drawn.inline(drawn.scale_bar()), thinned=len(spec.angles) > drawn.MOST_VIEWS,
+        scale=render.inline(render.scale_bar()), thinned=len(spec.angles) > render.MOST_VIEWS,
         named=partial(_named, classes=spec.classes), verdicts=VERDICTS, by=NAMES[triage.by],
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def _review(readings: Readings, triage: Ranked) -> dict[str, Any] | None:
     """What reviewers found, in both arms together with their numbers; no picture of the random arm is named."""
     if not readings.verdicts():
         return None
-    from equicam.audit.agreement import (
+    from equicam.auditing.interrater import (
         review,  # intervals are slow to load, and most reports have none of these
     )
 
@@ -197,7 +197,7 @@ def _shown(
                 "verdicts": _verdicts(readings, row["id"]),
                 "notes": [asdict(n) for n in readings.notes(row["id"])],
             },
-            drawn.pictured(known[row["id"]], maps.get(row["id"]), spec.angles, fetch=bool(run.moved)),
+            render.pictured(known[row["id"]], maps.get(row["id"]), spec.angles, fetch=bool(run.moved)),
         )
         for row in queue
     ]

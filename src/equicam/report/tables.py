@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from equicam.scores import stats, summary
-from equicam.scores.stats import Correlation, Estimate
+from equicam.evaluation import statistics, summary
+from equicam.evaluation.statistics import Correlation, Estimate
 
 
 def printed(rows: pa.Table, *, details: bool = False) -> Iterator[Table | str]:
@@ -139,7 +139,7 @@ def _against_first(rows: pa.Table) -> Table:
     found = {m: summary.contrast(rows, m, first) for m in others}
     log10_p = np.array([c.log10_p for c in found.values()])
     for (method, c), holm, bonferroni in zip(
-        found.items(), stats.holm(log10_p), stats.bonferroni(log10_p), strict=True
+        found.items(), statistics.holm(log10_p), statistics.bonferroni(log10_p), strict=True
     ):
         mean = f"{c.mean:+.3f} [{c.low:+.3f}, {c.high:+.3f}]"
         table.add_row(

@@ -1,0 +1,180 @@
+"""The command that regenerates the paper. Heavy libraries load inside it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from equicam.cli.shared import COMPILE, console, dtype_named, listed, plain, refused, where
+from equicam.errors import EquicamError
+from equicam.paper import NAMES, named
+
+if TYPE_CHECKING:
+    from equicam.paper.context import Bench, Line
+
+COLOURS = {
+    "matches": "green",
+    "differs": "red",
+    "artefact": "magenta",
+    "undecided": "yellow",
+    "measured": "none",
+    "not run": "dim",
+}
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="a name --list shows", show_default=False)] = None,
+    data: Annotated[str | None, typer.Option(help="the pictures", show_default=False)] = None,
+    model: Annotated[str, typer.Option(help="the network, as `equicam models` names it")] = "resnet50",
+    weights: Annotated[str | None, typer.Option(help="a weights file; published ones if left out")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="whose published numbers to stand beside: resnet50, vgg16, vit_b_16")
+    ] = None,
+    domain: Annotated[str, typer.Option(help="PatchCamelyon or RESISC45, for domain tables")] = "",
+    n: Annotated[int | None, typer.Option("--n", help="a class-spread sample of so many pictures")] = None,
+    split: Annotated[str | None, typer.Option(help="of the source: test, …")] = None,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option(help="more weights by what they are: turned=FILE, seed1=FILE", show_default=False),
+    ] = None,
+    classes: Annotated[str | None, typer.Option(help="class names of a zero-shot model, with commas")] = None,
+    costly: Annotated[bool, typer.Option(help="also methods of hundreds of passes a map")] = False,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: run the network in it")] = None,
+    compile_: COMPILE = False,
+    out: Annotated[Path, typer.Option(help="where rows, lines and figures go; resumes what is there")] = Path(
+        "reproduced"
+    ),
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is if left out")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="name every table, figure and claim")] = False,
+) -> None:
+    """A table, figure or claim of the paper: published, by the authors' protocol and by ours, side by side.
+
+    For example: `equicam reproduce main --data imagenet/val --n 1000`
+    """
+    if list_ or name is None:
+        _listing()
+        return
+    with refused():
+        if name not in NAMES:
+            raise EquicamError(
+                "an experiment",
+                needs=f"one of {', '.join(NAMES)}",
+                got=repr(name),
+                fix="equicam reproduce --list",
+            )
+        if data is None:
+            raise EquicamError(
+                f"reproduce {name}",
+                needs=named(name).needs,
+                got="no --data",
+                fix=f"equicam reproduce {name} --data FOLDER",
+            )
+        import equicam
+        from equicam.data.sources import find_items
+        from equicam.paper.context import Bench
+
+        find_items(data, split=split)  # what is not there is said before a model is loaded
+        more = dict(_weights_named(one) for one in extra or ())
+        ready = equicam.load(model, weights=weights, classes=listed(classes), device=where(device))
+        bench = Bench(
+            model=ready, data=data, out=out, backbone=backbone or model, domain=domain,
+            n=n, split=split, costly=costly, progress=console.is_terminal, options={"dtype": dtype_named(dtype), "compiled": compile_},
+            extra=more,
+        )  # fmt: skip
+        _say_alone(bench)
+        lines = list(named(name).lines(bench))
+        from equicam.shards import write_whole
+
+        out.mkdir(parents=True, exist_ok=True)
+        kept = {
+            "experiment": name,
+            "model": model,
+            "backbone": bench.backbone,
+            "domain": domain,
+            "n": n,
+            "lines": [one.as_json() for one in lines],
+        }
+        write_whole(out / f"{name}.json", json.dumps(kept, indent=1, ensure_ascii=False).encode())
+    console.print(_table(name, lines))
+    for one in lines:
+        if one.reason and one.verdict != "not run":
+            console.print(
+                f"  {escape(plain(one.what))}: {escape(plain(one.reason))}", soft_wrap=True, highlight=False
+            )
+    skipped = [one for one in lines if one.verdict == "not run"]
+    if skipped:
+        console.print(
+            f"{len(skipped)} claims not run; {escape(plain(out / f'{name}.json'))} says what would run each",
+            soft_wrap=True,
+        )
+
+
+def _weights_named(given: str) -> tuple[str, Path]:
+    """turned=FILE as a name that an experiment asks for, and a file that is there."""
+    from equicam.paper.rotation_augmentation import WEIGHTS
+    from equicam.paper.seeds import SEEDS
+
+    names = (*WEIGHTS.values(), *SEEDS)
+    name, _, file = given.partition("=")
+    if name not in names or not Path(file).is_file():
+        raise EquicamError(
+            "--extra",
+            needs=f"{', '.join(names)} with = and an existing file of weights",
+            got=repr(given),
+            fix="--extra turned=models/turned/weights.safetensors",
+        )
+    return name, Path(file)
+
+
+def _say_alone(bench: "Bench") -> None:
+    """A name that nothing is published of may be meant so, or be misspelt."""
+    from equicam.paper.context import BACKBONES
+    from equicam.paper.domains import DOMAINS
+
+    for what, given, known, option in (
+        ("network", bench.backbone, BACKBONES, "--backbone"),
+        ("domain", bench.domain, DOMAINS, "--domain"),
+    ):
+        if given and given not in known:
+            said = f"{given} is no {what} of the paper's ({', '.join(known)}): their numbers are not held against it; {option} says otherwise"
+            console.print(escape(plain(said)), style="yellow", soft_wrap=True, highlight=False)
+
+
+def _listing() -> None:
+    from equicam.paper.context import claims
+
+    table = Table("name", "claims", "what", "needs", box=None)
+    for name in NAMES:
+        one = named(name)
+        count = sum(claim.startswith(one.answers) for claim in claims()) if one.answers else 0
+        table.add_row(name, str(count or ""), one.title, one.needs)
+    console.print(table)
+
+
+def _table(name: str, lines: "list[Line]") -> Table:
+    table = Table(
+        "what",
+        "published",
+        "by their protocol",
+        "by ours",
+        "verdict",
+        box=SIMPLE_HEAD,
+        title=named(name).title,
+    )
+    from equicam.report.tables import estimate
+
+    for one in lines:
+        if one.verdict == "not run":
+            continue
+        measured = [estimate(e) if e else "" for e in (one.as_published, one.clean)]
+        colour = COLOURS[one.verdict]
+        table.add_row(
+            escape(one.what), escape(one.published), *measured, f"[{colour}]{one.verdict}[/{colour}]"
+        )
+    return table

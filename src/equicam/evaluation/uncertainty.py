@@ -1,0 +1,40 @@
+"""Signals that may tell an unstable map from one picture alone; how well they do is for `stats` to say."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from equicam.core.views import Degrees, rotate
+from equicam.evaluation.similarity import Region, own_and_others, pearson, spearman
+
+
+def disagreement(maps: Float[Tensor, "s b H W"], region: Region) -> Float[Tensor, " b"]:
+    """Mean of 1 − Pearson over all pairs of a picture's aligned views."""
+    by_picture = maps.transpose(0, 1)
+    return 1 - own_and_others(pearson(by_picture, by_picture, region))[1].mean(-1)
+
+
+def flip_rate(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+    """Share of the evaluation angles whose top-1 is not the target; the first of `probs` is presented."""
+    return (probs[1:].argmax(-1) != target).double().mean(0)
+
+
+def confidence_drop(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+    """Mean over the evaluation angles of 1 − p_c(R_θ x) / p_c(x)."""
+    of_target = probs.gather(2, target[None, :, None].expand(len(probs), -1, 1))[..., 0].double()
+    return (1 - of_target[1:] / of_target[0]).mean(0)
+
+
+def calibration(
+    peum: Float[Tensor, "b H W"],
+    maps: Float[Tensor, "v b H W"],
+    angles: Sequence[Degrees],
+    region: Region,
+) -> Float[Tensor, " b"]:
+    """Spearman over pixels of PEUM with the mean squared drift, both in the presented frame; NaN where either is flat."""
+    apart = [(rotate(m, -angle) - maps[0]) ** 2 for m, angle in zip(maps[1:], angles, strict=True)]
+    drift = torch.stack(apart).mean(0)
+    found = torch.stack([spearman(p[None], d[None], region)[0, 0] for p, d in zip(peum, drift, strict=True)])
+    return torch.where(found == 0, torch.nan, found)
