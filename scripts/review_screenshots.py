@@ -27,7 +27,7 @@ from equicam.data.synthetic import draw_many
 from equicam.report.overlay import heat
 from equicam.review.queue import Shelves
 
-COMMAND = [sys.executable, "-c", "from equicam.cli import app; app()"]
+COMMAND = [sys.executable, "-c", "from equicam.cli.app import app; app()"]
 CHROMIUM = Path("/usr/bin/chromium")
 PATCHES = 160
 READ = "0102-0-31-0-2400--01---2--0---3-1--0"  # the first verdicts of a plausible morning; -: none yet

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from equicam.cli.app import app
 from equicam.data.synthetic import draw_many
 
-COMMAND = [sys.executable, "-c", "from equicam.cli import app; app()"]
+COMMAND = [sys.executable, "-c", "from equicam.cli.app import app; app()"]
 SOURCES = str(Path(__file__).parents[2] / "src")
 ENV = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCES}
 

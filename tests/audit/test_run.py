@@ -169,7 +169,7 @@ def test_a_second_process_is_refused_by_the_number_of_the_first(patches, tmp_pat
 
 def test_a_full_disk_is_said_and_loses_nothing(patches, whole, tmp_path):
     """No file may grow past 14.5 kB: the system refuses the write of the first part's maps."""
-    code = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (14500, 14500)); from equicam.cli import app; app()"
+    code = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (14500, 14500)); from equicam.cli.app import app; app()"
     out = tmp_path / "run"
     arguments = ["audit", str(patches), "--out", str(out), *OPTIONS]
     done = subprocess.run(

@@ -1,0 +1,54 @@
+"""How images are explained, as plain data: one object that travels whole from the caller to the run's manifest."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from equicam.errors import EquicamError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every option that decides what a map is. A new option is one line here."""
+
+    method: Any = "equigrad-cam"  # a name from `equicam.methods()`, or a Method or Fusion of the caller's
+    views: Any = None  # how many, angles in degrees, or "auto"; None: as many as the method has
+    fill: str | None = None  # reflect, zeros or coverage; None: reflect, or zeros as published
+    as_published: bool = False  # the paper authors' view grid, fill and method variants
+    tau: float | None = None  # confidence below which PCF drops a view
+    gamma: float | None = None  # exponent of the soft gate
+    dtype: str | None = None  # run the network under autocast in it; None: in the model's own type
+    compiled: bool = False  # compile the network, and capture CUDA graphs: how it runs, never what it computes
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Accept Views, other sequences of angles and torch dtypes, and keep plain values."""
+        views = getattr(self.views, "angles", self.views)
+        if isinstance(views, list | tuple):
+            views = tuple(float(a) for a in views)
+        object.__setattr__(self, "views", views)
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that JSON keeps; a method of the caller's is described by its repr."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        plain["views"] = list(self.views) if isinstance(self.views, tuple) else self.views
+        return plain | {"method": self.method if isinstance(self.method, str) else repr(self.method)}
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> "Recipe":
+        """The recipe `to_json` wrote."""
+        known = {f.name for f in fields(Recipe)}
+        if unknown := sorted(set(found) - known):
+            raise EquicamError(
+                "a recipe", needs=f"only {', '.join(sorted(known))}", got=", ".join(unknown),
+                fix="the equicam version that wrote it",
+            )  # fmt: skip
+        return Recipe(**found)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of its JSON: equal recipes, equal fingerprints."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
