@@ -28,7 +28,7 @@ from equicam.data.sources import find_items
 from equicam.engines.ray import Cluster
 from equicam.engines.worker import Recipe
 from equicam.models.images import seen_box
-from equicam.models.model import Model
+from equicam.readers.model import Model
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ GROUPS = {
     ],
     "Models": [
         ("equicam", "models.load.load"),
-        ("equicam", "models.model.wrap"),
-        ("equicam", "models.model.Model"),
+        ("equicam", "models.wrap.wrap"),
+        ("equicam", "readers.model.Model"),
         ("equicam", "readers.layout.Layout"),
     ],
     "Methods of your own": [

@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 
 import equicam
 from equicam.data.image_files import open_picture
-from equicam.models.model import IMAGENET_MEAN, IMAGENET_STD, Model
+from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 CROP = v2.Compose(
     [

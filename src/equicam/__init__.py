@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from equicam.methods import Method as Method
     from equicam.methods import methods as methods
     from equicam.models.load import load as load
-    from equicam.models.model import Model as Model
-    from equicam.models.model import wrap as wrap
+    from equicam.models.wrap import wrap as wrap
     from equicam.readers.layout import Layout as Layout
+    from equicam.readers.model import Model as Model
 
 _HOME = {
     "EquicamError": "errors",
@@ -37,7 +37,7 @@ _HOME = {
     "KeepConfident": "core.weights",
     "Layout": "readers.layout",
     "Method": "methods",
-    "Model": "models.model",
+    "Model": "readers.model",
     "SoftGate": "core.weights",
     "Views": "core.views",
     "equivariant": "explain",
@@ -48,7 +48,7 @@ _HOME = {
     "rotate": "core.views",
     "scores": "evaluation.metrics",
     "uniform": "core.weights",
-    "wrap": "models.model",
+    "wrap": "models.wrap",
 }
 __all__ = [*_HOME, "__version__"]
 

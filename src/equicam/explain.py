@@ -17,11 +17,13 @@ from equicam.core.views import Fill, Views, picked
 from equicam.core.weights import uniform
 from equicam.errors import EquicamError
 from equicam.methods import Fusion, Method, Reader, find
-from equicam.models.images import Images, as_batch, finite, not_finite
-from equicam.models.model import Model, wrap
+from equicam.models.images import Images, as_batch
+from equicam.models.wrap import wrap
 from equicam.readers.checks import explained_by, gathered, insist, settle
 from equicam.readers.external import as_explainer, external
+from equicam.readers.finite import finite, not_finite
 from equicam.readers.gradients import tap, undisturbed
+from equicam.readers.model import Model
 from equicam.readers.reading import Pin, Reading
 from equicam.runtime.adaptive import settled
 from equicam.runtime.batching import Read, Target, as_targets, views_a_pass

@@ -28,8 +28,8 @@ from equicam.models.augment import training_steps
 from equicam.models.heads import head_name, with_classes
 from equicam.models.images import preprocessed
 from equicam.models.load import load
-from equicam.models.model import Model
 from equicam.models.weights import state_dict
+from equicam.readers.model import Model
 from equicam.shards import differences, plain, write_whole
 
 HELD_OUT = 0.10

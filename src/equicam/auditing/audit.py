@@ -29,8 +29,8 @@ from equicam.errors import EquicamError
 from equicam.evaluation.spec import Asked, Count, described
 from equicam.methods import find
 from equicam.models.images import picture_bytes, seen_box
-from equicam.models.model import Model
 from equicam.models.weights import fingerprint
+from equicam.readers.model import Model
 from equicam.shards import write_whole
 
 if TYPE_CHECKING:

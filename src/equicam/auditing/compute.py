@@ -25,8 +25,9 @@ from equicam.evaluation.similarity import own_and_others, pearson
 from equicam.evaluation.spec import Asked
 from equicam.explain import explanation, read
 from equicam.methods import Method, find
-from equicam.models.images import as_batch, preprocessed, sound_ones
-from equicam.models.model import Model
+from equicam.models.images import as_batch, preprocessed
+from equicam.readers.finite import finite_images
+from equicam.readers.model import Model
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def computed(plans: Plans, found: Sequence[Opened]) -> tuple[pa.Table, pa.Table]
             # each to the device by itself: joining them first would take longer than bringing them there
             there = [torch.from_numpy(o.x).to(plans.model.device) for o in good if o.x is not None]
             x = as_batch(plans.model, torch.stack(there), check=False)
-            sound = sound_ones(x).tolist()  # asked on the device, which is quicker
+            sound = finite_images(x).tolist()  # asked on the device, which is quicker
             rest = [o for o, fine in zip(good, sound, strict=True) if fine]
             for o, fine in zip(good, sound, strict=True):
                 if not fine:

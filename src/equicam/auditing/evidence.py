@@ -24,7 +24,7 @@ from equicam.evaluation.stages import stages
 from equicam.evaluation.statistics import Estimate
 from equicam.methods import find
 from equicam.models.images import as_batch, preprocessed, stacked
-from equicam.models.model import Model
+from equicam.readers.model import Model
 from equicam.shards import json_ready
 
 A_BATCH = 8

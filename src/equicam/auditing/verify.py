@@ -15,8 +15,8 @@ from equicam.data.decoding import opened
 from equicam.data.items import Item
 from equicam.errors import EquicamError
 from equicam.models.images import seen_box
-from equicam.models.model import Model
 from equicam.models.weights import fingerprint
+from equicam.readers.model import Model
 from equicam.shards import read_json
 
 TOLERANCES = {"prob": 2e-3, "peum": 2e-4, "eq": 5e-3, "map": 0.999}

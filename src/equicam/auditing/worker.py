@@ -21,7 +21,7 @@ from equicam.errors import EquicamError
 from equicam.evaluation.spec import Count
 from equicam.methods import find
 from equicam.models.images import seen_box
-from equicam.models.model import Model
+from equicam.readers.model import Model
 from equicam.shards import differences
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from equicam.explain import Explanation
-    from equicam.models.model import Model
+    from equicam.readers.model import Model
     from equicam.report.explanation_files import Explained
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from equicam.engines.devices import Devices
     from equicam.engines.ray import Cluster
     from equicam.engines.worker import Recipe
-    from equicam.models.model import Model
+    from equicam.readers.model import Model
 
 RUN = Annotated[
     Path, typer.Argument(metavar="RUN", help="a folder `equicam audit` wrote", show_default=False)

@@ -19,8 +19,8 @@ from torch import nn
 from equicam.data.items import Item, readable
 from equicam.errors import EquicamError
 from equicam.models.load import load
-from equicam.models.model import Model
 from equicam.models.weights import fingerprint
+from equicam.readers.model import Model
 
 Part = tuple[int, Sequence[Item]]
 """Its number, and the pictures in it."""

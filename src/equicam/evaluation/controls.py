@@ -12,7 +12,7 @@ from equicam.core.chain import Chain, unit
 from equicam.core.combine import grad_cam
 from equicam.core.views import Views
 from equicam.evaluation.blur import gaussian
-from equicam.models.model import Model
+from equicam.readers.model import Model
 
 CONTROLS = {
     "coverage": "the map times what T views have covered: the vignette of a zero-filled average",

@@ -40,8 +40,9 @@ from equicam.evaluation.spec import Asked, Count, Foreign, Methods, described
 from equicam.evaluation.worker import PLACED, Evaluating, Scoring, ahead, opened, scored
 from equicam.explain import equivariant
 from equicam.models.images import Images, as_batch, picture_bytes, preprocessed
-from equicam.models.model import Model, wrap
 from equicam.models.weights import fingerprint
+from equicam.models.wrap import wrap
+from equicam.readers.model import Model
 from equicam.shards import FINGERPRINT, Parts, plain, refuse_another, write_table
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from equicam.evaluation.stages import Traced
 from equicam.evaluation.uncertainty import disagreement
 from equicam.explain import read
 from equicam.methods import Method
-from equicam.models.model import Model
 from equicam.readers.checks import explained_by, gathered, settle
 from equicam.readers.forward import ask, ask_at
 from equicam.readers.forward import look as look_alone
 from equicam.readers.gradients import tap
+from equicam.readers.model import Model
 from equicam.runtime.adaptive import settled
 from equicam.runtime.batching import views_a_pass
 

@@ -15,10 +15,10 @@ from equicam.errors import EquicamError
 from equicam.evaluation.controls import CONTROLS, blurred_maps
 from equicam.explain import Explanation
 from equicam.methods import METHODS, Fusion, Method, find
-from equicam.models.model import Model
 from equicam.readers.external import as_explainer, external
 from equicam.readers.forward import look
 from equicam.readers.gradients import tap
+from equicam.readers.model import Model
 from equicam.readers.reading import Pin, Reading
 
 Methods = Sequence[str] | Mapping[str, Any]

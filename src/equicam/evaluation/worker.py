@@ -21,7 +21,7 @@ from equicam.evaluation.metrics import SCORES, Found, Truth, predictions
 from equicam.evaluation.spec import Asked, Count, Methods, World, asked
 from equicam.evaluation.table import table, unread
 from equicam.models.images import as_batch, framed, preprocessed, stacked
-from equicam.models.model import Model
+from equicam.readers.model import Model
 from equicam.shards import part_path, write_table
 
 PLACED = {"energy", "pointing", "box-iou"}

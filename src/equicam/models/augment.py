@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from equicam.models.model import Model
+from equicam.readers.model import Model
 
 
 def training_steps(model: Model, size: int) -> Any:

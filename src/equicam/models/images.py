@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
 from equicam.data.image_files import open_picture, rgb
 from equicam.errors import EquicamError
-from equicam.models.model import IMAGENET_MEAN, IMAGENET_STD, Model
+from equicam.readers.finite import finite, not_finite
+from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 Picture = Image.Image | str | Path
 Images = Tensor | Picture | Sequence[Picture]
@@ -37,24 +38,6 @@ def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Floa
     if check and not finite(x):
         raise not_finite(x)
     return x
-
-
-def finite(x: Float[Tensor, "..."]) -> Bool[Tensor, ""]:
-    """Whether all values are; the largest magnitude tells it sooner than each by itself."""
-    return x.abs().amax() < torch.inf
-
-
-def sound_ones(x: Float[Tensor, "b c H W"]) -> Bool[Tensor, " b"]:
-    """Which of the pictures are finite."""
-    return x.abs().flatten(1).amax(1) < torch.inf
-
-
-def not_finite(x: Float[Tensor, "b c H W"]) -> EquicamError:
-    """What is wrong with a batch that has NaN or infinity in it."""
-    bad = (~sound_ones(x)).nonzero().flatten().tolist()
-    return EquicamError(
-        "images", needs="finite pixels", got=f"NaN or infinity in image {bad}", fix="leaving it out"
-    )
 
 
 def preprocessed(model: Model | None, picture: Image.Image) -> Float[Tensor, "c H W"]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from equicam.errors import EquicamError
 from equicam.readers.gradients import undisturbed
-from equicam.readers.layout import channels_of, infer
+from equicam.readers.layout import channels_of, infer, is_block_norm
 
 _PASS_ON = ("Identity", "Permute", "Dropout")  # what they put out, something before them made
 
@@ -36,7 +36,7 @@ def choose(module: nn.Module, example: Tensor | None = None) -> str:
         )  # fmt: skip
     if ran[-1].ndim == 4:
         return ran[-1].name
-    norms = [r.name for r in ran if r.ndim == 3 and norm_in_a_row(module, r.name)]
+    norms = [r.name for r in ran if r.ndim == 3 and is_block_norm(module, r.name)]
     if not norms:
         return ran[-1].name
     block = norms[-1].rpartition(".")[0]
@@ -86,14 +86,6 @@ def _spatial(output: Tensor, size: tuple[int, int], child: nn.Module) -> bool:
     except EquicamError:
         return False
     return min(layout.planes(output).shape[-2:]) >= 2
-
-
-def norm_in_a_row(module: nn.Module, name: str) -> bool:
-    """Whether a layer is a norm whose parent is one of a row of blocks."""
-    block = name.rpartition(".")[0]
-    row = block.rpartition(".")[0]
-    blocks = bool(row) and isinstance(module.get_submodule(row), nn.ModuleList | nn.Sequential)
-    return blocks and "Norm" in type(module.get_submodule(name)).__name__
 
 
 def _zeros(module: nn.Module) -> Tensor:

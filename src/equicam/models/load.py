@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from equicam.errors import EquicamError
 from equicam.models.heads import head_name, with_classes
 from equicam.models.images import standard
-from equicam.models.model import Model, as_layout, layer_name, wrap
 from equicam.models.weights import fill, filled, from_hf_hub, from_torch_hub, kept_classes, state_dict
+from equicam.models.wrap import wrap
 from equicam.models.zeroshot import TEMPLATES, ZeroShot, checked_classes, text_features
 from equicam.readers.layout import Layout
+from equicam.readers.model import Model, as_layout, layer_name
 
 RANDOM = "random"
 

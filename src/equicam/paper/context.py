@@ -27,8 +27,8 @@ from equicam.evaluation import statistics, summary
 from equicam.evaluation.evaluate import evaluate
 from equicam.evaluation.statistics import Correlation, Estimate
 from equicam.models.load import load
-from equicam.models.model import Model
 from equicam.models.weights import fingerprint
+from equicam.readers.model import Model
 from equicam.shards import json_ready, write_whole
 
 NAMES = {

@@ -10,10 +10,10 @@ from equicam.errors import EquicamError
 from equicam.evaluation import statistics
 from equicam.evaluation.statistics import Estimate
 from equicam.explain import explain
-from equicam.models.layers import norm_in_a_row
-from equicam.models.model import Model
 from equicam.paper.context import Bench, Experiment, Line, line, not_run, others
 from equicam.paper.measure import pictures
+from equicam.readers.layout import is_block_norm
+from equicam.readers.model import Model
 
 A_FEW = 8
 WHY = "patch gradients are exactly zero there: only the class token feeds the head, no residual spreads them"
@@ -24,7 +24,7 @@ def run(bench: Bench) -> Iterator[Line]:
     done = []
     if bench.backbone == "vit_b_16":
         norms = [
-            n for n, _ in bench.model.module.named_modules() if n and norm_in_a_row(bench.model.module, n)
+            n for n, _ in bench.model.module.named_modules() if n and is_block_norm(bench.model.module, n)
         ]
         layers = {"ln_2": norms[-1], "block": norms[-1].rpartition(".")[0]} if norms else {}
         x = pictures(bench, A_FEW)

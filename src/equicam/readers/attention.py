@@ -10,9 +10,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from equicam.errors import EquicamError
-from equicam.models.model import Model
 from equicam.readers.gradients import class_scores, feed, undisturbed
 from equicam.readers.layout import Layout
+from equicam.readers.model import Model
 from equicam.readers.reading import Pin, Reading, wide
 
 Attention = Float[Tensor, "n heads N N"]

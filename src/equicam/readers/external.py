@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.errors import EquicamError
-from equicam.models.images import finite
+from equicam.readers.finite import finite
 from equicam.readers.reading import Pin, Reading, wide
 
 Explainer = Callable[[Float[Tensor, "n c H W"], Int[Tensor, " n"]], Tensor]

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.models.layers import norm_in_a_row
-from equicam.models.model import Model
 from equicam.readers.gradients import caught_features, class_scores, feed, tapped, undisturbed
+from equicam.readers.layout import is_block_norm
+from equicam.readers.model import Model
 from equicam.readers.reading import Pin, Reading, wide
 
 Said = tuple[Float[Tensor, "n y"], Float[Tensor, "n y"]]
@@ -85,7 +85,7 @@ def ask_head(
         return (swap(output[0]), *output[1:]) if isinstance(output, tuple) else swap(output)
 
     handles = [model.module.get_submodule(model.layer).register_forward_hook(leave)]
-    if block_input and norm_in_a_row(model.module, model.layer):
+    if block_input and is_block_norm(model.module, model.layer):
         block = model.module.get_submodule(model.layer.rpartition(".")[0])
         handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
     try:

@@ -15,10 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.models.images import finite
-from equicam.models.model import Model
 from equicam.readers.checks import insist
+from equicam.readers.finite import finite
 from equicam.readers.layout import Layout, channels_of, infer
+from equicam.readers.model import Model
 from equicam.readers.objective import logit
 from equicam.readers.reading import Aim, Pin, Reading, wide
 from equicam.runtime.compiled import compiled_pass

@@ -94,6 +94,14 @@ def channels_of(layer: nn.Module) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def is_block_norm(module: nn.Module, name: str) -> bool:
+    """Whether a layer is a norm inside a block of a sequence of blocks."""
+    block = name.rpartition(".")[0]
+    row = block.rpartition(".")[0]
+    blocks = bool(row) and isinstance(module.get_submodule(row), nn.ModuleList | nn.Sequential)
+    return blocks and "Norm" in type(module.get_submodule(name)).__name__
+
+
 def _fits(grid: tuple[int, ...], size: tuple[int, int]) -> bool:
     """Whether a grid has the picture's proportions, to about a cell where rounding leaves room."""
     room = 0.0 if size[0] == size[1] else 1.5

@@ -12,8 +12,8 @@ from torch.nn.functional import interpolate
 from equicam.core.chain import unit
 from equicam.core.combine import weighted
 from equicam.errors import EquicamError
-from equicam.models.model import Model
 from equicam.readers.forward import ask, ask_at
+from equicam.readers.model import Model
 from equicam.readers.reading import Pin, Reading, wide
 from equicam.runtime.batching import views_a_pass
 

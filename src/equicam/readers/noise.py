@@ -6,9 +6,9 @@ from torch import Tensor
 
 from equicam.core.chain import Chain
 from equicam.core.combine import Combine, grad_cam_pp
-from equicam.models.model import Model
 from equicam.readers.forward import ask_at
 from equicam.readers.gradients import tap
+from equicam.readers.model import Model
 from equicam.readers.reading import Pin, Reading
 
 

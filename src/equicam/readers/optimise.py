@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from equicam.core.combine import weighted
-from equicam.models.model import Model
 from equicam.readers.forward import ask_at
 from equicam.readers.gradients import class_scores, feed, undisturbed
+from equicam.readers.model import Model
 from equicam.readers.reading import Pin, Reading
 
 

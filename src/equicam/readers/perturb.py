@@ -10,10 +10,10 @@ from torch.nn.functional import conv2d
 
 from equicam.core.combine import weighted
 from equicam.errors import EquicamError
-from equicam.models.model import Model
 from equicam.readers.forward import Said, ask_head
 from equicam.readers.gradients import layout_of
 from equicam.readers.layout import Layout
+from equicam.readers.model import Model
 from equicam.readers.reading import Pin, Reading, wide
 from equicam.runtime.batching import views_a_pass
 

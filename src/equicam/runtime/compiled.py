@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from equicam.models.model import Model
+from equicam.readers.model import Model
 from equicam.readers.reading import wide
 
 HOOK: Any = "equicam"

@@ -1,7 +1,7 @@
-"""A model as a reader needs it, and `wrap`, which makes one of any module."""
+"""A network and the layer that a reader reads."""
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -40,47 +40,6 @@ class Model:
     def dtype(self) -> torch.dtype:
         """The module's floating type, which its input gets too."""
         return next((t.dtype for t in _tensors(self.module) if t.is_floating_point()), torch.float32)
-
-
-def wrap(
-    module: nn.Module,
-    layer: str | nn.Module | None = None,
-    *,
-    example: Tensor | None = None,
-    layout: Layout | str | None = None,
-    rectify_weights: bool | None = None,
-    preprocess: Callable[[Image.Image], Tensor] | None = None,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    classes: Sequence[str] | None = None,
-) -> Model:
-    """Your own module, ready to explain; the target layer by name, as the submodule itself, or chosen for you.
-
-    Choosing runs the module once, on the first picture of `example` or on zeros of the size the module names.
-    """
-    if not isinstance(module, nn.Module):
-        raise EquicamError(
-            "wrap", needs="a torch.nn.Module", got=type(module).__name__, fix="the network itself"
-        )
-    if isinstance(classes, str):
-        raise EquicamError(
-            "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
-        )
-    module = original(module)
-    if layer is None:
-        from equicam.models.layers import choose
-
-        layer = choose(module, example)
-    return Model(
-        module=module,
-        layer=layer_name(module, layer),
-        layout=as_layout(layout),
-        rectify_weights=rectify_weights,
-        preprocess=preprocess,
-        mean=tuple(mean),
-        std=tuple(std),
-        classes=None if classes is None else tuple(classes),
-    )
 
 
 def original(module: nn.Module) -> nn.Module:

@@ -1,0 +1,50 @@
+"""`wrap`: a model from any module."""
+
+from collections.abc import Callable, Sequence
+
+from PIL import Image
+from torch import Tensor, nn
+
+from equicam.errors import EquicamError
+from equicam.models.layers import choose
+from equicam.readers.layout import Layout
+from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model, as_layout, layer_name, original
+
+
+def wrap(
+    module: nn.Module,
+    layer: str | nn.Module | None = None,
+    *,
+    example: Tensor | None = None,
+    layout: Layout | str | None = None,
+    rectify_weights: bool | None = None,
+    preprocess: Callable[[Image.Image], Tensor] | None = None,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    classes: Sequence[str] | None = None,
+) -> Model:
+    """Your own module, ready to explain; the target layer by name, as the submodule itself, or chosen for you.
+
+    Choosing runs the module once, on the first picture of `example` or on zeros of the size the module names.
+    """
+    if not isinstance(module, nn.Module):
+        raise EquicamError(
+            "wrap", needs="a torch.nn.Module", got=type(module).__name__, fix="the network itself"
+        )
+    if isinstance(classes, str):
+        raise EquicamError(
+            "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
+        )
+    module = original(module)
+    if layer is None:
+        layer = choose(module, example)
+    return Model(
+        module=module,
+        layer=layer_name(module, layer),
+        layout=as_layout(layout),
+        rectify_weights=rectify_weights,
+        preprocess=preprocess,
+        mean=tuple(mean),
+        std=tuple(std),
+        classes=None if classes is None else tuple(classes),
+    )
