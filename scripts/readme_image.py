@@ -1,9 +1,9 @@
-"""Draw the README's picture: one patch at several angles, Grad-CAM above, EquiGrad-CAM below.
+"""Draw the README's image: one patch at several angles, Grad-CAM above, EquiGrad-CAM below.
 
-    python scripts/readme_picture.py [--out docs/drift.png]
+    python scripts/readme_image.py [--out docs/drift.png]
 
-A patch of the embedded model's own kind, turned; each map is computed on the turned patch. Both rows are shown for
-the class predicted on the upright one.
+A synthetic patch, rotated; each map is computed on the rotated patch. Both rows explain the class predicted on the
+upright one.
 """
 
 import argparse
@@ -22,7 +22,7 @@ ANGLES = (0, 45, 90, 135, 180)
 
 
 def main() -> None:
-    """Choose the patch whose Grad-CAM drifts most among fifty that keep their class, and draw it."""
+    """Among fifty patches, draw the one with the highest PEUM that keeps its class at every angle."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
