@@ -1,4 +1,4 @@
-"""What this machine has, and what to type for what it lacks."""
+"""Check this machine: versions, devices, caches and extras, each with the command that repairs it."""
 
 import importlib.metadata
 import importlib.util
@@ -10,26 +10,21 @@ from pathlib import Path
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "matplotlib", "safetensors")
 EXTRAS = {
-    "clip": ("open_clip", "zero-shot models of open_clip"),
+    "clip": ("open_clip", "open_clip zero-shot models"),
     "hf": ("transformers", "Hugging Face models"),
     "review": ("fastapi", "the review page"),
-    "data": ("h5py", "PatchCamelyon as it is distributed"),
+    "data": ("h5py", "PatchCamelyon in its published HDF5 files"),
     "ray": ("ray", "audits and evaluations on many machines"),
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at."""
+    """One check: its name, the result, and the command to type if something is missing."""
 
-    what: str
+    name: str
     found: str
     fix: str = ""
-
-    @property
-    def well(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.fix
 
 
 def findings() -> Iterator[Finding]:
@@ -37,15 +32,15 @@ def findings() -> Iterator[Finding]:
     enough = sys.version_info >= (3, 11)
     yield Finding("Python", platform.python_version(), "" if enough else "install Python 3.11 or newer")
     for package in ("equicam", *PACKAGES):
-        yield Finding(
-            package, _version(package) or "missing", "" if _version(package) else f"pip install {package}"
-        )
+        version = _version(package)
+        yield Finding(package, version or "missing", "" if version else f"pip install {package}")
     yield from _devices()
     yield from _caches()
-    for extra, (module, what) in EXTRAS.items():
-        there = importlib.util.find_spec(module) is not None
-        fix = "" if there else f"pip install 'equicam[{extra}]'"
-        yield Finding(f"extra [{extra}]", f"{module} {'is there' if there else 'is missing'}: {what}", fix)
+    for extra, (module, purpose) in EXTRAS.items():
+        installed = importlib.util.find_spec(module) is not None
+        fix = "" if installed else f"pip install 'equicam[{extra}]'"
+        state = "is installed" if installed else "is missing"
+        yield Finding(f"extra [{extra}]", f"{module} {state}: {purpose}", fix)
 
 
 def _devices() -> Iterator[Finding]:

@@ -1,10 +1,7 @@
-"""The commands of an audit: run, rank, report, verify. Heavy libraries load inside the commands that need them."""
+"""The commands of an audit: audit, triage, report, verify."""
 
 import os
 import shlex
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,165 +10,124 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
+from equicam.cli import options
 from equicam.cli.shared import (
-    COMPILE,
+    audit_progress,
     console,
-    dtype_named,
-    listed,
-    opened,
+    count_progress,
+    exit_on_error,
+    open_run,
+    parse_dtype,
+    parse_views,
     plain,
-    refused,
-    views_named,
-    where,
+    resolve_device,
+    resolve_engine,
+    say,
+    split_commas,
 )
 
 if TYPE_CHECKING:
     from equicam.auditing.store import Run
     from equicam.auditing.triage import Triage
     from equicam.data.items import Item
-    from equicam.engines.devices import Devices
-    from equicam.engines.ray import Cluster
-    from equicam.engines.worker import Recipe
     from equicam.readers.model import Model
 
-RUN = Annotated[
-    Path, typer.Argument(metavar="RUN", help="a folder `equicam audit` wrote", show_default=False)
-]
-DEVICE = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is if left out")]
-DEVICES = Annotated[
-    str | None,
-    typer.Option(help="cpu, cuda, cuda:1, or several: cuda:0,cuda:1; the best there is if left out"),
-]
-ENGINE = Annotated[str, typer.Option(help="local, or ray: many machines; needs equicam\\[ray]")]
-ADDRESS = Annotated[
-    str | None,
-    typer.Option(
-        help="of a Ray cluster: auto, or host:port; one is started here if left out", show_default=False
-    ),
-]
-ACTORS = Annotated[
-    int | None, typer.Option(min=1, help="of Ray, each with the model; one a GPU, or a CPU, if left out")
-]
-WEIGHTS = Annotated[
-    str | None, typer.Option(help="where the model's weights are now, if they were moved", show_default=False)
-]
-SOURCE = Annotated[
-    str | None, typer.Option(help="where the pictures are now, if they were moved", show_default=False)
-]
-WIDE = 110
-"""Columns of a terminal from which reasons have a column of their own."""
+REASONS_COLUMN_WIDTH = 110
+"""Terminal columns from which reasons get a column of their own."""
 
 
 def audit(
-    source: Annotated[
-        str, typer.Argument(help="a folder, manifest, glob pattern or benchmark", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="the run's folder; one that is there is resumed")],
-    model: Annotated[
-        str, typer.Option(help="a name `equicam models` lists, or file.py:factory")
-    ] = "embedded",
-    weights: Annotated[
-        str | None, typer.Option(help="a weights file, the name of published weights, or random")
-    ] = None,
-    method: Annotated[str, typer.Option(help="a name `equicam methods` lists")] = "equigrad-cam",
-    views: Annotated[str | None, typer.Option(help="how many views; the method's own 18 if left out")] = None,
+    source: options.Source,
+    out: Annotated[Path, typer.Option(help="Folder of the run; resumed if it exists.")],
+    model: options.ModelName = "embedded",
+    weights: options.Weights = None,
+    method: options.MethodName = "equigrad-cam",
+    views: options.Views = None,
     calibrate: Annotated[
-        int, typer.Option(help="measure Eq on this many random pictures, so that the queue's value is known")
+        int,
+        typer.Option(
+            help="Measure Eq on this many random images, to know how well the queue finds unstable maps."
+        ),
     ] = 0,
-    split: Annotated[str | None, typer.Option(help="of the source: train, test, …")] = None,
-    n: Annotated[int | None, typer.Option("--n", help="a class-spread sample of this many pictures")] = None,
-    layer: Annotated[str | None, typer.Option(help="the target layer; chosen if left out")] = None,
-    classes: Annotated[str | None, typer.Option(help="class names of a zero-shot model, with commas")] = None,
-    fill: Annotated[str | None, typer.Option(help="reflect, zeros or coverage")] = None,
-    tau: Annotated[float | None, typer.Option(help="of +pcf methods")] = None,
-    gamma: Annotated[float | None, typer.Option(help="of +soft methods")] = None,
-    as_published: Annotated[bool, typer.Option(help="the paper authors' grid, fill and variants")] = False,
-    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: run the network in it")] = None,
-    compile_: COMPILE = False,
-    seed: Annotated[int, typer.Option(help="of everything random in the run")] = 0,
-    part: Annotated[int, typer.Option(min=1, help="pictures in a part, the unit of resuming")] = 32,
-    workers: Annotated[int | None, typer.Option(min=1, help="processes that open pictures")] = None,
-    device: DEVICES = None,
-    engine: ENGINE = "local",
-    address: ADDRESS = None,
-    actors: ACTORS = None,
+    split: options.Split = None,
+    n: options.SampleSize = None,
+    layer: options.Layer = None,
+    classes: options.Classes = None,
+    fill: options.Fill = None,
+    tau: options.Tau = None,
+    gamma: options.Gamma = None,
+    as_published: options.AsPublished = False,
+    dtype: options.Dtype = None,
+    compile_: options.Compile = False,
+    seed: options.Seed = 0,
+    shard_size: Annotated[int, typer.Option(min=1, help="Images per shard, the unit of resuming.")] = 32,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that decode images.", show_default="CPUs - 1, at most 8"),
+    ] = None,
+    device: options.Devices = None,
+    engine: options.Engine = "local",
+    address: options.Address = None,
+    actors: options.Actors = None,
 ) -> None:
-    """Explain every picture of a source into a run that can be resumed, ranked, reported and verified.
+    """Explain every image of a source into a run that can be resumed, ranked, reported and verified.
 
-    Given again, the same command goes on where it was cut off. Pictures that cannot be opened are rows with a reason.
-    Ctrl-C finishes the part at work.
+    Run the same command again to resume. An image that cannot be decoded becomes a row with a reason. Ctrl-C finishes
+    the current shard first.
 
-    For example: `equicam audit slides/ --model resnet50 --weights mine.safetensors --calibrate 200 --out run`
+    Example: `equicam audit slides/ --model resnet50 --weights mine.safetensors --calibrate 200 --out run`
     """
-    from equicam.auditing.audit import audit as run_audit
-    from equicam.engines.worker import Recipe
+    with exit_on_error(interrupted=f"; the same command resumes ({out})"):
+        from equicam.auditing.audit import audit as run_audit
+        from equicam.engines.worker import Recipe
+        from equicam.models.names import absolute_model, absolute_weights
 
-    with refused():
-        recipe = Recipe(
-            absolute(model),
-            absolute(weights),
-            None if classes is None else tuple(listed(classes) or ()),
-            layer,
-            compile_,
-        )
-        on, chosen = engine_named(engine, address, actors, device, recipe)
-        ready = recipe(on)
-        try:
-            with _progress() as progress:
-                run = run_audit(
-                    ready, source, out, method=method, views=views_named(views), split=split, n=n, calibrate=calibrate,
-                    fill=fill,  # type: ignore[arg-type]
-                    as_published=as_published, tau=tau, gamma=gamma, dtype=dtype_named(dtype), seed=seed, part=part,
-                    workers=workers or max(1, min(8, (os.cpu_count() or 2) - 1)),
-                    weights_from=absolute(weights), engine=chosen, progress=progress,
-                )  # fmt: skip
-        except KeyboardInterrupt:
-            console.print(
-                f"stopped; the same command goes on where this one ended ({escape(plain(out))})",
-                soft_wrap=True,
-            )
-            raise typer.Exit(130) from None
-        items = run.items()
-    status = items["status"].to_pylist()
+        named = None if classes is None else tuple(split_commas(classes) or ())
+        recipe = Recipe(absolute_model(model), absolute_weights(weights), named, layer, compile_)
+        device, chosen = resolve_engine(engine, address, actors, device, recipe)
+        ready = recipe(device)
+        with audit_progress() as progress:
+            run = run_audit(
+                ready, source, out, method=method, views=parse_views(views), split=split, n=n, calibrate=calibrate,
+                fill=fill,  # type: ignore[arg-type]
+                as_published=as_published, tau=tau, gamma=gamma, dtype=parse_dtype(dtype), seed=seed, part=shard_size,
+                workers=workers or max(1, min(8, (os.cpu_count() or 2) - 1)),
+                weights_from=absolute_weights(weights), engine=chosen, progress=progress,
+            )  # fmt: skip
+        status = run.items()["status"].to_pylist()
     bad = status.count("bad")
-    console.print(
-        f"{len(status) - bad:,} pictures explained, {bad:,} could not be; layer {escape(ready.layer)}; run {escape(plain(out))}",
-        soft_wrap=True,
-    )
-    several = len(run.spec.angles) > 1
-    triage_it = f"next: equicam triage {escape(plain(shlex.quote(str(out))))} --budget 10%"
-    alone = "one view has nothing to disagree with, and cannot be ranked: --views 6 or more can"
-    console.print(triage_it if several else alone, soft_wrap=True, highlight=False)
+    say(f"{len(status) - bad:,} images explained, {bad:,} could not be; layer {ready.layer}; run {out}")
+    if len(run.spec.angles) > 1:
+        say(f"next: equicam triage {shlex.quote(str(out))} --budget 10%")
+    else:
+        say("a run with one view cannot be ranked: its views have nothing to disagree with; try --views 6")
 
 
 def triage(
-    run: RUN,
-    by: Annotated[
-        str,
-        typer.Option(help="what ranks: peum, or disagreement of the views; what it prints says which tells"),
-    ] = "peum",
-    budget: Annotated[str, typer.Option(help="how many can be reviewed: 10% or a number")] = "10%",
-    control: Annotated[float, typer.Option(help="share of the budget for blind random controls")] = 0.20,
-    alpha: Annotated[float, typer.Option(help="share of unstable maps the guarantee may miss")] = 0.10,
-    unstable: Annotated[float, typer.Option(help="a map is unstable below this Eq")] = 0.5,
-    quotas: Annotated[bool, typer.Option(help="deal the queue's places to classes by their size")] = True,
+    run: options.RunFolder,
+    by: Annotated[str, typer.Option(help="Signal to rank by: peum or disagreement.")] = "peum",
+    budget: Annotated[str, typer.Option(help="Images that can be reviewed: 10% or a number.")] = "10%",
+    control: Annotated[float, typer.Option(help="Share of the budget for the random control arm.")] = 0.20,
+    alpha: Annotated[float, typer.Option(help="Share of unstable maps the guarantee may miss.")] = 0.10,
+    unstable: Annotated[float, typer.Option(help="Eq below which a map counts as unstable.")] = 0.5,
+    quotas: Annotated[bool, typer.Option(help="Give each class places in the queue by its size.")] = True,
     evidence: Annotated[
-        int, typer.Option(min=0, help="signal-or-noise evidence for this many at the head")
+        int, typer.Option(min=0, help="Images at the head of the queue to test for signal or noise.")
     ] = 40,
-    seed: Annotated[int, typer.Option(help="of the control arm")] = 0,
-    source: SOURCE = None,
-    weights: WEIGHTS = None,
-    device: DEVICE = None,
+    seed: options.Seed = 0,
+    source: options.MovedSource = None,
+    weights: options.MovedWeights = None,
+    device: options.Device = None,
 ) -> None:
-    """Rank a run for review: the queue, a blind random control arm, and what the queue is worth on this data.
+    """Rank a run for review: the queue, a random control arm, and how well the queue finds unstable maps here.
 
-    Writes `triage.parquet` (everything), `queue.csv` and `fiftyone/` (for reviewers, blind) into the run, and
+    Writes `triage.parquet` (all images), `queue.csv` and `fiftyone/` (for reviewers, with blinding) into the run, and
     `evidence.json` for the head of the queue.
 
-    For example: `equicam triage run --budget 5% --by disagreement`
+    Example: `equicam triage run --budget 5% --by disagreement`
     """
-    with refused():
-        options = {
+    with exit_on_error():
+        ranking = {
             "by": by,
             "budget": int(budget) if budget.lstrip("-").isdigit() else budget,
             "control": control,
@@ -180,49 +136,49 @@ def triage(
             "quotas": quotas,
             "seed": seed,
         }
-        _triage(opened(run), options, evidence, source, weights, device)
-    console.print(
-        f"next: equicam review {escape(plain(shlex.quote(str(run))))}", soft_wrap=True, highlight=False
-    )
+        _triage(open_run(run), ranking, evidence, source, weights, device)
+    say(f"next: equicam review {shlex.quote(str(run))}")
 
 
 def report(
-    run: RUN,
-    top: Annotated[int, typer.Option(min=1, help="at most so many pictures of the queue")] = 40,
-    source: SOURCE = None,
+    run: options.RunFolder,
+    top: Annotated[int, typer.Option(min=1, help="Largest number of images from the queue.")] = 40,
+    source: options.MovedSource = None,
 ) -> None:
-    """One self-contained HTML file of evidence, and the same numbers as JSON.
+    """Write one self-contained HTML file of evidence, and the same numbers as JSON.
 
-    For example: `equicam report run`
+    Example: `equicam report run`
     """
-    with refused():
-        path = _report(opened(run, source), top)
-    console.print(f"report: {escape(plain(path))}", soft_wrap=True, highlight=False)
+    with exit_on_error():
+        path = _report(open_run(run, source), top)
+    say(f"report: {path}")
 
 
 def verify(
-    run: RUN,
-    sample: Annotated[int, typer.Option(min=0, help="pictures to explain again")] = 20,
-    seed: Annotated[int, typer.Option(help="of which ones")] = 0,
+    run: options.RunFolder,
+    sample: Annotated[int, typer.Option(min=0, help="Number of random images to explain again.")] = 20,
+    seed: options.Seed = 0,
     noted: Annotated[
         str | None,
         typer.Option(
-            "--hash", help="an event's hash noted elsewhere, as a report prints it", show_default=False
+            "--hash", help="Hash of an event, noted elsewhere as the report prints it.", show_default=False
         ),
     ] = None,
-    source: SOURCE = None,
-    weights: WEIGHTS = None,
-    device: DEVICE = None,
+    source: options.MovedSource = None,
+    weights: options.MovedWeights = None,
+    device: options.Device = None,
 ) -> None:
-    """Check a run: every file against its digest, the log's chain, and a random sample computed again.
+    """Check a run: every file against its digest, the log's hash chain, and a random sample explained again.
 
-    Exits with 1 if anything differs, naming it. For example: `equicam verify run --sample 50`
+    Exits with 1 and names the differences, if there are any.
+
+    Example: `equicam verify run --sample 50`
     """
     from equicam.auditing.log import Log
     from equicam.auditing.verify import check_files, check_log, recompute, refuse_unloadable
 
-    with refused():
-        found = opened(run)
+    with exit_on_error():
+        found = open_run(run)
         files, problems = check_files(found)
         events, chain = check_log(found, noted)
         problems += chain
@@ -230,7 +186,7 @@ def verify(
         if sample:
             refuse_unloadable(found)
             model, plans, items = _reloaded(found, source, weights, device)
-            with _counting("computing again", sample) as tick:
+            with count_progress("computing again", sample) as tick:
                 again, more, worst = recompute(found, model, plans, items, count=sample, seed=seed, tick=tick)
             problems += more
     for problem in problems:
@@ -313,7 +269,7 @@ def _show(found: "Triage", queue: list[dict[str, Any]]) -> None:
     named = NAMES[found.by]
     table = Table("rank", Column("picture", overflow="fold"), "class", "p", named, box=SIMPLE_HEAD)
     reasons = Table.grid(Column(justify="right"), Column(overflow="fold"), padding=(0, 2))
-    wide = console.width >= WIDE
+    wide = console.width >= REASONS_COLUMN_WIDTH
     if wide:
         table.add_column("why", overflow="fold")
     for row in queue[:10]:
@@ -351,7 +307,7 @@ def _evidence(
     wanted = set(ids)
     some = [item for item in items if item.id in wanted]
     rows = run.rows(wanted)
-    with _counting("signal or noise", len(some)) as tick:
+    with count_progress("signal or noise", len(some)) as tick:
         found = evidence(model, some, rows, seed=run.spec.seed, dtype=plans.dtype, tick=tick)
     if left := len(some) - len(found):
         console.print(f"no evidence on {left} pictures, which are not the ones that were explained")
@@ -380,36 +336,6 @@ def _report(run: "Run", top: int) -> Path:
     return write_report(run, found, evidence=read_json(evidence) if evidence.is_file() else {}, top=top)
 
 
-def engine_named(
-    engine: str, address: str | None, actors: int | None, device: str | None, recipe: "Recipe"
-) -> "tuple[str, Devices | Cluster | None]":
-    """The device this process puts its own model on, and what computes if that is not all there is."""
-    from equicam.engines.devices import Devices
-    from equicam.errors import EquicamError
-
-    if engine == "ray":
-        from equicam.engines.ray import Cluster, best
-
-        return "cpu", Cluster(device or best(address), address, actors, recipe)
-    if engine != "local":
-        raise EquicamError("engine", needs="local or ray", got=repr(engine), fix="--engine ray")
-    if address is not None or actors is not None:
-        raise EquicamError(
-            "--address and --actors", needs="--engine ray", got="--engine local", fix="--engine ray"
-        )
-    names = listed(device) or []
-    return ("cpu", Devices(tuple(names), recipe)) if len(names) > 1 else (where(device), None)
-
-
-def absolute(name: str | None) -> Any:
-    """A file given by a relative path, so that it is found from anywhere; any other name as it is."""
-    if name is None:
-        return None
-    path, colon, function = name.partition(".py:")
-    file = Path(path + ".py" if colon else path)
-    return f"{file.absolute()}:{function}" if colon else str(file.absolute()) if file.is_file() else name
-
-
 def _reloaded(
     run: "Run", source: str | None, weights: str | None, device: str | None
 ) -> "tuple[Model, Any, list[Item]]":
@@ -430,7 +356,7 @@ def _reloaded(
     spec = run.spec
     zero_shot = spec.model is not None and spec.model.startswith(("open_clip:", "hf:"))
     model = equicam.load(
-        spec.model or "", weights=weights or spec.weights_from, layer=spec.layer, device=where(device),
+        spec.model or "", weights=weights or spec.weights_from, layer=spec.layer, device=resolve_device(device),
         classes=spec.classes if zero_shot else None,
     )  # fmt: skip
     if fingerprint(model.module) != spec.weights:
@@ -467,51 +393,6 @@ def _reloaded(
     calibrated = frozenset(sample.filter(sample["calibrated"])["id"].to_pylist())
     plans = Plans(model, method, spec.fill, None if dtype == model.dtype else dtype, calibrated)  # type: ignore[arg-type]
     return model, plans, items
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int, int], None]]:
-    """A bar with pictures a second and the time left; without a terminal, a line now and then."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    start = said = time.monotonic()
-    if not console.is_terminal:
-
-        def line(done: int, total: int, now: int) -> None:
-            nonlocal said
-            if time.monotonic() - said >= 10 or done == total:
-                said = time.monotonic()
-                rate = now / max(1e-9, said - start)
-                console.print(
-                    f"{done:,} of {total:,} pictures, {rate:.1f}/s, {(total - done) / rate:,.0f} s left"
-                )
-
-        yield line
-        return
-    columns = (
-        TextColumn("auditing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("auditing", total=None, rate="")
-
-        def update(done: int, total: int, now: int) -> None:
-            rate = now / max(1e-9, time.monotonic() - start)
-            bar.update(task, completed=done, total=total, rate=f"{rate:.1f}/s")
-
-        yield update
-
-
-@contextmanager
-def _counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    from rich.progress import Progress
-
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 def worst_cases(run: Path, count: int) -> list[dict[str, Any]]:

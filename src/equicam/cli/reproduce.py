@@ -9,7 +9,15 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from equicam.cli.shared import COMPILE, console, dtype_named, listed, plain, refused, where
+from equicam.cli import options
+from equicam.cli.shared import (
+    console,
+    exit_on_error,
+    parse_dtype,
+    plain,
+    resolve_device,
+    split_commas,
+)
 from equicam.errors import EquicamError
 from equicam.paper import NAMES, named
 
@@ -27,40 +35,46 @@ COLOURS = {
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="a name --list shows", show_default=False)] = None,
-    data: Annotated[str | None, typer.Option(help="the pictures", show_default=False)] = None,
-    model: Annotated[str, typer.Option(help="the network, as `equicam models` names it")] = "resnet50",
-    weights: Annotated[str | None, typer.Option(help="a weights file; published ones if left out")] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="whose published numbers to stand beside: resnet50, vgg16, vit_b_16")
+    name: Annotated[str | None, typer.Argument(help="Name from --list.", show_default=False)] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Source of the images, as `evaluate` takes it.", show_default=False)
     ] = None,
-    domain: Annotated[str, typer.Option(help="PatchCamelyon or RESISC45, for domain tables")] = "",
-    n: Annotated[int | None, typer.Option("--n", help="a class-spread sample of so many pictures")] = None,
-    split: Annotated[str | None, typer.Option(help="of the source: test, …")] = None,
+    model: options.ModelName = "resnet50",
+    weights: options.Weights = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="Network whose published numbers to compare with: resnet50, vgg16 or vit_b_16.",
+            show_default="--model",
+        ),
+    ] = None,
+    domain: Annotated[
+        str, typer.Option(help="Domain of the domain tables: PatchCamelyon or RESISC45.", show_default=False)
+    ] = "",
+    n: options.SampleSize = None,
+    split: options.Split = None,
     extra: Annotated[
         list[str] | None,
-        typer.Option(help="more weights by what they are: turned=FILE, seed1=FILE", show_default=False),
+        typer.Option(help="More weights, each under its name: turned=FILE, seed1=FILE.", show_default=False),
     ] = None,
-    classes: Annotated[str | None, typer.Option(help="class names of a zero-shot model, with commas")] = None,
-    costly: Annotated[bool, typer.Option(help="also methods of hundreds of passes a map")] = False,
-    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: run the network in it")] = None,
-    compile_: COMPILE = False,
-    out: Annotated[Path, typer.Option(help="where rows, lines and figures go; resumes what is there")] = Path(
-        "reproduced"
-    ),
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is if left out")
-    ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="name every table, figure and claim")] = False,
+    classes: options.Classes = None,
+    costly: Annotated[bool, typer.Option(help="Include methods with hundreds of passes per map.")] = False,
+    dtype: options.Dtype = None,
+    compile_: options.Compile = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder for rows, lines and figures; resumed if it exists.")
+    ] = Path("reproduced"),
+    device: options.Device = None,
+    list_: Annotated[bool, typer.Option("--list", help="List every table, figure and claim.")] = False,
 ) -> None:
-    """A table, figure or claim of the paper: published, by the authors' protocol and by ours, side by side.
+    """Reproduce a table, figure or claim of the paper: published, by the authors' protocol, and by ours.
 
-    For example: `equicam reproduce main --data imagenet/val --n 1000`
+    Example: `equicam reproduce main --data imagenet/val --n 1000`
     """
     if list_ or name is None:
         _listing()
         return
-    with refused():
+    with exit_on_error():
         if name not in NAMES:
             raise EquicamError(
                 "an experiment",
@@ -81,10 +95,12 @@ def reproduce(
 
         find_items(data, split=split)  # what is not there is said before a model is loaded
         more = dict(_weights_named(one) for one in extra or ())
-        ready = equicam.load(model, weights=weights, classes=listed(classes), device=where(device))
+        ready = equicam.load(
+            model, weights=weights, classes=split_commas(classes), device=resolve_device(device)
+        )
         bench = Bench(
             model=ready, data=data, out=out, backbone=backbone or model, domain=domain,
-            n=n, split=split, costly=costly, progress=console.is_terminal, options={"dtype": dtype_named(dtype), "compiled": compile_},
+            n=n, split=split, costly=costly, progress=console.is_terminal, options={"dtype": parse_dtype(dtype), "compiled": compile_},
             extra=more,
         )  # fmt: skip
         _say_alone(bench)

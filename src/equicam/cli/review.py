@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from equicam.cli.shared import console, opened, plain, refused
+from equicam.cli.shared import console, exit_on_error, open_run, plain
 from equicam.errors import EquicamError
 
 PORT = 8321
@@ -48,7 +48,7 @@ def review(
 
     For example: `equicam review run --reviewer ana`, or `equicam review run --export verdicts.csv`
     """
-    with refused():
+    with exit_on_error():
         if export is not None:
             count = _export(run, export)
             console.print(f"{count:,} verdicts: {escape(plain(export))}", soft_wrap=True, highlight=False)
@@ -84,7 +84,7 @@ def _serve(
             f"--host {host}", needs="--expose, for others can then reach the page", got="no --expose",
             fix="leaving --host out and ssh -L from elsewhere",
         )  # fmt: skip
-    found = opened(run, source)
+    found = open_run(run, source)
     refuse_unranked(found.folder)
     name = reviewer_name(reviewer) if reviewer else None if expose else _login()
     with _listening(host, port) as listening:
@@ -151,7 +151,7 @@ def _export(run: Path, path: Path) -> int:
     from equicam.review.queue import refuse_unranked
     from equicam.shards import json_ready, read_table, write_whole
 
-    found = opened(run)
+    found = open_run(run)
     refuse_unranked(found.folder)
     readings = Readings(found.folder)
     readings.refresh()

@@ -1,11 +1,13 @@
-"""What every command shares: the console, lists and devices by name, and refusals in one sentence."""
+"""Helpers of every command: the console, errors as one sentence, values parsed from text, progress bars."""
 
+import errno
 import re
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.console import Console
@@ -17,54 +19,82 @@ if TYPE_CHECKING:
     import torch
 
     from equicam.auditing.store import Run
+    from equicam.engines.devices import Devices
+    from equicam.engines.ray import Cluster
+    from equicam.engines.worker import Recipe
 
 for stream in (sys.stdout, sys.stderr):
     if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="replace")  # a terminal that knows no Greek still gets the rest
+        stream.reconfigure(errors="replace")  # print ? for letters the terminal cannot encode
 console = Console()
-COMPILE = Annotated[
-    bool,
-    typer.Option("--compile", help="compile the network first (half a minute on a GPU), then run it faster"),
-]
+
+FULL_DISK = {errno.EFBIG, errno.ENOSPC, errno.EDQUOT}
+TYPED = {
+    "views": "--views",
+    "fill": "--fill",
+    "method": "--method",
+    "layer": "--layer",
+    "weights": "--weights",
+    "classes": "--classes",
+    "target": "--target",
+    "tau": "--tau",
+    "gamma": "--gamma",
+    "dtype": "--dtype",
+    "compiled": "--compile",
+    "split": "--split",
+    "n": "--n",
+    "device": "--device",
+    "seed": "--seed",
+    "calibrate": "--calibrate",
+    "alpha": "--alpha",
+    "control": "--control",
+    "unstable": "--unstable",
+}
+"""How an argument of the library is typed on the command line."""
+ARGUMENT = re.compile(rf"\b({'|'.join(TYPED)})=(\"[^\"]*\"|\S+)")
 
 
 @contextmanager
-def refused() -> Iterator[None]:
-    """What the caller can put right ends the command with a sentence and 2, not with a traceback."""
+def exit_on_error(interrupted: str = "") -> Iterator[None]:
+    """End the command with one sentence and status 2 on an error a user can correct, with 130 on Ctrl-C."""
     try:
         yield
     except (EquicamError, OSError) as error:
-        full = (
-            "; what is finished is kept, and the same command goes on"
-            if getattr(error, "errno", 0) in (27, 28, 122)
-            else ""
-        )
-        console.print(f"[red]{escape(as_typed(error))}{full}[/red]", soft_wrap=True)
+        full = isinstance(error, OSError) and error.errno in FULL_DISK
+        resume = "; finished work is kept, and the same command resumes it" if full else ""
+        console.print(f"[red]{escape(as_typed(error))}{resume}[/red]", soft_wrap=True)
         raise typer.Exit(2) from error
-
-
-OPTION = re.compile(
-    r"\b(views|fill|method|layer|weights|classes|target|tau|gamma|dtype|split|device|alpha|control|unstable|n)=(\"[^\"]*\"|\S+)"
-)
+    except KeyboardInterrupt:
+        console.print(f"stopped{escape(plain(interrupted))}", soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def as_typed(error: Exception) -> str:
-    """A refusal whose advice names options as one types them here, not as Python does."""
-    said, tries, advice = plain(error).rpartition("; try ")
-    if not tries:
-        return advice
-    advice = OPTION.sub(
-        lambda o: f"no --{o[1]}" if o[2] == "None" else f"--{o[1]} {o[2].strip(chr(34))}", advice
+    """An error's sentence; its fix names options as they are typed, not as Python spells them."""
+    if isinstance(error, EquicamError):
+        fix = ARGUMENT.sub(lambda found: _as_option(found[1], found[2].strip('"')), error.fix)
+        error = EquicamError(error.what, needs=error.needs, got=error.got, fix=fix)
+    return plain(error)
+
+
+def _as_option(argument: str, value: str) -> str:
+    option = TYPED[argument]
+    return (
+        f"no {option}" if value in ("None", "False") else option if value == "True" else f"{option} {value}"
     )
-    return said + tries + advice.replace("compiled=False", "no --compile")
 
 
 def plain(text: object) -> str:
-    """Somebody's file name or message, with nothing in it that a terminal would obey."""
+    """A file name or message without control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
 
 
-def views_named(text: str | None) -> "int | Literal['auto'] | None":
+def say(text: str, style: str | None = None) -> None:
+    """Print a line that may hold file names: no markup, no wrapping, no control characters."""
+    console.print(plain(text), style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def parse_views(text: str | None) -> "int | Literal['auto'] | None":
     """A number of views, or auto."""
     if text is None:
         return None
@@ -75,8 +105,50 @@ def views_named(text: str | None) -> "int | Literal['auto'] | None":
     return int(text)
 
 
-def opened(folder: Path, source: str | None = None) -> "Run":
-    """A run that is there, with its pictures where they are now."""
+def parse_dtype(name: str | None) -> "torch.dtype | None":
+    """The type to run the network in."""
+    import torch
+
+    known = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise EquicamError("dtype", needs="bfloat16 or float16", got=repr(name), fix="--dtype bfloat16")
+    return known[name]
+
+
+def split_commas(text: str | None) -> list[str] | None:
+    """Names separated by commas."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def resolve_device(device: str | None) -> str:
+    """The given device; else a GPU, where torch can use one."""
+    import torch
+
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def resolve_engine(
+    engine: str, address: str | None, actors: int | None, device: str | None, recipe: "Recipe"
+) -> "tuple[str, Devices | Cluster | None]":
+    """The device of this process's own model, and the engine that computes, if not this process alone."""
+    from equicam.engines.devices import Devices
+
+    if engine == "ray":
+        from equicam.engines.ray import Cluster, best
+
+        return "cpu", Cluster(device or best(address), address, actors, recipe)
+    if engine != "local":
+        raise EquicamError("engine", needs="local or ray", got=repr(engine), fix="--engine ray")
+    if address is not None or actors is not None:
+        raise EquicamError(
+            "--address and --actors", needs="--engine ray", got="--engine local", fix="--engine ray"
+        )
+    names = split_commas(device) or []
+    return ("cpu", Devices(tuple(names), recipe)) if len(names) > 1 else (resolve_device(device), None)
+
+
+def open_run(folder: Path, source: str | None = None) -> "Run":
+    """An existing run, with its images where they are now."""
     from equicam.auditing.store import Run
 
     run = Run(folder)
@@ -90,23 +162,47 @@ def opened(folder: Path, source: str | None = None) -> "Run":
     return Run(folder, moved={item.id: readable(str(item.path.absolute())) for item in items})
 
 
-def listed(text: str | None) -> list[str] | None:
-    """Names with commas between them."""
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+@contextmanager
+def audit_progress() -> Iterator[Callable[[int, int, int], None]]:
+    """A bar with images per second and the time left; without a terminal, a line every ten seconds."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    start = last = time.monotonic()
+    if not console.is_terminal:
+
+        def line(done: int, total: int, computed: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= 10 or done == total:
+                last = time.monotonic()
+                rate = computed / max(1e-9, last - start)
+                console.print(
+                    f"{done:,} of {total:,} images, {rate:.1f}/s, {(total - done) / rate:,.0f} s left"
+                )
+
+        yield line
+        return
+    columns = (
+        TextColumn("auditing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("auditing", total=None, rate="")
+
+        def update(done: int, total: int, computed: int) -> None:
+            rate = computed / max(1e-9, time.monotonic() - start)
+            bar.update(task, completed=done, total=total, rate=f"{rate:.1f}/s")
+
+        yield update
 
 
-def where(device: str | None) -> str:
-    """The device asked for, or the best there is."""
-    import torch
+@contextmanager
+def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar that the yielded function advances."""
+    from rich.progress import Progress
 
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def dtype_named(name: str | None) -> "torch.dtype | None":
-    """A type to run the network in."""
-    import torch
-
-    known = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in known:
-        raise EquicamError("dtype", needs="bfloat16 or float16", got=repr(name), fix="--dtype bfloat16")
-    return known[name]
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda count: bar.advance(task, count)

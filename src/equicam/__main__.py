@@ -1,0 +1,3 @@
+from equicam.cli.app import app
+
+app(prog_name="equicam")

@@ -1,0 +1,82 @@
+"""Commands that list names and check the machine: models, methods, scores, doctor."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from equicam.cli.shared import console
+
+MODELS = {
+    "embedded": "the small synthetic model in the package",
+    "resnet50": "torchvision, by its name",
+    "timm:vit_small_patch16_224": "timm",
+    "open_clip:ViT-B-16/openai": "open_clip, zero-shot over --classes; needs equicam[clip]",
+    "hf:google/vit-base-patch16-224": "Hugging Face classifiers, and CLIP over --classes; needs equicam[hf]",
+    "models.py:build": "your own function that returns a module or the result of equicam.wrap",
+}
+
+
+def models(
+    search: Annotated[str, typer.Argument(help="Text in a name.", show_default=False)] = "",
+) -> None:
+    """List where models come from, or the names that contain a text.
+
+    Example: `equicam models vit_small`
+    """
+    if search:
+        from equicam.models.load import names
+
+        found = [name for name in names() if search.lower() in name.lower()]
+        console.print("\n".join(found) or f"no name contains {escape(search)!r}", highlight=False)
+        return
+    _print_table(("name", "source"), MODELS.items())
+    console.print("\n`equicam models TEXT` lists the torchvision and timm names that contain TEXT.")
+
+
+def methods() -> None:
+    """List the explanation methods by the names `explain`, `evaluate` and `audit` take.
+
+    Example: `equicam methods`
+    """
+    from equicam.methods import METHODS
+
+    rows = ((name, str(len(method.fusion.views)), method.about) for name, method in METHODS.items())
+    _print_table(("method", "views", "description"), rows)
+
+
+def scores() -> None:
+    """List the scores by the names `evaluate` takes, and the controls a method can be compared with.
+
+    Example: `equicam scores`
+    """
+    from equicam.evaluation.controls import CONTROLS
+    from equicam.evaluation.metrics import SCORES
+
+    _print_table(("score", "of methods with", "description"), ((n, s.of, s.about) for n, s in SCORES.items()))
+    coverage = "a map that ignores the image: the area that 18 zero-filled views cover"
+    controls = {"coverage": coverage} | {f"METHOD@{name}": about for name, about in CONTROLS.items()}
+    _print_table(("control", "description"), controls.items())
+
+
+def doctor() -> None:
+    """Check this machine: versions, devices, caches, extras, and the command that installs what is missing.
+
+    Example: `equicam doctor`
+    """
+    from equicam.doctor import findings
+
+    table = Table("checked", "found", "to do", box=None)
+    for finding in findings():
+        row = map(escape, (finding.name, finding.found, finding.fix))
+        table.add_row(*row, style="yellow" if finding.fix else None)
+    console.print(table)
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)

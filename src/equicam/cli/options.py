@@ -1,0 +1,77 @@
+"""Options that several commands share, each stated once."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+Source = Annotated[
+    str,
+    Argument(help="Folder, glob pattern, CSV or Parquet manifest, or benchmark.", show_default=False),
+]
+RunFolder = Annotated[
+    Path, Argument(metavar="RUN", help="Folder that `equicam audit` wrote.", show_default=False)
+]
+
+ModelName = Annotated[str, Option("--model", help="Name from `equicam models`, or FILE.py:FACTORY.")]
+Weights = Annotated[
+    str | None,
+    Option(help="Weights file, name of published weights, or random.", show_default="published weights"),
+]
+Layer = Annotated[str | None, Option(help="Target layer by name.", show_default="chosen from the network")]
+Classes = Annotated[
+    str | None, Option(help="Class names of a zero-shot model, separated by commas.", show_default=False)
+]
+
+MethodName = Annotated[str, Option("--method", help="Name from `equicam methods`.")]
+Views = Annotated[
+    str | None, Option(help="Number of views, or auto.", show_default="as many as the method has")
+]
+Fill = Annotated[
+    str | None,
+    Option(help="Border of aligned views: reflect, zeros or coverage.", show_default="reflect"),
+]
+Tau = Annotated[
+    float | None,
+    Option(help="Confidence below which a +pcf method drops a view.", show_default="0.1"),
+]
+Gamma = Annotated[float | None, Option(help="Exponent of the gate of a +soft method.", show_default="1")]
+AsPublished = Annotated[bool, Option(help="Use the paper authors' view grid, fill and method variants.")]
+Dtype = Annotated[
+    str | None,
+    Option(help="Run the network in bfloat16 or float16.", show_default="the type of the weights"),
+]
+Compile = Annotated[
+    bool,
+    Option("--compile", help="Compile the network first (half a minute on a GPU) to run it faster."),
+]
+Seed = Annotated[int, Option(help="Seed of every random choice.")]
+
+SampleSize = Annotated[
+    int | None,
+    Option("--n", help="Take a sample of this many images, spread over the classes.", show_default="all"),
+]
+Split = Annotated[str | None, Option(help="Split of the source: train, test, …", show_default=False)]
+MovedSource = Annotated[
+    str | None, Option("--source", help="Where the images are now, if they were moved.", show_default=False)
+]
+MovedWeights = Annotated[
+    str | None,
+    Option("--weights", help="Where the weights file is now, if it was moved.", show_default=False),
+]
+
+_BEST = "a GPU if there is one"
+Device = Annotated[str | None, Option(help="cpu, cuda or cuda:1.", show_default=_BEST)]
+Devices = Annotated[
+    str | None,
+    Option("--device", help="cpu, cuda, cuda:1, or several: cuda:0,cuda:1.", show_default=_BEST),
+]
+Engine = Annotated[str, Option(help="local, or ray for many machines (needs equicam\\[ray]).")]
+Address = Annotated[
+    str | None,
+    Option(help="Ray cluster to use: auto, or host:port.", show_default="start one here"),
+]
+Actors = Annotated[
+    int | None,
+    Option(min=1, help="Ray actors, each with its own model.", show_default="one per GPU, or per CPU"),
+]

@@ -1,0 +1,99 @@
+"""Explain image files into a folder: overlay, PEUM and view strip as PNGs, and a JSON file next to them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from equicam import __version__
+from equicam.core.views import Views
+from equicam.data.image_files import open_picture
+from equicam.errors import EquicamError
+from equicam.explain import Explanation, explain
+from equicam.models.images import as_pictures, preprocessed, stacked
+from equicam.readers.model import Model
+from equicam.report.explanation_files import Explained, View, safe_stem, write
+
+IMAGES_PER_BATCH = 8
+
+
+@dataclass(frozen=True)
+class ExplainedFile:
+    """One image file: the stem and facts of the files written for it, or the error that prevented them."""
+
+    path: Path
+    stem: str = ""
+    facts: dict[str, Any] | None = None
+    error: EquicamError | None = None
+
+
+def explain_files(
+    model: Model, paths: Sequence[Path], out: Path, *, method: str = "equigrad-cam", **options: Any
+) -> Iterator[ExplainedFile]:
+    """Explain images and write each to `out`; a file that cannot be opened yields its error. Options as in `explain`."""
+    # a file we write must not replace an image we read
+    taken = {
+        p.name.split(".")[0].lower()
+        for p in paths
+        if p.resolve().parent == out.resolve() and p.name.count(".") > 1
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for start in range(0, len(paths), IMAGES_PER_BATCH):
+        opened: list[tuple[Path, Tensor]] = []
+        for path in paths[start : start + IMAGES_PER_BATCH]:
+            try:
+                opened.append((path, preprocessed(model, open_picture(path))))
+            except EquicamError as error:
+                yield ExplainedFile(path, error=error)
+        if not opened:
+            continue
+        x = stacked([tensor for _, tensor in opened])
+        explanation = explain(model, x, method=method, **options)
+        for i, (path, _) in enumerate(opened):
+            stem = safe_stem(str(path), taken)
+            facts = {"image": str(path), "method": method}
+            yield ExplainedFile(path, stem, write_explanation(model, x, explanation, i, facts, out, stem))
+
+
+def write_explanation(
+    model: Model,
+    x: Float[Tensor, "b c H W"],
+    explanation: Explanation,
+    i: int,
+    facts: dict[str, Any],
+    folder: Path,
+    stem: str,
+) -> dict[str, Any]:
+    """Write image `i` of an explanation to FOLDER/STEM.*, and return the facts its JSON holds."""
+    used = explanation.taken[i].nonzero().flatten()
+    angles = [explanation.angles[t] for t in used.tolist()]
+    rotated = as_pictures(model, Views(tuple(angles)).act(x[i : i + 1].float())[:, 0])
+    confidences, flips, kept = (
+        getattr(explanation, name)[i, used].tolist() for name in ("prob", "flips", "kept")
+    )
+    planes = explanation.planes[i, used].cpu().numpy()
+    views = tuple(map(View, angles, rotated, planes, confidences, flips, kept))
+    target, confidence = int(explanation.target[i]), float(explanation.sure[i])
+    name = model.classes[target] if model.classes else str(target)
+    facts = facts | {
+        "model": model.name,
+        "layer": model.layer,
+        "target": target,
+        "class": name,
+        "confidence": confidence,
+        "views": len(angles),
+        "angles": angles,
+        "view_confidence": confidences,
+        "view_flips": flips,
+        "view_kept": kept,
+        "peum_score": float(explanation.score[i]),
+        "flags": sorted(explanation.flags[i]),
+        "equicam": __version__,
+    }
+    maps = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
+    title = f"{name} (p = {confidence:.2f}), PEUM {facts['peum_score']:.4f}"
+    write(Explained(as_pictures(model, x[i : i + 1])[0], *maps, views, title, facts), folder, stem)
+    return facts
