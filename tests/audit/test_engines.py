@@ -31,7 +31,7 @@ from equicam.models.weights import fingerprint
 from tests.audit.conftest import ENV, equicam_command, equicam_process
 from tests.audit.test_run import drawn, rows
 
-OPTIONS = ("--views", "6", "--calibrate", "6", "--part", "4")
+OPTIONS = ("--views", "6", "--calibrate", "6", "--shard-size", "4")
 SMALL = {"object_store_memory": 300_000_000, "include_dashboard": False, "log_to_driver": False}
 # a cluster of the tests' own, which nobody else can use
 RAY_ENV = ENV | {
@@ -239,7 +239,7 @@ def many(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def whole_of_many(many, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
-    code, said = equicam_command("audit", many, "--out", out, "--part", 8)
+    code, said = equicam_command("audit", many, "--out", out, "--shard-size", 8)
     assert code == 0, said
     return out
 
@@ -262,7 +262,7 @@ def test_ray_evaluates_as_one_process(patches, tmp_path):
 @ray_there
 def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    code, said = equicam_command("audit", many, "--out", out, "--part", 8, "--engine", "ray", "--actors", 2)
+    code, said = equicam_command("audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2)
     assert code == 0, said
     assert same(out, whole_of_many)
 
@@ -271,7 +271,7 @@ def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_p
 @ray_there
 def test_an_actor_is_killed_and_no_row_is_missing_or_doubled(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    process = equicam_process("audit", many, "--out", out, "--part", 8, "--engine", "ray", "--actors", 2)
+    process = equicam_process("audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2)
     for goal in (2, 10):
         assert _kill_one(
             process, "ray::MapWorker", lambda goal=goal: len(list(out.glob("items/*.parquet"))) >= goal
@@ -286,7 +286,7 @@ def test_an_actor_is_killed_and_no_row_is_missing_or_doubled(many, whole_of_many
 @ray_there
 def test_the_head_goes_and_comes_back(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    options = ("audit", many, "--out", out, "--part", 8, "--engine", "ray", "--actors", 2)
+    options = ("audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2)
     with _head(tmp_path) as (address, stop):
         process = equicam_process(*options, "--address", address, env=RAY_ENV)
         while len(list(out.glob("items/*.parquet"))) < 5:

@@ -29,7 +29,7 @@ from equicam.methods import find
 from tests.audit.conftest import COMMAND, ENV, equicam_command, equicam_process
 
 PATCHES = 24
-OPTIONS = ("--views", "6", "--calibrate", "6", "--part", "4")
+OPTIONS = ("--views", "6", "--calibrate", "6", "--shard-size", "4")
 
 
 def rows(folder: Path) -> list[dict]:
@@ -51,7 +51,7 @@ def whole(patches, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
     code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
     assert code == 0, said
-    assert f"{PATCHES} pictures explained, 0 could not be" in said
+    assert f"{PATCHES} images explained, 0 could not be" in said
     assert f"equicam triage {out}" in said
     return out
 
@@ -149,7 +149,7 @@ def test_ctrl_c_finishes_the_part_and_says_how_to_go_on(patches, whole, tmp_path
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on" in said
+    assert "the same command resumes" in said
     assert "Traceback" not in said
     assert 0 < len(rows(out)) < PATCHES
     code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
@@ -277,7 +277,7 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
     shutil.copy(patches / "00.png", source / "good.png")
     expected = hostile(source)
     code, said = equicam_command(
-        "audit", source, "--out", out, "--views", "4", "--part", "5", "--calibrate", "10"
+        "audit", source, "--out", out, "--views", "4", "--shard-size", "5", "--calibrate", "10"
     )
     assert code == 0, said
     found = Run(out).items().to_pylist()

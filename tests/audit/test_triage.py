@@ -457,7 +457,7 @@ def test_reasons_are_readable_in_any_terminal(capsys, monkeypatch, columns):
     why = "the views at 60° (r = 0.35), 80° (r = 0.35) and 3 more disagree on the place"
     row = {"rank": 7, "id": "patch.png", "class": "tumour [x]", "prob": 0.5, "peum": 0.05, "reasons": [why]}
     guarantee = SimpleNamespace(sentence="what is promised")
-    cli_audit._show(SimpleNamespace(by="peum", budget=2, guarantee=guarantee, worth=None), [row])
+    cli_audit.print_queue(SimpleNamespace(by="peum", budget=2, guarantee=guarantee, worth=None), [row])
     said = capsys.readouterr().out
     assert why in said
     assert "tumour [x]" in said

@@ -5,13 +5,16 @@ import sys
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
-from equicam.cli.shared import as_typed
+from equicam.cli.shared import as_typed, exit_on_error
 from equicam.data.synthetic import draw
+from equicam.models.names import absolute_model, absolute_weights
 from equicam.report.explanation_files import safe_stem
 
 RUN = CliRunner(env={"COLUMNS": "200"})
@@ -33,7 +36,7 @@ def test_methods_are_listed():
     assert all(name in result.output for name in equicam.methods())
 
 
-def test_explain_writes_three_pictures_and_the_facts(tmp_path, patch):
+def test_explain_writes_three_images_and_the_facts(tmp_path, patch):
     out = tmp_path / "out"
     result = RUN.invoke(app, ["explain", str(patch), "--out", str(out), "--views", "6"])
     assert result.exit_code == 0, result.output
@@ -41,28 +44,28 @@ def test_explain_writes_three_pictures_and_the_facts(tmp_path, patch):
         f"patch.{kind}" for kind in ("overlay.png", "peum.png", "views.png", "json")
     }
     for kind in ("overlay", "peum", "views"):
-        with Image.open(out / f"patch.{kind}.png") as picture:
-            assert len(set(picture.convert("L").tobytes())) > 100  # something is drawn
+        with Image.open(out / f"patch.{kind}.png") as image:
+            assert len(set(image.convert("L").tobytes())) > 100  # something is drawn
     facts = json.loads((out / "patch.json").read_text())
     model = equicam.load("embedded")
     e = equicam.explain(model, patch, views=6)
     assert facts["target"] == int(e.target)
     assert facts["class"] == model.classes[int(e.target)]
     assert facts["angles"] == list(e.angles)
-    np.testing.assert_allclose(facts["probability"], e.sure[0], atol=1e-5)
-    np.testing.assert_allclose(facts["probability_per_view"], e.prob[0], atol=1e-5)
-    np.testing.assert_allclose(facts["peum"], e.score[0], atol=1e-6)
+    np.testing.assert_allclose(facts["confidence"], e.sure[0], atol=1e-5)
+    np.testing.assert_allclose(facts["view_confidence"], e.prob[0], atol=1e-5)
+    np.testing.assert_allclose(facts["peum_score"], e.score[0], atol=1e-6)
     assert facts["flags"] == sorted(e.flags[0])
     assert facts["layer"] == "layer4"
     assert facts["files"]["views"] == "patch.views.png"
 
 
-def test_the_authors_grid_still_tells_the_presented_probability(tmp_path, patch):
+def test_the_authors_grid_reports_the_presented_confidence(tmp_path, patch):
     for views in ("6", "3"):
         RUN.invoke(app, ["explain", str(patch), "--out", str(tmp_path), "--views", views, "--as-published"])
         facts = json.loads((tmp_path / "patch.json").read_text())
         e = equicam.explain(equicam.load("embedded"), patch, views=1)
-        np.testing.assert_allclose(facts["probability"], e.sure[0], atol=1e-5)
+        np.testing.assert_allclose(facts["confidence"], e.sure[0], atol=1e-5)
 
 
 def test_one_view_has_no_uncertainty_to_draw(tmp_path, patch):
@@ -72,7 +75,7 @@ def test_one_view_has_no_uncertainty_to_draw(tmp_path, patch):
     }
 
 
-def test_a_picture_given_is_never_overwritten(tmp_path, patch):
+def test_an_input_image_is_never_overwritten(tmp_path, patch):
     own = tmp_path / "s.overlay.png"
     own.write_bytes(patch.read_bytes())
     (tmp_path / "s.png").write_bytes(patch.read_bytes())
@@ -83,7 +86,7 @@ def test_a_picture_given_is_never_overwritten(tmp_path, patch):
     assert own.read_bytes() == patch.read_bytes()
 
 
-def test_bad_and_hostile_files_are_named_and_the_rest_is_done(tmp_path, patch):
+def test_bad_and_hostile_files_are_named_and_the_rest_is_explained(tmp_path, patch):
     good = tmp_path / "a$b^{<script>\n[red]é.png"
     good.write_bytes(patch.read_bytes())
     same_stem = tmp_path / "folder" / "patch.png"
@@ -97,12 +100,12 @@ def test_bad_and_hostile_files_are_named_and_the_rest_is_done(tmp_path, patch):
     files = [str(p) for p in (patch, good, same_stem, long, broken, tmp_path / "missing.png")]
     result = RUN.invoke(app, ["explain", *files, "--out", str(out), "--views", "2"])
     assert result.exit_code == 1
-    assert "2 of 6 pictures left out" in result.output
+    assert "2 of 6 images skipped" in result.output
     assert "broken[bold]" in result.output
     assert "\x1b[31m" not in result.output
     made = sorted(out.glob("*.json"))
     assert len(made) == 4
-    assert {json.loads(p.read_text())["picture"] for p in made} == set(files[:4])
+    assert {json.loads(p.read_text())["image"] for p in made} == set(files[:4])
     assert all(p.parent == out and len(p.name) < 120 and p.name.isascii() for p in out.iterdir())
 
 
@@ -147,7 +150,7 @@ def test_safe_stems_are_short_plain_and_never_twice():
     assert all(s[0].isalnum() and "/" not in s and len(s) < 100 for s in stems)
 
 
-def test_the_demo_is_the_whole_job_and_says_where_the_report_is(tmp_path):
+def test_the_demo_audits_ranks_verifies_and_reports(tmp_path):
     result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "20"])
     assert result.exit_code == 0, result.output
     run = tmp_path / "demo" / "run-20"
@@ -157,7 +160,7 @@ def test_the_demo_is_the_whole_job_and_says_where_the_report_is(tmp_path):
     assert str(run / "report.html") in result.output
     assert "Synthetic" in result.output
     assert "patch-" in (run / "report.html").read_text()
-    assert len(list((tmp_path / "demo" / "pictures-20").iterdir())) == 20
+    assert len(list((tmp_path / "demo" / "images-20").iterdir())) == 20
     assert (run / "evidence.json").is_file()
 
 
@@ -168,7 +171,7 @@ def test_models_and_their_search():
     assert "no name contains" in RUN.invoke(app, ["models", "zzz"]).output
 
 
-def test_the_doctor_says_what_to_type(monkeypatch):
+def test_the_doctor_names_the_command_for_a_missing_extra(monkeypatch):
     from equicam import doctor
 
     well = RUN.invoke(app, ["doctor"])
@@ -197,18 +200,18 @@ def test_importing_is_light():
     assert seconds("from equicam.cli.app import app; app(['--help'], standalone_mode=False)") < 1
 
 
-def test_the_version_is_told():
+def test_the_version_is_printed():
     assert RUN.invoke(app, ["--version"]).output.strip() == f"equicam {equicam.__version__}"
 
 
 def test_drawing_needs_no_torch():
-    code = "import sys, equicam.report.explained, equicam.data.synthetic, equicam.data.pictures; assert 'torch' not in sys.modules"
+    code = "import sys, equicam.report.explanation_files, equicam.data.synthetic, equicam.data.image_files; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.fixture
 def patches(tmp_path):
-    """Four drawn patches in two classes, and one file that is no picture."""
+    """Four drawn patches in two classes, and one file that is not an image."""
     for i in range(4):
         folder = tmp_path / "source" / ("normal", "tumour")[i % 2]
         folder.mkdir(parents=True, exist_ok=True)
@@ -276,25 +279,25 @@ def test_printing_rows_needs_no_torch():
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "message"),
     [
-        (["explain", "PICTURE", "--target", "99"], "try no --target"),
-        (["explain", "PICTURE", "--views", "0"], "got '0'; try --views 18"),
-        (["explain", "PICTURE", "--views", "some"], "got 'some'; try --views 18"),
+        (["explain", "IMAGE", "--target", "99"], "try no --target"),
+        (["explain", "IMAGE", "--views", "0"], "got '0'; try --views 18"),
+        (["explain", "IMAGE", "--views", "some"], "got 'some'; try --views 18"),
         (["explain", "FOLDER"], "got a folder; try its pictures one by one, or equicam audit"),
-        (["explain", "PICTURE", "--method", "gradcam"], "try 'grad-cam'"),
+        (["explain", "IMAGE", "--method", "gradcam"], "try 'grad-cam'"),
         (["triage", "FOLDER/none"], "got no such folder"),
         (["triage", "FOLDER"], "got no manifest.json in it"),
         (["audit", "FOLDER", "--out", "FOLDER/run", "--views", "auto"], "try --views 12"),
     ],
 )
-def test_refusals_advise_what_one_types_here(tmp_path, asked, said):
-    picture = tmp_path / "p.png"
-    Image.fromarray(np.full((96, 96, 3), 90, np.uint8)).save(picture)
-    words = [w.replace("PICTURE", str(picture)).replace("FOLDER", str(tmp_path)) for w in asked]
+def test_refusals_advise_in_options(tmp_path, arguments, message):
+    image = tmp_path / "p.png"
+    Image.fromarray(np.full((96, 96, 3), 90, np.uint8)).save(image)
+    words = [w.replace("IMAGE", str(image)).replace("FOLDER", str(tmp_path)) for w in arguments]
     result = RUN.invoke(app, words, env={"COLUMNS": "300"})
     assert result.exit_code in (1, 2)
-    assert said in result.output, result.output
+    assert message in result.output, result.output
 
 
 def test_models_lists_the_embedded_one_and_doctor_every_extra():
@@ -304,12 +307,55 @@ def test_models_lists_the_embedded_one_and_doctor_every_extra():
 
 
 def test_python_advice_becomes_an_option():
-    for fix, said in (
+    for fix, typed in (
         ('fill="reflect"', "--fill reflect"),
         ("views=12", "--views 12"),
         ("compiled=False", "no --compile"),
+        ("target=None", "no --target"),
+        ('views=6, or dtype="float16"', "--views 6, or --dtype float16"),
         ("a=b", "a=b"),
     ):
         error = equicam.EquicamError("it", needs="this", got='fill="that"', fix=fix)
-        assert as_typed(error) == f'it needs this, got fill="that"; try {said}'
+        assert as_typed(error) == f'it needs this, got fill="that"; try {typed}'
     assert as_typed(OSError("disk full")) == "disk full"
+
+
+def test_a_file_with_the_name_of_a_model_does_not_replace_it(tmp_path, patches, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("embedded", "resnet50", "IMAGENET1K_V1", "random"):
+        (tmp_path / name).write_text("a file")
+        assert absolute_model(name) == name
+        assert absolute_weights(name) == name
+    result = RUN.invoke(
+        app, ["audit", str(patches), "--out", "run", "--model", "embedded", "--views", "auto"]
+    )
+    assert "try --views 12" in result.output, result.output  # refused only after the model was loaded
+
+
+def test_names_of_files_hold_in_every_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert absolute_model("models.py:build") == f"{tmp_path}/models.py:build"
+    assert absolute_model("hf:google/vit-base-patch16-224") == "hf:google/vit-base-patch16-224"
+    assert absolute_weights("mine.safetensors") == f"{tmp_path}/mine.safetensors"
+    assert absolute_weights("./mine") == f"{tmp_path}/mine"
+    assert absolute_weights(None) is None
+
+
+@pytest.mark.parametrize("name", [command.callback.__name__ for command in app.registered_commands])
+def test_every_command_has_an_example_and_help_for_every_option(name):
+    command = get_command(app).commands[name]
+    assert f"`equicam {name}" in command.help
+    assert all(getattr(option, "help", "") for option in command.params), name
+    assert RUN.invoke(app, [name, "--help"]).exit_code == 0
+
+
+def test_ctrl_c_ends_a_command_with_130(capsys):
+    with pytest.raises(typer.Exit) as ended, exit_on_error(interrupted="; run it again"):
+        raise KeyboardInterrupt
+    assert ended.value.exit_code == 130
+    assert "stopped; run it again" in capsys.readouterr().out
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "equicam", "--version"], capture_output=True, text=True)
+    assert done.stdout.strip() == f"equicam {equicam.__version__}"

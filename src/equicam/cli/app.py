@@ -21,12 +21,13 @@ for command in (
     app.command()(command)
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         import equicam
 
         say(f"equicam {equicam.__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

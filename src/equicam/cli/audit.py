@@ -243,7 +243,7 @@ def _triage(
     queue = sorted(
         (row for row in found.rows.to_pylist() if row["arm"] == "queue"), key=lambda row: row["rank"]
     )
-    _show(found, queue)
+    print_queue(found, queue)
     # what may be refused or take long comes before anything is written: files and log belong together
     if count and run.spec.model is not None and queue:
         told = _evidence(run, [row["id"] for row in queue[:count]], source, weights, device)
@@ -260,7 +260,7 @@ def _triage(
     return found
 
 
-def _show(found: "Triage", queue: list[dict[str, Any]]) -> None:
+def print_queue(found: "Triage", queue: list[dict[str, Any]]) -> None:
     if not queue:
         console.print("nothing to rank: no picture was explained")
         return
