@@ -261,6 +261,7 @@ def _triage(
 
 
 def print_queue(found: "Triage", queue: list[dict[str, Any]]) -> None:
+    """Print the head of the queue with its reasons, and how well the ranking finds unstable maps."""
     if not queue:
         console.print("nothing to rank: no picture was explained")
         return
