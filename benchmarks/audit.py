@@ -27,7 +27,7 @@ from equicam.auditing.compute import Plans, computed, prepared
 from equicam.data.decoding import opened
 from equicam.data.sources import find_items
 from equicam.methods import find
-from equicam.models.images import seen_box
+from equicam.models.images import VisibleBoxes
 
 
 def main() -> None:
@@ -53,9 +53,9 @@ def main() -> None:
         for i in range(options.pictures):
             coarse = Image.fromarray(rng.integers(0, 255, (30, 40, 3), dtype=np.uint8))
             coarse.resize((640, 480), Image.Resampling.BICUBIC).save(source / f"{i:04d}.jpg", quality=92)
-        items = find_items(source)
+        items, visible = find_items(source), VisibleBoxes(model)
         plans = Plans(model, find("equigrad-cam", views=options.views), "reflect", dtype, frozenset())
-        decoded = [opened(i, lambda p: prepared(model, p), lambda s: seen_box(model, s)) for i in items]
+        decoded = [opened(i, lambda p: prepared(model, p), visible) for i in items]
         parts = [decoded[i : i + options.part] for i in range(0, len(decoded), options.part)]
         seconds: dict[str, list[float]] = {"bare engine": [], "audit": []}
         size = 0

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 import equicam
-from equicam.data.items import open_item, spread
+from equicam.data.items import open_item, sample_by_class
 from equicam.data.sources import find_items
 from equicam.evaluation.similarity import pearson
-from equicam.models.images import preprocessed
+from equicam.models.images import preprocess_image
 from equicam.paper.context import eq, mean_of
 
 LIMITS = {"TF32": 30, "bf16": 12}
@@ -61,10 +61,10 @@ def fewer(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[str,
 
 def precision(model: equicam.Model, data: str, n: int | None, batch: int = 50) -> dict[str, list[float]]:
     """Correlation of each map with that of float32."""
-    items = spread(find_items(data), n)
+    items = sample_by_class(find_items(data), n)
     found: dict[str, list[float]] = {name: [] for name in DTYPES}
     for start in range(0, len(items), batch):
-        pictures = [preprocessed(model, open_item(i)) for i in items[start : start + batch]]
+        pictures = [preprocess_image(model, open_item(i)) for i in items[start : start + batch]]
         x = torch.stack(pictures).to(model.device)
         torch.backends.cudnn.allow_tf32 = False
         exact = equicam.explain(model, x)

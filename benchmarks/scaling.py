@@ -27,7 +27,7 @@ from equicam.data.decoding import opened
 from equicam.data.sources import find_items
 from equicam.engines.ray import Cluster
 from equicam.engines.worker import Recipe
-from equicam.models.images import seen_box
+from equicam.models.images import VisibleBoxes
 from equicam.readers.model import Model
 
 
@@ -77,10 +77,10 @@ def _draw(source: Path, count: int) -> None:
 
 
 def _decode_rate(model: Model, source: Path) -> float:
-    items = find_items(source)
+    items, visible = find_items(source), VisibleBoxes(model)
     start = time.perf_counter()
     for item in items:
-        opened(item, lambda p: prepared(model, p), lambda s: seen_box(model, s))
+        opened(item, lambda p: prepared(model, p), visible)
     return len(items) / (time.perf_counter() - start)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 import equicam
-from equicam.data.image_files import open_picture
+from equicam.data.image_files import open_image
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 CROP = v2.Compose(
@@ -51,7 +51,7 @@ def spread(rows: list[tuple[Path, str]], count: int) -> list[tuple[Path, str]]:
 
 def batch(rows: list[tuple[Path, str]]) -> Tensor:
     """Pictures of 256×256, centre cropped and normalised."""
-    return torch.stack([CROP(open_picture(path)) for path, _ in rows])
+    return torch.stack([CROP(open_image(path)) for path, _ in rows])
 
 
 def probed(backbone: nn.Module, pictures: Path, device: str, console: Console) -> nn.Module:

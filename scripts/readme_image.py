@@ -15,7 +15,7 @@ from PIL import Image
 
 import equicam
 from equicam.data.synthetic import draw
-from equicam.models.images import as_pictures, preprocessed
+from equicam.models.images import preprocess_image, to_display_images
 from equicam.report.overlay import overlay, panel
 
 ANGLES = (0, 45, 90, 135, 180)
@@ -30,14 +30,14 @@ def main() -> None:
     args = parser.parse_args()
     model = equicam.load("embedded")
     patches = [draw(i, seed=11) for i in range(50)]
-    x = torch.stack([preprocessed(model, Image.fromarray(p.image)) for p in patches])
+    x = torch.stack([preprocess_image(model, Image.fromarray(p.image)) for p in patches])
     found = equicam.explain(model, x)
     right = [
         i for i, p in enumerate(patches) if p.label == 1 == int(found.target[i]) and not found.flips[i].any()
     ]
     index = max(right, key=lambda i: float(found.score[i]))
     turned = equicam.Views(ANGLES).act(x[index : index + 1])[:, 0]
-    pictures = as_pictures(model, turned)
+    pictures = to_display_images(model, turned)
     rows = [[(f"turned {a}°", p) for a, p in zip(ANGLES, pictures, strict=True)]]
     for method, name in (("grad-cam", "Grad-CAM"), ("equigrad-cam", "EquiGrad-CAM")):
         maps = equicam.explain(model, turned, method=method, target=int(found.target[index])).map.numpy()

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from equicam import __version__
 from equicam.core.views import Views
-from equicam.data.image_files import open_picture
+from equicam.data.image_files import open_image
 from equicam.errors import EquicamError
 from equicam.explain import Explanation, explain
-from equicam.models.images import as_pictures, preprocessed, stacked
+from equicam.models.images import preprocess_image, stack_images, to_display_images
 from equicam.readers.model import Model
 from equicam.report.explanation_files import Explained, View, safe_stem, write
 
@@ -45,12 +45,12 @@ def explain_files(
         opened: list[tuple[Path, Tensor]] = []
         for path in paths[start : start + IMAGES_PER_BATCH]:
             try:
-                opened.append((path, preprocessed(model, open_picture(path))))
+                opened.append((path, preprocess_image(model, open_image(path))))
             except EquicamError as error:
                 yield ExplainedFile(path, error=error)
         if not opened:
             continue
-        x = stacked([tensor for _, tensor in opened])
+        x = stack_images([tensor for _, tensor in opened])
         explanation = explain(model, x, method=method, **options)
         for i, (path, _) in enumerate(opened):
             stem = safe_stem(str(path), taken)
@@ -70,7 +70,7 @@ def write_explanation(
     """Write image `i` of an explanation to FOLDER/STEM.*, and return the facts its JSON holds."""
     used = explanation.taken[i].nonzero().flatten()
     angles = [explanation.angles[t] for t in used.tolist()]
-    rotated = as_pictures(model, Views(tuple(angles)).act(x[i : i + 1].float())[:, 0])
+    rotated = to_display_images(model, Views(tuple(angles)).act(x[i : i + 1].float())[:, 0])
     confidences, flips, kept = (
         getattr(explanation, name)[i, used].tolist() for name in ("prob", "flips", "kept")
     )
@@ -95,5 +95,5 @@ def write_explanation(
     }
     maps = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
     title = f"{name} (p = {confidence:.2f}), PEUM {facts['peum_score']:.4f}"
-    write(Explained(as_pictures(model, x[i : i + 1])[0], *maps, views, title, facts), folder, stem)
+    write(Explained(to_display_images(model, x[i : i + 1])[0], *maps, views, title, facts), folder, stem)
     return facts

@@ -21,14 +21,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from equicam import __version__
 from equicam.core.views import rotate_each
-from equicam.data.items import Item, digest, open_item
+from equicam.data.items import Item, digest_items, open_item
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
-from equicam.models.augment import training_steps
-from equicam.models.heads import head_name, with_classes
-from equicam.models.images import preprocessed
+from equicam.models.heads import head_name, resize_head
+from equicam.models.images import preprocess_image, training_transform
 from equicam.models.load import load
-from equicam.models.weights import state_dict
+from equicam.models.weights import read_state_dict
 from equicam.readers.model import Model
 from equicam.shards import differences, plain, write_whole
 
@@ -90,11 +89,11 @@ def finetune(
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     learn, held, names = _split(find_items(data, split=train), seed)
     model = started(arch, weights, len(names))
-    size = preprocessed(model, open_item(learn[0])).shape[-1]
+    size = preprocess_image(model, open_item(learn[0])).shape[-1]
     recipe = Recipe(
         arch=str(arch), start=None if weights is None else Path(weights).name, data=Path(data).name, train=train, test=test,
         epochs=epochs, batch=batch, rate=rate, patience=patience, seed=seed, rotation_augment=rotation_augment, size=size,
-        precision="bfloat16" if where.type == "cuda" else "float32", classes=names, pictures=digest([*learn, *held]),
+        precision="bfloat16" if where.type == "cuda" else "float32", classes=names, pictures=digest_items([*learn, *held]),
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     run = Training(model, recipe, folder, where, workers)
@@ -119,11 +118,11 @@ def started(arch: str, weights: str | Path | None, classes: int) -> Model:
     """The architecture with pretrained weights and a fresh head; a weights file may lack the head, or have another."""
     if weights is None or not Path(weights).is_file():
         model = load(arch, weights=weights)
-        with_classes(model.module, classes)
+        resize_head(model.module, classes)
         return model
     model = load(arch, weights=None if ".py" in str(arch) else "random")
-    with_classes(model.module, classes)
-    given, own = state_dict(Path(weights)), model.module.state_dict()
+    resize_head(model.module, classes)
+    given, own = read_state_dict(Path(weights)), model.module.state_dict()
     fitting = {key: value for key, value in given.items() if key in own and own[key].shape == value.shape}
     head = head_name(model.module)
     strange = [key for key in given if key not in fitting and not key.startswith(head.split(".")[0])]
@@ -149,7 +148,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         item = self.items[i]
         picture = open_item(item)
-        x = preprocessed(self.model, picture) if self.steps is None else self.steps(picture)
+        x = preprocess_image(self.model, picture) if self.steps is None else self.steps(picture)
         return x, self.place[str(item.label)]
 
 
@@ -185,7 +184,7 @@ class Training:
                 "training", needs="pictures and a network", got=f"{len(learn)} pictures", fix="another split"
             )
         self._resume()
-        data = Pictures(learn, r.classes, self.model, training_steps(self.model, r.size))
+        data = Pictures(learn, r.classes, self.model, training_transform(self.model, r.size))
         steps = math.ceil(len(data) / r.batch)
         checks = _loader(Pictures(held, r.classes, self.model, None), r, self.workers)
         for epoch in range(len(self.history), r.epochs):

@@ -16,13 +16,13 @@ import equicam
 from equicam.auditing.compute import prepared
 from equicam.data.decoding import AHEAD, Decoders, Shared, opened
 from equicam.data.sources import find_items
-from equicam.models.images import picture_bytes, seen_box
+from equicam.models.images import VisibleBoxes, input_bytes
 
 
 @pytest.fixture(scope="module")
 def eyes():
     model = equicam.load("embedded")
-    return partial(prepared, model), partial(seen_box, model)
+    return partial(prepared, model), VisibleBoxes(model)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def shared(x):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_every_part_has_the_pixels_opened_here(eyes, items, known):
-    size = picture_bytes(equicam.load("embedded"))
+    size = input_bytes(equicam.load("embedded"))
     parts = by_parts(items, 2)
     assert len(parts) > AHEAD + 1, "places must come round again"
     alone = [opened(item, *eyes) for item in items]
@@ -127,5 +127,5 @@ def test_a_preprocessing_that_takes_no_small_picture_is_no_obstacle():
         return torch.zeros(3, 96, 96)
 
     model = replace(equicam.load("embedded"), preprocess=choosy)
-    assert picture_bytes(model) == 4 * 3 * 224**2
-    assert picture_bytes(replace(model, preprocess=lambda _picture: torch.zeros(1, 5, 7))) == 4 * 35
+    assert input_bytes(model) == 4 * 3 * 224**2
+    assert input_bytes(replace(model, preprocess=lambda _picture: torch.zeros(1, 5, 7))) == 4 * 35

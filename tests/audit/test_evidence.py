@@ -15,7 +15,7 @@ from equicam.evaluation import causal
 from equicam.evaluation.controls import item_seed
 from equicam.evaluation.equivariance import ANGLES
 from equicam.evaluation.statistics import Estimate
-from equicam.models.images import preprocessed
+from equicam.models.images import preprocess_image
 
 
 def at(value: float, around: float = 0.01) -> Estimate:
@@ -59,7 +59,7 @@ def test_where_hiding_changes_nothing_nothing_is_said():
 
 def test_evidence_is_the_causal_test_on_this_picture(patches):
     model, items = equicam.load("embedded"), find_items(patches)[:4]
-    x = torch.stack([preprocessed(model, __import__("PIL.Image").Image.open(i.path)) for i in items])
+    x = torch.stack([preprocess_image(model, __import__("PIL.Image").Image.open(i.path)) for i in items])
     e = equicam.explain(model, x)
     rows = {
         item.id: {

@@ -115,7 +115,7 @@ def test_rows_are_what_explain_and_evaluate_say(patches, whole):
 def test_the_frame_is_what_the_model_saw(tmp_path):
     from torchvision.transforms import v2
 
-    from equicam.models.images import seen_box
+    from equicam.models.images import visible_box
 
     for steps, size, expected in (
         ([v2.Resize(64), v2.CenterCrop(48)], (300, 200), (75.0, 25.0, 225.0, 175.0)),
@@ -137,7 +137,7 @@ def test_the_frame_is_what_the_model_saw(tmp_path):
             mean=(0.5,) * 3,
             std=(0.5,) * 3,
         )
-        assert seen_box(model, size) == pytest.approx(expected, abs=2.5)
+        assert visible_box(model, size) == pytest.approx(expected, abs=2.5)
 
 
 def test_ctrl_c_finishes_the_part_and_says_how_to_go_on(patches, whole, tmp_path):
@@ -583,10 +583,10 @@ def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):
     def spoil(_module, inputs, output):
         return output.masked_fill((inputs[0][:, 0, 0, 0] == first)[:, None], torch.nan)
 
-    from equicam.data.image_files import open_picture
-    from equicam.models.images import preprocessed
+    from equicam.data.image_files import open_image
+    from equicam.models.images import preprocess_image
 
-    first = preprocessed(model, open_picture(patches / "00.png"))[0, 0, 0]
+    first = preprocess_image(model, open_image(patches / "00.png"))[0, 0, 0]
     model.module.register_forward_hook(spoil)
     run = audit(model, patches, tmp_path / "run", views=4, part=8)
     bad = [row for row in run.items().to_pylist() if row["status"] == "bad"]

@@ -15,9 +15,9 @@ import torch
 from torchvision.transforms import v2
 
 import equicam
-from equicam.data.image_files import open_picture
+from equicam.data.image_files import open_image
 from equicam.evaluation.summary import summarise
-from equicam.models.images import preprocessed
+from equicam.models.images import preprocess_image
 
 pytestmark = pytest.mark.real
 WEIGHTS, PICTURES = (Path(os.environ.get(v, "/nowhere")) for v in ("EQUICAM_WEIGHTS", "EQUICAM_PICTURES"))
@@ -75,7 +75,7 @@ def batch(model: equicam.Model, some: list) -> torch.Tensor:
     own = v2.Compose(
         [crop, v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(model.mean, model.std)]
     )
-    return torch.stack([own(open_picture(path)) for path, _, _ in some])
+    return torch.stack([own(open_image(path)) for path, _, _ in some])
 
 
 def top1(model: equicam.Model) -> float:
@@ -100,7 +100,7 @@ def test_its_own_preprocessing_crops_the_same_centre(tmp_path, monkeypatch):
     """MobileNet's Resize(256) leaves these pictures as they are."""
     model = mobilenet(tmp_path, monkeypatch)
     path = items()[0][0]
-    assert torch.allclose(preprocessed(model, open_picture(path)), batch(model, items()[:1])[0], atol=1e-6)
+    assert torch.allclose(preprocess_image(model, open_image(path)), batch(model, items()[:1])[0], atol=1e-6)
 
 
 def test_grad_cam_points_into_the_boxes_more_often_than_the_centre_does(tmp_path):

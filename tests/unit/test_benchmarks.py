@@ -10,7 +10,7 @@ import pytest
 import scipy.io
 
 from equicam import EquicamError
-from equicam.data.imagenet import LARGEST, read_boxes
+from equicam.data.imagenet import MAX_ANNOTATION_BYTES, read_boxes
 from equicam.data.items import Item, open_item
 from equicam.data.sources import find_items
 from tests.unit.test_sources import known, refused, touch
@@ -123,7 +123,7 @@ BAD_XML = {
     "corner": ("<a><object><bndbox><xmin>1</xmin></bndbox></object></a>", "four numbers"),
     "number": (XML.replace("40.5", "tall"), "four numbers"),
     "turned": (XML.replace("40.5", "1"), "four numbers"),
-    "large": ("<a>" + " " * LARGEST + "</a>", f"at most {LARGEST} bytes"),
+    "large": ("<a>" + " " * MAX_ANNOTATION_BYTES + "</a>", f"at most {MAX_ANNOTATION_BYTES} bytes"),
 }
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import equicam
-from equicam.data.synthetic import CENTRE, ENOUGH, SIZE, draw, draw_many
+from equicam.data.synthetic import CENTRE, MIN_TUMOUR_PIXELS, SIZE, draw, draw_many
 from equicam.models.embedded import CLASSES, WEIGHTS
 
 
@@ -19,9 +19,9 @@ def x(patches):
     model = equicam.load("embedded")
     from PIL import Image
 
-    from equicam.models.images import preprocessed
+    from equicam.models.images import preprocess_image
 
-    return torch.stack([preprocessed(model, Image.fromarray(p.image)) for p in patches])
+    return torch.stack([preprocess_image(model, Image.fromarray(p.image)) for p in patches])
 
 
 def test_a_patch_depends_on_its_seed_and_index_alone():
@@ -36,7 +36,7 @@ def test_the_label_is_geometry(patches):
     for p in patches:
         assert p.image.shape == (SIZE, SIZE, 3)
         assert p.image.dtype == np.uint8
-        assert p.label == int(p.tumour[CENTRE, CENTRE].sum() >= ENOUGH)
+        assert p.label == int(p.tumour[CENTRE, CENTRE].sum() >= MIN_TUMOUR_PIXELS)
     labels = np.array([p.label for p in patches])
     assert 0.42 < labels.mean() < 0.58
     elsewhere = np.mean([p.tumour.any() for p in patches if not p.label])

@@ -21,7 +21,7 @@ from equicam.evaluation.equivariance import ANGLES, equivariance
 from equicam.evaluation.metrics import SCORES, Score
 from equicam.evaluation.table import Scored
 from equicam.evaluation.worker import opened
-from equicam.models.images import framed
+from equicam.models.images import box_mask
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 ANGLES_2 = (45, 90)
@@ -242,15 +242,15 @@ def test_every_score_runs_and_every_row_is_named(small, folder):
 
 
 def test_boxes_follow_the_models_own_preprocessing(small):
-    mask = framed(
+    mask = box_mask(
         small, (48, 48), (16.0, 16.0, 32.0, 32.0)
     )  # 48 → 40, centre 32: the middle third becomes 13.3 wide
     assert mask.shape == (32, 32)
     assert mask.sum().item() == pytest.approx((40 / 3) ** 2, rel=0.02)
     columns = torch.arange(32)
     assert (mask.sum(0) @ columns.double() / mask.sum()).item() == pytest.approx(15.5, abs=0.05)
-    assert framed(small, (48, 48), (0.0, 0.0, 48.0, 48.0)).min() > 0.99
-    assert framed(small, (48, 48), (0.0, 0.0, 3.0, 3.0)).max() < 0.5  # cropped away
+    assert box_mask(small, (48, 48), (0.0, 0.0, 48.0, 48.0)).min() > 0.99
+    assert box_mask(small, (48, 48), (0.0, 0.0, 3.0, 3.0)).max() < 0.5  # cropped away
 
 
 def test_labels_by_name_by_order_and_unknown(small, folder):

@@ -18,7 +18,7 @@ from PIL import Image
 
 from equicam import EquicamError
 from equicam.data import hdf5
-from equicam.data.items import Item, box, digest, open_item, readable, spread
+from equicam.data.items import Item, digest_items, open_item, parse_box, sample_by_class, valid_utf8
 
 
 def item(name: str, label: int | str | None = None) -> Item:
@@ -68,34 +68,38 @@ def test_spread_is_its_twin_in_any_order(labels):
         assert len(expected) == min(n or 40, 40)
         for _ in range(3):
             rng.shuffle(items)
-            assert spread(items, n) == expected
+            assert sample_by_class(items, n) == expected
 
 
 def test_spread_by_hand():
     items = [item(f"{label}{slot}", label) for label in "cab" for slot in "21"] + [item("a0", "a")]
-    assert ids(spread(items, 5)) == "a0 b1 c1 a1 b2"
-    assert ids(spread(items, None)) == "a0 b1 c1 a1 b2 c2 a2"
-    assert ids(spread(items, 2)) == "a0 c1"  # round(3/2) is 2
-    assert ids(spread([item(c) for c in "gfedcba"], 3)) == "a c f"  # 0, 2.33, 4.67
+    assert ids(sample_by_class(items, 5)) == "a0 b1 c1 a1 b2"
+    assert ids(sample_by_class(items, None)) == "a0 b1 c1 a1 b2 c2 a2"
+    assert ids(sample_by_class(items, 2)) == "a0 c1"  # round(3/2) is 2
+    assert ids(sample_by_class([item(c) for c in "gfedcba"], 3)) == "a c f"  # 0, 2.33, 4.67
     twins = [Item("a", Path(name), 1) for name in "xy"]
-    assert spread(twins, 1) == spread(twins[::-1], 1) == twins[:1]
-    assert ids(spread([item("x"), item("b", 1), item("a", 1)], 2)) == "a x"  # without a label: one more class
+    assert sample_by_class(twins, 1) == sample_by_class(twins[::-1], 1) == twins[:1]
+    assert (
+        ids(sample_by_class([item("x"), item("b", 1), item("a", 1)], 2)) == "a x"
+    )  # without a label: one more class
 
 
 def test_spread_of_300_of_1000_classes_is_the_papers():
     items = [item(f"{label:04}/{slot}", label) for label in range(1000) for slot in range(2)]
-    sample = spread(items, 300)
+    sample = sample_by_class(items, 300)
     assert [i.label for i in sample] == [round(k * 1000 / 300) for k in range(300)]
     assert len({i.label for i in sample}) == 300
     assert all(i.id.endswith("/0") for i in sample)
-    assert Counter(i.label for i in spread(items, 1500)) == {c: 2 if c < 500 else 1 for c in range(1000)}
+    assert Counter(i.label for i in sample_by_class(items, 1500)) == {
+        c: 2 if c < 500 else 1 for c in range(1000)
+    }
 
 
 def test_spread_of_nothing_and_of_less_than_one():
-    assert spread([], None) == spread([], 3) == []
+    assert sample_by_class([], None) == sample_by_class([], 3) == []
     for n in (0, -1):
         with pytest.raises(EquicamError, match="at least 1 picture"):
-            spread([item("a")], n)
+            sample_by_class([item("a")], n)
 
 
 def test_digest_tells_every_change_but_not_where_the_files_are():
@@ -114,14 +118,16 @@ def test_digest_tells_every_change_but_not_where_the_files_are():
         [one, item('b", null, [], null]\n["c')],
         [],
     ]
-    assert len({digest(items) for items in [pair, *changed]}) == len(changed) + 1
-    assert digest([replace(one, path=Path("elsewhere")), pair[1]]) == digest(pair)
+    assert len({digest_items(items) for items in [pair, *changed]}) == len(changed) + 1
+    assert digest_items([replace(one, path=Path("elsewhere")), pair[1]]) == digest_items(pair)
     loose = replace(one)
     object.__setattr__(loose, "boxes", ((0, 0, 1, 1),))  # integers, where nobody checks types
-    assert digest([loose, pair[1]]) == digest(pair)
+    assert digest_items([loose, pair[1]]) == digest_items(pair)
     written = '["a", 1, [[0.0, 0.0, 1.0, 1.0]], [0.0, 0.0, 2.0, 2.0]]\n["b", null, [], null]\n'
-    assert digest(pair) == hashlib.sha256(written.encode()).hexdigest()  # runs are resumed by it: it stays
-    assert len(digest([item("\udcff")])) == 64
+    assert (
+        digest_items(pair) == hashlib.sha256(written.encode()).hexdigest()
+    )  # runs are resumed by it: it stays
+    assert len(digest_items([item("\udcff")])) == 64
 
 
 @pytest.mark.parametrize(
@@ -129,12 +135,12 @@ def test_digest_tells_every_change_but_not_where_the_files_are():
 )
 def test_what_is_no_box_is_refused(numbers):
     with pytest.raises(EquicamError, match="line 7 needs boxes of four numbers"):
-        box(numbers.split(), what="line 7")
+        parse_box(numbers.split(), what="line 7")
 
 
 def test_box_and_readable():
-    assert box(["0", "1.5", "0", "2"], what="") == (0.0, 1.5, 0.0, 2.0)
-    assert readable("caf\udce9 🙂\n") == "caf\\udce9 🙂\n"
+    assert parse_box(["0", "1.5", "0", "2"], what="") == (0.0, 1.5, 0.0, 2.0)
+    assert valid_utf8("caf\udce9 🙂\n") == "caf\\udce9 🙂\n"
 
 
 PIXELS = np.random.default_rng(1).integers(0, 255, (20, 8, 9, 3), dtype=np.uint8)
@@ -174,14 +180,14 @@ def test_one_of_many_is_read_alone_from_a_file_opened_once(many, monkeypatch):
 
 
 def test_no_more_than_a_few_files_stay_open(many):
-    for i in range(3 * hdf5.STAY_OPEN):
+    for i in range(3 * hdf5.MAX_OPEN_FILES):
         copy = many[0].path.with_name(f"{i}.h5")
         copy.write_bytes(many[0].path.read_bytes())
         assert right(Item("0", copy, index=5))
     descriptors = Path("/proc/self/fd")
     if descriptors.is_dir():
         links = [d.readlink() for d in descriptors.iterdir() if d.is_symlink()]
-        assert sum(many[0].path.parent in d.parents for d in links) <= hdf5.STAY_OPEN
+        assert sum(many[0].path.parent in d.parents for d in links) <= hdf5.MAX_OPEN_FILES
 
 
 def test_threads_read_at_the_same_time(many):

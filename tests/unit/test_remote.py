@@ -14,8 +14,8 @@ import equicam
 from equicam.auditing.audit import audit
 from equicam.auditing.store import Run
 from equicam.data import remote
-from equicam.data.items import digest, fetched, open_item
-from equicam.data.remote import Remote, is_url, place, stamp
+from equicam.data.items import digest_items, open_item, prefetch
+from equicam.data.remote import RemotePath, as_path, file_stat, is_url
 from equicam.data.sources import find_items
 from equicam.data.synthetic import draw_many
 from equicam.errors import EquicamError
@@ -66,8 +66,8 @@ def test_a_folder_at_a_url_is_the_folder_on_the_disk(both):
     there, here = find_items(url), find_items(folder)
     assert len(there) == 13
     assert [(i.id, i.label) for i in there] == [(i.id, i.label) for i in here]
-    assert digest(there) == digest(here)
-    assert digest(find_items(f"file://{folder}")) == digest(here)
+    assert digest_items(there) == digest_items(here)
+    assert digest_items(find_items(f"file://{folder}")) == digest_items(here)
     assert [str(i.path) for i in there] == [f"{url}/{i.id}" for i in here]
     good = [(a, b) for a, b in zip(there, here, strict=True) if "broken" not in a.id]
     assert all(open_item(a).tobytes() == open_item(b).tobytes() for a, b in good)
@@ -82,9 +82,9 @@ def test_a_folder_at_a_url_is_the_folder_on_the_disk(both):
 
 def test_a_listing_spares_a_question_for_every_file(both, monkeypatch):
     items = find_items(both[0])
-    monkeypatch.setattr(Remote, "_ask", None)
-    assert all(stamp(item.path).bytes for item in items)
-    assert all(stamp(item.path).mtime_ns for item in items)
+    monkeypatch.setattr(RemotePath, "_request", None)
+    assert all(file_stat(item.path).bytes for item in items)
+    assert all(file_stat(item.path).mtime_ns for item in items)
 
 
 def test_lists_at_a_url(both, memory, tmp_path):
@@ -162,15 +162,15 @@ def test_a_file_is_fetched_once(both, memory, monkeypatch):
     monkeypatch.setattr(
         type(memory), "cat_file", lambda self, path, **o: asked.append(path) or usual(self, path, **o)
     )
-    held = fetched(item)
+    held = prefetch(item)
     assert open_item(held).tobytes() == open_item(held).tobytes()
     assert len(asked) == 1
     assert held == item
-    assert "held" not in repr(held)
+    assert "content" not in repr(held)
 
 
 def test_a_store_that_fails_is_asked_again(both, memory, monkeypatch):
-    monkeypatch.setattr(remote, "WAITS", (0, 0))
+    monkeypatch.setattr(remote, "RETRY_WAITS_S", (0, 0))
     item = next(i for i in find_items(both[0]) if "broken" not in i.id)
     usual, left = type(memory).cat_file, [2]
 
@@ -205,5 +205,5 @@ def test_urls_that_cannot_be(memory):
     with pytest.raises(EquicamError, match="an existing file or folder"):
         find_items("memory://nowhere/at/all")
     assert not is_url("C:/x")
-    assert place("a/b").name == "b"
-    assert str(Remote("s3://b/c/d.png").parent / "e.png") == "s3://b/c/e.png"
+    assert as_path("a/b").name == "b"
+    assert str(RemotePath("s3://b/c/d.png").parent / "e.png") == "s3://b/c/e.png"

@@ -20,15 +20,15 @@ from equicam.auditing.store import Run, file_digest
 from equicam.auditing.worker import Auditing, versions
 from equicam.core.views import Fill, refuse_unknown
 from equicam.data.decoding import Decoders
-from equicam.data.items import Item, digest, open_item, readable, spread
-from equicam.data.remote import Stamp, place, stamps
+from equicam.data.items import Item, digest_items, open_item, sample_by_class, valid_utf8
+from equicam.data.remote import FileStat, as_path, file_stats
 from equicam.data.sources import find_items
 from equicam.engines.devices import Devices
 from equicam.engines.worker import Home, Part, Sent
 from equicam.errors import EquicamError
 from equicam.evaluation.spec import Asked, Count, described
 from equicam.methods import find
-from equicam.models.images import picture_bytes, seen_box
+from equicam.models.images import VisibleBoxes, input_bytes
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 from equicam.shards import write_whole
@@ -74,7 +74,7 @@ def audit(
         )  # fmt: skip
     filled = fill or ("zeros" if as_published else "reflect")
     refuse_unknown(filled)  # before the run is begun with it
-    items = spread(find_items(source, split=split), n)
+    items = sample_by_class(find_items(source, split=split), n)
     items = sorted(items, key=lambda item: item.id)
     subset = calibrated(items, calibrate, seed)
     plans = Plans(model, chosen, filled, dtype, frozenset(subset))
@@ -99,10 +99,10 @@ def audit(
         part=part,
         calibrate=len(subset),
         seed=seed,
-        source=readable(str(place(source).absolute())),
+        source=valid_utf8(str(as_path(source).absolute())),
         split=split,
         pictures=len(items),
-        data=digest(items),
+        data=digest_items(items),
         versions=versions(),
     )
     run = Run(Path(out))
@@ -123,7 +123,7 @@ def audit(
                     home=Home.at(run.folder / "manifest.json"), made=made, blind=made.blind(model), weights=spec.weights,
                     versions=spec.versions, method=method, views=views, as_published=as_published, tau=tau, gamma=gamma,
                     fill=plans.fill, dtype=dtype, calibrated=plans.calibrated, workers=max(1, workers),
-                    part=part, picture_bytes=picture_bytes(model),
+                    part=part, picture_bytes=input_bytes(model),
                 )  # fmt: skip
                 written = engine.work(job, parts)
             _work(written, parts, len(items), progress)
@@ -154,9 +154,9 @@ def calibrated(items: Sequence[Item], count: int, seed: int) -> list[str]:
 
 def _here(run: Run, plans: Plans, parts: Sequence[Part], lock: int, workers: int) -> Iterator[int]:
     """The parts computed in this process, opened in others ahead of it, written while the next is computed."""
-    eyes = partial(prepared, plans.model), partial(seen_box, plans.model)
+    eyes = partial(prepared, plans.model), VisibleBoxes(plans.model)
     largest = max(len(items) for _, items in parts)
-    decoders = Decoders(*eyes, workers=workers, size=picture_bytes(plans.model), part=largest, lock=lock)
+    decoders = Decoders(*eyes, workers=workers, size=input_bytes(plans.model), part=largest, lock=lock)
     with closing(decoders), ThreadPoolExecutor(1) as writer:
         written: Future[None] | None = None
         try:
@@ -226,14 +226,14 @@ def _refuse_changed(run: Run, items: Sequence[Item]) -> None:
     """A picture that was explained must still be the one that is there."""
     by_id = {item.id: item for item in items}
     known = run.items(["id", "bytes", "mtime_ns", "sha256"]).to_pylist()
-    for row, there in zip(known, stamps([by_id[row["id"]].path for row in known]), strict=True):
+    for row, there in zip(known, file_stats([by_id[row["id"]].path for row in known]), strict=True):
         item = by_id[row["id"]]
         # a store that knows no times leaves only the content to compare
-        if there == Stamp(row["bytes"], row["mtime_ns"]) and there.mtime_ns is not None:
+        if there == FileStat(row["bytes"], row["mtime_ns"]) and there.mtime_ns is not None:
             continue
         if content(item) != row["sha256"]:
             raise EquicamError(
-                f"resuming {readable(str(run.folder))}", needs="the pictures it was begun with",
+                f"resuming {valid_utf8(str(run.folder))}", needs="the pictures it was begun with",
                 got=f"{row['id']!r} changed since it was explained", fix="another --out, or the picture as it was",
             )  # fmt: skip
 

@@ -16,7 +16,7 @@ from equicam.auditing.store import ITEMS, MAPS, Drawn
 from equicam.core.fusion import fuse, in_groups, see
 from equicam.core.views import Fill, Views
 from equicam.data.decoding import Opened
-from equicam.data.items import readable
+from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.evaluation.equivariance import ANGLES, equivariance
 from equicam.evaluation.maps import Plan, look
@@ -25,7 +25,7 @@ from equicam.evaluation.similarity import own_and_others, pearson
 from equicam.evaluation.spec import Asked
 from equicam.explain import explanation, read
 from equicam.methods import Method, find
-from equicam.models.images import as_batch, preprocessed
+from equicam.models.images import as_batch, preprocess_image
 from equicam.readers.finite import finite_images
 from equicam.readers.model import Model
 
@@ -44,7 +44,7 @@ class Plans:
 
 def prepared(model: Model, picture: Any) -> np.ndarray:
     """A picture as the model's input, as an array that goes from process to process."""
-    return np.ascontiguousarray(preprocessed(model, picture).float().numpy())
+    return np.ascontiguousarray(preprocess_image(model, picture).float().numpy())
 
 
 @torch.no_grad()
@@ -107,7 +107,7 @@ def _row(o: Opened, facts: dict[str, Any], each: float) -> dict[str, Any]:
     reason = o.reason or facts.get("reason")
     label = None if o.item.label is None else str(o.item.label)
     kept = ("sha256", "bytes", "mtime_ns", "width", "height", "frame")
-    path = readable(str(o.item.path.absolute()))
+    path = valid_utf8(str(o.item.path.absolute()))
     row: dict[str, Any] = {"id": o.item.id, "path": path, "index": o.item.index, "label": label}
     row |= {name: getattr(o, name) for name in kept}
     row |= {**facts, "status": "bad" if reason else "ok", "reason": reason}

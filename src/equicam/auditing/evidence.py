@@ -23,7 +23,7 @@ from equicam.evaluation.spec import Asked
 from equicam.evaluation.stages import stages
 from equicam.evaluation.statistics import Estimate
 from equicam.methods import find
-from equicam.models.images import as_batch, preprocessed, stacked
+from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.readers.model import Model
 from equicam.shards import json_ready
 
@@ -71,13 +71,13 @@ def evidence(
             if content(item) != rows[item.id].get("sha256"):
                 continue
             try:
-                pictures.append(preprocessed(model, open_item(item)))
+                pictures.append(preprocess_image(model, open_item(item)))
                 some.append(item)
             except (EquicamError, OSError, ValueError):
                 continue
         if some:
             with torch.inference_mode(False), torch.autocast(model.device.type, enabled=False):
-                x = as_batch(model, stacked(pictures))
+                x = as_batch(model, stack_images(pictures))
                 found |= _of_batch(model, x, [i.id for i in some], rows, seed, dtype)
         tick(len(items[start : start + A_BATCH]))
     return found

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from equicam.auditing.csv_export import as_csv
 from equicam.auditing.signals import GIVES_AWAY
 from equicam.auditing.triage import Triage
-from equicam.data.remote import place
+from equicam.data.remote import as_path
 from equicam.shards import write_table, write_whole
 
 BLIND = ("place", "id", "class", "target", "prob", "flags", "reasons")
@@ -51,7 +51,7 @@ def _by_place(triage: Triage) -> list[dict[str, Any]]:
 
 def _sample(row: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
     sample = {
-        "filepath": str(place(item["path"] or row["id"]).absolute()),
+        "filepath": str(as_path(item["path"] or row["id"]).absolute()),
         "tags": row["flags"],
         "prediction": {"_cls": "Classification", "label": row["class"], "confidence": row["prob"]},
         "picture": row["id"],

@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from equicam.auditing.manifest import Spec, read_spec, refuse_difference
-from equicam.data.items import Item, readable
-from equicam.data.remote import Place, Remote
+from equicam.data.items import Item, valid_utf8
+from equicam.data.remote import AnyPath, RemotePath
 from equicam.errors import EquicamError
 from equicam.shards import read_table, write_table, write_whole
 
@@ -97,12 +97,12 @@ class Run:
         path = self.folder / "manifest.json"
         if not path.is_file():
             raise EquicamError(
-                f"{readable(str(self.folder))!r}",
+                f"{valid_utf8(str(self.folder))!r}",
                 needs="to be a run",
                 got="no manifest.json in it" if self.folder.is_dir() else "no such folder",
                 fix="equicam audit first",
             )
-        return read_spec(path.read_text(encoding="utf-8"), where=readable(str(self.folder)))
+        return read_spec(path.read_text(encoding="utf-8"), where=valid_utf8(str(self.folder)))
 
     def path(self, kind: str, part: int) -> Path:
         """Where a part of items or maps is, or will be."""
@@ -117,7 +117,7 @@ class Run:
         strange = [p for p in self.folder.iterdir() if p.name not in ours and not p.name.endswith(".part")]
         if strange or parts:
             raise EquicamError(
-                f"{readable(str(self.folder))!r}", needs="an empty or new folder, or a run", got="other files in it",
+                f"{valid_utf8(str(self.folder))!r}", needs="an empty or new folder, or a run", got="other files in it",
                 fix="another --out",
             )  # fmt: skip
 
@@ -128,7 +128,7 @@ class Run:
             before = self.spec
             if (before.data, before.pictures) != (spec.data, spec.pictures):
                 self._refuse_other_pictures(items)
-            refuse_difference(before, spec, where=readable(str(self.folder)))
+            refuse_difference(before, spec, where=valid_utf8(str(self.folder)))
             return
         self.refuse_foreign()
         for kind in ("items", "maps"):
@@ -136,7 +136,7 @@ class Run:
         chosen = set(calibrated)
         columns = {
             "id": [item.id for item in items],
-            "path": [readable(str(item.path)) for item in items],
+            "path": [valid_utf8(str(item.path)) for item in items],
             "label": [None if item.label is None else str(item.label) for item in items],
             "part": [i // spec.part for i in range(len(items))],
             "calibrated": [item.id in chosen for item in items],
@@ -153,7 +153,7 @@ class Run:
         ]
         if said:
             raise EquicamError(
-                f"resuming {readable(str(self.folder))}", needs="the pictures it was begun with", got=" and ".join(said),
+                f"resuming {valid_utf8(str(self.folder))}", needs="the pictures it was begun with", got=" and ".join(said),
                 fix="another --out, or those pictures",
             )  # fmt: skip
 
@@ -224,7 +224,7 @@ class Run:
             except BlockingIOError as error:
                 holder = os.pread(handle, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise EquicamError(
-                    f"{readable(str(self.folder))!r}", needs="one writer at a time", got=f"process {holder} at work on it",
+                    f"{valid_utf8(str(self.folder))!r}", needs="one writer at a time", got=f"process {holder} at work on it",
                     fix="waiting for it",
                 ) from error  # fmt: skip
             os.truncate(handle, 0)
@@ -269,9 +269,9 @@ def _of(table: pa.Table, ids: Iterable[str]) -> pa.Table:
     return table.filter(pc.is_in(table["id"], value_set=pa.array(list(ids), pa.string())))
 
 
-def file_digest(path: Place) -> str:
+def file_digest(path: AnyPath) -> str:
     """SHA-256 of a file."""
-    if isinstance(path, Remote):
+    if isinstance(path, RemotePath):
         return hashlib.sha256(path.read_bytes()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,7 +14,7 @@ from equicam.auditing.store import Drawn, Run, file_digest
 from equicam.data.decoding import opened
 from equicam.data.items import Item
 from equicam.errors import EquicamError
-from equicam.models.images import seen_box
+from equicam.models.images import VisibleBoxes
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 from equicam.shards import read_json
@@ -88,12 +88,13 @@ def recompute(
     again = 0
     problems: list[str] = []
     worst = {"prob": 0.0, "peum": 0.0, "eq": 0.0, "map": 1.0}
+    visible = VisibleBoxes(model)
     for item in picked:
         row = rows[item.id]
         if content(item) != row["sha256"]:
             problems.append(f"{item.id!r}: the picture is not the one that was explained")
             continue
-        found = opened(item, lambda picture: prepared(model, picture), lambda size: seen_box(model, size))
+        found = opened(item, lambda picture: prepared(model, picture), visible)
         now_rows, now_maps = computed(plans, [found])
         again += 1
         problems += _compared(item.id, row, now_rows, before.get(item.id), now_maps, worst)

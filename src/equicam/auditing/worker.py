@@ -20,7 +20,7 @@ from equicam.engines.worker import Home, Part, Recipe, Sent, blinded, same_model
 from equicam.errors import EquicamError
 from equicam.evaluation.spec import Count
 from equicam.methods import find
-from equicam.models.images import seen_box
+from equicam.models.images import VisibleBoxes
 from equicam.readers.model import Model
 from equicam.shards import differences
 
@@ -95,9 +95,9 @@ class Auditing:
 
         return compute
 
-    def _eyes(self) -> tuple["partial[np.ndarray]", "partial[tuple[float, float, float, float]]"]:
+    def _eyes(self) -> tuple["partial[np.ndarray]", VisibleBoxes]:
         model = self.blind or blinded(self.made)
-        return partial(prepared, model), partial(seen_box, model)
+        return partial(prepared, model), VisibleBoxes(model)
 
     def _decoders(self) -> Decoders:
         return Decoders(*self._eyes(), workers=self.workers, size=self.picture_bytes, part=self.part)

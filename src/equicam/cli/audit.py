@@ -347,7 +347,7 @@ def _reloaded(
 
     import equicam
     from equicam.auditing.compute import Plans
-    from equicam.data.items import digest
+    from equicam.data.items import digest_items
     from equicam.data.sources import find_items
     from equicam.errors import EquicamError
     from equicam.evaluation.spec import Asked, described
@@ -371,7 +371,7 @@ def _reloaded(
     items = sorted(
         (i for i in find_items(source or spec.source, split=spec.split) if i.id in ids), key=lambda i: i.id
     )
-    if digest(items) != spec.data:
+    if digest_items(items) != spec.data:
         raise EquicamError(
             f"the run {plain(run.folder)}", needs="the pictures it was made of", got=f"others in {source or spec.source}",
             fix="--source with where they are",

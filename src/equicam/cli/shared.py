@@ -155,11 +155,11 @@ def open_run(folder: Path, source: str | None = None) -> "Run":
     spec = run.spec
     if source is None:
         return run
-    from equicam.data.items import readable
+    from equicam.data.items import valid_utf8
     from equicam.data.sources import find_items
 
     items = find_items(source, split=spec.split)
-    return Run(folder, moved={item.id: readable(str(item.path.absolute())) for item in items})
+    return Run(folder, moved={item.id: valid_utf8(str(item.path.absolute())) for item in items})
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from equicam.data import hdf5
-from equicam.data.folders import files_below, items_below, naming, read_lines, subfolders
+from equicam.data.folders import list_files, list_items, quote_names, read_lines, subfolders
 from equicam.data.imagenet import imagenet
-from equicam.data.items import Box, Item, box, readable
+from equicam.data.items import Box, Item, parse_box, valid_utf8
 from equicam.errors import EquicamError
 
 CUB = ("images.txt", "image_class_labels.txt", "bounding_boxes.txt", "train_test_split.txt")
@@ -33,7 +33,7 @@ def cub(root: Path, split: str | None) -> list[Item] | None:
         where = f"picture {number} in {str(base / CUB[2])!r}"
         items.append(
             Item(
-                id=readable(path),
+                id=valid_utf8(path),
                 path=base / "images" / path,
                 label=_class(_cell(labels, number, base / CUB[1]), number, base / CUB[1]),
                 boxes=(_corners(_cell(boxes, number, base / CUB[2]), what=where),),
@@ -87,13 +87,13 @@ def _corners(text: str, *, what: str) -> Box:
         raise EquicamError(
             what, needs="x y width height", got=repr(text)[:80], fix="a fresh copy of it"
         ) from error
-    return box((x, y, x + width, y + height), what=what)
+    return parse_box((x, y, x + width, y + height), what=what)
 
 
 def patch_camelyon(root: Path, split: str | None) -> list[Item] | None:
     """PatchCamelyon's HDF5 files: "test" unless "train" or "valid" is asked for."""
     for base in (folder for folder in (root, root / "pcam") if folder.is_dir()):
-        names = [name for (name,) in files_below(base, (".h5",), depth=1)]
+        names = [name for (name,) in list_files(base, (".h5",), depth=1)]
         there = {match[1]: base / name for name in names if (match := PATCHES.fullmatch(name))}
         if there:
             wanted = split or "test"
@@ -114,7 +114,7 @@ def patch_camelyon_file(path: Path, split: str | None) -> list[Item] | None:
 
 
 def _patches(pictures: Path, split: str) -> list[Item]:
-    count = hdf5.count_pictures(pictures)
+    count = hdf5.count_images(pictures)
     labels = hdf5.read_labels(pictures.with_name(f"{pictures.stem[:-1]}y.h5"), count=count)
     return [
         Item(f"{split}-{i:06}", pictures, label, region=CENTRE if label == 1 else None, index=i)
@@ -126,11 +126,11 @@ def resisc45(root: Path, split: str | None) -> list[Item] | None:
     """NWPU-RESISC45 as it unpacks: one folder that holds a folder a class; it comes without splits."""
     if split is not None or subfolders(root) != ["NWPU-RESISC45"]:
         return None
-    return items_below(root / "NWPU-RESISC45") or None
+    return list_items(root / "NWPU-RESISC45") or None
 
 
 def _no_split(what: str, split: str | None, there: list[str]) -> EquicamError:
-    return EquicamError(what, needs="a split it has", got=repr(split), fix=naming(there))
+    return EquicamError(what, needs="a split it has", got=repr(split), fix=quote_names(there))
 
 
 LAYOUTS: tuple[Callable[[Path, str | None], list[Item] | None], ...] = (

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.auditing.store import file_digest
-from equicam.data.items import Item, fetched, open_item
-from equicam.data.remote import stamp
+from equicam.data.items import Item, open_item, prefetch
+from equicam.data.remote import file_stat
 from equicam.engines.worker import die_with
 from equicam.errors import EquicamError
 
@@ -55,9 +55,9 @@ def opened(item: Item, prepare: Prepare, frame: Frame) -> Opened:
     start = time.perf_counter()
     found = Opened(item)
     try:
-        found = replace(found, **asdict(stamp(item.path)))
+        found = replace(found, **asdict(file_stat(item.path)))
         if item.index is None and found.bytes is not None:
-            item = fetched(item)
+            item = prefetch(item)
             found = replace(found, sha256=file_digest(item.path))
         picture = open_item(item)
         size = (picture.width, picture.height)
@@ -156,7 +156,7 @@ class Decoders:
             except BrokenProcessPool:
                 return Opened(
                     item,
-                    **asdict(stamp(item.path)),
+                    **asdict(file_stat(item.path)),
                     reason="opening it killed the process: the file is not safe to open",
                 )
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from equicam.data.items import Item, readable
-from equicam.data.remote import Place, Remote
+from equicam.data.items import Item, valid_utf8
+from equicam.data.remote import AnyPath, RemotePath
 from equicam.errors import EquicamError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".jp2", ".ppm", ".pgm")
@@ -16,37 +16,41 @@ Parts = tuple[str, ...]
 """A path beneath a folder, name by name."""
 
 
-def is_picture(name: str) -> bool:
+def has_image_suffix(name: str) -> bool:
     """Whether the suffix is a picture's; what is inside is seen when it is opened."""
     return _suffix(name) in SUFFIXES
 
 
-def items_below(root: Place) -> list[Item]:
+def list_items(root: AnyPath) -> list[Item]:
     """Every picture beneath a folder, by id; the first folder on the way is its label."""
-    found = pictures_below(root)
-    items = (named(parts, at, label=_escaped(parts[0]) if len(parts) > 1 else None) for parts, at in found)
+    found = list_images(root)
+    items = (
+        make_item(parts, at, label=_escaped(parts[0]) if len(parts) > 1 else None) for parts, at in found
+    )
     return sorted(items, key=lambda item: item.id)
 
 
-def pictures_below(root: Place, *, depth: int | None = None) -> list[tuple[Parts, Place]]:
+def list_images(root: AnyPath, *, depth: int | None = None) -> list[tuple[Parts, AnyPath]]:
     """Picture files by their names from the folder on, and where they are."""
-    if isinstance(root, Remote):
+    if isinstance(root, RemotePath):
         fits = (depth or sys.maxsize).__ge__
-        return [(parts, at) for parts, at in root.below() if is_picture(parts[-1]) and fits(len(parts))]
-    return [(parts, root.joinpath(*parts)) for parts in files_below(root, SUFFIXES, depth=depth)]
+        return [
+            (parts, at) for parts, at in root.list_files() if has_image_suffix(parts[-1]) and fits(len(parts))
+        ]
+    return [(parts, root.joinpath(*parts)) for parts in list_files(root, SUFFIXES, depth=depth)]
 
 
 def item_at(root: Path, parts: Parts, *, label: int | str | None = None) -> Item:
     """The picture at a path beneath the folder."""
-    return named(parts, root.joinpath(*parts), label=label)
+    return make_item(parts, root.joinpath(*parts), label=label)
 
 
-def named(parts: Parts, at: Place, *, label: int | str | None = None) -> Item:
+def make_item(parts: Parts, at: AnyPath, *, label: int | str | None = None) -> Item:
     """A picture by its names beneath a folder; no two paths have the same id."""
     return Item(_escaped("/".join(parts)), at, label)
 
 
-def files_below(root: Path, suffixes: Collection[str], *, depth: int | None = None) -> list[Parts]:
+def list_files(root: Path, suffixes: Collection[str], *, depth: int | None = None) -> list[Parts]:
     """Files by suffix, sorted; hidden ones are left out, and no folder is entered twice, however it is linked.
 
     Linked folders come after real ones, and a link to a folder that holds `root` is not followed.
@@ -71,14 +75,14 @@ def files_below(root: Path, suffixes: Collection[str], *, depth: int | None = No
     return sorted(found)
 
 
-def subfolders(root: Place) -> list[str]:
+def subfolders(root: AnyPath) -> list[str]:
     """The names of the folders in a folder, sorted, without hidden ones."""
-    if isinstance(root, Remote):
-        return root.folders()
+    if isinstance(root, RemotePath):
+        return root.subfolders()
     return [entry.name for entry in _entries(root) if _kind(entry) == "folder"]
 
 
-def naming(names: Iterable[str], *, most: int = 8) -> str:
+def quote_names(names: Iterable[str], *, most: int = 8) -> str:
     """A few names for an error message."""
     given = sorted(set(names))
     more = f" and {len(given) - most} more" if len(given) > most else ""
@@ -97,7 +101,7 @@ def read_lines(file: Path) -> list[str]:
 
 
 def _escaped(name: str) -> str:
-    return readable(name.replace("\\", "\\\\"))  # so that no name looks like an escaped one
+    return valid_utf8(name.replace("\\", "\\\\"))  # so that no name looks like an escaped one
 
 
 def _suffix(name: str) -> str:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equicam.data.image_files import MOST_PIXELS
+from equicam.data.image_files import MAX_PIXELS
 from equicam.errors import EquicamError
 
-STAY_OPEN = 8
+MAX_OPEN_FILES = 8
 _LOCKS: dict[int, Lock] = {}  # by process, for a fork may copy a lock that is held
 
 
-def read_picture(path: Path, index: int) -> NDArray[np.uint8]:
+def read_image(path: Path, index: int) -> NDArray[np.uint8]:
     """Picture `index` of the dataset "x" [n, H, W, 3]; the rest of the file is not read."""
     with _dataset(path, "x") as pictures:
         count = _count(pictures, path)
@@ -29,7 +29,7 @@ def read_picture(path: Path, index: int) -> NDArray[np.uint8]:
         return found
 
 
-def count_pictures(path: Path) -> int:
+def count_images(path: Path) -> int:
     """How many pictures the dataset "x" holds."""
     with _dataset(path, "x") as pictures:
         return _count(pictures, path)
@@ -45,7 +45,7 @@ def read_labels(path: Path, *, count: int) -> list[int]:
 
 def _count(pictures: Any, path: Path) -> int:
     shape = pictures.shape
-    if len(shape) != 4 or shape[3] != 3 or pictures.dtype != np.uint8 or shape[1] * shape[2] > MOST_PIXELS:
+    if len(shape) != 4 or shape[3] != 3 or pictures.dtype != np.uint8 or shape[1] * shape[2] > MAX_PIXELS:
         raise _unfit(path, "8-bit pictures [n, H, W, 3] in 'x'", f"{shape} of {pictures.dtype}")
     return int(shape[0])
 
@@ -68,7 +68,7 @@ def _dataset(path: Path, name: str) -> Iterator[Any]:
             raise _unfit(path, f"a whole HDF5 file with a dataset {name!r}", error) from error
 
 
-@lru_cache(maxsize=STAY_OPEN)
+@lru_cache(maxsize=MAX_OPEN_FILES)
 def _opened(path: str, name: str, pid: int) -> tuple[Any, Any]:  # noqa: ARG001  # a forked process opens its own
     """File and dataset: the dataset keeps the chunk that neighbouring pictures share."""
     file = _h5py().File(path, "r")

@@ -6,25 +6,25 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from equicam.data.remote import Remote, opened
+from equicam.data.remote import RemotePath, as_file
 from equicam.errors import EquicamError
 
-MOST_PIXELS = 2 * (
+MAX_PIXELS = 2 * (
     Image.MAX_IMAGE_PIXELS or 89_478_485
 )  # where Pillow refuses a picture as a decompression bomb
 
 
-def open_picture(path: str | Path | Remote) -> Image.Image:
+def open_image(path: str | Path | RemotePath) -> Image.Image:
     """The first frame of a picture file as `rgb` has it; anything unreadable, truncated or too large is refused."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow warns at half its limit
-            with Image.open(opened(path)) as picture:
-                return rgb(picture)
+            with Image.open(as_file(path)) as picture:
+                return to_rgb(picture)
     except Image.DecompressionBombError as error:
         raise EquicamError(
             f"picture {str(path)!r}",
-            needs=f"at most {MOST_PIXELS:,} pixels",
+            needs=f"at most {MAX_PIXELS:,} pixels",
             got=error,
             fix="tiling it first",
         ) from error
@@ -55,16 +55,16 @@ def open_picture(path: str | Path | Remote) -> Image.Image:
         ) from error
 
 
-def orientation(path: str | Path | Remote) -> int:
+def exif_orientation(path: str | Path | RemotePath) -> int:
     """The EXIF orientation of a picture file, 1 (upright) where there is none."""
     try:
-        with Image.open(opened(path)) as picture:
+        with Image.open(as_file(path)) as picture:
             return int(picture.getexif().get(0x0112, 1))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return 1
 
 
-def rgb(picture: Image.Image) -> Image.Image:
+def to_rgb(picture: Image.Image) -> Image.Image:
     """8-bit RGB, upright by its EXIF tag; transparency over white, 16 bits scaled down, CMYK and palettes converted."""
     picture.load()
     picture = ImageOps.exif_transpose(picture)

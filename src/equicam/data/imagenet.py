@@ -9,8 +9,8 @@ from xml.parsers import expat
 
 import numpy as np
 
-from equicam.data.folders import SUFFIXES, files_below, item_at, read_lines, subfolders
-from equicam.data.items import Box, Item, box
+from equicam.data.folders import SUFFIXES, item_at, list_files, read_lines, subfolders
+from equicam.data.items import Box, Item, parse_box
 from equicam.errors import EquicamError
 
 PICTURES = ("", "val", "ILSVRC2012_img_val")
@@ -19,7 +19,7 @@ ANNOTATIONS = ("bbox", "Annotations", "val_annotations")
 BESIDE = {*ANNOTATIONS, "data", "ILSVRC2012_devkit_t12"}
 TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 SYNSET, NUMBERED = re.compile("n[0-9]{8}"), re.compile(r"ILSVRC2012_val_([0-9]{8})\.[A-Za-z]+")
-LARGEST = 2**20  # bytes of one annotation; theirs have about a thousand
+MAX_ANNOTATION_BYTES = 2**20  # bytes of one annotation; theirs have about a thousand
 
 Annotations = Mapping[tuple[str, str], Path]
 """XML files by synset folder ("" where they are in none) and stem."""
@@ -47,7 +47,7 @@ def _in_synsets(base: Path, synsets: list[str], annotations: Annotations) -> lis
     items = [
         _with_boxes(item_at(base, (name, *parts), label=numbers.get(name, name)), annotations, synset=name)
         for name in synsets
-        for parts in files_below(base / name, SUFFIXES)
+        for parts in list_files(base / name, SUFFIXES)
     ]
     return sorted(items, key=lambda item: item.id) or None
 
@@ -77,7 +77,7 @@ def _by_number(root: Path, truth: Path) -> list[Item]:
 def _numbered(root: Path) -> list[tuple[Path, str, int]]:
     """Validation pictures and their numbers, from the first place that has some."""
     for base in (root / place for place in PICTURES if (root / place).is_dir()):
-        names = [name for (name,) in files_below(base, SUFFIXES, depth=1)]
+        names = [name for (name,) in list_files(base, SUFFIXES, depth=1)]
         if found := [(base, name, int(match[1])) for name in names if (match := NUMBERED.fullmatch(name))]:
             return found
     raise EquicamError(
@@ -111,7 +111,7 @@ def _in_devkit(root: Path, name: str) -> Path | None:
 def _annotations(root: Path) -> Annotations:
     found: dict[tuple[str, str], Path] = {}
     for folder in (root / place for place in ANNOTATIONS if (root / place).is_dir()):
-        for parts in files_below(folder, (".xml",)):
+        for parts in list_files(folder, (".xml",)):
             synset = next((part for part in parts[-2:-1] if SYNSET.fullmatch(part)), "")
             found.setdefault((synset, Path(parts[-1]).stem), folder.joinpath(*parts))
     return found
@@ -146,12 +146,16 @@ def read_boxes(file: Path) -> tuple[Box, ...]:
     parser.CharacterDataHandler, parser.buffer_text = text, True
     try:
         with file.open("rb") as opened:
-            data = opened.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise EquicamError(what, needs=f"at most {LARGEST} bytes", got="more", fix="the original file")
+            data = opened.read(MAX_ANNOTATION_BYTES + 1)
+        if len(data) > MAX_ANNOTATION_BYTES:
+            raise EquicamError(
+                what, needs=f"at most {MAX_ANNOTATION_BYTES} bytes", got="more", fix="the original file"
+            )
         parser.Parse(data, True)
     except EquicamError:
         raise
     except (expat.ExpatError, OSError, ValueError, LookupError) as error:
         raise EquicamError(what, needs="well-formed XML", got=error, fix="a fresh copy of it") from error
-    return tuple(box((b.get(k, "") for k in ("xmin", "ymin", "xmax", "ymax")), what=what) for b in found)
+    return tuple(
+        parse_box((b.get(k, "") for k in ("xmin", "ymin", "xmax", "ymax")), what=what) for b in found
+    )

@@ -10,8 +10,8 @@ from itertools import zip_longest
 from PIL import Image
 
 from equicam.data import hdf5
-from equicam.data.image_files import open_picture, orientation
-from equicam.data.remote import Place, Remote, stamps
+from equicam.data.image_files import exif_orientation, open_image
+from equicam.data.remote import AnyPath, RemotePath, file_stats
 from equicam.errors import EquicamError
 
 Box = tuple[float, float, float, float]
@@ -23,7 +23,7 @@ class Item:
     """One picture of a source: what it is called, where it is, and what is known of it."""
 
     id: str
-    path: Place
+    path: AnyPath
     label: int | str | None = None
     boxes: tuple[Box, ...] = ()
     region: Box | None = None  # the part that makes the label, where a data set defines one
@@ -33,20 +33,20 @@ class Item:
 def open_item(item: Item) -> Image.Image:
     """The item's picture as upright 8-bit RGB, or a refusal with a reason."""
     if item.index is None:
-        return open_picture(item.path)
-    if isinstance(item.path, Remote):
+        return open_image(item.path)
+    if isinstance(item.path, RemotePath):
         raise EquicamError("an HDF5 file", needs="to be on a disk", got=str(item.path), fix="a copy of it")
-    return Image.fromarray(hdf5.read_picture(item.path, item.index))
+    return Image.fromarray(hdf5.read_image(item.path, item.index))
 
 
-def fetched(item: Item) -> Item:
+def prefetch(item: Item) -> Item:
     """An item whose file is at hand to be read more than once; a file on a disk is anyway."""
-    return replace(item, path=item.path.fetched()) if isinstance(item.path, Remote) else item
+    return replace(item, path=item.path.with_content()) if isinstance(item.path, RemotePath) else item
 
 
 def upright_box(item: Item, size: tuple[int, int], found: Box) -> Box:
     """A box of the picture as stored, in the picture as opened (of this size): EXIF may have turned it."""
-    turn = 1 if item.index is not None else orientation(item.path)
+    turn = 1 if item.index is not None else exif_orientation(item.path)
     width, height = size if turn < 5 else (size[1], size[0])  # as stored
     moves: dict[int, Callable[[float, float], tuple[float, float]]] = {
         2: lambda x, y: (width - x, y),
@@ -63,7 +63,7 @@ def upright_box(item: Item, size: tuple[int, int], found: Box) -> Box:
     return min(ax, bx), min(ay, by), max(ax, bx), max(ay, by)
 
 
-def spread(items: Sequence[Item], n: int | None) -> list[Item]:
+def sample_by_class(items: Sequence[Item], n: int | None) -> list[Item]:
     """A class-spread sample: the first picture of every class, then the second of every class, … up to n.
 
     With fewer pictures than classes C: the first picture of class round(k·C/n), k = 0 … n−1.
@@ -95,7 +95,7 @@ def _rank(label: int | str | None) -> tuple[int, int, str]:
     return (1, 0, label) if isinstance(label, str) else (0, label, "")
 
 
-def digest(items: Sequence[Item]) -> str:
+def digest_items(items: Sequence[Item]) -> str:
     """SHA-256 of ids, labels, boxes and regions in their order, one JSON line an item; paths do not count."""
     total = hashlib.sha256()
     for item in items:
@@ -105,16 +105,16 @@ def digest(items: Sequence[Item]) -> str:
     return total.hexdigest()
 
 
-def stamped(items: Sequence[Item]) -> str:
+def digest_files(items: Sequence[Item]) -> str:
     """SHA-256 of the ids and of their files' size and time: tells pictures from others of the same names."""
     total = hashlib.sha256()
-    for item, there in zip(items, stamps([item.path for item in items]), strict=True):
+    for item, there in zip(items, file_stats([item.path for item in items]), strict=True):
         known = "absent" if there.bytes is None else f"{there.bytes}\0{there.mtime_ns}"
         total.update(f"{item.id}\0{known}\0".encode())
     return total.hexdigest()
 
 
-def box(numbers: Iterable[str | float], *, what: str) -> Box:
+def parse_box(numbers: Iterable[str | float], *, what: str) -> Box:
     """Four numbers as a box; `what` names where they were read, for the refusal of any others."""
     given = list(numbers)
     try:
@@ -129,6 +129,6 @@ def box(numbers: Iterable[str | float], *, what: str) -> Box:
     )  # fmt: skip
 
 
-def readable(text: str) -> str:
+def valid_utf8(text: str) -> str:
     """Valid UTF-8: bytes of a file name that are none become backslash escapes."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from equicam.data.folders import naming
-from equicam.data.items import Item, box, readable
-from equicam.data.remote import Place, Remote, is_url, place
+from equicam.data.folders import quote_names
+from equicam.data.items import Item, parse_box, valid_utf8
+from equicam.data.remote import AnyPath, RemotePath, as_path, is_url
 from equicam.errors import EquicamError
 
 NAMES = ("items.csv", "items.parquet")
@@ -18,12 +18,12 @@ Row = tuple[int, Mapping[str, Any]]
 """A line of the file (from 1; in CSV the heading is the first) and its cells by column."""
 
 
-def find_manifest(folder: Place) -> Place | None:
+def find_manifest(folder: AnyPath) -> AnyPath | None:
     """The list of pictures that a folder brings along."""
     return next((folder / name for name in NAMES if (folder / name).is_file()), None)
 
 
-def read_manifest(path: Place, *, split: str | None) -> list[Item]:
+def read_manifest(path: AnyPath, *, split: str | None) -> list[Item]:
     """The items of a list in its order, all or those of one split; files need not exist yet."""
     try:
         rows = list(_parquet(path) if path.suffix.lower() == ".parquet" else _csv(path))
@@ -45,7 +45,7 @@ def read_manifest(path: Place, *, split: str | None) -> list[Item]:
     return items
 
 
-def _csv(path: Place) -> Iterator[Row]:
+def _csv(path: AnyPath) -> Iterator[Row]:
     """Rows of text; bytes that are no UTF-8 pass through, for a path may hold them."""
     with io.TextIOWrapper(_file(path), "utf-8-sig", "surrogateescape", newline="") as file:
         reader = csv.reader(file, strict=True)
@@ -67,7 +67,7 @@ def _csv(path: Place) -> Iterator[Row]:
             ) from error  # fmt: skip
 
 
-def _parquet(path: Place) -> Iterator[Row]:
+def _parquet(path: AnyPath) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -82,50 +82,50 @@ def _parquet(path: Place) -> Iterator[Row]:
     yield from enumerate(rows, 1)
 
 
-def _check(columns: list[str], path: Place) -> None:
+def _check(columns: list[str], path: AnyPath) -> None:
     if columns.count("path") != 1:
-        raise _wrong(path, "a column 'path'", naming(columns), f"a heading of {', '.join(COLUMNS)}")
+        raise _wrong(path, "a column 'path'", quote_names(columns), f"a heading of {', '.join(COLUMNS)}")
     if doubled := {name for name in columns if name in COLUMNS and columns.count(name) > 1}:
-        raise _wrong(path, "each column once", f"{naming(doubled)} twice", "other names")
+        raise _wrong(path, "each column once", f"{quote_names(doubled)} twice", "other names")
 
 
-def _of_split(rows: list[Row], path: Place, split: str) -> list[Row]:
+def _of_split(rows: list[Row], path: AnyPath, split: str) -> list[Row]:
     if rows and not any("split" in cells for _, cells in rows):
-        raise _wrong(path, "a column 'split'", naming(rows[0][1]), "no split, or that column")
+        raise _wrong(path, "a column 'split'", quote_names(rows[0][1]), "no split, or that column")
     there = {str(cells.get("split") or "") for _, cells in rows}
     if split not in there:
-        raise _wrong(path, f"rows of split {split!r}", f"splits {naming(there - {''})}", "one of these")
+        raise _wrong(path, f"rows of split {split!r}", f"splits {quote_names(there - {''})}", "one of these")
     return [(line, cells) for line, cells in rows if cells.get("split") == split]
 
 
-def _item(cells: Mapping[str, Any], manifest: Place, what: str) -> Item:
+def _item(cells: Mapping[str, Any], manifest: AnyPath, what: str) -> Item:
     path = _text(cells, "path", what)
     if not path:
         raise EquicamError(f"{what},", needs="a path", got="an empty cell", fix="the picture's file name")
     boxes = (one for one in _text(cells, "boxes", what).split(";") if one.strip())
     region = _text(cells, "region", what)
     return Item(
-        id=readable(_text(cells, "id", what) or path),
+        id=valid_utf8(_text(cells, "id", what) or path),
         path=_beside(manifest, path, what),
         label=_label(cells.get("label"), what),
-        boxes=tuple(box(one.split(), what=f"{what},") for one in boxes),
-        region=box(region.split(), what=f"{what},") if region.strip() else None,
+        boxes=tuple(parse_box(one.split(), what=f"{what},") for one in boxes),
+        region=parse_box(region.split(), what=f"{what},") if region.strip() else None,
     )
 
 
-def _beside(manifest: Place, path: str, what: str) -> Place:
+def _beside(manifest: AnyPath, path: str, what: str) -> AnyPath:
     """A picture's path, from the list's own folder on; a URL is its own."""
     if is_url(path):
-        return place(path)
-    if isinstance(manifest, Remote) and (path.startswith("/") or ".." in path.split("/")):
+        return as_path(path)
+    if isinstance(manifest, RemotePath) and (path.startswith("/") or ".." in path.split("/")):
         raise EquicamError(
             f"{what},", needs="a path beneath the list's folder", got=repr(path)[:80], fix="a URL"
         )
     return manifest.parent / path
 
 
-def _file(path: Place) -> io.BytesIO | io.BufferedReader:
-    return io.BytesIO(path.read_bytes()) if isinstance(path, Remote) else path.open("rb")
+def _file(path: AnyPath) -> io.BytesIO | io.BufferedReader:
+    return io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path.open("rb")
 
 
 def _text(cells: Mapping[str, Any], column: str, what: str) -> str:
@@ -145,7 +145,7 @@ def _label(value: object, what: str) -> int | str | None:
         return None if value != value else int(value)
     if isinstance(value, str):
         text = value.strip()
-        return int(text) if re.fullmatch("-?[0-9]{1,18}", text) else readable(text) or None
+        return int(text) if re.fullmatch("-?[0-9]{1,18}", text) else valid_utf8(text) or None
     if value is None or isinstance(value, int):
         return None if value is None else int(value)
     raise EquicamError(
@@ -153,9 +153,9 @@ def _label(value: object, what: str) -> int | str | None:
     )
 
 
-def _name(path: Place) -> str:
+def _name(path: AnyPath) -> str:
     return f"list {str(path)!r}"
 
 
-def _wrong(path: Place, needs: str, got: object, fix: str) -> EquicamError:
+def _wrong(path: AnyPath, needs: str, got: object, fix: str) -> EquicamError:
     return EquicamError(_name(path), needs=needs, got=got, fix=fix)

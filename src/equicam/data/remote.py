@@ -1,136 +1,134 @@
-"""Pictures by URL: s3://, gs://, memory://, whatever fsspec knows; a place with the few verbs of a Path we need."""
+"""Files at a URL (s3://, gs://, memory://, any protocol of fsspec), with the few methods of a Path that are needed."""
 
 import io
-import posixpath
 import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
 import fsspec
+from fsspec.core import url_to_fs
 
 from equicam.errors import EquicamError
 
-WAITS = (0.5, 2.0)
-"""Seconds before a store that failed is asked again."""
+RETRY_WAITS_S = (0.5, 2.0)
+"""Seconds to wait before each retry of a request that failed."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True)
-class Stamp:
-    """Size and time of a file; while they stay, its content is taken to stay. Without a time, nobody knows."""
+class FileStat:
+    """Size and modification time of a file, None where they are unknown; while both stay, so does the content."""
 
     bytes: int | None
     mtime_ns: int | None
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemotePath:
     """A file or folder at a URL."""
 
     url: str
-    known: Stamp | None = field(
-        default=None, compare=False
-    )  # from a listing: spares a question for each file
-    held: bytes | None = field(default=None, compare=False, repr=False)  # what is in it, once fetched
+    stat: FileStat | None = field(default=None, compare=False)  # from a listing: saves a request per file
+    content: bytes | None = field(default=None, compare=False, repr=False)  # set by `with_content`
 
     def __str__(self) -> str:
         return self.url
 
-    def __truediv__(self, below: str) -> "Remote":
-        """A path beneath this one, or a URL of its own."""
-        return Remote(below if is_url(below) else f"{self.url.rstrip('/')}/{below}")
+    def __truediv__(self, child: str) -> "RemotePath":
+        """A path below this one; a URL replaces it."""
+        return RemotePath(child if is_url(child) else f"{self.url.rstrip('/')}/{child}")
 
     @property
     def name(self) -> str:
-        """The last name in it."""
-        return posixpath.basename(self.url.rstrip("/"))
+        """The last component of the URL."""
+        return self._path.name
 
     @property
     def stem(self) -> str:
         """The name without its suffix."""
-        return posixpath.splitext(self.name)[0]
+        return self._path.stem
 
     @property
     def suffix(self) -> str:
         """The suffix of the name."""
-        return posixpath.splitext(self.name)[1]
+        return self._path.suffix
 
     @property
-    def parent(self) -> "Remote":
-        """The folder it is in."""
-        start, _, path = self.url.partition("://")
-        return Remote(f"{start}://{posixpath.dirname(path.rstrip('/'))}")
+    def parent(self) -> "RemotePath":
+        """The folder that contains it."""
+        protocol, _, path = self.url.partition("://")
+        return RemotePath(f"{protocol}://{path.rstrip('/').rpartition('/')[0]}")
 
-    def absolute(self) -> "Remote":
-        """Itself."""
+    @property
+    def _path(self) -> PurePosixPath:
+        return PurePosixPath(self.url.partition("://")[2])
+
+    def absolute(self) -> "RemotePath":
+        """Itself: a URL is absolute."""
         return self
 
     def is_file(self) -> bool:
         """Whether a file is there."""
-        found: bool = self._ask("isfile")
-        return found
+        return bool(self._request("isfile"))
 
     def is_dir(self) -> bool:
         """Whether a folder is there."""
-        found: bool = self._ask("isdir")
-        return found
+        return bool(self._request("isdir"))
 
     def read_bytes(self) -> bytes:
-        """All of the file, in one request where the store can do that."""
-        found: bytes = self._ask("cat_file") if self.held is None else self.held
+        """The whole file, in one request where the store supports it."""
+        found: bytes = self._request("cat_file") if self.content is None else self.content
         return found
 
-    def fetched(self) -> "Remote":
-        """The same with its bytes in memory, for who reads them twice."""
-        return replace(self, held=self.read_bytes())
+    def with_content(self) -> "RemotePath":
+        """The same path with its content in memory, so that a second read makes no request."""
+        return replace(self, content=self.read_bytes())
 
-    def folders(self) -> list[str]:
-        """The names of the folders in it, sorted, without hidden ones."""
-        found = (entry for entry in self._ask("ls", detail=True) if entry["type"] == "directory")
-        names = (posixpath.basename(entry["name"].rstrip("/")) for entry in found)
+    def subfolders(self) -> list[str]:
+        """The sorted names of the folders directly inside, hidden ones excluded."""
+        entries = (entry for entry in self._request("ls", detail=True) if entry["type"] == "directory")
+        names = (PurePosixPath(entry["name"]).name for entry in entries)
         return sorted(name for name in names if not name.startswith("."))
 
-    def stamp(self) -> Stamp:
-        """Size and time, as listed or asked for."""
-        return self.known or _stamp(self._ask("info"))
+    def file_stat(self) -> FileStat:
+        """Size and modification time, from the listing if it came from one."""
+        return self.stat or _file_stat(self._request("info"))
 
-    def below(self) -> "list[tuple[tuple[str, ...], Remote]]":
-        """Every file beneath it, by its names from here on; hidden ones are left out."""
-        system = self._system()
-        root = system._strip_protocol(self.url).rstrip("/")
+    def list_files(self) -> "list[tuple[tuple[str, ...], RemotePath]]":
+        """Every file below, with its path relative to here as components; hidden ones are excluded."""
+        root = self._system()[1].rstrip("/")
         found = []
-        for path, info in self._ask("find", detail=True).items():
+        for path, info in self._request("find", detail=True).items():
             parts = tuple(path[len(root) :].strip("/").split("/"))
             if all(parts) and not any(part.startswith(".") for part in parts):
-                place = Remote((self / "/".join(parts)).url, _stamp(info))
-                found.append((parts, place))
+                found.append((parts, replace(self / "/".join(parts), stat=_file_stat(info))))
         return sorted(found, key=lambda pair: pair[0])
 
-    def _ask(self, verb: str, **options: Any) -> Any:
-        """What the file system says; a network that fails is asked again, and whatever it raises is an OSError."""
-        system = self._system()
-        for wait in (*WAITS, None):
+    def _request(self, method: str, **options: Any) -> Any:
+        """Call the file system, with retries; every failure is raised as an OSError."""
+        system, path = self._system()
+        for wait in (*RETRY_WAITS_S, None):
             try:
-                return getattr(system, verb)(system._strip_protocol(self.url), **options)
+                return getattr(system, method)(path, **options)
             except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError):
                 raise
-            except Exception as error:  # every store has errors of its own
+            except Exception as error:  # every store has exceptions of its own
                 if wait is None:
                     raise OSError(f"{type(error).__name__}: {error}") from error
                 time.sleep(wait)
         return None
 
-    def _system(self) -> Any:
-        # fsspec keeps one for each process: a forked one gets its own
+    def _system(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        """The file system and the path in it; fsspec caches one instance per process, also after a fork."""
         protocol = self.url.partition("://")[0].lower()
         try:
-            return fsspec.filesystem(protocol)
+            system, path = url_to_fs(protocol + self.url[len(protocol) :])
         except ImportError as error:
             package = getattr(error.__cause__ or error, "name", None) or protocol
             raise EquicamError(
@@ -146,52 +144,53 @@ class Remote:
                 got=f"{protocol}://",
                 fix="s3://, gs:// or a path",
             ) from error
+        return system, path
 
 
-Place = Path | Remote
+AnyPath = Path | RemotePath
 
 
 def is_url(text: object) -> bool:
-    """Whether it begins as a URL does."""
+    """Whether the text starts with a protocol, as in s3://."""
     return _URL.match(str(text)) is not None
 
 
-def place(text: str | Path | Remote) -> Place:
-    """A path, or a place at a URL; a password in it would be written into every row, and is refused."""
-    if isinstance(text, Remote) or not is_url(text):
-        return text if isinstance(text, Remote) else Path(text)
+def as_path(text: str | Path | RemotePath) -> AnyPath:
+    """A local or remote path; a URL with a password is refused, because results contain the URL."""
+    if isinstance(text, RemotePath) or not is_url(text):
+        return text if isinstance(text, RemotePath) else Path(text)
     if urlsplit(str(text)).password:
         raise EquicamError(
-            "a URL", needs="no password in it, for it is written into results", got="one with a password",
+            "a URL", needs="no password in it, because it is written into results", got="one with a password",
             fix="the settings of the store's own library",
         )  # fmt: skip
-    return Remote(str(text))
+    return RemotePath(str(text))
 
 
-def opened(path: Place | str) -> Any:
-    """A file to read from: a path itself, or what is at a URL, in memory."""
-    return io.BytesIO(path.read_bytes()) if isinstance(path, Remote) else path
+def as_file(path: AnyPath | str) -> Any:
+    """An argument for a function that opens paths or file objects: remote files are read into memory."""
+    return io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path
 
 
-def stamp(path: Place) -> Stamp:
-    """Size and time of a file; nothing where there is none."""
+def file_stat(path: AnyPath) -> FileStat:
+    """Size and modification time of a file; both None where it cannot be read."""
     try:
-        if isinstance(path, Remote):
-            return path.stamp()
-        there = path.stat()
+        if isinstance(path, RemotePath):
+            return path.file_stat()
+        found = path.stat()
     except (OSError, ValueError):
-        return Stamp(None, None)
-    return Stamp(there.st_size, there.st_mtime_ns)
+        return FileStat(None, None)
+    return FileStat(found.st_size, found.st_mtime_ns)
 
 
-def stamps(paths: Sequence[Place]) -> list[Stamp]:
-    """The same of many, asked for side by side."""
+def file_stats(paths: Sequence[AnyPath]) -> list[FileStat]:
+    """`file_stat` of many files, requested concurrently."""
     with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(stamp, paths))
+        return list(pool.map(file_stat, paths))
 
 
-def _stamp(info: dict[str, Any]) -> Stamp:
-    """Stores name the time differently, and some have none."""
+def _file_stat(info: dict[str, Any]) -> FileStat:
+    """Stores name the modification time differently, and some have none."""
     names = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
     when = next((info[name] for name in names if info.get(name) is not None), None)
     if isinstance(when, str):
@@ -199,4 +198,4 @@ def _stamp(info: dict[str, Any]) -> Stamp:
     if isinstance(when, datetime):
         when = when.timestamp()
     size = info.get("size")
-    return Stamp(None if size is None else int(size), None if when is None else int(float(when) * 1e9))
+    return FileStat(None if size is None else int(size), None if when is None else int(float(when) * 1e9))

@@ -6,10 +6,18 @@ from glob import has_magic
 from pathlib import Path
 
 from equicam.data.benchmarks import LAYOUTS, patch_camelyon_file
-from equicam.data.folders import SUFFIXES, is_picture, items_below, named, naming, pictures_below, subfolders
+from equicam.data.folders import (
+    SUFFIXES,
+    has_image_suffix,
+    list_images,
+    list_items,
+    make_item,
+    quote_names,
+    subfolders,
+)
 from equicam.data.items import Item
 from equicam.data.manifests import find_manifest, read_manifest
-from equicam.data.remote import Place, Remote, place
+from equicam.data.remote import AnyPath, RemotePath, as_path
 from equicam.errors import EquicamError
 
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
@@ -17,7 +25,7 @@ SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
 def find_items(source: str | Path, *, split: str | None = None) -> list[Item]:
     """The pictures of a source; ids are unique and valid UTF-8, and nothing is opened but lists and labels."""
-    path = place(source)
+    path = as_path(source)
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError as error:
@@ -38,7 +46,7 @@ def find_items(source: str | Path, *, split: str | None = None) -> list[Item]:
     )
 
 
-def _in_folder(root: Place, split: str | None) -> list[Item]:
+def _in_folder(root: AnyPath, split: str | None) -> list[Item]:
     """What its list says, what its published layout says, or every picture beneath it with its folder as label."""
     if manifest := find_manifest(root):
         return read_manifest(manifest, split=split)
@@ -51,10 +59,10 @@ def _in_folder(root: Place, split: str | None) -> list[Item]:
         if split not in folders:
             raise EquicamError(
                 f"split {split!r}", needs=f"a folder of that name in {str(root)!r}",
-                got=f"folders {naming(folders)}", fix="one of these" if folders else "no split",
+                got=f"folders {quote_names(folders)}", fix="one of these" if folders else "no split",
             )  # fmt: skip
         return _in_folder(root / split, None)
-    items = items_below(root)
+    items = list_items(root)
     if not items:
         raise EquicamError(
             f"source {str(root)!r}", needs=f"pictures ({' '.join(SUFFIXES)}) or a list (items.csv)",
@@ -63,37 +71,37 @@ def _in_folder(root: Place, split: str | None) -> list[Item]:
     labels = {item.label for item in items}
     if len(labels) > 1 and labels.issubset(SPLITS):  # else every picture would be labelled by its split
         raise EquicamError(
-            f"source {str(root)!r}", needs="a split", got=f"folders {naming(folders)}",
+            f"source {str(root)!r}", needs="a split", got=f"folders {quote_names(folders)}",
             fix=f"split={min(map(str, labels))!r}",
         )  # fmt: skip
     return items
 
 
-def _in_file(path: Place, split: str | None) -> list[Item]:
+def _in_file(path: AnyPath, split: str | None) -> list[Item]:
     suffix = path.suffix.lower()
     if suffix in (".csv", ".parquet"):
         return read_manifest(path, split=split)
     if isinstance(path, Path) and (items := patch_camelyon_file(path, split)) is not None:
         return items
-    if not is_picture(path.name):
+    if not has_image_suffix(path.name):
         raise EquicamError(
             f"source {str(path)!r}", needs=f"a picture ({' '.join(SUFFIXES)}) or a list (.csv .parquet)",
             got=f"a file {suffix or 'without suffix'}", fix="a folder, or a list of the pictures",
         )  # fmt: skip
     _refuse_split(path, split)
-    return [named((path.name,), path)]
+    return [make_item((path.name,), path)]
 
 
-def _matching(pattern: Place, split: str | None) -> list[Item]:
+def _matching(pattern: AnyPath, split: str | None) -> list[Item]:
     """Pictures whose path fits the pattern; ids begin where the pattern does."""
     _refuse_split(pattern, split)
-    parts = tuple(str(pattern).split("/")) if isinstance(pattern, Remote) else pattern.parts
+    parts = tuple(str(pattern).split("/")) if isinstance(pattern, RemotePath) else pattern.parts
     fixed = next(i for i, part in enumerate(parts) if has_magic(part))
-    root = Remote("/".join(parts[:fixed])) if isinstance(pattern, Remote) else Path(*parts[:fixed])
+    root = RemotePath("/".join(parts[:fixed])) if isinstance(pattern, RemotePath) else Path(*parts[:fixed])
     wanted = parts[fixed:]
     depth = None if "**" in wanted else len(wanted)
-    there = pictures_below(root, depth=depth) if root.is_dir() else []
-    found = [named(names, at) for names, at in there if _fits(names, wanted)]
+    there = list_images(root, depth=depth) if root.is_dir() else []
+    found = [make_item(names, at) for names, at in there if _fits(names, wanted)]
     if not found:
         raise EquicamError(
             f"pattern {str(pattern)!r}", needs=f"pictures ({' '.join(SUFFIXES)}) that fit it",
@@ -111,7 +119,7 @@ def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _fits(parts[1:], pattern[1:])
 
 
-def _refuse_split(source: Place, split: str | None) -> None:
+def _refuse_split(source: AnyPath, split: str | None) -> None:
     if split is not None:
         raise EquicamError(
             f"split {split!r}", needs="a list or a folder", got=repr(str(source)), fix="no split"

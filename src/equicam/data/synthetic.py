@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 SIZE = 96
 CENTRE = slice(32, 64)
-ENOUGH = 32
+MIN_TUMOUR_PIXELS = 32
 """Tumour nucleus pixels that make a centre positive: about half a small tumour nucleus."""
 
 Floats = NDArray[np.float64]
@@ -38,7 +38,7 @@ def draw(index: int, *, seed: int = 0) -> Patch:
     while True:
         scene = _scene(rng)
         tumour = _tumour(scene.cells)
-        if int(tumour[CENTRE, CENTRE].sum() >= ENOUGH) == wanted:
+        if int(tumour[CENTRE, CENTRE].sum() >= MIN_TUMOUR_PIXELS) == wanted:
             return Patch(_image(rng, scene), wanted, tumour)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from equicam.data.items import Item, readable
+from equicam.data.items import Item, valid_utf8
 from equicam.errors import EquicamError
 from equicam.models.load import load
 from equicam.models.weights import fingerprint
@@ -128,7 +128,7 @@ class Home:
             found = f"none ({error.strerror})"
         if found:
             raise EquicamError(
-                f"a worker on {socket.gethostname()}", needs=f"the run's own {readable(str(path))}", got=found,
+                f"a worker on {socket.gethostname()}", needs=f"the run's own {valid_utf8(str(path))}", got=found,
                 fix="a folder that all machines share, by the same name",
             )  # fmt: skip
         return path.parent

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from equicam import __version__
 from equicam.core.views import Degrees, Fill
-from equicam.data.image_files import rgb
-from equicam.data.items import Item, digest, readable, spread, stamped
-from equicam.data.remote import place
+from equicam.data.image_files import to_rgb
+from equicam.data.items import Item, digest_files, digest_items, sample_by_class, valid_utf8
+from equicam.data.remote import as_path
 from equicam.data.sources import find_items
 from equicam.engines.devices import Devices
 from equicam.engines.worker import Home, Part, Sent
@@ -39,7 +39,7 @@ from equicam.evaluation.metrics import SCORES, Truth
 from equicam.evaluation.spec import Asked, Count, Foreign, Methods, described
 from equicam.evaluation.worker import PLACED, Evaluating, Scoring, ahead, opened, scored
 from equicam.explain import equivariant
-from equicam.models.images import Images, as_batch, picture_bytes, preprocessed
+from equicam.models.images import Images, as_batch, input_bytes, preprocess_image
 from equicam.models.weights import fingerprint
 from equicam.models.wrap import wrap
 from equicam.readers.model import Model
@@ -115,7 +115,7 @@ def evaluate(
         "compiled": model.compiled,
         "seed": seed,
         "pictures": len(sample.items),
-        "sample": digest(sample.items),
+        "sample": digest_items(sample.items),
         "content": sample.content(),
         "equicam": __version__,
         "torch": torch.__version__,
@@ -186,7 +186,7 @@ def _dealt(
         blind=made.blind(model),
         weights=fingerprint(model.module),
         scoring=scoring,
-        part_bytes=A_PART * picture_bytes(model),
+        part_bytes=A_PART * input_bytes(model),
     )
     sizes = {number: len(items) for number, items in pending}
     with closing(engine.work(job, pending)) as written:  # type: ignore[type-var]
@@ -206,7 +206,7 @@ class Sample:
     def content(self) -> str:
         """What tells these pictures from others of the same names: their files' size and time, or their pixels."""
         if not len(self.given):
-            return stamped(self.items)
+            return digest_files(self.items)
         found = hashlib.sha256()
         for item in self.items:
             one = self.given[item.index or 0]
@@ -226,7 +226,7 @@ def _even(items: Sequence[Item]) -> list[Sequence[Item]]:
 def _probe(model: Model) -> str:
     """What preprocessing makes of one drawn picture: tells any change in it, whatever it is made of."""
     ramp = np.add.outer(np.arange(300) * 3, np.arange(260) * 5)[..., None] + np.array([0, 80, 160])
-    seen = preprocessed(model, Image.fromarray((ramp % 256).astype(np.uint8)))
+    seen = preprocess_image(model, Image.fromarray((ramp % 256).astype(np.uint8)))
     return hashlib.sha256(seen.contiguous().float().numpy().tobytes()).hexdigest()
 
 
@@ -300,20 +300,22 @@ def _sample(model: Model, images: Any, n: int | None, split: str | None, *, plac
     ):
         found = find_items(images, split=split) if isinstance(images, str | Path) else list(images)
         names = tuple(sorted({i.label for i in found if isinstance(i.label, str)}))
-        return Sample(spread(found, n), lambda item: opened(model, item, placed=placed), names)
+        return Sample(sample_by_class(found, n), lambda item: opened(model, item, placed=placed), names)
     if split is not None:
         raise EquicamError("split", needs="a folder or manifest", got=type(images).__name__, fix="split=None")
     if isinstance(images, Tensor):
         batch = as_batch(model, images)
         return Sample(
-            spread(_numbered(len(batch)), n), lambda item: (batch[item.index or 0], Truth()), given=batch
+            sample_by_class(_numbered(len(batch)), n),
+            lambda item: (batch[item.index or 0], Truth()),
+            given=batch,
         )
     given = [images] if isinstance(images, Image.Image) else list(images)
     paths = [p for p in given if isinstance(p, str | Path)]
     if paths and len(paths) == len(given):
-        items = [Item(id=readable(str(p)), path=place(p)) for p in paths]
+        items = [Item(id=valid_utf8(str(p)), path=as_path(p)) for p in paths]
         _refuse_twice("images", [item.id for item in items])
-        return Sample(spread(items, n), lambda item: opened(model, item, placed=placed))
+        return Sample(sample_by_class(items, n), lambda item: opened(model, item, placed=placed))
     if not given or not all(isinstance(p, Image.Image) for p in given):
         kinds = sorted({type(p).__name__ for p in given}) or "nothing"
         raise EquicamError(
@@ -323,9 +325,9 @@ def _sample(model: Model, images: Any, n: int | None, split: str | None, *, plac
             fix='"folder/"',
         )
     return Sample(
-        spread(_numbered(len(given)), n),
-        lambda item: (preprocessed(model, given[item.index or 0]), Truth()),
-        given=[rgb(picture) for picture in given],
+        sample_by_class(_numbered(len(given)), n),
+        lambda item: (preprocess_image(model, given[item.index or 0]), Truth()),
+        given=[to_rgb(picture) for picture in given],
     )
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equicam.core.views import Degrees, Fill
-from equicam.data.items import Item, fetched, open_item, upright_box
+from equicam.data.items import Item, open_item, prefetch, upright_box
 from equicam.engines.worker import Home, Part, Recipe, Sent, blinded, same_model
 from equicam.errors import EquicamError
 from equicam.evaluation.controls import randomised
@@ -20,7 +20,7 @@ from equicam.evaluation.maps import Plan, look
 from equicam.evaluation.metrics import SCORES, Found, Truth, predictions
 from equicam.evaluation.spec import Asked, Count, Methods, World, asked
 from equicam.evaluation.table import table, unread
-from equicam.models.images import as_batch, framed, preprocessed, stacked
+from equicam.models.images import as_batch, box_mask, preprocess_image, stack_images
 from equicam.readers.model import Model
 from equicam.shards import part_path, write_table
 
@@ -131,7 +131,7 @@ def scored(
     device = model.device
     # inference tensors cannot join a backward pass, and our own algebra is never autocast
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-        x = as_batch(model, stacked([tensor for _, tensor, _ in good]))
+        x = as_batch(model, stack_images([tensor for _, tensor, _ in good]))
         ids = [item.id for item, _, _ in good]
         truth = [_on(t, device) for _, _, t in good]
         found = look(plan, ids, x, truth, lambda share: done(share * len(good)))
@@ -143,20 +143,20 @@ def scored(
 
 def opened(model: Model, item: Item, *, placed: bool = True) -> tuple[Float[Tensor, "c H W"], Truth]:
     """A picture as the model's input, and its boxes and label region in the same frame where a score asks for them."""
-    item = fetched(item)
+    item = prefetch(item)
     picture = open_item(item)
     if not placed:
-        return preprocessed(model, picture), Truth()
+        return preprocess_image(model, picture), Truth()
     size = (picture.width, picture.height)
     by_area = sorted(item.boxes, key=lambda b: -(b[2] - b[0]) * (b[3] - b[1]))
-    marked = [framed(model, size, upright_box(item, size, b)) for b in by_area]
+    marked = [box_mask(model, size, upright_box(item, size, b)) for b in by_area]
     boxes = [mask for mask in (m >= 0.5 for m in marked) if mask.any()]
-    region = None if item.region is None else framed(model, size, upright_box(item, size, item.region))
+    region = None if item.region is None else box_mask(model, size, upright_box(item, size, item.region))
     if region is not None and region.sum() < 1:
         region = None
     cropped = (bool(item.boxes) and not boxes) or (item.region is not None and region is None)
     truth = Truth(boxes=torch.stack(boxes) if boxes else None, region=region, cropped=cropped)
-    return preprocessed(model, picture), truth
+    return preprocess_image(model, picture), truth
 
 
 def tried(load: Callable[[Item], tuple[Tensor, Truth]], item: Item) -> Loaded:

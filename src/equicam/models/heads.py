@@ -18,7 +18,7 @@ def head_name(module: nn.Module) -> str:
     return found[-1]
 
 
-def with_classes(module: nn.Module, classes: int) -> nn.Module:
+def resize_head(module: nn.Module, classes: int) -> nn.Module:
     """The same network with a fresh last layer for so many classes, unless it has as many already."""
     name = head_name(module)
     old = module.get_submodule(name)

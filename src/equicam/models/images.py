@@ -1,6 +1,7 @@
-"""Pictures in, one batch on the model's device out."""
+"""From images to a batch on the model's device, and from a batch back to images that can be displayed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,26 +12,27 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from equicam.data.image_files import open_picture, rgb
+from equicam.data.image_files import open_image, to_rgb
 from equicam.errors import EquicamError
 from equicam.readers.finite import finite, not_finite
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
-Picture = Image.Image | str | Path
-Images = Tensor | Picture | Sequence[Picture]
+ImageLike = Image.Image | str | Path
+Images = Tensor | ImageLike | Sequence[ImageLike]
+Box = tuple[float, float, float, float]
 
 
 def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Float[Tensor, "b c H W"]:
-    """A checked batch, float32 or wider, on the model's device; a tensor is taken as preprocessed.
+    """A checked batch, float32 or wider, on the model's device; a tensor counts as already preprocessed.
 
-    Whether pixels are finite costs a wait for a device: `check=False` leaves that to the caller.
+    The check for NaN and infinity waits for the device; `check=False` leaves it to the caller.
     """
-    x = images if isinstance(images, Tensor) else _stacked(model, images)
+    x = images if isinstance(images, Tensor) else _load(model, images)
     if x.ndim != 4 or 0 in x.shape or not x.is_floating_point():
         raise EquicamError(
             "images", needs="a floating-point batch [b, c, H, W], PIL images or paths",
             got=f"a {str(x.dtype).removeprefix('torch.')} tensor {tuple(x.shape)}",
-            fix="x[None] for one picture, or the PIL image itself",
+            fix="x[None] for one image, or the PIL image itself",
         )  # fmt: skip
     device, dtype = (x.device, x.dtype) if model is None else (model.device, model.dtype)
     x = x.to(device, torch.promote_types(dtype, torch.float32))
@@ -40,65 +42,93 @@ def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Floa
     return x
 
 
-def preprocessed(model: Model | None, picture: Image.Image) -> Float[Tensor, "c H W"]:
-    """One picture as the model's input."""
-    tensor: Tensor = (
-        (model.preprocess if model else None) or standard(256, 224, IMAGENET_MEAN, IMAGENET_STD)
-    )(rgb(picture))
-    return tensor
+def _load(model: Model | None, images: Any) -> Float[Tensor, "b c H W"]:
+    images = [images] if isinstance(images, ImageLike) else list(images)
+    if not images or not all(isinstance(image, ImageLike) for image in images):
+        kinds = sorted({type(image).__name__ for image in images}) or "an empty list"
+        raise EquicamError(
+            "images", needs="a tensor, PIL images or paths", got=kinds, fix="torch.stack on tensors"
+        )
+    loaded = (image if isinstance(image, Image.Image) else open_image(image) for image in images)
+    return stack_images([preprocess_image(model, image) for image in loaded])
 
 
-def picture_bytes(model: Model) -> int:
-    """About how many bytes a prepared picture has: as a small one does, or one of 224² where that cannot be prepared."""
-    try:
-        return 4 * preprocessed(model, Image.new("RGB", (64, 64))).numel()
-    except Exception:  # noqa: BLE001  # a preprocessing of the caller's may want other pictures, and say so as it likes
-        return 4 * 3 * 224**2
-
-
-def stacked(tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b c H W"]:
-    """Preprocessed pictures as one batch."""
+def stack_images(tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b c H W"]:
+    """Preprocessed images as one batch."""
     shapes = sorted({tuple(t.shape) for t in tensors})
     if len(shapes) != 1:
         raise EquicamError(
             "preprocessing",
-            needs="to bring every picture to one size",
+            needs="to bring every image to one size",
             got=shapes,
             fix="a crop or resize in it",
         )
     return torch.stack(list(tensors))
 
 
-def framed(model: Model, size: tuple[int, int], box: Sequence[float]) -> Float[Tensor, "H W"]:
-    """A box of a picture of this size (width, height) as the model sees it: 1 inside, 0 outside, soft at its edge.
+def preprocess_image(model: Model | None, image: Image.Image) -> Float[Tensor, "c H W"]:
+    """One image as the model's input."""
+    preprocess = model.preprocess if model else None
+    tensor: Tensor = (preprocess or standard_preprocessing(256, 224, IMAGENET_MEAN, IMAGENET_STD))(
+        to_rgb(image)
+    )
+    return tensor
 
-    A white box on black goes through the model's own preprocessing, so that whatever resizes and crops is followed.
+
+@cache
+def standard_preprocessing(resize: int, crop: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+    """Resize the short side, crop the centre, scale to [0, 1], normalise."""
+    from torchvision.transforms import v2
+
+    steps = [v2.Resize(resize), v2.CenterCrop(crop), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
+    return v2.Compose([*steps, v2.Normalize(mean, std)])
+
+
+def training_transform(model: Model, size: int) -> Any:
+    """A random resized crop and a random flip, then the scaling and normalisation of the model's preprocessing."""
+    from torchvision.transforms import v2
+
+    steps = [v2.RandomResizedCrop(size, scale=(0.5, 1.0)), v2.RandomHorizontalFlip(), v2.PILToTensor()]
+    return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(model.mean, model.std)])
+
+
+def input_bytes(model: Model) -> int:
+    """Approximate bytes of one preprocessed image; 224×224 is assumed where a small test image is refused."""
+    try:
+        return 4 * preprocess_image(model, Image.new("RGB", (64, 64))).numel()
+    except Exception:  # noqa: BLE001  # a custom preprocessing may refuse the test image with any exception
+        return 4 * 3 * 224**2
+
+
+def box_mask(model: Model, size: tuple[int, int], box: Sequence[float]) -> Float[Tensor, "H W"]:
+    """A box in an image of this size (width, height) as a mask of the model's input: 1 inside, 0 outside.
+
+    A white box on black passes through the model's own preprocessing, which resizes and crops it; edges are soft.
     """
     width, height = size
     x0, x1 = (round(min(max(v, 0), width)) for v in box[::2])
     y0, y1 = (round(min(max(v, 0), height)) for v in box[1::2])
-    drawn = Image.new("RGB", size)
+    image = Image.new("RGB", size)
     if x1 > x0 and y1 > y0:
-        ImageDraw.Draw(drawn).rectangle((x0, y0, x1 - 1, y1 - 1), fill="white")
-    seen = preprocessed(model, drawn)[0].double()
-    return (seen * model.std[0] + model.mean[0]).clamp(0, 1)
+        ImageDraw.Draw(image).rectangle((x0, y0, x1 - 1, y1 - 1), fill="white")
+    return _first_channel(model, image).clamp(0, 1)
 
 
-@cache
-def seen_box(model: Model, size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Which part of a picture of this size (width, height) the model sees: x0, y0, x1, y1 in the picture's pixels.
+def visible_box(model: Model, size: tuple[int, int]) -> Box:
+    """The box of an image of this size (width, height) that the model sees: x0, y0, x1, y1 in pixels of the image.
 
-    Ramps along both sides go through the model's own preprocessing; where they come out as no ramp, it is all of it.
+    Ramps along both axes pass through the model's own preprocessing; where none comes out as a ramp, the box is
+    the whole image.
     """
     width, height = size
     across = np.broadcast_to(np.linspace(0, 255, width)[None, :], (height, width))
     down = np.broadcast_to(np.linspace(0, 255, height)[:, None], (height, width))
     found: list[tuple[float, float]] = []
-    for ramp, length, along in ((across, width, 0), (down, height, 1)):
-        drawn = Image.fromarray(ramp.round().astype(np.uint8)).convert("RGB")
-        seen = preprocessed(model, drawn)[0].double() * model.std[0] + model.mean[0]
-        line = seen.mean(along).numpy() * (length - 1)  # the source pixel under each of the model's
-        inner = np.arange(len(line))[len(line) // 8 : -(len(line) // 8) or None]  # away from what borders do
+    for ramp, length, axis in ((across, width, 0), (down, height, 1)):
+        image = Image.fromarray(ramp.round().astype(np.uint8)).convert("RGB")
+        # the position in the image of each pixel of the input
+        line = _first_channel(model, image).mean(axis).numpy() * (length - 1)
+        inner = np.arange(len(line))[len(line) // 8 : -(len(line) // 8) or None]  # borders may be padded
         slope, start = np.polyfit(inner, line[inner], 1)
         miss = np.abs(line[inner] - (slope * inner + start)).max() if slope > 0 else np.inf
         if miss > max(1.0, 0.02 * length):
@@ -109,32 +139,30 @@ def seen_box(model: Model, size: tuple[int, int]) -> tuple[float, float, float, 
     return x0, y0, x1, y1
 
 
-def as_pictures(model: Model, x: Float[Tensor, "b c H W"]) -> UInt8[np.ndarray, "b H W 3"]:
-    """Preprocessed pictures as people see them: mean and deviation put back, grey as RGB."""
+@dataclass(frozen=True)
+class VisibleBoxes:
+    """`visible_box` of one model, computed once per image size for as long as the caller keeps this object."""
+
+    model: Model
+    by_size: dict[tuple[int, int], Box] = field(default_factory=dict, repr=False, compare=False)
+
+    def __call__(self, size: tuple[int, int]) -> Box:
+        """The box of an image of this size (width, height) that the model sees."""
+        if size not in self.by_size:
+            self.by_size[size] = visible_box(self.model, size)
+        return self.by_size[size]
+
+
+def to_display_images(model: Model, x: Float[Tensor, "b c H W"]) -> UInt8[np.ndarray, "b H W 3"]:
+    """Preprocessed images as 8-bit RGB: the normalisation is inverted and grey repeated over the channels."""
     mean, std = (
         torch.tensor(v, dtype=x.dtype, device=x.device)[:, None, None] for v in (model.mean, model.std)
     )
-    shown = ((x * std + mean).clamp(0, 1) * 255).round().byte()
-    shown = shown[:, :1].expand(-1, 3, -1, -1) if shown.shape[1] != 3 else shown
-    return shown.permute(0, 2, 3, 1).cpu().numpy()
+    images = ((x * std + mean).clamp(0, 1) * 255).round().byte()
+    images = images[:, :1].expand(-1, 3, -1, -1) if images.shape[1] != 3 else images
+    return images.permute(0, 2, 3, 1).cpu().numpy()
 
 
-def _stacked(model: Model | None, images: Any) -> Tensor:
-    pictures = [images] if isinstance(images, Image.Image | str | Path) else list(images)
-    if not pictures or not all(isinstance(p, Image.Image | str | Path) for p in pictures):
-        kinds = sorted({type(p).__name__ for p in pictures}) or "an empty list"
-        raise EquicamError(
-            "images", needs="a tensor, PIL images or paths", got=kinds, fix="torch.stack on tensors"
-        )
-    return stacked(
-        [preprocessed(model, p if isinstance(p, Image.Image) else open_picture(p)) for p in pictures]
-    )
-
-
-@cache
-def standard(resize: int, crop: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
-    """Short side resized, centre cropped, scaled to [0, 1], normalised."""
-    from torchvision.transforms import v2
-
-    steps = [v2.Resize(resize), v2.CenterCrop(crop), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
-    return v2.Compose([*steps, v2.Normalize(mean, std)])
+def _first_channel(model: Model, image: Image.Image) -> Float[Tensor, "H W"]:
+    """The first channel of the preprocessed image in [0, 1]."""
+    return preprocess_image(model, image)[0].double() * model.std[0] + model.mean[0]

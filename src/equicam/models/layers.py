@@ -21,7 +21,7 @@ class _Ran:
     ndim: int
 
 
-def choose(module: nn.Module, example: Tensor | None = None) -> str:
+def choose_layer(module: nn.Module, example: Tensor | None = None) -> str:
     """The last spatial layer before pooling; on tokens, the first norm of the last block.
 
     After the last attention the class score depends on the class token alone, so later token layers have a

@@ -21,11 +21,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.models.heads import head_name, with_classes
-from equicam.models.images import standard
-from equicam.models.weights import fill, filled, from_hf_hub, from_torch_hub, kept_classes, state_dict
+from equicam.models.heads import head_name, resize_head
+from equicam.models.images import standard_preprocessing
+from equicam.models.weights import (
+    build_with_weights,
+    from_hf_hub,
+    from_torch_hub,
+    load_weights,
+    read_state_dict,
+    stored_classes,
+)
 from equicam.models.wrap import wrap
-from equicam.models.zeroshot import TEMPLATES, ZeroShot, checked_classes, text_features
+from equicam.models.zeroshot import TEMPLATES, ZeroShot, require_classes, text_features
 from equicam.readers.layout import Layout
 from equicam.readers.model import Model, as_layout, layer_name
 
@@ -110,7 +117,7 @@ def load(
     if build is not _torchvision:
         asked.by_file_only()
     if asked.classes is None and asked.file and source not in ("open_clip", "hf"):
-        asked = replace(asked, classes=kept_classes(asked.file))
+        asked = replace(asked, classes=stored_classes(asked.file))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # random weights are the same ones every time
         found = build(asked)
@@ -145,7 +152,7 @@ def _torchvision(asked: _Asked) -> Model:
     if asked.weights == RANDOM:
         module = build()
     elif asked.file:
-        module = filled(build, asked.file)
+        module = build_with_weights(build, asked.file)
     else:
         module = from_torch_hub(
             asked.name, lambda: models.get_model(asked.name, weights=member), file=Path(member.url).name
@@ -183,7 +190,7 @@ def _timm(asked: _Asked) -> Model:
         return made
 
     if asked.file:
-        module = filled(build, asked.file)
+        module = build_with_weights(build, asked.file)
     elif asked.weights == RANDOM:
         module = build()
     else:
@@ -214,7 +221,7 @@ def _open_clip(asked: _Asked) -> Model:
     arch, _, tag = asked.name.partition("/")
     if arch not in open_clip.list_models():
         raise _unknown("open_clip architecture", arch, open_clip.list_models())
-    classes = checked_classes(asked.name, asked.classes)
+    classes = require_classes(asked.name, asked.classes)
     pretrained = None if asked.weights else tag or None
     if pretrained is None and asked.weights is None:
         tags = open_clip.list_pretrained_tags_by_model(arch)
@@ -228,7 +235,7 @@ def _open_clip(asked: _Asked) -> Model:
         asked.name, lambda: open_clip.create_model_and_transforms(arch, pretrained=pretrained)
     )
     if asked.file:
-        fill(model, state_dict(asked.file), asked.file)
+        load_weights(model, read_state_dict(asked.file), asked.file)
     model.eval()
     tokenize = open_clip.get_tokenizer(arch)
     text = text_features(lambda prompts: model.encode_text(tokenize(prompts)), classes, asked.templates)
@@ -252,7 +259,7 @@ def _hf(asked: _Asked) -> Model:
 
     config, processor, model, tokenizer = from_hf_hub(asked.name, fetch)
     if asked.file:
-        fill(model, state_dict(asked.file), asked.file)
+        load_weights(model, read_state_dict(asked.file), asked.file)
     model.eval()
 
     def preprocess(picture: Image.Image) -> Tensor:
@@ -263,7 +270,7 @@ def _hf(asked: _Asked) -> Model:
     if tokenizer is None:
         names = [str(config.id2label[i]) for i in range(config.num_labels)]
         return asked.wrapped(model, **known, classes=names)
-    classes = checked_classes(asked.name, asked.classes)
+    classes = require_classes(asked.name, asked.classes)
 
     def encode(prompts: list[str]) -> Tensor:
         tokens = tokenizer(prompts, padding="max_length", truncation=True, return_tensors="pt")
@@ -316,13 +323,13 @@ def _factory(asked: _Asked) -> Model:
         )  # fmt: skip
     module = made.module if isinstance(made, Model) else made
     if asked.file:
-        given = state_dict(asked.file)
+        given = read_state_dict(asked.file)
         last = (
             f"{head_name(module)}.weight" if any(isinstance(m, nn.Linear) for m in module.modules()) else ""
         )
         if last in given:
-            with_classes(module, given[last].shape[0])
-        fill(module, given, asked.file)
+            resize_head(module, given[last].shape[0])
+        load_weights(module, given, asked.file)
     if isinstance(made, nn.Module):
         return asked.wrapped(module.to(memory_format=torch.channels_last))
     set_here: dict[str, Any] = {
@@ -340,8 +347,8 @@ def _embedded(asked: _Asked) -> Model:
 
     module = EmbeddedNet() if asked.weights == RANDOM else embedded()
     if asked.file:
-        fill(module, state_dict(asked.file), asked.file)
-    preprocess = standard(EmbeddedNet.image_size, EmbeddedNet.image_size, MEAN, STD)
+        load_weights(module, read_state_dict(asked.file), asked.file)
+    preprocess = standard_preprocessing(EmbeddedNet.image_size, EmbeddedNet.image_size, MEAN, STD)
     return asked.wrapped(module, preprocess=preprocess, mean=MEAN, std=STD, classes=CLASSES)
 
 

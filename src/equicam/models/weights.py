@@ -20,7 +20,7 @@ from equicam.errors import EquicamError
 T = TypeVar("T")
 
 
-def state_dict(file: Path) -> dict[str, Tensor]:
+def read_state_dict(file: Path) -> dict[str, Tensor]:
     """Tensors by name from a safetensors or PyTorch file; nothing in it is ever executed."""
     if not file.is_file():
         raise EquicamError("weights", needs="an existing file", got=repr(str(file)), fix="its full path")
@@ -55,7 +55,7 @@ def state_dict(file: Path) -> dict[str, Tensor]:
     return {key.removeprefix("module."): value for key, value in found.items()}
 
 
-def kept_classes(file: Path) -> tuple[str, ...] | None:
+def stored_classes(file: Path) -> tuple[str, ...] | None:
     """Class names that `finetune` kept in a safetensors file."""
     if file.suffix != ".safetensors" or not file.is_file():
         return None
@@ -86,9 +86,9 @@ def _more_than_tensors(error: Exception) -> str:
     )
 
 
-def filled(build: Callable[[int | None], nn.Module], file: Path) -> nn.Module:
+def build_with_weights(build: Callable[[int | None], nn.Module], file: Path) -> nn.Module:
     """A network with the weights of a file, and as many classes as they have."""
-    weights = state_dict(file)
+    weights = read_state_dict(file)
     module = build(None)
     shapes = {key: value.shape for key, value in module.state_dict().items()}
     differ = [
@@ -96,11 +96,11 @@ def filled(build: Callable[[int | None], nn.Module], file: Path) -> nn.Module:
     ]
     if differ:
         module = build(weights[differ[-1]].shape[0])
-    fill(module, weights, file)
+    load_weights(module, weights, file)
     return module
 
 
-def fill(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
+def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
     """Every tensor of the module from the file, or the names that do not fit."""
     own = module.state_dict()
     # a counter of training steps, which older files lack and nothing here reads

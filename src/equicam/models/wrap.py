@@ -6,7 +6,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.models.layers import choose
+from equicam.models.layers import choose_layer
 from equicam.readers.layout import Layout
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model, as_layout, layer_name, original
 
@@ -37,7 +37,7 @@ def wrap(
         )
     module = original(module)
     if layer is None:
-        layer = choose(module, example)
+        layer = choose_layer(module, example)
     return Model(
         module=module,
         layer=layer_name(module, layer),

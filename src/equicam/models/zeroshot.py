@@ -49,7 +49,7 @@ def text_features(
     return normalize(torch.stack(prompts), dim=-1)
 
 
-def checked_classes(name: str, classes: Sequence[str] | None) -> tuple[str, ...]:
+def require_classes(name: str, classes: Sequence[str] | None) -> tuple[str, ...]:
     """The class names a zero-shot model cannot do without."""
     if classes is None or isinstance(classes, str) or len(classes) < 2:
         raise EquicamError(

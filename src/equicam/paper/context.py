@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from equicam.core.views import Views
-from equicam.data.items import digest, stamped
+from equicam.data.items import digest_files, digest_items
 from equicam.data.sources import find_items
 from equicam.evaluation import statistics, summary
 from equicam.evaluation.evaluate import evaluate
@@ -175,7 +175,7 @@ class Bench:
         same = {"as_published": as_published, "views": str(views), "n": n or self.n, "model": self.model.name}
         same |= {"data": str(self.data), "split": self.split, "weights": fingerprint(self.model.module)}
         items = find_items(self.data, split=self.split)
-        same["pictures"] = [digest(items), stamped(items)]
+        same["pictures"] = [digest_items(items), digest_files(items)]
         same |= {"layer": self.model.layer, "options": str(self.options)}
         self.out.mkdir(parents=True, exist_ok=True)
         index = self.out / "rows.json"

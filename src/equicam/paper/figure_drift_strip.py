@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from equicam.core.views import Views
 from equicam.explain import explain
-from equicam.models.images import as_pictures
+from equicam.models.images import to_display_images
 from equicam.paper.context import Bench, Experiment, Line
 from equicam.paper.measure import pictures
 from equicam.report.overlay import overlay, panel
@@ -19,7 +19,7 @@ def run(bench: Bench) -> Iterator[Line]:
     found = explain(bench.model, x)
     i = min(range(len(x)), key=lambda i: (int(found.flips[i].sum()), float(found.sure[i])))
     turned = Views(ANGLES).act(x[i : i + 1])[:, 0]
-    shown = as_pictures(bench.model, turned)
+    shown = to_display_images(bench.model, turned)
     rows = [[(f"turned {a}°", p) for a, p in zip(ANGLES, shown, strict=True)]]
     for method, name in (("grad-cam", "Grad-CAM"), ("equigrad-cam", "EquiGrad-CAM")):
         maps = (

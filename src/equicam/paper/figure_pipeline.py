@@ -8,7 +8,7 @@ from PIL import Image
 
 from equicam.core.views import Views
 from equicam.explain import explain
-from equicam.models.images import as_pictures
+from equicam.models.images import to_display_images
 from equicam.paper.context import Bench, Experiment, Line
 from equicam.paper.measure import pictures
 from equicam.report.explanation_files import MOST_SPREAD
@@ -36,8 +36,8 @@ def run(bench: Bench) -> Iterator[Line]:
         cells = Image.fromarray(heat(np.clip(plane, 0, 1)))
         return np.asarray(cells.resize((x.shape[-1], x.shape[-2]), Image.Resampling.NEAREST))
 
-    shown = as_pictures(bench.model, views.act(x[i : i + 1])[:, 0])
-    picture = as_pictures(bench.model, x[i : i + 1])[0]
+    shown = to_display_images(bench.model, views.act(x[i : i + 1])[:, 0])
+    picture = to_display_images(bench.model, x[i : i + 1])[0]
     final = overlay(picture, found.map[i].double().cpu().numpy())
     apart = overlay(picture, np.sqrt(found.peum[i].double().cpu().numpy()) / MOST_SPREAD)
     last = [("EquiGrad-CAM", final), ("views disagree", apart), ("averaged", drawn(mean))]

@@ -7,13 +7,13 @@ import pyarrow as pa
 
 from equicam.core.chain import unit
 from equicam.data.benchmarks import CENTRE
-from equicam.data.items import spread
+from equicam.data.items import sample_by_class
 from equicam.data.sources import find_items
 from equicam.evaluation import localisation, statistics, summary
 from equicam.evaluation.controls import coverage_map
 from equicam.evaluation.statistics import Estimate
 from equicam.methods import find
-from equicam.models.images import framed
+from equicam.models.images import box_mask
 from equicam.paper.context import NAMES, Bench, Experiment, Line, line, number
 from equicam.paper.measure import rest, rows_of
 
@@ -31,7 +31,7 @@ def run(bench: Bench) -> Iterator[Line]:
         tables = {
             p: rows_of(
                 bench,
-                spread(positives, bench.n),
+                sample_by_class(positives, bench.n),
                 "label-region",
                 [NAMES[words] for words in METHODS],
                 ["energy"],
@@ -71,7 +71,7 @@ def _energies(rows: pa.Table, method: str, *, floor: bool = False) -> list[Estim
 def _geometry(bench: Bench) -> Iterator[Line]:
     """The label region as this model sees it, and what 18 zero-filled views of nothing put into its disc."""
     side = round(CENTRE[0] + CENTRE[2])  # it lies in the middle of a patch
-    box = framed(bench.model, (side, side), CENTRE)
+    box = box_mask(bench.model, (side, side), CENTRE)
     disc = localisation.disc_of_equal_area(box)
     views = find("equigrad-cam", as_published=True).fusion.views
     cover = unit(coverage_map(views, GRID, (box.shape[0], box.shape[1]), like=box))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from equicam.data.items import Item, spread
+from equicam.data.items import Item, sample_by_class
 from equicam.evaluation import statistics, summary
 from equicam.evaluation.statistics import Estimate
 from equicam.paper.context import (
@@ -44,7 +44,7 @@ class Samples:
         kind = sample.rstrip("0123456789")
         share = int(sample.removeprefix(kind)) / POPULATION
         most = max(2, round(share * len(self.ordered)))
-        items = self.ordered[:most] if kind == "prefix" else spread(self.ordered, most)
+        items = self.ordered[:most] if kind == "prefix" else sample_by_class(self.ordered, most)
         name = f"matched-{sample}-{method}"
         return rows_of(self.bench, items, name, [method, EG], as_published=self.as_published)
 

@@ -8,13 +8,13 @@ import pyarrow as pa
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.data.items import Item, digest, open_item, spread
+from equicam.data.items import Item, digest_items, open_item, sample_by_class
 from equicam.data.sources import find_items
 from equicam.evaluation import statistics, summary
 from equicam.evaluation.evaluate import evaluate
 from equicam.evaluation.metrics import CONSTANT
 from equicam.evaluation.statistics import Estimate
-from equicam.models.images import as_batch, preprocessed, stacked
+from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.paper.context import (
     Bench,
     Claim,
@@ -100,7 +100,7 @@ def still_maps(rows: pa.Table, method: str, where: str) -> dict[str, bool]:
 
 def items_of(bench: Bench, most: int | None = None) -> list[Item]:
     """The bench's sample, or a class-spread part of it."""
-    return spread(spread(find_items(bench.data, split=bench.split), bench.n), most)
+    return sample_by_class(sample_by_class(find_items(bench.data, split=bench.split), bench.n), most)
 
 
 def rows_of(
@@ -114,7 +114,7 @@ def rows_of(
 ) -> pa.Table:
     """An evaluation of these very pictures, kept in a file of its own."""
     bench.out.mkdir(parents=True, exist_ok=True)
-    key = hashlib.sha256(f"{bench.model.name} {as_published} {digest(items)}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{bench.model.name} {as_published} {digest_items(items)}".encode()).hexdigest()[:12]
     out = bench.out / f"{name}-{key}.parquet"
     return evaluate(
         bench.model, list(items), methods=methods, scores=scores, as_published=as_published, out=out,
@@ -129,7 +129,9 @@ def pictures(bench: Bench, most: int) -> Float[Tensor, "b c H W"]:
 
 def opened(bench: Bench, items: Sequence[Item]) -> Float[Tensor, "b c H W"]:
     """These pictures as the model's input."""
-    return as_batch(bench.model, stacked([preprocessed(bench.model, open_item(item)) for item in items]))
+    return as_batch(
+        bench.model, stack_images([preprocess_image(bench.model, open_item(item)) for item in items])
+    )
 
 
 def rest(prefixes: tuple[str, ...], done: Sequence[Line], why: Callable[[Claim], str]) -> Iterator[Line]:

@@ -24,7 +24,7 @@ from equicam.auditing.manifest import Spec
 from equicam.auditing.review_log import VERDICTS, Readings
 from equicam.auditing.signals import NAMES, measured
 from equicam.auditing.store import Run
-from equicam.data.items import readable
+from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.report import plots, render
 from equicam.report.explanation_files import MOST_SPREAD
@@ -75,7 +75,7 @@ def write_report(
     beside = page.with_suffix(".json")
     if page.suffix.lower() not in (".html", ".htm") or beside.name in ("manifest.json", "digests.json"):
         raise EquicamError(
-            "a report", needs="a name that ends in .html, and leaves the run's own .json alone", got=readable(str(page)),
+            "a report", needs="a name that ends in .html, and leaves the run's own .json alone", got=valid_utf8(str(page)),
             fix="report.html",
         )  # fmt: skip
     spec, items = run.spec, run.items()
@@ -86,7 +86,7 @@ def write_report(
     facts = _facts(run, spec, items, queue, triage, readings) | {"queue": [one.facts for one in shown]}
     text = _environment().get_template("report.html.j2").render(
         facts=facts, shown=shown, plots=_plots(items, queue, triage, len(spec.angles)), manifest=_manifest(spec),
-        folder=shlex.quote(readable(str(run.folder))), most_bad=MOST_BAD, most_spread=MOST_SPREAD, flags=FLAGS,
+        folder=shlex.quote(valid_utf8(str(run.folder))), most_bad=MOST_BAD, most_spread=MOST_SPREAD, flags=FLAGS,
         scale=render.inline(render.scale_bar()), thinned=len(spec.angles) > render.MOST_VIEWS,
         named=partial(_named, classes=spec.classes), verdicts=VERDICTS, by=NAMES[triage.by],
     )  # fmt: skip

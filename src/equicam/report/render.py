@@ -14,8 +14,8 @@ from PIL import Image
 from scipy import ndimage
 
 from equicam.auditing.store import Drawn, file_digest
-from equicam.data.items import Item, fetched, open_item
-from equicam.data.remote import is_url, place, stamp
+from equicam.data.items import Item, open_item, prefetch
+from equicam.data.remote import as_path, file_stat, is_url
 from equicam.errors import EquicamError
 from equicam.report.explanation_files import MOST_SPREAD
 from equicam.report.overlay import Picture, overlay
@@ -115,12 +115,12 @@ def photograph(row: Mapping[str, Any], size: Size, *, fetch: bool = False) -> Pi
     if is_url(row["path"]) and not fetch:
         return "The picture is at a URL; --source with where it is lets it be fetched."
     try:
-        path = place(row["path"] or "")
+        path = as_path(row["path"] or "")
         if not path.is_file():
             return "The file is no longer where it was when it was explained."
-        if stamp(path).bytes != row["bytes"]:
+        if file_stat(path).bytes != row["bytes"]:
             return "The file has changed since it was explained, so it is not shown."
-        item = fetched(Item(row["id"], path, index=row.get("index")))
+        item = prefetch(Item(row["id"], path, index=row.get("index")))
         path, picture = item.path, open_item(item)
     except (EquicamError, OSError, ValueError, MemoryError, RuntimeError):
         return "The file can no longer be read as a picture."

@@ -9,7 +9,7 @@ from PIL import Image
 
 import equicam
 from equicam import EquicamError
-from equicam.data.image_files import open_picture, rgb
+from equicam.data.image_files import open_image, to_rgb
 
 RAMP = np.linspace(0, 255, 40 * 30).reshape(40, 30).astype(np.uint8)
 COLOUR = np.stack([RAMP, RAMP[::-1], np.full_like(RAMP, 90)], -1)
@@ -23,15 +23,15 @@ def saved(tmp_path, picture: Image.Image, name: str, **options):
 @pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.bmp", "a.webp"])
 def test_colour(tmp_path, name):
     options = {"lossless": True} if name.endswith("webp") else {}
-    assert np.array_equal(open_picture(saved(tmp_path, Image.fromarray(COLOUR), name, **options)), COLOUR)
+    assert np.array_equal(open_image(saved(tmp_path, Image.fromarray(COLOUR), name, **options)), COLOUR)
 
 
 def test_greyscale_and_sixteen_bits_are_the_same_picture(tmp_path):
-    eight = open_picture(saved(tmp_path, Image.fromarray(RAMP), "8.png"))
-    sixteen = open_picture(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.png"))
-    tiff = open_picture(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.tiff"))
-    floats = open_picture(saved(tmp_path, Image.fromarray((RAMP / 255).astype(np.float32)), "f.tiff"))
-    dark = open_picture(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16)), "dark.png"))
+    eight = open_image(saved(tmp_path, Image.fromarray(RAMP), "8.png"))
+    sixteen = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.png"))
+    tiff = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.tiff"))
+    floats = open_image(saved(tmp_path, Image.fromarray((RAMP / 255).astype(np.float32)), "f.tiff"))
+    dark = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16)), "dark.png"))
     assert np.asarray(dark).max() == 1  # 255 of 65535 is dark, whatever else is in the picture
     for found in (eight, sixteen, tiff, floats):
         assert found.mode == "RGB"
@@ -40,16 +40,16 @@ def test_greyscale_and_sixteen_bits_are_the_same_picture(tmp_path):
 
 def test_transparency_is_over_white(tmp_path):
     clear = np.dstack([COLOUR, np.zeros_like(RAMP)])
-    assert np.asarray(open_picture(saved(tmp_path, Image.fromarray(clear), "a.png"))).min() == 255
+    assert np.asarray(open_image(saved(tmp_path, Image.fromarray(clear), "a.png"))).min() == 255
     palette = Image.fromarray(COLOUR).quantize(8)
     palette.info["transparency"] = 0
-    found = np.asarray(open_picture(saved(tmp_path, palette, "p.png", transparency=0)))
+    found = np.asarray(open_image(saved(tmp_path, palette, "p.png", transparency=0)))
     assert (found[np.asarray(palette) == 0] == 255).all()
 
 
 def test_cmyk(tmp_path):
     path = saved(tmp_path, Image.fromarray(COLOUR).convert("CMYK"), "a.jpg", quality=95)
-    found = open_picture(path)
+    found = open_image(path)
     assert found.mode == "RGB"
     assert np.abs(np.asarray(found, int) - COLOUR).mean() < 12
 
@@ -58,16 +58,16 @@ def test_exif_says_which_way_is_up(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turn clockwise to show
     path = saved(tmp_path, Image.fromarray(COLOUR), "a.png", exif=exif)
-    assert np.array_equal(open_picture(path), np.rot90(COLOUR, -1))
+    assert np.array_equal(open_image(path), np.rot90(COLOUR, -1))
     with Image.open(path) as picture:
-        assert rgb(picture).size == (40, 30)
+        assert to_rgb(picture).size == (40, 30)
 
 
 def test_an_animation_is_its_first_frame(tmp_path):
     frames = [Image.fromarray(COLOUR), Image.fromarray(COLOUR[::-1])]
     path = tmp_path / "a.png"
     frames[0].save(path, save_all=True, append_images=frames[1:])
-    assert np.array_equal(open_picture(path), COLOUR)
+    assert np.array_equal(open_image(path), COLOUR)
 
 
 def bomb(side: int = 60_000) -> bytes:
@@ -108,14 +108,14 @@ def test_what_cannot_be_read_is_refused_with_a_reason(tmp_path, name):
     data, reason = REFUSED[name]
     (tmp_path / name).write_bytes(data)
     with pytest.raises(EquicamError, match=reason):
-        open_picture(tmp_path / name)
+        open_image(tmp_path / name)
     with pytest.raises(EquicamError, match=reason):
         equicam.explain(equicam.load("embedded"), tmp_path / name)
 
 
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(EquicamError, match="No such file"):
-        open_picture(tmp_path / "nothing.png")
+        open_image(tmp_path / "nothing.png")
 
 
 def test_any_size_and_aspect_is_explained():
