@@ -1,5 +1,4 @@
 import json
-import resource
 import subprocess
 import sys
 
@@ -151,16 +150,16 @@ def test_safe_stems_are_short_plain_and_never_twice():
 
 
 def test_the_demo_audits_ranks_verifies_and_reports(tmp_path):
-    result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "20"])
+    result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "10"])
     assert result.exit_code == 0, result.output
-    run = tmp_path / "demo" / "run-20"
+    run = tmp_path / "demo" / "run-10"
     assert "first in the queue, " in result.output
     assert "5 pictures computed again" in result.output
     assert "all as it says" in result.output
     assert str(run / "report.html") in result.output
     assert "Synthetic" in result.output
     assert "patch-" in (run / "report.html").read_text()
-    assert len(list((tmp_path / "demo" / "images-20").iterdir())) == 20
+    assert len(list((tmp_path / "demo" / "images-10").iterdir())) == 10
     assert (run / "evidence.json").is_file()
 
 
@@ -183,29 +182,13 @@ def test_the_doctor_names_the_command_for_a_missing_extra(monkeypatch):
     assert "pip install 'equicam[clip]'" in RUN.invoke(app, ["doctor"]).output
 
 
-def seconds(code: str) -> float:
-    """Processor time of a fresh interpreter, less what the interpreter itself takes; the best of three."""
-
-    def spent(c: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", c], check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    return min(spent(code) for _ in range(3)) - min(spent("pass") for _ in range(3))
-
-
-def test_importing_is_light():
-    assert seconds("import sys, equicam; assert equicam.__version__; assert 'torch' not in sys.modules") < 0.3
-    assert seconds("from equicam.cli.app import app; app(['--help'], standalone_mode=False)") < 1
-
-
 def test_the_version_is_printed():
     assert RUN.invoke(app, ["--version"]).output.strip() == f"equicam {equicam.__version__}"
 
 
-def test_drawing_needs_no_torch():
-    code = "import sys, equicam.report.explanation_files, equicam.data.synthetic, equicam.data.image_files; assert 'torch' not in sys.modules"
+def test_drawing_and_printing_need_no_torch():
+    modules = ("report.explanation_files", "report.tables", "data.synthetic", "data.image_files")
+    code = f"import sys, {', '.join(f'equicam.{m}' for m in modules)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -271,11 +254,6 @@ def test_scores_and_controls_are_listed():
     assert result.exit_code == 0
     assert all(name in result.output for name in equicam.scores())
     assert "METHOD@random-weights" in result.output
-
-
-def test_printing_rows_needs_no_torch():
-    code = "import sys, equicam.report.tables; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
