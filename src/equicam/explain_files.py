@@ -53,21 +53,16 @@ def explain_files(
         x = stack_images([tensor for _, tensor in opened])
         explanation = explain(model, x, method=method, **options)
         for i, (path, _) in enumerate(opened):
+            image = explained_image(model, x, explanation, i, {"image": str(path), "method": method})
             stem = safe_stem(str(path), taken)
-            facts = {"image": str(path), "method": method}
-            yield ExplainedFile(path, stem, write_explanation(model, x, explanation, i, facts, out, stem))
+            write(image, out, stem)
+            yield ExplainedFile(path, stem, image.facts)
 
 
-def write_explanation(
-    model: Model,
-    x: Float[Tensor, "b c H W"],
-    explanation: Explanation,
-    i: int,
-    facts: dict[str, Any],
-    folder: Path,
-    stem: str,
-) -> dict[str, Any]:
-    """Write image `i` of an explanation to FOLDER/STEM.*, and return the facts its JSON holds."""
+def explained_image(
+    model: Model, x: Float[Tensor, "b c H W"], explanation: Explanation, i: int, facts: dict[str, Any]
+) -> Explained:
+    """Image `i` of an explanation as arrays and plain values; `facts` come first in its JSON."""
     used = explanation.taken[i].nonzero().flatten()
     angles = [explanation.angles[t] for t in used.tolist()]
     rotated = to_display_images(model, Views(tuple(angles)).act(x[i : i + 1].float())[:, 0])
@@ -93,7 +88,7 @@ def write_explanation(
         "flags": sorted(explanation.flags[i]),
         "equicam": __version__,
     }
-    maps = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
+    image = to_display_images(model, x[i : i + 1])[0]
     title = f"{name} (p = {confidence:.2f}), PEUM {facts['peum_score']:.4f}"
-    write(Explained(to_display_images(model, x[i : i + 1])[0], *maps, views, title, facts), folder, stem)
-    return facts
+    maps = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
+    return Explained(image, *maps, views, title, facts)
