@@ -1,16 +1,21 @@
 """Models by name, by file and by factory; weights from files and caches, and every refusal."""
 
+import gc
 import pickle
 import urllib.error
+import weakref
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import equicam
 from equicam import EquicamError
-from equicam.models import load as loading
+from equicam.models import libraries
 from equicam.models.embedded import EmbeddedNet
+from equicam.models.images import VisibleBoxes, input_bytes, visible_box
+from equicam.models.load import list_names
 from tests.conftest import assert_alive
 
 
@@ -151,7 +156,7 @@ def test_a_factory_returns_a_module_or_a_model(tmp_path, net):
     assert same(equicam.load(f"{file}:ready", weights=tmp_path / "w.safetensors"), other)
     for wrong, message in (
         ("nothing", "known name, got 'nothing'"),
-        ("wrong", "return a module or what equicam.wrap"),
+        ("wrong", "return a module or the result of equicam.wrap"),
     ):
         with pytest.raises(EquicamError, match=message):
             equicam.load(f"{file}:{wrong}")
@@ -217,8 +222,10 @@ def test_weights_in_the_cache_need_no_network(monkeypatch, tmp_path):
 
 
 def test_a_missing_extra_is_told(monkeypatch):
-    find = loading.importlib.util.find_spec
-    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda n: None if n == "open_clip" else find(n))
+    find = libraries.importlib.util.find_spec
+    monkeypatch.setattr(
+        libraries.importlib.util, "find_spec", lambda n: None if n == "open_clip" else find(n)
+    )
     with pytest.raises(EquicamError, match=r"pip install 'equicam\[clip\]'"):
         equicam.load("open_clip:ViT-B-32/openai", classes=["a", "b"])
 
@@ -235,6 +242,49 @@ def test_options_override_what_is_chosen():
 
 
 def test_every_name_listed_is_known():
-    listed = loading.names()
+    listed = list_names()
     assert {"resnet50", "vit_b_16", "timm:vit_small_patch16_224"} <= set(listed)
     assert "fcn_resnet50" not in listed
+
+
+def test_files_in_the_working_folder_do_not_replace_names(tmp_path, monkeypatch):
+    for name in ("resnet18", "embedded", "IMAGENET1K_V9", "timm:resnet18"):
+        (tmp_path / name).write_bytes(b"not a model")
+    monkeypatch.chdir(tmp_path)
+    assert equicam.load("embedded").layer == "layer4"
+    assert equicam.load("resnet18", weights="random").layer == "layer4"
+    with pytest.raises(EquicamError, match=r"got 'IMAGENET1K_V9'; try .*IMAGENET1K_V1"):
+        equicam.load("resnet18", weights="IMAGENET1K_V9")
+    torch.save(EmbeddedNet().state_dict(), tmp_path / "checkpoint")
+    assert equicam.load("embedded", weights="./checkpoint").layer == "layer4"
+    with pytest.raises(EquicamError, match="an existing file or \"random\", got 'checkpoint'"):
+        equicam.load("embedded", weights="checkpoint")
+
+
+def test_a_refused_pickle_names_its_imports(tmp_path):
+    torch.save({"a": Evil()}, tmp_path / "z.pth")
+    with pytest.raises(EquicamError, match=r"a pickle that imports .*test_load\.Evil"):
+        equicam.load("embedded", weights=tmp_path / "z.pth")
+
+
+def test_no_cache_keeps_a_network_alive():
+    model = equicam.load("embedded")
+    network = weakref.ref(model.module)
+    boxes = VisibleBoxes(model)
+    assert boxes((120, 96)) == boxes((120, 96)) == visible_box(model, (120, 96))
+    assert list(boxes.by_size) == [(120, 96)]
+    input_bytes(model)
+    del model, boxes
+    gc.collect()
+    assert network() is None
+
+
+def test_a_preprocess_need_not_be_hashable():
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, image):
+            return torch.from_numpy(np.asarray(image.resize((8, 8)), dtype=np.float32)).permute(2, 0, 1) / 255
+
+    model = equicam.wrap(EmbeddedNet(), preprocess=Unhashable(), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    assert VisibleBoxes(model)((16, 16)) == pytest.approx((0, 0, 16, 16), abs=2)

@@ -27,9 +27,9 @@ def models(
     Example: `equicam models vit_small`
     """
     if search:
-        from equicam.models.load import names
+        from equicam.models.load import list_names
 
-        found = [name for name in names() if search.lower() in name.lower()]
+        found = [name for name in list_names() if search.lower() in name.lower()]
         console.print("\n".join(found) or f"no name contains {escape(search)!r}", highlight=False)
         return
     _print_table(("name", "source"), MODELS.items())

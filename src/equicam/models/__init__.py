@@ -1,1 +1,1 @@
-"""Models as readers see them: a module, its target layer, layout, preprocessing and class names."""
+"""Loading and wrapping of models: target layer, layout, preprocessing, class names."""

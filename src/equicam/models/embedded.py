@@ -1,7 +1,7 @@
-"""The embedded model: a small residual network for the drawn patches of `equicam.data.synthetic`.
+"""The embedded model: a small residual network for the synthetic patches of `equicam.data.synthetic`.
 
-Trained by `scripts/embedded_model.py` on synthetic pictures alone: good for demonstrations and tests, for nothing
-clinical.
+`scripts/embedded_model.py` trains it on synthetic images alone. It is for demonstrations and tests, not for
+clinical use.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 CLASSES = ("no tumour in the centre", "tumour in the centre")
 MEAN = (0.77, 0.56, 0.71)
-"""Channel means of the drawn patches in [0, 1], to two digits: subtract them, then divide by `STD`."""
+"""Channel means of the synthetic patches in [0, 1]: preprocessing subtracts them, then divides by `STD`."""
 STD = (0.15, 0.13, 0.09)
 WEIGHTS = Path(__file__).with_name("embedded.safetensors")
 
@@ -25,7 +25,7 @@ def embedded() -> "EmbeddedNet":
 
 
 class EmbeddedNet(nn.Module):
-    """A residual network of four stages; the last is a 12×12 grid on a 96×96 patch."""
+    """A residual network of four stages; the last has a 12×12 grid for a 96×96 patch."""
 
     image_size = 96
 
@@ -37,7 +37,7 @@ class EmbeddedNet(nn.Module):
         self.layer1 = _stage(16, 16, stride=1)
         self.layer2 = _stage(16, 32, stride=2)
         self.layer3 = _stage(32, 48, stride=2)
-        self.layer4 = _stage(48, 64, stride=1)  # a fine grid, for maps with structure
+        self.layer4 = _stage(48, 64, stride=1)  # stride 1 keeps the grid fine
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(64, len(CLASSES))
 
@@ -49,7 +49,7 @@ class EmbeddedNet(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside the identity, or beside a 1×1 convolution where the shape changes."""
+    """Two 3×3 convolutions with a shortcut: the identity, or a 1×1 convolution where the shape changes."""
 
     def __init__(self, width_in: int, width: int, *, stride: int) -> None:
         super().__init__()

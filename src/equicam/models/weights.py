@@ -1,9 +1,8 @@
-"""Weights from files and caches. Nothing in a file is ever executed."""
+"""Weights from files and caches. Code in a file is never executed."""
 
 import hashlib
 import json
 import pickle
-import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ T = TypeVar("T")
 
 
 def read_state_dict(file: Path) -> dict[str, Tensor]:
-    """Tensors by name from a safetensors or PyTorch file; nothing in it is ever executed."""
+    """Tensors by name from a safetensors or PyTorch file, loaded without running code."""
     if not file.is_file():
         raise EquicamError("weights", needs="an existing file", got=repr(str(file)), fix="its full path")
     if file.suffix == ".safetensors":
@@ -42,7 +41,7 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise EquicamError(
             f"weights {str(file)!r}", needs="a file of tensors alone, which loads without running code",
-            got=_more_than_tensors(error), fix="saving model.state_dict() or a safetensors file",
+            got=_describe(file, error), fix="saving model.state_dict() or a safetensors file",
         ) from error  # fmt: skip
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
@@ -56,7 +55,7 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
 
 
 def stored_classes(file: Path) -> tuple[str, ...] | None:
-    """Class names that `finetune` kept in a safetensors file."""
+    """The class names that `finetune` stored in a safetensors file."""
     if file.suffix != ".safetensors" or not file.is_file():
         return None
     from safetensors import SafetensorError, safe_open
@@ -70,24 +69,29 @@ def stored_classes(file: Path) -> tuple[str, ...] | None:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """SHA-256 over every tensor of a network: name, kind, shape and bytes."""
-    found = hashlib.sha256()
+    """SHA-256 over every tensor of a network: name, dtype, shape and bytes."""
+    digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}\0".encode())
-        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\0".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
-def _more_than_tensors(error: Exception) -> str:
-    """What a refused file asks for, in our words: torch's own message advises to load it unsafely."""
-    wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
+def _describe(file: Path, error: Exception) -> str:
+    """Why a file was refused, without torch's message, which advises to load the file unsafely."""
+    try:
+        names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+    except (ValueError, RuntimeError, OSError, pickle.UnpicklingError):
+        names = []
     return (
-        f"a pickle that asks for {wanted[1]}" if wanted else f"bytes that are none ({type(error).__name__})"
+        f"a pickle that imports {', '.join(names)}"
+        if names
+        else f"no such file of tensors ({type(error).__name__})"
     )
 
 
 def build_with_weights(build: Callable[[int | None], nn.Module], file: Path) -> nn.Module:
-    """A network with the weights of a file, and as many classes as they have."""
+    """A network with the weights of a file and the number of classes they have."""
     weights = read_state_dict(file)
     module = build(None)
     shapes = {key: value.shape for key, value in module.state_dict().items()}
@@ -101,27 +105,27 @@ def build_with_weights(build: Callable[[int | None], nn.Module], file: Path) -> 
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
-    """Every tensor of the module from the file, or the names that do not fit."""
+    """Copy every tensor of the file into the module; names and shapes must match."""
     own = module.state_dict()
-    # a counter of training steps, which older files lack and nothing here reads
+    # older files lack this counter of training steps, and inference does not use it
     missing = sorted(k for k in own.keys() - weights.keys() if not k.endswith("num_batches_tracked"))
-    strange = sorted(weights.keys() - own.keys())
+    unknown = sorted(weights.keys() - own.keys())
     shapes = [
         f"{k} {tuple(weights[k].shape)}"
         for k in own.keys() & weights.keys()
         if own[k].shape != weights[k].shape
     ]
-    if missing or strange or shapes:
+    if missing or unknown or shapes:
         raise EquicamError(
             f"weights {str(file)!r}", needs=f"the tensors of {type(module).__name__}",
-            got=f"missing {missing[:3]}, unknown {strange[:3]}, of another shape {shapes[:3]}",
+            got=f"missing {missing[:3]}, unknown {unknown[:3]}, of another shape {shapes[:3]}",
             fix="the architecture they were trained with",
         )  # fmt: skip
     module.load_state_dict(weights, strict=False)
 
 
 def from_torch_hub(name: str, build: Callable[[], nn.Module], *, file: str) -> nn.Module:
-    """What `build` makes of torch's cache or, failing that, of a download into it."""
+    """The module that `build` makes from torch's cache, or from a download into it."""
     try:
         return build()
     except OSError as error:
@@ -129,7 +133,7 @@ def from_torch_hub(name: str, build: Callable[[], nn.Module], *, file: str) -> n
 
 
 def from_hf_hub(name: str, build: Callable[[], T]) -> T:
-    """What `build` makes of Hugging Face's cache or, failing that, of a download; an unreachable hub is told at once."""
+    """The result of `build` from Hugging Face's cache, or from a download; an unreachable hub fails at once."""
     try:
         with _offline():
             return build()
@@ -143,13 +147,13 @@ def from_hf_hub(name: str, build: Callable[[], T]) -> T:
 
 
 def hub_cache() -> str:
-    """Where Hugging Face keeps its models."""
+    """The folder of Hugging Face's cache."""
     return str(constants.HF_HUB_CACHE)
 
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """The hub's clients look at this flag at every call; with it they use the cache and nothing else."""
+    """Inside `with`, the hub's clients use only the cache; they read this flag at every call."""
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
     try:
@@ -159,7 +163,7 @@ def _offline() -> Iterator[None]:
 
 
 def _reachable() -> bool:
-    """One short question, because the hub's clients try for half a minute a file."""
+    """One short request, because the hub's clients retry for half a minute per file."""
     if constants.HF_HUB_OFFLINE:
         return False
     try:
@@ -171,10 +175,10 @@ def _reachable() -> bool:
         return False
 
 
-def _absent(name: str, place: str, error: Exception) -> EquicamError:
+def _absent(name: str, cache: str, error: Exception) -> EquicamError:
     reason = next(iter(str(error).splitlines()), "no network")
     return EquicamError(
-        f"loading {name!r}", needs=f"a download, or a copy in the cache ({place})",
+        f"loading {name!r}", needs=f"a download, or a copy in the cache ({cache})",
         got=f"{type(error).__name__}: {reason}",
         fix='running once with a network, weights="FILE", or weights="random" to try things out',
     )  # fmt: skip

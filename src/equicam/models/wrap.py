@@ -23,9 +23,9 @@ def wrap(
     std: Sequence[float] = IMAGENET_STD,
     classes: Sequence[str] | None = None,
 ) -> Model:
-    """Your own module, ready to explain; the target layer by name, as the submodule itself, or chosen for you.
+    """Your own module, ready to explain; the target layer is a name, a submodule, or chosen automatically.
 
-    Choosing runs the module once, on the first picture of `example` or on zeros of the size the module names.
+    Without `layer`, the module runs once, on the first image of `example` or on zeros of its stated input size.
     """
     if not isinstance(module, nn.Module):
         raise EquicamError(

@@ -1,4 +1,4 @@
-"""CLIP-like models as classifiers: images against the text of class names, logits out."""
+"""CLIP-like models as zero-shot classifiers: logits are similarities of an image to the text of class names."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ TEMPLATES = ("a photo of a {}.",)
 
 
 class ZeroShot(nn.Module):
-    """Logits scale · cos(image, text of class); the text features are computed once and kept."""
+    """Logits scale · cos(image, text of class) + bias, with text features computed once."""
 
     text: Tensor
     scale: Tensor
@@ -29,7 +29,7 @@ class ZeroShot(nn.Module):
         self.register_buffer("bias", torch.zeros_like(self.scale) if bias is None else bias.detach().clone())
 
     def forward(self, x: Float[Tensor, "n c H W"]) -> Float[Tensor, "m y"]:
-        """Class logits, as the model was trained to scale them."""
+        """Class logits with the scale the model was trained with."""
         image = normalize(self.vision(x), dim=-1)
         logits: Tensor = self.scale * image @ self.text.T + self.bias
         return logits
@@ -38,7 +38,7 @@ class ZeroShot(nn.Module):
 def text_features(
     encode: Callable[[list[str]], Float[Tensor, "m d"]], classes: Sequence[str], templates: Sequence[str]
 ) -> Float[Tensor, "y d"]:
-    """One unit vector a class: the mean of its unit prompts."""
+    """One unit vector per class: the normalised mean of its normalised prompts."""
     wrong = [t for t in templates if "{}" not in t]
     if wrong or not templates:
         raise EquicamError(
@@ -50,7 +50,7 @@ def text_features(
 
 
 def require_classes(name: str, classes: Sequence[str] | None) -> tuple[str, ...]:
-    """The class names a zero-shot model cannot do without."""
+    """The class names, which a zero-shot model needs."""
     if classes is None or isinstance(classes, str) or len(classes) < 2:
         raise EquicamError(
             f"the zero-shot model {name!r}",
