@@ -136,7 +136,7 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
             Image.fromarray(255 - image).save(path)
     for i in range(bad):
         name = UNREADABLE if i == 0 else f"broken-{i:03d}<b>.tif"
-        reason = f"picture {name!r} needs a file that can be read whole, got truncated bytes; try a fresh copy of it"
+        reason = f"image {name!r} needs a file that can be read whole, got truncated bytes; try a fresh copy of it"
         rows.append({"id": name, "path": f"/nowhere/{i}", "status": "bad", "reason": reason})
         items.append(Item(name, folder / "nowhere"))
     spec = Spec(

@@ -29,10 +29,10 @@ def annotate(root: Path, *names: str, xml: str | bytes = XML) -> None:
         (root / name).write_bytes(xml if isinstance(xml, bytes) else xml.encode())
 
 
-@pytest.mark.parametrize("place", ["", "val", "ILSVRC2012_img_val"])
-def test_imagenet_in_a_thousand_folders_has_the_usual_numbers(tmp_path, place):
+@pytest.mark.parametrize("folder", ["", "val", "ILSVRC2012_img_val"])
+def test_imagenet_in_a_thousand_folders_has_the_usual_numbers(tmp_path, folder):
     synsets = [f"n{10_000_000 - i:08}" for i in range(1000)]
-    touch(tmp_path / place, *(f"{s}/ILSVRC2012_val_{i:08}.JPEG" for i, s in enumerate(synsets)))
+    touch(tmp_path / folder, *(f"{s}/ILSVRC2012_val_{i:08}.JPEG" for i, s in enumerate(synsets)))
     annotate(
         tmp_path,
         "bbox/val/ILSVRC2012_val_00000003.xml",
@@ -55,7 +55,7 @@ def test_imagenet_in_fewer_folders_is_labelled_by_synset(tmp_path):
     )
     annotate(
         tmp_path, f"val_annotations/{SHARK}/img_0.xml"
-    )  # the same stem in another synset is another picture
+    )  # the same stem in another synset is another image
     fish, shark = find_items(tmp_path)
     assert (fish.id, fish.label, fish.boxes) == (f"{FISH}/img_0.JPEG", FISH, ())
     assert (shark.label, shark.boxes) == (SHARK, BOXES)
@@ -65,9 +65,9 @@ def test_imagenet_in_fewer_folders_is_labelled_by_synset(tmp_path):
 
 
 def devkit(
-    root: Path, *, pictures: str = "val", kit: str = "ILSVRC2012_devkit_t12/data", truth: str = "2\n3\n1\n"
+    root: Path, *, images: str = "val", kit: str = "ILSVRC2012_devkit_t12/data", truth: str = "2\n3\n1\n"
 ):
-    touch(root / pictures, *(f"ILSVRC2012_val_0000000{i}.JPEG" for i in (1, 2, 3)), "thumbs.png")
+    touch(root / images, *(f"ILSVRC2012_val_0000000{i}.JPEG" for i in (1, 2, 3)), "thumbs.png")
     touch(root / kit, "ILSVRC2012_validation_ground_truth.txt", "meta.mat")
     (root / kit / "ILSVRC2012_validation_ground_truth.txt").write_text(truth)
     rows = [(1, SHARK, "shark"), (2, CAR, "car"), (3, FISH, "fish"), (1001, "n00001740", "entity")]
@@ -76,19 +76,19 @@ def devkit(
     return root
 
 
-@pytest.mark.parametrize("pictures", ["", "val", "ILSVRC2012_img_val"])
+@pytest.mark.parametrize("images", ["", "val", "ILSVRC2012_img_val"])
 @pytest.mark.parametrize("kit", ["", "data", "ILSVRC2012_devkit_t12/data"])
-def test_imagenet_beside_its_devkit(tmp_path, pictures, kit):
-    devkit(tmp_path, pictures=pictures, kit=kit)
+def test_imagenet_with_its_devkit(tmp_path, images, kit):
+    devkit(tmp_path, images=images, kit=kit)
     annotate(tmp_path, "bbox/ILSVRC2012_val_00000002.xml")
     items = find_items(tmp_path)
     assert [i.id for i in items] == [f"ILSVRC2012_val_0000000{i}.JPEG" for i in (1, 2, 3)]
     assert [i.label for i in items] == [2, 0, 1]  # car, fish, shark by synset
     assert [i.boxes for i in items] == [(), BOXES, ()]
-    assert items[0].path == tmp_path / pictures / items[0].id
+    assert items[0].path == tmp_path / images / items[0].id
 
 
-def test_a_broken_devkit_is_told(tmp_path):
+def test_a_broken_devkit_is_reported(tmp_path):
     for truth, got in {"2\n3\n": "no such line", "2\n3\n1001\n": "1001", "2\n3\nx\n": "x"}.items():
         refused(
             devkit(tmp_path, truth=truth),
@@ -101,10 +101,10 @@ def test_a_broken_devkit_is_told(tmp_path):
         meta.write_bytes(junk)
         refused(tmp_path, "meta.mat' needs synsets")
     meta.unlink()
-    refused(tmp_path, "needs meta.mat beside ILSVRC2012_validation_ground_truth.txt, got none")
-    for picture in (tmp_path / "val").glob("ILSVRC*"):
-        picture.unlink()
-    refused(devkit(tmp_path / "b", pictures="elsewhere"), "needs pictures ILSVRC2012_val_00000001.JPEG")
+    refused(tmp_path, "needs meta.mat next to ILSVRC2012_validation_ground_truth.txt, got none")
+    for image in (tmp_path / "val").glob("ILSVRC*"):
+        image.unlink()
+    refused(devkit(tmp_path / "b", images="elsewhere"), "needs images ILSVRC2012_val_00000001.JPEG")
 
 
 LAUGHS = "<!DOCTYPE lolz [<!ENTITY a 'lol'>" + "".join(
@@ -122,7 +122,7 @@ BAD_XML = {
     "entity": ("<a>&unknown;</a>", "well-formed XML"),
     "corner": ("<a><object><bndbox><xmin>1</xmin></bndbox></object></a>", "four numbers"),
     "number": (XML.replace("40.5", "tall"), "four numbers"),
-    "turned": (XML.replace("40.5", "1"), "four numbers"),
+    "reversed": (XML.replace("40.5", "1"), "four numbers"),
     "large": ("<a>" + " " * MAX_ANNOTATION_BYTES + "</a>", f"at most {MAX_ANNOTATION_BYTES} bytes"),
 }
 
@@ -158,9 +158,9 @@ def birds(root: Path, **changed: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize("place", ["", "CUB_200_2011"])
-def test_cub(tmp_path, place):
-    root = birds(tmp_path / place)
+@pytest.mark.parametrize("folder", ["", "CUB_200_2011"])
+def test_cub(tmp_path, folder):
+    root = birds(tmp_path / folder)
     one, three = find_items(tmp_path)
     path = root / "images/001.Black_Bird/one.jpg"
     assert one == Item("001.Black_Bird/one.jpg", path, 0, ((60.0, 27.0, 385.0, 331.0),))
@@ -168,36 +168,36 @@ def test_cub(tmp_path, place):
     assert find_items(tmp_path, split="test") == [one, three]
     assert known(find_items(tmp_path, split="train")) == {"001.Black_Bird/two.jpg": 0}
     assert len(find_items(tmp_path, split="all")) == 3
-    refused(tmp_path, "CUB-200-2011 needs a split it has, got 'val'; try 'all', 'test', 'train'", split="val")
+    refused(tmp_path, "CUB-200-2011 needs an existing split, got 'val'; try 'all', 'test', 'train'", split="val")
 
 
 BAD_CUB = [
     (
         {"bounding_boxes": "1 1 2 3\n2 0 0 1 1\n3 0 0 1 1\n"},
-        "picture 1 in .*boxes.txt' needs x y width height",
+        "image 1 in .*boxes.txt' needs x y width height",
     ),
-    ({"bounding_boxes": "1 1 2 -3 4\n2 0 0 1 1\n3 0 0 1 1\n"}, "picture 1 in .*boxes.txt' needs boxes"),
-    ({"bounding_boxes": "1 1 2 3 4\n"}, "bounding_boxes.txt' needs a line for picture 3"),
+    ({"bounding_boxes": "1 1 2 -3 4\n2 0 0 1 1\n3 0 0 1 1\n"}, "image 1 in .*boxes.txt' needs boxes"),
+    ({"bounding_boxes": "1 1 2 3 4\n"}, "bounding_boxes.txt' needs a line for image 3"),
     (
         {"image_class_labels": "1 0\n2 1\n3 2\n"},
-        "picture 1 in .*labels.txt' needs a class from 1 on, got '0'",
+        "image 1 in .*labels.txt' needs a class from 1 on, got '0'",
     ),
     ({"image_class_labels": "1 x\n2 1\n3 2\n"}, "a class from 1 on, got 'x'"),
-    ({"images": "1 a.jpg\n2\n"}, "images.txt', line 2, needs a new picture number"),
-    ({"images": "1 a.jpg\n1 b.jpg\n"}, "images.txt', line 2, needs a new picture number"),
-    ({"images": "1 a.jpg\n3 a.jpg\n"}, "a picture a line, each once, got 2 lines of 1 pictures"),
-    ({"train_test_split": "1 0\n"}, "split.txt' needs a line for picture 2"),
+    ({"images": "1 a.jpg\n2\n"}, "images.txt', line 2, needs a new image number"),
+    ({"images": "1 a.jpg\n1 b.jpg\n"}, "images.txt', line 2, needs a new image number"),
+    ({"images": "1 a.jpg\n3 a.jpg\n"}, "one image per line, each once, got 2 lines of 1 images"),
+    ({"train_test_split": "1 0\n"}, "split.txt' needs a line for image 2"),
 ]
 
 
 @pytest.mark.parametrize(("changed", "reason"), BAD_CUB)
-def test_a_broken_cub_is_told(tmp_path, changed, reason):
+def test_a_broken_cub_is_reported(tmp_path, changed, reason):
     refused(birds(tmp_path, **changed), reason)
 
 
-def test_a_cub_without_boxes_is_told(tmp_path):
+def test_a_cub_without_boxes_is_reported(tmp_path):
     (birds(tmp_path) / "bounding_boxes.txt").unlink()
-    refused(tmp_path, "bounding_boxes.txt' needs to be there and readable")
+    refused(tmp_path, "bounding_boxes.txt' needs to exist and be readable")
 
 
 PATCHES = np.random.default_rng(1).integers(0, 255, (5, 96, 96, 3), dtype=np.uint8)
@@ -225,11 +225,11 @@ def test_patch_camelyon(tmp_path):
 def test_patch_camelyons_splits(tmp_path):
     file = pcam(tmp_path / "pcam", "valid")
     assert find_items(tmp_path, split="valid")[4].id == "valid-000004"
-    refused(tmp_path, "PatchCamelyon needs a split it has, got 'test'; try 'valid'")
+    refused(tmp_path, "PatchCamelyon needs an existing split, got 'test'; try 'valid'")
     refused(file, "got 'train'; try 'valid'", split="train")
 
 
-def test_a_broken_patch_camelyon_is_told(tmp_path, monkeypatch):
+def test_a_broken_patch_camelyon_is_reported(tmp_path, monkeypatch):
     for labels in ((0, 1), (0.0, 1.0, 1.0, 0.0, 1.0)):
         refused(pcam(tmp_path / str(len(labels)), labels=labels), "_y.h5' needs 5 integers in 'y'")
     file = pcam(tmp_path / "without")

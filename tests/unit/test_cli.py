@@ -262,7 +262,7 @@ def test_scores_and_controls_are_listed():
         (["explain", "IMAGE", "--target", "99"], "try no --target"),
         (["explain", "IMAGE", "--views", "0"], "got '0'; try --views 18"),
         (["explain", "IMAGE", "--views", "some"], "got 'some'; try --views 18"),
-        (["explain", "FOLDER"], "got a folder; try its pictures one by one, or equicam audit"),
+        (["explain", "FOLDER"], "got a folder; try its images one by one, or equicam audit"),
         (["explain", "IMAGE", "--method", "gradcam"], "try 'grad-cam'"),
         (["triage", "FOLDER/none"], "got no such folder"),
         (["triage", "FOLDER"], "got no manifest.json in it"),

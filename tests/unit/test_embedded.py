@@ -1,4 +1,4 @@
-"""The embedded default: drawn patches with an exact label, and a model that is good at them but not at turns."""
+"""The embedded model and its synthetic patches: exact labels, good accuracy, maps that drift under rotation."""
 
 import numpy as np
 import pytest
@@ -46,8 +46,8 @@ def test_the_label_is_geometry(patches):
 def test_the_model_is_good_but_not_perfect_on_fresh_draws(patches, x):
     model = equicam.load("embedded")
     with torch.no_grad():
-        said = model.module(x).argmax(1)
-    accuracy = (said == torch.tensor([p.label for p in patches])).float().mean().item()
+        top1 = model.module(x).argmax(1)
+    accuracy = (top1 == torch.tensor([p.label for p in patches])).float().mean().item()
     assert 0.80 <= accuracy <= 0.95
     assert WEIGHTS.stat().st_size <= 2_000_000
 
@@ -62,10 +62,10 @@ def test_its_grad_cam_drifts_and_equigrad_cam_does_not(x):
         base = equicam.explain(model, some, method=method)
         scores = []
         for degrees in (45, 135):
-            turned = equicam.explain(
+            rotated = equicam.explain(
                 model, equicam.rotate(some, degrees), method=method, target=base.target
             ).map
-            a, b = turned[:, disc], equicam.rotate(base.map, degrees)[:, disc]
+            a, b = rotated[:, disc], equicam.rotate(base.map, degrees)[:, disc]
             a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
             scores.append((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)))
         return torch.cat(scores).mean().item()

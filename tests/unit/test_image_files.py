@@ -1,4 +1,4 @@
-"""Every kind of picture file comes out as upright 8-bit RGB, or is refused with a reason."""
+"""Every kind of image file is opened as upright 8-bit RGB, or refused with a reason."""
 
 import io
 import zlib
@@ -15,8 +15,8 @@ RAMP = np.linspace(0, 255, 40 * 30).reshape(40, 30).astype(np.uint8)
 COLOUR = np.stack([RAMP, RAMP[::-1], np.full_like(RAMP, 90)], -1)
 
 
-def saved(tmp_path, picture: Image.Image, name: str, **options):
-    picture.save(tmp_path / name, **options)
+def saved(tmp_path, image: Image.Image, name: str, **options):
+    image.save(tmp_path / name, **options)
     return tmp_path / name
 
 
@@ -26,13 +26,13 @@ def test_colour(tmp_path, name):
     assert np.array_equal(open_image(saved(tmp_path, Image.fromarray(COLOUR), name, **options)), COLOUR)
 
 
-def test_greyscale_and_sixteen_bits_are_the_same_picture(tmp_path):
+def test_greyscale_and_sixteen_bits_are_the_same_image(tmp_path):
     eight = open_image(saved(tmp_path, Image.fromarray(RAMP), "8.png"))
     sixteen = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.png"))
     tiff = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.tiff"))
     floats = open_image(saved(tmp_path, Image.fromarray((RAMP / 255).astype(np.float32)), "f.tiff"))
     dark = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16)), "dark.png"))
-    assert np.asarray(dark).max() == 1  # 255 of 65535 is dark, whatever else is in the picture
+    assert np.asarray(dark).max() == 1  # 255 of 65535 is dark, whatever else is in the image
     for found in (eight, sixteen, tiff, floats):
         assert found.mode == "RGB"
         assert np.array_equal(np.asarray(found)[..., 0], RAMP)
@@ -56,11 +56,11 @@ def test_cmyk(tmp_path):
 
 def test_exif_says_which_way_is_up(tmp_path):
     exif = Image.Exif()
-    exif[0x0112] = 6  # turn clockwise to show
+    exif[0x0112] = 6  # rotate clockwise to show
     path = saved(tmp_path, Image.fromarray(COLOUR), "a.png", exif=exif)
     assert np.array_equal(open_image(path), np.rot90(COLOUR, -1))
-    with Image.open(path) as picture:
-        assert to_rgb(picture).size == (40, 30)
+    with Image.open(path) as image:
+        assert to_rgb(image).size == (40, 30)
 
 
 def test_an_animation_is_its_first_frame(tmp_path):
@@ -104,7 +104,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_read_is_refused_with_a_reason(tmp_path, name):
+def test_unreadable_files_are_refused_with_a_reason(tmp_path, name):
     data, reason = REFUSED[name]
     (tmp_path / name).write_bytes(data)
     with pytest.raises(EquicamError, match=reason):
@@ -121,7 +121,7 @@ def test_a_missing_file_is_refused(tmp_path):
 def test_any_size_and_aspect_is_explained():
     model = equicam.load("embedded")
     for size in ((40, 300), (500, 97), (96, 96), (7, 9)):
-        picture = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
-        assert equicam.explain(model, picture, views=2).map.shape == (1, 96, 96)
+        image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
+        assert equicam.explain(model, image, views=2).map.shape == (1, 96, 96)
     grey = Image.fromarray(RAMP)
     assert equicam.explain(model, [grey, Image.fromarray(COLOUR)], views=2).map.shape == (2, 96, 96)

@@ -1,4 +1,4 @@
-"""Items: fair samples against an obvious twin, digests that tell every change, pictures out of HDF5 files."""
+"""Items: samples against an obvious twin, digests that show every change, images in HDF5 files."""
 
 import hashlib
 import os
@@ -29,8 +29,8 @@ def ids(items: list[Item]) -> str:
     return " ".join(i.id for i in items)
 
 
-def slow_spread(items: list[Item], n: int | None) -> list[Item]:
-    """The rule word by word: take the smallest untaken id of each class in turn, until there are enough."""
+def slow_sample(items: list[Item], n: int | None) -> list[Item]:
+    """The rule word by word: take the smallest remaining id of each class, one class after the other, until there are enough."""
     numbers = sorted({i.label for i in items if isinstance(i.label, int)})
     names = sorted({i.label for i in items if isinstance(i.label, str)})
     labels = [*numbers, *names, *([None] if any(i.label is None for i in items) else [])]
@@ -60,18 +60,18 @@ LABELS = {
 
 
 @pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
-def test_spread_is_its_twin_in_any_order(labels):
+def test_sample_is_its_twin_in_any_order(labels):
     rng = random.Random(1)
     items = [item(f"{rng.randrange(10**6):06}-{i}", rng.choice(labels)) for i in range(40)]
     for n in (None, 1, 2, 3, 4, 5, 17, 39, 40, 41, 1000):
-        expected = slow_spread(items, n)
+        expected = slow_sample(items, n)
         assert len(expected) == min(n or 40, 40)
         for _ in range(3):
             rng.shuffle(items)
             assert sample_by_class(items, n) == expected
 
 
-def test_spread_by_hand():
+def test_sample_by_hand():
     items = [item(f"{label}{slot}", label) for label in "cab" for slot in "21"] + [item("a0", "a")]
     assert ids(sample_by_class(items, 5)) == "a0 b1 c1 a1 b2"
     assert ids(sample_by_class(items, None)) == "a0 b1 c1 a1 b2 c2 a2"
@@ -84,7 +84,7 @@ def test_spread_by_hand():
     )  # without a label: one more class
 
 
-def test_spread_of_300_of_1000_classes_is_the_papers():
+def test_sample_of_300_of_1000_classes_is_the_papers():
     items = [item(f"{label:04}/{slot}", label) for label in range(1000) for slot in range(2)]
     sample = sample_by_class(items, 300)
     assert [i.label for i in sample] == [round(k * 1000 / 300) for k in range(300)]
@@ -95,14 +95,14 @@ def test_spread_of_300_of_1000_classes_is_the_papers():
     }
 
 
-def test_spread_of_nothing_and_of_less_than_one():
+def test_sample_of_nothing_and_of_less_than_one():
     assert sample_by_class([], None) == sample_by_class([], 3) == []
     for n in (0, -1):
-        with pytest.raises(EquicamError, match="at least 1 picture"):
+        with pytest.raises(EquicamError, match="at least 1 image"):
             sample_by_class([item("a")], n)
 
 
-def test_digest_tells_every_change_but_not_where_the_files_are():
+def test_a_digest_shows_every_change_but_not_where_the_files_are():
     one = Item("a", Path("a"), 1, ((0.0, 0.0, 1.0, 1.0),), (0.0, 0.0, 2.0, 2.0))
     pair = [one, item("b")]
     changed = [
@@ -138,7 +138,7 @@ def test_what_is_no_box_is_refused(numbers):
         parse_box(numbers.split(), what="line 7")
 
 
-def test_box_and_readable():
+def test_parse_box_and_valid_utf8():
     assert parse_box(["0", "1.5", "0", "2"], what="") == (0.0, 1.5, 0.0, 2.0)
     assert valid_utf8("caf\udce9 🙂\n") == "caf\\udce9 🙂\n"
 
@@ -157,7 +157,7 @@ def right(i: Item) -> bool:
     return bool(np.array_equal(open_item(i), PIXELS[i.index]))
 
 
-def test_a_picture_file_is_opened(tmp_path):
+def test_an_image_file_is_opened(tmp_path):
     Image.fromarray(PIXELS[0]).save(tmp_path / "a.png")
     assert np.array_equal(open_item(Item("a", tmp_path / "a.png")), PIXELS[0])
     with pytest.raises(EquicamError, match="No such file"):
@@ -218,7 +218,7 @@ def unlike(path: Path, **datasets) -> Path:
     return path
 
 
-def test_what_is_no_file_of_pictures_is_refused_with_a_reason(many, tmp_path):
+def test_invalid_image_files_are_refused_with_a_reason(many, tmp_path):
     whole = many[0].path.read_bytes()
     (tmp_path / "cut.h5").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.h5").write_text("no HDF5")
@@ -230,7 +230,7 @@ def test_what_is_no_file_of_pictures_is_refused_with_a_reason(many, tmp_path):
         file.create_dataset("x", (1, 10**6, 10**6, 3), np.uint8, chunks=(1, 100, 100, 3))
     reasons = {
         "cut": "whole HDF5 file", "text": "whole HDF5 file", "other": "dataset 'x'", "none": "No such file",
-        "group": "dataset 'x', got a Group", "grey": "8-bit pictures", "floats": "float64", "bomb": "8-bit pictures",
+        "group": "dataset 'x', got a Group", "grey": "8-bit images", "floats": "float64", "bomb": "8-bit images",
     }  # fmt: skip
     for name, reason in reasons.items():
         with pytest.raises(
@@ -238,7 +238,7 @@ def test_what_is_no_file_of_pictures_is_refused_with_a_reason(many, tmp_path):
         ):
             open_item(Item("0", tmp_path / f"{name}.h5", index=0))
     for index in (20, -1):
-        with pytest.raises(EquicamError, match="pictures 0 to 19"):
+        with pytest.raises(EquicamError, match="images 0 to 19"):
             open_item(replace(many[0], index=index))
 
 

@@ -69,7 +69,7 @@ def test_a_backbone_without_classes_is_refused():
         equicam.load("timm:vit_small_patch14_dinov2", weights="random")
 
 
-def test_an_absent_device_is_told():
+def test_an_absent_device_is_reported():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(EquicamError, match="a device torch can use here"):
@@ -184,7 +184,7 @@ def test_published_weights_are_named(monkeypatch):
         equicam.load("resnet50", weights="IMAGENET1K_V9")
 
 
-def test_no_network_is_told_with_the_place_for_a_copy(monkeypatch, tmp_path):
+def test_no_network_is_reported_with_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
 
     def unreachable(*args, **kwargs):
@@ -197,7 +197,7 @@ def test_no_network_is_told_with_the_place_for_a_copy(monkeypatch, tmp_path):
         equicam.load("resnet18")
 
 
-def test_no_hub_is_told_too(monkeypatch, tmp_path):
+def test_no_hub_is_reported_too(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -221,7 +221,7 @@ def test_weights_in_the_cache_need_no_network(monkeypatch, tmp_path):
     assert model.classes[1] == "goldfish"
 
 
-def test_a_missing_extra_is_told(monkeypatch):
+def test_a_missing_extra_is_reported(monkeypatch):
     find = libraries.importlib.util.find_spec
     monkeypatch.setattr(
         libraries.importlib.util, "find_spec", lambda n: None if n == "open_clip" else find(n)
@@ -230,7 +230,7 @@ def test_a_missing_extra_is_told(monkeypatch):
         equicam.load("open_clip:ViT-B-32/openai", classes=["a", "b"])
 
 
-def test_templates_need_a_place_for_the_name():
+def test_templates_need_a_slot_for_the_name():
     with pytest.raises(EquicamError, match=r"a \{\} for the class name"):
         equicam.load("open_clip:ViT-S-32-alt", weights="random", classes=["a", "b"], templates=["a photo"])
 

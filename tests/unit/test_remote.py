@@ -1,4 +1,4 @@
-"""Pictures by URL: found, opened, stamped and explained as those on a disk are."""
+"""Images at a URL are found, opened, compared and explained like local ones."""
 
 import io
 import sys
@@ -40,7 +40,7 @@ def both(memory, tmp_path):
         Image.fromarray(patch.image).save(buffer, "PNG")
         name = f"{'ab'[i % 2]}/{i:02d}.png"
         _put(memory, tmp_path, name, buffer.getvalue())
-    _put(memory, tmp_path, "a/broken.png", b"no picture")
+    _put(memory, tmp_path, "a/broken.png", b"no image")
     _put(memory, tmp_path, ".hidden/x.png", b"")
     _put(memory, tmp_path, "a/notes.txt", b"")
     return "memory://bucket/set", tmp_path / "set"
@@ -53,8 +53,8 @@ def _put(memory, tmp_path, name, data):
     path.write_bytes(data)
 
 
-def told(run: Run) -> list[dict]:
-    """Rows without what may differ: a reason names where the picture is."""
+def comparable_rows(run: Run) -> list[dict]:
+    """Rows without the columns that may differ; a reason contains the path."""
     rows = run.items().to_pylist()
     for row in rows:
         row["reason"] = row["reason"] and row["reason"].replace(row["path"], "PATH")
@@ -80,7 +80,7 @@ def test_a_folder_at_a_url_is_the_folder_on_the_disk(both):
     assert one.id == "00.png"
 
 
-def test_a_listing_spares_a_question_for_every_file(both, monkeypatch):
+def test_a_listing_saves_a_request_per_file(both, monkeypatch):
     items = find_items(both[0])
     monkeypatch.setattr(RemotePath, "_request", None)
     assert all(file_stat(item.path).bytes for item in items)
@@ -110,9 +110,9 @@ def test_lists_at_a_url(both, memory, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/etc/x.png", "../x.png"])
-def test_a_list_at_a_url_names_what_is_beneath_it(memory, path):
+def test_a_list_at_a_url_may_not_leave_its_folder(memory, path):
     memory.pipe("/bucket/items.csv", f"path\n{path}".encode())
-    with pytest.raises(EquicamError, match="beneath the list's folder"):
+    with pytest.raises(EquicamError, match="below the list's folder"):
         find_items("memory://bucket/items.csv")
 
 
@@ -120,14 +120,14 @@ def test_an_audit_of_a_url_is_that_of_the_folder(both, tmp_path):
     model = equicam.load("embedded")
     there = audit(model, both[0], tmp_path / "there", views=4, part=5, calibrate=3)
     here = audit(model, both[1], tmp_path / "here", views=4, part=5, calibrate=3)
-    assert len(told(there)) == 13
-    assert told(there) == told(here)
+    assert len(comparable_rows(there)) == 13
+    assert comparable_rows(there) == comparable_rows(here)
     assert there.spec.source == both[0]
     paths = there.items()["path"].to_pylist()
     assert all(path.startswith("memory://bucket/set/") for path in paths)
 
 
-def test_a_picture_that_changed_at_its_url_is_refused(both, memory, tmp_path):
+def test_an_image_that_changed_at_its_url_is_refused(both, memory, tmp_path):
     model = equicam.load("embedded")
     run = audit(model, both[0], tmp_path / "run", views=4, part=5)
     for kind in ("items", "maps"):
@@ -157,19 +157,19 @@ def test_an_evaluation_of_a_url_is_that_of_the_folder(both, memory, tmp_path):
 
 def test_a_file_is_fetched_once(both, memory, monkeypatch):
     item = next(i for i in find_items(both[0]) if "broken" not in i.id)
-    asked = []
+    requests = []
     usual = type(memory).cat_file
     monkeypatch.setattr(
-        type(memory), "cat_file", lambda self, path, **o: asked.append(path) or usual(self, path, **o)
+        type(memory), "cat_file", lambda self, path, **o: requests.append(path) or usual(self, path, **o)
     )
     held = prefetch(item)
     assert open_item(held).tobytes() == open_item(held).tobytes()
-    assert len(asked) == 1
+    assert len(requests) == 1
     assert held == item
     assert "content" not in repr(held)
 
 
-def test_a_store_that_fails_is_asked_again(both, memory, monkeypatch):
+def test_a_failed_request_is_retried(both, memory, monkeypatch):
     monkeypatch.setattr(remote, "RETRY_WAITS_S", (0, 0))
     item = next(i for i in find_items(both[0]) if "broken" not in i.id)
     usual, left = type(memory).cat_file, [2]

@@ -1,4 +1,4 @@
-"""Where pictures come from: lists, folders, patterns and files, whatever their names are."""
+"""Sources: lists, folders, patterns and files, whatever their names are."""
 
 import os
 import subprocess
@@ -84,8 +84,8 @@ BAD_LISTS = {
     "path,boxes\na.png,1 2 x 4\n": "line 2, needs boxes of four numbers",
     "path,region\na.png,9 0 1 1\n": "line 2, needs boxes of four numbers",
     "path,label\na.png,1\n,2\n": "line 3, needs a path",
-    "path\na.png\nb.png\na.png\n": "line 4, needs an id of its own, got 'a.png' as in line 2",
-    "path,id\na.png,x\nb.png,x\n": "line 3, needs an id of its own, got 'x' as in line 2",
+    "path\na.png\nb.png\na.png\n": "line 4, needs a unique id, got 'a.png' as in line 2",
+    "path,id\na.png,x\nb.png,x\n": "line 3, needs a unique id, got 'x' as in line 2",
     "path,boxes\na.png,1,2,3,4\n": "line 2, needs 2 cells, got 5",
     'path,label\n"a.png,1\nb.png,2\n': "needs well-formed CSV",
     f"path\n{'x' * 200_000}\n": "line 2, needs well-formed CSV, got field larger",
@@ -107,7 +107,7 @@ def test_a_bad_parquet_list_is_refused_by_line(tmp_path):
         "line 1, needs text in column 'path', got 1": {"path": [1]},
         "line 1, needs text in column 'boxes'": {"path": ["a"], "boxes": [[1, 2, 3, 4]]},
         "line 2, needs an integer or a name as label, got 0.5": {"path": ["a", "b"], "label": [1.0, 0.5]},
-        "line 2, needs an id of its own": {"path": ["a", "b"], "id": ["c", "c"]},
+        "line 2, needs a unique id": {"path": ["a", "b"], "id": ["c", "c"]},
         "whole Parquet file": {"path": pa.Array.from_buffers(pa.utf8(), 1, pa.array([b"\xff"]).buffers())},
     }
     for reason, columns in bad.items():
@@ -162,18 +162,18 @@ def test_train_is_a_class_among_others(tmp_path):
 
 def test_nothing_found_says_what_was_looked_for(tmp_path):
     touch(tmp_path, "notes.txt", "sub/.png", "sub/.hidden.png", "table.h5", "no suffix")
-    refused(tmp_path, r"pictures \(\.png \.jpg .*items.csv")
+    refused(tmp_path, r"images \(\.png \.jpg .*items.csv")
     refused(tmp_path / "nothing", "existing file or folder, got No such file")
-    refused(tmp_path / "notes.txt", r"a picture \(\.png .*got a file .txt")
+    refused(tmp_path / "notes.txt", r"an image \(\.png .*got a file .txt")
     refused(tmp_path / "no suffix", "got a file without suffix")
     refused(tmp_path / "table.h5", "got a file .h5")
-    refused(tmp_path / "*.png", r"pattern .* needs pictures .* got none of 0")
+    refused(tmp_path / "*.png", r"pattern .* needs images .* got none of 0")
     refused(tmp_path / "missing/*.png", "got none of 0")
     for strange in ("a\0b", "a\0*", "\ud800", "x" * 5000, "x" * 300 + "*"):
         refused(strange, "needs")
 
 
-def test_one_picture_and_patterns(tmp_path, monkeypatch):
+def test_one_image_and_patterns(tmp_path, monkeypatch):
     touch(
         tmp_path,
         "scans/a.png",
@@ -206,7 +206,7 @@ HOSTILE = [b"new\nline.png", b"q'u\"o,te.png", "🙂 é.png".encode(), b"\xff\xf
            b"<script>.png", b" .png", b"-rf.png", b"$(id).png", b"%s{0}.png", b"\xe2\x80\xae.png"]  # fmt: skip
 
 
-def picture(path: Path) -> None:
+def image(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     Image.new("RGB", (2, 3)).save(path, "PNG")
 
@@ -215,7 +215,7 @@ def picture(path: Path) -> None:
 def test_any_file_name_gives_a_valid_unique_id(tmp_path):
     for folder in (b"flat", b"cla\xffss", b"cla\\udcffss"):
         for name in HOSTILE:
-            picture(tmp_path / os.fsdecode(folder) / os.fsdecode(name))
+            image(tmp_path / os.fsdecode(folder) / os.fsdecode(name))
     flat, below = find_items(tmp_path / "flat"), find_items(tmp_path)
     assert len({i.id for i in flat}) == len(HOSTILE)
     assert len({i.id for i in below}) == 3 * len(HOSTILE)
@@ -228,7 +228,7 @@ def test_any_file_name_gives_a_valid_unique_id(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
 def test_a_list_may_name_any_file(tmp_path):
-    picture(tmp_path / os.fsdecode(b"\xff") / 'a,"\n.png')
+    image(tmp_path / os.fsdecode(b"\xff") / 'a,"\n.png')
     row = b'label,path\n\xffx,"\xff/a,""\n.png"\n'
     (tmp_path / "items.csv").write_bytes(row + b"b,c.png\nc,\n")
     refused(tmp_path, "line 5, needs a path")  # the second row is two lines
@@ -247,7 +247,7 @@ def test_links_are_followed_once_and_never_in_circles(tmp_path):
     (root / "a/gone.png").symlink_to(tmp_path / "nothing.png")
     (root / "a/self.png").symlink_to(root / "a/self.png")
     (root / "b").symlink_to(outside / "x")
-    (root / "c").symlink_to(root / "z")  # has its pictures already
+    (root / "c").symlink_to(root / "z")  # has its images already
     for name, to in {
         "up": tmp_path,
         "top": Path("/"),
@@ -294,7 +294,7 @@ def test_deep_folders_and_pipes(tmp_path):
             folder.rmdir()
 
 
-def test_an_unreadable_folder_is_told(tmp_path, monkeypatch):
+def test_an_unreadable_folder_is_reported(tmp_path, monkeypatch):
     touch(tmp_path, "a/1.png")
 
     def locked(folder):
@@ -304,6 +304,6 @@ def test_an_unreadable_folder_is_told(tmp_path, monkeypatch):
     refused(tmp_path, "folder .* needs to be readable, got Permission denied")
 
 
-def test_finding_pictures_needs_no_torch():
+def test_finding_images_needs_no_torch():
     code = "import equicam.data.sources, sys; assert 'torch' not in sys.modules; assert 'h5py' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

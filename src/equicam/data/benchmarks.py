@@ -1,4 +1,4 @@
-"""Published data sets, known by the files they come with: (root, split) → items, or None where it is another."""
+"""Published data sets, recognised by their files: (root, split) → items, or None for any other folder."""
 
 import re
 from collections.abc import Callable
@@ -13,13 +13,14 @@ from equicam.errors import EquicamError
 CUB = ("images.txt", "image_class_labels.txt", "bounding_boxes.txt", "train_test_split.txt")
 PATCHES = re.compile(r"camelyonpatch_level_2_split_(train|valid|test)_x\.h5")
 CENTRE: Box = (32.0, 32.0, 64.0, 64.0)
-"""The third of a 96×96 patch that makes it positive: a negative one may hold tumour around it."""
+"""The centre third of a 96×96 patch decides its label: a negative patch may contain tumour outside it."""
 
 
 def cub(root: Path, split: str | None) -> list[Item] | None:
-    """CUB-200-2011 with its boxes: "test" unless "train" or "all" is asked for; classes count from 0."""
-    places = (root, root / "CUB_200_2011")
-    base = next((p for p in places if all((p / name).is_file() for name in CUB[:2])), None)
+    """CUB-200-2011 with its boxes; the split is "test" by default, or "train" or "all"; classes start at 0."""
+    base = next(
+        (p for p in (root, root / "CUB_200_2011") if all((p / name).is_file() for name in CUB[:2])), None
+    )
     if base is None:
         return None
     if split not in (None, "train", "test", "all"):
@@ -30,32 +31,32 @@ def cub(root: Path, split: str | None) -> list[Item] | None:
     for number, path in paths.items():
         if _cell(trained, number, base / CUB[3]) not in wanted:
             continue
-        where = f"picture {number} in {str(base / CUB[2])!r}"
+        what = f"image {number} in {str(base / CUB[2])!r}"
         items.append(
             Item(
                 id=valid_utf8(path),
                 path=base / "images" / path,
                 label=_class(_cell(labels, number, base / CUB[1]), number, base / CUB[1]),
-                boxes=(_corners(_cell(boxes, number, base / CUB[2]), what=where),),
+                boxes=(_corners(_cell(boxes, number, base / CUB[2]), what=what),),
             )
         )
         ids.add(items[-1].id)
     if len(ids) < len(items) or not items:
         raise EquicamError(
-            f"file {str(base / CUB[0])!r}", needs="a picture a line, each once",
-            got=f"{len(items)} lines of {len(ids)} pictures in this split", fix="a fresh copy of it",
+            f"file {str(base / CUB[0])!r}", needs="one image per line, each once",
+            got=f"{len(items)} lines of {len(ids)} images in this split", fix="a fresh copy of it",
         )  # fmt: skip
     return items
 
 
 def _table(file: Path) -> dict[str, str]:
-    """What follows each picture's number."""
+    """The rest of each line by the image number it starts with."""
     found = {}
     for line, text in enumerate(read_lines(file), 1):
         number, _, rest = text.partition(" ")
         if not rest or number in found:
             raise EquicamError(
-                f"file {str(file)!r}, line {line},", needs="a new picture number and more after it",
+                f"file {str(file)!r}, line {line},", needs="a new image number and a value",
                 got=repr(text)[:80], fix="a fresh copy of it",
             )  # fmt: skip
         found[number] = rest
@@ -65,7 +66,7 @@ def _table(file: Path) -> dict[str, str]:
 def _cell(table: dict[str, str], number: str, file: Path) -> str:
     if number not in table:
         raise EquicamError(
-            f"file {str(file)!r}", needs=f"a line for picture {number}", got="none", fix="a fresh copy of it"
+            f"file {str(file)!r}", needs=f"a line for image {number}", got="none", fix="a fresh copy of it"
         )
     return table[number]
 
@@ -73,14 +74,14 @@ def _cell(table: dict[str, str], number: str, file: Path) -> str:
 def _class(text: str, number: str, file: Path) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
         raise EquicamError(
-            f"picture {number} in {str(file)!r}", needs="a class from 1 on", got=repr(text)[:80],
+            f"image {number} in {str(file)!r}", needs="a class from 1 on", got=repr(text)[:80],
             fix="a fresh copy of it",
         )  # fmt: skip
     return int(text) - 1
 
 
 def _corners(text: str, *, what: str) -> Box:
-    """Two corners from x, y, width and height."""
+    """A box from x, y, width and height."""
     try:
         x, y, width, height = (float(v) for v in text.split())
     except ValueError as error:
@@ -91,20 +92,20 @@ def _corners(text: str, *, what: str) -> Box:
 
 
 def patch_camelyon(root: Path, split: str | None) -> list[Item] | None:
-    """PatchCamelyon's HDF5 files: "test" unless "train" or "valid" is asked for."""
+    """PatchCamelyon's HDF5 files; the split is "test" by default, or "train" or "valid"."""
     for base in (folder for folder in (root, root / "pcam") if folder.is_dir()):
         names = [name for (name,) in list_files(base, (".h5",), depth=1)]
-        there = {match[1]: base / name for name in names if (match := PATCHES.fullmatch(name))}
-        if there:
+        files = {match[1]: base / name for name in names if (match := PATCHES.fullmatch(name))}
+        if files:
             wanted = split or "test"
-            if wanted not in there:
-                raise _no_split("PatchCamelyon", wanted, list(there))
-            return _patches(there[wanted], wanted)
+            if wanted not in files:
+                raise _no_split("PatchCamelyon", wanted, list(files))
+            return _patches(files[wanted], wanted)
     return None
 
 
 def patch_camelyon_file(path: Path, split: str | None) -> list[Item] | None:
-    """The same of one file of pictures, which names its split."""
+    """The items of one PatchCamelyon file of images, whose name contains the split."""
     match = PATCHES.fullmatch(path.name)
     if match is None:
         return None
@@ -113,24 +114,24 @@ def patch_camelyon_file(path: Path, split: str | None) -> list[Item] | None:
     return _patches(path, match[1])
 
 
-def _patches(pictures: Path, split: str) -> list[Item]:
-    count = hdf5.count_images(pictures)
-    labels = hdf5.read_labels(pictures.with_name(f"{pictures.stem[:-1]}y.h5"), count=count)
+def _patches(images: Path, split: str) -> list[Item]:
+    count = hdf5.count_images(images)
+    labels = hdf5.read_labels(images.with_name(f"{images.stem[:-1]}y.h5"), count=count)
     return [
-        Item(f"{split}-{i:06}", pictures, label, region=CENTRE if label == 1 else None, index=i)
+        Item(f"{split}-{i:06}", images, label, region=CENTRE if label == 1 else None, index=i)
         for i, label in enumerate(labels)
     ]
 
 
 def resisc45(root: Path, split: str | None) -> list[Item] | None:
-    """NWPU-RESISC45 as it unpacks: one folder that holds a folder a class; it comes without splits."""
+    """NWPU-RESISC45 as unpacked: one folder with one subfolder per class, without splits."""
     if split is not None or subfolders(root) != ["NWPU-RESISC45"]:
         return None
     return list_items(root / "NWPU-RESISC45") or None
 
 
-def _no_split(what: str, split: str | None, there: list[str]) -> EquicamError:
-    return EquicamError(what, needs="a split it has", got=repr(split), fix=quote_names(there))
+def _no_split(what: str, split: str | None, splits: list[str]) -> EquicamError:
+    return EquicamError(what, needs="an existing split", got=repr(split), fix=quote_names(splits))
 
 
 LAYOUTS: tuple[Callable[[Path, str | None], list[Item] | None], ...] = (
@@ -139,4 +140,4 @@ LAYOUTS: tuple[Callable[[Path, str | None], list[Item] | None], ...] = (
     imagenet,
     resisc45,
 )
-"""In the order they are tried."""
+"""In the order they are tried; the first that returns items wins."""

@@ -1,4 +1,4 @@
-"""Pictures beneath a folder. File names are anybody's: they are matched and escaped, never trusted."""
+"""Images below a folder. File names are untrusted: they are matched and escaped."""
 
 import os
 import sys
@@ -13,16 +13,16 @@ from equicam.errors import EquicamError
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".jp2", ".ppm", ".pgm")
 
 Parts = tuple[str, ...]
-"""A path beneath a folder, name by name."""
+"""A path relative to a folder, as components."""
 
 
 def has_image_suffix(name: str) -> bool:
-    """Whether the suffix is a picture's; what is inside is seen when it is opened."""
+    """Whether a file name has the suffix of an image; the content is checked when the file is opened."""
     return _suffix(name) in SUFFIXES
 
 
 def list_items(root: AnyPath) -> list[Item]:
-    """Every picture beneath a folder, by id; the first folder on the way is its label."""
+    """Every image below a folder, sorted by id; its first subfolder is its label."""
     found = list_images(root)
     items = (
         make_item(parts, at, label=_escaped(parts[0]) if len(parts) > 1 else None) for parts, at in found
@@ -31,7 +31,7 @@ def list_items(root: AnyPath) -> list[Item]:
 
 
 def list_images(root: AnyPath, *, depth: int | None = None) -> list[tuple[Parts, AnyPath]]:
-    """Picture files by their names from the folder on, and where they are."""
+    """Image files below a folder: relative path and file."""
     if isinstance(root, RemotePath):
         fits = (depth or sys.maxsize).__ge__
         return [
@@ -41,30 +41,30 @@ def list_images(root: AnyPath, *, depth: int | None = None) -> list[tuple[Parts,
 
 
 def item_at(root: Path, parts: Parts, *, label: int | str | None = None) -> Item:
-    """The picture at a path beneath the folder."""
+    """The item of an image at a path below a folder."""
     return make_item(parts, root.joinpath(*parts), label=label)
 
 
 def make_item(parts: Parts, at: AnyPath, *, label: int | str | None = None) -> Item:
-    """A picture by its names beneath a folder; no two paths have the same id."""
+    """The item of an image file; different relative paths give different ids."""
     return Item(_escaped("/".join(parts)), at, label)
 
 
 def list_files(root: Path, suffixes: Collection[str], *, depth: int | None = None) -> list[Parts]:
-    """Files by suffix, sorted; hidden ones are left out, and no folder is entered twice, however it is linked.
+    """Files with these suffixes, sorted; hidden ones are excluded, and no folder is entered twice.
 
-    Linked folders come after real ones, and a link to a folder that holds `root` is not followed.
+    Real folders come before symbolic links to folders, and a link to a parent of `root` is not followed.
     """
     found: list[Parts] = []
     real = root.resolve()
-    seen = {_identity(folder) for folder in real.parents}
+    entered = {_identity(folder) for folder in real.parents}
     todo: deque[Parts] = deque([()])
     while todo:
         parts = todo.popleft()
         folder = root.joinpath(*parts)
-        if (identity := _identity(folder)) in seen:
+        if (identity := _identity(folder)) in entered:
             continue
-        seen.add(identity)
+        entered.add(identity)
         for entry in _entries(folder):
             below = (*parts, entry.name)
             kind = _kind(entry)
@@ -76,36 +76,36 @@ def list_files(root: Path, suffixes: Collection[str], *, depth: int | None = Non
 
 
 def subfolders(root: AnyPath) -> list[str]:
-    """The names of the folders in a folder, sorted, without hidden ones."""
+    """The sorted names of the folders directly inside, hidden ones excluded."""
     if isinstance(root, RemotePath):
         return root.subfolders()
     return [entry.name for entry in _entries(root) if _kind(entry) == "folder"]
 
 
-def quote_names(names: Iterable[str], *, most: int = 8) -> str:
-    """A few names for an error message."""
+def quote_names(names: Iterable[str], *, limit: int = 8) -> str:
+    """The first few names, quoted, for an error message."""
     given = sorted(set(names))
-    more = f" and {len(given) - most} more" if len(given) > most else ""
-    return (", ".join(repr(name) for name in given[:most]) or "none") + more
+    more = f" and {len(given) - limit} more" if len(given) > limit else ""
+    return (", ".join(repr(name) for name in given[:limit]) or "none") + more
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines of a text file without blanks around them; bytes that are no UTF-8 pass through to the file names."""
+    """The stripped lines of a text file; invalid UTF-8 is kept, because lines contain file names."""
     try:
         text = file.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise EquicamError(
-            f"file {str(file)!r}", needs="to be there and readable", got=error.strerror, fix="a fresh copy"
+            f"file {str(file)!r}", needs="to exist and be readable", got=error.strerror, fix="a fresh copy"
         ) from error
     return [line.strip() for line in text.rstrip().split("\n")]
 
 
 def _escaped(name: str) -> str:
-    return valid_utf8(name.replace("\\", "\\\\"))  # so that no name looks like an escaped one
+    return valid_utf8(name.replace("\\", "\\\\"))  # escape backslashes too, so that ids stay unique
 
 
 def _suffix(name: str) -> str:
-    return os.path.splitext(name)[1].lower()  # noqa: PTH122  # a Path a file is slow for a million of them
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122  # a Path per file is slow for a million files
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -118,7 +118,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
-    """Folder, file, or a pipe or device, which is not opened; links count as what they lead to."""
+    """Folder, file, or other (a pipe or device, never opened); links are followed."""
     try:
         if entry.is_dir():
             return "folder"
@@ -126,7 +126,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
             return "file"
         entry.stat()
     except OSError:
-        return "file"  # a link to nothing stays, so that what is missing is told
+        return "file"  # keep a broken link, so that the missing file is reported
     return "other"
 
 

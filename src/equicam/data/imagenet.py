@@ -1,4 +1,4 @@
-"""The ILSVRC-2012 validation set: in synset folders, or flat beside its devkit, with boxes where annotations are."""
+"""The ILSVRC-2012 validation set: in synset folders, or flat with its devkit; boxes where annotations exist."""
 
 import re
 import zlib
@@ -13,23 +13,23 @@ from equicam.data.folders import SUFFIXES, item_at, list_files, read_lines, subf
 from equicam.data.items import Box, Item, parse_box
 from equicam.errors import EquicamError
 
-PICTURES = ("", "val", "ILSVRC2012_img_val")
+IMAGES = ("", "val", "ILSVRC2012_img_val")
 DEVKIT = ("", "data", "ILSVRC2012_devkit_t12/data")
 ANNOTATIONS = ("bbox", "Annotations", "val_annotations")
-BESIDE = {*ANNOTATIONS, "data", "ILSVRC2012_devkit_t12"}
+NOT_IMAGES = {*ANNOTATIONS, "data", "ILSVRC2012_devkit_t12"}
 TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 SYNSET, NUMBERED = re.compile("n[0-9]{8}"), re.compile(r"ILSVRC2012_val_([0-9]{8})\.[A-Za-z]+")
-MAX_ANNOTATION_BYTES = 2**20  # bytes of one annotation; theirs have about a thousand
+MAX_ANNOTATION_BYTES = 2**20  # the published ones have about a thousand
 
 Annotations = Mapping[tuple[str, str], Path]
-"""XML files by synset folder ("" where they are in none) and stem."""
+"""XML files by synset folder ("" for none) and stem."""
 
 
 def imagenet(root: Path, split: str | None) -> list[Item] | None:
-    """Validation pictures, labelled 0 … 999 as usual; by synset where there are not the thousand folders."""
+    """Validation images, labelled 0 … 999; by synset name if there are not exactly a thousand synset folders."""
     if split not in (None, "val"):
         return None
-    for base in (root / place for place in PICTURES if (root / place).is_dir()):
+    for base in (root / name for name in IMAGES if (root / name).is_dir()):
         if synsets := _synsets(base):
             return _in_synsets(base, synsets, _annotations(root))
     truth = _in_devkit(root, TRUTH)
@@ -37,8 +37,8 @@ def imagenet(root: Path, split: str | None) -> list[Item] | None:
 
 
 def _synsets(folder: Path) -> list[str]:
-    """Synset folders, if they are all there is besides devkit and annotations."""
-    names = [name for name in subfolders(folder) if name not in BESIDE]
+    """Synset folders, if the folder contains nothing else but devkit and annotations."""
+    names = [name for name in subfolders(folder) if name not in NOT_IMAGES]
     return names if all(SYNSET.fullmatch(name) for name in names) else []
 
 
@@ -53,41 +53,41 @@ def _in_synsets(base: Path, synsets: list[str], annotations: Annotations) -> lis
 
 
 def _by_number(root: Path, truth: Path) -> list[Item]:
-    """Line i of the ground truth is the class of picture i."""
+    """Line i of the ground truth is the class of image i."""
     meta = _in_devkit(root, META)
     if meta is None:
         raise EquicamError(
-            f"ImageNet in {str(root)!r}", needs=f"{META} beside {TRUTH}", got="none",
+            f"ImageNet in {str(root)!r}", needs=f"{META} next to {TRUTH}", got="none",
             fix="unpacking ILSVRC2012_devkit_t12.tar.gz there",
         )  # fmt: skip
     synsets, classes, annotations = _synsets_by_class(meta), read_lines(truth), _annotations(root)
     labels = {synset: i for i, synset in enumerate(sorted(synsets.values()))}
     items = []
     for base, name, number in _numbered(root):
-        written = classes[number - 1] if 1 <= number <= len(classes) else "no such line"
-        if (synset := synsets.get(written)) is None:
+        class_id = classes[number - 1] if 1 <= number <= len(classes) else "no such line"
+        if (synset := synsets.get(class_id)) is None:
             raise EquicamError(
-                f"picture {name!r}", needs=f"a class of {META} in line {number} of {TRUTH}",
-                got=repr(written)[:80], fix="both from the same devkit",
+                f"image {name!r}", needs=f"a class of {META} in line {number} of {TRUTH}",
+                got=repr(class_id)[:80], fix="both from the same devkit",
             )  # fmt: skip
         items.append(_with_boxes(item_at(base, (name,), label=labels[synset]), annotations, synset=synset))
     return items
 
 
 def _numbered(root: Path) -> list[tuple[Path, str, int]]:
-    """Validation pictures and their numbers, from the first place that has some."""
-    for base in (root / place for place in PICTURES if (root / place).is_dir()):
+    """Validation images and their numbers, from the first folder that contains some."""
+    for base in (root / name for name in IMAGES if (root / name).is_dir()):
         names = [name for (name,) in list_files(base, SUFFIXES, depth=1)]
         if found := [(base, name, int(match[1])) for name in names if (match := NUMBERED.fullmatch(name))]:
             return found
     raise EquicamError(
-        f"ImageNet in {str(root)!r}", needs="pictures ILSVRC2012_val_00000001.JPEG …", got="none",
+        f"ImageNet in {str(root)!r}", needs="images ILSVRC2012_val_00000001.JPEG …", got="none",
         fix="unpacking ILSVRC2012_img_val.tar into val/",
     )  # fmt: skip
 
 
 def _synsets_by_class(meta: Path) -> dict[str, str]:
-    """WNID by ILSVRC2012_ID as the ground truth writes it; numbers above 1000 are groups of classes."""
+    """WNID by ILSVRC2012_ID as text, as in the ground truth; ids above 1000 are groups of classes."""
     import scipy.io
     from scipy.io.matlab import MatReadError
 
@@ -105,12 +105,12 @@ def _synsets_by_class(meta: Path) -> dict[str, str]:
 
 
 def _in_devkit(root: Path, name: str) -> Path | None:
-    return next((root / place / name for place in DEVKIT if (root / place / name).is_file()), None)
+    return next((root / folder / name for folder in DEVKIT if (root / folder / name).is_file()), None)
 
 
 def _annotations(root: Path) -> Annotations:
     found: dict[tuple[str, str], Path] = {}
-    for folder in (root / place for place in ANNOTATIONS if (root / place).is_dir()):
+    for folder in (root / name for name in ANNOTATIONS if (root / name).is_dir()):
         for parts in list_files(folder, (".xml",)):
             synset = next((part for part in parts[-2:-1] if SYNSET.fullmatch(part)), "")
             found.setdefault((synset, Path(parts[-1]).stem), folder.joinpath(*parts))
@@ -123,7 +123,7 @@ def _with_boxes(item: Item, annotations: Annotations, *, synset: str) -> Item:
 
 
 def read_boxes(file: Path) -> tuple[Box, ...]:
-    """The boxes of the objects in a PASCAL-style XML file; one that declares entities is refused unread."""
+    """The boxes of the objects in a PASCAL-style XML file; a file that declares a DTD or entities is refused."""
     what = f"annotation {str(file)!r}"
     path: list[str] = []
     found: list[dict[str, str]] = []
@@ -138,15 +138,15 @@ def read_boxes(file: Path) -> tuple[Box, ...]:
             found[-1][path[3]] = found[-1].get(path[3], "") + data
 
     def refuse(*_: object) -> None:
-        raise EquicamError(what, needs="XML without a DTD", got="a declaration of one", fix="taking it out")
+        raise EquicamError(what, needs="XML without a DTD", got="a declaration of one", fix="removing it")
 
     parser = expat.ParserCreate()
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
     parser.StartElementHandler, parser.EndElementHandler = start, lambda _: path.pop()
     parser.CharacterDataHandler, parser.buffer_text = text, True
     try:
-        with file.open("rb") as opened:
-            data = opened.read(MAX_ANNOTATION_BYTES + 1)
+        with file.open("rb") as stream:
+            data = stream.read(MAX_ANNOTATION_BYTES + 1)
         if len(data) > MAX_ANNOTATION_BYTES:
             raise EquicamError(
                 what, needs=f"at most {MAX_ANNOTATION_BYTES} bytes", got="more", fix="the original file"

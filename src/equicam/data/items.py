@@ -1,4 +1,4 @@
-"""The pictures of a source as plain data: what is known of each, fair samples of many, and their digest."""
+"""Items: the images of a source as plain data, samples balanced over classes, and digests."""
 
 import hashlib
 import json
@@ -15,23 +15,23 @@ from equicam.data.remote import AnyPath, RemotePath, file_stats
 from equicam.errors import EquicamError
 
 Box = tuple[float, float, float, float]
-"""x0, y0, x1, y1 in the pixels of the picture as stored."""
+"""x0, y0, x1, y1 in pixels of the image as stored."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One picture of a source: what it is called, where it is, and what is known of it."""
+    """One image of a source: its id, its file, and its annotations."""
 
     id: str
     path: AnyPath
     label: int | str | None = None
     boxes: tuple[Box, ...] = ()
-    region: Box | None = None  # the part that makes the label, where a data set defines one
-    index: int | None = None  # which picture of a file that holds many
+    region: Box | None = None  # the part of the image that decides the label, where a data set defines one
+    index: int | None = None  # the position in a file that contains many images
 
 
 def open_item(item: Item) -> Image.Image:
-    """The item's picture as upright 8-bit RGB, or a refusal with a reason."""
+    """The item's image as upright 8-bit RGB; raises an EquicamError if it cannot be read."""
     if item.index is None:
         return open_image(item.path)
     if isinstance(item.path, RemotePath):
@@ -40,14 +40,14 @@ def open_item(item: Item) -> Image.Image:
 
 
 def prefetch(item: Item) -> Item:
-    """An item whose file is at hand to be read more than once; a file on a disk is anyway."""
+    """The item with a remote file's content in memory, so that it can be read more than once."""
     return replace(item, path=item.path.with_content()) if isinstance(item.path, RemotePath) else item
 
 
-def upright_box(item: Item, size: tuple[int, int], found: Box) -> Box:
-    """A box of the picture as stored, in the picture as opened (of this size): EXIF may have turned it."""
-    turn = 1 if item.index is not None else exif_orientation(item.path)
-    width, height = size if turn < 5 else (size[1], size[0])  # as stored
+def upright_box(item: Item, size: tuple[int, int], box: Box) -> Box:
+    """A box of the image as stored, in the image as opened (of this size), which EXIF may have rotated."""
+    orientation = 1 if item.index is not None else exif_orientation(item.path)
+    width, height = size if orientation < 5 else (size[1], size[0])  # as stored
     moves: dict[int, Callable[[float, float], tuple[float, float]]] = {
         2: lambda x, y: (width - x, y),
         3: lambda x, y: (width - x, height - y),
@@ -57,20 +57,20 @@ def upright_box(item: Item, size: tuple[int, int], found: Box) -> Box:
         7: lambda x, y: (height - y, width - x),
         8: lambda x, y: (y, width - x),
     }
-    if turn not in moves:
-        return found
-    (ax, ay), (bx, by) = moves[turn](*found[:2]), moves[turn](*found[2:])
+    if orientation not in moves:
+        return box
+    (ax, ay), (bx, by) = moves[orientation](*box[:2]), moves[orientation](*box[2:])
     return min(ax, bx), min(ay, by), max(ax, bx), max(ay, by)
 
 
 def sample_by_class(items: Sequence[Item], n: int | None) -> list[Item]:
-    """A class-spread sample: the first picture of every class, then the second of every class, … up to n.
+    """A sample spread over classes: the first image of every class, then the second of every class, … up to n.
 
-    With fewer pictures than classes C: the first picture of class round(k·C/n), k = 0 … n−1.
-    Without any labels every picture counts as a class. The order of `items` does not matter.
+    For n below the number C of classes: the first image of class round(k·C/n), k = 0 … n−1.
+    Without labels every image counts as a class. The order of `items` does not matter.
     """
     if n is not None and n < 1:
-        raise EquicamError("a sample", needs="at least 1 picture", got=n, fix="n=None for all of them")
+        raise EquicamError("a sample", needs="at least 1 image", got=n, fix="n=None for all of them")
     classes = _classes(items)
     if n is not None and n < len(classes):
         return [classes[round(k * len(classes) / n)][0] for k in range(n)]
@@ -79,7 +79,7 @@ def sample_by_class(items: Sequence[Item], n: int | None) -> list[Item]:
 
 
 def _classes(items: Sequence[Item]) -> list[list[Item]]:
-    """Pictures by class, sorted by id: classes by number, then by name, those without a label last."""
+    """Items by class, sorted by id: numbered classes first, then named ones, then items without a label."""
     ordered = sorted(items, key=lambda i: (i.id, str(i.path), -1 if i.index is None else i.index))
     if all(item.label is None for item in ordered):
         return [[item] for item in ordered]
@@ -96,7 +96,7 @@ def _rank(label: int | str | None) -> tuple[int, int, str]:
 
 
 def digest_items(items: Sequence[Item]) -> str:
-    """SHA-256 of ids, labels, boxes and regions in their order, one JSON line an item; paths do not count."""
+    """SHA-256 of ids, labels, boxes and regions in order, one JSON line per item; paths are not included."""
     total = hashlib.sha256()
     for item in items:
         boxes = [[float(v) for v in b] for b in item.boxes]
@@ -106,23 +106,23 @@ def digest_items(items: Sequence[Item]) -> str:
 
 
 def digest_files(items: Sequence[Item]) -> str:
-    """SHA-256 of the ids and of their files' size and time: tells pictures from others of the same names."""
+    """SHA-256 of the ids and their files' sizes and times: it changes when a file is replaced under the same name."""
     total = hashlib.sha256()
-    for item, there in zip(items, file_stats([item.path for item in items]), strict=True):
-        known = "absent" if there.bytes is None else f"{there.bytes}\0{there.mtime_ns}"
-        total.update(f"{item.id}\0{known}\0".encode())
+    for item, stat in zip(items, file_stats([item.path for item in items]), strict=True):
+        version = "absent" if stat.bytes is None else f"{stat.bytes}\0{stat.mtime_ns}"
+        total.update(f"{item.id}\0{version}\0".encode())
     return total.hexdigest()
 
 
 def parse_box(numbers: Iterable[str | float], *, what: str) -> Box:
-    """Four numbers as a box; `what` names where they were read, for the refusal of any others."""
+    """A box from four numbers; `what` names their source in the error message."""
     given = list(numbers)
     try:
         x0, y0, x1, y1 = (float(v) for v in given)
         if x0 <= x1 and y0 <= y1 and all(map(math.isfinite, (x0, y0, x1, y1))):
             return x0, y0, x1, y1
     except ValueError:
-        pass  # told below, like numbers that make no box
+        pass  # the error below covers both cases
     raise EquicamError(
         what, needs="boxes of four numbers, x0 ≤ x1 and y0 ≤ y1", got=repr(" ".join(map(str, given)))[:80],
         fix="'x0 y0 x1 y1' in pixels",
@@ -130,5 +130,5 @@ def parse_box(numbers: Iterable[str | float], *, what: str) -> Box:
 
 
 def valid_utf8(text: str) -> str:
-    """Valid UTF-8: bytes of a file name that are none become backslash escapes."""
+    """The text as valid UTF-8: undecodable bytes of a file name become backslash escapes."""
     return text.encode("utf-8", "backslashreplace").decode()

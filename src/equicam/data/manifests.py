@@ -1,4 +1,4 @@
-"""Lists of pictures in a CSV or Parquet file: path, and what is known of each in further columns."""
+"""Image lists in CSV or Parquet files: a column path, and annotations in further columns."""
 
 import csv
 import io
@@ -15,16 +15,16 @@ NAMES = ("items.csv", "items.parquet")
 COLUMNS = ("path", "id", "label", "boxes", "region", "split")
 
 Row = tuple[int, Mapping[str, Any]]
-"""A line of the file (from 1; in CSV the heading is the first) and its cells by column."""
+"""Line number (from 1; in CSV the header is line 1) and cells by column."""
 
 
 def find_manifest(folder: AnyPath) -> AnyPath | None:
-    """The list of pictures that a folder brings along."""
+    """The image list in a folder, if it has one."""
     return next((folder / name for name in NAMES if (folder / name).is_file()), None)
 
 
 def read_manifest(path: AnyPath, *, split: str | None) -> list[Item]:
-    """The items of a list in its order, all or those of one split; files need not exist yet."""
+    """The items of an image list in its order, all or those of one split; the image files need not exist."""
     try:
         rows = list(_parquet(path) if path.suffix.lower() == ".parquet" else _csv(path))
     except OSError as error:
@@ -32,13 +32,13 @@ def read_manifest(path: AnyPath, *, split: str | None) -> list[Item]:
     if split is not None:
         rows = _of_split(rows, path, split)
     if not rows:
-        raise _wrong(path, "at least one row", "none", "a row a picture")
+        raise _wrong(path, "at least one row", "none", "one row per image")
     items = [_item(cells, path, f"{_name(path)}, line {line}") for line, cells in rows]
     lines: dict[str, int] = {}
     for (line, _), item in zip(rows, items, strict=True):
         if item.id in lines:
             raise EquicamError(
-                f"{_name(path)}, line {line},", needs="an id of its own",
+                f"{_name(path)}, line {line},", needs="a unique id",
                 got=f"{item.id!r} as in line {lines[item.id]}", fix="a column id without repetitions",
             )  # fmt: skip
         lines[item.id] = line
@@ -46,7 +46,7 @@ def read_manifest(path: AnyPath, *, split: str | None) -> list[Item]:
 
 
 def _csv(path: AnyPath) -> Iterator[Row]:
-    """Rows of text; bytes that are no UTF-8 pass through, for a path may hold them."""
+    """Rows of text; invalid UTF-8 is kept, because a path may contain it."""
     with io.TextIOWrapper(_file(path), "utf-8-sig", "surrogateescape", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
@@ -85,41 +85,41 @@ def _parquet(path: AnyPath) -> Iterator[Row]:
 def _check(columns: list[str], path: AnyPath) -> None:
     if columns.count("path") != 1:
         raise _wrong(path, "a column 'path'", quote_names(columns), f"a heading of {', '.join(COLUMNS)}")
-    if doubled := {name for name in columns if name in COLUMNS and columns.count(name) > 1}:
-        raise _wrong(path, "each column once", f"{quote_names(doubled)} twice", "other names")
+    if repeated := {name for name in columns if name in COLUMNS and columns.count(name) > 1}:
+        raise _wrong(path, "each column once", f"{quote_names(repeated)} twice", "other names")
 
 
 def _of_split(rows: list[Row], path: AnyPath, split: str) -> list[Row]:
     if rows and not any("split" in cells for _, cells in rows):
         raise _wrong(path, "a column 'split'", quote_names(rows[0][1]), "no split, or that column")
-    there = {str(cells.get("split") or "") for _, cells in rows}
-    if split not in there:
-        raise _wrong(path, f"rows of split {split!r}", f"splits {quote_names(there - {''})}", "one of these")
+    splits = {str(cells.get("split") or "") for _, cells in rows}
+    if split not in splits:
+        raise _wrong(path, f"rows of split {split!r}", f"splits {quote_names(splits - {''})}", "one of these")
     return [(line, cells) for line, cells in rows if cells.get("split") == split]
 
 
 def _item(cells: Mapping[str, Any], manifest: AnyPath, what: str) -> Item:
     path = _text(cells, "path", what)
     if not path:
-        raise EquicamError(f"{what},", needs="a path", got="an empty cell", fix="the picture's file name")
+        raise EquicamError(f"{what},", needs="a path", got="an empty cell", fix="the file name of the image")
     boxes = (one for one in _text(cells, "boxes", what).split(";") if one.strip())
     region = _text(cells, "region", what)
     return Item(
         id=valid_utf8(_text(cells, "id", what) or path),
-        path=_beside(manifest, path, what),
+        path=_resolve(manifest, path, what),
         label=_label(cells.get("label"), what),
         boxes=tuple(parse_box(one.split(), what=f"{what},") for one in boxes),
         region=parse_box(region.split(), what=f"{what},") if region.strip() else None,
     )
 
 
-def _beside(manifest: AnyPath, path: str, what: str) -> AnyPath:
-    """A picture's path, from the list's own folder on; a URL is its own."""
+def _resolve(manifest: AnyPath, path: str, what: str) -> AnyPath:
+    """An image's path, relative to the list's folder unless it is a URL."""
     if is_url(path):
         return as_path(path)
     if isinstance(manifest, RemotePath) and (path.startswith("/") or ".." in path.split("/")):
         raise EquicamError(
-            f"{what},", needs="a path beneath the list's folder", got=repr(path)[:80], fix="a URL"
+            f"{what},", needs="a path below the list's folder", got=repr(path)[:80], fix="a URL"
         )
     return manifest.parent / path
 
@@ -140,8 +140,10 @@ def _text(cells: Mapping[str, Any], column: str, what: str) -> str:
 
 
 def _label(value: object, what: str) -> int | str | None:
-    """An integer where it is one, however it is written; no label where the cell is empty."""
-    if isinstance(value, float) and (value != value or value.is_integer()):  # a nullable column of integers
+    """An integer wherever the cell contains one, else a name; None for an empty cell."""
+    if isinstance(value, float) and (
+        value != value or value.is_integer()
+    ):  # pandas writes nullable integers as floats
         return None if value != value else int(value)
     if isinstance(value, str):
         text = value.strip()

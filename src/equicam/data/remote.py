@@ -74,11 +74,11 @@ class RemotePath:
         return self
 
     def is_file(self) -> bool:
-        """Whether a file is there."""
+        """Whether it is an existing file."""
         return bool(self._request("isfile"))
 
     def is_dir(self) -> bool:
-        """Whether a folder is there."""
+        """Whether it is an existing folder."""
         return bool(self._request("isdir"))
 
     def read_bytes(self) -> bytes:

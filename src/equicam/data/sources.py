@@ -1,4 +1,4 @@
-"""Where pictures come from: a list, a folder, a published data set, a pattern or one file, told apart by what is there."""
+"""Sources of images: a folder, a published data set, an image list, a glob pattern or one file."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -24,14 +24,14 @@ SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
 
 def find_items(source: str | Path, *, split: str | None = None) -> list[Item]:
-    """The pictures of a source; ids are unique and valid UTF-8, and nothing is opened but lists and labels."""
+    """The items of a source, with unique ids in valid UTF-8; no image is opened."""
     path = as_path(source)
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError as error:
         raise EquicamError(
             f"source {str(source)[:80]!r}",
-            needs="a path one may read",
+            needs="a readable path",
             got=error.strerror or error,
             fix="another",
         ) from error
@@ -47,7 +47,7 @@ def find_items(source: str | Path, *, split: str | None = None) -> list[Item]:
 
 
 def _in_folder(root: AnyPath, split: str | None) -> list[Item]:
-    """What its list says, what its published layout says, or every picture beneath it with its folder as label."""
+    """Items by the folder's image list, else by a published layout, else every image with its subfolder as label."""
     if manifest := find_manifest(root):
         return read_manifest(manifest, split=split)
     if isinstance(root, Path):
@@ -65,11 +65,11 @@ def _in_folder(root: AnyPath, split: str | None) -> list[Item]:
     items = list_items(root)
     if not items:
         raise EquicamError(
-            f"source {str(root)!r}", needs=f"pictures ({' '.join(SUFFIXES)}) or a list (items.csv)",
-            got="none", fix="a folder of pictures, or a folder a class",
+            f"source {str(root)!r}", needs=f"images ({' '.join(SUFFIXES)}) or a list (items.csv)",
+            got="none", fix="a folder of images, or one folder per class",
         )  # fmt: skip
     labels = {item.label for item in items}
-    if len(labels) > 1 and labels.issubset(SPLITS):  # else every picture would be labelled by its split
+    if len(labels) > 1 and labels.issubset(SPLITS):  # else every image would be labelled by its split
         raise EquicamError(
             f"source {str(root)!r}", needs="a split", got=f"folders {quote_names(folders)}",
             fix=f"split={min(map(str, labels))!r}",
@@ -85,38 +85,38 @@ def _in_file(path: AnyPath, split: str | None) -> list[Item]:
         return items
     if not has_image_suffix(path.name):
         raise EquicamError(
-            f"source {str(path)!r}", needs=f"a picture ({' '.join(SUFFIXES)}) or a list (.csv .parquet)",
-            got=f"a file {suffix or 'without suffix'}", fix="a folder, or a list of the pictures",
+            f"source {str(path)!r}", needs=f"an image ({' '.join(SUFFIXES)}) or a list (.csv .parquet)",
+            got=f"a file {suffix or 'without suffix'}", fix="a folder, or a list of the images",
         )  # fmt: skip
     _refuse_split(path, split)
     return [make_item((path.name,), path)]
 
 
 def _matching(pattern: AnyPath, split: str | None) -> list[Item]:
-    """Pictures whose path fits the pattern; ids begin where the pattern does."""
+    """Images whose path matches the pattern; ids start at its first wildcard."""
     _refuse_split(pattern, split)
     parts = tuple(str(pattern).split("/")) if isinstance(pattern, RemotePath) else pattern.parts
     fixed = next(i for i, part in enumerate(parts) if has_magic(part))
     root = RemotePath("/".join(parts[:fixed])) if isinstance(pattern, RemotePath) else Path(*parts[:fixed])
     wanted = parts[fixed:]
     depth = None if "**" in wanted else len(wanted)
-    there = list_images(root, depth=depth) if root.is_dir() else []
-    found = [make_item(names, at) for names, at in there if _fits(names, wanted)]
+    images = list_images(root, depth=depth) if root.is_dir() else []
+    found = [make_item(names, path) for names, path in images if _matches(names, wanted)]
     if not found:
         raise EquicamError(
-            f"pattern {str(pattern)!r}", needs=f"pictures ({' '.join(SUFFIXES)}) that fit it",
-            got=f"none of {len(there)} in {str(root)!r}", fix="a folder, or ** for folders at any depth",
+            f"pattern {str(pattern)!r}", needs=f"images ({' '.join(SUFFIXES)}) that match it",
+            got=f"none of {len(images)} in {str(root)!r}", fix="a folder, or ** for folders at any depth",
         )  # fmt: skip
     return sorted(found, key=lambda item: item.id)
 
 
-def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Name by name as the shell does it; ** stands for any number of folders."""
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Component by component, as a shell matches; ** matches any number of folders."""
     if not pattern:
         return not parts
     if pattern[0] == "**":
-        return any(_fits(parts[i:], pattern[1:]) for i in range(len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _fits(parts[1:], pattern[1:])
+        return any(_matches(parts[i:], pattern[1:]) for i in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
 def _refuse_split(source: AnyPath, split: str | None) -> None:
