@@ -42,7 +42,7 @@ def audit(
     model: options.ModelName = "embedded",
     weights: options.Weights = None,
     method: options.MethodName = "equigrad-cam",
-    views: options.Views = None,
+    views: options.FixedViews = None,
     calibrate: Annotated[
         int,
         typer.Option(

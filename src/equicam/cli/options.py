@@ -27,6 +27,9 @@ MethodName = Annotated[str, Option("--method", help="Name from `equicam methods`
 Views = Annotated[
     str | None, Option(help="Number of views, or auto.", show_default="as many as the method has")
 ]
+FixedViews = Annotated[
+    str | None, Option("--views", help="Number of views.", show_default="as many as the method has")
+]
 Fill = Annotated[
     str | None,
     Option(help="Border of aligned views: reflect, zeros or coverage.", show_default="reflect"),
