@@ -16,6 +16,7 @@ import timm
 import torch
 import torchvision
 from captum.attr import LayerGradCam
+from equicam.runtime.batching import views_a_pass
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from rich.console import Console
@@ -25,7 +26,6 @@ from torch import nn
 from torchcam.methods import GradCAM as TorchcamGradCAM
 
 import equicam
-from equicam.runtime.batching import views_a_pass
 
 Run = Callable[[], object]
 
@@ -173,7 +173,7 @@ def memory(net: nn.Module, x: torch.Tensor) -> Table:
     cam = GradCAM(plain, [plain.layer4])
     table = Table("one Grad-CAM of 8 pictures, ResNet-50", "MB saved for backward")
     for name, run in {
-        "equicam": lambda: equicam.explain(equicam.wrap(net, layer="layer4"), x, method="grad-cam", chunk=8),
+        "equicam": lambda: equicam.explain(equicam.wrap(net, layer="layer4"), x, method="grad-cam", max_views_per_forward=8),
         "pytorch-grad-cam": lambda: cam(x, targets=[ClassifierOutputTarget(0)] * 8),
         "captum": lambda: LayerGradCam(plain, plain.layer4).attribute(x, 0),
         "torchcam": lambda: torchcam_pass(plain, "layer4", x),

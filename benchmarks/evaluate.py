@@ -12,12 +12,12 @@ import time
 
 import torch
 import torchvision
+from equicam.runtime.batching import views_a_pass
 from rich.console import Console
 from rich.table import Table
 
 import equicam
 from equicam.evaluation.equivariance import ANGLES
-from equicam.runtime.batching import views_a_pass
 
 VARIANTS = ["grad-cam", "aug-cam", *(m for m in equicam.methods() if m.startswith("equigrad"))]
 

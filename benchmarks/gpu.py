@@ -117,7 +117,7 @@ def memory(name: str, pictures: int = 16) -> dict[str, tuple[float, float]]:
     captum = LayerGradCam(net, net.get_submodule(layer))
     runs: dict[str, Run] = {
         "equicam": lambda: equicam.explain(model, x),
-        "equicam, chunk=144": lambda: equicam.explain(model, x, chunk=144),
+        "equicam, max_views_per_forward=144": lambda: equicam.explain(model, x, max_views_per_forward=144),
         "captum": lambda: captum.attribute(views, 0),
     }
     for run in runs.values():

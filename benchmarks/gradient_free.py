@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 import torchvision
+from equicam.runtime.batching import views_a_pass
 from pytorch_grad_cam import AblationCAM, ScoreCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from rich.console import Console
@@ -21,7 +22,6 @@ from rich.table import Table
 from torch import nn
 
 import equicam
-from equicam.runtime.batching import views_a_pass
 
 X = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 

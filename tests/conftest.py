@@ -13,6 +13,7 @@ from equicam.methods import METHODS, Method
 from equicam.readers.masking import rise
 from equicam.readers.noise import smooth_grad_cam_pp
 from equicam.readers.optimise import opti_cam
+from equicam.readers.reading import without_gradient
 
 if (
     "PYTEST_XDIST_WORKER" in os.environ
@@ -132,10 +133,10 @@ def assert_alive(*maps: Tensor) -> None:
 
 
 CHEAP = {
-    "rise": partial(rise, masks=24),
-    "rise-400": partial(rise, masks=12),
-    "smooth-grad-cam++": partial(smooth_grad_cam_pp, copies=3),
-    "opti-cam": partial(opti_cam, steps=4),
+    "rise": without_gradient(partial(rise, masks=24)),
+    "rise-400": without_gradient(partial(rise, masks=12)),
+    "smooth-grad-cam++": without_gradient(partial(smooth_grad_cam_pp, copies=3)),
+    "opti-cam": without_gradient(partial(opti_cam, steps=4)),
 }
 TRANSFORMERS_ONLY = ("rollout", "transformer-attribution")
 

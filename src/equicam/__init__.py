@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from equicam.core.fusion import Fusion as Fusion
     from equicam.core.views import Views as Views
     from equicam.core.views import rotate as rotate
     from equicam.core.weights import KeepConfident as KeepConfident
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from equicam.explain import Explanation as Explanation
     from equicam.explain import equivariant as equivariant
     from equicam.explain import explain as explain
-    from equicam.methods import Fusion as Fusion
     from equicam.methods import Method as Method
     from equicam.methods import methods as methods
     from equicam.models.load import load as load
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _HOME = {
     "EquicamError": "errors",
     "Explanation": "explain",
-    "Fusion": "methods",
+    "Fusion": "core.fusion",
     "KeepConfident": "core.weights",
     "Layout": "readers.layout",
     "Method": "methods",

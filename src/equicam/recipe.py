@@ -17,18 +17,19 @@ class Recipe:
     views: Any = None  # how many, angles in degrees, or "auto"; None: as many as the method has
     fill: str | None = None  # reflect, zeros or coverage; None: reflect, or zeros as published
     as_published: bool = False  # the paper authors' view grid, fill and method variants
-    tau: float | None = None  # confidence below which PCF drops a view
-    gamma: float | None = None  # exponent of the soft gate
-    dtype: str | None = None  # run the network under autocast in it; None: in the model's own type
-    compiled: bool = False  # compile the network, and capture CUDA graphs: how it runs, never what it computes
+    tau: int | float | None = None  # confidence below which PCF drops a view
+    gamma: int | float | None = None  # exponent of the soft gate
+    dtype: Any = (
+        None  # the name of a type: run the network under autocast in it; None: in the model's own type
+    )
+    compiled: bool = (
+        False  # compile the network, and capture CUDA graphs: how it runs, never what it computes
+    )
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Accept Views, other sequences of angles and torch dtypes, and keep plain values."""
-        views = getattr(self.views, "angles", self.views)
-        if isinstance(views, list | tuple):
-            views = tuple(float(a) for a in views)
-        object.__setattr__(self, "views", views)
+        """Accept Views and torch dtypes, and keep plain values."""
+        object.__setattr__(self, "views", getattr(self.views, "angles", self.views))
         if self.dtype is not None:
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
 
@@ -47,7 +48,8 @@ class Recipe:
                 "a recipe", needs=f"only {', '.join(sorted(known))}", got=", ".join(unknown),
                 fix="the equicam version that wrote it",
             )  # fmt: skip
-        return Recipe(**found)
+        views = found.get("views")
+        return Recipe(**{**found, "views": tuple(views) if isinstance(views, list) else views})
 
     def fingerprint(self) -> str:
         """SHA-256 of its JSON: equal recipes, equal fingerprints."""

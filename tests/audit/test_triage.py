@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 from scipy.stats import chisquare
 
-from equicam.cli import audit as cli_audit
 from equicam.auditing.exports import write_csv, write_fiftyone, write_parquet
 from equicam.auditing.store import ITEMS
 from equicam.auditing.triage import _guarantee, dealt, triage
+from equicam.cli import audit as cli_audit
 from equicam.errors import EquicamError
 
 ANGLES = (0, 60, 120, 180, 240, 300)

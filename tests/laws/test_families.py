@@ -51,7 +51,7 @@ def contract(model: equicam.Model, layer: str, side: int, grid: int, *, views: i
     straight = equicam.explain(model, x, views=views)
     assert straight.layer == layer
     assert straight.map.shape == x[:, 0].shape
-    assert straight.planes.shape == (len(x), views, grid, grid)
+    assert straight.view_maps.shape == (len(x), views, grid, grid)
     assert_alive(straight.map)
     tolerance = {"atol": 2e-3, "rtol": 0}  # float32 networks; the theorem itself is held in float64 elsewhere
     turned = equicam.explain(model, torch.rot90(x, 1, (-2, -1)), views=views, target=straight.target)
@@ -248,7 +248,7 @@ def test_attention_is_recorded_whatever_computes_it_and_everything_put_back(sour
         with torch.no_grad():
             expected = before.softmax(1).gather(1, e.target[:, None])[:, 0]
         torch.testing.assert_close(
-            e.sure, expected, atol=1e-4, rtol=1e-3
+            e.confidence, expected, atol=1e-4, rtol=1e-3
         )  # the formula written out says the same
         assert nn.functional.scaled_dot_product_attention is fused
     again = model.module(x)

@@ -33,13 +33,13 @@ def test_exact_and_sampled_right_angles_agree(size, quarter, seed):
 def test_half_turns_are_exact_on_any_rectangle(height, width, turns):
     x = pictures(2, height, width)
     views = Views(tuple(turns))
-    assert torch.equal(views.undo(views.act(x), "reflect"), x.expand(len(turns), *x.shape))
+    assert torch.equal(views.align(views.act(x), "reflect"), x.expand(len(turns), *x.shape))
 
 
 @given(count=st.sampled_from([1, 2, 4]), fill=st.sampled_from(["reflect", "zeros", "coverage"]))
 def test_undo_after_act_is_the_identity_on_the_lattice(count, fill):
     x, views = pictures(2, 9, 9), Views.evenly(count)
-    assert torch.equal(views.undo(views.act(x), fill), x.expand(count, *x.shape))
+    assert torch.equal(views.align(views.act(x), fill), x.expand(count, *x.shape))
 
 
 @given(degrees=angles, seed=st.integers(0, 9))

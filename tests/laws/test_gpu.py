@@ -24,9 +24,9 @@ def test_a_gpu_finds_what_a_cpu_finds(kind, method):
         one = equicam.explain(here, x, method=light(method), views=6, fill=fill)
         two = equicam.explain(there, x, method=light(method), views=6, fill=fill)
         assert two.map.is_cuda
-        assert two.score.is_cuda
+        assert two.peum_score.is_cuda
         assert two.flags == one.flags
-        for field in ("map", "raw", "peum", "prob", "planes"):
+        for field in ("map", "raw", "peum", "view_confidence", "view_maps"):
             torch.testing.assert_close(getattr(two, field).cpu(), getattr(one, field), atol=1e-9, rtol=0)
     assert_alive(one.map)
 
@@ -60,7 +60,7 @@ def test_a_full_gpu_halves_the_pass_and_goes_on():
     total = torch.cuda.get_device_properties(0).total_memory
     try:
         torch.cuda.set_per_process_memory_fraction(0.35 * 2**30 / total)
-        tight = equicam.explain(model, x, views=18, chunk=8 * 18)
+        tight = equicam.explain(model, x, views=18, max_views_per_forward=8 * 18)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     torch.testing.assert_close(tight.map, whole.map, atol=1e-4, rtol=0)
@@ -73,7 +73,7 @@ def test_branches_of_a_graph_wait_for_each_other():
         x = pictures(8, 128, 128, seed=seed).float().cuda()
         fast = equicam.explain(model, x, compiled=True)
         exact = equicam.explain(model, x)
-        for field in ("map", "peum", "score", "planes"):
+        for field in ("map", "peum", "peum_score", "view_maps"):
             torch.testing.assert_close(getattr(fast, field), getattr(exact, field), atol=1e-4, rtol=0)
     assert_alive(exact.map)
 
@@ -88,7 +88,17 @@ def test_a_captured_call_finds_what_an_eager_one_finds(kind, method):
         fast = equicam.explain(model, x, method=method, compiled=True)
         exact = equicam.explain(model, x, method=method)
         assert_alive(exact.map)
-        for field in ("map", "raw", "peum", "prob", "planes", "sure", "target", "kept", "flips"):
+        for field in (
+            "map",
+            "raw",
+            "peum",
+            "view_confidence",
+            "view_maps",
+            "confidence",
+            "target",
+            "view_kept",
+            "view_flips",
+        ):
             torch.testing.assert_close(getattr(fast, field), getattr(exact, field), atol=1e-9, rtol=0)
         assert fast.flags == exact.flags
     wanted = equicam.explain(model, x, method=method, compiled=True, target=[0, 1, 2])
@@ -116,17 +126,16 @@ def test_a_captured_call_sees_new_weights_and_refuses_what_an_eager_one_does():
         equicam.explain(model, x, compiled=True, target=99)
     with torch.no_grad():
         model.module.head.bias.fill_(torch.nan)
-    with pytest.raises(equicam.EquicamError, match="finite class scores"):
+    with pytest.raises(equicam.EquicamError, match="finite class logits"):
         equicam.explain(model, x, compiled=True)
 
 
 def test_a_captured_call_outlives_the_caches():
-    from equicam.core.views import _grid, _mean_weights
+    from equicam.runtime.constants import _kept
 
     model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(2)
     equicam.explain(model, x, compiled=True)
-    _grid.cache_clear()
-    _mean_weights.cache_clear()
+    _kept.clear()
     junk = [torch.rand(17, 32, 32, 2, device="cuda") for _ in range(50)]
     fast = equicam.explain(model, x, compiled=True)
     torch.testing.assert_close(fast.map, equicam.explain(model, x).map, atol=1e-9, rtol=0)

@@ -53,7 +53,7 @@ def test_a_quarter_turn_of_the_picture_turns_map_and_peum(kind, count, weigh, al
     fusion = Fusion(Views.evenly(count), align_at, mean_at, weigh)
     straight = equicam.explain(model, x, method=fusion)
     turned = equicam.explain(model, quarter(x), method=fusion, target=straight.target)
-    assert straight.kept.any(1).all()
+    assert straight.view_kept.any(1).all()
     assert_alive(straight.map, turned.map)
     assert (straight.peum.flatten(1).max(1).values > 1e-4).all()
     close(turned.map, quarter(straight.map))
@@ -109,7 +109,7 @@ def test_the_authors_grid_is_the_same_set_of_views_when_even():
     authors = equicam.explain(model, x, views=Views.evenly(6, start=-180))
     assert_alive(ours.map)
     close(ours.map, authors.map)
-    close(ours.prob.roll(3, 1), authors.prob)
+    close(ours.view_confidence.roll(3, 1), authors.view_confidence)
 
 
 @given(order=st.permutations(range(5)), weigh=st.sampled_from([uniform, KeepConfident(0.33), SoftGate(1.0)]))
@@ -122,8 +122,8 @@ def test_the_order_of_views_changes_nothing(order, weigh):
     two = equicam.explain(model, x, method=Fusion(shuffled, "features", "features", weigh))
     close(one.map, two.map)
     close(one.peum, two.peum)
-    close(one.prob[:, list(order)], two.prob)
-    assert torch.equal(one.kept[:, list(order)], two.kept)
+    close(one.view_confidence[:, list(order)], two.view_confidence)
+    assert torch.equal(one.view_kept[:, list(order)], two.view_kept)
 
 
 @pytest.mark.parametrize("method", methods_for("cnn"))
@@ -131,7 +131,7 @@ def test_one_view_gives_no_uncertainty(method):
     found = equicam.explain(net("cnn"), pictures(), method=light(method), views=1)
     assert_alive(found.map)
     assert found.peum.abs().max() == 0
-    assert found.score.tolist() == [0, 0]
+    assert found.peum_score.tolist() == [0, 0]
 
 
 @given(
@@ -191,11 +191,11 @@ def test_a_batch_is_its_images_one_by_one_each_with_its_own_class(method):
 def test_the_size_of_a_pass_changes_nothing(chunk, method, views):
     model, x = net("cnn"), pictures(3)
     whole = equicam.explain(model, x, method=method, views=views)
-    parts = equicam.explain(model, x, method=method, views=views, chunk=chunk)
+    parts = equicam.explain(model, x, method=method, views=views, max_views_per_forward=chunk)
     assert_alive(whole.map)
-    for field in ("map", "raw", "peum", "score", "prob", "planes"):
+    for field in ("map", "raw", "peum", "peum_score", "view_confidence", "view_maps"):
         torch.testing.assert_close(getattr(parts, field), getattr(whole, field), atol=1e-10, rtol=0)
-    assert torch.equal(parts.kept, whole.kept)
+    assert torch.equal(parts.view_kept, whole.view_kept)
     assert parts.flags == whole.flags
 
 
@@ -216,11 +216,11 @@ def test_with_views_the_presented_one_is_first_asked_and_its_class_kept():
     model, x = net("vit"), pictures(6, seed=4)
     found = equicam.explain(model, x, views=8)
     with torch.no_grad():
-        said = torch.stack([model.module(equicam.rotate(x, a)) for a in found.angles], 1)
+        said = torch.stack([model.module(equicam.rotate(x, a)) for a in found.views.angles], 1)
     assert torch.equal(found.target, said[:, 0].argmax(1))
-    assert found.flips.any()
-    assert torch.equal(found.flips, said.argmax(2) != found.target[:, None])
+    assert found.view_flips.any()
+    assert torch.equal(found.view_flips, said.argmax(2) != found.target[:, None])
     p = said.softmax(2).gather(2, found.target[:, None, None].expand(-1, 8, 1))[..., 0]
-    close(found.prob, p)
+    close(found.view_confidence, p)
     for i, flags in enumerate(found.flags):
-        assert ("flipped" in flags) == bool(found.flips[i].any())
+        assert ("flipped" in flags) == bool(found.view_flips[i].any())

@@ -66,7 +66,7 @@ def test_after_a_call(used, method):
         {"target": [1]},
         {"target": 99},
         {"target": -1},
-        {"chunk": 0},
+        {"max_views_per_forward": 0},
         {"fill": "nonsense"},
         {"method": equicam.Fusion(equicam.Views((0,)), "map", "map", weigh=lambda p, top: 1 / 0)},
     ],
@@ -109,7 +109,10 @@ def test_outputs_do_not_change():
 
 def test_nothing_found_holds_a_graph():
     found = equicam.explain(equicam.wrap(seeded(Cnn), layer="trunk"), pictures().requires_grad_())
-    assert not any(getattr(found, f).requires_grad for f in ("map", "raw", "peum", "score", "prob", "planes"))
+    assert not any(
+        getattr(found, f).requires_grad
+        for f in ("map", "raw", "peum", "peum_score", "view_confidence", "view_maps")
+    )
 
 
 def test_three_hundred_calls_leave_memory_flat():

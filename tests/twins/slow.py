@@ -181,8 +181,8 @@ class Slow:
             "map": stretch(raw),
             "raw": raw,
             "peum": spread,
-            "score": spread.mean(),
-            "prob": probs,
-            "flips": tops != p0.argmax(),
-            "kept": gates > 0,
+            "peum_score": spread.mean(),
+            "view_confidence": probs,
+            "view_flips": tops != p0.argmax(),
+            "view_kept": gates > 0,
         }

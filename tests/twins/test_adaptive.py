@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import equicam
-from equicam.methods import Auto, find
+from equicam.core.fusion import AdaptiveViews
+from equicam.methods import resolve
+from equicam.recipe import Recipe
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1")}
@@ -25,15 +27,15 @@ def slow(model, picture, method, tolerance):
     for count in (6, 12, 24):
         found = equicam.explain(model, picture, method=method, views=count)
         maps = []
-        for t, angle in enumerate(found.angles):
+        for t, angle in enumerate(found.views.angles):
             one = equicam.explain(
                 model, equicam.rotate(picture, angle), method="grad-cam", target=found.target
             )
             maps.append(equicam.rotate(one.map, -angle)[0].numpy())
-            assert found.kept[0, t] or "pcf" in method
+            assert found.view_kept[0, t] or "pcf" in method
         weights = np.ones(count)
         if "pcf" in method:
-            weights = np.where(found.kept[0], found.prob[0], 0)
+            weights = np.where(found.view_kept[0], found.view_confidence[0], 0)
         if weights.sum() == 0:
             continue
         weights = weights / weights.sum()
@@ -51,26 +53,26 @@ def slow(model, picture, method, tolerance):
 def test_auto_is_the_first_grid_that_has_settled(kind, method):
     build, layer = NETS[kind]
     model, x, counts = equicam.wrap(seeded(build), layer=layer), pictures(2, seed=2), set()
-    auto = find(method, views="auto")
-    for tolerance in (0.04, Auto().tolerance, 0.3):
-        mine = replace(auto, fusion=replace(auto.fusion, auto=Auto(tolerance=tolerance)))
+    auto = resolve(Recipe(method, views="auto"))
+    for tolerance in (0.04, AdaptiveViews().tolerance, 0.3):
+        mine = replace(auto, fusion=replace(auto.fusion, adaptive=AdaptiveViews(tolerance=tolerance)))
         found = equicam.explain(model, x, method=mine)
-        assert len(found.angles) == 24
+        assert len(found.views.angles) == 24
         for i, picture in enumerate(x):
             twin, count = slow(model, picture[None], method, tolerance)
             counts.add(count)
-            assert found.taken[i].nonzero().flatten().tolist() == list(few(count))
-            for field in ("map", "raw", "peum", "score", "target", "sure", "plane"):
+            assert found.view_used[i].nonzero().flatten().tolist() == list(few(count))
+            for field in ("map", "raw", "peum", "peum_score", "target", "confidence", "layer_map"):
                 torch.testing.assert_close(
                     getattr(found, field)[i], getattr(twin, field)[0], atol=1e-9, rtol=0
                 )
-            for field in ("prob", "flips", "kept", "planes"):
+            for field in ("view_confidence", "view_flips", "view_kept", "view_maps"):
                 some = getattr(found, field)[i][list(few(count))]
                 torch.testing.assert_close(some, getattr(twin, field)[0], atol=1e-9, rtol=0)
             assert found.flags[i] == twin.flags[0]
             left = sorted(set(range(24)) - set(few(count)))
-            assert found.prob[i][left].isnan().all()
-            assert not found.kept[i][left].any()
+            assert found.view_confidence[i][left].isnan().all()
+            assert not found.view_kept[i][left].any()
     assert counts == {6, 12, 24} if method == "equigrad-cam" else len(counts) > 1, counts
     assert_alive(equicam.explain(model, x, views="auto").map)
 
@@ -82,7 +84,7 @@ def test_views_are_never_read_twice(cnn, x, monkeypatch):
         type(cnn.module), "forward", lambda self, batch: read.append(len(batch)) or forward(self, batch)
     )
     found = equicam.explain(cnn, x, views="auto")
-    assert sum(read) == int(found.taken.sum())
+    assert sum(read) == int(found.view_used.sum())
 
 
 def test_auto_in_an_evaluation(cnn):
@@ -93,9 +95,9 @@ def test_auto_in_an_evaluation(cnn):
     ).to_pylist()  # fmt: skip
     found = equicam.explain(cnn, x, views="auto")
     taken = [r["value"] for r in rows if r["score"] == "views"]
-    assert taken == found.taken.sum(1).tolist()
+    assert taken == found.view_used.sum(1).tolist()
     peum = [r["value"] for r in rows if r["score"] == "peum" and r["region"] == "full"]
-    assert peum == pytest.approx(found.score.tolist())
+    assert peum == pytest.approx(found.peum_score.tolist())
     target = found.target
     turned = equicam.explain(cnn, equicam.rotate(x, 90), views="auto", target=target).map
     eq = [
@@ -111,7 +113,7 @@ def test_auto_in_an_evaluation(cnn):
 def test_auto_has_its_limits(cnn, x, tmp_path):
     with pytest.raises(equicam.EquicamError, match="fixed grid"):
         equicam.explain(cnn, x, views="auto", as_published=True)
-    assert find("equigrad-cam", views="auto").fusion.auto == Auto()
+    assert resolve(Recipe("equigrad-cam", views="auto")).fusion.adaptive == AdaptiveViews()
     from equicam.auditing.audit import audit
 
     with pytest.raises(equicam.EquicamError, match="same views of every picture"):

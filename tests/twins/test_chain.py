@@ -2,7 +2,7 @@
 
 import torch
 
-from equicam.core.chain import constant, unit
+from equicam.core.chain import is_constant, unit
 from tests.conftest import assert_alive
 
 
@@ -16,9 +16,9 @@ def test_min_max_of_every_plane_and_zero_where_it_is_constant():
         for j in range(3):
             plane = planes[i, j]
             if (i, j) in ((0, 1), (1, 2)):
-                assert constant(plane)
+                assert is_constant(plane)
                 assert torch.equal(found[i, j], torch.zeros(7, 5))
             else:
-                assert not constant(plane)
+                assert not is_constant(plane)
                 assert_alive(found[i, j][None])
                 assert torch.equal(found[i, j], (plane - plane.min()) / (plane.max() - plane.min()))

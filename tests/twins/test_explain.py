@@ -48,7 +48,7 @@ def test_every_fusion_weigher_and_fill(net, align_at, mean_at, weigh, fill):
     twin = slow.Slow(net.trunk, net.rest).explain(
         x[0].numpy(), fusion.views.angles, align_at, mean_at, theirs, fill
     )
-    assert twin["kept"].sum() == (3 if weigh == "pcf" else 5)  # the gate bites, and leaves something
+    assert twin["view_kept"].sum() == (3 if weigh == "pcf" else 5)  # the gate bites, and leaves something
     agree(found, twin)
 
 
@@ -110,7 +110,7 @@ def test_tokens_on_a_grid_that_is_not_square(prefix, combine):
         found,
         written_out.explain(x[0].numpy(), fusion.views.angles, "features", "features", lambda p, top: 1),
     )
-    assert found.planes.shape == (1, 3, 6, 4)
+    assert found.view_maps.shape == (1, 3, 6, 4)
 
 
 def test_channels_last_features():

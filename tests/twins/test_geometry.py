@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import equicam
-from equicam.core.views import Views, mean_weights
+from equicam.core.views import Views, column_means
 from tests.conftest import pictures
 from tests.twins import slow
 
@@ -19,7 +19,7 @@ def test_rotate_is_the_loop(size, degrees, fill):
 
 
 @pytest.mark.parametrize("fill", ["reflect", "zeros"])
-def test_mean_weights_are_the_column_means_of_the_turning_matrix(fill):
+def test_column_means_are_the_column_means_of_the_turning_matrix(fill):
     views, h, w = Views((0.0, 25.0, 90.0, 200.0)), 5, 5
     basis = torch.eye(h * w, dtype=torch.float64).view(h * w, h, w)
     matrix = torch.stack(
@@ -29,6 +29,6 @@ def test_mean_weights_are_the_column_means_of_the_turning_matrix(fill):
         ]
     )  # M_t[p, q]
     expected = matrix.mean(1).view(4, 1, h, w)
-    found = mean_weights(views, (h, w), fill, torch.float64, torch.device("cpu"))
+    found = column_means(views, (h, w), fill, torch.float64, torch.device("cpu"))
     assert expected.std() > 0.001
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)

@@ -12,6 +12,7 @@ from equicam.readers.masking import rise, score_cam
 from equicam.readers.noise import smooth_grad_cam_pp
 from equicam.readers.optimise import opti_cam
 from equicam.readers.perturb import recipro_cam
+from equicam.readers.reading import without_gradient
 from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, pictures, seeded
 from tests.twins import slow
 
@@ -57,7 +58,7 @@ def parts(net, x, i):
 @pytest.mark.parametrize("weigh", ["softmax", "softmax_of_logits", "relu_minus_full_image", "probability"])
 @pytest.mark.parametrize("channels", [None, 4])
 def test_score_cam(net, x, weigh, channels):
-    reader = partial(score_cam, weigh=weigh, channels=channels)
+    reader = without_gradient(partial(score_cam, weigh=weigh, channels=channels))
     target = [1, 4]  # not on top, so that masking can raise them
     found = equicam.explain(model_of(net), x, method=Method("", reader=reader), target=target)
     maps = []
@@ -88,11 +89,13 @@ def test_score_cam_is_canonical_by_default_and_the_authors_by_name(net, x):
         return found
 
     soft, authors = maps("score-cam"), maps("score-cam", as_published=True)
-    assert torch.equal(soft, maps(Method("", reader=score_cam)))
-    assert torch.equal(authors, maps(Method("", reader=partial(score_cam, weigh="relu_minus_full_image"))))
+    assert torch.equal(soft, maps(Method("", reader=without_gradient(score_cam))))
+    assert torch.equal(
+        authors, maps(Method("", reader=without_gradient(partial(score_cam, weigh="relu_minus_full_image"))))
+    )
     assert not torch.allclose(authors, soft, atol=1e-2)
     with pytest.raises(equicam.EquicamError, match="weigh needs one of softmax"):
-        maps(Method("", reader=partial(score_cam.__wrapped__, weigh="softmax_cic")))
+        maps(Method("", reader=without_gradient(partial(score_cam.__wrapped__, weigh="softmax_cic"))))
 
 
 def test_aug_score_cam_is_six_views_turned_back(net, x):
@@ -135,7 +138,9 @@ def test_ablation_cam(kind, x):
 
 @pytest.mark.parametrize("mask", ["one-hot", "gaussian"])
 def test_recipro_cam(net, x, mask):
-    found = equicam.explain(model_of(net), x, method=Method("", reader=partial(recipro_cam, mask=mask)))
+    found = equicam.explain(
+        model_of(net), x, method=Method("", reader=without_gradient(partial(recipro_cam, mask=mask)))
+    )
     maps = []
     for i in range(2):
         acts, c = parts(net, x, i)
@@ -178,7 +183,9 @@ def test_recipro_cam_on_tokens_keeps_the_prefix_and_lets_the_last_block_attend(p
 
 
 def test_rise(net, x):
-    found = equicam.explain(model_of(net), x, method=Method("", reader=partial(rise, masks=9)))
+    found = equicam.explain(
+        model_of(net), x, method=Method("", reader=without_gradient(partial(rise, masks=9)))
+    )
     rng = np.random.default_rng(42)
     grids = (rng.random((9, 7, 7)) < 0.5).astype(float)
     cell = SIZE // 7 + 1
@@ -195,10 +202,10 @@ def test_rise(net, x):
 
 def test_the_first_draws_of_the_masks_are_the_papers():
     """224 px: 33 px cells, grids drawn before all shifts, so a smaller set shares its grids and not its shifts."""
-    from equicam.readers.masking import _grids
+    from equicam.readers.masking import rise_grids
 
-    many, shifts = _grids(8000, (224, 224), 42)
-    few, others = _grids(400, (224, 224), 42)
+    many, shifts = rise_grids(8000, (224, 224), 42)
+    few, others = rise_grids(400, (224, 224), 42)
     assert torch.equal(many[:400], few)
     assert not torch.equal(shifts[:400], others)
     assert shifts.min() == 0
@@ -207,7 +214,7 @@ def test_the_first_draws_of_the_masks_are_the_papers():
 
 
 def test_smooth_grad_cam_pp(net, x):
-    reader = partial(smooth_grad_cam_pp, copies=3, sigma=0.3)
+    reader = without_gradient(partial(smooth_grad_cam_pp, copies=3, sigma=0.3))
     found = equicam.explain(model_of(net), x, method=Method("", reader=reader))
     twin = slow.Slow(net.trunk, net.rest, combine=slow.grad_cam_pp)
     maps = []
@@ -225,7 +232,9 @@ def test_smooth_grad_cam_pp(net, x):
 def test_opti_cam(net, x):
     """Adam written out, one picture at a time."""
     steps = 5
-    found = equicam.explain(model_of(net), x, method=Method("", reader=partial(opti_cam, steps=steps)))
+    found = equicam.explain(
+        model_of(net), x, method=Method("", reader=without_gradient(partial(opti_cam, steps=steps)))
+    )
     maps = []
     for i in range(2):
         acts, c = parts(net, x, i)

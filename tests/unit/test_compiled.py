@@ -3,6 +3,7 @@
 import gc
 import warnings
 import weakref
+from contextlib import nullcontext
 from typing import ClassVar
 
 import pytest
@@ -10,9 +11,13 @@ import torch
 from torch import nn
 
 import equicam
-from equicam.readers.checks import gathered, insist, settle
-from equicam.runtime.compiled import _size
-from equicam.runtime.graphs import SMALL, Graph, Packed, graphs_of
+from equicam.core.fusion import AdaptiveViews
+from equicam.methods import resolve
+from equicam.readers.checks import Check, raise_failed
+from equicam.recipe import Recipe
+from equicam.runtime import streams
+from equicam.runtime.compiled import CompiledLayer, _compiled, padded_size
+from equicam.runtime.graphs import MAX_PACKED_VALUES, CapturedGraph, PackedTensors, graphs_of
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1")}
@@ -29,7 +34,7 @@ def test_a_compiled_network_finds_what_an_eager_one_finds(kind):
         again = equicam.explain(model, x[:2], views=3, compiled=True, target=[1, 2])
     exact = equicam.explain(model, x, views=3)
     assert_alive(exact.map)
-    for field in ("map", "raw", "peum", "prob", "planes", "sure"):
+    for field in ("map", "raw", "peum", "view_confidence", "view_maps", "confidence"):
         torch.testing.assert_close(getattr(fast, field), getattr(exact, field), atol=1e-9, rtol=0)
     assert fast.flags == exact.flags
     other = equicam.explain(model, x[:2], views=3, target=[1, 2])
@@ -60,28 +65,24 @@ def test_a_layer_that_runs_twice_is_not_compiled():
 
 @pytest.mark.parametrize("count", [1, 2, 7, 15, 16, 18, 270, 288, 1152, 2160, 2304])
 def test_batches_are_filled_up_to_few_sizes(count):
-    assert count <= _size(count) <= count * 1.125
-    assert _size(_size(count)) == _size(count)
+    assert count <= padded_size(count) <= count * 1.125
+    assert padded_size(padded_size(count)) == padded_size(count)
 
 
-def test_parts_of_fifteen_and_sixteen_pictures_have_one_size():
-    assert _size(15 * 18) == _size(16 * 18)
-    assert _size(8 * 15 * 18) == _size(8 * 16 * 18)
+def test_parts_of_fifteen_and_sixteen_pictures_have_onepadded_size():
+    assert padded_size(15 * 18) == padded_size(16 * 18)
+    assert padded_size(8 * 15 * 18) == padded_size(8 * 16 * 18)
 
 
-def test_checks_are_asked_at_once_or_together():
-    yes, no = torch.tensor(True), torch.tensor(False)
-    insist(yes, lambda: ValueError("never"))
-    with pytest.raises(ValueError, match="now"):
-        insist(no, lambda: ValueError("now"))
-    with gathered() as checks:
-        insist(yes, lambda: ValueError("first"))
-        insist(no, lambda: ValueError("second"))
-        insist(no, lambda: ValueError("third"))
+def test_checks_are_evaluated_together_and_the_first_that_fails_is_raised():
+    def check(passes: bool, name: str) -> Check:
+        return Check(lambda: torch.tensor(passes), lambda: ValueError(name))
+
+    checks = [check(True, "first"), check(False, "second"), check(False, "third")]
     with pytest.raises(ValueError, match="second"):
-        settle(checks)
-    settle(checks[:1])
-    settle([])
+        raise_failed(checks)
+    raise_failed(checks[:1])
+    raise_failed([])
 
 
 def test_what_is_refused_eagerly_is_refused_compiled():
@@ -95,13 +96,8 @@ def test_what_is_refused_eagerly_is_refused_compiled():
 
 
 def test_a_compiled_network_is_not_kept_alive():
-    import gc
-    import weakref
-
-    from equicam.runtime.compiled import Tapped, _compiled
-
     net = seeded(Cnn)
-    _compiled[net] = {"trunk": Tapped("trunk")}
+    _compiled[net] = {"trunk": CompiledLayer("trunk")}
     gone = weakref.ref(net)
     del net
     gc.collect()
@@ -112,20 +108,20 @@ def test_a_failure_over_values_is_told_by_the_check():
     model = equicam.wrap(seeded(Cnn), layer="trunk")
     with torch.no_grad():
         model.module.trunk[0].weight.fill_(torch.nan)
-    with pytest.raises(equicam.EquicamError, match="finite class scores"):
+    with pytest.raises(equicam.EquicamError, match="finite class logits"):
         equicam.explain(model, pictures(1), method="eigen-cam")
 
 
 def test_views_and_auto_must_agree():
-    from equicam.methods import Auto, find
-
-    with pytest.raises(equicam.EquicamError, match="all views that auto may take"):
-        equicam.Fusion(equicam.Views.evenly(18), "features", "features", auto=Auto())
+    with pytest.raises(equicam.EquicamError, match="all views that `adaptive` may use"):
+        equicam.Fusion(equicam.Views.evenly(18), "features", "features", adaptive=AdaptiveViews())
     with pytest.raises(equicam.EquicamError, match="each a multiple"):
-        Auto((6, 9))
-    auto = find("equigrad-cam", views="auto")
-    assert find(auto, views=12).fusion.auto is None
-    assert find(auto, views=equicam.Views((0, 90))).fusion.auto is None
+        AdaptiveViews((6, 9))
+    auto = resolve(Recipe("equigrad-cam", views="auto"))
+    assert auto.fusion.adaptive is not None
+    assert resolve(Recipe(auto)).fusion.adaptive is not None
+    assert resolve(Recipe(auto, views=12)).fusion.adaptive is None
+    assert resolve(Recipe(auto, views=equicam.Views((0, 90)))).fusion.adaptive is None
 
 
 @pytest.mark.parametrize(
@@ -139,11 +135,11 @@ def test_views_and_auto_must_agree():
     ],
     ids=["part", "hook", "pre-hook", "moved", "gone"],
 )
-def test_graphs_are_captured_anew_when_the_network_is_another(change):
+def test_graphs_are_captured_again_when_the_network_changes(change):
     net, captures = Twice(), []
     mine = graphs_of(net)
 
-    class Fake(Graph):
+    class Fake(CapturedGraph):
         def __init__(self):
             captures.append(self)
             self.found = {"by": torch.tensor(len(captures) - 1)}
@@ -159,7 +155,7 @@ def test_graphs_are_captured_anew_when_the_network_is_another(change):
     assert [mine.run("key", Fake, (None,))[1]["by"] for _ in range(2)] == [1, 1]
     for other in range(9):
         mine.run(other, Fake, (None,))
-    assert len(mine.kept) == 8
+    assert len(mine.graphs) == 8
     gone = weakref.ref(net)
     del net, mine
     gc.collect()
@@ -175,24 +171,19 @@ def test_packed_tensors_come_out_as_they_are_and_stay():
         "flips": torch.rand(2, 18) > 0.5,
         "holds": torch.tensor([True, False]),
     }
-    packed, kept = Packed(given), {name: value.clone() for name, value in given.items()}
-    found = packed.copied()
-    assert given["map"].numel() > SMALL
-    for row in (*packed.rows.values(), *packed.large.values()):
+    packed, kept = PackedTensors(given), {name: value.clone() for name, value in given.items()}
+    found = packed.copy()
+    assert given["map"].numel() > MAX_PACKED_VALUES
+    for row in (*packed.buffers.values(), *packed.large.values()):
         row.zero_()  # as the next run of the graph would
     assert found.keys() == kept.keys()
     for name, value in kept.items():
         assert found[name].dtype == value.dtype
         assert torch.equal(found[name], value)
-    assert found["score"].untyped_storage().nbytes() < 4 * SMALL
+    assert found["score"].untyped_storage().nbytes() < 4 * MAX_PACKED_VALUES
 
 
-def test_what_a_branch_reads_is_kept_until_it_is_rejoined(monkeypatch):
-    import weakref
-    from contextlib import nullcontext
-
-    from equicam import aside
-
+def test_the_inputs_of_a_side_stream_stay_alive_until_it_is_joined(monkeypatch):
     class Stream:
         waited: ClassVar[list[object]] = []
 
@@ -203,18 +194,18 @@ def test_what_a_branch_reads_is_kept_until_it_is_rejoined(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda _side: nullcontext())
-    with aside.aside(main):
+    with streams.side_stream(main):
         pass
-    aside.rejoin()
-    assert Stream.waited == [], "outside `branching` nothing branches"
-    with aside.branching():
+    streams.join_side_stream()
+    assert Stream.waited == [], "outside `allow_side_stream` nothing branches"
+    with streams.allow_side_stream():
         read = torch.ones(3)
         there = weakref.ref(read)
-        with aside.aside(read):
+        with streams.side_stream(read):
             pass
         del read
         assert there() is not None
-        aside.rejoin()
+        streams.join_side_stream()
         assert there() is None
     (side, first), (second, back) = Stream.waited
     assert first is main is second

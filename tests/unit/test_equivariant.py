@@ -27,19 +27,21 @@ def test_an_explainer_becomes_its_aligned_average_with_uncertainty():
     torch.testing.assert_close(e.peum, stack.var(0, correction=0))
     turned = explainer(torch.rot90(x, 1, (-2, -1)), target)
     torch.testing.assert_close(turned.map, torch.rot90(e.map, 1, (-2, -1)))
-    assert e.prob.isnan().all()
-    assert e.kept.all()
-    assert not e.flips.any()
+    assert e.view_confidence.isnan().all()
+    assert e.view_kept.all()
+    assert not e.view_flips.any()
 
 
 def test_coarse_and_coloured_maps_and_passes_of_any_size():
     x = pictures(3).float()
     pool = torch.nn.functional.avg_pool2d
     coloured = equicam.equivariant(lambda v, t: pool(v, 4), views=5)(x, 0)
-    summed = equicam.equivariant(lambda v, t: pool(v, 4).sum(1), views=5, chunk=2)(x, [0, 0, 0])
+    summed = equicam.equivariant(lambda v, t: pool(v, 4).sum(1), views=5, max_views_per_forward=2)(
+        x, [0, 0, 0]
+    )
     assert_alive(coloured.map)
     torch.testing.assert_close(coloured.map, summed.map)
-    assert coloured.planes.shape == (3, 5, 8, 8)
+    assert coloured.view_maps.shape == (3, 5, 8, 8)
 
 
 def test_it_serves_explainers_that_need_gradients_and_callers_without():

@@ -14,31 +14,31 @@ from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 def test_fields_have_the_promised_shapes_and_ranges(cnn, x):
     e = equicam.explain(cnn, x, views=6)
     assert e.map.shape == e.raw.shape == e.peum.shape == (2, 32, 32)
-    assert e.score.shape == e.target.shape == (2,)
-    assert e.prob.shape == e.flips.shape == e.kept.shape == (2, 6)
-    assert e.planes.shape == (2, 6, 8, 8)
+    assert e.peum_score.shape == e.target.shape == (2,)
+    assert e.view_confidence.shape == e.view_flips.shape == e.view_kept.shape == (2, 6)
+    assert e.view_maps.shape == (2, 6, 8, 8)
     assert e.target.dtype == torch.int64
-    assert e.flips.dtype == e.kept.dtype == torch.bool
+    assert e.view_flips.dtype == e.view_kept.dtype == torch.bool
     assert e.map.dtype == torch.float64
     assert e.map.amin() == 0
     assert e.map.amax() == 1
     assert e.raw.amax() != 1
-    torch.testing.assert_close(e.score, e.peum.mean((1, 2)))
-    assert (e.score > 0).all()
+    torch.testing.assert_close(e.peum_score, e.peum.mean((1, 2)))
+    assert (e.peum_score > 0).all()
     assert e.layer == "trunk"
-    assert e.angles == (0, 60, 120, 180, 240, 300)
+    assert e.views.angles == (0, 60, 120, 180, 240, 300)
     assert len(e.flags) == 2
 
 
 def test_eighteen_views_unless_told_otherwise(cnn, x):
-    assert len(equicam.explain(cnn, x).angles) == 18
-    assert equicam.explain(cnn, x, views=7).prob.shape == (2, 7)
-    assert equicam.explain(cnn, x, views=Views((0, 10))).angles == (0, 10)
+    assert len(equicam.explain(cnn, x).views.angles) == 18
+    assert equicam.explain(cnn, x, views=7).view_confidence.shape == (2, 7)
+    assert equicam.explain(cnn, x, views=Views((0, 10))).views.angles == (0, 10)
 
 
 def test_as_published_is_the_authors_grid_fill_and_variants(cnn, x):
     published = equicam.explain(cnn, x, views=6, as_published=True)
-    assert published.angles == (-180, -120, -60, 0, 60, 120)
+    assert published.views.angles == (-180, -120, -60, 0, 60, 120)
     by_hand = equicam.explain(cnn, x, views=Views.evenly(6, start=-180), fill="zeros")
     assert_alive(published.map)
     assert torch.equal(published.map, by_hand.map)
@@ -49,21 +49,21 @@ def test_as_published_is_the_authors_grid_fill_and_variants(cnn, x):
         ours = equicam.explain(cnn, x, method=method, fill="zeros")
         theirs = equicam.explain(cnn, x, method=method, as_published=True)
         assert not torch.allclose(ours.map, theirs.map, atol=1e-6), method
-    assert equicam.explain(cnn, x, method="grad-cam", as_published=True).angles == (0,)
+    assert equicam.explain(cnn, x, method="grad-cam", as_published=True).views.angles == (0,)
 
 
 def test_three_views_of_the_authors_grid_lack_the_presented_one(cnn, x):
     e = equicam.explain(cnn, x, views=3, as_published=True)
-    assert e.angles == (-180, -60, 60)
-    assert e.prob.shape == (2, 3)
+    assert e.views.angles == (-180, -60, 60)
+    assert e.view_confidence.shape == (2, 3)
     assert e.target.tolist() == cnn.module(x).argmax(1).tolist()
 
 
 def test_options_reach_the_gates(cnn, x):
     one = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, tau=0.0)
     two = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, tau=1.0)
-    assert one.kept.any()
-    assert not two.kept.any()
+    assert one.view_kept.any()
+    assert not two.view_kept.any()
     assert all("none-kept" in f for f in two.flags)
     flat = equicam.explain(cnn, x, method="equigrad-cam+soft", views=5, gamma=0)
     torch.testing.assert_close(flat.map, equicam.explain(cnn, x, views=5).map)
@@ -82,8 +82,8 @@ def test_a_target_may_be_named_once_or_for_each_image(cnn, x):
 def test_flips_are_against_the_presented_top1_even_when_another_class_is_explained(cnn, x):
     top = equicam.explain(cnn, x, views=6)
     other = equicam.explain(cnn, x, views=6, target=(top.target + 1) % 5)
-    assert torch.equal(top.flips, other.flips)
-    assert not other.flips[:, 0].any()
+    assert torch.equal(top.view_flips, other.view_flips)
+    assert not other.view_flips[:, 0].any()
 
 
 class Blank(Cnn):
@@ -158,11 +158,11 @@ def test_a_single_logit_is_two_classes(flat, x):
     assert e.target.tolist() == (z > 0).long().tolist()
     for c, sign in ((0, -1), (1, 1)):
         found = equicam.explain(model, x, method="grad-cam", target=c)
-        torch.testing.assert_close(found.prob[:, 0], (sign * z).sigmoid())
+        torch.testing.assert_close(found.view_confidence[:, 0], (sign * z).sigmoid())
         acts = net.trunk(x).detach().requires_grad_()
         grads = torch.autograd.grad(sign * net.rest(acts).sum(), acts)[0]
         plane = (grads.mean((2, 3), keepdim=True) * acts).sum(1).relu().detach()
-        torch.testing.assert_close(found.planes[:, 0], plane, atol=1e-10, rtol=0)
+        torch.testing.assert_close(found.view_maps[:, 0], plane, atol=1e-10, rtol=0)
         if plane.max() > 0:
             assert_alive(found.map[plane.flatten(1).max(1).values > 0])
 
@@ -238,7 +238,7 @@ def test_an_in_place_relu_after_the_layer_does_not_reach_its_activation(x):
     grads = torch.autograd.grad(scores.gather(1, e.target[:, None]).sum(), leaf)[0]
     plane = (grads.mean((2, 3), keepdim=True) * acts).sum(1).relu()
     assert_alive(e.map)
-    torch.testing.assert_close(e.planes[:, 0], plane, atol=1e-10, rtol=0)
+    torch.testing.assert_close(e.view_maps[:, 0], plane, atol=1e-10, rtol=0)
 
 
 def test_an_in_place_operation_on_what_the_layer_took_does_not_reach_it_either(x):
@@ -262,8 +262,8 @@ def test_an_in_place_operation_on_what_the_layer_took_does_not_reach_it_either(x
 def test_the_probability_of_the_presented_picture_is_there_even_if_it_is_no_view(cnn, x):
     e = equicam.explain(cnn, x, views=3, as_published=True)
     p = cnn.module(x).softmax(1).gather(1, e.target[:, None])[:, 0].detach()
-    torch.testing.assert_close(e.sure, p)
-    assert not torch.isclose(e.sure[:, None], e.prob).any()
+    torch.testing.assert_close(e.confidence, p)
+    assert not torch.isclose(e.confidence[:, None], e.view_confidence).any()
 
 
 def test_a_layer_used_twice_is_read_where_it_ran_last(x):
@@ -281,14 +281,14 @@ def test_a_layer_used_twice_is_read_where_it_ran_last(x):
     assert_alive(e.map, later.map)
     acts = net.last(net.trunk(x)).relu().detach()
     plane = (net.head.weight[e.target][:, :, None, None] * acts).sum(1).relu().detach() / acts[0, 0].numel()
-    torch.testing.assert_close(e.planes[:, 0], plane, atol=1e-10, rtol=0)
+    torch.testing.assert_close(e.view_maps[:, 0], plane, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 2, 5])
 def test_prefix_tokens_are_found(prefix, x):
     net = seeded(lambda: Vit((32, 24), prefix), seed=7)
     e = equicam.explain(equicam.wrap(net, layer="blocks.1.norm1"), pictures(1, 32, 24), views=4)
-    assert e.planes.shape == (1, 4, 8, 6)
+    assert e.view_maps.shape == (1, 4, 8, 6)
     assert_alive(e.map)
 
 

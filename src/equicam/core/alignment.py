@@ -1,4 +1,4 @@
-"""The presented frame: views turned back into it, averaged there, and what they disagree on."""
+"""Alignment: views rotated back to the presented frame and averaged there with their weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,63 +8,72 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equicam.core.combine import weighted
-from equicam.core.views import Fill, Views, mean_weights
+from equicam.core.views import Fill, Views, column_means
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The presented frame: views turned back into it and averaged there with their weights (sum 1)."""
+class Alignment:
+    """How planes of the views reach the presented frame: M_t, and the weights w_t (sum 1)."""
 
     views: Views
-    align: bool
+    enabled: bool  # False: planes are averaged as they are
     fill: Fill
     weights: Float[Tensor, "t b"]
 
-    def undo(self, planes: Float[Tensor, "t b *k h w"]) -> Float[Tensor, "t b *k h w"]:
-        """M_t y_t, or y_t itself where views are never turned back."""
-        return self.views.undo(planes, self.fill) if self.align else planes
+    def align(self, planes: Float[Tensor, "t b *k h w"]) -> Float[Tensor, "t b *k h w"]:
+        """M_t y_t, or y_t itself where views are not aligned."""
+        return self.views.align(planes, self.fill) if self.enabled else planes
 
-    def seen(self, grid: Sequence[int]) -> Float[Tensor, "b h w"]:
-        """Σ_t w_t M_t 1: how much of each cell the weighed views have looked at."""
+    def covered(self, grid: Sequence[int]) -> Float[Tensor, "b h w"]:
+        """Σ_t w_t M_t 1: how much of each cell the weighted views cover."""
         cover = self.views.coverage((grid[-2], grid[-1]), like=self.weights)
         return torch.einsum("tb,thw->bhw", self.weights, cover)
 
+    @property
+    def divides_by_coverage(self) -> bool:
+        """Whether means are divided by what the views cover."""
+        return self.enabled and self.fill == "coverage"
+
     def mean(self, planes: Float[Tensor, "t b *k h w"]) -> Float[Tensor, "b *k h w"]:
-        """Σ_t w_t y_t, divided by what was seen if the fill asks for it; 0 where nothing was."""
+        """Σ_t w_t y_t, divided by coverage if the fill says so; 0 where no view covers a cell."""
         total = torch.einsum("tb,tb...->b...", self.weights, planes)
-        if self.fill != "coverage" or not self.align:
+        if not self.divides_by_coverage:
             return total
-        share = inverse(self.seen(planes.shape))
-        return total * share.view(len(share), *[1] * (total.ndim - 3), *share.shape[1:])
+        scale = inverse(self.covered(planes.shape))
+        return total * scale.view(len(scale), *[1] * (total.ndim - 3), *scale.shape[1:])
 
     def variance(self, maps: Float[Tensor, "t b H W"]) -> Float[Tensor, "b H W"]:
-        """σ² = Σ_t w_t (h_t − h̄)²; under coverage each view counts where, and as much as, it has looked."""
+        """Σ_t w_t (h_t − h̄)². Under `coverage`, a view counts where, and as much as, it covers."""
         mean = self.mean(maps)
-        if self.fill != "coverage" or not self.align:
+        if not self.divides_by_coverage:
             return torch.einsum("tb,tbhw->bhw", self.weights, (maps - mean).square_())
         cover = self.views.coverage((maps.shape[-2], maps.shape[-1]), like=maps)[:, None]
-        apart = cover * (maps * inverse(cover) - mean) ** 2
-        return torch.einsum("tb,tbhw->bhw", self.weights, apart) * inverse(self.seen(maps.shape))
+        deviation = cover * (maps * inverse(cover) - mean) ** 2
+        return torch.einsum("tb,tbhw->bhw", self.weights, deviation) * inverse(self.covered(maps.shape))
 
 
-def channels_first(
-    frame: Frame, acts: Float[Tensor, "t b k h w"], grads: Float[Tensor, "t b k h w"], *, rectify: bool
+def contract_then_warp(
+    alignment: Alignment,
+    acts: Float[Tensor, "t b k h w"],
+    grads: Float[Tensor, "t b k h w"],
+    *,
+    rectify: bool,
 ) -> Float[Tensor, "b h w"]:
-    """Feature space without warping a channel: exact, because turning back and averaging are linear.
+    """Feature-space Grad-CAM without aligning a channel: exact, because alignment and mean are linear.
 
     ᾱ_k = Σ_t w_t Σ_q c_t(q) g_t^k(q) with c_t(q) = mean_p M_t[p,q]; then Σ_k ᾱ_k Ā^k = Σ_t w_t M_t Σ_k ᾱ_k A_t^k.
     """
     grid = (acts.shape[-2], acts.shape[-1])
-    if frame.fill == "coverage":
-        share = inverse(frame.seen(grid)) / (grid[0] * grid[1])
-        counts = frame.views.undo_transposed(share.expand(len(acts), -1, -1, -1), "coverage")
+    if alignment.fill == "coverage":
+        share = inverse(alignment.covered(grid)) / (grid[0] * grid[1])
+        counts = alignment.views.align_transposed(share.expand(len(acts), -1, -1, -1), "coverage")
     else:
-        counts = mean_weights(frame.views, grid, frame.fill, acts.dtype, acts.device)
-    counts = frame.weights[..., None, None] * counts
+        counts = column_means(alignment.views, grid, alignment.fill, acts.dtype, acts.device)
+    counts = alignment.weights[..., None, None] * counts
     alpha = torch.einsum("tbhw,tbkhw->tbk", counts, grads).sum(0)
     if rectify:
         alpha = alpha.relu()
-    return frame.mean(frame.undo(weighted(acts, alpha.expand(len(acts), -1, -1))))
+    return alignment.mean(alignment.align(weighted(acts, alpha.expand(len(acts), -1, -1))))
 
 
 def inverse(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:

@@ -20,13 +20,13 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @dataclass(frozen=True)
 class Chain:
-    """The steps for one combine and one picture size."""
+    """The steps for one combine and one image size."""
 
     combine: Combine
     size: tuple[int, int]
 
     def trace(self, start: Stage, value: Sequence[Tensor], until: Stage = "map") -> dict[Stage, Tensor]:
-        """Every named plane from `start` on; features are the two tensors (acts, grads), all else is one."""
+        """Every named plane from `start` on. Features are two tensors (acts, grads), every other stage is one."""
         plane = self.combine(*value) if start == "features" else value[0]
         start = "combined" if start == "features" else start
         named: dict[Stage, Tensor] = {start: plane}
@@ -41,31 +41,30 @@ class Chain:
         return named
 
     def upsample(self, plane: Plane) -> Float[Tensor, "*n H W"]:
-        """Bilinear to the picture's size, pixel areas aligned (`align_corners=False`)."""
+        """Bilinear to the image's size, pixel areas aligned (`align_corners=False`)."""
         flat = plane.reshape(-1, 1, *plane.shape[-2:])
-        return interpolate(flat, self.size, mode="bilinear", align_corners=False).view(
-            *plane.shape[:-2], *self.size
-        )
-
-
-def constant(plane: Plane) -> Bool[Tensor, "*n"]:
-    """Whether a plane is constant up to rounding: stretching it would draw rounding errors."""
-    return span(plane)[1] == torch.inf
+        large = interpolate(flat, self.size, mode="bilinear", align_corners=False)
+        return large.view(*plane.shape[:-2], *self.size)
 
 
 def unit(plane: Plane) -> Plane:
     """Min–max to [0, 1]; a constant plane becomes 0."""
-    return stretched(plane, *span(plane))
+    return scale_to_unit(plane, *value_range(plane))
 
 
-def span(plane: Plane) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
-    """A plane's least value, and how far it reaches above: infinitely, where it is constant up to rounding."""
+def is_constant(plane: Plane) -> Bool[Tensor, "*n"]:
+    """Whether a plane is constant up to rounding, so that stretching it would show rounding errors."""
+    return value_range(plane)[1] == torch.inf
+
+
+def value_range(plane: Plane) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
+    """A plane's minimum and max − min, the latter infinite where the plane is constant up to rounding."""
     low, high = plane.amin((-2, -1)), plane.amax((-2, -1))
     width = high - low
-    still = width <= 16 * torch.finfo(low.dtype).eps * torch.maximum(high, -low)
-    return low, torch.where(still, torch.inf, width)
+    constant = width <= 16 * torch.finfo(low.dtype).eps * torch.maximum(high, -low)
+    return low, torch.where(constant, torch.inf, width)
 
 
-def stretched(plane: Plane, low: Float[Tensor, "*n"], width: Float[Tensor, "*n"]) -> Plane:
-    """(plane − low) / width: by an infinite width 0, without a choice that would copy the plane once more."""
+def scale_to_unit(plane: Plane, low: Float[Tensor, "*n"], width: Float[Tensor, "*n"]) -> Plane:
+    """(plane − low) / width. An infinite width gives 0 without a second copy of the plane."""
     return (plane - low[..., None, None]).div_(width[..., None, None])

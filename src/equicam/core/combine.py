@@ -30,14 +30,14 @@ def grad_cam_rectified(acts: Features, grads: Features) -> Plane:
 
 def grad_cam_pp(acts: Features, grads: Features) -> Plane:
     """Grad-CAM++ eq. 19: w_k = Σ a·g⁺, a = g² / (2g² + (Σ_ab A_ab)·g³ + 1e-6)."""
-    bend = acts.sum(_SPACE, keepdim=True) * grads**3
-    return weighted(acts, (grads**2 / (2 * grads**2 + bend + 1e-6) * grads.relu()).sum(_SPACE))
+    curvature = acts.sum(_SPACE, keepdim=True) * grads**3
+    return weighted(acts, (grads**2 / (2 * grads**2 + curvature + 1e-6) * grads.relu()).sum(_SPACE))
 
 
 def grad_cam_pp_as_published(acts: Features, grads: Features) -> Plane:
     """The authors' Grad-CAM++: Σ_ab (A·g³)_ab inside the sum, a⁺, ε = 1e-8."""
-    bend = (acts * grads**3).sum(_SPACE, keepdim=True)
-    alpha = (grads**2 / (2 * grads**2 + bend + 1e-8)).relu()
+    curvature = (acts * grads**3).sum(_SPACE, keepdim=True)
+    alpha = (grads**2 / (2 * grads**2 + curvature + 1e-8)).relu()
     return weighted(acts, (alpha * grads.relu()).sum(_SPACE))
 
 

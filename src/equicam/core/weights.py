@@ -1,7 +1,6 @@
-"""How much each view counts: gates from a view's probability of the target and whether it is still its top-1.
+"""How much each view counts: gates from a view's confidence in the target and whether it is still the top-1 class.
 
-A weigher gives numbers ≥ 0; the composition scales them to sum to 1 and, where all are 0, falls back to the
-presented view alone.
+A weigher returns numbers ≥ 0. `normalise` scales them to sum 1 and, where all are 0, falls back to the presented view.
 """
 
 from collections.abc import Callable
@@ -11,14 +10,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from equicam.core.views import select
 from equicam.errors import EquicamError
 
 Weigher = Callable[[Float[Tensor, "t b"], Bool[Tensor, "t b"]], Float[Tensor, "t b"]]
+"""(confidence in the target, whether the target is the view's top-1) → gate ≥ 0."""
 
 
-def uniform(prob: Float[Tensor, "t b"], top: Bool[Tensor, "t b"]) -> Float[Tensor, "t b"]:  # noqa: ARG001
+def uniform(confidence: Float[Tensor, "t b"], is_top1: Bool[Tensor, "t b"]) -> Float[Tensor, "t b"]:  # noqa: ARG001
     """Every view counts the same."""
-    return torch.ones_like(prob)
+    return torch.ones_like(confidence)
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,16 @@ class KeepConfident:
         if not 0 <= self.tau <= 1:
             raise EquicamError("tau", needs="a probability from 0 to 1", got=self.tau, fix="tau=0.10")
 
-    def __call__(self, prob: Float[Tensor, "t b"], top: Bool[Tensor, "t b"]) -> Float[Tensor, "t b"]:
+    def __call__(
+        self, confidence: Float[Tensor, "t b"], is_top1: Bool[Tensor, "t b"]
+    ) -> Float[Tensor, "t b"]:
         """p_c where the view is kept, 0 elsewhere."""
-        return torch.where(top & (prob >= self.tau), prob, 0)
+        return torch.where(is_top1 & (confidence >= self.tau), confidence, 0)
 
 
 @dataclass(frozen=True)
 class SoftGate:
-    """p_c^γ, whatever the top-1; γ = 0 is uniform."""
+    """p_c^γ, whatever the top-1 class is; γ = 0 is uniform."""
 
     gamma: int | float = 1.0
 
@@ -46,7 +49,25 @@ class SoftGate:
         if not 0 <= self.gamma < float("inf"):
             raise EquicamError("gamma", needs="a finite number ≥ 0", got=self.gamma, fix="gamma=1.0")
 
-    def __call__(self, prob: Float[Tensor, "t b"], top: Bool[Tensor, "t b"]) -> Float[Tensor, "t b"]:  # noqa: ARG002
+    def __call__(
+        self,
+        confidence: Float[Tensor, "t b"],
+        is_top1: Bool[Tensor, "t b"],  # noqa: ARG002
+    ) -> Float[Tensor, "t b"]:
         """(p_c / max_t p_c)^γ: the same weights once scaled to sum 1, safe from underflow."""
-        best = prob.amax(0, keepdim=True)
-        return torch.where(best > 0, prob / best, 1) ** self.gamma
+        best = confidence.amax(0, keepdim=True)
+        return torch.where(best > 0, confidence / best, 1) ** self.gamma
+
+
+def normalise(gate: Float[Tensor, "t b"], order: list[int], count: int) -> Float[Tensor, "s b"]:
+    """Gates scaled to sum 1, each at its place (`order`) among `count` views, the presented view first.
+
+    All weight goes to the presented view where every gate is 0. A presented view that is not among the gates has none.
+    """
+    if len(order) < count:
+        gate = torch.cat((torch.zeros_like(gate[:1]), gate))
+        order = [0, *order]
+    total = gate.sum(0)
+    presented_only = torch.eye(count, 1, dtype=gate.dtype, device=gate.device)
+    ordered = select(gate, [order.index(s) for s in range(count)])
+    return torch.where(total > 0, ordered / total, presented_only)

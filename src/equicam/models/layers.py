@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.readers.gradients import undisturbed
+from equicam.readers.forward import frozen
 from equicam.readers.layout import channels_of, infer, is_block_norm
 
 _TRANSPARENT = ("Identity", "Permute", "Dropout")  # an earlier layer computed their output
@@ -68,7 +68,7 @@ def _spatial_outputs(module: nn.Module, example: Tensor) -> list[_SpatialOutput]
 
     handles = [child.register_forward_hook(hook(name)) for name, child in module.named_modules() if name]
     try:
-        with undisturbed(module), torch.no_grad():
+        with frozen(module), torch.no_grad():
             module(example)
     except Exception as error:
         raise EquicamError(

@@ -1,6 +1,7 @@
-"""Explanations from a transformer's attention, recorded while it runs, whatever library and kernel computes it."""
+"""Explanations from a transformer's attention, recorded while it runs, whichever library and kernel compute it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,25 +11,28 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from equicam.errors import EquicamError
-from equicam.readers.gradients import class_scores, feed, undisturbed
+from equicam.readers.checks import Check
+from equicam.readers.forward import Captured, Forward, Network, frozen, run_module
 from equicam.readers.layout import Layout
+from equicam.readers.logits import at_least_float32, class_logits
 from equicam.readers.model import Model
-from equicam.readers.reading import Pin, Reading, wide
+from equicam.readers.objective import class_logit
+from equicam.readers.reading import Reader, Reading, Targets
 
 Attention = Float[Tensor, "n heads N N"]
 _SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
 
 
 class Recorder(TorchFunctionMode):
-    """Inside `with`, every square attention that is computed is kept, on the graph; all is put back after.
+    """Inside `with`, records every square attention that is computed, on the autograd graph; patches are undone after.
 
-    Fused kernels hide their attention, so calls to them are answered with the same formula written out;
-    `nn.MultiheadAttention` is led to that call. Attention written as a softmax is seen as it passes.
+    Fused kernels hide their attention, so calls to them run the same formula written out, and
+    `nn.MultiheadAttention` is routed to that call. Attention written as a softmax is recorded as it is computed.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: list[Tensor] = []
+        self.recorded: list[Tensor] = []
         self._last: Tensor | None = None
         self._fused = functional.scaled_dot_product_attention
 
@@ -49,7 +53,7 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is self._fused:  # bound by name before we came
+        if func is self._fused:  # a name bound before the patch
             return self._attend(*args, **kwargs)
         if func is functional.multi_head_attention_forward and kwargs.get("need_weights", True):
             output, _ = func(*args, **kwargs | {"need_weights": False})
@@ -58,12 +62,12 @@ class Recorder(TorchFunctionMode):
             return output, self._last.mean(1)
         found = func(*args, **kwargs)
         if func in _SOFTMAX:
-            self._keep(found)
+            self._record(found)
         return found
 
-    def _keep(self, attention: Tensor) -> None:
+    def _record(self, attention: Tensor) -> None:
         if attention.ndim >= 3 and attention.shape[-1] == attention.shape[-2]:
-            self.kept.append(attention)
+            self.recorded.append(attention)
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -81,69 +85,80 @@ class Recorder(TorchFunctionMode):
                 if attn_mask.dtype == torch.bool
                 else logits + attn_mask
             )
-        with torch._C.DisableTorchFunction():  # this softmax is kept here, not on its way past
+        with torch._C.DisableTorchFunction():  # recorded below, not by __torch_function__
             attention = logits.softmax(-1)
         self._last = attention
-        self._keep(attention)
+        self._record(attention)
         return attention @ value
 
 
-def rollout(
-    model: Model, x: Float[Tensor, "n c H W"], pin: Pin, *, autocast: torch.dtype | None = None
+def record_attention(network: Network, x: Float[Tensor, "n c H W"], *, gradients: bool) -> Forward:
+    """Every block's attention [n, heads, N, N], in order, and its gradient if asked for."""
+    with frozen(network.model.module), torch.set_grad_enabled(gradients):
+        with Recorder() as recorder:
+            output = run_module(network, x.detach().clone().requires_grad_(gradients))
+        found = class_logits(output, count=len(x))
+    recorded = recorder.recorded
+    sizes = {a.shape[-1] for a in recorded}
+    whole = all(len(a) == len(x) if a.ndim == 4 else len(a) % len(x) == 0 for a in recorded)
+    if len(sizes) != 1 or not whole:
+        raise EquicamError(
+            "attention", needs="a transformer whose blocks all attend over all tokens",
+            got=f"attention over {sorted(sizes)} tokens, in windows" if recorded else "none in this model",
+            fix="grad-cam or another method that reads features",
+        )  # fmt: skip
+    (tokens,) = sizes
+
+    def by_head(attention: Tensor) -> Tensor:
+        return at_least_float32(attention.detach()).reshape(len(x), -1, tokens, tokens)
+
+    def gradient(direction: Float[Tensor, "n y"]) -> tuple[Captured, tuple[Check, ...]]:
+        grads = torch.autograd.grad(found.logits, recorded, direction, materialize_grads=True)
+        return tuple(by_head(g) for g in grads), ()
+
+    return Forward(
+        captured=tuple(by_head(a) for a in recorded),
+        logits=found.logits.detach(),
+        probabilities=found.probabilities.detach(),
+        gradient=gradient,
+        checks=found.checks,
+    )
+
+
+def read_rollout(
+    network: Network, x: Float[Tensor, "n c H W"], forward: Forward, _targets: Targets
 ) -> Reading:
     """Attention rollout: the class token's row of Π_l rows((Ā_l + I)/2), later blocks on the left; no class in it."""
-    layers, scores, probs, _ = _recorded(model, x, pin, autocast, gradients=False)
-    size = layers[0].shape[-1]
-    eye = torch.eye(size, dtype=layers[0].dtype, device=x.device)
+    blocks = forward.captured
+    eye = torch.eye(blocks[0].shape[-1], dtype=blocks[0].dtype, device=x.device)
     flow = eye.expand(len(x), -1, -1)
-    for attention in layers:
+    for attention in blocks:
         mixed = (attention.mean(1) + eye) / 2
         flow = mixed / mixed.sum(-1, keepdim=True) @ flow
-    return Reading("rectified", (_patches(model, flow, x),), scores, probs)
+    return Reading("rectified", (_patches(network.model, flow, x),))
 
 
-def transformer_attribution(
-    model: Model, x: Float[Tensor, "n c H W"], pin: Pin, *, autocast: torch.dtype | None = None
+def read_transformer_attribution(
+    network: Network, x: Float[Tensor, "n c H W"], forward: Forward, targets: Targets
 ) -> Reading:
     """Gradient × attention: C_l = mean_heads (∂y_c/∂A_l ⊙ A_l)⁺, R ← R + C_l R from R = I; the class token's row.
 
-    The rule of the later, generic method, without relevance propagation, which is what the paper ran. The original
-    relevance-propagation method needs every operation of the network rewritten with its own rule, and is not offered.
+    This is the later, generic method without relevance propagation, which is what the paper ran. The original method
+    needs every operation of the network rewritten with its own propagation rule, and is not offered.
     """
-    layers, scores, probs, gradients = _recorded(model, x, pin, autocast, gradients=True)
-    size = layers[0].shape[-1]
-    relevance = torch.eye(size, dtype=layers[0].dtype, device=x.device).expand(len(x), -1, -1)
-    for attention, gradient in zip(layers, gradients, strict=True):
+    blocks = forward.captured
+    gradients, checks = forward.gradient(class_logit(forward.logits, targets.classes))
+    size = blocks[0].shape[-1]
+    relevance = torch.eye(size, dtype=blocks[0].dtype, device=x.device).expand(len(x), -1, -1)
+    for attention, gradient in zip(blocks, gradients, strict=True):
         relevance = relevance + (attention * gradient).relu().mean(1) @ relevance
-    return Reading("rectified", (_patches(model, relevance, x),), scores, probs)
+    return Reading("rectified", (_patches(network.model, relevance, x),), checks)
 
 
-def _recorded(
-    model: Model, x: Tensor, pin: Pin, autocast: torch.dtype | None, *, gradients: bool
-) -> tuple[list[Attention], Tensor, Tensor, list[Attention]]:
-    """Every block's attention [n, heads, N, N], in order, and its gradient for the target if asked."""
-    with undisturbed(model.module), torch.set_grad_enabled(gradients):
-        with Recorder() as recorder:
-            output = feed(model, x.detach().clone().requires_grad_(gradients), autocast)
-        scores, probs = class_scores(output, count=len(x))
-        target, _ = pin(scores.detach())
-        kept = recorder.kept
-        sizes = {a.shape[-1] for a in kept}
-        whole = all(len(a) == len(x) if a.ndim == 4 else len(a) % len(x) == 0 for a in kept)
-        if len(sizes) != 1 or not whole:
-            raise EquicamError(
-                "attention", needs="a transformer whose blocks all attend over all tokens",
-                got=f"attention over {sorted(sizes)} tokens, in windows" if kept else "none in this model",
-                fix="grad-cam or another method that reads features",
-            )  # fmt: skip
-        (tokens,) = sizes
-        chosen = scores.gather(1, target[:, None]).sum()
-        grads = torch.autograd.grad(chosen, kept, materialize_grads=True) if gradients else ()
-
-    def by_head(attention: Tensor) -> Tensor:
-        return wide(attention.detach()).reshape(len(x), -1, tokens, tokens)
-
-    return [by_head(a) for a in kept], scores.detach(), probs.detach(), [by_head(g) for g in grads]
+ROLLOUT = Reader(read_rollout, forward=partial(record_attention, gradients=False))
+TRANSFORMER_ATTRIBUTION = Reader(
+    read_transformer_attribution, forward=partial(record_attention, gradients=True)
+)
 
 
 def _patches(model: Model, flow: Float[Tensor, "n N N"], x: Tensor) -> Float[Tensor, "n h w"]:

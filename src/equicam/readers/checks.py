@@ -1,8 +1,7 @@
-"""Checks of values that live on a device: asked at once, or gathered and asked together, for each answer is a wait."""
+"""Checks of values that live on a device, returned as data: each answer synchronises, so the caller asks once for all."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool
@@ -10,51 +9,23 @@ from torch import Tensor
 
 from equicam.errors import EquicamError
 
-Check = tuple[Bool[Tensor, ""], Callable[[], EquicamError]]
-_gathered: ContextVar[list[Check] | None] = ContextVar("gathered", default=None)
+
+@dataclass(frozen=True)
+class Check:
+    """A condition on tensors, and the error to raise where it fails."""
+
+    passes: Callable[[], Bool[Tensor, ""]]
+    error: Callable[[], EquicamError]
 
 
-def insist(holds: Bool[Tensor, ""], error: Callable[[], EquicamError]) -> None:
-    """Raise the error unless the value holds; inside `gathered`, when `settle` asks."""
-    later = _gathered.get()
-    if later is not None:
-        later.append((holds, error))
-    elif not bool(holds):
-        raise error()
+def raise_failed(checks: Sequence[Check]) -> None:
+    """Evaluate all checks with one synchronisation; raise the error of the first that fails."""
+    if checks:
+        raise_first(torch.stack([check.passes() for check in checks]).tolist(), checks)
 
 
-@contextmanager
-def gathered() -> Iterator[list[Check]]:
-    """Gather checks instead of asking them."""
-    found: list[Check] = []
-    token = _gathered.set(found)
-    try:
-        yield found
-    finally:
-        _gathered.reset(token)
-
-
-def settle(checks: Sequence[Check]) -> None:
-    """Ask what was gathered, in one go; the first that does not hold is raised."""
-    if not checks:
-        return
-    for holds, (_, error) in zip(torch.stack([c for c, _ in checks]).tolist(), checks, strict=True):
-        if not holds:
-            raise error()
-
-
-@contextmanager
-def explained_by(checks: Sequence[Check]) -> Iterator[None]:
-    """Where work fails over values that a gathered check would have refused, the check is what is raised."""
-    try:
-        yield
-    except EquicamError:
-        raise
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        try:
-            settle(checks)
-        except EquicamError as refused:
-            raise refused from error
-        raise
+def raise_first(passed: Sequence[bool], checks: Sequence[Check]) -> None:
+    """Raise the error of the first check that did not pass."""
+    for ok, check in zip(passed, checks, strict=True):
+        if not ok:
+            raise check.error()

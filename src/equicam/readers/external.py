@@ -1,7 +1,6 @@
-"""Any explainer of the user's as a reader: `(x, target) → map`."""
+"""Any explainer `(x, target) → map` as a reader."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,39 +10,38 @@ from torch import Tensor
 
 from equicam.errors import EquicamError
 from equicam.readers.finite import finite
-from equicam.readers.reading import Pin, Reading, wide
+from equicam.readers.logits import at_least_float32
+from equicam.readers.reading import Reader, Reading, Targets
 
 Explainer = Callable[[Float[Tensor, "n c H W"], Int[Tensor, " n"]], Tensor]
 
 
-def external(
-    fn: Explainer, x: Float[Tensor, "n c H W"], pin: Pin, *, autocast: torch.dtype | None = None
+def external(fn: Any) -> Reader:
+    """A reader of the explainer's own maps; it sees no model of ours."""
+    return Reader(partial(read_external, fn), forward=None)
+
+
+def read_external(
+    fn: Any, _network: None, x: Float[Tensor, "n c H W"], _forward: None, targets: Targets
 ) -> Reading:
-    """The explainer's own maps, signed values and all: [n, h, w], or [n, c, h, w] summed over channels."""
-    target, _ = pin(None)
-    with torch.autocast(x.device.type, dtype=autocast) if autocast else nullcontext():
-        found = fn(x, target)
+    """The explainer's own maps, signed values included: [n, h, w], or [n, c, h, w] summed over channels."""
+    found: Any = as_explainer(fn)(x, targets.classes)
+    found = getattr(found, "map", found)  # an Explanation of ours
     if not isinstance(found, Tensor) or found.ndim not in (3, 4) or len(found) != len(x):
         got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise EquicamError(
-            "an explainer",
-            needs=f"maps [{len(x)}, h, w] as a tensor",
-            got=got,
-            fix="torch.as_tensor on its result",
-        )
-    planes = wide(found.detach().to(x.device))
+            "an explainer", needs=f"maps [{len(x)}, h, w] as a tensor", got=got, fix="torch.as_tensor on its result"
+        )  # fmt: skip
+    planes = at_least_float32(found.detach().to(x.device))
     if not finite(planes):
         raise EquicamError(
-            "an explainer",
-            needs="finite maps",
-            got="NaN or infinity in them",
-            fix="torch.nan_to_num on its result",
-        )
-    return Reading(stage="rectified", value=(planes.sum(1) if planes.ndim == 4 else planes,))
+            "an explainer", needs="finite maps", got="NaN or infinity in them", fix="torch.nan_to_num on its result"
+        )  # fmt: skip
+    return Reading("rectified", (planes.sum(1) if planes.ndim == 4 else planes,))
 
 
 def as_explainer(found: Any) -> Explainer:
-    """A callable `(x, target) → map` of the peers' objects, known by what they can do; callables stay as they are."""
+    """A callable `(x, target) → map` for a peer's object, recognised by its attributes; a callable is returned as is."""
     if hasattr(found, "attribute"):  # captum
         return partial(_captum, found)
     if hasattr(found, "base_cam"):  # pytorch-grad-cam's FinerCAM drops its contrast when it is given targets
@@ -60,7 +58,7 @@ def as_explainer(found: Any) -> Explainer:
             "equivariant",
             needs="a callable (x, target) → map",
             got=type(found).__name__,
-            fix="a function of yours",
+            fix="a function of x and target",
         )
     explainer: Explainer = found
     return explainer

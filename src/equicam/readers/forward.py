@@ -1,99 +1,268 @@
-"""What a model says of a batch, and what its head says of other features."""
+"""Forward passes of a network: its logits, its target layer's features, and the gradient between them.
 
-from collections.abc import Callable
-from typing import Any
+For the call the parameters require no gradient, and a hook replaces the layer's output by a detached leaf that does,
+so autograd records only what comes after the layer. Toggling `requires_grad` is not thread-safe: explain one module
+from one thread at a time.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.readers.gradients import caught_features, class_scores, feed, tapped, undisturbed
-from equicam.readers.layout import is_block_norm
+from equicam.readers.checks import Check, raise_failed
+from equicam.readers.layout import Layout, channels_of, infer
+from equicam.readers.logits import Logits, at_least_float32, class_logits
 from equicam.readers.model import Model
-from equicam.readers.reading import Pin, Reading, wide
-
-Said = tuple[Float[Tensor, "n y"], Float[Tensor, "n y"]]
 
 
-def ask(model: Model, x: Float[Tensor, "n c H W"], autocast: torch.dtype | None) -> Said:
-    """Scores and probabilities of a batch."""
-    with undisturbed(model.module), torch.no_grad():
-        return class_scores(feed(model, x, autocast), count=len(x))
+class LayerRun(NamedTuple):
+    """A module's output, its target layer's features, and the tensor to differentiate by for them."""
+
+    output: Any
+    features: Tensor
+    differentiable: Tensor
 
 
-def ask_at(
-    model: Model, x: Float[Tensor, "n c H W"], autocast: torch.dtype | None
-) -> tuple[Float[Tensor, "n k h w"], Float[Tensor, "n y"], Float[Tensor, "n y"]]:
-    """The target layer's activations, scores and probabilities of a batch."""
-    # with a graph behind the layer, by which a sigmoid head is told from logits
-    with undisturbed(model.module), torch.enable_grad(), tapped(model) as caught:
-        output = feed(model, x, autocast)
-        features, layout = caught_features(model, caught, x)
-        scores, probs = class_scores(output, count=len(x))
-    return wide(layout.planes(features.detach())), scores.detach(), probs.detach()
+@dataclass(frozen=True)
+class Network:
+    """A model and how its forward pass runs."""
+
+    model: Model
+    autocast: torch.dtype | None = None
+    run: "Callable[[Network, Tensor], LayerRun] | None" = None  # None: eagerly
+
+    def frozen(self) -> AbstractContextManager[None]:
+        """The module in evaluation mode, put back afterwards."""
+        return frozen(self.model.module, eager=self.run is None)
 
 
-def look(
-    model: Model, x: Float[Tensor, "n c H W"], pin: Pin, *, autocast: torch.dtype | None = None
-) -> Reading:
-    """Activations alone, for combines that ask for no gradient (they stand in for it)."""
-    acts, scores, probs = ask_at(model, x, autocast)
-    pin(scores)
-    return Reading("features", (acts, acts), scores, probs)
+Captured = tuple[Tensor, ...]
+Gradient = Callable[[Float[Tensor, "n y"]], tuple[Captured, tuple[Check, ...]]]
+"""direction → ∂(direction · logits)/∂captured, and the checks those gradients must pass."""
 
 
-def ask_head(
-    model: Model,
-    x: Float[Tensor, "r c H W"],
-    vary: Callable[[Tensor], Tensor],
-    autocast: torch.dtype | None,
-    *,
-    block_input: bool = False,
-) -> Said:
-    """Scores of one picture (or rows of it) with the target layer's output put through `vary`.
+def no_gradient(_direction: Float[Tensor, "n y"]) -> tuple[Captured, tuple[Check, ...]]:
+    """The gradient of a pass that recorded none."""
+    raise EquicamError(
+        "a reader of gradients",
+        needs="a pass that records them",
+        got="read_layer",
+        fix="forward=capture_layer",
+    )
 
-    The trunk runs on the picture as given; `vary` returns any number of variants and only what follows sees them all.
-    A residual around the layer stays one picture and broadcasts. With `block_input`, where the layer is a norm in a
-    row of blocks, tokens are varied where they enter its block instead.
-    """
-    varied: list[Tensor] = []
-    ran = 0
 
-    def swap(tensor: Tensor) -> Tensor:
-        varied.append(vary(tensor))
-        return varied[-1]
+@dataclass(frozen=True)
+class Forward:
+    """One forward pass of n views."""
 
-    def enter(_module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if inputs:
-            return ((swap(inputs[0]), *inputs[1:]), kwargs) if inputs[0].ndim == 3 else None
-        name = next(
-            (key for key, value in kwargs.items() if isinstance(value, Tensor) and value.ndim == 3), None
-        )
-        return None if name is None else (inputs, kwargs | {name: swap(kwargs[name])})
+    captured: Captured  # (features [n, k, h, w],), or the attention of every block
+    logits: Float[Tensor, "n y"]
+    probabilities: Float[Tensor, "n y"]
+    gradient: Gradient = no_gradient
+    rectify_weights: bool = False
+    checks: tuple[Check, ...] = ()
 
-    def leave(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        nonlocal ran
-        ran += 1
-        if ran > 1:
+    @property
+    def features(self) -> Float[Tensor, "n k h w"]:
+        """The target layer's activations."""
+        return self.captured[0]
+
+
+def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
+    """Logits and the target layer's features, with the gradient of the first by the second."""
+    model, count = network.model, len(x)
+    with network.frozen(), torch.enable_grad():
+        output, features, differentiable = (network.run or run_eagerly)(network, x)
+        features = _first(features, count)
+        layout = layer_layout(model, features, (x.shape[-2], x.shape[-1]))
+        found = class_logits(output, count=len(differentiable))
+        logits = _first(found.logits, count)
+
+    def gradient(direction: Float[Tensor, "n y"]) -> tuple[Captured, tuple[Check, ...]]:
+        if not logits.requires_grad:
             raise EquicamError(
-                f"layer {model.layer!r}", needs="to run once in a forward pass here", got="another call of it",
-                fix="the block around it, or a gradient method, which reads its last call",
+                f"layer {model.layer!r}", needs="the class logits to depend on it with gradient",
+                got="logits cut off from it", fix="a layer outside the model's own no_grad or detach",
             )  # fmt: skip
-        if varied:
-            return None
-        return (swap(output[0]), *output[1:]) if isinstance(output, tuple) else swap(output)
+        (grad,) = torch.autograd.grad(logits, differentiable, direction, materialize_grads=True)
+        grad = _first(grad, count)
+        return (at_least_float32(layout.planes(grad)),), _check_patches(model, grad, layout)
 
-    handles = [model.module.get_submodule(model.layer).register_forward_hook(leave)]
-    if block_input and is_block_norm(model.module, model.layer):
-        block = model.module.get_submodule(model.layer.rpartition(".")[0])
-        handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
+    return Forward(
+        captured=(at_least_float32(layout.planes(features.detach())),),
+        logits=logits.detach(),
+        probabilities=_first(found.probabilities, count).detach(),
+        gradient=gradient,
+        rectify_weights=layout.prefixed if model.rectify_weights is None else model.rectify_weights,
+        checks=found.checks,
+    )
+
+
+def read_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
+    """Logits and features of an eager pass, without their gradient."""
+    found = capture_layer(Network(network.model, network.autocast), x)
+    return Forward(found.captured, found.logits, found.probabilities, checks=found.checks)
+
+
+def predict(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
+    """Logits and probabilities of a batch, checked."""
+    with frozen(network.model.module), torch.no_grad():
+        found = class_logits(run_module(network, x), count=len(x))
+    raise_failed(found.checks)
+    return found
+
+
+def run_module(network: Network, x: Float[Tensor, "n c H W"]) -> Any:
+    """The module's output, in the memory format of its weights."""
+    if prefers_channels_last(network.model.module):
+        x = x.contiguous(memory_format=torch.channels_last)
+    with torch.autocast(x.device.type, dtype=network.autocast) if network.autocast else nullcontext():
+        return network.model.module(x)
+
+
+def run_eagerly(network: Network, x: Float[Tensor, "n c H W"]) -> LayerRun:
+    """One eager pass with the layer's output replaced by a leaf."""
+    with layer_outputs(network.model) as outputs:
+        output = run_module(network, x)
+    leaf = last_output(network.model, outputs, x)
+    return LayerRun(output, leaf, leaf)
+
+
+@contextmanager
+def layer_outputs(model: Model) -> Iterator[list[Tensor]]:
+    """Replaces the layer's output by a leaf that requires gradient; the list has one for each call of the layer."""
+    leaves: list[Tensor] = []
+
+    def cut(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        if not isinstance(first, Tensor) or not first.is_floating_point():
+            raise EquicamError(
+                f"layer {model.layer!r}", needs="a floating-point tensor as output", got=type(first).__name__,
+                fix="a layer that returns its features",
+            )  # fmt: skip
+        # clone before and after, so that no in-place operation on the layer's input or output reaches the leaf
+        leaf = first.detach().clone().requires_grad_()
+        leaves.append(leaf)
+        return (leaf.clone(), *output[1:]) if isinstance(output, tuple) else leaf.clone()
+
+    handle = model.module.get_submodule(model.layer).register_forward_hook(cut)
     try:
-        with undisturbed(model.module), torch.no_grad():
-            output = feed(model, x, autocast)
-            if not varied:
-                caught_features(model, varied, x)
-            return class_scores(output, count=len(varied[-1]))
+        yield leaves
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
+
+
+def last_output(model: Model, outputs: list[Tensor], x: Float[Tensor, "n c H W"]) -> Tensor:
+    """The layer's output in its last call, checked to have one row per image."""
+    if not outputs:
+        raise EquicamError(
+            f"layer {model.layer!r}", needs="to run when the model does", got="no call of it",
+            fix="a layer the forward pass calls (scripted modules do not fire hooks)",
+        )  # fmt: skip
+    if len(outputs[-1]) != len(x):
+        raise EquicamError(
+            f"layer {model.layer!r}", needs=f"one row per image, {len(x)} in all",
+            got=f"shape {tuple(outputs[-1].shape)}", fix="a layer that does not fold windows into the batch",
+        )  # fmt: skip
+    return outputs[-1]
+
+
+def layer_layout(model: Model, features: Tensor, size: tuple[int, int]) -> Layout:
+    """The layout of the layer's output, checked; inferred where the model does not name it."""
+    shape = tuple(features.shape)
+    try:
+        if model.layout is None:
+            layout = infer(shape, size, channels=channels_of(model.module.get_submodule(model.layer)))
+        else:
+            layout = model.layout.resolve(shape, size)
+            if layout.kind != "tokens" and len(shape) != 4:
+                raise EquicamError(
+                    f"layout {layout.kind!r}", needs="a 4-D output", got=f"shape {shape}", fix='layout="tokens"'
+                )  # fmt: skip
+    except EquicamError as error:
+        error.add_note(f"while reading layer {model.layer!r}")
+        raise
+    grid = layout.planes(features).shape[-2:]
+    if min(grid) < 2:
+        raise EquicamError(
+            f"layer {model.layer!r}", needs="a feature grid of 2×2 or more", got=f"{grid[0]}×{grid[1]}",
+            fix="an earlier layer or a larger image",
+        )  # fmt: skip
+    return layout
+
+
+@contextmanager
+def frozen(module: nn.Module, *, eager: bool = True) -> Iterator[None]:
+    """Evaluation mode, no parameter gradients, eager, RNG kept; everything is put back, also after an exception.
+
+    Inside itself it does nothing, so that several passes may share one.
+    """
+    if id(module) in _frozen:
+        yield
+        return
+    modes = [(m, m.training) for m in module.modules()]
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    devices = sorted({p.device.index or 0 for p in module.parameters() if p.is_cuda})
+    # only a process that compiled something can have compiled modules, whose code would skip our hook
+    compiles = "torch._dynamo" in sys.modules
+    stance = torch.compiler.set_stance("force_eager") if eager and compiles else nullcontext()
+    with stance, torch.random.fork_rng(devices):
+        _frozen.add(id(module))
+        try:
+            for m, _ in modes:
+                m.training = False  # not .eval(): modules may override it with side effects
+            for p in trainable:
+                p.requires_grad_(False)
+            yield
+        finally:
+            _frozen.discard(id(module))
+            for m, mode in modes:
+                m.training = mode
+            for p in trainable:
+                p.requires_grad_(True)
+
+
+_frozen: set[int] = set()
+"""Modules that are frozen now."""
+
+
+def prefers_channels_last(module: nn.Module) -> bool:
+    """Whether the caller keeps the weights channels-last. We follow: a `view` in a model may need the plain order."""
+    weights = (p for p in module.parameters() if p.ndim == 4 and not p.is_contiguous())
+    return any(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
+
+
+def _first(rows: Tensor, count: int) -> Tensor:
+    """Rows without a compiled batch's padding; the tensor itself where there is none, because a slice costs a copy."""
+    return rows if len(rows) == count else rows[:count]
+
+
+def _check_patches(model: Model, grad: Tensor, layout: Layout) -> tuple[Check, ...]:
+    """Behind a class token, patches must still reach the logits."""
+    if not layout.prefixed:
+        return ()
+
+    def dead_head() -> EquicamError:
+        return EquicamError(
+            "the model's head", needs="weights that are not all zero", got="a gradient of exactly zero at every token",
+            fix="trained or re-initialised head weights",
+        )  # fmt: skip
+
+    def dead_patches() -> EquicamError:
+        return EquicamError(
+            f"layer {model.layer!r}", needs="patch tokens that still reach the class logits",
+            got="a gradient of exactly zero at every patch (after the last attention only the class token does)",
+            fix="the last block's first LayerNorm",
+        )  # fmt: skip
+
+    return (
+        Check(lambda: grad.any(), dead_head),
+        Check(lambda: grad[:, layout.prefix :].any(), dead_patches),
+    )

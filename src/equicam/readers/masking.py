@@ -1,6 +1,6 @@
-"""Explanations from masked inputs: Score-CAM and RISE. Masked inputs are made a pass at a time, never all at once."""
+"""Score-CAM and RISE: explanations from masked inputs, which are made a batch at a time, never all at once."""
 
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -11,30 +11,31 @@ from torch.nn.functional import interpolate
 
 from equicam.core.chain import unit
 from equicam.core.combine import weighted
+from equicam.core.constants import constant
 from equicam.errors import EquicamError
-from equicam.readers.forward import ask, ask_at
-from equicam.readers.model import Model
-from equicam.readers.reading import Pin, Reading, wide
-from equicam.runtime.batching import views_a_pass
+from equicam.readers.batch_size import views_that_fit
+from equicam.readers.forward import Forward, Network, predict
+from equicam.readers.logits import at_least_float32
+from equicam.readers.reading import Reading, Targets
 
 Weighing = Literal["softmax", "softmax_of_logits", "relu_minus_full_image", "probability"]
-_A_PASS = 256  # masked inputs made at a time, where memory would allow more
-_CELLS = 7  # RISE's coarse grid, as the paper's authors have it
+MASKS_PER_BATCH = 256
+RISE_CELLS = 7  # the side of RISE's coarse grid, as the paper's authors have it
 
 
 def score_cam(
-    model: Model,
+    network: Network,
     x: Float[Tensor, "n c H W"],
-    pin: Pin,
+    forward: Forward,
+    targets: Targets,
     *,
     weigh: Weighing = "softmax",
     channels: int | None = None,
-    autocast: torch.dtype | None = None,
 ) -> Reading:
     """Σ_k w_k A_k with s_k the target's probability on x ⊙ unit(upsample(A_k)).
 
-    `softmax`: w = softmax_k(s_k − s(blank)), the original; the blank's score drops out of the softmax.
-    `softmax_of_logits`: the same on scores before the softmax over classes, as pytorch-grad-cam has it.
+    `softmax`: w = softmax_k(s_k − s(blank)), the original; the blank image's score cancels in the softmax.
+    `softmax_of_logits`: the same on logits, as pytorch-grad-cam has it.
     `relu_minus_full_image`: w = (s_k − p_c(x))⁺, the paper authors'; mostly all zero.
     `probability`: w = s_k, their Score-CAM-80 with `channels=80`, the largest by |mean activation|.
     """
@@ -42,22 +43,23 @@ def score_cam(
         raise EquicamError(
             "weigh", needs=f"one of {', '.join(get_args(Weighing))}", got=repr(weigh), fix='weigh="softmax"'
         )
-    acts, scores, probs = ask_at(model, x, autocast)
-    target, _ = pin(scores)
+    acts = forward.features
     rows = []
     for i in range(len(x)):
+        target = int(targets.classes[i])
         count = acts.shape[1] if channels is None else min(channels, acts.shape[1])
         chosen = acts[i].mean((-2, -1)).abs().argsort(descending=True, stable=True)[:count].sort().values
-        said = torch.cat(
+        scores = torch.cat(
             [
-                _of_class(model, x[i] * _masks(acts[i, part], x), int(target[i]), weigh, autocast)
-                for part in torch.split(chosen, min(_A_PASS, views_a_pass(x)))
+                _class_score(network, x[i] * _masks(acts[i, some], x), target, weigh)
+                for some in torch.split(chosen, min(MASKS_PER_BATCH, views_that_fit(x)))
             ]
         )
         weights = torch.zeros_like(acts[i, :, 0, 0])
-        weights[chosen] = _weights(said, weigh, full=probs[i, target[i]]).to(weights.dtype)
+        full = forward.probabilities[i, target]
+        weights[chosen] = _channel_weights(scores, weigh, full=full).to(weights.dtype)
         rows.append(weights)
-    return Reading("combined", (weighted(acts, torch.stack(rows)),), scores, probs)
+    return Reading("combined", (weighted(acts, torch.stack(rows)),))
 
 
 def _masks(planes: Float[Tensor, "k h w"], x: Tensor) -> Float[Tensor, "k 1 H W"]:
@@ -65,58 +67,68 @@ def _masks(planes: Float[Tensor, "k h w"], x: Tensor) -> Float[Tensor, "k 1 H W"
     return unit(large).to(x.dtype)
 
 
-def _of_class(
-    model: Model, masked: Float[Tensor, "m c H W"], target: int, weigh: Weighing, autocast: torch.dtype | None
+def _class_score(
+    network: Network, masked: Float[Tensor, "m c H W"], target: int, weigh: Weighing
 ) -> Float[Tensor, " m"]:
-    scores, probs = ask(model, masked, autocast)
-    return (scores if weigh == "softmax_of_logits" else probs)[:, target]
+    found = predict(network, masked)
+    return (found.logits if weigh == "softmax_of_logits" else found.probabilities)[:, target]
 
 
-def _weights(said: Float[Tensor, " k"], weigh: Weighing, *, full: Float[Tensor, ""]) -> Float[Tensor, " k"]:
+def _channel_weights(
+    scores: Float[Tensor, " k"], weigh: Weighing, *, full: Float[Tensor, ""]
+) -> Float[Tensor, " k"]:
     if weigh == "relu_minus_full_image":
-        return (said - full).relu()
-    return said if weigh == "probability" else said.softmax(0)
+        return (scores - full).relu()
+    return scores if weigh == "probability" else scores.softmax(0)
 
 
 def rise(
-    model: Model,
+    network: Network,
     x: Float[Tensor, "n c H W"],
-    pin: Pin,
+    forward: Forward,
+    targets: Targets,
     *,
     masks: int = 8000,
     seed: int = 42,
-    autocast: torch.dtype | None = None,
 ) -> Reading:
-    """RISE: Σ_m s_m m / Σ_m m, s_m the target's probability on x ⊙ m; the same masks for every picture and view."""
-    _, scores, probs = ask_at(model, x, autocast)
-    target, _ = pin(scores)
-    grids, shifts = _grids(masks, (x.shape[-2], x.shape[-1]), seed)
-    total = torch.zeros((len(x), *x.shape[-2:]), dtype=scores.dtype, device=x.device)
+    """RISE: Σ_m s_m m / Σ_m m, s_m the target's probability on x ⊙ m; the same masks for every image and view."""
+    dtype = forward.logits.dtype
+    grids, shifts = rise_grids(masks, (x.shape[-2], x.shape[-1]), seed)
+    total = torch.zeros((len(x), *x.shape[-2:]), dtype=dtype, device=x.device)
     mass = torch.zeros_like(total[0])
-    for part in torch.split(torch.arange(masks, device="cpu"), min(_A_PASS, views_a_pass(x))):
-        shown = _shown(grids[part], shifts[part], x).to(scores.dtype)
+    for some in torch.split(torch.arange(masks, device="cpu"), min(MASKS_PER_BATCH, views_that_fit(x))):
+        shown = _enlarge(grids[some], shifts[some].tolist(), x).to(dtype)
         mass += shown.sum(0)
         for i in range(len(x)):
-            _, said = ask(model, x[i] * shown[:, None].to(x.dtype), autocast)
-            total[i] += torch.einsum("m,mhw->hw", said[:, target[i]], shown)
-    return Reading("rectified", (total / (mass + 1e-8),), scores, probs)
+            found = predict(network, x[i] * shown[:, None].to(x.dtype))
+            total[i] += torch.einsum("m,mhw->hw", found.probabilities[:, targets.classes[i]], shown)
+    return Reading("rectified", (total / (mass + 1e-8),))
 
 
-@lru_cache(maxsize=8)
-def _grids(count: int, size: tuple[int, int], seed: int) -> tuple[Tensor, Tensor]:
-    """The paper's stream: all Bernoulli(½) grids first, then for each mask its shift along x and along y."""
+def rise_grids(count: int, size: tuple[int, int], seed: int) -> tuple[Tensor, Tensor]:
+    """The paper's random stream: all Bernoulli(½) grids first, then for each mask its shift along x and along y."""
+    return constant(_random_grids, count, size, seed), constant(_random_shifts, count, size, seed)
+
+
+def _random_grids(count: int, _size: tuple[int, int], seed: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).random((count, RISE_CELLS, RISE_CELLS)) < 0.5)
+
+
+def _random_shifts(count: int, size: tuple[int, int], seed: int) -> Tensor:
     rng = np.random.default_rng(seed)
-    grids = rng.random((count, _CELLS, _CELLS)) < 0.5
-    cells = [side // _CELLS + 1 for side in size]
+    rng.random((count, RISE_CELLS, RISE_CELLS))
+    cells = [side // RISE_CELLS + 1 for side in size]
     shifts = [(int(rng.integers(0, cells[1])), int(rng.integers(0, cells[0]))) for _ in range(count)]
-    return torch.from_numpy(grids), torch.tensor(shifts, device="cpu")
+    return torch.tensor(shifts, device="cpu")
 
 
-def _shown(grids: Tensor, shifts: Tensor, x: Tensor) -> Float[Tensor, "m H W"]:
-    """Grids enlarged by one cell more than needed and cut out at their shifts."""
+def _enlarge(grids: Tensor, shifts: Sequence[tuple[int, int]], x: Tensor) -> Float[Tensor, "m H W"]:
+    """Grids enlarged by one cell more than needed and cropped at their shifts."""
     height, width = x.shape[-2:]
-    large = ((_CELLS + 1) * (height // _CELLS + 1), (_CELLS + 1) * (width // _CELLS + 1))
-    smooth = interpolate(wide(grids[:, None].to(x)), large, mode="bilinear", align_corners=False)[:, 0]
+    large = ((RISE_CELLS + 1) * (height // RISE_CELLS + 1), (RISE_CELLS + 1) * (width // RISE_CELLS + 1))
+    smooth = interpolate(at_least_float32(grids[:, None].to(x)), large, mode="bilinear", align_corners=False)[
+        :, 0
+    ]
     return torch.stack(
-        [m[dy : dy + height, dx : dx + width] for m, (dx, dy) in zip(smooth, shifts.tolist(), strict=True)]
+        [m[dy : dy + height, dx : dx + width] for m, (dx, dy) in zip(smooth, shifts, strict=True)]
     )

@@ -29,7 +29,6 @@ class Model:
     std: tuple[float, ...] = IMAGENET_STD
     classes: tuple[str, ...] | None = None
     name: str | None = None  # what `load` was asked for
-    compiled: bool = False  # how the network is run: never what is computed
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""Which combination of class scores is explained: the direction in score space that `tap` differentiates."""
+"""The objective that is differentiated, as a direction in logit space."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ from torch import Tensor
 from equicam.errors import EquicamError
 
 
-def logit(scores: Float[Tensor, "n y"], target: Int[Tensor, " n"]) -> Float[Tensor, "n y"]:
+def class_logit(logits: Float[Tensor, "n y"], target: Int[Tensor, " n"]) -> Float[Tensor, "n y"]:
     """y_c itself."""
-    return torch.zeros_like(scores).scatter_(1, target[:, None], 1)
+    return torch.zeros_like(logits).scatter_(1, target[:, None], 1)
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Finer-CAM: y_c − γ·mean of the `references` classes whose scores are nearest y_c.
+    """Finer-CAM: y_c − γ·mean of the `references` classes whose logits are nearest to y_c.
 
-    The nearest classes are those of the presented picture and stay fixed for every view, as the target does.
+    The nearest classes are those of the presented image and stay fixed for every view, as the target does.
     `weigh_by_prob` is pytorch-grad-cam's reading: Σ_d p_d (y_c − γ y_d) / Σ_d p_d, differentiated through p.
     """
 
@@ -26,21 +26,21 @@ class Contrast:
     references: int = 3
     weigh_by_prob: bool = False
 
-    def __call__(self, scores: Float[Tensor, "n y"], target: Int[Tensor, " n"]) -> Float[Tensor, "n y"]:
-        """∂score/∂y at the presented picture's scores."""
-        if scores.shape[1] < 2:
-            raise EquicamError("finer-cam", needs="two classes or more", got=scores.shape[1], fix="grad-cam")
-        chosen = logit(scores, target).bool()
-        distance = (scores - scores[chosen][:, None]).abs().masked_fill(chosen, torch.inf)
-        nearest = distance.argsort(dim=1, stable=True)[:, : min(self.references, scores.shape[1] - 1)]
+    def __call__(self, logits: Float[Tensor, "n y"], target: Int[Tensor, " n"]) -> Float[Tensor, "n y"]:
+        """∂objective/∂y at the presented image's logits."""
+        if logits.shape[1] < 2:
+            raise EquicamError("finer-cam", needs="two classes or more", got=logits.shape[1], fix="grad-cam")
+        chosen = class_logit(logits, target).bool()
+        distance = (logits - logits[chosen][:, None]).abs().masked_fill(chosen, torch.inf)
+        nearest = distance.argsort(dim=1, stable=True)[:, : min(self.references, logits.shape[1] - 1)]
         with torch.enable_grad():
-            y = scores.detach().requires_grad_()
+            y = logits.detach().requires_grad_()
             others = y.gather(1, nearest)
             if self.weigh_by_prob:
                 share = y.softmax(1).gather(1, nearest)
                 weights = share / (share.sum(1, keepdim=True) + 1e-9)
             else:
                 weights = torch.full_like(others, 1 / nearest.shape[1])
-            score = (weights * (y[chosen][:, None] - self.gamma * others)).sum()
-            (direction,) = torch.autograd.grad(score, y)
+            value = (weights * (y[chosen][:, None] - self.gamma * others)).sum()
+            (direction,) = torch.autograd.grad(value, y)
         return direction

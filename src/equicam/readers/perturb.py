@@ -1,67 +1,68 @@
-"""Explanations from altered features: the trunk runs on one picture, what follows it on many variants together."""
+"""Explanations from altered features: the trunk runs on one image, the head on many variants of its features."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from equicam.core.combine import weighted
 from equicam.errors import EquicamError
-from equicam.readers.forward import Said, ask_head
-from equicam.readers.gradients import layout_of
-from equicam.readers.layout import Layout
-from equicam.readers.model import Model
-from equicam.readers.reading import Pin, Reading, wide
-from equicam.runtime.batching import views_a_pass
+from equicam.readers.batch_size import views_that_fit
+from equicam.readers.checks import raise_failed
+from equicam.readers.forward import Forward, Network, frozen, last_output, layer_layout, run_module
+from equicam.readers.layout import Layout, is_block_norm
+from equicam.readers.logits import Logits, class_logits
+from equicam.readers.reading import Reading, Targets
 
-_BYTES = 256 * 2**20  # of one picture's variants in one run of the head
-Make = Callable[[Tensor], Tensor]
-"""Numbers of variants → those variants of one picture's features."""
+VARIANT_BYTES = 256 * 2**20
+"""Memory for the variants of one image in one run of the head."""
+MakeVariants = Callable[[Tensor], Tensor]
+"""Indices of variants → those variants of one image's features."""
 
 
 def ablation_cam(
-    model: Model, x: Float[Tensor, "n c H W"], pin: Pin, *, autocast: torch.dtype | None = None
+    network: Network, x: Float[Tensor, "n c H W"], forward: Forward, targets: Targets
 ) -> Reading:
     """Σ_k w_k A_k with w_k = (y_c − y_c without channel k) / |y_c|.
 
-    The original divides by y_c itself, which turns the map upside down where a logit is negative.
+    The original divides by y_c itself, which inverts the map where a logit is negative.
     """
 
-    def channels(features: Tensor, layout: Layout) -> tuple[int, Make]:
+    def without_channels(features: Tensor, layout: Layout) -> tuple[int, MakeVariants]:
         axis = 1 if layout.kind == "nchw" else features.ndim - 1
         count = features.shape[axis]
         keep = 1 - torch.eye(count, dtype=features.dtype, device=features.device)
         keep = keep.view(count, *(count if a == axis else 1 for a in range(1, features.ndim)))
         return count, lambda rows: features * keep[rows]
 
-    acts, scores, probs = _varied(model, x, channels, autocast)
-    target, _ = pin(scores[:, 0])
-    chosen = scores.gather(2, target[:, None, None].expand(-1, scores.shape[1], 1))[..., 0]
+    logits, _ = _predict_variants(network, x, without_channels)
+    chosen = logits.gather(2, targets.classes[:, None, None].expand(-1, logits.shape[1], 1))[..., 0]
     weights = (chosen[:, :1] - chosen[:, 1:]) / chosen[:, :1].abs()
-    return Reading("combined", (weighted(acts, weights.to(acts.dtype)),), scores[:, 0], probs[:, 0])
+    acts = forward.features
+    return Reading("combined", (weighted(acts, weights.to(acts.dtype)),))
 
 
 def recipro_cam(
-    model: Model,
+    network: Network,
     x: Float[Tensor, "n c H W"],
-    pin: Pin,
+    forward: Forward,
+    targets: Targets,
     *,
     mask: Literal["one-hot", "gaussian"] = "one-hot",
-    autocast: torch.dtype | None = None,
 ) -> Reading:
-    """The target's probability when the features of one position are all that is left, for every position.
+    """The target's probability when the features of one position alone are kept, for every position.
 
     `gaussian` spreads that position's features over its 3×3 neighbourhood with (1 2 1)ᵀ(1 2 1)/16. On tokens the
     prefix stays; where the layer is a norm in a block, the features are those that enter the block, so that the last
-    attention still looks at the position left.
+    attention still attends to the position that is kept.
     """
     if mask not in ("one-hot", "gaussian"):
         raise EquicamError("mask", needs="one-hot or gaussian", got=repr(mask), fix='mask="one-hot"')
 
-    def positions(features: Tensor, layout: Layout) -> tuple[int, Make]:
+    def single_positions(features: Tensor, layout: Layout) -> tuple[int, MakeVariants]:
         planes = layout.planes(features)
         h, w = planes.shape[-2:]
         spread = torch.eye(h * w, dtype=features.dtype, device=features.device).view(h * w, 1, h, w)
@@ -71,88 +72,140 @@ def recipro_cam(
         own = planes[0].flatten(1).T[:, :, None, None]  # each position's features
 
         def make(rows: Tensor) -> Tensor:
-            left: Tensor = own[rows] * spread[rows]
+            kept: Tensor = own[rows] * spread[rows]
             if layout.kind == "tokens":
                 prefix = features[:, : layout.prefix].expand(len(rows), -1, -1)
-                return torch.cat((prefix, left.flatten(2).transpose(1, 2)), 1)
-            return left if layout.kind == "nchw" else left.permute(0, 2, 3, 1)
+                return torch.cat((prefix, kept.flatten(2).transpose(1, 2)), 1)
+            return kept if layout.kind == "nchw" else kept.permute(0, 2, 3, 1)
 
         return h * w, make
 
-    acts, scores, probs = _varied(model, x, positions, autocast, block_input=True)
-    target, _ = pin(scores[:, 0])
-    chosen = probs[:, 1:].gather(2, target[:, None, None].expand(-1, probs.shape[1] - 1, 1))[..., 0]
-    return Reading("rectified", (chosen.view(len(x), *acts.shape[-2:]),), scores[:, 0], probs[:, 0])
+    _, probabilities = _predict_variants(network, x, single_positions, block_input=True)
+    index = targets.classes[:, None, None].expand(-1, probabilities.shape[1] - 1, 1)
+    chosen = probabilities[:, 1:].gather(2, index)[..., 0]
+    return Reading("rectified", (chosen.view(len(x), *forward.features.shape[-2:]),))
 
 
-def _varied(
-    model: Model,
-    x: Float[Tensor, "n c H W"],
-    variants: Callable[[Tensor, Layout], tuple[int, Make]],
-    autocast: torch.dtype | None,
+def predict_from(
+    network: Network,
+    x: Float[Tensor, "r c H W"],
+    vary: Callable[[Tensor], Tensor],
     *,
     block_input: bool = False,
-) -> tuple[Float[Tensor, "n k h w"], Float[Tensor, "n m y"], Float[Tensor, "n m y"]]:
-    """Features of each picture; scores and probabilities of them as they are (first) and of every variant."""
-    acts: list[Tensor] = []
-    scores, probs = [], []
-    for one in torch.split(x, 1):
-        known: list[tuple[int, int]] = []  # how many variants there are, how many fit in one run
+) -> Logits:
+    """Logits of one image (or rows of it) with the target layer's output passed through `vary`.
+
+    The trunk runs on the image as given. `vary` returns any number of variants, and only the head runs on them all.
+    A residual around the layer stays one image and broadcasts. With `block_input`, where the layer is a norm in a
+    row of blocks, tokens are varied where they enter its block instead.
+    """
+    model, varied, calls = network.model, list[Tensor](), 0
+
+    def swap(tensor: Tensor) -> Tensor:
+        varied.append(vary(tensor))
+        return varied[-1]
+
+    def enter_block(_module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if inputs:
+            return ((swap(inputs[0]), *inputs[1:]), kwargs) if inputs[0].ndim == 3 else None
+        tokens = (key for key, value in kwargs.items() if isinstance(value, Tensor) and value.ndim == 3)
+        name = next(tokens, None)
+        return None if name is None else (inputs, kwargs | {name: swap(kwargs[name])})
+
+    def leave_layer(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise EquicamError(
+                f"layer {model.layer!r}", needs="to run once in a forward pass here", got="another call of it",
+                fix="the block around it, or a gradient method, which reads its last call",
+            )  # fmt: skip
+        if varied:
+            return None
+        return (swap(output[0]), *output[1:]) if isinstance(output, tuple) else swap(output)
+
+    handles = [model.module.get_submodule(model.layer).register_forward_hook(leave_layer)]
+    if block_input and is_block_norm(model.module, model.layer):
+        block = model.module.get_submodule(model.layer.rpartition(".")[0])
+        handles.append(block.register_forward_pre_hook(enter_block, with_kwargs=True))
+    try:
+        with frozen(model.module), torch.no_grad():
+            output = run_module(network, x)
+            if not varied:
+                last_output(model, varied, x)
+            found = class_logits(output, count=len(varied[-1]))
+    finally:
+        for handle in handles:
+            handle.remove()
+    raise_failed(found.checks)
+    return found
+
+
+def _predict_variants(
+    network: Network,
+    x: Float[Tensor, "n c H W"],
+    variants: Callable[[Tensor, Layout], tuple[int, MakeVariants]],
+    *,
+    block_input: bool = False,
+) -> tuple[Float[Tensor, "n m y"], Float[Tensor, "n m y"]]:
+    """Logits and probabilities of each image's features as they are (first) and of every variant."""
+    logits, probabilities = [], []
+    for image in torch.split(x, 1):
+        known: list[tuple[int, int]] = []  # how many variants there are, how many fit one run
 
         def vary(
             features: Tensor, start: int, stop: int | None, known: list[tuple[int, int]] = known
         ) -> Tensor:
             features = features[:1]
-            layout = layout_of(model, features, (x.shape[-2], x.shape[-1]))
+            layout = layer_layout(network.model, features, (x.shape[-2], x.shape[-1]))
             count, make = variants(features, layout)
             if not known:
-                acts.append(wide(layout.planes(features)))
-                known.append((count, max(1, _BYTES // (features.numel() * features.element_size()))))
+                known.append((count, max(1, VARIANT_BYTES // (features.numel() * features.element_size()))))
             stop = min(count, known[0][1]) if stop is None else stop
             made = make(torch.arange(start, stop, device=features.device))
             return torch.cat((features, made)) if start == 0 else made
 
-        said = [_said(model, one, vary, 0, None, autocast, block_input)]
-        count, most = known[0]
-        said += [
-            _said(model, one, vary, start, min(count, start + most), autocast, block_input)
-            for start in range(min(count, most), count, most)
+        found = [_run_head(network, image, vary, 0, None, block_input)]
+        count, fitting = known[0]
+        found += [
+            _run_head(network, image, vary, start, min(count, start + fitting), block_input)
+            for start in range(min(count, fitting), count, fitting)
         ]
-        scores.append(torch.cat([s for s, _ in said]))
-        probs.append(torch.cat([p for _, p in said]))
-    return torch.cat(acts), torch.stack(scores), torch.stack(probs)
+        logits.append(torch.cat([f.logits for f in found]))
+        probabilities.append(torch.cat([f.probabilities for f in found]))
+    return torch.stack(logits), torch.stack(probabilities)
 
 
-def _said(
-    model: Model,
-    one: Float[Tensor, "1 c H W"],
+def _run_head(
+    network: Network,
+    image: Float[Tensor, "1 c H W"],
     vary: Callable[[Tensor, int, int | None], Tensor],
     start: int,
     stop: int | None,
-    autocast: torch.dtype | None,
     block_input: bool,
-) -> Said:
-    """The head on variants `start` to `stop`; where it does not take more rows than the trunk, the whole network."""
+) -> Logits:
+    """The head on variants `start` to `stop`; the whole network where the head cannot take more rows than the trunk."""
     sizes: list[int] = []
 
-    def some(features: Tensor) -> Tensor:
+    def vary_all(features: Tensor) -> Tensor:
         made = vary(features, start, stop)
         sizes.append(len(made))
         return made
 
     try:
-        return ask_head(model, one, some, autocast, block_input=block_input)
+        return predict_from(network, image, vary_all, block_input=block_input)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
-        if not sizes:  # it failed before the layer: not for the number of rows
+        if not sizes:  # it failed before the layer, so not because of the number of rows
             raise
-        parts = []
-        for rows in torch.split(torch.arange(sizes[0], device=one.device), views_a_pass(one)):
+        found = []
+        for rows in torch.split(torch.arange(sizes[0], device=image.device), views_that_fit(image)):
 
-            def few(features: Tensor, rows: Tensor = rows) -> Tensor:
-                return some(features)[rows]
+            def vary_rows(features: Tensor, rows: Tensor = rows) -> Tensor:
+                return vary_all(features)[rows]
 
-            many = one.expand(len(rows), -1, -1, -1)
-            parts.append(ask_head(model, many, few, autocast, block_input=block_input))
-        return torch.cat([s for s, _ in parts]), torch.cat([p for _, p in parts])
+            copies = image.expand(len(rows), -1, -1, -1)
+            found.append(predict_from(network, copies, vary_rows, block_input=block_input))
+        joined = (torch.cat([getattr(f, name) for f in found]) for name in ("logits", "probabilities"))
+        return Logits(*joined, checks=())

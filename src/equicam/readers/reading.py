@@ -1,49 +1,51 @@
-"""What a reader returns, and how it is told the class."""
+"""What a reader is and what it returns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.core.chain import Stage
 from equicam.core.combine import Features, Plane
+from equicam.readers.checks import Check
+from equicam.readers.forward import Forward, Network, capture_layer, read_layer
 
-Pin = Callable[[Float[Tensor, "n y"] | None], tuple[Int[Tensor, " n"], Float[Tensor, "n y"] | None]]
-"""Given the scores of a batch of views: each view's target class and the scores of its picture as presented."""
 
-Aim = Callable[[Float[Tensor, "n y"], Int[Tensor, " n"]], Float[Tensor, "n y"]]
-"""(scores as presented, target) → the direction in score space whose gradient is read."""
+@dataclass(frozen=True)
+class Targets:
+    """The class to explain in each view, and the logits of its image as presented."""
+
+    classes: Int[Tensor, " n"]
+    presented_logits: Float[Tensor, "n y"] | None  # None without a model
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One batch of views, read: where they enter the chain, and what the model said of them."""
+    """A batch of views, read: where it enters the chain, and the checks its values must pass."""
 
     stage: Stage
-    value: tuple[Features | Plane, ...]  # (acts, grads) at features, one plane elsewhere
-    scores: Float[Tensor, "n y"] | None = None
-    probs: Float[Tensor, "n y"] | None = None
-    rectify_weights: bool = False
+    values: tuple[Features | Plane, ...]  # (acts, grads) at features, one plane elsewhere
+    checks: tuple[Check, ...] = ()
 
 
-def join(readings: list[Reading]) -> Reading:
-    """Batches of one picture's views, as if read at once."""
-    first = readings[0]
-    if len(readings) == 1:
-        return first
-    value = tuple(map(torch.cat, zip(*(r.value for r in readings), strict=True)))
-    scores = [r.scores for r in readings if r.scores is not None]
-    probs = [r.probs for r in readings if r.probs is not None]
-    return replace(
-        first,
-        value=value,
-        scores=torch.cat(scores) if scores else None,
-        probs=torch.cat(probs) if probs else None,
+Read = Callable[..., Reading]
+"""(network, views, their forward pass, targets) → what enters the chain; without a model the first and third are None."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A forward pass of the views, and what is read once their target class is known."""
+
+    read: Read
+    forward: Callable[[Network, Float[Tensor, "n c H W"]], Forward] | None = (
+        capture_layer  # None: sees no model
+    )
+    one_pass: bool = (
+        False  # every view goes through the network once, so views of many images may share a batch
     )
 
 
-def wide(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Float32 or wider: half-precision networks are explained in full precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def without_gradient(read: Read) -> Reader:
+    """A reader that needs features and logits of its views, and no gradient."""
+    return Reader(read, forward=read_layer)

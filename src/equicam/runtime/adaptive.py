@@ -1,62 +1,69 @@
-"""As many views as a picture needs: nested grids, and a rule on how far their mean may still be off.
+"""As many views as an image needs: nested view grids, until the mean of the views has converged.
 
-Views of the next grid are added to those already read, never read again. The rule: with σ² the variance of the n views'
-aligned maps (PEUM) and h̄ their mean, both inside the disc, stop once
-
-    √(mean σ²) / n  ≤  ε · sd(h̄).
-
-Even turns cover the circle, so their mean errs as 1/n and not as 1/√n, as n draws would. Weighed views count as
-n = 1 / Σ w²; a picture with fewer than two views to compare goes on to the last grid.
+Views of the next grid are added to those already read; none is read twice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.core.combine import Combine
-from equicam.core.fusion import Fused, fuse, see, see_more
-from equicam.core.views import Fill, Views, disc_places
-from equicam.methods import Fusion
-from equicam.runtime.batching import Read
+from equicam.core.fusion import FusedMap, Fusion, fuse
+from equicam.core.uncertainty import mean_converged
+from equicam.core.views import Fill, Views
+from equicam.runtime.view_reader import ViewReader
 
 
-def settled(
-    read: Read,
+def until_converged(
+    reader: ViewReader,
     x: Float[Tensor, "b c H W"],
+    target: Int[Tensor, " b"] | None,
     combine: Combine,
     fusion: Fusion,
-    target: Int[Tensor, " b"] | None,
     fill: Fill,
-    chunk: int,
-    *,
-    originals: int | None = None,
-) -> Iterator[tuple[Int[Tensor, " r"], Fused]]:
-    """Pictures, by their place in x, with the fusion of the views they took; every picture once."""
-    assert fusion.auto is not None  # noqa: S101  # the caller asked
+) -> Iterator[tuple[Int[Tensor, " r"], FusedMap]]:
+    """Images, by their index in x, with the fusion of the views they needed; every image once."""
+    adaptive = fusion.adaptive
+    assert adaptive is not None  # noqa: S101  # the caller checked
     rows = torch.arange(len(x), device=x.device)
-    counts = fusion.auto.counts
-    seen = see(read, x, Views.evenly(counts[0]), target, chunk, originals=originals)
-    for count, more in pairwise((*counts, 0)):
-        fused = fuse(seen, combine, replace(fusion, auto=None, views=Views.evenly(count)), fill)
-        done = converged(fused, fusion.auto.tolerance) if more else torch.ones_like(rows, dtype=torch.bool)
-        where = done.nonzero().flatten()
-        if len(where):
-            yield rows[where], fused.at(where)
-        left = (~done).nonzero().flatten()
-        if not len(left):
+    readings = reader.read(x, Views.evenly(adaptive.counts[0]), target)
+    for count, more in pairwise((*adaptive.counts, 0)):
+        fused = fuse(readings, combine, replace(fusion, adaptive=None, views=Views.evenly(count)), fill)
+        done = torch.ones_like(rows, dtype=torch.bool)
+        if more:
+            done = mean_converged(fused.aligned_maps, fused.alignment, adaptive.tolerance)
+        converged = done.nonzero().flatten()
+        if len(converged):
+            yield rows[converged], fused.of_images(converged)
+        remaining = (~done).nonzero().flatten()
+        if not len(remaining):
             return
-        rows = rows[left]
-        seen = see_more(read, x[rows], seen.at(left), Views.evenly(more), chunk)
+        rows = rows[remaining]
+        readings = reader.extend(readings.of_images(remaining), x[rows], Views.evenly(more))
 
 
-def converged(fused: Fused, tolerance: int | float) -> Bool[Tensor, " b"]:
-    """Where the mean of the views is within the tolerance, by the rule above."""
-    maps, weights = fused.maps, fused.frame.weights
-    inside = disc_places((maps.shape[-2], maps.shape[-1]), maps.device)
-    apart, mean = (v.flatten(1)[:, inside].double() for v in (fused.peum(), fused.frame.mean(maps)))
-    count = 1 / (weights.double() ** 2).sum(0)
-    return (count >= 2) & (apart.mean(1).sqrt() / count <= tolerance * mean.std(1, correction=0))
+def merge_images(
+    parts: list[tuple[Int[Tensor, " r"], FusedMap]],
+    measure: Callable[[FusedMap], dict[str, Tensor]],
+    views: Views,
+    by_view: dict[str, float],
+) -> dict[str, Tensor]:
+    """Images that used different views, in their order again, each view at its index among all `views`.
+
+    `by_view` names the tensors [b, t, …] and the value of a view that an image did not use.
+    """
+    order = torch.cat([rows for rows, _ in parts]).argsort()
+    merged: dict[str, list[Tensor]] = {}
+    for _, fused in parts:
+        index = torch.tensor(fused.views.indices_in(views), device=order.device)
+        for name, value in measure(fused).items():
+            if name in by_view:
+                whole = value.new_full((len(value), len(views), *value.shape[2:]), by_view[name])
+                whole[:, index] = value
+                value = whole
+            merged.setdefault(name, []).append(value)
+    return {name: torch.cat(values)[order] for name, values in merged.items()}

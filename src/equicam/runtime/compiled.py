@@ -1,11 +1,11 @@
-"""The network under `torch.compile`, with the target layer tapped inside the compiled code.
+"""The network under `torch.compile`, with the target layer's features taken out of the compiled code.
 
-A hook cannot cut a compiled graph in two, so zeros that require gradient are added to what the layer puts out: the
-gradient by them is the gradient by the layer, and nothing before the layer is kept for it. Features and gradients
-leave the compiled code in full precision.
+A hook cannot cut a compiled graph in two, so zeros that require gradient are added to the layer's output: the gradient
+by them is the gradient by the layer, and nothing before the layer is kept for it. Features and gradients leave the
+compiled code in full precision.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,99 +14,114 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from equicam.readers.model import Model
-from equicam.readers.reading import wide
+from equicam.errors import EquicamError
+from equicam.readers.checks import raise_failed
+from equicam.readers.forward import (
+    LayerRun,
+    Network,
+    last_output,
+    layer_outputs,
+    prefers_channels_last,
+    run_module,
+)
+from equicam.readers.logits import at_least_float32, class_logits
 
-HOOK: Any = "equicam"
-"""The key of our hook among a layer's: always the same, for another would be compiled anew."""
-SHAPES = 64
-"""Shapes of input that are compiled before torch gives up and runs eagerly."""
+HOOK_KEY: Any = "equicam"
+"""The key of our hook among a layer's: always the same, because a new key would compile again."""
+MAX_COMPILED_SHAPES = 64
+"""Input shapes that are compiled before torch gives up and runs eagerly."""
 
 
-def compiled_pass(
-    model: Model,
-    x: Float[Tensor, "n c H W"],
-    autocast: torch.dtype | None,
-    ask: Callable[[], Tensor],
-    *,
-    last: bool,
-) -> tuple[Any, Tensor, Tensor]:
-    """The module's output, what its layer put out, and the tensor to differentiate by for that.
-
-    `ask` gives the features of one picture, read eagerly, where their shape is not known yet; `last`: the network
-    wants channels last. The batch is filled up to one of few sizes, each of which is compiled once: outputs may be
-    longer than x.
-    """
-    layers = _compiled.setdefault(model.module, {})
-    if model.layer not in layers:
-        layers[model.layer] = Tapped(model.layer)
-    tapped = layers[model.layer]
-    key = (tuple(x.shape[1:]), x.dtype, x.device, autocast, id(model.module.get_submodule(model.layer)))
-    if key not in tapped.shapes:
-        features = ask()
-        tapped.shapes[key] = (tuple(features.shape[1:]), wide(features).dtype)
-    if missing := _size(len(x)) - len(x):
+def run_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> LayerRun:
+    """One compiled pass. The batch is padded to one of few sizes, each compiled once: outputs may be longer than x."""
+    module, layer = network.model.module, network.model.layer
+    layers = _compiled.setdefault(module, {})
+    if layer not in layers:
+        layers[layer] = CompiledLayer(layer)
+    compiled = layers[layer]
+    key = (tuple(x.shape[1:]), x.dtype, x.device, network.autocast, id(module.get_submodule(layer)))
+    if key not in compiled.shapes:
+        features = _probe(network, x)
+        compiled.shapes[key] = (tuple(features.shape[1:]), at_least_float32(features).dtype)
+    if missing := padded_size(len(x)) - len(x):
         x = torch.cat((x, x[:1].expand(missing, -1, -1, -1)))
-    # one order for all, for another would be compiled apart; out here, for compiled code takes longer to turn it
+    # one memory format for all, because each is compiled separately; done here, because compiled code takes longer
+    last = prefers_channels_last(module)
     x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-    shape, dtype = tapped.shapes[key]
+    shape, dtype = compiled.shapes[key]
     zeros = torch.zeros((len(x), *shape), dtype=dtype, device=x.device, requires_grad=True)
-    with torch.autocast(x.device.type, dtype=autocast) if autocast else nullcontext():
-        return (*tapped(model.module, x, zeros), zeros)
+    with torch.autocast(x.device.type, dtype=network.autocast) if network.autocast else nullcontext():
+        output, features = compiled(module, x, zeros)
+    return LayerRun(output, features, zeros)
 
 
-class Tapped:
-    """A module and its layer as one function (pictures, zeros) → (output, features), compiled on first use."""
+def _probe(network: Network, x: Float[Tensor, "n c H W"]) -> Tensor:
+    """The features of one image read eagerly: some mistakes show only in an eager pass."""
+    model = network.model
+    with torch.compiler.set_stance("force_eager"), layer_outputs(model) as outputs:
+        output = run_module(network, x[:1])
+    features = last_output(model, outputs, x[:1])
+    if len(outputs) != 1:
+        raise EquicamError(
+            f"layer {model.layer!r}", needs="to run once in a forward pass, to be compiled",
+            got=f"{len(outputs)} calls of it", fix="compiled=False",
+        )  # fmt: skip
+    raise_failed(class_logits(output, count=1).checks)
+    return features
+
+
+class CompiledLayer:
+    """A module and its layer as one function (images, zeros) → (output, features), compiled on first use."""
 
     def __init__(self, layer: str) -> None:
         self.layer = layer
         self.zeros: Tensor | None = None
-        self.caught: Tensor | None = None
-        self.shapes: dict[Any, tuple[tuple[int, ...], torch.dtype]] = {}  # of the features, by what is put in
-        self.hook = self._add
-        self.compiled = torch.compile(self._both, dynamic=False)
+        self.features: Tensor | None = None
+        self.shapes: dict[Any, tuple[tuple[int, ...], torch.dtype]] = {}  # of the features, by input
+        self.hook = self._add_zeros
+        self.compiled = torch.compile(self._run, dynamic=False)
 
     def __call__(self, module: nn.Module, x: Tensor, zeros: Tensor) -> tuple[Any, Tensor]:
         """The output, with the zeros added to the features on the way, and the features."""
         hooks = module.get_submodule(self.layer)._forward_hooks  # a handle has another key each time
-        hooks[HOOK] = self.hook
+        hooks[HOOK_KEY] = self.hook
         try:
-            with _patient():
+            with _raised_recompile_limit():
                 found: tuple[Any, Tensor] = self.compiled(module, x, zeros)
         finally:
-            del hooks[HOOK]
-            self.zeros = self.caught = None
+            del hooks[HOOK_KEY]
+            self.zeros = self.features = None
         return found
 
-    def _both(self, module: nn.Module, x: Tensor, zeros: Tensor) -> tuple[Any, Any]:
+    def _run(self, module: nn.Module, x: Tensor, zeros: Tensor) -> tuple[Any, Any]:
         self.zeros = zeros
         output = module(x)
-        return output, self.caught
+        return output, self.features
 
-    def _add(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
+    def _add_zeros(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
         first, zeros = output[0] if isinstance(output, tuple) else output, self.zeros
-        assert zeros is not None  # noqa: S101  # set by whoever runs the module
-        # a copy is caught, so that no in-place operation reaches it, and from before the zeros, so that none is
-        # made up for a gradient by it
-        self.caught = first.to(zeros.dtype, copy=True)
+        assert zeros is not None  # noqa: S101  # set by _run
+        # Copy, so that no in-place operation reaches the features, and before adding the zeros, so that autograd
+        # allocates no gradient for the copy.
+        self.features = first.to(zeros.dtype, copy=True)
         first = first + zeros.to(first.dtype)
         return (first, *output[1:]) if isinstance(output, tuple) else first
 
 
-_compiled: WeakKeyDictionary[nn.Module, dict[str, Tapped]] = WeakKeyDictionary()
+_compiled: WeakKeyDictionary[nn.Module, dict[str, CompiledLayer]] = WeakKeyDictionary()
 
 
 @contextmanager
-def _patient() -> Iterator[None]:
-    """Every size and network compiles the same function: more often than torch lets one."""
+def _raised_recompile_limit() -> Iterator[None]:
+    """Every size and network compiles the same function: more often than torch allows one by default."""
     import torch._dynamo.config as config
 
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    with config.patch({name: SHAPES}):
+    with config.patch({name: MAX_COMPILED_SHAPES}):
         yield
 
 
-def _size(count: int) -> int:
-    """The batch that a count is filled up to: at most an eighth more, and eight sizes an octave."""
+def padded_size(count: int) -> int:
+    """The batch size a count is padded to: at most an eighth more, and eight sizes per octave."""
     step = 1 << max(0, count.bit_length() - 4)
     return -(-count // step) * step

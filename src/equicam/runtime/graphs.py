@@ -1,139 +1,140 @@
-"""Work captured as a CUDA graph: one launch instead of hundreds, for shapes that come again.
+"""CUDA graphs: one launch instead of hundreds, for input shapes that come again.
 
-What is captured is the work itself, whatever it computes; a graph only remembers where its tensors are. It is made anew
-when a network's tensors are others than those it was captured with.
+A graph records kernels and the addresses they read and write. It is captured again when the network's tensors, parts
+or hooks are no longer those it was captured with.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
-from equicam.core.views import holding
-from equicam.readers.checks import gathered
-from equicam.runtime.streams import branching
+from equicam.readers.checks import Check
+from equicam.runtime.constants import keep_constants
+from equicam.runtime.streams import allow_side_stream, join_side_stream, side_stream
 
-Work = Callable[..., dict[str, Tensor]]
-MOST = 8
-"""Graphs kept for one network; each holds the memory its work takes."""
-WARM = 3
-"""Runs before the capture: compilers and libraries choose their kernels in the first."""
-SMALL = 1 << 14
-"""Values up to which a tensor is copied together with others: who keeps one of them keeps little else."""
-TOLD = "told"
-"""The name under which a graph keeps what is asked of it at once: which of its checks hold, then its flags."""
+Tensors = dict[str, Tensor]
+Work = Callable[[Tensor, Tensor | None], tuple[Tensors, list[Check]]]
+"""(images, target) → results by name, and the checks they must pass."""
+MAX_GRAPHS_PER_MODEL = 8
+"""Each graph holds the memory its work needs."""
+WARMUP_RUNS = 3
+"""Compilers and libraries choose their kernels in the first runs."""
+MAX_PACKED_VALUES = 1 << 14
+"""Tensors up to this size are copied out together; a caller who keeps one of them keeps little else alive."""
+PASSED = "passed"
+"""The name of the tensor that says which checks passed."""
 
 
-class Packed:
-    """Tensors by name, the small ones of each type in one: few copies take them all out."""
+class PackedTensors:
+    """Tensors by name, the small ones of each type in one buffer, so that few copies take them all out."""
 
-    def __init__(self, found: dict[str, Tensor]) -> None:
-        self.large = {name: value for name, value in found.items() if value.numel() > SMALL}
-        self.of: dict[torch.dtype, list[tuple[str, tuple[int, ...]]]] = {}
+    def __init__(self, found: Tensors) -> None:
+        self.large = {name: value for name, value in found.items() if value.numel() > MAX_PACKED_VALUES}
+        self.layout: dict[torch.dtype, list[tuple[str, tuple[int, ...]]]] = {}
         for name, value in found.items():
             if name not in self.large:
-                self.of.setdefault(value.dtype, []).append((name, tuple(value.shape)))
-        self.rows = {t: torch.cat([found[n].reshape(-1) for n, _ in names]) for t, names in self.of.items()}
+                self.layout.setdefault(value.dtype, []).append((name, tuple(value.shape)))
+        self.buffers = {
+            dtype: torch.cat([found[name].reshape(-1) for name, _ in names])
+            for dtype, names in self.layout.items()
+        }
 
-    def copied(self) -> dict[str, Tensor]:
+    def copy(self) -> Tensors:
         """The tensors as they are now."""
         found = {name: value.clone() for name, value in self.large.items()}
-        for dtype, names in self.of.items():
-            row, start = self.rows[dtype].clone(), 0
+        for dtype, names in self.layout.items():
+            buffer, start = self.buffers[dtype].clone(), 0
             for name, shape in names:
                 count = torch.Size(shape).numel()
-                found[name] = row[start : start + count].view(shape)
+                found[name] = buffer[start : start + count].view(shape)
                 start += count
         return found
 
 
-class Graph:
+class CapturedGraph:
     """Work on tensors of fixed shapes, captured; every call copies its inputs in and its outputs out."""
 
-    def __init__(self, work: Work, given: tuple[Tensor | None, ...], reads: Iterable[Tensor] = ()) -> None:
-        self.given = tuple(None if t is None else t.clone() for t in given)
-        self.device = next(t.device for t in given if t is not None)
-        # what the graph reads where it is: cached tensors and the network's, whoever else may drop them
-        self.kept: list[Tensor] = [t.detach() for t in reads]
-        token = holding.set(self.kept)
-        try:
-            with torch.cuda.device(self.device):
-                self._capture(work)
-        finally:
-            holding.reset(token)
+    def __init__(
+        self, work: Work, inputs: tuple[Tensor, Tensor | None], network_tensors: Iterable[Tensor] = ()
+    ) -> None:
+        self.inputs = tuple(None if t is None else t.clone() for t in inputs)
+        self.device = inputs[0].device
+        # the graph reads these where they are, whoever else may drop them
+        self.alive: list[Tensor] = [t.detach() for t in network_tensors]
+        with keep_constants(also_in=self.alive), torch.cuda.device(self.device):
+            self._capture(work)
 
     def _capture(self, work: Work) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), gathered(), branching():
-            for _ in range(WARM):
-                work(*self.given)
-        torch.cuda.current_stream().wait_stream(side)
+        warmup = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        warmup.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warmup), allow_side_stream():
+            for _ in range(WARMUP_RUNS):
+                self._run(work)
+        torch.cuda.current_stream().wait_stream(warmup)
         self.graph = torch.cuda.CUDAGraph()
-        with gathered() as checks, torch.cuda.graph(self.graph), branching():
-            found = work(*self.given)
-            told = torch.cat((torch.stack([holds for holds, _ in checks]), found.pop("flags").flatten()))
-            self.packed = Packed(found | {TOLD: told})
-        self.errors = [error for _, error in checks]
+        with torch.cuda.graph(self.graph), allow_side_stream():
+            found, self.checks = self._run(work)
+            self.packed = PackedTensors(found)
 
-    def __call__(self, *given: Tensor | None) -> dict[str, Tensor]:
-        """The work's outputs for these inputs; in place of its flags, what is to be asked."""
+    def _run(self, work: Work) -> tuple[Tensors, list[Check]]:
+        x, target = self.inputs
+        assert x is not None  # noqa: S101  # images are never None
+        found, checks = work(x, target)
+        with side_stream(checks):
+            passed = torch.stack([check.passes() for check in checks])
+        join_side_stream()
+        return found | {PASSED: passed}, checks
+
+    def __call__(self, *inputs: Tensor | None) -> Tensors:
+        """The results for these inputs."""
         with torch.cuda.device(self.device):
-            for mine, new in zip(self.given, given, strict=True):
+            for mine, new in zip(self.inputs, inputs, strict=True):
                 if mine is not None and new is not None:
                     mine.copy_(new)
             self.graph.replay()
-            return self.packed.copied()
-
-    def flags(self, told: Tensor) -> list[bool]:
-        """The work's flags, in one wait with its checks, the first of which that does not hold is raised."""
-        said: list[bool] = told.tolist()
-        for fine, error in zip(said, self.errors, strict=False):
-            if not fine:
-                raise error()
-        return said[len(self.errors) :]
+            return self.packed.copy()
 
 
-class Graphs:
-    """A network's graphs, the latest used last, and where its tensors were when they were captured."""
+class GraphCache:
+    """The graphs of one network."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.kept: OrderedDict[Hashable, Graph] = OrderedDict()
-        self.module = ref(module)  # a network must not live on for its graphs
+        self.graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
+        self.module = ref(module)  # graphs must not keep a network alive
         self.parts: list[ref[nn.Module]] = []
-        self.places: list[int] = []
+        self.identity: list[int] = []
 
     def run(
-        self, key: Hashable, capture: Callable[[], Graph], given: tuple[Tensor | None, ...]
-    ) -> tuple[Graph, dict[str, Tensor]]:
-        """The graph of that key and what it finds; captured now if there is none, or the network is another since.
+        self, key: Hashable, capture: Callable[[], CapturedGraph], inputs: tuple[Tensor, Tensor | None]
+    ) -> tuple[CapturedGraph, Tensors]:
+        """The graph of that key and its results; captured now if there is none or the network has changed.
 
-        Whether it is, is looked up while the device is already at it: a graph keeps what it reads, so that a network
-        that has moved or has other parts or hooks costs a run that is thrown away, and nothing worse.
+        Replay first, then check whether parameters or hooks moved; if so, discard the result and capture again. The
+        graph keeps the tensors it reads, so a replay on a changed network wastes time and does no harm.
         """
-        graph = self.kept.get(key)
-        found = None if graph is None else graph(*given)
-        if not self.places or _places(self.parts) != self.places:
-            self.kept.clear()
+        graph = self.graphs.get(key)
+        found = None if graph is None else graph(*inputs)
+        if not self.identity or _identity(self.parts) != self.identity:
+            self.graphs.clear()
             module = self.module()
             assert module is not None  # noqa: S101  # the caller has it
             self.parts = [ref(part) for part in module.modules()]
-            self.places = _places(self.parts)
+            self.identity = _identity(self.parts)
             graph = found = None
         if graph is None or found is None:
-            graph = self.kept[key] = capture()
-            found = graph(*given)
-        self.kept.move_to_end(key)
-        while len(self.kept) > MOST:
-            self.kept.popitem(last=False)
+            graph = self.graphs[key] = capture()
+            found = graph(*inputs)
+        self.graphs.move_to_end(key)
+        while len(self.graphs) > MAX_GRAPHS_PER_MODEL:
+            self.graphs.popitem(last=False)
         return graph, found
 
 
-def _places(parts: list[ref[nn.Module]]) -> list[int]:
-    """Which parts and hooks a network has, and where its tensors are."""
+def _identity(parts: list[ref[nn.Module]]) -> list[int]:
+    """Which parts and hooks a network has, and the addresses of its tensors."""
     found: list[int] = []
     for one in parts:
         if (part := one()) is None:
@@ -145,16 +146,16 @@ def _places(parts: list[ref[nn.Module]]) -> list[int]:
     return found
 
 
-_graphs: WeakKeyDictionary[nn.Module, Graphs] = WeakKeyDictionary()
+_caches: WeakKeyDictionary[nn.Module, GraphCache] = WeakKeyDictionary()
 
 
-def graphs_of(module: nn.Module) -> Graphs:
+def graphs_of(module: nn.Module) -> GraphCache:
     """A network's graphs."""
-    if module not in _graphs:
-        _graphs[module] = Graphs(module)
-    return _graphs[module]
+    if module not in _caches:
+        _caches[module] = GraphCache(module)
+    return _caches[module]
 
 
-def shape_of(given: tuple[Any, ...]) -> Hashable:
-    """What tells inputs of one shape from those of another."""
-    return tuple(None if t is None else (tuple(t.shape), t.dtype, t.device) for t in given)
+def shape_key(tensors: tuple[Tensor | None, ...]) -> Hashable:
+    """Equal for inputs that one graph can take."""
+    return tuple(None if t is None else (tuple(t.shape), t.dtype, t.device) for t in tensors)

@@ -1,7 +1,7 @@
-"""Work beside the main line, in a graph that is being captured: what nothing waits for until the end.
+"""A side stream for work whose result is needed only at the end.
 
-Small kernels leave most of a device idle; branches of a graph run at the same time. So they do in the runs that warm it up,
-for streams have libraries' memory of their own; elsewhere work is done where it stands.
+Small kernels leave most of a device idle, and branches of a captured CUDA graph run at the same time. Outside capture
+(and its warm-up runs) everything runs in order on the current stream.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ _side: ContextVar[Any] = ContextVar("side", default=None)
 
 
 @contextmanager
-def branching() -> Iterator[None]:
-    """Let `aside` branch off the present stream."""
+def allow_side_stream() -> Iterator[None]:
+    """Within it `side_stream` branches off the current stream."""
     token = _side.set((torch.cuda.Stream(), []))  # type: ignore[no-untyped-call]
     try:
         yield
@@ -25,24 +25,24 @@ def branching() -> Iterator[None]:
 
 
 @contextmanager
-def aside(*reads: Any) -> Iterator[None]:
-    """What is done in here may run at the same time as what follows; what it reads is kept until it is rejoined.
+def side_stream(*inputs: Any) -> Iterator[None]:
+    """The block may run at the same time as the code after it; its inputs stay alive until `join_side_stream`.
 
-    Memory that is let go is given to who asks next on the main line, without waiting for this one.
+    Memory freed on the main stream is reused there at once, without waiting for the side stream.
     """
     if (found := _side.get()) is None:
         yield
         return
-    side, kept = found
-    kept += reads
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    stream, alive = found
+    alive += inputs
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         yield
 
 
-def rejoin() -> None:
-    """What follows waits for all that was done beside."""
+def join_side_stream() -> None:
+    """Make the code after it wait for the side stream."""
     if (found := _side.get()) is not None:
-        side, kept = found
-        torch.cuda.current_stream().wait_stream(side)
-        kept.clear()
+        stream, alive = found
+        torch.cuda.current_stream().wait_stream(stream)
+        alive.clear()

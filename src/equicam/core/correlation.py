@@ -1,0 +1,39 @@
+"""Pearson correlation of planes inside a region, every plane of one set with every plane of another."""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equicam.core.views import disc_pixels
+from equicam.errors import EquicamError
+
+Region = Literal["disc", "full"]
+REGIONS: tuple[Region, ...] = get_args(Region)
+CONSTANT_BELOW = 1e-8
+"""The standard deviation below which a map counts as constant (the paper's)."""
+
+
+def pearson(
+    a: Float[Tensor, "*n i h w"], b: Float[Tensor, "*n j h w"], region: Region
+) -> Float[Tensor, "*n i j"]:
+    """Pearson's r over the region's pixels; 0 where either plane is constant."""
+    return standardise(pixels_in(a, region)) @ standardise(pixels_in(b, region)).mT
+
+
+def pixels_in(planes: Float[Tensor, "*n h w"], region: Region) -> Float[Tensor, "*n p"]:
+    """The region's pixels in float64, because sums over fifty thousand pixels are not exact in float32."""
+    if region not in REGIONS:
+        raise EquicamError("region", needs=f"one of {', '.join(REGIONS)}", got=repr(region), fix='"disc"')
+    pixels = planes.flatten(-2)
+    if region == "disc":  # by index: a mask must be counted first, which synchronises with the device
+        pixels = pixels.index_select(-1, disc_pixels((planes.shape[-2], planes.shape[-1]), planes.device))
+    return pixels.double()
+
+
+def standardise(pixels: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
+    """Rows with mean 0 and norm 1; constant rows become 0."""
+    centred = pixels - pixels.mean(-1, keepdim=True)
+    constant = pixels.std(-1, correction=0, keepdim=True) < CONSTANT_BELOW
+    return torch.where(constant, 0, centred / torch.where(constant, 1, centred.norm(dim=-1, keepdim=True)))

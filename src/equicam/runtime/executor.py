@@ -1,0 +1,203 @@
+"""Runs work on images: in groups that fit memory, with deferred checks, compiled and captured where it helps.
+
+What is computed is the caller's business (`explain`, `evaluate`, `audit`); how it runs is decided here alone.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from equicam.errors import EquicamError
+from equicam.readers.batch_size import views_that_fit
+from equicam.readers.checks import Check, raise_failed, raise_first
+from equicam.readers.finite import finite, not_finite
+from equicam.readers.forward import Network
+from equicam.readers.model import Model
+from equicam.readers.reading import Reader
+from equicam.recipe import Recipe
+from equicam.runtime.compiled import run_compiled
+from equicam.runtime.constants import keep_constants
+from equicam.runtime.graphs import PASSED, CapturedGraph, Tensors, graphs_of, shape_key
+from equicam.runtime.view_reader import ViewReader
+
+Work = Callable[[ViewReader, Float[Tensor, "b c H W"], Int[Tensor, " b"] | None], Tensors]
+"""(view reader, images, target) → tensors by name, one row per image."""
+ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2
+"""Values of views that any device has room for, twice."""
+
+
+@dataclass(frozen=True)
+class Executor:
+    """A model and the part of a recipe that says how it runs."""
+
+    model: Model | None  # None: a reader without a model
+    recipe: Recipe
+    max_views_per_forward: int | None = None  # None: by memory
+
+    def __post_init__(self) -> None:
+        given = self.max_views_per_forward
+        if given is not None and (not isinstance(given, int) or given < 1):
+            raise EquicamError(
+                "max_views_per_forward", needs="1 view or more", got=given, fix="max_views_per_forward=None"
+            )
+
+    def run(
+        self,
+        reader: Reader,
+        work: Work,
+        x: Float[Tensor, "b c H W"],
+        target: Int[Tensor, " b"] | None = None,
+        *,
+        views_per_image: int,
+        key: Hashable | None = None,
+    ) -> Tensors:
+        """The work's results for all images.
+
+        `key` identifies the work for capture: calls with equal keys and shapes must do the same. Without one, or
+        where the work may synchronise with the device, it runs eagerly.
+        """
+        with self.context(x.device):
+            if key is not None and self._captures(x, views_per_image):
+                try:
+                    return self._replay(reader, work, x, target, key)
+                except RuntimeError as error:
+                    if not _out_of_memory(error):
+                        raise
+                    graphs_of(self._network(reader).model.module).graphs.clear()  # type: ignore[union-attr]
+            raise_failed([_check_finite(x)])
+            return _concatenate(
+                list(
+                    self.groups(
+                        x, views_per_image, lambda rows, fit: self._run(reader, work, x, target, rows, fit)
+                    )
+                )
+            )
+
+    @contextmanager
+    def context(self, device: torch.device) -> Iterator[None]:
+        """No autograd but our own, no autocast but the network's, and constants kept."""
+        # inference tensors cannot join a backward pass
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast(device.type, enabled=False),
+            keep_constants(),
+        ):
+            yield
+
+    def groups(
+        self, x: Float[Tensor, "b c H W"], views_per_image: int, run: Callable[[slice, int], Tensors]
+    ) -> Iterator[Tensors]:
+        """`run` on groups of images whose views fit one pass; groups are halved when memory runs out."""
+        fit = self.max_views_per_forward or views_that_fit(x)
+        done = 0
+        while done < len(x):
+            count = -(-(len(x) - done) // max(1, fit // views_per_image))
+            rows = slice(done, done - (-(len(x) - done) // count))  # groups of even size, none left small
+            try:
+                found = run(rows, fit)
+            except torch.OutOfMemoryError:
+                if fit == 1:
+                    raise
+                fit = -(-min(fit, views_per_image * (rows.stop - rows.start)) // 2)
+                continue
+            yield found
+            done = rows.stop
+
+    def view_reader(self, reader: Reader, max_views_per_forward: int) -> ViewReader:
+        """A reader of views for one group of images."""
+        return ViewReader(self._network(reader), reader, max_views_per_forward, self.autocast)
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The type to run the network in, if it is not the model's own."""
+        return None if self.recipe.dtype is None else getattr(torch, self.recipe.dtype)
+
+    def _network(self, reader: Reader) -> Network | None:
+        # an explainer without a forward pass of ours may run the same module with its own hooks: leave it alone
+        if self.model is None or reader.forward is None:
+            return None
+        return Network(self.model, self.autocast, run_compiled if self.recipe.compiled else None)
+
+    def _run(
+        self,
+        reader: Reader,
+        work: Work,
+        x: Float[Tensor, "b c H W"],
+        target: Int[Tensor, " b"] | None,
+        rows: slice,
+        fit: int,
+    ) -> Tensors:
+        """One group, eagerly; its checks are evaluated together at the end."""
+        images = x[rows]
+        views = self.view_reader(reader, fit)
+        try:
+            found = work(views, images, None if target is None else target[rows])
+        except (EquicamError, torch.OutOfMemoryError):
+            raise
+        except RuntimeError as error:
+            # a failed check explains a failure further on
+            try:
+                raise_failed(views.checks)
+            except EquicamError as refused:
+                raise refused from error
+            raise
+        raise_failed(views.checks)
+        return found
+
+    def _captures(self, x: Float[Tensor, "b c H W"], views_per_image: int) -> bool:
+        """Whether a call is captured as a CUDA graph: if wanted, and if its views fit memory twice."""
+        if not self.recipe.compiled or not x.is_cuda or self.max_views_per_forward is not None:
+            return False
+        views = len(x) * views_per_image
+        return views * x[0].numel() <= ALWAYS_CAPTURED_VALUES or views <= views_that_fit(x) // 2
+
+    def _replay(
+        self,
+        reader: Reader,
+        work: Work,
+        x: Float[Tensor, "b c H W"],
+        target: Int[Tensor, " b"] | None,
+        key: Hashable,
+    ) -> Tensors:
+        network = self._network(reader)
+        assert network is not None  # noqa: S101  # only work on a network has a key
+        model = network.model
+
+        def whole(images: Tensor, wanted: Tensor | None) -> tuple[Tensors, list[Check]]:
+            views = self.view_reader(reader, len(images) * 2**20)
+            views.checks.append(_check_finite(images))
+            return work(views, images, wanted), views.checks
+
+        def capture() -> CapturedGraph:
+            with network.frozen():
+                tensors = (*model.module.parameters(), *model.module.buffers())
+                return CapturedGraph(whole, (x, target), tensors)
+
+        about = (model.layer, model.layout, model.rectify_weights, model.classes, self.autocast)
+        full_key = (about, reader, key, shape_key((x, target)))
+        graph, found = graphs_of(model.module).run(full_key, capture, (x, target))
+        raise_first(found.pop(PASSED).tolist(), graph.checks)
+        return found
+
+
+def _check_finite(images: Float[Tensor, "b c H W"]) -> Check:
+    return Check(lambda: finite(images), lambda: not_finite(images))
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory ran out; ending a broken capture raises an error of its own behind which the cause stands."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, torch.OutOfMemoryError):
+        cause = cause.__context__
+    return cause is not None
+
+
+def _concatenate(parts: list[Tensors]) -> Tensors:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,202 @@
+"""Views of images through a network: the target class is chosen on the presented view and held fixed for the others."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from equicam.core.fusion import ViewReadings
+from equicam.core.views import Views
+from equicam.errors import EquicamError
+from equicam.readers.checks import Check
+from equicam.readers.forward import Forward, Network, no_gradient
+from equicam.readers.reading import Reader, Reading, Targets
+
+Target = int | Sequence[int] | Tensor | None
+
+
+@dataclass
+class ViewReader:
+    """Reads views in passes of at most `max_views_per_forward`; `checks` collects what the values must pass."""
+
+    network: Network | None  # None: the reader sees no model
+    reader: Reader
+    max_views_per_forward: int
+    autocast: torch.dtype | None = None
+    checks: list[Check] = field(default_factory=list)
+
+    def read(
+        self,
+        x: Float[Tensor, "b c H W"],
+        views: Views,
+        target: Int[Tensor, " b"] | None = None,
+        *,
+        originals: int | None = None,
+    ) -> ViewReadings:
+        """Every view of the images, the presented view first. It gives the target, unless the caller names one.
+
+        With `originals`, the rest of x are rotated copies of that many first images and explain their classes.
+        """
+        views, _ = views.presented_first()
+        return self._read(x, views, target, None, originals)
+
+    def extend(self, readings: ViewReadings, x: Float[Tensor, "b c H W"], views: Views) -> ViewReadings:
+        """The same readings, with those of the views that are not among them yet."""
+        every = readings.views.union(views)
+        added = Views(every.angles[len(readings.views) :])
+        more = self._read(x, added, readings.target, readings.logits, None)
+        pairs = zip(readings.values, more.values, strict=True)
+        return ViewReadings(
+            views=every,
+            stage=readings.stage,
+            values=tuple(torch.cat(pair) for pair in pairs),
+            confidence=torch.cat((readings.confidence, more.confidence)),
+            top1=torch.cat((readings.top1, more.top1)),
+            target=readings.target,
+            logits=readings.logits,
+            probabilities=readings.probabilities,
+            size=readings.size,
+            rectify_weights=readings.rectify_weights,
+        )
+
+    def _read(
+        self,
+        x: Float[Tensor, "b c H W"],
+        views: Views,
+        target: Int[Tensor, " b"] | None,
+        presented: Float[Tensor, "b y"] | None,
+        originals: int | None,
+    ) -> ViewReadings:
+        """`presented` are the presented view's logits where it has been read before and is not among these views."""
+        b = len(x)
+        rotated = views.act(x)
+        pieces = rotated.tensor_split(-(-len(views) * b // self.max_views_per_forward) if b == 1 else 1)
+        predictions: list[Forward] = []
+        readings: list[Reading] = []
+        with nullcontext() if self.network is None else self.network.frozen():
+            for piece in pieces:
+                batch = piece.flatten(0, 1)
+                forward = self._forward(batch)
+                if forward is not None:
+                    if presented is None:
+                        presented = forward.logits[:b]
+                        target = self._choose_target(presented, target, originals)
+                    # without what it captured and the autograd graph behind its gradient
+                    predictions.append(replace(forward, captured=(), gradient=no_gradient))
+                if target is None:
+                    raise EquicamError(
+                        "an explainer without a model", needs="a target class", got=None, fix="target=0"
+                    )
+                targets = Targets(
+                    target.repeat(len(piece)), None if presented is None else presented.repeat(len(piece), 1)
+                )
+                readings.append(self._read_piece(batch, forward, targets))
+        assert target is not None  # noqa: S101  # set by the first piece
+        return self._join(predictions, readings, views, target, (x.shape[-2], x.shape[-1]))
+
+    def _forward(self, batch: Float[Tensor, "n c H W"]) -> Forward | None:
+        if self.reader.forward is None or self.network is None:
+            return None
+        model = self.network.model
+        forward = self.reader.forward(self.network, batch.to(model.dtype))
+        if model.classes is not None and forward.logits.shape[1] != len(model.classes):
+            raise EquicamError(
+                "class names", needs=f"one for each of {forward.logits.shape[1]} classes", got=len(model.classes),
+                fix="classes=None",
+            )  # fmt: skip
+        self.checks += forward.checks
+        return forward
+
+    def _choose_target(
+        self, presented: Float[Tensor, "b y"], target: Int[Tensor, " b"] | None, originals: int | None
+    ) -> Int[Tensor, " b"]:
+        """The presented view's top-1 class, or the caller's class, checked to exist."""
+        if target is None:
+            top1 = presented[:originals].argmax(1)
+            return top1.repeat(len(presented) // len(top1))
+        wanted, classes = target, presented.shape[1]
+
+        def passes() -> Tensor:
+            return ((wanted >= 0) & (wanted < classes)).all()
+
+        def error() -> EquicamError:
+            return EquicamError(
+                "target", needs=f"classes from 0 to {classes - 1}", got=wanted.tolist(), fix="target=None"
+            )
+
+        self.checks.append(Check(passes, error))
+        return wanted.clamp(0, classes - 1)  # until the check is evaluated, no index may be out of range
+
+    def _read_piece(
+        self, batch: Float[Tensor, "n c H W"], forward: Forward | None, targets: Targets
+    ) -> Reading:
+        if forward is None or self.network is None:
+            with _autocast(batch.device.type, self.autocast):
+                reading = self.reader.read(None, batch, None, targets)
+        else:
+            reading = self.reader.read(self.network, batch.to(self.network.model.dtype), forward, targets)
+        self.checks += reading.checks
+        return reading
+
+    def _join(
+        self,
+        predictions: list[Forward],
+        readings: list[Reading],
+        views: Views,
+        target: Int[Tensor, " b"],
+        size: tuple[int, int],
+    ) -> ViewReadings:
+        """Passes of the same images as one, [views, images, …]."""
+        t, b = len(views), len(target)
+        columns = zip(*(r.values for r in readings), strict=True)
+        values = tuple(_cat(list(column)).view(t, b, *column[0].shape[1:]) for column in columns)
+        everywhere = target.expand(t, -1)
+        if not predictions:  # without a model: unknown confidence, and the target everywhere
+            unknown = torch.full((t, b), torch.nan, dtype=values[0].dtype, device=values[0].device)
+            return ViewReadings(
+                views, readings[0].stage, values, unknown, everywhere, target, None, None, size
+            )
+        logits = _cat([p.logits for p in predictions])
+        probabilities = _cat([p.probabilities for p in predictions])
+        return ViewReadings(
+            views=views,
+            stage=readings[0].stage,
+            values=values,
+            confidence=probabilities.gather(1, everywhere.reshape(-1, 1)).view(t, b),
+            top1=probabilities.argmax(1).view(t, b),
+            target=target,
+            logits=logits[:b],
+            probabilities=probabilities[:b],
+            size=size,
+            rectify_weights=predictions[0].rectify_weights,
+        )
+
+
+def as_targets(target: Target, x: Float[Tensor, "b c H W"]) -> Int[Tensor, " b"] | None:
+    """One class per image, checked for number and kind; None leaves it to the model's top-1."""
+    if target is None:
+        return None
+    try:
+        wanted = torch.as_tensor(target, device=x.device)
+    except (TypeError, ValueError, RuntimeError):
+        wanted = torch.empty(0)
+    if wanted.is_floating_point() or wanted.dtype == torch.bool or wanted.numel() == 0 or wanted.ndim > 1:
+        raise EquicamError(
+            "target", needs="a class index or one for each image", got=repr(target), fix="target=3"
+        )
+    if wanted.ndim == 1 and len(wanted) != len(x):
+        raise EquicamError(
+            "target", needs=f"one class for each of {len(x)} images", got=f"{len(wanted)}", fix="one int for them all"
+        )  # fmt: skip
+    return wanted.long().expand(len(x))
+
+
+def _cat(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def _autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[None]:
+    return torch.autocast(device, dtype=dtype) if dtype else nullcontext()  # type: ignore[return-value]
