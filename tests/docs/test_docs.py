@@ -35,9 +35,9 @@ def test_the_code_about_explainers_runs():
 
 
 def test_the_code_about_extending_runs(monkeypatch):
-    from equicam.evaluation.metrics import SCORES
+    from equicam.evaluation.metrics import METRICS
 
-    kept = dict(SCORES)
+    kept = dict(METRICS)
     code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)
     assert len(code) == 3
     names: dict = {}
@@ -48,8 +48,8 @@ def test_the_code_about_extending_runs(monkeypatch):
                 assert set(names["rows"]["method"].to_pylist()) >= {"hires", "hires, aligned"}
             assert names["e"].map.std() > 0.01
     finally:
-        SCORES.clear()
-        SCORES.update(kept)
+        METRICS.clear()
+        METRICS.update(kept)
     rows = [r for r in names["rows"].to_pylist() if r["score"] == "wander"]
     assert len(rows) == 2 * 2 * 8
     assert max(r["value"] for r in rows) > 1

@@ -19,13 +19,14 @@ from equicam.evaluation.blur import gaussian
 from equicam.evaluation.equivariance import (
     ANGLES,
     confidence_kept,
+    consistent,
     equivariance,
-    over_stable,
-    stable,
-    weighted,
+    mean_where,
+    weighted_mean,
 )
+from equicam.evaluation.reasons import ReasonCode
 from equicam.evaluation.similarity import MEASURES, cosine, pearson, ranks, spearman, ssim
-from equicam.evaluation.stages import SAME_EVERYWHERE, Traced, stages
+from equicam.evaluation.stages import LayerTrace, stages
 from tests.conftest import Cnn, assert_alive, seeded
 
 SIZE = 28
@@ -182,16 +183,16 @@ TARGET = torch.tensor([0, 1])
 
 
 def test_conditions_by_hand():
-    assert stable(PROBS, TARGET).tolist() == [[False, True], [True, False]]
+    assert consistent(PROBS, TARGET).tolist() == [[False, True], [True, False]]
     assert torch.allclose(confidence_kept(PROBS, TARGET), torch.tensor([[0.5, 1.0], [1.0, 0.5]]))
     assert torch.allclose(
         confidence_kept(PROBS, TARGET, as_published=True), torch.tensor([[0.45, 0.8], [0.9, 0.6]])
     )
     value = torch.tensor([[0.2, 0.4], [0.8, 0.6]])
-    assert torch.allclose(over_stable(value, stable(PROBS, TARGET)), torch.tensor([0.8, 0.4]))
-    assert over_stable(value, torch.zeros(2, 2, dtype=torch.bool)).isnan().all()
+    assert torch.allclose(mean_where(value, consistent(PROBS, TARGET)), torch.tensor([0.8, 0.4]))
+    assert mean_where(value, torch.zeros(2, 2, dtype=torch.bool)).isnan().all()
     kept = confidence_kept(PROBS, TARGET)
-    assert torch.allclose(weighted(value, kept), torch.tensor([(0.1 + 0.8) / 1.5, (0.4 + 0.3) / 1.5]))
+    assert torch.allclose(weighted_mean(value, kept), torch.tensor([(0.1 + 0.8) / 1.5, (0.4 + 0.3) / 1.5]))
     assert uncertainty.flip_rate(PROBS, TARGET).tolist() == [0.5, 0.5]
     expected = torch.tensor([(0.5 + 1 - 9 / 7) / 2, (1 - 2 + 0.5) / 2], dtype=torch.float64)
     assert torch.allclose(uncertainty.confidence_drop(PROBS.double(), TARGET), expected)
@@ -239,7 +240,7 @@ def test_a_curve_that_stays_at_one_scores_one_or_the_published_0952():
 
 
 def test_equal_pixels_keep_reading_order():
-    assert faithfulness.order(torch.zeros(1, 2, 3))[0].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+    assert faithfulness.pixel_ranks(torch.zeros(1, 2, 3))[0].flatten().tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_drift_and_agreement_regions_by_sorting():
@@ -290,7 +291,7 @@ def test_occlusion_is_the_loop(as_published):
                 carried = carried if as_published else (carried >= 0.5).double()
                 turned, soft = rotate(x, angle)[i], gaussian_blur(rotate(x, angle), [51, 51], [10.0, 10.0])[i]
                 lost = p[1] - bright((turned * (1 - carried) + soft * carried)[None])[0, target[i]]
-                assert found.turned[name][a, i].item() == pytest.approx(lost.item(), abs=1e-12)
+                assert found.rotated[name][a, i].item() == pytest.approx(lost.item(), abs=1e-12)
     assert max(v.abs().max() for v in found.presented.values()) > 1e-3
 
 
@@ -324,8 +325,8 @@ def test_boxes_by_hand():
     plane[2:5, 3:9] = 0.5  # the larger part
     plane[5, 9] = 0.9  # touches it only at a corner
     plane[8, 1] = 1.0  # the maximum, a part of one pixel
-    assert localisation.found_box(plane) == (3.0, 2.0, 9.0, 5.0)
-    assert localisation.found_box(torch.zeros(4, 4)) is None
+    assert localisation.saliency_box(plane) == (3.0, 2.0, 9.0, 5.0)
+    assert localisation.saliency_box(torch.zeros(4, 4)) is None
     assert localisation.overlap((0.0, 0.0, 4.0, 4.0), (2.0, 2.0, 6.0, 6.0)) == pytest.approx(4 / 28)
     assert localisation.overlap((0.0, 0.0, 1.0, 1.0), (5.0, 5.0, 6.0, 6.0)) == 0
     mask = torch.zeros(10, 12, dtype=torch.bool)
@@ -366,12 +367,12 @@ def test_calibration_compares_in_the_presented_frame():
 FACTS = {"target": torch.tensor([0, 1, 0]), "size": (24, 24)}
 
 
-def traced(seed: int, *, same: bool = False) -> Traced:
+def traced(seed: int, *, same: bool = False) -> LayerTrace:
     made = torch.Generator().manual_seed(seed)
     acts, grads = (torch.randn(3, 4, 6, 6, generator=made, dtype=torch.float64) for _ in range(2))
     acts[:, 3] = 0  # a dead channel
     grads = grads.mean((-2, -1), keepdim=True).expand_as(grads) if same else grads
-    return Traced(acts, grads, torch.randn(3, 5, generator=made, dtype=torch.float64))
+    return LayerTrace(acts, grads, torch.randn(3, 5, generator=made, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("combine", [grad_cam, grad_cam_rectified, layer_cam])
@@ -389,18 +390,20 @@ def test_stages_are_the_loop(combine):
 
     def at(stage, i, j):
         if stage in ("activations", "gradients"):
-            a, b = (getattr(t, "acts" if stage == "activations" else "grads") for t in (after, before))
+            a, b = (
+                getattr(t, "activations" if stage == "activations" else "gradients") for t in (after, before)
+            )
             live = range(3) if stage == "activations" else range(4)
             return np.mean([r(a[i, k], rotate(b[j, k], 30)) for k in live])
         if stage == "pooled-cosine":
-            return cos(after.acts[i].mean((1, 2)), before.acts[j].mean((1, 2)))
+            return cos(after.activations[i].mean((1, 2)), before.activations[j].mean((1, 2)))
         if stage == "logits-cosine":
-            return cos(after.scores[i], before.scores[j])
+            return cos(after.logits[i], before.logits[j])
         if stage.startswith("weights"):
-            a, b = (g.mean((1, 2)) for g in (after.grads[i], before.grads[j]))
+            a, b = (g.mean((1, 2)) for g in (after.gradients[i], before.gradients[j]))
             a, b = (a.relu(), b.relu()) if combine is grad_cam_rectified else (a, b)
             return cos(a, b) if stage == "weights-cosine" else np.corrcoef(a, b)[0, 1]
-        planes_ = [combine(t.acts, t.grads) for t in (after, before)]
+        planes_ = [combine(t.activations, t.gradients) for t in (after, before)]
         planes_ = [p.relu() for p in planes_] if stage != "combined" else planes_
         if stage in ("upsampled", "map"):
             big = [
@@ -423,7 +426,7 @@ def test_stages_are_the_loop(combine):
 def test_a_gradient_without_a_grid_is_said_to_have_none():
     found = stages(traced(1, same=True), [traced(2, same=True)], (30,), grad_cam, **FACTS)
     assert found["gradients"].value.isnan().all()
-    assert found["gradients"].reason == SAME_EVERYWHERE
+    assert found["gradients"].reason == ReasonCode.CONSTANT_GRADIENT
     assert found["activations"].reason is None
 
 
@@ -433,8 +436,10 @@ def test_the_published_reference_is_rectified_after_the_turn():
     theirs = stages(before, [after], (30,), grad_cam, region="full", fill="zeros", as_published=True, **FACTS)
     assert torch.equal(clean["combined"].value, theirs["combined"].value)
     assert not torch.equal(clean["rectified"].value, theirs["rectified"].value)
-    reference = rotate(grad_cam(before.acts, before.grads)[0], 30, fill="zeros").relu()
-    expected = np.corrcoef(grad_cam(after.acts, after.grads)[0].relu().flatten(), reference.flatten())[0, 1]
+    reference = rotate(grad_cam(before.activations, before.gradients)[0], 30, fill="zeros").relu()
+    expected = np.corrcoef(
+        grad_cam(after.activations, after.gradients)[0].relu().flatten(), reference.flatten()
+    )[0, 1]
     assert theirs["rectified"].value[0, 0].item() == pytest.approx(expected, abs=1e-12)
 
 

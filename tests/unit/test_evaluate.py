@@ -16,11 +16,11 @@ from equicam.core.views import Views, rotate
 from equicam.data.items import Item
 from equicam.errors import EquicamError
 from equicam.evaluation import summary
-from equicam.evaluation.controls import randomised, shuffled
+from equicam.evaluation.controls import randomise_weights, shuffle_tiles
 from equicam.evaluation.equivariance import ANGLES, equivariance
-from equicam.evaluation.metrics import SCORES, Score
-from equicam.evaluation.table import Scored
-from equicam.evaluation.worker import opened
+from equicam.evaluation.loading import load_image
+from equicam.evaluation.metrics import METRICS, Metric
+from equicam.evaluation.table import MetricRows
 from equicam.models.images import box_mask
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
@@ -65,7 +65,7 @@ def test_views_are_read_once_for_every_method(cnn):
     rows = []
     cnn.module.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     every = [m for m in equicam.methods() if m.startswith("equigrad")] + ["grad-cam", "aug-cam", "layer-cam"]
-    equicam.evaluate(cnn, pictures(2), methods=every, scores=["eq", "eq-stable", "peum"])
+    equicam.evaluate(cnn, pictures(2), methods=every, scores=["eq", "eq-consistent", "peum"])
     assert sum(rows) == 2 * 18 * (1 + len(ANGLES))
 
 
@@ -78,12 +78,12 @@ def test_peum_disagreement_and_what_the_model_said(cnn):
     found, _ = value(table, "peum", "equigrad-cam", "full")
     assert list(found.values()) == pytest.approx(e.score.tolist(), rel=1e-9)
     assert not value(table, "peum", "grad-cam", "full")[0]
-    sure, _ = value(table, "sure")
+    sure, _ = value(table, "presented-confidence")
     assert list(sure.values()) == pytest.approx(e.sure.tolist())
     with torch.no_grad():
         for angle in ANGLES:
             probs = cnn.module(rotate(x, angle)).softmax(1)
-            kept, _ = value(table, "stable", angle=angle)
+            kept, _ = value(table, "consistent", angle=angle)
             assert list(kept.values()) == (probs.argmax(1) == e.target).double().tolist()
             confidence, _ = value(table, "confidence", angle=angle)
             assert list(confidence.values()) == pytest.approx(probs[range(3), e.target].tolist())
@@ -145,7 +145,7 @@ def test_controls_cost_their_own_world_only(cnn):
 @pytest.mark.parametrize("build", [Cnn, Vit])
 def test_random_weights_are_all_other_weights(build):
     model = equicam.wrap(seeded(build), layer="trunk" if build is Cnn else "blocks.1.norm1")
-    other = randomised(model, seed=1)
+    other = randomise_weights(model, seed=1)
     for (name, a), b in zip(model.module.named_parameters(), other.module.parameters(), strict=True):
         if (
             a.numel() > 8
@@ -153,7 +153,7 @@ def test_random_weights_are_all_other_weights(build):
             and not torch.equal(b, torch.zeros_like(b))
         ):
             assert not torch.allclose(a, b), name
-    again = randomised(model, seed=1)
+    again = randomise_weights(model, seed=1)
     assert all(
         torch.equal(a, b) for a, b in zip(other.module.parameters(), again.module.parameters(), strict=True)
     )
@@ -161,11 +161,11 @@ def test_random_weights_are_all_other_weights(build):
 
 def test_shuffled_tiles_keep_every_pixel():
     x = pictures(1, 30, 35)[0]
-    mixed = shuffled(x, seed=1)
+    mixed = shuffle_tiles(x, seed=1)
     assert not torch.equal(mixed, x)
     assert torch.equal(mixed.flatten().sort().values, x.flatten().sort().values)
-    assert torch.equal(mixed, shuffled(x, seed=1))
-    assert not torch.equal(mixed, shuffled(x, seed=2))
+    assert torch.equal(mixed, shuffle_tiles(x, seed=1))
+    assert not torch.equal(mixed, shuffle_tiles(x, seed=2))
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def test_labels_by_name_by_order_and_unknown(small, folder):
 
 
 def test_a_cut_off_evaluation_goes_on_and_is_the_same(small, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "A_PART", 2)
+    monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "IMAGES_PER_SHARD", 2)
     options = {"methods": ["grad-cam", "equigrad-cam"], "angles": ANGLES_2, "views": 4}
     whole = equicam.evaluate(small, folder, out=tmp_path / "whole.parquet", **options)
     out = tmp_path / "cut.parquet"
@@ -331,8 +331,8 @@ def test_changed_weights_are_not_resumed(small, folder, tmp_path):
         ({"scores": ["eqq"]}, "scores needs a list of eq,"),
         ({"methods": ["grad-cam"], "scores": ["peum"]}, "score 'peum' needs a method of several views"),
         ({"methods": ["equigrad-cam"], "scores": ["stages"]}, "score 'stages' needs a method of one view"),
-        ({"angles": (0, 90)}, "angles needs turns other than 0°"),
-        ({"angles": (float("nan"),)}, "angles needs turns other than 0°"),
+        ({"angles": (0, 90)}, "angles needs rotations other than 0°"),
+        ({"angles": (float("nan"),)}, "angles needs rotations other than 0°"),
         ({"angles": (90, 450)}, "angles needs each one once"),
         ({"scores": ["eq", "eq"]}, "scores needs each one once, got 'eq' twice"),
         ({"methods": ["grad-cam@blur-0"]}, "control of 'grad-cam@blur-0' needs one of"),
@@ -375,9 +375,9 @@ def test_a_picture_scores_the_same_in_any_company(cnn):
 
 def test_the_sample_is_spread_and_stamped(small, folder):
     table = equicam.evaluate(small, folder, methods=["grad-cam"], angles=(90,), n=2)
-    assert set(value(table, "sure")[0]) == {"0.png", "1.png"}  # one of each class
+    assert set(value(table, "presented-confidence")[0]) == {"0.png", "1.png"}  # one of each class
     about = json.loads(table.schema.metadata[b"equicam"])
-    assert about["pictures"] == 2
+    assert about["images"] == 2
     assert len(about["sample"]) == 64
 
 
@@ -394,7 +394,7 @@ def test_summaries_by_hand(vit):
     keeps = {
         (r["id"], r["angle"]): r["value"]
         for r in table.to_pylist()
-        if r["score"] == "stable" and r["angle"] is not None
+        if r["score"] == "consistent" and r["angle"] is not None
     }
     weight = {
         (r["id"], r["angle"]): r["value"]
@@ -404,14 +404,14 @@ def test_summaries_by_hand(vit):
     found = summary.conditional(table, "grad-cam")
     assert 0 < np.mean(list(keeps.values())) < 1
     assert found.all.value == pytest.approx(np.mean(list(pairs.values())))
-    assert found.stable.value == pytest.approx(np.mean([v for k, v in pairs.items() if keeps[k]]))
-    assert found.weighed.value == pytest.approx(
+    assert found.consistent.value == pytest.approx(np.mean([v for k, v in pairs.items() if keeps[k]]))
+    assert found.weighted.value == pytest.approx(
         np.average([pairs[k] for k in pairs], weights=[weight[k] for k in pairs])
     )
-    assert found.stable_rate.value == pytest.approx(np.mean(list(keeps.values())))
+    assert found.consistency_rate.value == pytest.approx(np.mean(list(keeps.values())))
     by_angle = dict(summary.by_angle(table, "grad-cam"))
     assert by_angle[45.0].value == pytest.approx(np.mean([v for (_, a), v in pairs.items() if a == 45]))
-    sure, confidence = value(table, "sure")[0], {}
+    sure, confidence = value(table, "presented-confidence")[0], {}
     for angle in ANGLES:
         confidence |= {(i, angle): v for i, v in value(table, "confidence", angle=angle)[0].items()}
     lost = [sure[i] - confidence[i, a] for i, a in pairs if keeps[i, a]]
@@ -446,7 +446,7 @@ def test_rows_of_constant_maps_count_zero_and_are_reported(cnn):
     assert all(r["value"] == 0 for r in constant)
     (line,) = [s for s in summary.summarise(table, resamples=20) if s.score == "eq" and s.region == "disc"]
     assert line.constant == pytest.approx(len(constant) / len(rows))
-    assert line.otherwise == pytest.approx(
+    assert line.without_constant == pytest.approx(
         np.mean([r["value"] for r in rows if r["reason"] != "constant map"])
     )
     assert line.value.value == pytest.approx(np.mean([r["value"] for r in rows]))
@@ -505,7 +505,7 @@ def test_boxes_turn_with_their_pictures_exif(small, tmp_path, turn):
     exif[0x0112] = turn
     Image.fromarray(stored).save(tmp_path / "turned.png", exif=exif)
     item = Item(id="a", path=tmp_path / "turned.png", boxes=((40.0, 16.0, 60.0, 30.0),))
-    x, truth = opened(small, item)
+    x, truth = load_image(small, item)
     assert torch.equal(truth.boxes[0], x[0] > 0)
 
 
@@ -517,8 +517,8 @@ def test_what_is_cropped_away_is_said_and_wild_boxes_do_no_harm(small, folder):
     table = equicam.evaluate(small, items, methods=["grad-cam"], scores=["energy", "pointing"], angles=(90,))
     rows = {(r["id"], r["score"], r["angle"]): r for r in table.to_pylist()}
     assert np.isnan(rows["away", "energy", 90.0]["value"])
-    assert rows["away", "energy-drop", None]["reason"] == "label region outside what the model sees"
-    assert rows["away", "pointing", None]["reason"] == "boxes outside what the model sees"
+    assert rows["away", "energy-drop", None]["reason"] == "label region outside the model's input"
+    assert rows["away", "pointing", None]["reason"] == "boxes outside the model's input"
     assert rows["wild", "pointing", None]["value"] in (0.0, 1.0)
 
 
@@ -539,7 +539,7 @@ def test_names_that_do_not_match_are_no_labels(small, folder):
 
 
 def test_no_picture_is_left_alone_in_a_part(cnn, monkeypatch):
-    monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "A_PART", 4)
+    monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "IMAGES_PER_SHARD", 4)
     table = equicam.evaluate(cnn, pictures(9), methods=["grad-cam"], angles=(90,))
     _, floor = value(table, "eq", "grad-cam", "disc")
     assert len(floor) == 9
@@ -548,26 +548,26 @@ def test_no_picture_is_left_alone_in_a_part(cnn, monkeypatch):
 
 def test_controls_with_their_own_answers_are_conditioned_on_those(vit):
     table = equicam.evaluate(
-        vit, pictures(6), methods=["grad-cam", "grad-cam@shuffled"], scores=["eq", "eq-stable"]
+        vit, pictures(6), methods=["grad-cam", "grad-cam@shuffled"], scores=["eq", "eq-consistent"]
     )
     rows = table.to_pylist()
     kept = [
         r["value"]
         for r in rows
-        if r["score"] == "eq-stable"
+        if r["score"] == "eq-consistent"
         and r["method"] == "grad-cam@shuffled"
         and r["region"] == "disc"
         and r["angle"] is not None
     ]
     assert 0 < np.isfinite(kept).sum() < len(kept)
     found = summary.conditional(table, "grad-cam@shuffled")
-    assert found.stable.value == pytest.approx(np.nanmean(kept))
-    assert found.stable_rate.value == pytest.approx(np.isfinite(kept).mean())
+    assert found.consistent.value == pytest.approx(np.nanmean(kept))
+    assert found.consistency_rate.value == pytest.approx(np.isfinite(kept).mean())
 
 
 def test_causal_rows_are_read_against_their_controls(cnn):
     table = equicam.evaluate(cnn, pictures(4), methods=["grad-cam"], scores=["causal"], angles=ANGLES_2)
-    lines = {line.region: line for line in summary.occluded(table, "grad-cam")}
+    lines = {line.region: line for line in summary.occlusion_effects(table, "grad-cam")}
     assert next(iter(lines)) == "drift"
     drift, control = (
         np.array(list(value(table, f"causal-{r}", "grad-cam", "disc")[0].values()))
@@ -591,9 +591,11 @@ def test_an_explainer_that_cannot_be_hashed_is_taken(cnn):
     assert value(table, "eq", "one", "disc") != value(table, "eq", "three", "disc")
 
 
-@pytest.mark.parametrize("wrong", [lambda b: 0.5, lambda b: Scored("mine", "grad-cam", torch.zeros(b + 1))])
+@pytest.mark.parametrize(
+    "wrong", [lambda b: 0.5, lambda b: MetricRows("mine", "grad-cam", torch.zeros(b + 1))]
+)
 def test_a_score_of_ones_own_that_yields_something_else_is_told_what_to_yield(monkeypatch, wrong):
-    monkeypatch.setitem(SCORES, "mine", Score("mine", lambda found: iter([wrong(len(found.ids))])))
+    monkeypatch.setitem(METRICS, "mine", Metric("mine", lambda found: iter([wrong(len(found.ids))])))
     model, x = equicam.load("embedded"), torch.randn(2, 3, 96, 96)
-    with pytest.raises(equicam.EquicamError, match=r"a score needs to yield Scored with \[2\] values"):
+    with pytest.raises(equicam.EquicamError, match=r"a metric needs to yield MetricRows with \[2\] values"):
         equicam.evaluate(model, x, methods=["grad-cam"], scores=["mine"])

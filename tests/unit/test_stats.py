@@ -26,15 +26,15 @@ from equicam.evaluation.statistics import (
     kappa,
     mean,
     mean_ratio,
+    means_by_bin,
     paired_difference,
     pearson,
     pearson_r,
-    pooled,
+    pooled_mean,
     proportion,
     skill,
     spearman,
     spearman_r,
-    strata,
     weighted_mean,
 )
 
@@ -179,32 +179,32 @@ def test_intervals_by_image_cover_and_those_by_pair_do_not():
     for seed in range(runs):
         pairs = rng.normal(size=images)[cluster] + 0.5 * rng.normal(size=images * angles)
         for name, ids in (("image", cluster), ("pair", None)):
-            found = pooled(pairs, cluster=ids, resamples=300, seed=seed)
+            found = pooled_mean(pairs, cluster=ids, resamples=300, seed=seed)
             hit[name] += found.low <= 0 <= found.high
     assert 0.91 <= hit["image"] / runs <= 0.98
     assert hit["pair"] / runs < 0.70
 
 
-# Pools, strata, proportions
+# Pools, means_by_bin, proportions
 
 
 def test_pooled_is_the_mean_over_pairs_not_over_image_means():
     values, cluster = numbers(1, 1, 1, 5), ["a", "a", "a", "b"]
-    assert pooled(values, cluster=cluster).value == 2
-    assert pooled(values, weights=numbers(1, 1, 1, 3), cluster=cluster).value == 3
-    assert pooled(values, cluster=cluster).n == 2
+    assert pooled_mean(values, cluster=cluster).value == 2
+    assert pooled_mean(values, weights=numbers(1, 1, 1, 3), cluster=cluster).value == 3
+    assert pooled_mean(values, cluster=cluster).n == 2
 
 
 def test_strata_are_half_open_and_the_last_closed():
     values = numbers(1, 2, 3, 4, 5, 6, 7, NAN)
     by = numbers(0.0, 0.19, 0.2, 0.4, 0.41, NAN, -0.1, 0.3)
-    low, high, none = strata(values, by, edges=[0, 0.2, 0.4, 0.405])
+    low, high, none = means_by_bin(values, by, edges=[0, 0.2, 0.4, 0.405])
     assert (low[0], low[1].value, low[1].n) == ("0–0.2", 1.5, 2)
     assert (high[0], high[1].value, high[1].n) == ("0.2–0.4", 3, 1)
     assert (none[0], none[1].value, none[1].n) == ("0.4–0.405", 4, 1)
-    closed = strata(values, by, edges=numbers(0, 0.2, 0.4), cluster=list("aabbcdef"))
+    closed = means_by_bin(values, by, edges=numbers(0, 0.2, 0.4), cluster=list("aabbcdef"))
     assert [(e.value, e.n) for _, e in closed] == [(1.5, 1), (3.5, 1)]
-    ((_, empty),) = strata(values, by, edges=[2, 3])
+    ((_, empty),) = means_by_bin(values, by, edges=[2, 3])
     assert (isnan(empty.value), empty.n) == (True, 0)
 
 
@@ -474,8 +474,8 @@ def test_paired_difference_hands_the_target_second():
         (lambda: capture_lift(numbers(1), numbers(1), budget=1.5), "budget"),
         (lambda: held_out_lift(numbers(1), numbers(1), quantile=90.0), "quantile"),
         (lambda: auroc(numbers(1, 2), numbers(0, 2)), "positive needs 0, 1 or NaN"),
-        (lambda: strata(numbers(1), numbers(1), edges=[1, 0]), "edges needs two or more rising"),
-        (lambda: strata(numbers(1), numbers(1), edges=[0]), "edges"),
+        (lambda: means_by_bin(numbers(1), numbers(1), edges=[1, 0]), "edges needs two or more rising"),
+        (lambda: means_by_bin(numbers(1), numbers(1), edges=[0]), "edges"),
         (lambda: proportion(3, 2), "successes needs a count from 0 to 2, got 3"),
         (lambda: proportion(1, 2, level=1.0), "level"),
         (lambda: holm(numbers(0.05)), "log10 p ≤ 0"),

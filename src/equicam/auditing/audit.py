@@ -26,7 +26,7 @@ from equicam.data.sources import find_items
 from equicam.engines.devices import Devices
 from equicam.engines.worker import Home, Part, Sent
 from equicam.errors import EquicamError
-from equicam.evaluation.spec import Asked, Count, described
+from equicam.evaluation.spec import MapSpec, ViewCount, describe
 from equicam.methods import find
 from equicam.models.images import VisibleBoxes, input_bytes
 from equicam.models.weights import fingerprint
@@ -45,7 +45,7 @@ def audit(
     out: str | Path,
     *,
     method: str = "equigrad-cam",
-    views: Count = None,
+    views: ViewCount = None,
     split: str | None = None,
     n: int | None = None,
     calibrate: int = 0,
@@ -87,7 +87,7 @@ def audit(
         preprocess=_steps(model.preprocess),
         classes=model.classes,
         method=method,
-        method_is=described(Asked(method, chosen)),
+        method_is=describe(MapSpec(method, chosen)),
         angles=tuple(float(a) for a in chosen.fusion.views.angles),
         fill=plans.fill,
         tau=tau,

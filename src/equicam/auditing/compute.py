@@ -19,12 +19,11 @@ from equicam.data.decoding import Opened
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.evaluation.equivariance import ANGLES, equivariance
-from equicam.evaluation.maps import Plan, look
-from equicam.evaluation.metrics import Truth
+from equicam.evaluation.maps import MapComputer
 from equicam.evaluation.similarity import own_and_others, pearson
-from equicam.evaluation.spec import Asked
+from equicam.evaluation.spec import EvaluationSpec
 from equicam.explain import explanation, read
-from equicam.methods import Method, find
+from equicam.methods import Method
 from equicam.models.images import as_batch, preprocess_image
 from equicam.readers.finite import finite_images
 from equicam.readers.model import Model
@@ -176,9 +175,8 @@ def _agreement(planes: Float[Tensor, "b t h w"]) -> Float[Tensor, "b t"]:
 
 def single_view_eq(plans: Plans, x: Float[Tensor, "b c H W"], ids: Sequence[str]) -> list[float]:
     """Disc Eq of Grad-CAM over the seven angles: what PEUM is held against."""
-    asked = (Asked("grad-cam", find("grad-cam")),)
-    plan = Plan({"plain": plans.model}, asked, ANGLES, "reflect", dtype=plans.dtype, chunk=plans.chunk)
-    found = look(plan, ids, x, [Truth()] * len(ids), lambda _share: None)
-    maps = found.shown["grad-cam"].maps
+    recipe = Recipe(dtype=None if plans.dtype is None else str(plans.dtype), compiled=plans.model.compiled)
+    spec = EvaluationSpec(recipe, ["grad-cam"], ("eq",), ANGLES, max_views_per_forward=plans.chunk)
+    maps = MapComputer.of(plans.model, spec).compute(ids, x).methods["grad-cam"].maps
     values: list[float] = equivariance(maps[1:], maps[0], ANGLES).value.mean(0).tolist()
     return values

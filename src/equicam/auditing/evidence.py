@@ -17,14 +17,13 @@ from equicam.errors import EquicamError
 from equicam.evaluation import causal, statistics
 from equicam.evaluation.controls import item_seed
 from equicam.evaluation.equivariance import ANGLES
-from equicam.evaluation.maps import Plan, look
-from equicam.evaluation.metrics import Truth
-from equicam.evaluation.spec import Asked
+from equicam.evaluation.maps import MapComputer
+from equicam.evaluation.spec import EvaluationSpec
 from equicam.evaluation.stages import stages
 from equicam.evaluation.statistics import Estimate
-from equicam.methods import find
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.readers.model import Model
+from equicam.recipe import Recipe
 from equicam.shards import json_ready
 
 A_BATCH = 8
@@ -91,19 +90,23 @@ def _of_batch(
     seed: int,
     dtype: torch.dtype | None,
 ) -> dict[str, Evidence]:
-    plan = Plan(
-        {"plain": model}, (Asked("grad-cam", find("grad-cam")),), ANGLES, "reflect", traced=True, dtype=dtype
-    )
-    found = look(plan, ids, x, [Truth()] * len(ids), lambda _share: None)
-    shown = found.shown["grad-cam"]
+    recipe = Recipe(dtype=None if dtype is None else str(dtype), compiled=model.compiled)
+    spec = EvaluationSpec(recipe, ["grad-cam"], ("stages",), ANGLES)
+    found = MapComputer.of(model, spec).compute(ids, x)
+    shown = found.methods["grad-cam"]
     seeds = [item_seed(seed, name, "causal") for name in ids]
-    drops = causal.occlusion(found.ask, x, shown.maps, ANGLES, found.said.target, seeds=seeds)
+    drops = causal.occlusion(found.predict, x, shown.maps, ANGLES, found.predictions.target, seeds=seeds)
     lost = {name: values.double().cpu().numpy() for name, values in drops.presented.items()}
     pooled = None
-    if shown.traced and shown.combine is not None:
+    if shown.traces and shown.combine is not None:
         size = (x.shape[-2], x.shape[-1])
         by_stage = stages(
-            shown.traced[0], shown.traced[1:], ANGLES, shown.combine, target=found.said.target, size=size
+            shown.traces[0],
+            shown.traces[1:],
+            ANGLES,
+            shown.combine,
+            target=found.predictions.target,
+            size=size,
         )
         pooled = by_stage["pooled-cosine"]
     made = {}

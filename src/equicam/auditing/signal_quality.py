@@ -12,7 +12,7 @@ import numpy as np
 
 from equicam.auditing.signals import NAMES
 from equicam.evaluation import statistics
-from equicam.evaluation.statistics import NAN, Correlation, Estimate, Floats, HeldOut, Places
+from equicam.evaluation.statistics import NAN, Correlation, Estimate, Floats, HeldOut, Indices
 
 FEW, FEW_UNSTABLE = 100, 10  # below either, a measurement says little
 TENTH = 0.10
@@ -48,7 +48,7 @@ class Worth:
 
 
 def worth(
-    scores: Mapping[str, Floats], eq: Floats, queue: Places, *, by: str, share: float, unstable: int | float
+    scores: Mapping[str, Floats], eq: Floats, queue: Indices, *, by: str, share: float, unstable: int | float
 ) -> Worth | None:
     """Measured where Eq is known; None where it is nowhere."""
     known = ~np.isnan(eq)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from equicam.auditing.signal_quality import Worth, worth
 from equicam.auditing.signals import NAMES, measured, refuse_unknown, scored
 from equicam.errors import EquicamError
-from equicam.evaluation.statistics import Floats, Places
+from equicam.evaluation.statistics import Floats, Indices
 from equicam.shards import json_ready
 
 ROWS = pa.schema(
@@ -180,7 +180,7 @@ def _controls(reviews: int, ok: int, control: int | float) -> int:
     return min(max(math.floor(control * reviews + 0.5), int(reviews >= 5)), reviews - 1)
 
 
-def _by_class(order: Places, target: NDArray[Any], places: dict[int, int]) -> Places:
+def _by_class(order: Indices, target: NDArray[Any], places: dict[int, int]) -> Indices:
     left, queue = dict(places), []
     for i in order.tolist():
         if left.get(int(target[i]), 0):
@@ -197,8 +197,8 @@ def _named(target: int | None, classes: Sequence[str] | None) -> str:
 
 def _rows(
     ok: pa.Table,
-    order: Places,
-    chosen: Places,
+    order: Indices,
+    chosen: Indices,
     queue: set[int],
     score: Floats,
     by: str,
@@ -253,7 +253,7 @@ def _reasons(row: dict[str, Any], by: str, angles: Sequence[int | float], lower:
 
 
 def _guarantee(
-    score: Floats, eq: Floats, queue: Places, *, alpha: float, unstable: int | float, by: str = "peum"
+    score: Floats, eq: Floats, queue: Indices, *, alpha: float, unstable: int | float, by: str = "peum"
 ) -> Guarantee:
     found, exact = np.sort(score[eq < unstable]), Fraction(str(alpha))
     n, place = int(np.count_nonzero(~np.isnan(eq))), math.floor(exact * (found.size + 1))

@@ -18,7 +18,7 @@ from equicam.core.views import Fill
 from equicam.data.decoding import Decoders, Opened, opened
 from equicam.engines.worker import Home, Part, Recipe, Sent, blinded, same_model
 from equicam.errors import EquicamError
-from equicam.evaluation.spec import Count
+from equicam.evaluation.spec import ViewCount
 from equicam.methods import find
 from equicam.models.images import VisibleBoxes
 from equicam.readers.model import Model
@@ -35,7 +35,7 @@ class Auditing:
     weights: str
     versions: tuple[tuple[str, str], ...]
     method: str
-    views: Count
+    views: ViewCount
     as_published: bool
     tau: float | None
     gamma: float | None

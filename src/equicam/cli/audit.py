@@ -350,7 +350,7 @@ def _reloaded(
     from equicam.data.items import digest_items
     from equicam.data.sources import find_items
     from equicam.errors import EquicamError
-    from equicam.evaluation.spec import Asked, described
+    from equicam.evaluation.spec import MapSpec, describe
     from equicam.methods import find
     from equicam.models.weights import fingerprint
 
@@ -385,7 +385,7 @@ def _reloaded(
         tau=spec.tau,
         gamma=spec.gamma,
     )
-    if described(Asked(spec.method, method)) != spec.method_is:
+    if describe(MapSpec(spec.method, method)) != spec.method_is:
         raise EquicamError(
             f"the run {plain(run.folder)}", needs=f"the method it was made with ({spec.method_is})", got="another of that name",
             fix="the equicam that wrote it",

@@ -53,9 +53,11 @@ def scores() -> None:
     Example: `equicam scores`
     """
     from equicam.evaluation.controls import CONTROLS
-    from equicam.evaluation.metrics import SCORES
+    from equicam.evaluation.metrics import METRICS
 
-    _print_table(("score", "of methods with", "description"), ((n, s.of, s.about) for n, s in SCORES.items()))
+    _print_table(
+        ("score", "of methods with", "description"), ((n, m.applies_to, m.about) for n, m in METRICS.items())
+    )
     coverage = "a map that ignores the image: the area that 18 zero-filled views cover"
     controls = {"coverage": coverage} | {f"METHOD@{name}": about for name, about in CONTROLS.items()}
     _print_table(("control", "description"), controls.items())

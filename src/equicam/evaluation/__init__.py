@@ -1,1 +1,1 @@
-"""What is measured of a map and, in `stats`, over images."""
+"""Metrics of saliency maps, one row per image, and statistics over the rows."""

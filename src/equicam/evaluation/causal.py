@@ -1,10 +1,10 @@
-"""Does the model use the pixels whose saliency moves: occlusion of the drift region, beside regions it must beat.
+"""Does the model use the pixels whose saliency moves? Occlusion of the drift region and of regions to compare with.
 
 In the presented frame, h̃ = R_−θ h(R_θ x): drift is the tenth with the largest |h − h̃|, agreement the tenth with the
-largest min(h, h̃). Each region is blurred out of the picture, and, carried by R_θ, out of the turned picture; what is
-measured is the class probability lost. A drop says little by itself: regions of other shape, place and saliency drop
-too, hence the controls. `as_published`: the full square with zero fill (whose corners count as drift) and single
-pixels drawn at random, whose blurring is noise all over the object.
+largest min(h, h̃). Each region is blurred out of the image and, carried by R_θ, out of the rotated image; the metric is
+the class probability lost. A drop alone says little, because regions of other shape, place and saliency drop too: hence
+the controls. `as_published`: the full square with zero fill (whose corners count as drift) and single pixels chosen at
+random, whose blurring is noise all over the object.
 """
 
 from collections.abc import Sequence
@@ -15,33 +15,36 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equicam.core.views import Degrees, rotate, rotate_each
-from equicam.evaluation.faithfulness import Ask, blurred
-from equicam.evaluation.similarity import Region, flat, inside
+from equicam.evaluation.batch import Predict
+from equicam.evaluation.faithfulness import blur_out
+from equicam.evaluation.similarity import Region, is_constant, region_mask
 
-SHARE = 0.10
+REGION_SHARE = 0.10
+"""Share of the pixels that a region covers."""
 CONTROLS = {
     "drift": "where the map moves",
     "agreement": "where it stays",
-    "drift-elsewhere": "the drift region turned about the centre by a random angle: its shape, elsewhere",
-    "drift-of-another": "the drift region of another picture",
-    "agreement-of-another": "the agreement region of another picture",
+    "drift-elsewhere": "the drift region rotated about the centre by a random angle: its shape, elsewhere",
+    "drift-of-another": "the drift region of another image",
+    "agreement-of-another": "the agreement region of another image",
     "same-saliency": "other pixels of the same mean saliency as the drift region",
     "scattered": "single pixels at random",
 }
+BORROWED = ("drift-of-another", "agreement-of-another")
 PUBLISHED = ("drift", "agreement", "scattered")
 
 
 @dataclass(frozen=True)
 class Drops:
-    """Probability lost by angle and picture, in the presented and in the turned picture; NaN for constant maps."""
+    """Probability lost by angle and image, in the presented and in the rotated image; NaN for constant maps."""
 
     presented: dict[str, Float[Tensor, "a b"]]
-    turned: dict[str, Float[Tensor, "a b"]]
+    rotated: dict[str, Float[Tensor, "a b"]]
     constant: Bool[Tensor, "a b"]
 
 
 def occlusion(
-    ask: Ask,
+    predict: Predict,
     x: Float[Tensor, "b c H W"],
     maps: Float[Tensor, "v b H W"],
     angles: Sequence[Degrees],
@@ -50,57 +53,56 @@ def occlusion(
     seeds: Sequence[int],
     as_published: bool = False,
 ) -> Drops:
-    """Probability lost without each region; `maps` are the presented pictures' and those at each angle."""
+    """Probability lost without each region; `maps` are of the presented images, then of each angle."""
     frame: Region = "full" if as_published else "disc"
-    kept = PUBLISHED if as_published else tuple(CONTROLS)
-    before: dict[str, list[Tensor]] = {name: [] for name in kept}
-    after: dict[str, list[Tensor]] = {name: [] for name in kept}
-    still = []
-    soft = blurred(x)
-    sure = _of_target(ask(x), target)
-    # one stream a picture, whatever it is batched with
+    names = PUBLISHED if as_published else tuple(CONTROLS)
+    presented: dict[str, list[Tensor]] = {name: [] for name in names}
+    rotated: dict[str, list[Tensor]] = {name: [] for name in names}
+    constant_at = []
+    blurred = blur_out(x)
+    confidence = _of_target(predict(x), target)
+    # one random stream per image, whatever batch it is in
     streams = [torch.Generator().manual_seed(seed) for seed in seeds]
     for step, angle in enumerate(angles):
-        back = rotate(maps[step + 1], -angle, fill="zeros" if as_published else "reflect")
-        masks = regions(maps[0], back, frame, streams, as_published=as_published)
-        turned = rotate(x, angle)
-        turned_soft = blurred(turned)
-        turned_sure = _of_target(ask(turned), target)
-        dead = flat(maps[0], frame) | flat(maps[step + 1], frame)
-        still.append(dead)
-        # every region in both frames in one go: [regions, b, …]
-        marks = torch.stack([masks[name].to(x.dtype) for name in kept])
-        carried = rotate(marks, angle, fill="zeros" if as_published else "reflect")
+        aligned = rotate(maps[step + 1], -angle, fill="zeros" if as_published else "reflect")
+        masks = regions(maps[0], aligned, frame, streams, as_published=as_published)
+        x_rotated = rotate(x, angle)
+        constant = is_constant(maps[0], frame) | is_constant(maps[step + 1], frame)
+        constant_at.append(constant)
+        # every region in both frames in one pass: [regions, b, …]
+        mask = torch.stack([masks[name].to(x.dtype) for name in names])
+        carried = rotate(mask, angle, fill="zeros" if as_published else "reflect")
         carried = carried.clamp(0, 1) if as_published else (carried >= 0.5).to(x.dtype)
-        for into, picture, blur, where, whole in (
-            (before, x, soft, marks, sure),
-            (after, turned, turned_soft, carried, turned_sure),
+        for drops, image, blur, where, before in (
+            (presented, x, blurred, mask, confidence),
+            (rotated, x_rotated, blur_out(x_rotated), carried, _of_target(predict(x_rotated), target)),
         ):
-            hidden = picture + where[:, :, None] * (blur - picture)
-            probs = ask(hidden.flatten(0, 1)).view(len(kept), len(x), -1)
-            for name, some in zip(kept, probs, strict=True):
-                lender = (dead.roll(1) | (len(x) == 1)) & name.endswith("-of-another")
-                into[name].append(torch.where(dead | lender, torch.nan, whole - _of_target(some, target)))
+            hidden = image + where[:, :, None] * (blur - image)
+            probs = predict(hidden.flatten(0, 1)).view(len(names), len(x), -1)
+            for name, some in zip(names, probs, strict=True):
+                no_lender = (constant.roll(1) | (len(x) == 1)) & (name in BORROWED)
+                lost = before - _of_target(some, target)
+                drops[name].append(torch.where(constant | no_lender, torch.nan, lost))
     return Drops(
-        {name: torch.stack(rows) for name, rows in before.items()},
-        {name: torch.stack(rows) for name, rows in after.items()},
-        torch.stack(still),
+        {name: torch.stack(rows) for name, rows in presented.items()},
+        {name: torch.stack(rows) for name, rows in rotated.items()},
+        torch.stack(constant_at),
     )
 
 
 def regions(
     h: Float[Tensor, "b H W"],
-    back: Float[Tensor, "b H W"],
+    aligned: Float[Tensor, "b H W"],
     frame: Region,
     streams: Sequence[torch.Generator],
     *,
     as_published: bool,
 ) -> dict[str, Bool[Tensor, "b H W"]]:
-    """The drift and agreement regions of each picture, and regions to hold against them."""
-    valid = inside(frame, (h.shape[-2], h.shape[-1]), h.device)
-    count = round(SHARE * int(valid.sum()))
-    drift = largest((h - back).abs(), valid, count)
-    agreement = largest(torch.minimum(h, back), valid, count)
+    """The drift and agreement regions of each image, and the regions to compare them with."""
+    valid = region_mask(frame, (h.shape[-2], h.shape[-1]), h.device)
+    count = round(REGION_SHARE * int(valid.sum()))
+    drift = largest((h - aligned).abs(), valid, count)
+    agreement = largest(torch.minimum(h, aligned), valid, count)
     noise = torch.stack([torch.rand(h.shape[1:], generator=g) for g in streams]).to(h)
     found = {"drift": drift, "agreement": agreement, "scattered": largest(noise, valid, count)}
     if as_published:
@@ -116,7 +118,7 @@ def regions(
 
 
 def largest(planes: Float[Tensor, "b H W"], valid: Bool[Tensor, "H W"], count: int) -> Bool[Tensor, "b H W"]:
-    """The `count` valid pixels with the largest values, equal ones in reading order."""
+    """The `count` valid pixels with the largest values, equal values in reading order."""
     values = torch.where(valid, planes, -torch.inf).flatten(1)
     chosen = values.argsort(dim=1, descending=True, stable=True)[:, :count]
     return torch.zeros_like(values, dtype=torch.bool).scatter_(1, chosen, True).view(planes.shape)

@@ -1,6 +1,6 @@
-"""Does a map turn with the picture: Eq, and what it says under which condition.
+"""Does a map rotate with its image? Eq, and Eq under conditions on the prediction.
 
-Eq_θ(i) = r( h(R_θ x_i), R_θ h(x_i) ); the floor is the same with R_θ h(x_j) of the other pictures of the batch;
+Eq_θ(i) = r( h(R_θ x_i), R_θ h(x_i) ); the floor is the same with R_θ h(x_j) of the other images of the batch;
 skill = (Eq − floor) / (1 − floor).
 """
 
@@ -12,14 +12,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equicam.core.views import Degrees, Fill, rotate_all
-from equicam.evaluation.similarity import MEASURES, Region, flat, own_and_others
+from equicam.evaluation.similarity import MEASURES, Region, is_constant, own_and_others
 
 ANGLES: tuple[Degrees, ...] = (15, 30, 45, 60, 90, 135, 180)
 
 
 @dataclass(frozen=True)
 class Eq:
-    """One value for each angle and picture, its floor, and where a map was constant (there the value is 0)."""
+    """One value for each angle and image, its floor, and where a map was constant (there the value is 0)."""
 
     value: Float[Tensor, "a b"]
     floor: Float[Tensor, "a b"]
@@ -27,7 +27,7 @@ class Eq:
 
 
 def equivariance(
-    turned: Float[Tensor, "a b H W"],
+    rotated: Float[Tensor, "a b H W"],
     presented: Float[Tensor, "b H W"],
     angles: Sequence[Degrees],
     *,
@@ -35,14 +35,14 @@ def equivariance(
     region: Region = "disc",
     fill: Fill = "reflect",
 ) -> Eq:
-    """Maps of turned pictures against the turned map of the presented ones."""
+    """Compare maps of rotated images with the rotated maps of the presented images."""
     reference = rotate_all(presented, angles, fill=fill)
-    own, others = own_and_others(MEASURES[measure](turned, reference, region))
-    return Eq(own, others, flat(turned, region) | flat(reference, region))
+    own, others = own_and_others(MEASURES[measure](rotated, reference, region))
+    return Eq(own, others, is_constant(rotated, region) | is_constant(reference, region))
 
 
-def stable(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Bool[Tensor, "a b"]:
-    """Where the top-1 of the turned picture is still the presented one's; the first of `probs` is presented."""
+def consistent(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Bool[Tensor, "a b"]:
+    """Where the top-1 of the rotated image is still the presented one's; the first of `probs` is presented."""
     return probs[1:].argmax(-1) == target
 
 
@@ -56,11 +56,11 @@ def confidence_kept(
     return (of_target[1:] / of_target[0]).clamp(max=1)
 
 
-def over_stable(value: Float[Tensor, "a b"], where: Bool[Tensor, "a b"]) -> Float[Tensor, " b"]:
-    """Each picture's mean over the angles that keep its top-1; NaN where none does."""
+def mean_where(value: Float[Tensor, "a b"], where: Bool[Tensor, "a b"]) -> Float[Tensor, " b"]:
+    """Each image's mean over the angles where the condition holds; NaN where it never does."""
     return torch.where(where, value, 0).sum(0) / where.sum(0)
 
 
-def weighted(value: Float[Tensor, "a b"], weight: Float[Tensor, "a b"]) -> Float[Tensor, " b"]:
-    """Σ_θ w_θ Eq_θ / Σ_θ w_θ of each picture."""
+def weighted_mean(value: Float[Tensor, "a b"], weight: Float[Tensor, "a b"]) -> Float[Tensor, " b"]:
+    """Σ_θ w_θ Eq_θ / Σ_θ w_θ of each image."""
     return (weight * value).sum(0) / weight.sum(0)

@@ -14,10 +14,16 @@ from torch import Tensor
 from equicam.core.combine import Combine
 from equicam.core.fusion import Fused, fuse, in_groups, see
 from equicam.core.views import Degrees, Fill, Views, picked, rotate, rotate_all
-from equicam.evaluation.controls import coverage_map, item_seed, shuffled, times_coverage
-from equicam.evaluation.metrics import Found, Said, Shown, Truth
-from equicam.evaluation.spec import Asked, Foreign, World
-from equicam.evaluation.stages import Traced
+from equicam.evaluation.batch import EvaluatedBatch, GroundTruth, MethodMaps, Predictions
+from equicam.evaluation.controls import (
+    coverage_map,
+    item_seed,
+    randomise_weights,
+    shuffle_tiles,
+    times_coverage,
+)
+from equicam.evaluation.spec import Condition, EvaluationSpec, ExternalReader, MapSpec
+from equicam.evaluation.stages import LayerTrace
 from equicam.evaluation.uncertainty import disagreement
 from equicam.explain import read
 from equicam.methods import Method
@@ -31,19 +37,77 @@ from equicam.runtime.batching import views_a_pass
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What an evaluation computes of every part."""
+class MapComputer:
+    """Computes every method's maps of a batch of images, with the model on its device."""
 
-    models: Mapping[World, Model]
-    asked: Sequence[Asked]
-    angles: Sequence[Degrees]
-    fill: Fill
-    as_published: bool = False
-    traced: bool = False  # keep features and gradients for the stages
-    several: bool = False  # keep what views disagree on
-    dtype: torch.dtype | None = None
-    chunk: int | None = None
-    seed: int = 0
+    models: Mapping[Condition, Model]
+    spec: EvaluationSpec
+    asked: Sequence[MapSpec]
+
+    @staticmethod
+    def of(model: Model, spec: EvaluationSpec) -> "MapComputer":
+        """A computer of the maps that a specification names."""
+        map_specs = spec.map_specs()
+        model = replace(model, compiled=spec.recipe.compiled)
+        models: dict[Condition, Model] = {"plain": model, "shuffled": model}
+        if any(one.condition == "random-weights" for one in map_specs):
+            models["random-weights"] = randomise_weights(model, seed=spec.recipe.seed)
+        return MapComputer(models, spec, map_specs)
+
+    @property
+    def model(self) -> Model:
+        """The model that is evaluated."""
+        return self.models["plain"]
+
+    @property
+    def angles(self) -> Sequence[Degrees]:
+        """The evaluation angles."""
+        return self.spec.angles
+
+    @property
+    def fill(self) -> Fill:
+        """How pixels outside the image are filled."""
+        return self.spec.fill
+
+    @property
+    def as_published(self) -> bool:
+        """Whether the paper authors' variants are used."""
+        return self.spec.recipe.as_published
+
+    @property
+    def traced(self) -> bool:
+        """Whether activations and gradients are kept."""
+        return self.spec.needs_traces
+
+    @property
+    def several(self) -> bool:
+        """Whether views are compared."""
+        return self.spec.needs_views
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The type of autocast."""
+        return None if self.spec.recipe.dtype is None else getattr(torch, self.spec.recipe.dtype)
+
+    @property
+    def chunk(self) -> int | None:
+        """The most views in one forward pass."""
+        return self.spec.max_views_per_forward
+
+    @property
+    def seed(self) -> int:
+        """The seed of the controls."""
+        return self.spec.recipe.seed
+
+    def compute(
+        self,
+        ids: Sequence[str],
+        x: Float[Tensor, "b c H W"],
+        truth: Sequence[GroundTruth] = (),
+        done: Callable[[float], None] = lambda _share: None,
+    ) -> EvaluatedBatch:
+        """Every method's maps of the images; `done` receives the share of the work finished since its last call."""
+        return look(self, ids, x, truth or [GroundTruth()] * len(ids), done)
 
 
 @dataclass(frozen=True)
@@ -54,15 +118,17 @@ class _Piece:
     peum: Float[Tensor, "o H W"] | None = None  # of the presented pictures, if they are among them
     disagreement: Float[Tensor, " o"] | None = None
     taken: Int[Tensor, " b"] | None = None  # how many views a picture took, where pictures differ
-    traced: Traced | None = None
+    traced: LayerTrace | None = None
     combine: Combine | None = None
 
     def apart(self, count: int) -> "list[_Piece]":
         """Pieces of so many pictures each; what the presented pictures alone have is with the first."""
-        traced: Sequence[Traced | None] = [None] * (len(self.map) // count)
+        traced: Sequence[LayerTrace | None] = [None] * (len(self.map) // count)
         if self.traced is not None:
-            columns = (torch.split(getattr(self.traced, f), count) for f in ("acts", "grads", "scores"))
-            traced = [Traced(*row) for row in zip(*columns, strict=True)]
+            columns = (
+                torch.split(getattr(self.traced, f), count) for f in ("activations", "gradients", "logits")
+            )
+            traced = [LayerTrace(*row) for row in zip(*columns, strict=True)]
         maps = torch.split(self.map, count)
         pieces = [_Piece(m, traced=t, combine=self.combine) for m, t in zip(maps, traced, strict=True)]
         taken = None if self.taken is None else self.taken[:count]
@@ -70,34 +136,34 @@ class _Piece:
 
 
 def look(
-    plan: Plan,
+    plan: MapComputer,
     ids: Sequence[str],
     x: Float[Tensor, "b c H W"],
-    truth: Sequence[Truth],
+    truth: Sequence[GroundTruth],
     tick: Callable[[float], None],
-) -> Found:
+) -> EvaluatedBatch:
     """Read a part; `tick` hears after every angle which share of the work is done."""
-    worlds: list[World] = sorted({one.world for one in plan.asked} | {"plain"})
-    shown: dict[str, Shown] = {}
-    said: dict[str, Said] = {}
+    worlds: list[Condition] = sorted({one.condition for one in plan.asked} | {"plain"})
+    shown: dict[str, MethodMaps] = {}
+    said: dict[str, Predictions] = {}
     for world in worlds:
         pictures = x
         if world == "shuffled":
             seeds = [item_seed(plan.seed, i, "shuffled") for i in ids]
-            pictures = torch.stack([shuffled(one, seed) for one, seed in zip(x, seeds, strict=True)])
-        mine = [one for one in plan.asked if one.world == world]
+            pictures = torch.stack([shuffle_tiles(one, seed) for one, seed in zip(x, seeds, strict=True)])
+        mine = [one for one in plan.asked if one.condition == world]
         said[world], some = _world(
             plan, plan.models[world], pictures, mine, lambda share: tick(share / len(worlds))
         )
         shown |= some
-    return Found(
+    return EvaluatedBatch(
         ids=ids,
         x=x,
         angles=plan.angles,
-        said=said["plain"],
-        shown={one.name: shown[one.name] for one in plan.asked},
+        predictions=said["plain"],
+        methods={one.name: shown[one.name] for one in plan.asked},
         truth=truth,
-        ask=partial(_ask, plan.models["plain"], plan.dtype),
+        predict=partial(_ask, plan.models["plain"], plan.dtype),
         fill=plan.fill,
         as_published=plan.as_published,
         seed=plan.seed,
@@ -105,15 +171,15 @@ def look(
 
 
 def _world(
-    plan: Plan,
+    plan: MapComputer,
     model: Model,
     x: Float[Tensor, "b c H W"],
-    mine: Sequence[Asked],
+    mine: Sequence[MapSpec],
     tick: Callable[[float], None],
-) -> tuple[Said, dict[str, Shown]]:
+) -> tuple[Predictions, dict[str, MethodMaps]]:
     methods = {one.name: one.method for one in mine if one.method is not None}
     said, found = _every_angle(plan, model, x, methods, tick)
-    told = Said(said, said[0].argmax(1))
+    told = Predictions(said, said[0].argmax(1))
     shown = {}
     for one in mine:
         shown[one.name] = _shown(plan, model, x, one, told, found.get(one.name, []))
@@ -121,8 +187,13 @@ def _world(
 
 
 def _shown(
-    plan: Plan, model: Model, x: Float[Tensor, "b c H W"], one: Asked, said: Said, pieces: Sequence[_Piece]
-) -> Shown:
+    plan: MapComputer,
+    model: Model,
+    x: Float[Tensor, "b c H W"],
+    one: MapSpec,
+    said: Predictions,
+    pieces: Sequence[_Piece],
+) -> MethodMaps:
     size = (x.shape[-2], x.shape[-1])
     fusion = None if one.method is None else one.method.fusion
     blank = torch.ones(size, dtype=x.dtype, device=x.device)
@@ -130,28 +201,30 @@ def _shown(
         fusion is not None and fusion.align_at is not None and plan.fill == "zeros" and len(fusion.views) > 1
     )
     cover = blank
-    if one.method is None or one.covered or zeros:
+    if one.method is None or one.times_coverage or zeros:
         grid = size
-        if fusion is None or one.covered or fusion.align_at not in ("upsampled", "map"):
+        if fusion is None or one.times_coverage or fusion.align_at not in ("upsampled", "map"):
             features, _, _ = ask_at(model, x[:1].to(model.dtype), plan.dtype)
             grid = (features.shape[-2], features.shape[-1])
-        views = Views.evenly(18) if fusion is None or one.covered else fusion.views
+        views = Views.evenly(18) if fusion is None or one.times_coverage else fusion.views
         cover = coverage_map(views, grid, size, like=x)
     if one.method is None:
         alone = times_coverage(blank, cover).expand(1 + len(plan.angles), len(x), -1, -1)
-        return Shown(alone, said, alone[0, 0])
-    maps = one.after(torch.stack([p.map for p in pieces]))
-    if one.covered:
+        return MethodMaps(alone, said, alone[0, 0])
+    maps = one.apply_blur(torch.stack([p.map for p in pieces]))
+    if one.times_coverage:
         maps = times_coverage(maps, cover)
     first = pieces[0]
-    null = times_coverage(blank, cover) if zeros or one.covered else blank
+    null = times_coverage(blank, cover) if zeros or one.times_coverage else blank
     # a control of the map has the stages of its method
-    traced = [p.traced for p in pieces if p.traced is not None and one.blur is None and not one.covered]
-    return Shown(maps, said, null, first.peum, first.disagreement, first.taken, traced, first.combine)
+    traced = [
+        p.traced for p in pieces if p.traced is not None and one.blur is None and not one.times_coverage
+    ]
+    return MethodMaps(maps, said, null, first.peum, first.disagreement, first.taken, traced, first.combine)
 
 
 def _every_angle(
-    plan: Plan,
+    plan: MapComputer,
     model: Model,
     x: Float[Tensor, "b c H W"],
     methods: Mapping[str, Method],
@@ -186,7 +259,7 @@ def _every_angle(
     return torch.cat(probs).view(len(angles), len(x), -1), pieces
 
 
-def _fit(plan: Plan, x: Float[Tensor, "b c H W"], methods: Mapping[str, Method]) -> bool:
+def _fit(plan: MapComputer, x: Float[Tensor, "b c H W"], methods: Mapping[str, Method]) -> bool:
     """Whether all angles are read in one pass: on a device, by readers that pass each view once, if memory allows."""
     if not x.is_cuda or any(
         getattr(m.reader, "func", m.reader) not in (tap, look_alone) for m in methods.values()
@@ -198,7 +271,7 @@ def _fit(plan: Plan, x: Float[Tensor, "b c H W"], methods: Mapping[str, Method])
 
 
 def _at(
-    plan: Plan,
+    plan: MapComputer,
     model: Model,
     x: Float[Tensor, "b c H W"],
     methods: Mapping[str, Method],
@@ -214,8 +287,8 @@ def _at(
         groups.setdefault(method.reader, {})[name] = method
     said: Tensor | None = None
     found: dict[str, _Piece] = {}
-    for reader, some in sorted(groups.items(), key=lambda g: isinstance(g[0], Foreign)):
-        if isinstance(reader, Foreign) and said is None:
+    for reader, some in sorted(groups.items(), key=lambda g: isinstance(g[0], ExternalReader)):
+        if isinstance(reader, ExternalReader) and said is None:
             said = _ask(model, plan.dtype, x)
         if target is None and said is not None:
             target = said[:originals].argmax(1).repeat(len(x) // originals)
@@ -226,7 +299,7 @@ def _at(
 
 
 def _group(
-    plan: Plan,
+    plan: MapComputer,
     model: Model,
     x: Float[Tensor, "b c H W"],
     methods: Mapping[str, Method],
@@ -263,7 +336,7 @@ def _group(
     return joined, torch.cat(probs) if probs else None
 
 
-def _piece(plan: Plan, fused: Fused, originals: int) -> _Piece:
+def _piece(plan: MapComputer, fused: Fused, originals: int) -> _Piece:
     seen, count = fused.seen, len(fused.place)
     peum = apart = traced = None
     if plan.several and originals and count > 1:
@@ -276,11 +349,11 @@ def _piece(plan: Plan, fused: Fused, originals: int) -> _Piece:
     scores = seen.presented.scores
     if plan.traced and count == 1 and seen.stage == "features" and scores is not None:
         acts, grads = seen.presented.value
-        traced = Traced(acts, grads, scores)
+        traced = LayerTrace(acts, grads, scores)
     return _Piece(fused.map, peum, apart, traced=traced, combine=fused.combine)
 
 
-def _settled_piece(plan: Plan, parts: Sequence[tuple[Tensor, Fused]], originals: int) -> _Piece:
+def _settled_piece(plan: MapComputer, parts: Sequence[tuple[Tensor, Fused]], originals: int) -> _Piece:
     """Pictures that took different views, in their order again."""
     order = torch.cat([where for where, _ in parts]).argsort()
     pieces = [_piece(plan, fused, len(where) if originals else 0) for where, fused in parts]
@@ -311,7 +384,9 @@ def _joined(pieces: Sequence[_Piece]) -> _Piece:
         torch.cat(peums) if peums else None,
         torch.cat(aparts) if aparts else None,
         torch.cat(taken) if taken else None,
-        Traced(*(torch.cat([getattr(t, f) for t in traced]) for f in ("acts", "grads", "scores")))
+        LayerTrace(
+            *(torch.cat([getattr(t, f) for t in traced]) for f in ("activations", "gradients", "logits"))
+        )
         if traced
         else None,
         pieces[0].combine,

@@ -1,6 +1,6 @@
-"""How alike planes are, every one of a set with every one of another, inside a region.
+"""Similarity of planes inside a region: each plane of one set with each plane of another.
 
-The diagonal of such a matrix compares each picture with itself, the rest of a row is its unrelated-picture floor.
+The diagonal of such a matrix compares each image with itself; the rest of a row is its unrelated-image floor.
 """
 
 from collections.abc import Callable
@@ -20,90 +20,98 @@ FLAT = 1e-8
 """The standard deviation below which a map counts as constant (the paper's)."""
 
 Planes = Float[Tensor, "*n h w"]
-Some = Float[Tensor, "*a i h w"]
-Others = Float[Tensor, "*a j h w"]
+PlanesA = Float[Tensor, "*a i h w"]
+PlanesB = Float[Tensor, "*a j h w"]
 Matrix = Float[Tensor, "*a i j"]
 
 
-def inside(region: Region, size: tuple[int, int], device: torch.device) -> Bool[Tensor, "h w"]:
-    """The pixels that count."""
+def region_mask(region: Region, size: tuple[int, int], device: torch.device) -> Bool[Tensor, "h w"]:
+    """The pixels inside the region."""
     if region not in REGIONS:
         raise EquicamError("region", needs=f"one of {', '.join(REGIONS)}", got=repr(region), fix='"disc"')
     return disc(size, device) if region == "disc" else torch.ones(size, dtype=torch.bool, device=device)
 
 
-def flat(planes: Float[Tensor, "*n h w"], region: Region) -> Bool[Tensor, "*n"]:
+def is_constant(planes: Float[Tensor, "*n h w"], region: Region) -> Bool[Tensor, "*n"]:
     """Which planes are constant inside the region."""
-    return _picked(planes, region).std(-1, correction=0) < FLAT
+    return _pixels(planes, region).std(-1, correction=0) < FLAT
 
 
-def pearson(a: Some, b: Others, region: Region) -> Matrix:
+def pearson(a: PlanesA, b: PlanesB, region: Region) -> Matrix:
     """Pearson's r over the region's pixels; 0 where either plane is constant."""
-    return _centred(_picked(a, region)) @ _centred(_picked(b, region)).mT
+    return _standardise(_pixels(a, region)) @ _standardise(_pixels(b, region)).mT
 
 
-def spearman(a: Some, b: Others, region: Region) -> Matrix:
+def spearman(a: PlanesA, b: PlanesB, region: Region) -> Matrix:
     """Pearson's r of the ranks, ties at their mean rank."""
-    return _centred(_ranked(a, region)) @ _centred(_ranked(b, region)).mT
+    return _standardise(_pixel_ranks(a, region)) @ _standardise(_pixel_ranks(b, region)).mT
 
 
-def cosine(a: Some, b: Others, region: Region) -> Matrix:
+def cosine(a: PlanesA, b: PlanesB, region: Region) -> Matrix:
     """Cosine over the region's pixels; 0 where either plane is constant."""
-    return _unit(_picked(a, region), a, region) @ _unit(_picked(b, region), b, region).mT
+    return _normalise(a, region) @ _normalise(b, region).mT
 
 
-def ssim(a: Some, b: Others, region: Region) -> Matrix:
-    """Mean structural similarity, 7×7 windows that lie inside the region, range of the values 1; 0 for constants."""
+def ssim(a: PlanesA, b: PlanesB, region: Region) -> Matrix:
+    """Mean structural similarity over the 7×7 windows inside the region, data range 1; 0 for constant planes."""
     if a.ndim > 3:
         return torch.stack([ssim(one, other, region) for one, other in zip(a, b, strict=True)])
     rows = [torch.stack([_ssim(one, other, region) for other in b]) for one in a]
-    still = flat(a, region)[:, None] | flat(b, region)
-    return torch.where(still, 0, torch.stack(rows).double())
+    constant = is_constant(a, region)[:, None] | is_constant(b, region)
+    return torch.where(constant, 0, torch.stack(rows).double())
 
 
-Measure = Callable[[Some, Others, Region], Matrix]
+Measure = Callable[[PlanesA, PlanesB, Region], Matrix]
 MEASURES: dict[str, Measure] = {"pearson": pearson, "spearman": spearman, "cosine": cosine, "ssim": ssim}
 
 
 def ranks(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
-    """Ranks from 1 in every row, equal values at the mean of theirs."""
+    """Ranks from 1 in every row, equal values at their mean rank."""
+    values = values.contiguous()
     ordered = values.sort(-1).values
     below = torch.searchsorted(ordered, values, right=False)
-    upto = torch.searchsorted(ordered, values, right=True)
-    return (below + upto + 1).to(values.dtype) / 2
+    up_to = torch.searchsorted(ordered, values, right=True)
+    return (below + up_to + 1).to(values.dtype) / 2
 
 
 def own_and_others(matrix: Float[Tensor, "*a b b"]) -> tuple[Float[Tensor, "*a b"], Float[Tensor, "*a b"]]:
-    """The diagonal, and the mean of what is defined in the rest of each row (NaN where there is nothing)."""
+    """The diagonal, and the mean of the defined values in the rest of each row (NaN if none is)."""
     own = matrix.diagonal(dim1=-2, dim2=-1)
     rest = matrix.masked_fill(torch.eye(own.shape[-1], dtype=torch.bool, device=matrix.device), torch.nan)
     return own, rest.nanmean(-1)
 
 
-def _picked(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
-    # in double: a thousand maps are cheap, and sums over fifty thousand pixels are not exact in single
+def size_of(planes: Tensor) -> tuple[int, int]:
+    """Height and width of planes."""
+    return planes.shape[-2], planes.shape[-1]
+
+
+def _pixels(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
+    """The region's pixels in double precision, because sums over fifty thousand pixels are not exact in single."""
     values = planes.flatten(-2)
-    if region == "disc":  # by place, not by mask: a mask must be counted first, which waits for the device
+    if region == "disc":  # by index, not by mask: counting a mask's pixels waits for the device
         values = values.index_select(-1, disc_places(size_of(planes), planes.device))
     else:
-        inside(region, size_of(planes), planes.device)  # refuses what is no region
+        region_mask(region, size_of(planes), planes.device)  # refuses an unknown region
     return values.double()
 
 
-def _ranked(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
-    """Ranks; of a constant plane none, whatever rounding left of it."""
-    return torch.where(flat(planes, region)[..., None], 0, ranks(_picked(planes, region)))
+def _pixel_ranks(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
+    """Ranks of the pixels; all 0 for a constant plane, whose rounding errors have no order."""
+    return torch.where(is_constant(planes, region)[..., None], 0, ranks(_pixels(planes, region)))
 
 
-def _centred(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
-    apart = values - values.mean(-1, keepdim=True)
-    still = values.std(-1, correction=0, keepdim=True) < FLAT
-    return torch.where(still, 0, apart / torch.where(still, 1, apart.norm(dim=-1, keepdim=True)))
+def _standardise(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
+    """Centred rows of norm 1; 0 for constant rows."""
+    centred = values - values.mean(-1, keepdim=True)
+    constant = values.std(-1, correction=0, keepdim=True) < FLAT
+    return torch.where(constant, 0, centred / torch.where(constant, 1, centred.norm(dim=-1, keepdim=True)))
 
 
-def _unit(values: Float[Tensor, "*n p"], planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
-    still = flat(planes, region)[..., None]
-    return torch.where(still, 0, values / torch.where(still, 1, values.norm(dim=-1, keepdim=True)))
+def _normalise(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
+    """Rows of norm 1; 0 for constant planes."""
+    values, constant = _pixels(planes, region), is_constant(planes, region)[..., None]
+    return torch.where(constant, 0, values / torch.where(constant, 1, values.norm(dim=-1, keepdim=True)))
 
 
 def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Region) -> Float[Tensor, ""]:
@@ -111,19 +119,10 @@ def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Region) -> F
     pair = torch.stack((a, b, a * a, b * b, a * b))[:, None].double()
     mean_a, mean_b, aa, bb, ab = avg_pool2d(pair, side, stride=1)[:, 0]
     unbiased = side**2 / (side**2 - 1)
-    var_a, var_b, cov = (
-        unbiased * (aa - mean_a**2),
-        unbiased * (bb - mean_b**2),
-        unbiased * (ab - mean_a * mean_b),
-    )
-    found = ((2 * mean_a * mean_b + c1) * (2 * cov + c2)) / (
-        (mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2)
-    )
-    whole = avg_pool2d(inside(region, size_of(a), a.device)[None].double(), side, stride=1)[0] == 1
-    mean: Tensor = found[whole].mean()
+    var_a, var_b = unbiased * (aa - mean_a**2), unbiased * (bb - mean_b**2)
+    cov = unbiased * (ab - mean_a * mean_b)
+    similarity = (2 * mean_a * mean_b + c1) * (2 * cov + c2)
+    similarity = similarity / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
+    inside = avg_pool2d(region_mask(region, size_of(a), a.device)[None].double(), side, stride=1)[0] == 1
+    mean: Tensor = similarity[inside].mean()
     return mean
-
-
-def size_of(planes: Tensor) -> tuple[int, int]:
-    """Height and width of planes."""
-    return planes.shape[-2], planes.shape[-1]

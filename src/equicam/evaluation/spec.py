@@ -1,4 +1,4 @@
-"""Which maps an evaluation is of: methods by name, controls of them, fusions, and explainers of the caller's."""
+"""Which maps an evaluation computes: methods by name, controls of them, fusions, and explainers of the caller's."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.core.views import Views
+from equicam.core.views import Degrees, Fill, Views
 from equicam.errors import EquicamError
-from equicam.evaluation.controls import CONTROLS, blurred_maps
+from equicam.evaluation.controls import CONTROLS, blur_maps
 from equicam.explain import Explanation
 from equicam.methods import METHODS, Fusion, Method, find
 from equicam.readers.external import as_explainer, external
@@ -20,44 +20,94 @@ from equicam.readers.forward import look
 from equicam.readers.gradients import tap
 from equicam.readers.model import Model
 from equicam.readers.reading import Pin, Reading
+from equicam.recipe import Recipe
 
 Methods = Sequence[str] | Mapping[str, Any]
-World = Literal["plain", "random-weights", "shuffled"]
-Count = int | Views | Literal["auto"] | None
+Condition = Literal["plain", "random-weights", "shuffled"]
+"""The network and images a map is computed from: the model's and the caller's, or those of a control."""
+ViewCount = int | Views | Literal["auto"] | None
 """How many views, or which."""
 COVERAGE = "coverage"
-"""The control that is a method of its own: a map that never looks at the picture."""
+"""The control that is a method of its own: a map that does not depend on the image."""
+VIEW_METRICS = {"peum", "disagreement", "calibration"}
+"""Metrics of the views of one map."""
+REGION_METRICS = {"energy", "pointing", "box-iou"}
+"""Metrics that need the place of the object."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One row of an evaluation: a method, the world it is read in, and what is done to its maps."""
+class MapSpec:
+    """One method of an evaluation: its name, the condition it runs under, and the control applied to its maps."""
 
     name: str
     method: Method | None  # None: the coverage map alone
-    world: World = "plain"
-    covered: bool = False
+    condition: Condition = "plain"
+    times_coverage: bool = False
     blur: float | None = None
+    explainer: Any = None  # an explainer of the caller's, `(x, target) → map`
 
     @property
-    def several(self) -> bool:
-        """Whether it has views to disagree."""
+    def has_several_views(self) -> bool:
+        """Whether it has views that can disagree."""
         return self.method is not None and len(self.method.fusion.views) > 1
 
     @property
-    def staged(self) -> bool:
-        """Whether it has a chain from features on, of one view."""
-        if self.method is None or self.several or self.covered or self.blur is not None:
+    def has_stages(self) -> bool:
+        """Whether it has a chain of one view that starts at features."""
+        if self.method is None or self.has_several_views or self.times_coverage or self.blur is not None:
             return False
         return getattr(self.method.reader, "func", self.method.reader) in (tap, look)
 
-    def after(self, maps: Float[Tensor, "v b H W"]) -> Float[Tensor, "v b H W"]:
-        """The control's blur, if it is one."""
-        return maps if self.blur is None else blurred_maps(maps, self.blur)
+    def apply_blur(self, maps: Float[Tensor, "v b H W"]) -> Float[Tensor, "v b H W"]:
+        """The maps, blurred if the control says so."""
+        return maps if self.blur is None else blur_maps(maps, self.blur)
+
+
+@dataclass(frozen=True)
+class EvaluationSpec:
+    """Everything that decides the rows of an evaluation, except the model and the images."""
+
+    recipe: Recipe  # its method is ignored: `methods` names several
+    methods: Methods
+    scores: tuple[str, ...]
+    angles: tuple[Degrees, ...]
+    label_names: tuple[str, ...] = ()  # the labels of the whole source, where they are words
+    max_views_per_forward: int | None = None
+
+    @property
+    def fill(self) -> Fill:
+        """How pixels outside the image are filled."""
+        fill: Fill = self.recipe.fill or ("zeros" if self.recipe.as_published else "reflect")  # type: ignore[assignment]
+        return fill
+
+    @property
+    def needs_regions(self) -> bool:
+        """Whether a metric needs boxes or label regions."""
+        return bool(REGION_METRICS & set(self.scores))
+
+    @property
+    def needs_views(self) -> bool:
+        """Whether a metric compares the views of a map."""
+        return bool(VIEW_METRICS & set(self.scores))
+
+    @property
+    def needs_traces(self) -> bool:
+        """Whether a metric needs activations and gradients."""
+        return "stages" in self.scores
+
+    def map_specs(self) -> tuple[MapSpec, ...]:
+        """Every method by name; the recipe's `views` apply to the methods that have several."""
+        methods = self.methods
+        if isinstance(methods, str) or not methods:
+            raise EquicamError(
+                "methods", needs="a list of names, or a dict of names and methods", got=repr(methods), fix='["grad-cam"]',
+            )  # fmt: skip
+        named: Mapping[str, Any] = methods if isinstance(methods, Mapping) else {m: m for m in methods}
+        return tuple(_map_spec(name, method, self.recipe) for name, method in named.items())
 
 
 @dataclass(frozen=True, eq=False)
-class Foreign:
+class ExternalReader:
     """An explainer of the caller's, `(x, target) → map`, as a reader."""
 
     fn: Any
@@ -75,72 +125,58 @@ class Foreign:
         return external(plane, x, pin, autocast=autocast)
 
 
-def asked(methods: Methods, *, views: Count, as_published: bool) -> tuple[Asked, ...]:
-    """Every row asked for; `views` goes to the methods that have several."""
-    if isinstance(methods, str) or not methods:
-        raise EquicamError(
-            "methods",
-            needs="a list of names, or a dict of names and methods",
-            got=repr(methods),
-            fix='["grad-cam"]',
-        )
-    named: Mapping[str, Any] = methods if isinstance(methods, Mapping) else {m: m for m in methods}
-    return tuple(_one(name, what, views, as_published) for name, what in named.items())
-
-
-def _one(name: str, what: Any, views: Count, as_published: bool) -> Asked:
-    if isinstance(what, str):
-        return _named(name, what, views, as_published)
-    if isinstance(what, Fusion | Method):
-        return Asked(name, find(what))
+def _map_spec(name: str, method: Any, recipe: Recipe) -> MapSpec:
+    if isinstance(method, str):
+        return _named_spec(name, method, recipe)
+    if isinstance(method, Fusion | Method):
+        return MapSpec(name, find(method))
     fusion = Fusion(Views((0.0,)), "map", "map")
-    return Asked(name, Method("an explainer of the caller's", fusion, reader=Foreign(what)))
+    reader = ExternalReader(method)
+    return MapSpec(name, Method("an explainer of the caller's", fusion, reader=reader), explainer=method)
 
 
-def _named(name: str, what: str, views: Count, as_published: bool) -> Asked:
-    if what == COVERAGE:
-        return Asked(name, None)
-    base, at, control = what.partition("@")
+def _named_spec(name: str, method: str, recipe: Recipe) -> MapSpec:
+    if method == COVERAGE:
+        return MapSpec(name, None)
+    base, at, control = method.partition("@")
     several = base in METHODS and len(METHODS[base].fusion.views) > 1
-    one = Asked(name, find(base, views=views if several else None, as_published=as_published))
+    views = Views(recipe.views) if isinstance(recipe.views, tuple) else recipe.views
+    spec = MapSpec(name, find(base, views=views if several else None, as_published=recipe.as_published))
     if not at:
-        return one
+        return spec
     if control == COVERAGE:
-        return replace(one, covered=True)
+        return replace(spec, times_coverage=True)
     if control in ("random-weights", "shuffled"):
-        return replace(one, world=control)  # type: ignore[arg-type]
+        return replace(spec, condition=control)  # type: ignore[arg-type]
     if (blur := re.fullmatch(r"blur-(\d+(?:\.\d+)?)", control)) and float(blur[1]) > 0:
-        return replace(one, blur=float(blur[1]))
+        return replace(spec, blur=float(blur[1]))
     raise EquicamError(
-        f"the control of {what!r}",
+        f"the control of {method!r}",
         needs=f"one of {', '.join(CONTROLS)}",
         got=repr(control),
         fix=f"{base}@blur-16",
     )
 
 
-def described(one: Asked) -> str:
-    """What a row is, in words that stay the same from run to run."""
-    if one.method is None:
+def describe(spec: MapSpec) -> str:
+    """A description of a method that is the same from run to run, for fingerprints."""
+    if spec.method is None:
         return COVERAGE
-    m, f = one.method, one.method.fusion
+    m, f = spec.method, spec.method.fusion
     parts = [
-        _called(m.reader),
-        _called(m.combine),
+        _describe_callable(m.reader),
+        _describe_callable(m.combine),
         f"{list(f.views.angles)}" if f.auto is None else f"{f.auto}",
         f"{f.align_at}→{f.mean_at}",
-        _called(f.weigh),
+        _describe_callable(f.weigh),
     ]
-    return " · ".join([*parts, one.world, f"covered={one.covered}", f"blur={one.blur}"])
+    return " · ".join([*parts, spec.condition, f"covered={spec.times_coverage}", f"blur={spec.blur}"])
 
 
-def _called(what: Callable[..., Any]) -> str:
-    if isinstance(what, partial):
-        return f"{_called(what.func)}({', '.join(f'{k}={_value(v)}' for k, v in what.keywords.items())})"
-    if isinstance(what, Foreign):
-        return f"{getattr(what.fn, '__qualname__', type(what.fn).__qualname__)}"
-    return repr(what) if is_dataclass(what) else getattr(what, "__qualname__", type(what).__qualname__)
-
-
-def _value(value: Any) -> str:
-    return _called(value) if callable(value) else repr(value)
+def _describe_callable(fn: Callable[..., Any]) -> str:
+    if isinstance(fn, partial):
+        options = (f"{k}={_describe_callable(v) if callable(v) else repr(v)}" for k, v in fn.keywords.items())
+        return f"{_describe_callable(fn.func)}({', '.join(options)})"
+    if isinstance(fn, ExternalReader):
+        return f"{getattr(fn.fn, '__qualname__', type(fn.fn).__qualname__)}"
+    return repr(fn) if is_dataclass(fn) else getattr(fn, "__qualname__", type(fn).__qualname__)

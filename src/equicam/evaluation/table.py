@@ -1,4 +1,4 @@
-"""Scores as rows: one table for all of them, readable by pandas, polars and DuckDB."""
+"""Metrics as rows: one table for all of them, readable by pandas, polars and DuckDB."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,85 +15,82 @@ from equicam.errors import EquicamError
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
-        pa.field("method", pa.string()),  # null: said of the model or the picture alone
-        pa.field("score", pa.string()),  # null: the picture could not be read
-        pa.field("angle", pa.float64()),  # null: of all angles, or of none
+        pa.field("method", pa.string()),  # null: a property of the model or the image alone
+        pa.field("score", pa.string()),  # the metric; null: the image could not be read
+        pa.field("angle", pa.float64()),  # null: over all angles, or no angle applies
         pa.field("region", pa.string()),
         pa.field("value", pa.float64()),  # NaN: undefined, see the reason
-        pa.field(
-            "floor", pa.float64()
-        ),  # what an unrelated picture or a trivial map gets; null: no such thing
+        pa.field("floor", pa.float64()),  # value of an unrelated image or a trivial map; null: none exists
         pa.field("reason", pa.string()),
     ]
 )
 
 
 @dataclass(frozen=True)
-class Scored:
-    """One number for each picture, or for each angle and picture; `why` says where something is to be remarked."""
+class MetricRows:
+    """One value per image, or per angle and image, of one metric of one method."""
 
     score: str
     method: str | None
     value: Float[Tensor, "*a b"]
     floor: Float[Tensor, "*a b"] | None = None
     region: str | None = None
-    angles: Sequence[Degrees] = ()  # of the first axis; without any, the value is one a picture
-    # each picture's value and floor over all angles, where they are not their means
-    whole: Float[Tensor, " b"] | None = None
-    whole_floor: Float[Tensor, " b"] | None = None
-    why: tuple[tuple[str, Bool[Tensor, "*a b"]], ...] = ()
+    angles: Sequence[Degrees] = ()  # of the first axis; without angles there is one value per image
+    # each image's value and floor over all angles, where they are not the means
+    over_angles: Float[Tensor, " b"] | None = None
+    floor_over_angles: Float[Tensor, " b"] | None = None
+    # remarks and where they apply; the first that applies to a row is written
+    reasons: tuple[tuple[str, Bool[Tensor, "*a b"]], ...] = ()
 
 
-def table(ids: Sequence[str], scored: Iterable[Scored]) -> pa.Table:
-    """Rows of a batch of pictures, by score, method, angle and picture."""
-    return pa.concat_tables(
-        [_by_picture(ids, _checked(ids, one)) for one in scored] or [SCHEMA.empty_table()]
-    )
+def to_table(ids: Sequence[str], metrics: Iterable[MetricRows]) -> pa.Table:
+    """Rows of a batch of images, ordered by metric, method, angle and image."""
+    return pa.concat_tables([_rows(ids, _check(ids, one)) for one in metrics] or [SCHEMA.empty_table()])
 
 
-def _checked(ids: Sequence[str], one: Any) -> Scored:
-    """What a score has yielded, which may be somebody's own."""
-    if not isinstance(one, Scored):
-        got = f"{type(one).__name__}: {str(one)[:60]}"
-    elif not isinstance(one.value, Tensor) or one.value.numel() != max(1, len(one.angles)) * len(ids):
-        got = f"{one.score!r} with {tuple(one.value.shape) if isinstance(one.value, Tensor) else type(one.value).__name__}"
-    else:
-        return one
-    pictures = f"[{len(ids)}] values, or [angles, {len(ids)}] with angles="
-    raise EquicamError(
-        "a score",
-        needs=f"to yield Scored with {pictures}",
-        got=got,
-        fix="Scored(name, method, values, angles=found.angles)",
-    )
-
-
-def unread(reasons: Sequence[tuple[str, str]]) -> pa.Table:
-    """A row for each picture that could not be read: (id, reason)."""
+def unreadable_rows(reasons: Sequence[tuple[str, str]]) -> pa.Table:
+    """A row for each image that could not be read, from pairs of id and reason."""
     nothing: list[Any] = [None] * len(reasons)
     columns: dict[str, list[Any]] = {"id": [i for i, _ in reasons], "reason": [r for _, r in reasons]}
     columns |= dict.fromkeys(("method", "score", "angle", "region", "floor"), nothing)
     return pa.table(columns | {"value": [float("nan")] * len(reasons)}, schema=SCHEMA)
 
 
-def _by_picture(ids: Sequence[str], one: Scored) -> pa.Table:
-    rows = max(1, len(one.angles))
-    value = one.value.double().reshape(rows, len(ids)).cpu()
-    floor = None if one.floor is None else one.floor.double().reshape(rows, len(ids)).cpu()
-    marks = [(text, where.reshape(rows, len(ids)).cpu()) for text, where in one.why]
-    why = [(text, where.numpy()) for text, where in marks if where.any()]
+def _check(ids: Sequence[str], one: Any) -> MetricRows:
+    """Refuse anything else that a metric, possibly a user's own, has yielded."""
+    if not isinstance(one, MetricRows):
+        got = f"{type(one).__name__}: {str(one)[:60]}"
+    elif not isinstance(one.value, Tensor) or one.value.numel() != max(1, len(one.angles)) * len(ids):
+        got = f"{one.score!r} with {tuple(one.value.shape) if isinstance(one.value, Tensor) else type(one.value).__name__}"
+    else:
+        return one
+    shapes = f"[{len(ids)}] values, or [angles, {len(ids)}] with angles="
+    raise EquicamError(
+        "a metric",
+        needs=f"to yield MetricRows with {shapes}",
+        got=got,
+        fix="MetricRows(name, method, values, angles=batch.angles)",
+    )
+
+
+def _rows(ids: Sequence[str], one: MetricRows) -> pa.Table:
+    steps = max(1, len(one.angles))
+    value = one.value.double().reshape(steps, len(ids)).cpu()
+    floor = None if one.floor is None else one.floor.double().reshape(steps, len(ids)).cpu()
+    marked = [(text, where.reshape(steps, len(ids)).cpu()) for text, where in one.reasons]
+    remarks = [(text, where.numpy()) for text, where in marked if where.any()]
     angles: list[float | None] = [float(a) for a in one.angles] or [None]
     reasons = [
-        [next((text for text, where in why if where[a, i]), None) for i in range(len(ids))]
-        for a in range(rows)
+        [next((str(text) for text, where in remarks if where[a, i]), None) for i in range(len(ids))]
+        for a in range(steps)
     ]
-    values, floors = value.tolist(), [[None] * len(ids)] * rows if floor is None else floor.tolist()
-    if one.angles:  # each picture's mean over the angles as well
-        whole = value.mean(0) if one.whole is None else one.whole.double().cpu()
-        values.append(whole.tolist())
-        over = floor if one.whole_floor is None else one.whole_floor.double().cpu()[None]
-        floors.append([None] * len(ids) if over is None else over.mean(0).tolist())
-        reasons.append([_at_some(why, i, rows) for i in range(len(ids))])
+    values, floors = value.tolist(), [[None] * len(ids)] * steps if floor is None else floor.tolist()
+    if one.angles:  # one more row per image: its mean over the angles
+        mean = value.mean(0) if one.over_angles is None else one.over_angles.double().cpu()
+        values.append(mean.tolist())
+        floor = floor if one.floor_over_angles is None else one.floor_over_angles.double().cpu()[None]
+        floors.append([None] * len(ids) if floor is None else floor.mean(0).tolist())
+        reasons.append([_over_angles(remarks, i, steps) for i in range(len(ids))])
         angles.append(None)
     count = len(ids) * len(angles)
     columns = {
@@ -109,8 +106,9 @@ def _by_picture(ids: Sequence[str], one: Scored) -> pa.Table:
     return pa.table(columns, schema=SCHEMA)
 
 
-def _at_some(why: Sequence[tuple[str, Bool[np.ndarray, "a b"]]], i: int, rows: int) -> str | None:
-    for text, where in why:
-        if hit := int(where[:, i].sum()):
-            return f"{text} at {hit} of {rows} angles"
+def _over_angles(remarks: Sequence[tuple[str, Bool[np.ndarray, "a b"]]], i: int, steps: int) -> str | None:
+    """The first remark on an image at any angle, and at how many angles it applies."""
+    for text, where in remarks:
+        if hits := int(where[:, i].sum()):
+            return f"{text} at {hits} of {steps} angles"
     return None

@@ -1,4 +1,4 @@
-"""Signals that may tell an unstable map from one picture alone; how well they do is for `stats` to say."""
+"""Signals computed from one image alone that may indicate an unstable map."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ from equicam.evaluation.similarity import Region, own_and_others, pearson, spear
 
 
 def disagreement(maps: Float[Tensor, "s b H W"], region: Region) -> Float[Tensor, " b"]:
-    """Mean of 1 − Pearson over all pairs of a picture's aligned views."""
-    by_picture = maps.transpose(0, 1)
-    return 1 - own_and_others(pearson(by_picture, by_picture, region))[1].mean(-1)
+    """Mean of 1 − Pearson over all pairs of an image's aligned views."""
+    by_image = maps.transpose(0, 1)
+    return 1 - own_and_others(pearson(by_image, by_image, region))[1].mean(-1)
 
 
 def flip_rate(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
@@ -34,7 +34,7 @@ def calibration(
     region: Region,
 ) -> Float[Tensor, " b"]:
     """Spearman over pixels of PEUM with the mean squared drift, both in the presented frame; NaN where either is flat."""
-    apart = [(rotate(m, -angle) - maps[0]) ** 2 for m, angle in zip(maps[1:], angles, strict=True)]
-    drift = torch.stack(apart).mean(0)
+    squared = [(rotate(m, -angle) - maps[0]) ** 2 for m, angle in zip(maps[1:], angles, strict=True)]
+    drift = torch.stack(squared).mean(0)
     found = torch.stack([spearman(p[None], d[None], region)[0, 0] for p, d in zip(peum, drift, strict=True)])
     return torch.where(found == 0, torch.nan, found)

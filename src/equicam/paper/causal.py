@@ -19,7 +19,7 @@ def run(bench: Bench) -> Iterator[Line]:
     for published in (True, False):
         rows = bench.rows(["grad-cam"], ["causal"], as_published=published)
         found[published] = {
-            o.region: o for o in summary.occluded(rows, "grad-cam", region="full" if published else "disc")
+            o.region: o for o in summary.occlusion_effects(rows, "grad-cam", region="full" if published else "disc")
         }
     shape = found[False]["drift-elsewhere"].drift_above
     more = shape is not None and shape.low > 0
@@ -60,7 +60,7 @@ def _asymmetry(bench: Bench) -> list[Line]:
         for words, name in (("drift", "drift"), ("random", "scattered")):
             here, there = (
                 summary.pick(rows, f"causal-{name}{end}", "grad-cam", where, each_angle=True)
-                for end in ("", "-turned")
+                for end in ("", "-rotated")
             )
             apart[published, words] = np.abs(here.value - there.value), here.ids
     made = []

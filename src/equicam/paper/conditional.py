@@ -6,7 +6,7 @@ from equicam.evaluation import summary
 from equicam.paper.context import Bench, Experiment, Line, beside, line, number, others, shown_of
 
 ANSWERS = ("cond.resnet50", "cond.vgg16", "cond.vit_b_16", "cond.intro", "cond.max_move", "cond.gap")
-KINDS = {"Eq unconditional": "all", "Eq prediction-stable": "stable", "Eq confidence-weighted": "weighed"}
+KINDS = {"Eq unconditional": "all", "Eq prediction-stable": "consistent", "Eq confidence-weighted": "weighted"}
 
 
 def run(bench: Bench) -> Iterator[Line]:
@@ -22,15 +22,15 @@ def run(bench: Bench) -> Iterator[Line]:
             ours, theirs = (getattr(found[p][method], field) for p in (False, True))
             name = f"cond.{bench.backbone}.{words}.{kind}"
             done.append(beside(name, clean=ours, as_published=theirs, what=f"{method}, {field}"))
-    rate = found[False]["grad-cam"].stable_rate
+    rate = found[False]["grad-cam"].consistency_rate
     start = f"cond.{bench.backbone}"
     done.append(beside(f"{start}.stable_rate", clean=rate, what="the top-1 survives", tolerance=0.05))
     done.append(
         beside(f"{start}.flip_rate", clean=number(1 - rate.value), what="the top-1 flips", tolerance=0.05)
     )
     yield from done
-    gap = found[False]["equigrad-cam"].stable.value - found[False]["grad-cam"].stable.value
-    published_gap = found[True]["equigrad-cam"].stable.value - found[True]["grad-cam"].stable.value
+    gap = found[False]["equigrad-cam"].consistent.value - found[False]["grad-cam"].consistent.value
+    published_gap = found[True]["equigrad-cam"].consistent.value - found[True]["grad-cam"].consistent.value
     if bench.backbone == "resnet50":
         last = line(
             "cond.gap.resnet50.stable",
@@ -56,13 +56,13 @@ def run(bench: Bench) -> Iterator[Line]:
 
 
 def _extremes(
-    found: dict[bool, dict[str, summary.Conditional]],
+    found: dict[bool, dict[str, summary.ConditionalEq]],
 ) -> Iterator[tuple[str, str, tuple[float, float]]]:
     """What the paper says over networks: how far conditioning moves EquiGrad-CAM, and the gap to Grad-CAM."""
     moved, gaps = {}, {}
     for p, of in found.items():
         eg = of["equigrad-cam"]
-        moved[p] = max(abs(getattr(eg, kind).value - eg.all.value) for kind in ("stable", "weighed"))
+        moved[p] = max(abs(getattr(eg, kind).value - eg.all.value) for kind in ("consistent", "weighted"))
         every = [getattr(eg, k).value - getattr(of["grad-cam"], k).value for k in KINDS.values()]
         gaps[p] = (min(every), max(every))
     yield "cond.max_move.eg", "most that conditioning moves equigrad-cam", (moved[False], moved[True])

@@ -74,7 +74,7 @@ def _sigma() -> float:
     """Of the blur that stands for absence, from what it makes of one bright pixel: k(d)/k(0) = exp(−d²/2σ²)."""
     dot = torch.zeros(1, 1, 65, 65, dtype=torch.float64)
     dot[..., 32, 32] = 1
-    row = faithfulness.blurred(dot)[0, 0, 32]
+    row = faithfulness.blur_out(dot)[0, 0, 32]
     return 5 / math.sqrt(2 * math.log(float(row[32] / row[37])))
 
 

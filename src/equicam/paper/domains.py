@@ -62,7 +62,7 @@ def _measured(bench: Bench) -> Iterator[Line]:
     for claim, (domain, scores) in TESTS.items():
         if domain == bench.claimed_domain:
             found = {p: max(_log10_p(rows, score) for score in scores) for p, rows in tables.items()}
-            pictures = len(summary.pick(tables[False], "sure").ids)
+            pictures = len(summary.pick(tables[False], "presented-confidence").ids)
             yield p_line(claim, f"log10 p, {' and '.join(scores)}", found, pictures)
     if bench.costly:
         augmented = both(bench, ["aug-score-cam"])

@@ -44,8 +44,8 @@ def _by_confidence(axes: Axes, rows: pa.Table) -> None:
 
 
 def _against_change(axes: Axes, rows: pa.Table) -> None:
-    turned, keeps = (summary.pick(rows, name, each_angle=True) for name in ("confidence", "stable"))
-    sure = summary.pick(rows, "sure")
+    turned, keeps = (summary.pick(rows, name, each_angle=True) for name in ("confidence", "consistent"))
+    sure = summary.pick(rows, "presented-confidence")
     before = dict(zip(sure.ids, sure.value, strict=True))
     for method, (_, colour, mark) in LOOKS.items():
         eq = summary.pick(rows, "eq", method, "disc", each_angle=True)

@@ -59,7 +59,7 @@ class Samples:
 
     def stable(self, sample: str) -> Estimate:
         """How often the top-1 survives a turn."""
-        return summary.conditional(self.rows(sample), GC, region=region(self.as_published)).stable_rate
+        return summary.conditional(self.rows(sample), GC, region=region(self.as_published)).consistency_rate
 
     def margin(self, sample: str, method: str) -> Estimate:
         """EquiGrad-CAM above the method on the same pictures, constant maps left out."""

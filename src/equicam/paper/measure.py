@@ -12,7 +12,7 @@ from equicam.data.items import Item, digest_items, open_item, sample_by_class
 from equicam.data.sources import find_items
 from equicam.evaluation import statistics, summary
 from equicam.evaluation.evaluate import evaluate
-from equicam.evaluation.metrics import CONSTANT
+from equicam.evaluation.reasons import ReasonCode
 from equicam.evaluation.statistics import Estimate
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.paper.context import (
@@ -94,7 +94,7 @@ def still_maps(rows: pa.Table, method: str, where: str) -> dict[str, bool]:
     found = summary.pick(rows, "eq", method, where, each_angle=True)
     still: dict[str, bool] = {}
     for picture, why in zip(found.ids, found.reason, strict=True):
-        still[picture] = still.get(picture, True) and (why or "").startswith(CONSTANT)
+        still[picture] = still.get(picture, True) and why == ReasonCode.CONSTANT_MAP
     return still
 
 

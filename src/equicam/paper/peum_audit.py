@@ -25,7 +25,7 @@ def run(bench: Bench) -> Iterator[Line]:
     for words, name in SIGNALS.items():
         ours, theirs = (correlated(found[p][name].pearson) for p in (False, True))
         yield line(f"audit.r.{words}", clean=ours, as_published=theirs, what=f"r of {name}", tolerance=0.06)
-    ahead = {p: found[p]["disagreement"].ahead for p in (True, False)}
+    ahead = {p: found[p]["disagreement"].behind_peum for p in (True, False)}
     clean_ahead = ahead[False]
     loses = clean_ahead is not None and clean_ahead.high < 0
     why = (

@@ -63,10 +63,10 @@ def _main(rows: pa.Table) -> Iterator[Table | str]:
         )
         if line.constant > 0:
             remarks.append(
-                f"{name}: {line.constant:.1%} constant maps count 0; {line.otherwise:.3f} without them"
+                f"{name}: {line.constant:.1%} constant maps count 0; {line.without_constant:.3f} without them"
             )
-        if not line.value.n and line.why:
-            remarks.append(f"{name}: {line.why}")
+        if not line.value.n and line.reason:
+            remarks.append(f"{name}: {line.reason}")
     table.caption = (
         "mean over pictures [95 %, bootstrap by picture]; floor: unrelated pictures, or a trivial map"
     )
@@ -77,13 +77,13 @@ def _main(rows: pa.Table) -> Iterator[Table | str]:
 def _causal(rows: pa.Table, method: str) -> Table:
     table = _table(f"{method} without", "presented", "turned", "drift costs more by", "on")
     region = "disc" if _has(rows, "causal-drift", method, "disc") else "full"
-    for line in summary.occluded(rows, method, region=region):
+    for line in summary.occlusion_effects(rows, method, region=region):
         more = line.drift_above
         by = "" if more is None else f"{more.mean:+.3f} [{more.low:+.3f}, {more.high:+.3f}]"
         table.add_row(
             line.region,
             estimate(line.presented),
-            estimate(line.turned),
+            estimate(line.rotated),
             by,
             "" if more is None else f"{more.wins:.0%}",
         )
@@ -114,11 +114,11 @@ def _conditions(rows: pa.Table) -> Table:
         lost, ratio = summary.drift_and_confidence(rows, method)
         table.add_row(
             method,
-            *map(estimate, (found.all, found.stable, found.weighed)),
+            *map(estimate, (found.all, found.consistent, found.weighted)),
             correlation(lost),
             correlation(ratio),
         )
-        rate = rate or found.stable_rate
+        rate = rate or found.consistency_rate
     if rate is not None:
         table.caption = f"the top-1 survives {rate.value:.1%} of the turns; r over pairs that keep it"
     return table
@@ -156,10 +156,10 @@ def _signals(rows: pa.Table) -> Table:
         "tells unstable maps", "Pearson", "Spearman", "AUROC", "capture", "held-out", "wrong", "behind PEUM"
     )
     for s in summary.signals(rows, several[0], of=of):
-        ahead = "" if s.ahead is None else estimate(s.ahead)
+        behind = "" if s.behind_peum is None else estimate(s.behind_peum)
         table.add_row(
             s.name, correlation(s.pearson), correlation(s.spearman), estimate(s.auroc), estimate(s.capture),
-            estimate(s.held_out.lift), estimate(s.wrong), ahead,
+            estimate(s.held_out.lift), estimate(s.wrong), behind,
         )  # fmt: skip
     table.caption = f"of {several[0]}, against 1 − Eq({of}) in the disc; AUROC and capture (× chance) of the worst tenth, mean ratio with a held-out threshold, AUROC for wrong predictions, difference of Pearson"
     return table

@@ -1,0 +1,75 @@
+"""The data that metrics are computed from: images, predictions and every method's maps of one batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from equicam.core.combine import Combine
+from equicam.core.views import Degrees, Fill
+from equicam.evaluation.reasons import ReasonCode
+from equicam.evaluation.similarity import Region
+from equicam.evaluation.stages import LayerTrace
+
+Predict = Callable[[Float[Tensor, "n c H W"]], Float[Tensor, "n y"]]
+"""Class probabilities of a batch."""
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """Label, boxes and label region of an image, in the model's frame."""
+
+    label: int | None = None
+    no_label: str = ReasonCode.NO_LABEL  # why there is no label
+    boxes: Bool[Tensor, "r H W"] | None = None  # the largest first
+    region: Float[Tensor, "H W"] | None = None  # the region that makes the label, soft at its edge
+    cropped: bool = False  # it has boxes or a region, but none inside the model's frame
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A model's predictions for the presented images and for the images rotated to every angle."""
+
+    probs: Float[Tensor, "v b y"]  # presented first, then every angle
+    target: Int[Tensor, " b"]
+
+    @property
+    def of_target(self) -> Float[Tensor, "v b"]:
+        """p_c: the probability of the explained class."""
+        return self.probs.gather(2, self.target[None, :, None].expand(len(self.probs), -1, 1))[..., 0]
+
+
+@dataclass(frozen=True)
+class MethodMaps:
+    """One method's maps of the images and, where the method has them, its views and its chain."""
+
+    maps: Float[Tensor, "v b H W"]  # presented first, then every angle
+    predictions: Predictions
+    null_map: Float[Tensor, "H W"]  # its map when no view shows anything
+    peum: Float[Tensor, "b H W"] | None = None
+    disagreement: Float[Tensor, " b"] | None = None
+    views_used: Int[Tensor, " b"] | None = None  # of the presented images, where images differ
+    traces: Sequence[LayerTrace] = ()
+    combine: Combine | None = None
+
+
+@dataclass(frozen=True)
+class EvaluatedBatch:
+    """Every method's maps of some images, the input of every metric."""
+
+    ids: Sequence[str]
+    x: Float[Tensor, "b c H W"]
+    angles: Sequence[Degrees]
+    predictions: Predictions
+    methods: Mapping[str, MethodMaps]
+    truth: Sequence[GroundTruth]
+    predict: Predict
+    fill: Fill
+    as_published: bool = False
+    seed: int = 0
+
+    @property
+    def region(self) -> Region:
+        """The region of metrics that are computed over one region only."""
+        return "full" if self.as_published else "disc"

@@ -1,0 +1,158 @@
+"""The images of an evaluation: which ones, in which order, and how each is loaded with its ground truth."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from equicam.data.image_files import to_rgb
+from equicam.data.items import (
+    Item,
+    digest_files,
+    open_item,
+    prefetch,
+    sample_by_class,
+    upright_box,
+    valid_utf8,
+)
+from equicam.data.remote import as_path
+from equicam.data.sources import find_items
+from equicam.errors import EquicamError
+from equicam.evaluation.batch import GroundTruth
+from equicam.models.images import as_batch, box_mask, preprocess_image
+from equicam.readers.model import Model
+
+Load = Callable[[Item], tuple[Float[Tensor, "c H W"], GroundTruth]]
+"""Loads one image as the model's input, with its ground truth."""
+LOADING_THREADS = 8
+# A decoder or a user's preprocessing may raise any of these on a bad image.
+UNREADABLE = (
+    EquicamError, OSError, ValueError, ArithmeticError, MemoryError, RuntimeError, SystemError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoadedImage:
+    """An image as the model's input with its ground truth, or the reason why it could not be loaded."""
+
+    item: Item
+    x: Float[Tensor, "c H W"] | None
+    truth: GroundTruth
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The images of an evaluation in its order, and the function that loads one."""
+
+    items: list[Item]
+    load: Load
+    label_names: tuple[str, ...] = ()  # the labels of the whole source, where they are words
+    in_memory: Sequence[Any] | Tensor = ()  # PIL images or a batch, if the caller passed no files
+
+    def content_digest(self) -> str:
+        """Distinguishes these images from others of the same names: by size and time of files, or by pixels."""
+        if not len(self.in_memory):
+            return digest_files(self.items)
+        digest = hashlib.sha256()
+        for item in self.items:
+            one = self.in_memory[item.index or 0]
+            digest.update(
+                one.cpu().contiguous().numpy().tobytes() if isinstance(one, Tensor) else one.tobytes()
+            )
+        return digest.hexdigest()
+
+
+def make_sample(model: Model, images: Any, n: int | None, split: str | None, *, with_regions: bool) -> Sample:
+    """The sample of a folder, manifest, items, paths, PIL images or preprocessed batch."""
+
+    def load_file(item: Item) -> tuple[Float[Tensor, "c H W"], GroundTruth]:
+        return load_image(model, item, with_regions=with_regions)
+
+    if isinstance(images, str | Path) or (
+        isinstance(images, list | tuple) and images and isinstance(images[0], Item)
+    ):
+        found = find_items(images, split=split) if isinstance(images, str | Path) else list(images)
+        names = tuple(sorted({i.label for i in found if isinstance(i.label, str)}))
+        return Sample(sample_by_class(found, n), load_file, names)
+    if split is not None:
+        raise EquicamError("split", needs="a folder or manifest", got=type(images).__name__, fix="split=None")
+    if isinstance(images, Tensor):
+        batch = as_batch(model, images)
+        items = sample_by_class(_numbered_items(len(batch)), n)
+        return Sample(items, lambda item: (batch[item.index or 0], GroundTruth()), in_memory=batch)
+    given = [images] if isinstance(images, Image.Image) else list(images)
+    paths = [p for p in given if isinstance(p, str | Path)]
+    if paths and len(paths) == len(given):
+        items = [Item(id=valid_utf8(str(p)), path=as_path(p)) for p in paths]
+        refuse_duplicates("images", [item.id for item in items])
+        return Sample(sample_by_class(items, n), load_file)
+    if not given or not all(isinstance(p, Image.Image) for p in given):
+        kinds = sorted({type(p).__name__ for p in given}) or "nothing"
+        raise EquicamError(
+            "images", needs="a folder, a manifest, PIL images, paths, items or a batch", got=kinds, fix='"folder/"',
+        )  # fmt: skip
+    return Sample(
+        sample_by_class(_numbered_items(len(given)), n),
+        lambda item: (preprocess_image(model, given[item.index or 0]), GroundTruth()),
+        in_memory=[to_rgb(image) for image in given],
+    )
+
+
+def load_image(
+    model: Model, item: Item, *, with_regions: bool = True
+) -> tuple[Float[Tensor, "c H W"], GroundTruth]:
+    """An image as the model's input and, for metrics that need them, its boxes and label region in the same frame."""
+    item = prefetch(item)
+    image = open_item(item)
+    if not with_regions:
+        return preprocess_image(model, image), GroundTruth()
+    size = (image.width, image.height)
+    by_area = sorted(item.boxes, key=lambda b: -(b[2] - b[0]) * (b[3] - b[1]))
+    masks = [box_mask(model, size, upright_box(item, size, b)) >= 0.5 for b in by_area]
+    boxes = [mask for mask in masks if mask.any()]
+    region = None if item.region is None else box_mask(model, size, upright_box(item, size, item.region))
+    if region is not None and region.sum() < 1:
+        region = None
+    cropped = (bool(item.boxes) and not boxes) or (item.region is not None and region is None)
+    truth = GroundTruth(boxes=torch.stack(boxes) if boxes else None, region=region, cropped=cropped)
+    return preprocess_image(model, image), truth
+
+
+def load_or_reason(load: Load, item: Item) -> LoadedImage:
+    """Load an image; a bad one becomes a row with a reason instead of ending the evaluation."""
+    try:
+        x, truth = load(item)
+    except UNREADABLE as error:
+        return LoadedImage(item, None, GroundTruth(), str(error) or type(error).__name__)
+    return LoadedImage(item, x, truth)
+
+
+def load_ahead(shards: Sequence[Sequence[Item]], load: Load) -> Iterator[list[LoadedImage]]:
+    """Shards with their images loaded by threads, the next shard while the caller works on this one."""
+    waiting: list[list[Future[LoadedImage]]] = []
+    with ThreadPoolExecutor(LOADING_THREADS) as pool:
+        for shard in shards:
+            waiting.append([pool.submit(load_or_reason, load, item) for item in shard])
+            if len(waiting) > 1:
+                yield [one.result() for one in waiting.pop(0)]
+        for rest in waiting:
+            yield [one.result() for one in rest]
+
+
+def refuse_duplicates(what: str, given: Sequence[Any]) -> None:
+    """Raise an error that names the first value given twice."""
+    twice = [one for i, one in enumerate(given) if one in given[:i]]
+    if twice:
+        raise EquicamError(what, needs="each one once", got=f"{twice[0]!r} twice", fix="leaving one out")
+
+
+def _numbered_items(count: int) -> list[Item]:
+    return [Item(id=f"{i:0{len(str(count - 1))}d}", path=Path(), index=i) for i in range(count)]

@@ -1,0 +1,41 @@
+"""Statistics over images: the only place that averages them, computes intervals and tests differences.
+
+A column is a 1-D array; NaN is "undefined", and a row with a NaN in any column is left out of that statistic. Intervals
+are percentile bootstraps that resample whole images, because the angles of one image are not independent.
+"""
+
+from equicam.evaluation.statistics.columns import NAN, Column, Floats, Ids, Indices
+from equicam.evaluation.statistics.comparisons import Comparison, bonferroni, compare, holm
+from equicam.evaluation.statistics.correlations import (
+    Correlation,
+    paired_difference,
+    pearson,
+    pearson_r,
+    spearman,
+    spearman_r,
+)
+from equicam.evaluation.statistics.detection import (
+    HeldOut,
+    auroc,
+    capture,
+    capture_lift,
+    held_out_lift,
+    mean_ratio,
+)
+from equicam.evaluation.statistics.intervals import (
+    Estimate,
+    bootstrap,
+    mean,
+    means_by_bin,
+    pooled_mean,
+    skill,
+    weighted_mean,
+)
+from equicam.evaluation.statistics.shares import difference, kappa, proportion
+
+__all__ = [
+    "NAN", "Column", "Comparison", "Correlation", "Estimate", "Floats", "HeldOut", "Ids", "Indices", "auroc",
+    "bonferroni", "bootstrap", "capture", "capture_lift", "compare", "difference", "held_out_lift", "holm", "kappa",
+    "mean", "mean_ratio", "means_by_bin", "paired_difference", "pearson", "pearson_r", "pooled_mean", "proportion",
+    "skill", "spearman", "spearman_r", "weighted_mean",
+]  # fmt: skip
