@@ -63,15 +63,14 @@ def explained_image(
     model: Model, x: Float[Tensor, "b c H W"], explanation: Explanation, i: int, facts: dict[str, Any]
 ) -> Explained:
     """Image `i` of an explanation as arrays and plain values; `facts` come first in its JSON."""
-    used = explanation.taken[i].nonzero().flatten()
-    angles = [explanation.angles[t] for t in used.tolist()]
+    used = explanation.view_used[i].nonzero().flatten()
+    angles = [explanation.views.angles[t] for t in used.tolist()]
     rotated = to_display_images(model, Views(tuple(angles)).act(x[i : i + 1].float())[:, 0])
-    confidences, flips, kept = (
-        getattr(explanation, name)[i, used].tolist() for name in ("prob", "flips", "kept")
-    )
-    planes = explanation.planes[i, used].cpu().numpy()
-    views = tuple(map(View, angles, rotated, planes, confidences, flips, kept))
-    target, confidence = int(explanation.target[i]), float(explanation.sure[i])
+    confidences = explanation.view_confidence[i, used].tolist()
+    flips, kept = explanation.view_flips[i, used].tolist(), explanation.view_kept[i, used].tolist()
+    maps = explanation.view_maps[i, used].cpu().numpy()
+    views = tuple(map(View, angles, rotated, maps, confidences, flips, kept))
+    target, confidence = int(explanation.target[i]), float(explanation.confidence[i])
     name = model.classes[target] if model.classes else str(target)
     facts = facts | {
         "model": model.name,
@@ -84,11 +83,11 @@ def explained_image(
         "view_confidence": confidences,
         "view_flips": flips,
         "view_kept": kept,
-        "peum_score": float(explanation.score[i]),
+        "peum_score": float(explanation.peum_score[i]),
         "flags": sorted(explanation.flags[i]),
         "equicam": __version__,
     }
     image = to_display_images(model, x[i : i + 1])[0]
     title = f"{name} (p = {confidence:.2f}), PEUM {facts['peum_score']:.4f}"
-    maps = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
-    return Explained(image, *maps, views, title, facts)
+    fused, peum = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
+    return Explained(image, fused, peum, views, title, facts)

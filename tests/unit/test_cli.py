@@ -50,10 +50,10 @@ def test_explain_writes_three_images_and_the_facts(tmp_path, patch):
     e = equicam.explain(model, patch, views=6)
     assert facts["target"] == int(e.target)
     assert facts["class"] == model.classes[int(e.target)]
-    assert facts["angles"] == list(e.angles)
-    np.testing.assert_allclose(facts["confidence"], e.sure[0], atol=1e-5)
-    np.testing.assert_allclose(facts["view_confidence"], e.prob[0], atol=1e-5)
-    np.testing.assert_allclose(facts["peum_score"], e.score[0], atol=1e-6)
+    assert facts["angles"] == list(e.views.angles)
+    np.testing.assert_allclose(facts["confidence"], e.confidence[0], atol=1e-5)
+    np.testing.assert_allclose(facts["view_confidence"], e.view_confidence[0], atol=1e-5)
+    np.testing.assert_allclose(facts["peum_score"], e.peum_score[0], atol=1e-6)
     assert facts["flags"] == sorted(e.flags[0])
     assert facts["layer"] == "layer4"
     assert facts["files"]["views"] == "patch.views.png"
@@ -64,7 +64,7 @@ def test_the_authors_grid_reports_the_presented_confidence(tmp_path, patch):
         RUN.invoke(app, ["explain", str(patch), "--out", str(tmp_path), "--views", views, "--as-published"])
         facts = json.loads((tmp_path / "patch.json").read_text())
         e = equicam.explain(equicam.load("embedded"), patch, views=1)
-        np.testing.assert_allclose(facts["confidence"], e.sure[0], atol=1e-5)
+        np.testing.assert_allclose(facts["confidence"], e.confidence[0], atol=1e-5)
 
 
 def test_one_view_has_no_uncertainty_to_draw(tmp_path, patch):
