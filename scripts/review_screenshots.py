@@ -21,8 +21,8 @@ from PIL import Image, ImageColor
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from equicam import web
-from equicam.auditing.review_log import VERDICTS, Readings
-from equicam.auditing.store import Run
+from equicam.auditing.review_log import VERDICTS, ReviewLog
+from equicam.auditing.store import RunStore
 from equicam.data.synthetic import draw_many
 from equicam.report.overlay import heat
 from equicam.review.queue import Shelves
@@ -77,11 +77,11 @@ def made(folder: Path) -> Path:
         ["triage", str(run), "--budget", "60%", "--evidence", "4"],
     ):
         subprocess.run([*COMMAND, *words], check=True, stdout=subprocess.DEVNULL)
-    readings, names = Readings(run), list(VERDICTS)
-    for number, entry in zip(READ, Shelves(Run(run), blind=True).newest().entries, strict=False):
+    readings, names = ReviewLog(run), list(VERDICTS)
+    for number, entry in zip(READ, Shelves(RunStore(run), blind=True).newest().entries, strict=False):
         if number != "-":
-            readings.decide(
-                entry.id, "ana", names[int(number)], blind=True, seen=0, mark=f"shown-{entry.key}"
+            readings.add_verdict(
+                entry.id, "ana", names[int(number)], blind=True, previous=0, mark=f"shown-{entry.key}"
             )
     return run
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from equicam.models.wrap import wrap as wrap
     from equicam.readers.layout import Layout as Layout
     from equicam.readers.model import Model as Model
+    from equicam.run import Run as Run
+    from equicam.run import audit as audit
+    from equicam.run import open_run as open_run
 
 _HOME = {
     "EquicamError": "errors",
@@ -38,13 +41,16 @@ _HOME = {
     "Layout": "readers.layout",
     "Method": "methods",
     "Model": "readers.model",
+    "Run": "run",
     "SoftGate": "core.weights",
     "Views": "core.views",
+    "audit": "run",
     "equivariant": "explain",
     "evaluate": "evaluation.evaluate",
     "explain": "explain",
     "load": "models.load",
     "methods": "methods",
+    "open_run": "run",
     "rotate": "core.views",
     "scores": "evaluation.metrics",
     "uniform": "core.weights",

@@ -29,7 +29,7 @@ from equicam.models.images import preprocess_image, training_transform
 from equicam.models.load import load
 from equicam.models.weights import read_state_dict
 from equicam.readers.model import Model
-from equicam.shards import differences, plain, write_whole
+from equicam.shards import differences, plain, write_atomic
 
 HELD_OUT = 0.10
 
@@ -108,8 +108,8 @@ def finetune(
         "measured": json.dumps(asdict(found)),
     }
     tensors = {key: value.cpu().contiguous() for key, value in run.module.state_dict().items()}
-    write_whole(path, save(tensors, metadata=facts))
-    write_whole(folder / "card.md", card(recipe, found, run.history).encode())
+    write_atomic(path, save(tensors, metadata=facts))
+    write_atomic(folder / "card.md", card(recipe, found, run.history).encode())
     (folder / "checkpoint.pt").unlink(missing_ok=True)
     return path, found
 
@@ -248,7 +248,7 @@ class Training:
             "best": self.best,
         }
         torch.save(state | {"history": self.history, "recipe": json.dumps(plain(asdict(self.recipe)))}, data)
-        write_whole(self.folder / "checkpoint.pt", data.getvalue())
+        write_atomic(self.folder / "checkpoint.pt", data.getvalue())
 
     def _resume(self) -> None:
         there = self.folder / "checkpoint.pt"

@@ -1,8 +1,17 @@
-"""Why an image was refused, ranked or flagged, as data: code and values here, sentences where a person reads them."""
+"""Why an image was refused, ranked or flagged, as data: code and values here, sentences where a person reads them.
 
-from collections.abc import Mapping
+Programs compare codes. `describe` is the only place that turns a reason into a sentence.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from equicam.errors import EquicamError
+
+SIGNALS = {"peum": "PEUM", "disagreement": "disagreement"}
+"""The signals that rank images, as sentences name them."""
 
 
 @dataclass(frozen=True)
@@ -11,3 +20,88 @@ class Reason:
 
     code: str
     values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.code not in _SENTENCES:
+            raise EquicamError(
+                "a reason", needs=f"one of the codes {', '.join(_SENTENCES)}", got=repr(self.code), fix='"text"'
+            )  # fmt: skip
+
+    def to_row(self) -> dict[str, str]:
+        """As a cell of a table: the code, and the values as JSON."""
+        return {"code": self.code, "values": json.dumps(dict(self.values), ensure_ascii=False)}
+
+    @staticmethod
+    def from_row(row: Mapping[str, Any]) -> "Reason":
+        """The reason `to_row` wrote; a code of a later version becomes its values as text."""
+        values = json.loads(row["values"] or "{}")
+        if row["code"] not in _SENTENCES:
+            return Reason("text", {"text": f"{row['code']} {json.dumps(values)}"})
+        return Reason(row["code"], values)
+
+
+def describe(reason: Reason) -> str:
+    """The sentence for a person."""
+    return _SENTENCES[reason.code](reason.values)
+
+
+def from_rows(rows: Iterable[Mapping[str, Any]] | None) -> list[Reason]:
+    """The reasons of a cell of a triage table."""
+    return [Reason.from_row(row) for row in rows or ()]
+
+
+def _percentile(v: Mapping[str, Any]) -> str:
+    name, value = SIGNALS[v["signal"]], v["value"]
+    return f"{name} {value:.3g}: more uncertain than {v['above_percent']} % of the images"
+
+
+def _prediction_changes(v: Mapping[str, Any]) -> str:
+    angles, views = [f"{angle:g}°" for angle in v["angles"]], v["views"]
+    if len(angles) > 2:
+        return (
+            f"the prediction changes at {', '.join(angles[:2])} and {len(angles) - 2} more of {views} views"
+        )
+    return f"the prediction changes at {' and '.join(angles)}, {len(angles)} of {views} views"
+
+
+def _views_disagree(v: Mapping[str, Any]) -> str:
+    pairs = list(zip(v["angles"], v["correlations"], strict=True))
+    least = ", ".join(f"{angle:g}° (r = {r:.2f})" for angle, r in pairs[:3])
+    more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
+    if len(pairs) == 1:
+        return f"the view at {least} disagrees with the others on the place"
+    return f"the views at {least}{more} disagree with the others on the place"
+
+
+def _unreadable(v: Mapping[str, Any]) -> str:
+    return str(v["message"] or v["error"])
+
+
+_SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    # a bad image
+    "unreadable": _unreadable,
+    "killed-decoder": lambda _: "decoding it killed the process: the file is not safe to open",
+    "not-finite": lambda _: "preprocessing made NaN or infinity of it",
+    "refused": lambda v: f"{v['what']} needs {v['needs']}, got {v['got']}; try {v['fix']}",
+    # an image in the queue
+    "blank": lambda _: "the map is blank: no positive evidence for the class",
+    "constant": lambda _: "the map is constant",
+    "none-kept": lambda _: (
+        "no view kept the prediction with enough confidence: this is the presented view alone, and its PEUM of 0 "
+        "means nothing"
+    ),
+    "one-kept": lambda _: (
+        "only one view kept the prediction with enough confidence, and its PEUM of 0 means nothing"
+    ),
+    "low-coverage": lambda _: "some cells are covered by no view",
+    "odd-size": lambda _: (
+        "odd size: the image is not square or the feature grid does not divide it, so rotations are less exact"
+    ),
+    "signal-percentile": _percentile,
+    "signal-undefined": lambda v: f"{SIGNALS[v['signal']]} is undefined here",
+    "prediction-changes": _prediction_changes,
+    "views-disagree": _views_disagree,
+    "low-confidence": lambda v: f"low confidence (p = {v['confidence']:.2f})",
+    # a sentence of a 0.1.0 run, which stored no codes
+    "text": lambda v: str(v["text"]),
+}

@@ -1,7 +1,7 @@
-"""A folder of parts: work that may be cut off at any moment and taken up again.
+"""A folder of shards: work that can be interrupted at any moment and resumed.
 
-Each part is one Parquet file, written under a temporary name, synced and renamed, so that it is there whole or not at
-all. `fingerprint.json` says what the parts are of; another fingerprint is refused by name of what differs.
+Each shard is one Parquet file, written under a temporary name, synced and renamed, so that it is there whole or not at
+all. `fingerprint.json` identifies the work; another fingerprint is refused, naming the difference.
 """
 
 import json
@@ -20,9 +20,9 @@ from equicam.errors import EquicamError
 FINGERPRINT = "fingerprint.json"
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Bytes under a name, all of them or none, on the disk when this returns."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; it is on disk when this returns."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -41,14 +41,14 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """A table as Parquet, all of it or nothing."""
+    """Write a table as Parquet, whole or not at all."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    write_whole(path, sink.getvalue().to_pybytes())
+    write_atomic(path, sink.getvalue().to_pybytes())
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A table from Parquet; a file that is no longer one is named."""
+    """Read a table from Parquet; the error for a damaged file names it."""
     try:
         return pq.read_table(path, columns=None if columns is None else list(columns))
     except (pa.ArrowException, ValueError) as error:
@@ -59,7 +59,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; one that is no longer any is named."""
+    """Read a JSON object; the error for a damaged file names it."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
@@ -72,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_ready(value: Any) -> Any:
-    """Nested values for JSON, which has no NaN or infinity: null in their place."""
+    """Nested values for JSON, with null for NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
         return {str(key): json_ready(one) for key, one in value.items()}
     if isinstance(value, tuple | list):
@@ -81,7 +81,7 @@ def json_ready(value: Any) -> Any:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two fingerprints, in words."""
+    """The differences of two fingerprints, a phrase each."""
     keys = sorted({*before, *now})
     return [
         f"{key} was {_short(before.get(key))}, is {_short(now.get(key))}"
@@ -91,24 +91,24 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """A fingerprint as it reads back from JSON."""
+    """A fingerprint as it reads back from JSON: tuples become lists."""
     found: dict[str, Any] = json.loads(json.dumps(fingerprint))
     return found
 
 
 def refuse_another(what: str, before: Mapping[str, Any], now: Mapping[str, Any], *, fix: str) -> None:
-    """An error that names what differs, if anything does."""
+    """Raise an error that names the differences, if there are any."""
     if found := differences(before, plain(now)):
-        raise EquicamError(what, needs="the same settings to go on", got="; ".join(found), fix=fix)
+        raise EquicamError(what, needs="the same settings to resume", got="; ".join(found), fix=fix)
 
 
-def part_path(folder: Path, number: int) -> Path:
-    """Where a part of a folder is, or will be."""
-    return folder / f"part-{number:06d}.parquet"
+def shard_path(folder: Path, number: int) -> Path:
+    """The file of a shard, written or not."""
+    return folder / f"shard-{number:06d}.parquet"
 
 
-class Parts:
-    """Numbered parts in a folder, all of one fingerprint."""
+class Shards:
+    """Numbered shards in a folder, all of one fingerprint."""
 
     def __init__(self, folder: Path, fingerprint: Mapping[str, Any], *, fix: str) -> None:
         self.folder = folder
@@ -121,22 +121,22 @@ class Parts:
                 str(folder), needs="to be empty, new or ours", got="other files in it", fix=fix
             )
         else:
-            write_whole(known, json.dumps(fingerprint, indent=1).encode())
+            write_atomic(known, json.dumps(fingerprint, indent=1).encode())
 
     def path(self, number: int) -> Path:
-        """Where a part is, or will be."""
-        return part_path(self.folder, number)
+        """The file of a shard, written or not."""
+        return shard_path(self.folder, number)
 
     def pending(self, count: int) -> list[int]:
-        """The parts that are not there yet."""
+        """The shards that are not there yet."""
         return [number for number in range(count) if not self.path(number).is_file()]
 
     def write(self, number: int, table: pa.Table) -> None:
-        """Put a part there, whole."""
+        """Write a shard, whole."""
         write_table(self.path(number), table)
 
     def read(self, count: int) -> pa.Table:
-        """All parts in order."""
+        """All shards in order."""
         return pa.concat_tables([read_table(self.path(number)) for number in range(count)])
 
 

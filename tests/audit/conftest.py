@@ -1,4 +1,4 @@
-"""Drawn patches, commands, and commands as processes of their own: what is killed here is really killed."""
+"""StoredMaps patches, commands, and commands as processes of their own: what is killed here is really killed."""
 
 import os
 import subprocess

@@ -11,10 +11,14 @@ from PIL import Image
 from scipy import ndimage
 
 from equicam.auditing.log import Log
-from equicam.auditing.manifest import Spec
-from equicam.auditing.store import ITEMS, MAPS, Drawn, Run, file_digest
+from equicam.auditing.manifest import Manifest
+from equicam.auditing.store import ITEMS, RunStore
+from equicam.auditing.stored_maps import MAPS, StoredMaps
+from equicam.data.digests import file_digest
 from equicam.data.items import Item
 from equicam.data.synthetic import draw
+from equicam.reasons import Reason
+from equicam.recipe import Recipe
 
 ANGLES = tuple(20.0 * t for t in range(18))
 HOSTILE = (
@@ -41,7 +45,7 @@ RANKED = pa.schema(
         ("arm", pa.string()),
         ("rank", pa.int32()),
         ("place", pa.int32()),
-        ("reasons", pa.list_(pa.string())),
+        ("reasons", pa.list_(pa.struct([("code", pa.string()), ("values", pa.string())]))),
     ]
 )
 
@@ -94,7 +98,7 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
         if name == BLANK:
             planes, fused, peum, agree = 0 * planes, 0 * fused, 0 * peum, 0 * agree
         arrays = [a.astype(np.float32) for a in (fused, peum, planes[: len(angles)])]
-        maps.append(Drawn(*arrays).row(name))
+        maps.append(StoredMaps(*arrays).to_row(name))
         target = int(rng.integers(2))
         flips = rng.random(len(angles)) < 0.12 * unrest - 0.06
         flips[0] = False
@@ -108,20 +112,21 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
                 "bytes": path.stat().st_size,
                 "width": int(side),
                 "height": int(side),
-                "frame": [0.0, 0.0, side, side],
+                "input_box": [0.0, 0.0, side, side],
                 "label": None
                 if i % 5 == 4
                 else "</td><b>tumour</b>"
                 if i == 0
                 else ("normal", "tumour")[target],
                 "target": target,
-                "prob": probs[0],
-                "peum": float(peum.mean()),
+                "confidence": probs[0],
+                "peum_score": float(peum.mean()),
+                "disagreement": float(1 - agree.mean()) if len(angles) > 1 else None,
                 "flip_rate": flips.mean(),
-                "kept": len(angles),
-                "prob_by_view": probs.tolist(),
-                "top1_by_view": np.where(flips, 1 - target, target).tolist(),
-                "agree_by_view": agree[: len(angles)].tolist(),
+                "views_kept": len(angles),
+                "view_confidence": probs.tolist(),
+                "view_top1": np.where(flips, 1 - target, target).tolist(),
+                "view_agreement": agree[: len(angles)].tolist(),
                 "flags": (["blank"] if name == BLANK else []) + (["flipped"] if flips.any() else []),
                 "eq": float(np.clip(1 - 0.3 * unrest + 0.06 * rng.standard_normal(), -1, 1))
                 if i < calibrate
@@ -136,44 +141,60 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
             Image.fromarray(255 - image).save(path)
     for i in range(bad):
         name = UNREADABLE if i == 0 else f"broken-{i:03d}<b>.tif"
-        reason = f"image {name!r} needs a file that can be read whole, got truncated bytes; try a fresh copy of it"
-        rows.append({"id": name, "path": f"/nowhere/{i}", "status": "bad", "reason": reason})
+        text = (
+            f"image {name!r} needs a file that can be read whole, got truncated bytes; try a fresh copy of it"
+        )
+        reason = Reason("unreadable", {"error": "EquicamError", "message": text}).to_row()
+        rows.append(
+            {
+                "id": name,
+                "path": f"/nowhere/{i}",
+                "status": "bad",
+                "reason": reason["code"],
+                "reason_values": reason["values"],
+            }
+        )
         items.append(Item(name, folder / "nowhere"))
-    spec = Spec(
+    manifest = Manifest(
+        recipe=Recipe(views=angles, fill="reflect"),
+        method_description="tap, grad_cam, 18 views aligned and averaged at features, uniform",
         model="embedded", weights=hashlib.sha256(b"weights").hexdigest(), weights_from=None, layer="layer4", layout="nchw",
-        preprocess="Resize(96), ToDtype(scale=True), Normalize(…)", classes=("normal <i>tissue</i>", "tumour"),
-        method="equigrad-cam", method_is="tap, grad_cam, 18 views turned back and averaged at features, uniform",
-        angles=angles, fill="reflect", as_published=False, dtype="float32", device="cpu", part=1000, calibrate=calibrate,
-        seed=0, source=str(folder / "pictures"), split=None, pictures=len(items), data=hashlib.sha256(b"data").hexdigest(),
+        preprocessing="Resize(96), ToDtype(scale=True), Normalize(…)", classes=("normal <i>tissue</i>", "tumour"),
+        dtype="float32", device="cpu", shard_size=1000, calibration_size=calibrate,
+        source=str(folder / "pictures"), split=None, images=len(items), data=hashlib.sha256(b"data").hexdigest(),
         versions=(("equicam", "0.1.0"), ("python", "3.11.9"), ("torch", "2.6.0"), ("numpy", "2.1.0")),
     )  # fmt: skip
-    run = Run(folder / "run")
-    run.begin(spec, items, ids[:calibrate])
-    run.write_part(0, pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(maps, schema=MAPS))
+    run = RunStore(folder / "run")
+    run.begin(manifest, items, ids[:calibrate])
+    run.write_shard(0, pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(maps, schema=MAPS))
     log = Log(run.folder)
-    log.add("started", {"pending": 1, "parts": 1})
+    log.add("started", {"pending": 1, "shards": 1})
     log.add("completed", {"digests": "0" * 64})
     return run
 
 
 def triaged(run, *, queue=16, controls=3):
     """As a triage ranks it: silent maps first, then by PEUM; the last of the pictures are the blind arm."""
-    ok = [row for row in run.items().to_pylist() if row["status"] == "ok"]
-    ok.sort(key=lambda row: ("blank" not in row["flags"], -row["peum"]))
+    ok = [row for row in run.read_items().to_pylist() if row["status"] == "ok"]
+    ok.sort(key=lambda row: ("blank" not in row["flags"], -row["peum_score"]))
     ranked = list(enumerate(ok, start=1))
     chosen = [(n, row, "queue") for n, row in ranked[:queue]] + [
         (n, row, "control") for n, row in ranked[::-1][:controls]
     ]
     rows = []
     for place, (rank, row, arm) in enumerate(reversed(chosen), start=1):
+        above = round(100 * (1 - rank / len(ok)))
         told = [
-            f"PEUM {row['peum']:.3g}: more uncertain than {100 * (1 - rank / len(ok)):.0f} % of the pictures"
+            Reason(
+                "signal-percentile", {"signal": "peum", "value": row["peum_score"], "above_percent": above}
+            )
         ]
         if row["flip_rate"] > 0:
-            told.append("the prediction changes at 40°, 180° and 2 more of 18 views")
+            told.append(Reason("prediction-changes", {"angles": [40, 180, 200, 220], "views": 18}))
         if rank % 3 == 1:
-            told.append("the view at 140° shows another place (r = 0.31 with the others)")
-        rows.append({"id": row["id"], "arm": arm, "rank": rank, "place": place, "reasons": told})
+            told.append(Reason("views-disagree", {"angles": [140], "correlations": [0.31]}))
+        reasons = [reason.to_row() for reason in told]
+        rows.append({"id": row["id"], "arm": arm, "rank": rank, "place": place, "reasons": reasons})
     calibrated = sum(row["eq"] is not None for row in ok)
     worth = Worth(
         f"measured on {calibrated} pictures: 0.17 [0.12, 0.23] are unstable (Eq < 0.5), outside the queue 0.12 "
@@ -191,7 +212,7 @@ def triaged(run, *, queue=16, controls=3):
         rows=pa.Table.from_pylist(rows, schema=RANKED),
         by="peum",
         guarantee=Guarantee(sentence),
-        worth=worth if calibrated else None,
+        quality=worth if calibrated else None,
     )
 
 

@@ -7,21 +7,22 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
-from equicam.auditing.store import Drawn, file_digest
+from equicam.auditing.stored_maps import StoredMaps
 from equicam.core.chain import Chain, unit
 from equicam.core.combine import grad_cam
 from equicam.core.views import Views
+from equicam.data.digests import file_digest
 from equicam.data.synthetic import draw
 from equicam.report import plots, render
 from equicam.report.text import visible
 
 
 def test_more_views_than_a_strip_holds_are_thinned():
-    row = {"id": "a", "path": None, "bytes": 1, "sha256": "", "frame": None, "target": 0}
-    row |= {"prob_by_view": [0.5] * 50, "top1_by_view": [0] * 50}
+    row = {"id": "a", "path": None, "bytes": 1, "sha256": "", "input_box": None, "target": 0}
+    row |= {"view_confidence": [0.5] * 50, "view_top1": [0] * 50}
     flat = np.ones((4, 4), np.float32)
     angles = tuple(7.2 * t for t in range(50))
-    found = render.pictured(row, Drawn(flat, 0 * flat, np.ones((50, 4, 4), np.float32)), angles)
+    found = render.pictured(row, StoredMaps(flat, 0 * flat, np.ones((50, 4, 4), np.float32)), angles)
     assert len(found.strip) <= render.MOST_VIEWS
     assert found.strip[0].degrees == 0
     assert found.blank  # a constant map is stretched to nothing
@@ -70,7 +71,7 @@ def test_frames_of_any_kind(tmp_path, frame, says):
         "path": str(path),
         "bytes": path.stat().st_size,
         "sha256": file_digest(path),
-        "frame": frame,
+        "input_box": frame,
     }
     found = render.photograph(row, (224, 224))
     assert (says in found) if says else (found.shape == (224, 224, 3) and found[:, 0].max() > 40)
@@ -80,7 +81,7 @@ def test_a_frame_beyond_the_picture_is_padded_with_black(tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", (100, 50), "white").save(path)
     row = {"id": "a", "path": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path)}
-    found = render.photograph(row | {"frame": [0.0, -25.0, 100.0, 75.0]}, (200, 200))
+    found = render.photograph(row | {"input_box": [0.0, -25.0, 100.0, 75.0]}, (200, 200))
     assert (found[:50] == 0).all()
     assert (found[50:150] == 255).all()
     assert (found[150:] == 0).all()
@@ -94,7 +95,7 @@ def test_a_changed_file_of_the_same_size_is_not_shown(tmp_path):
         "path": str(path),
         "bytes": path.stat().st_size,
         "sha256": file_digest(path),
-        "frame": None,
+        "input_box": None,
     }
     assert not isinstance(render.photograph(row, (224, 224)), str)
     Image.new("RGB", (20, 20), "black").save(path)
@@ -110,11 +111,11 @@ def test_pictures_have_the_proportions_of_the_models_input(tmp_path):
         "path": str(path),
         "bytes": path.stat().st_size,
         "sha256": file_digest(path),
-        "frame": None,
+        "input_box": None,
     }
-    row |= {"target": 0, "prob_by_view": None, "top1_by_view": None}
+    row |= {"target": 0, "view_confidence": None, "view_top1": None}
     planes = np.random.default_rng(0).random((2, 4, 6)).astype(np.float32)
-    found = render.pictured(row, Drawn(planes[0], planes[1], planes), (0.0, 180.0))
+    found = render.pictured(row, StoredMaps(planes[0], planes[1], planes), (0.0, 180.0))
     for address, size in (
         (found.photo, (224, 149)),
         (found.fused, (224, 149)),
@@ -126,7 +127,7 @@ def test_pictures_have_the_proportions_of_the_models_input(tmp_path):
 def test_a_file_that_is_no_picture_any_more(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(b"not a picture")
-    row = {"id": "a", "path": str(path), "bytes": 13, "sha256": file_digest(path), "frame": None}
+    row = {"id": "a", "path": str(path), "bytes": 13, "sha256": file_digest(path), "input_box": None}
     assert "can no longer be read" in render.photograph(row, (224, 224))
     assert "no longer where it was" in render.photograph(row | {"path": None}, (224, 224))
     assert "no longer" in render.photograph(row | {"path": "a\0b"}, (224, 224))
@@ -178,7 +179,7 @@ def test_a_picture_at_a_url_is_fetched_only_when_the_caller_lets_it():
     data = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(data, "PNG")
     fsspec.filesystem("memory").pipe("/drawn/a.png", data.getvalue())
-    row = {"id": "a", "path": "memory://drawn/a.png", "bytes": len(data.getvalue()), "frame": None}
+    row = {"id": "a", "path": "memory://drawn/a.png", "bytes": len(data.getvalue()), "input_box": None}
     row["sha256"] = hashlib.sha256(data.getvalue()).hexdigest()
     assert "--source" in render.photograph(row, (16, 16))
     assert render.photograph(row, (16, 16), fetch=True).shape == (16, 16, 3)

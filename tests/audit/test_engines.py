@@ -19,15 +19,14 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.auditing.audit import audit
-from equicam.auditing.store import Run
-from equicam.auditing.worker import Auditing, versions
+from equicam.auditing.store import RunStore
+from equicam.auditing.worker import AuditJob
 from equicam.data.synthetic import draw_many
 from equicam.engines import devices
 from equicam.engines.devices import Devices
-from equicam.engines.worker import Home, Recipe, Sent
+from equicam.engines.worker import ModelCopy, ModelFromName, SharedFolder
 from equicam.errors import EquicamError
-from equicam.models.weights import fingerprint
+from equicam.reasons import Reason, describe
 from tests.audit.conftest import ENV, equicam_command, equicam_process
 from tests.audit.test_run import drawn, rows
 
@@ -48,7 +47,7 @@ ray_there = pytest.mark.skipif(
 def whole(patches, tmp_path_factory) -> Path:
     """A run of one process on one device."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    audit(equicam.load("embedded"), patches, out, views=6, calibrate=6, part=4)
+    equicam.audit(patches, equicam.load("embedded"), out, views=6, calibrate=6, shard_size=4)
     return out
 
 
@@ -56,12 +55,12 @@ def same(one: Path, other: Path) -> bool:
     return rows(one) == rows(other) and drawn(one) == drawn(other)
 
 
-def job(folder: Path, **changed) -> Auditing:
-    model = equicam.load("embedded")
-    told = Auditing(
-        home=Home.at(folder / "manifest.json"), made=Recipe("embedded"), blind=Recipe("embedded").blind(model),
-        weights=fingerprint(model.module), versions=versions(), method="equigrad-cam", views=6, as_published=False,
-        tau=None, gamma=None, fill="reflect", dtype=None, calibrated=frozenset(), workers=1, part=4, picture_bytes=0,
+def job(folder: Path, manifest=None, **changed) -> AuditJob:
+    source = ModelFromName("embedded")
+    told = AuditJob(
+        folder=SharedFolder.at(folder / "manifest.json"), manifest=manifest or RunStore(folder).manifest,
+        calibration=frozenset(), model_source=source, preprocessing=source.preprocessing_only(equicam.load("embedded")),
+        workers=1, image_bytes=0,
     )  # fmt: skip
     return replace(told, **changed)
 
@@ -110,33 +109,34 @@ def test_a_worker_that_is_killed_is_named_and_what_is_written_stays(patches, who
 def test_a_worker_says_what_is_wrong_with_it(patches, whole, tmp_path):
     parts = [(0, equicam.data.sources.find_items(patches)[:4])]
     for changed, word in (
-        ({"weights": "0" * 64}, "the run's weights"),
-        ({"home": Home(str(tmp_path), "manifest.json", "0")}, "a folder that all machines share"),
-        ({"home": replace(job(whole).home, sha256="0")}, "got another one"),
-        ({"versions": (("torch", "1.0"),)}, "torch was"),
+        ({"manifest": replace(RunStore(whole).manifest, weights="0" * 64)}, "the run's weights"),
+        ({"folder": SharedFolder(str(tmp_path), "manifest.json", "0")}, "a folder that all machines share"),
+        ({"folder": replace(job(whole).folder, sha256="0")}, "got another one"),
+        ({"manifest": replace(RunStore(whole).manifest, versions=(("torch", "1.0"),))}, "torch was"),
     ):
         with pytest.raises(EquicamError, match=word):
-            list(Devices(("cpu", "cpu"), Recipe("embedded")).work(job(whole, **changed), parts))
+            list(Devices(("cpu", "cpu"), ModelFromName("embedded")).work(job(whole, **changed), parts))
 
 
 def test_a_part_that_is_there_is_not_written_again(patches, whole):
-    path = Run(whole).path("items", 0)
+    path = RunStore(whole).path("items", 0)
     before = path.stat().st_mtime_ns
     items = equicam.data.sources.find_items(patches)[:4]
     work = job(whole)
-    work.ready("cpu")(0, work.opened((0, items)))
+    work.prepare("cpu")(0, work.decode((0, items)))
     assert path.stat().st_mtime_ns == before
 
 
 def test_a_picture_that_killed_its_opener_is_a_row_the_next_time(patches, whole, tmp_path):
     items = equicam.data.sources.find_items(patches)[:3]
     deadly = replace(equicam.load("embedded"), preprocess=_dies_of_one(np.asarray(Image.open(items[1].path))))
-    work = job(whole, blind=deadly)
-    (whole / ".opening-000099.part").touch()  # whoever opened it last did not come back
-    found = work.opened((99, items))
+    work = job(whole, preprocessing=deadly)
+    (whole / ".opening-000099.tmp").touch()  # whoever opened it last did not come back
+    found = work.decode((99, items))
     assert [o.reason is None for o in found] == [True, False, True]
-    assert "killed the process" in found[1].reason
-    assert not (whole / ".opening-000099.part").exists()
+    assert found[1].reason == Reason("killed-decoder")
+    assert "killed the process" in describe(found[1].reason)
+    assert not (whole / ".opening-000099.tmp").exists()
 
 
 def _dies_of_one(pixels):
@@ -144,15 +144,14 @@ def _dies_of_one(pixels):
     return lambda picture: os._exit(9) if (np.asarray(picture) == pixels).all() else usual(picture)
 
 
-def test_what_cannot_be_sent_is_refused(patches, tmp_path):
+def test_what_cannot_be_sent_is_refused(patches, whole, tmp_path):
     model = replace(equicam.load("embedded"), preprocess=lambda picture: picture)
-    with pytest.raises(EquicamError, match="that other processes can be sent"):
-        list(Devices(("cpu", "cpu")).work(job_with(model, tmp_path), [(0, []), (1, [])]))
+    with pytest.raises(EquicamError, match="that can be pickled"):
+        list(Devices(("cpu", "cpu")).work(job_with(model, whole), [(0, []), (1, [])]))
 
 
-def job_with(model, tmp_path) -> Auditing:
-    (tmp_path / "manifest.json").write_text("{}")
-    return job(tmp_path, made=Sent(model), blind=model)
+def job_with(model, folder) -> AuditJob:
+    return job(folder, model_source=ModelCopy(model), preprocessing=model)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +180,11 @@ def test_an_engine_needs_files_on_both_sides(patches, tmp_path):
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):
-    from equicam.engines import cluster
+    from equicam.engines import ray as cluster
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EquicamError, match=r"pip install 'equicam\[ray\]'"):
-        cluster.best("somewhere:6379")
+        cluster.best_device("somewhere:6379")
 
 
 IN_ONE_RAY = """
@@ -194,16 +193,15 @@ from pathlib import Path
 import ray
 ray.init("local", num_cpus=4, **{small!r})
 import equicam
-from equicam.auditing.audit import audit
 from equicam.engines.ray import Cluster
-from equicam.engines.worker import Recipe
+from equicam.engines.worker import ModelFromName
 
 patches, out = sys.argv[1], Path(sys.argv[2])
 model = equicam.load("embedded")
-audit(model, "file://" + patches, out / "run", views=6, calibrate=6, part=4, engine=Cluster(actors=2, made=Recipe("embedded")))
+equicam.audit("file://" + patches, model, out / "run", views=6, calibrate=6, shard_size=4, engine=Cluster(actors=2, model_source=ModelFromName("embedded")))
 assert ray.is_initialized()
 try:
-    audit(model, patches, out / "none", engine=Cluster(actors=4))
+    equicam.audit(patches, model, out / "none", engine=Cluster(actors=4))
 except equicam.errors.EquicamError as error:
     print(error)
 """
@@ -223,7 +221,7 @@ def test_ray_writes_the_rows_of_one_process(patches, whole, tmp_path):
         {k: v for k, v in row.items() if k not in free} for row in theirs
     ]
     assert drawn(tmp_path / "run") == drawn(whole)
-    assert not list((tmp_path / "run").rglob("*.part"))
+    assert not list((tmp_path / "run").rglob("*.tmp"))
     assert "more CPUs than actors (4), got 4" in done.stdout
 
 
@@ -262,7 +260,9 @@ def test_ray_evaluates_as_one_process(patches, tmp_path):
 @ray_there
 def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    code, said = equicam_command("audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2)
+    code, said = equicam_command(
+        "audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2
+    )
     assert code == 0, said
     assert same(out, whole_of_many)
 
@@ -271,7 +271,9 @@ def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_p
 @ray_there
 def test_an_actor_is_killed_and_no_row_is_missing_or_doubled(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    process = equicam_process("audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2)
+    process = equicam_process(
+        "audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2
+    )
     for goal in (2, 10):
         assert _kill_one(
             process, "ray::MapWorker", lambda goal=goal: len(list(out.glob("items/*.parquet"))) >= goal
@@ -314,13 +316,13 @@ from equicam.engines.ray import Cluster
 @dataclass(frozen=True)
 class Slow:
     folder: str
-    part_bytes: int = 4_000_000
-    def opened(self, part):
+    shard_bytes: int = 4_000_000
+    def decode(self, part):
         (Path(self.folder) / f"opened-{{part[0]}}").touch()
-        return bytes(self.part_bytes)
-    def ahead(self, parts):
-        return map(self.opened, parts)
-    def ready(self, device):
+        return bytes(self.shard_bytes)
+    def decode_ahead(self, parts):
+        return map(self.decode, parts)
+    def prepare(self, device):
         (Path(self.folder) / f"ready-{{time.monotonic_ns()}}").touch()
         def compute(number, found):
             time.sleep(0.3)
@@ -358,9 +360,8 @@ from ray.cluster_utils import Cluster as Nodes
 nodes = Nodes(initialize_head=True, head_node_args={{"num_cpus": 2, **{small!r}}})
 lost = nodes.add_node(num_cpus=3, object_store_memory=200_000_000)
 import equicam
-from equicam.auditing.audit import audit
 from equicam.engines.ray import Cluster
-from equicam.engines.worker import Recipe
+from equicam.engines.worker import ModelFromName
 
 source, out = sys.argv[1], Path(sys.argv[2])
 gone = []
@@ -370,8 +371,8 @@ def lose(done, total, now):
         gone.append(now)
         nodes.remove_node(lost, allow_graceful=False)
 
-where = Cluster(address=nodes.address, actors=3, made=Recipe("embedded"))
-audit(equicam.load("embedded"), source, out, part=8, engine=where, progress=lose)
+where = Cluster(address=nodes.address, actors=3, model_source=ModelFromName("embedded"))
+equicam.audit(source, equicam.load("embedded"), out, shard_size=8, engine=where, progress=lose)
 print("lost at", gone, flush=True)
 nodes.shutdown()
 """
@@ -460,7 +461,7 @@ def _kill_one(process, title: str, when) -> bool:
 
 def test_a_model_that_is_sent_is_a_copy_of_its_own():
     model = equicam.load("embedded")
-    copied = Sent.copy_of(model).model.module
+    copied = ModelCopy.copy_of(model).model.module
     mine, theirs = model.module.state_dict(), copied.state_dict()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[k], theirs[k]) and mine[k].data_ptr() != theirs[k].data_ptr() for k in mine)
@@ -472,20 +473,20 @@ def test_a_model_that_is_sent_is_a_copy_of_its_own():
 class Broken:
     """A job whose own code fails."""
 
-    part_bytes = 1
+    shard_bytes = 1
 
-    def opened(self, part):
+    def decode(self, part):
         return part
 
-    def ahead(self, parts):
+    def decode_ahead(self, parts):
         return iter(parts)
 
-    def ready(self, _device):
+    def prepare(self, _device):
         raise ZeroDivisionError("by the user's own code")
 
 
 def test_whatever_ends_a_worker_is_said(monkeypatch):
-    monkeypatch.setattr(devices, "die_with", lambda _parent: None)
+    monkeypatch.setattr(devices, "end_with_parent", lambda _parent: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda _count: None)
     ours, theirs = multiprocessing.Pipe(duplex=False)
     with pytest.raises(ZeroDivisionError):

@@ -7,15 +7,16 @@ import pytest
 import torch
 
 import equicam
-from equicam.auditing.evidence import evidence, verdict
-from equicam.auditing.store import file_digest
+from equicam.auditing.evidence import evidence, leaning, verdict
 from equicam.core.views import rotate
+from equicam.data.digests import file_digest
 from equicam.data.sources import find_items
 from equicam.evaluation import causal
 from equicam.evaluation.controls import item_seed
 from equicam.evaluation.equivariance import ANGLES
 from equicam.evaluation.statistics import Estimate
 from equicam.models.images import preprocess_image
+from equicam.recipe import Recipe
 
 
 def at(value: float, around: float = 0.01) -> Estimate:
@@ -34,26 +35,28 @@ COSTS = {"drift": np.full(7, 0.2), "agreement": np.full(7, 0.3), "drift-of-anoth
         (at(0.0), at(-0.02), "Leans to noise"),
         (at(0.1), at(0.0), "Undecided"),
         (at(0.02, 0.05), at(0.02, 0.05), "Undecided"),
-        (Estimate(math.nan, math.nan, math.nan, 0), at(0.1), "Cannot be said"),
+        (Estimate(math.nan, math.nan, math.nan, 0), at(0.1), "Cannot be judged"),
     ],
 )
 def test_the_verdict_leans_as_the_intervals_do_and_shows_them(shape, saliency, lean):
-    said = verdict(COSTS, shape, saliency, STEADY, 0.9, 0.5)
+    code = leaning(COSTS, shape, saliency)
+    said = verdict(code, shape, saliency, STEADY, 0.9, 0.5)
     assert said.startswith(lean)
-    assert "The prediction itself turns" not in said
-    turning = verdict(COSTS, shape, saliency, Estimate(0.6, 0.4, 0.8, 18), 0.9, 0.5)
+    assert "The prediction itself changes" not in said
+    turning = verdict(code, shape, saliency, Estimate(0.6, 0.4, 0.8, 18), 0.9, 0.5)
     if not math.isnan(shape.value):
         assert f"{round(shape.value, 3) + 0.0:+.3f} [" in said
-        assert "keeps 80% of what sets it apart" in said
-        assert "The prediction itself turns" in turning
+        assert "keeps 80% of its distance from other images" in said
+        assert "The prediction itself changes" in turning
 
 
 def test_where_hiding_changes_nothing_nothing_is_said():
     """A saturated prediction: neither signal nor noise can be told."""
     still = {name: values * 0.01 for name, values in COSTS.items()}
-    said = verdict(still, at(1e-5, 1e-6), at(1e-5, 1e-6), STEADY, 0.9, 0.5)
+    code = leaning(still, at(1e-5, 1e-6), at(1e-5, 1e-6))
+    said = verdict(code, at(1e-5, 1e-6), at(1e-5, 1e-6), STEADY, 0.9, 0.5)
     assert said.startswith(
-        "Cannot be said: hiding a tenth of the picture, wherever, changes the probability by less than 0.02"
+        "Cannot be judged: hiding a tenth of the image, wherever, changes the probability by less than 0.02"
     )
 
 
@@ -65,11 +68,11 @@ def test_evidence_is_the_causal_test_on_this_picture(patches):
         item.id: {
             "sha256": file_digest(item.path),
             "target": int(e.target[i]),
-            "top1_by_view": [int(e.target[i])] * 15 + [1 - int(e.target[i])] * 3,
+            "view_top1": [int(e.target[i])] * 15 + [1 - int(e.target[i])] * 3,
         }
         for i, item in enumerate(items)
     }
-    found = evidence(model, items, rows, seed=3)
+    found = evidence(model, items, rows, Recipe(seed=3))
     maps = [
         equicam.explain(model, rotate(x, a) if a else x, method="grad-cam", target=e.target).map
         for a in (0, *ANGLES)
@@ -94,7 +97,7 @@ def test_evidence_is_the_causal_test_on_this_picture(patches):
         assert one.flips.value == pytest.approx(3 / 18)
         assert -1 <= one.unrelated < one.alike <= 1
         assert len(one.lines) == 4
-        plain = one.as_json()
+        plain = one.to_json()
         assert plain["id"] == item.id
         assert all(np.isfinite(v) for v in plain["moving"].values())
 
@@ -104,7 +107,7 @@ def test_a_picture_that_went_away_or_changed_is_left_out(patches, tmp_path):
 
     items = find_items(patches)[:2]
     items = [items[0], replace(items[1], path=tmp_path / "gone.png"), find_items(patches)[2]]
-    rows = {i.id: {"target": 0, "top1_by_view": [0], "sha256": file_digest(items[0].path)} for i in items}
+    rows = {i.id: {"target": 0, "view_top1": [0], "sha256": file_digest(items[0].path)} for i in items}
     ticks = []
     found = evidence(equicam.load("embedded"), items, rows, tick=ticks.append)
     assert list(found) == [items[0].id]

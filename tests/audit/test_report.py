@@ -79,19 +79,29 @@ def test_hostile_names_are_text(made):
 
 
 def test_numbers_in_the_json_are_those_of_the_run(made):
-    rows = {row["id"]: row for row in made.run.items().to_pylist()}
+    rows = {row["id"]: row for row in made.run.read_items().to_pylist()}
     ok = [row for row in rows.values() if row["status"] == "ok"]
     summary = made.facts["summary"]
     assert summary["pictures"] == summary["done"] == len(rows)
     assert (summary["ok"], summary["bad"], summary["queue"]) == (len(ok), 3, 16)
-    assert summary["median_peum"] == np.median([row["peum"] for row in ok])
+    assert summary["median_peum"] == np.median([row["peum_score"] for row in ok])
     assert summary["flipping"] == np.mean([row["flip_rate"] > 0 for row in ok])
     assert summary["calibrated"] == sum(row["eq"] is not None for row in ok)
     assert [q["rank"] for q in made.facts["queue"]] == list(range(1, 17))
     for q in made.facts["queue"]:
-        same = ("peum", "prob", "target", "label", "flip_rate", "eq", "flags", "prob_by_view", "top1_by_view")
+        same = (
+            "peum_score",
+            "confidence",
+            "target",
+            "label",
+            "flip_rate",
+            "eq",
+            "flags",
+            "view_confidence",
+            "view_top1",
+        )
         assert {key: q[key] for key in same} == {key: rows[q["id"]][key] for key in same}
-    assert made.facts["manifest"]["weights"] == made.run.spec.weights
+    assert made.facts["manifest"]["weights"] == made.run.manifest.weights
     assert made.facts["log"]["last_hash"] == Log(made.run.folder).last()
     assert {row["id"] for row in made.facts["bad"]} == {
         row["id"] for row in rows.values() if row["status"] == "bad"
@@ -110,13 +120,13 @@ def test_undefined_numbers_are_null(made):
 def test_the_page_tells_what_the_json_has(made):
     text = made.page.text
     assert made.triage.guarantee.sentence in text
-    assert made.triage.worth.sentence[1:] in text
+    assert made.triage.quality.sentence[1:] in text
     assert f"{made.facts['summary']['median_peum']:.3g}" in text
     for q in made.facts["queue"]:
-        assert q["silent"] or f"{q['peum']:.4f}" in text
+        assert q["silent"] or f"{q['peum_score']:.4f}" in text
         assert all(reason in text for reason in q["reasons"])
         assert not q["evidence"] or all(line in text for line in q["evidence"]["lines"])
-    assert made.run.spec.weights[:12] in text
+    assert made.run.manifest.weights[:12] in text
     assert Log(made.run.folder).last() in text
     assert "Consistent is not correct." in text
     assert "equicam verify" in text
@@ -163,7 +173,7 @@ def test_flips_are_marked_and_named(made):
     flipping = next(q for q in made.facts["queue"] if q["flip_rate"] > 0 and not q["silent"])
     page = Page(cards(made)[flipping["id"]])
     marked = [a for a in page.every("li") if a.get("class") == "flips"]
-    assert len(marked) == sum(t != flipping["target"] for t in flipping["top1_by_view"])
+    assert len(marked) == sum(t != flipping["target"] for t in flipping["view_top1"])
 
 
 def test_every_picture_has_words_and_headings_are_in_order(made):
@@ -179,7 +189,12 @@ def test_every_picture_has_words_and_headings_are_in_order(made):
 
 
 def test_a_real_triage_is_taken_as_it_is(made, tmp_path):
-    found = triage(made.run.items(), budget="60%", angles=made.run.spec.angles, classes=made.run.spec.classes)
+    found = triage(
+        made.run.read_items(),
+        budget="60%",
+        angles=made.run.manifest.angles,
+        classes=made.run.manifest.classes,
+    )
     page = Page(write_report(made.run, found, out=tmp_path / "real.html").read_text())
     assert found.guarantee.sentence in page.text
     assert found.worth.sentence[1:] in page.text
@@ -252,7 +267,7 @@ def test_other_sets_of_views(tmp_path, angles):
 def test_an_unfinished_run_says_so(tmp_path):
     run = fake_run(tmp_path)
     manifest = run.folder / "manifest.json"
-    manifest.write_text(replace(run.spec, pictures=2000).as_json())
+    manifest.write_text(replace(run.manifest, images=2000).dumps())
     assert "This run is not finished." in Page(write_report(run, triaged(run)).read_text()).text
 
 
@@ -286,12 +301,12 @@ def test_a_report_needs_no_torch(made, tmp_path):
         from types import SimpleNamespace
         import pyarrow as pa
         from dataclasses import make_dataclass
-        from equicam.auditing.store import Run
+        from equicam.auditing.store import RunStore
         from equicam.report.page import write_report
         said = make_dataclass("Said", ["sentence", "unstable"])("No guarantee.", 0.5)
         rows = pa.ipc.open_file({str(tmp_path / "rows.arrow")!r}).read_all()
         triage = SimpleNamespace(rows=rows, by="peum", guarantee=said, worth=None)
-        print(write_report(Run(Path({str(made.run.folder)!r})), triage, out=Path({str(tmp_path / "r.html")!r})))
+        print(write_report(RunStore(Path({str(made.run.folder)!r})), triage, out=Path({str(tmp_path / "r.html")!r})))
     """
     with pa.ipc.new_file(tmp_path / "rows.arrow", made.triage.rows.schema) as file:
         file.write_table(made.triage.rows)

@@ -20,12 +20,13 @@ from PIL import Image
 import equicam
 from equicam.auditing import audit as running
 from equicam.auditing import verify as verifying
-from equicam.auditing.audit import Plans, audit
 from equicam.auditing.log import Log
-from equicam.auditing.store import Drawn, Run
+from equicam.auditing.store import RunStore
+from equicam.auditing.stored_maps import StoredMaps
+from equicam.data import decoding
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
-from equicam.methods import find
+from equicam.reasons import Reason, describe
 from tests.audit.conftest import COMMAND, ENV, equicam_command, equicam_process
 
 PATCHES = 24
@@ -34,13 +35,19 @@ OPTIONS = ("--views", "6", "--calibrate", "6", "--shard-size", "4")
 
 def rows(folder: Path) -> list[dict]:
     """What a run says, without how long it took."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in Run(folder).items().to_pylist()]
+    return [
+        {k: v for k, v in row.items() if k != "seconds"} for row in RunStore(folder).read_items().to_pylist()
+    ]
+
+
+def why(row: dict) -> str:
+    return describe(Reason.from_row({"code": row["reason"], "values": row["reason_values"]}))
 
 
 def drawn(folder: Path) -> dict[str, bytes]:
-    found = Run(folder).maps([r["id"] for r in rows(folder)])
+    found = RunStore(folder).maps([r["id"] for r in rows(folder)])
     return {
-        name: b"".join(getattr(d, f).tobytes() for f in ("map", "peum", "planes"))
+        name: b"".join(getattr(d, f).tobytes() for f in ("map", "peum", "view_maps"))
         for name, d in found.items()
     }
 
@@ -68,7 +75,7 @@ def killed_and_resumed(patches, out, kills, seed):
         process.send_signal(signal.SIGKILL)
         process.communicate()
         if out.is_dir():
-            with Run(out).writing():  # nothing that is left of it holds the lock
+            with RunStore(out).writing():  # nothing that is left of it holds the lock
                 pass
     code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
     assert code == 0, said
@@ -78,7 +85,7 @@ def test_killed_twice_it_ends_as_if_never_disturbed(patches, whole, tmp_path):
     killed_and_resumed(patches, tmp_path / "run", kills=2, seed=1)
     assert rows(tmp_path / "run") == rows(whole)
     assert drawn(tmp_path / "run") == drawn(whole)
-    assert not list((tmp_path / "run").rglob("*.part"))[
+    assert not list((tmp_path / "run").rglob("*.tmp"))[
         4:
     ]  # at most one temporary file for each kill and kind
 
@@ -98,12 +105,14 @@ def test_rows_are_what_explain_and_evaluate_say(patches, whole):
     items = find_items(patches)
     e = equicam.explain(model, [item.path for item in items], views=6)
     assert [found[i.id]["target"] for i in items] == e.target.tolist()
-    assert [found[i.id]["peum"] for i in items] == pytest.approx(e.score.tolist(), rel=1e-4)
-    assert [found[i.id]["prob"] for i in items] == pytest.approx(e.sure.tolist(), abs=1e-5)
-    maps = Run(whole).maps([i.id for i in items])
+    assert [found[i.id]["peum_score"] for i in items] == pytest.approx(e.score.tolist(), rel=1e-4)
+    assert [found[i.id]["confidence"] for i in items] == pytest.approx(e.sure.tolist(), abs=1e-5)
+    maps = RunStore(whole).maps([i.id for i in items])
     for i, item in enumerate(items):
         assert np.corrcoef(maps[item.id].map.ravel(), e.plane[i].numpy().ravel())[0, 1] > 0.9999
-        assert maps[item.id].planes == pytest.approx(e.planes[i].numpy(), abs=2e-3 * e.planes[i].max().item())
+        assert maps[item.id].view_maps == pytest.approx(
+            e.planes[i].numpy(), abs=2e-3 * e.planes[i].max().item()
+        )
         assert found[item.id]["top5"][0] == found[item.id]["target"]
     calibrated = [item for item in items if found[item.id]["eq"] is not None]
     assert len(calibrated) == 6
@@ -160,11 +169,11 @@ def test_ctrl_c_finishes_the_part_and_says_how_to_go_on(patches, whole, tmp_path
 
 
 def test_a_second_process_is_refused_by_the_number_of_the_first(patches, tmp_path):
-    run = Run(tmp_path / "run")
+    run = RunStore(tmp_path / "run")
     with run.writing():
         code, said = equicam_command("audit", patches, "--out", run.folder, *OPTIONS)
     assert code == 2
-    assert f"process {os.getpid()} at work on it" in said
+    assert f"process {os.getpid()} writing it" in said
 
 
 def test_a_full_disk_is_said_and_loses_nothing(patches, whole, tmp_path):
@@ -178,7 +187,7 @@ def test_a_full_disk_is_said_and_loses_nothing(patches, whole, tmp_path):
     assert done.returncode == 2, done.stdout
     assert "File too large" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
-    assert not list(out.rglob("*.part"))
+    assert not list(out.rglob("*.tmp"))
     code, said = equicam_command(*arguments)
     assert code == 0, said
     assert rows(out) == rows(whole)
@@ -204,36 +213,36 @@ def test_what_changed_is_named_and_not_resumed(patches, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(patches, source)
     model = equicam.load("embedded")
-    options = {"views": 4, "part": 8}
-    run = audit(model, source, tmp_path / "run", **options)
-    run.path("items", 1).unlink()  # something is left to do
+    options = {"views": 4, "shard_size": 8}
+    run = equicam.audit(source, model, tmp_path / "run", **options)
+    run.store.path("items", 1).unlink()  # something is left to do
     with pytest.raises(EquicamError, match=r"angles was .* is "):
-        audit(model, source, run.folder, views=6, part=8)
+        equicam.audit(source, model, run.folder, views=6, shard_size=8)
     with pytest.raises(EquicamError, match="seed was 0, is 1"):
-        audit(model, source, run.folder, **options, seed=1)
+        equicam.audit(source, model, run.folder, **options, seed=1)
     with pytest.raises(EquicamError, match='fill was "reflect", is "zeros"'):
-        audit(model, source, run.folder, **options, fill="zeros")
+        equicam.audit(source, model, run.folder, **options, fill="zeros")
     Image.new("RGB", (96, 96), "red").save(source / "00.png")
     with pytest.raises(EquicamError, match=r"'00.png' changed since it was explained"):
-        audit(model, source, run.folder, **options)
+        equicam.audit(source, model, run.folder, **options)
     shutil.copy2(patches / "00.png", source / "00.png")
     (source / "new.png").write_bytes((source / "01.png").read_bytes())
     with pytest.raises(EquicamError, match=r"1 new \('new.png'\)"):
-        audit(model, source, run.folder, **options)
+        equicam.audit(source, model, run.folder, **options)
     (source / "new.png").rename(source / "01.png")
     os.utime(source / "01.png", ns=(0, 0))  # another time, the same bytes
     (source / "23.png").rename(source / "away")
     with pytest.raises(EquicamError, match=r"1 gone \('23.png'\)"):
-        audit(model, source, run.folder, **options)
+        equicam.audit(source, model, run.folder, **options)
     (source / "away").rename(source / "23.png")
     os.utime(source / "02.png")  # touched, but the same
     other = replace(model, module=equicam.load("embedded").module)
     with torch.no_grad():
         next(other.module.parameters()).mul_(1.01)
     with pytest.raises(EquicamError, match="weights was"):
-        audit(other, source, run.folder, **options)
-    audit(model, source, run.folder, **options)
-    assert not run.pending()
+        equicam.audit(source, other, run.folder, **options)
+    equicam.audit(source, model, run.folder, **options)
+    assert not run.store.pending()
 
 
 def hostile(folder: Path) -> dict[str, str]:
@@ -280,13 +289,13 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
         "audit", source, "--out", out, "--views", "4", "--shard-size", "5", "--calibrate", "10"
     )
     assert code == 0, said
-    found = Run(out).items().to_pylist()
+    found = RunStore(out).read_items().to_pylist()
     assert len(found) == len(expected)
     statuses = sorted(row["status"] for row in found)
     assert statuses == sorted(expected.values())
     assert all(row["reason"] for row in found if row["status"] == "bad")
     for row in found:
-        assert row["status"] == "bad" or row["peum"] >= 0
+        assert row["status"] == "bad" or row["peum_score"] >= 0
         row["id"].encode()  # ids are text that any tool can read
     for command in (
         ("triage", out, "--budget", "5", "--evidence", "5"),
@@ -302,19 +311,19 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
 
 def test_a_picture_that_kills_its_process_is_a_row_with_a_reason(patches, tmp_path, monkeypatch):
 
-    real = decode.open_item
+    real = decoding.open_item
 
     def deadly(item):
         if item.id in ("05.png", "06.png"):
             os._exit(9)
         return real(item)
 
-    monkeypatch.setattr(decode, "open_item", deadly)
-    run = audit(equicam.load("embedded"), patches, tmp_path / "run", views=4, part=8)
-    bad = {row["id"]: row["reason"] for row in run.items().to_pylist() if row["status"] == "bad"}
+    monkeypatch.setattr(decoding, "open_item", deadly)
+    run = equicam.audit(patches, equicam.load("embedded"), tmp_path / "run", views=4, shard_size=8)
+    bad = {row["id"]: why(row) for row in run.items.to_pylist() if row["status"] == "bad"}
     assert bad.keys() == {"05.png", "06.png"}
     assert "killed the process" in bad["05.png"]
-    assert len(run.items()) == PATCHES
+    assert len(run.items) == PATCHES
 
 
 def test_a_malicious_pickle_as_weights_does_not_run(patches, tmp_path):
@@ -338,11 +347,11 @@ def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
     shutil.copytree(whole, out)
     code, said = equicam_command("verify", out, "--sample", "3")
     assert code == 0, said
-    assert "3 pictures computed again" in said
+    assert "3 images computed again" in said
     assert "all as it says" in said
-    part = Run(out).path("items", 2)
+    part = RunStore(out).path("items", 2)
     table = pq.read_table(part).to_pylist()
-    table[1]["peum"] = 0.0
+    table[1]["peum_score"] = 0.0
     import pyarrow as pa
 
     pq.write_table(pa.Table.from_pylist(table, schema=pq.read_schema(part)), part)
@@ -351,52 +360,50 @@ def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
     database.close()
     code, said = equicam_command("verify", out, "--sample", "24")
     assert code == 1
-    assert "items/part-000002.parquet is not as it was written" in said
+    assert "items/shard-000002.parquet is not as it was written" in said
     assert "event 1 was changed" in said
-    assert f"{table[1]['id']!r}: peum 0.00000, now" in said
+    assert f"{table[1]['id']!r}: peum_score 0.00000, now" in said
 
 
 def test_verify_sees_a_changed_picture_and_an_unfinished_run(patches, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(patches, source)
     model = equicam.load("embedded")
-    run = audit(model, source, tmp_path / "run", views=4, part=8)
+    run = equicam.audit(source, model, tmp_path / "run", views=4, shard_size=8)
     Image.new("RGB", (96, 96), "red").save(source / "03.png")
-    method = find("equigrad-cam", views=4)
-    plans = Plans(model, method, "reflect", None, frozenset())
-    _, problems, _ = verifying.recompute(run, model, plans, find_items(source), count=24)
-    assert problems == ["'03.png': the picture is not the one that was explained"]
-    run.path("items", 0).unlink()
-    _, problems = verifying.check_files(run)
-    assert problems[0] == "the run is not finished: 1 of 3 parts are missing; equicam audit goes on"
-    assert problems[1] == "items/part-000000.parquet cannot be read: No such file or directory"
+    problems = run.verify(24, model=model).problems
+    assert problems == ("'03.png': the image is not the one that was explained",)
+    run.store.path("items", 0).unlink()
+    _, problems = verifying.check_files(run.store)
+    assert problems[0] == "the run is not finished: 1 of 3 shards are missing; equicam audit goes on"
+    assert problems[1] == "items/shard-000000.parquet cannot be read: No such file or directory"
 
 
 def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
     """Rows and maps of 32 pictures with a 7×7 grid, 18 views and 1,000 classes, random so that they do not compress."""
     rng = np.random.default_rng(0)
-    schema = Run(whole).items().schema
-    row = Run(whole).items().to_pylist()[0]
+    schema = RunStore(whole).read_items().schema
+    row = RunStore(whole).read_items().to_pylist()[0]
     many = []
     for i in range(32):
-        views = {k: rng.random(18).astype(np.float32).tolist() for k in ("prob_by_view", "agree_by_view")}
+        views = {k: rng.random(18).astype(np.float32).tolist() for k in ("view_confidence", "view_agreement")}
         many.append(
             row
             | views
             | {
                 "id": f"folder/ILSVRC2012_val_{i:08d}.JPEG",
                 "sha256": rng.bytes(32).hex(),
-                "top1_by_view": rng.integers(0, 1000, 18).tolist(),
-                "peum": rng.random(),
+                "view_top1": rng.integers(0, 1000, 18).tolist(),
+                "peum_score": rng.random(),
             }
         )
     import pyarrow as pa
 
-    from equicam.auditing.store import MAPS
+    from equicam.auditing.stored_maps import MAPS
     from equicam.shards import write_table
 
     grids = [
-        Drawn(*(rng.random(s, dtype=np.float32) for s in ((7, 7), (7, 7), (18, 7, 7)))).row(r["id"])
+        StoredMaps(*(rng.random(s, dtype=np.float32) for s in ((7, 7), (7, 7), (18, 7, 7)))).to_row(r["id"])
         for r in many
     ]
     write_table(tmp_path / "items.parquet", pa.Table.from_pylist(many, schema=schema))
@@ -440,13 +447,13 @@ def test_commands_refuse_what_is_no_run(tmp_path):
 def test_a_lost_part_is_computed_again_and_sealed_again(patches, whole, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    Run(out).path("maps", 3).unlink()
-    Run(out).path("items", 1).unlink()
+    RunStore(out).path("maps", 3).unlink()
+    RunStore(out).path("items", 1).unlink()
     code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
     assert code == 0, said
     assert rows(out) == rows(whole)
     assert drawn(out) == drawn(whole)
-    assert verifying.check_files(Run(out))[1] == []
+    assert verifying.check_files(RunStore(out))[1] == []
     assert [e.kind for e in Log(out).events()].count("completed") == 2
 
 
@@ -459,7 +466,7 @@ def test_killed_while_it_begins_or_ends_it_goes_on(patches, whole, tmp_path, mom
             (out / name).unlink()
         for part in [*out.glob("items/*"), *out.glob("maps/*")]:
             part.unlink()
-        (out / ".manifest.json.x.part").write_text("half")
+        (out / ".manifest.json.x.tmp").write_text("half")
     else:
         events = Log(out).events()
         (out / "events.sqlite").unlink()
@@ -469,11 +476,11 @@ def test_killed_while_it_begins_or_ends_it_goes_on(patches, whole, tmp_path, mom
     code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
     assert code == 0, said
     assert rows(out) == rows(whole)
-    assert verifying.check_files(Run(out))[1] == []
+    assert verifying.check_files(RunStore(out))[1] == []
 
 
 @pytest.mark.parametrize(
-    "name", ["items/part-000001.parquet", "maps/part-000001.parquet", "digests.json", "events.sqlite"]
+    "name", ["items/shard-000001.parquet", "maps/shard-000001.parquet", "digests.json", "events.sqlite"]
 )
 def test_verify_lists_garbage_as_a_difference(whole, tmp_path, name):
     out = tmp_path / "run"
@@ -494,13 +501,13 @@ def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, whole, tmp_pat
     code, said = equicam_command("verify", out, "--sample", "24", "--hash", noted)
     assert code == 0, said
     (out / "queue.csv").write_text((out / "queue.csv").read_text() + "more\n")
-    part = Run(out).path("items", 0)
+    part = RunStore(out).path("items", 0)
     table = pq.read_table(part).to_pylist()
-    calibrated = [row for row in Run(out).items().to_pylist() if row["eq"] is not None]
+    calibrated = [row for row in RunStore(out).read_items().to_pylist() if row["eq"] is not None]
     part = next(
-        Run(out).path("items", p)
+        RunStore(out).path("items", p)
         for p in range(6)
-        if calibrated[0]["id"] in pq.read_table(Run(out).path("items", p))["id"].to_pylist()
+        if calibrated[0]["id"] in pq.read_table(RunStore(out).path("items", p))["id"].to_pylist()
     )
     table = pq.read_table(part).to_pylist()
     for row in table:
@@ -533,10 +540,10 @@ def test_a_report_is_of_the_queue_that_was_written(patches, whole, tmp_path):
     assert code == 2
     assert "try equicam triage first" in said
     for kind in ("items", "maps"):
-        Run(out).path(kind, 5).unlink()
+        RunStore(out).path(kind, 5).unlink()
     code, said = equicam_command("triage", out, "--budget", "6", "--evidence", "0")
     assert code == 0, said
-    assert "20 of 24 pictures so far" in said
+    assert "20 of 24 images so far" in said
     assert equicam_command("audit", patches, "--out", out, *OPTIONS)[0] == 0
     code, said = equicam_command("report", out)
     assert code == 2
@@ -588,10 +595,10 @@ def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):
 
     first = preprocess_image(model, open_image(patches / "00.png"))[0, 0, 0]
     model.module.register_forward_hook(spoil)
-    run = audit(model, patches, tmp_path / "run", views=4, part=8)
-    bad = [row for row in run.items().to_pylist() if row["status"] == "bad"]
+    run = equicam.audit(patches, model, tmp_path / "run", views=4, shard_size=8)
+    bad = [row for row in run.items.to_pylist() if row["status"] == "bad"]
     assert "00.png" in [row["id"] for row in bad]
-    assert all("finite class scores" in row["reason"] for row in bad)
+    assert all("finite class scores" in why(row) for row in bad)
     assert len(bad) < PATCHES / 2
 
 
@@ -603,7 +610,7 @@ def test_a_command_that_was_refused_leaves_nothing_in_the_way_of_the_next(patche
     assert code == 0, said
     code, said = equicam_command("audit", patches, "--out", out, "--views", "3")
     assert code == 2
-    assert "what it was begun with" in said
+    assert "the settings it was started with" in said
 
 
 def test_a_triage_that_is_refused_changes_nothing(whole, tmp_path):
@@ -630,8 +637,10 @@ def test_a_part_is_heard_of_before_the_next_is_computed_and_written_by_whatever_
 ):
     """Ctrl-C is asked about after every part: the first must not wait for the second."""
     begun = []
-    honest = running.computed
-    monkeypatch.setattr(running, "computed", lambda plans, found: begun.append(found) or honest(plans, found))
+    honest = running.compute_shard
+    monkeypatch.setattr(
+        running, "compute_shard", lambda plans, found: begun.append(found) or honest(plans, found)
+    )
 
     def stop(done, _all, _now):
         assert len(begun) == 1
@@ -639,8 +648,8 @@ def test_a_part_is_heard_of_before_the_next_is_computed_and_written_by_whatever_
 
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        audit(equicam.load("embedded"), patches, out, views=2, part=4, progress=stop)
-    assert len(Run(out).items()) == 4
+        equicam.audit(patches, equicam.load("embedded"), out, views=2, shard_size=4, progress=stop)
+    assert len(RunStore(out).read_items()) == 4
 
     def break_down(plans, found):
         if len(begun) == 3:
@@ -648,16 +657,16 @@ def test_a_part_is_heard_of_before_the_next_is_computed_and_written_by_whatever_
         begun.append(found)
         return honest(plans, found)
 
-    monkeypatch.setattr(running, "computed", break_down)
+    monkeypatch.setattr(running, "compute_shard", break_down)
     with pytest.raises(EquicamError, match="a test"):
-        audit(equicam.load("embedded"), patches, out, views=2, part=4)
-    assert len(Run(out).items()) == 12
+        equicam.audit(patches, equicam.load("embedded"), out, views=2, shard_size=4)
+    assert len(RunStore(out).read_items()) == 12
 
 
 def test_a_part_that_cannot_be_written_is_said(patches, tmp_path, monkeypatch):
     def full(self, part, items, maps):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Run, "write_part", full)
+    monkeypatch.setattr(RunStore, "write_shard", full)
     with pytest.raises(OSError, match="No space left"):
-        audit(equicam.load("embedded"), patches, tmp_path / "run", views=2, part=200)
+        equicam.audit(patches, equicam.load("embedded"), tmp_path / "run", views=2, shard_size=200)

@@ -17,16 +17,24 @@ from scipy.stats import chisquare
 
 from equicam.auditing.exports import write_csv, write_fiftyone, write_parquet
 from equicam.auditing.store import ITEMS
-from equicam.auditing.triage import _guarantee, dealt, triage
+from equicam.auditing.triage import _guarantee, class_quotas, triage
 from equicam.cli import audit as cli_audit
 from equicam.errors import EquicamError
+from equicam.reasons import Reason, describe, from_rows
 
 ANGLES = (0, 60, 120, 180, 240, 300)
 
 
 def picture(name, peum=0.01, target=0, **more):
-    row = {"id": name, "path": f"pictures/{name}.png", "peum": peum, "target": target, "prob": 0.9, "kept": 6}
-    row |= {"status": "ok", "flags": [], "top1_by_view": [target] * 6, "agree_by_view": [0.9] * 6}
+    row = {
+        "id": name,
+        "path": f"pictures/{name}.png",
+        "peum_score": peum,
+        "target": target,
+        "confidence": 0.9,
+        "views_kept": 6,
+    }
+    row |= {"status": "ok", "flags": [], "view_top1": [target] * 6, "view_agreement": [0.9] * 6}
     return row | more
 
 
@@ -43,14 +51,14 @@ def run(n, *, seed=0, calibrated=0, classes=4):
         kind = rng.choice(["ok", "ok", "ok", "ok", "ok", "ok", "none-kept", "one-kept", "blank", "bad"])
         if kind in ("none-kept", "one-kept"):
             row |= {
-                "peum": 0.0,
-                "kept": int(kind == "one-kept"),
+                "peum_score": 0.0,
+                "views_kept": int(kind == "one-kept"),
                 "flags": ["none-kept"] * (kind == "none-kept"),
             }
         elif kind == "blank":
-            row |= {"peum": 0.0, "flags": ["blank"]}
+            row |= {"peum_score": 0.0, "flags": ["blank"]}
         elif kind == "bad":
-            row |= {"status": "bad", "reason": "cannot be read", "peum": None, "target": None}
+            row |= {"status": "bad", "reason": "unreadable", "peum_score": None, "target": None}
         if i < calibrated and kind not in ("bad", "blank"):
             drift = 0.7 if silent(row) else 25 * peum
             row["eq"] = float(np.clip(1 - drift + rng.normal(0, 0.15), -1, 1))
@@ -59,18 +67,22 @@ def run(n, *, seed=0, calibrated=0, classes=4):
 
 
 def silent(row):
-    return row["kept"] <= 1 or bool({"none-kept", "blank", "constant"} & set(row["flags"]))
+    return row["views_kept"] <= 1 or bool({"none-kept", "blank", "constant"} & set(row["flags"]))
 
 
 def reviewed(found, arm=None):
     return [row for row in found.rows.to_pylist() if arm in (None, row["arm"])]
 
 
+def sentences(row):
+    return [describe(reason) for reason in from_rows(row["reasons"])]
+
+
 def slow_ranks(rows):
     """Rank of every ok picture: those of which PEUM says nothing in any order, then from the highest PEUM."""
     ok = [row for row in rows if row["status"] == "ok"]
     mute = {row["id"] for row in ok if silent(row)}
-    heard = sorted((row for row in ok if row["id"] not in mute), key=lambda row: -row["peum"])
+    heard = sorted((row for row in ok if row["id"] not in mute), key=lambda row: -row["peum_score"])
     return mute, {row["id"]: len(mute) + i for i, row in enumerate(heard, start=1)}
 
 
@@ -97,10 +109,10 @@ def test_places_are_dealt_by_whole_shares():
     for _ in range(500):
         counts = {int(c): int(rng.integers(1, 30)) for c in rng.permutation(20)[: rng.integers(1, 9)]}
         places = int(rng.integers(0, sum(counts.values()) + 1))
-        given = dealt(counts, places)
+        given = class_quotas(counts, places)
         assert given == slow_dealt(counts, places)
         assert all(given[one] <= counts[one] for one in counts)
-    assert dealt({7: 5, 3: 5, 5: 5}, 4) == {3: 1, 5: 1, 7: 1}
+    assert class_quotas({7: 5, 3: 5, 5: 5}, 4) == {3: 1, 5: 1, 7: 1}
 
 
 def test_with_more_classes_than_places_the_queue_goes_by_rank():
@@ -191,9 +203,9 @@ def test_no_pictures_no_reviews():
     for rows in ([], [picture("a", status="bad")]):
         found = triage(table(rows), angles=ANGLES)
         assert (found.rows.num_rows, found.budget, found.ok, found.bad) == (0, 0, 0, len(rows))
-        assert found.worth is None
+        assert found.quality is None
         assert found.guarantee.threshold is None
-        json.dumps(found.as_json(), allow_nan=False)
+        json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
@@ -217,37 +229,37 @@ def test_ties_do_not_stand_by_name():
 def test_the_order_of_rows_changes_nothing():
     rows = run(120, calibrated=60)
     shuffled = [rows[i] for i in np.random.default_rng(1).permutation(len(rows))]
-    told = triage(table(rows), angles=ANGLES).as_json()
+    told = triage(table(rows), angles=ANGLES).to_json()
     in_parts = pa.concat_tables([table(shuffled[:50]), table(shuffled[50:])])
-    assert triage(in_parts, angles=ANGLES).as_json() == told
-    assert triage(in_parts, angles=ANGLES, seed=1).as_json()["rows"] != told["rows"]
+    assert triage(in_parts, angles=ANGLES).to_json() == told
+    assert triage(in_parts, angles=ANGLES, seed=1).to_json()["rows"] != told["rows"]
 
 
 def test_reasons_are_words():
     rows = [picture(f"{i:02d}", i / 1000) for i in range(100)]
-    rows[98] |= {"top1_by_view": [0, 1, 0, 0, 2, 0], "agree_by_view": [0.9, 0.12, None, 0.4, -0.3, 0.49]}
+    rows[98] |= {"view_top1": [0, 1, 0, 0, 2, 0], "view_agreement": [0.9, 0.12, None, 0.4, -0.3, 0.49]}
     rows[97] |= {
-        "top1_by_view": [0, 1, 1, 1, 2, 1],
+        "view_top1": [0, 1, 1, 1, 2, 1],
         "flags": ["flipped", "low-coverage", "odd-size"],
-        "prob": 0.34,
+        "confidence": 0.34,
     }
-    rows[0] |= {"flags": ["none-kept"], "kept": 0}
-    rows[1] |= {"kept": 1}
+    rows[0] |= {"flags": ["none-kept"], "views_kept": 0}
+    rows[1] |= {"views_kept": 1}
     rows[2] |= {"flags": ["blank"]}
     rows[3] |= {"flags": ["constant"]}
-    rows[4] |= {"peum": float("nan")}
+    rows[4] |= {"peum_score": float("nan")}
     found = triage(table(rows), budget="100%", angles=ANGLES)
-    told = {row["id"]: row["reasons"] for row in reviewed(found)}
-    assert told["99"] == ["PEUM 0.099: more uncertain than 94 % of the pictures"]
+    told = {row["id"]: sentences(row) for row in reviewed(found)}
+    assert told["99"] == ["PEUM 0.099: more uncertain than 94 % of the images"]
     assert told["98"] == [
-        "PEUM 0.098: more uncertain than 93 % of the pictures",
+        "PEUM 0.098: more uncertain than 93 % of the images",
         "the prediction changes at 60° and 240°, 2 of 6 views",
         "the views at 240° (r = -0.30), 60° (r = 0.12), 180° (r = 0.40) and 1 more disagree with the others on the place",
     ]
     assert told["97"][1:] == [
         "the prediction changes at 60°, 120° and 3 more of 6 views",
-        "some cells no view has seen",
-        "odd size: the picture is not square or the feature grid does not divide it, so turns are less exact",
+        "some cells are covered by no view",
+        "odd size: the image is not square or the feature grid does not divide it, so rotations are less exact",
         "low confidence (p = 0.34)",
     ]
     assert told["00"][0].startswith(
@@ -317,16 +329,16 @@ def test_the_guarantee_holds(found, digits, quiet):
 def test_too_few_unstable_give_no_guarantee_and_say_how_many_are_needed():
     rows = [picture(f"{i:02d}", i / 100, eq=0.2 if i < 5 else 0.9) for i in range(40)]
     told = triage(table(rows), angles=ANGLES).guarantee
-    assert (told.calibrated, told.unstable_found, told.threshold, told.needed) == (40, 5, None, None)
+    assert (told.calibration_size, told.unstable_found, told.threshold, told.needed) == (40, 5, None, None)
     assert told.sentence == (
-        "No guarantee: 5 unstable explanations (Eq < 0.5) among 40 calibrated pictures; missing at most 10 % of them "
+        "No guarantee: 5 unstable maps (Eq < 0.5) among 40 calibration images; missing at most 10 % of them "
         "needs 9, 4 more."
     )
 
 
 def test_the_guarantee_says_whether_the_queue_covers_it():
     rows = [picture(f"{i:02d}", i / 100, eq=0.2 if i >= 30 else 0.9) for i in range(50)]
-    rows += [picture("quiet", 0.0, kept=0, flags=["none-kept"])]
+    rows += [picture("quiet", 0.0, views_kept=0, flags=["none-kept"])]
     little = triage(table(rows), budget="10%", quotas=False, angles=ANGLES).guarantee
     assert (little.threshold, little.needed) == (0.31, 20)
     assert little.needed_share == 20 / 51
@@ -340,20 +352,20 @@ def test_the_guarantee_says_whether_the_queue_covers_it():
 
 
 def test_where_only_silent_pictures_are_unstable_they_are_the_ones_needed():
-    rows = [picture(f"{i:02d}", 0.0, kept=0, flags=["none-kept"], eq=0.1) for i in range(20)]
+    rows = [picture(f"{i:02d}", 0.0, views_kept=0, flags=["none-kept"], eq=0.1) for i in range(20)]
     rows += [picture(f"a{i:02d}", i / 100, eq=0.9) for i in range(20)]
     found = triage(table(rows), budget="100%", angles=ANGLES)
     assert (found.guarantee.threshold, found.guarantee.needed) == (math.inf, 20)
-    assert "every picture whose PEUM says nothing (20 of 40, 50.0 %)" in found.guarantee.sentence
-    assert found.as_json()["guarantee"]["threshold"] is None
-    assert found.worth.auroc.value == 1
-    assert math.isnan(found.worth.outside.value)  # nothing is outside
+    assert "every image whose PEUM says nothing (20 of 40, 50.0 %)" in found.guarantee.sentence
+    assert found.to_json()["guarantee"]["threshold"] is None
+    assert found.quality.auroc.value == 1
+    assert math.isnan(found.quality.outside.value)  # nothing is outside
 
 
 def test_worth_is_measured_on_the_calibrated():
     rows = run(400, calibrated=250)
     found = triage(table(rows), budget="20%", angles=ANGLES)
-    worth, queue = found.worth, {row["id"] for row in reviewed(found, "queue")}
+    worth, queue = found.quality, {row["id"] for row in reviewed(found, "queue")}
     known = [row for row in rows if row.get("eq") is not None]
     bad = [row for row in known if row["eq"] < 0.5]
     outside = [row for row in known if row["id"] not in queue]
@@ -362,23 +374,23 @@ def test_worth_is_measured_on_the_calibrated():
     assert worth.outside.value == sum(row["id"] not in queue for row in bad) / len(outside)
     assert worth.outside.low < worth.outside.value < worth.outside.high
     heard = [row for row in known if not silent(row)]
-    r = np.corrcoef([row["peum"] for row in heard], [1 - row["eq"] for row in heard])[0, 1]
+    r = np.corrcoef([row["peum_score"] for row in heard], [1 - row["eq"] for row in heard])[0, 1]
     assert worth.pearson.r == pytest.approx(r)
     assert worth.pearson.n == len(heard) < worth.spearman.n == len(known)
     assert worth.auroc.low > 0.5
     assert worth.lift.value > 1
     assert worth.held_out.lift.value > 1
-    assert worth.sentence.startswith(f"measured on {len(known)} pictures: ")
+    assert worth.sentence.startswith(f"measured on {len(known)} images: ")
     assert worth.sentence.endswith("PEUM finds them better than chance")
-    json.dumps(found.as_json(), allow_nan=False)
+    json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_few_calibrated_pictures_are_too_few_to_say():
-    few = triage(table(run(100, calibrated=40)), angles=ANGLES).worth
+    few = triage(table(run(100, calibrated=40)), angles=ANGLES).quality
     assert few.sentence.endswith("; too few to say")
     none = triage(table(run(50)), angles=ANGLES)
-    assert none.worth is None
-    assert none.as_json()["worth"] is None
+    assert none.quality is None
+    assert none.to_json()["quality"] is None
 
 
 HOSTILE = [
@@ -411,7 +423,7 @@ def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
             guarded = true[name].startswith(("=", "+", "-", "@", "\t", "\r"))
             assert row[name] == ("'" if guarded else "") + true[name]
         assert [r for r in row["reasons"].split("; ") if r] == [
-            r for r in true["reasons"] if not r.startswith("PEUM ")
+            r for r in sentences(true) if not r.startswith("PEUM ")
         ]
 
 
@@ -428,7 +440,7 @@ def test_what_reviewers_get_is_blind(tmp_path):
     assert [row["place"] for row in samples] == list(range(1, found.budget + 1))
     assert [int(row["place"]) for row in read] == list(range(1, found.budget + 1))
     for row in (*read, *samples):
-        assert not {"arm", "rank", "peum"} & set(row)
+        assert not {"arm", "rank", "peum_score"} & set(row)
         assert not any(word in json.dumps(row) for word in ("control", "queue", "more uncertain"))
     whole = pq.read_table(tmp_path / "queue.parquet")
     assert whole.equals(found.rows)
@@ -442,7 +454,7 @@ def test_fiftyone_gets_the_unversioned_layout(tmp_path):
     write_fiftyone(found, items, tmp_path / "new" / "folder")
     assert "version" not in json.loads((tmp_path / "new" / "folder" / "metadata.json").read_text())
     read = json.loads((tmp_path / "new" / "folder" / "samples.json").read_text())
-    one = {sample["picture"]: sample for sample in read["samples"]}["a=b"]
+    one = {sample["image"]: sample for sample in read["samples"]}["a=b"]
     assert one["filepath"].startswith("/")
     assert one["filepath"].endswith("pictures/a=b.png")
     assert one["tags"] == ["flipped"]
@@ -455,9 +467,10 @@ def test_reasons_are_readable_in_any_terminal(capsys, monkeypatch, columns):
     """A column for them in 80 would fold them to shreds: there they have lines of their own."""
     monkeypatch.setattr(cli_audit, "console", Console(width=int(columns)))
     why = "the views at 60° (r = 0.35), 80° (r = 0.35) and 3 more disagree on the place"
-    row = {"rank": 7, "id": "patch.png", "class": "tumour [x]", "prob": 0.5, "peum": 0.05, "reasons": [why]}
+    row = {"rank": 7, "id": "patch.png", "class": "tumour [x]", "confidence": 0.5, "peum_score": 0.05}
+    row["reasons"] = [Reason("text", {"text": why}).to_row()]
     guarantee = SimpleNamespace(sentence="what is promised")
-    cli_audit.print_queue(SimpleNamespace(by="peum", budget=2, guarantee=guarantee, worth=None), [row])
+    cli_audit.print_queue(SimpleNamespace(by="peum", budget=2, guarantee=guarantee, quality=None), [row])
     said = capsys.readouterr().out
     assert why in said
     assert "tumour [x]" in said

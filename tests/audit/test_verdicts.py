@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from equicam.auditing.interrater import review, settled
+from equicam.auditing.interrater import majority, summarise_reviews
 from equicam.auditing.log import Log
-from equicam.auditing.review_log import VERDICTS, Readings, StaleError, reviewer_name
+from equicam.auditing.review_log import VERDICTS, ReviewLog, StaleError, reviewer_name
 from equicam.errors import EquicamError
 from equicam.report.page import write_report
 from tests.audit.faked import HOSTILE, Page, fake_run, triaged
@@ -22,14 +22,14 @@ def said(readings, item, who, verdict, *, blind=True):
     before = readings.standing(who).get(item)
     seen = before.number if before else 0
     reason = "again" if before else ""
-    return readings.decide(
-        item, who, verdict, reason=reason, blind=blind, seen=seen, mark=f"{who}-{item}-{seen}-mark"
+    return readings.add_verdict(
+        item, who, verdict, reason=reason, blind=blind, previous=seen, mark=f"{who}-{item}-{seen}-mark"
     )
 
 
 @pytest.fixture
 def readings(tmp_path):
-    return Readings(tmp_path)
+    return ReviewLog(tmp_path)
 
 
 def test_the_last_stands_and_all_are_kept(readings):
@@ -46,23 +46,23 @@ def test_what_is_refused(readings):
     with pytest.raises(EquicamError, match="a verdict needs one of supports, shortcut"):
         said(readings, "q0", "ana", "fine")
     made = said(readings, "q0", "ana", "supports")
-    with pytest.raises(StaleError, match="reading the picture again"):
-        readings.decide("q0", "ana", "unsure", reason="x", blind=True, seen=0, mark="other-mark")
+    with pytest.raises(StaleError, match="reloading the image"):
+        readings.add_verdict("q0", "ana", "unsure", reason="x", blind=True, previous=0, mark="other-mark")
     with pytest.raises(EquicamError, match="a changed verdict needs a reason"):
-        readings.decide("q0", "ana", "unsure", blind=True, seen=made.number, mark="other-mark")
+        readings.add_verdict("q0", "ana", "unsure", blind=True, previous=made.number, mark="other-mark")
     with pytest.raises(StaleError, match="a mark of its own"):
-        readings.decide("q1", "ana", "unsure", blind=True, seen=0, mark="ana-q0-0-mark")
+        readings.add_verdict("q1", "ana", "unsure", blind=True, previous=0, mark="ana-q0-0-mark")
     with pytest.raises(EquicamError, match="a note needs words"):
-        readings.remark("q0", "ana", "  ", mark="note-mark")
+        readings.add_note("q0", "ana", "  ", mark="note-mark")
     with pytest.raises(StaleError):
-        readings.remark("q0", "ana", "words", mark="ana-q0-0-mark")
+        readings.add_note("q0", "ana", "words", mark="ana-q0-0-mark")
     assert len(Log(readings.log.path.parent).events()) == 1
 
 
 def test_two_processes_count_a_mark_once(readings):
-    other = Readings(readings.log.path.parent)
+    other = ReviewLog(readings.log.path.parent)
     one = said(readings, "q0", "ana", "supports")
-    two = other.decide("q0", "ana", "supports", blind=True, seen=0, mark="ana-q0-0-mark")
+    two = other.add_verdict("q0", "ana", "supports", blind=True, previous=0, mark="ana-q0-0-mark")
     assert one == two
 
 
@@ -83,51 +83,51 @@ def test_names(given, kept):
 @pytest.mark.parametrize(
     ("verdicts", "hit"),
     [
-        (["shortcut"], True), (["wrong-region", "shortcut"], True), (["supports"], False), (["unsure"], False), (["second-reader"], None),
-        (["second-reader", "shortcut"], True), (["supports", "shortcut"], None), (["supports", "shortcut", "wrong-region"], True), ([], None),
+        (["shortcut"], True), (["wrong-region", "shortcut"], True), (["supports"], False), (["unsure"], False), (["second-reviewer"], None),
+        (["second-reviewer", "shortcut"], True), (["supports", "shortcut"], None), (["supports", "shortcut", "wrong-region"], True), ([], None),
     ],
 )  # fmt: skip
 def test_a_picture_is_settled_by_majority(verdicts, hit):
-    assert settled(verdicts) is hit
+    assert majority(verdicts) is hit
 
 
 def test_hit_rates_of_both_arms(readings):
     for i in range(20):
         said(readings, f"q{i}", "ana", "shortcut" if i < 14 else "supports")
     for i in range(10):
-        said(readings, f"c{i}", "ana", "wrong-region" if i < 1 else "second-reader" if i == 9 else "unsure")
+        said(readings, f"c{i}", "ana", "wrong-region" if i < 1 else "second-reviewer" if i == 9 else "unsure")
     said(readings, "elsewhere", "ana", "shortcut")
-    found = review(readings, ARMS)
+    found = summarise_reviews(readings, ARMS)
     assert (found.first.queue.value, found.first.queue.n) == (0.7, 20)
     assert (found.first.control.value, found.first.control.n) == (pytest.approx(1 / 9), 9)
     assert found.first.difference.low > 0
     assert "finds more than chance" in found.first.sentence
-    assert (found.read, found.twice, found.first.open, found.in_sight) == (30, 0, 1, 0)
+    assert (found.reviewed, found.reviewed_twice, found.first.open, found.unblinded) == (30, 0, 1, 0)
     assert found.counts["control"] == {
         "supports": 0,
         "shortcut": 0,
         "wrong-region": 1,
         "unsure": 8,
-        "second-reader": 1,
+        "second-reviewer": 1,
     }
-    json.dumps(found.as_json(), allow_nan=False)
+    json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_first_verdicts_measure_and_standing_ones_are_told_beside(readings):
     for i in range(6):
         said(readings, f"q{i}", "ana", "supports", blind=i > 0)
         said(readings, f"q{i}", "ana", "shortcut")
-    found = review(readings, ARMS)
+    found = summarise_reviews(readings, ARMS)
     assert (found.first.queue.value, found.standing.queue.value) == (0, 1)
-    assert (found.changed, found.in_sight) == (6, 1)
+    assert (found.changed, found.unblinded) == (6, 1)
     assert "a comparison needs both" in found.first.sentence
 
 
 def test_no_difference_is_not_called_one(readings):
     for name in ("q0", "q1", "c0", "c1"):
         said(readings, name, "ana", "shortcut" if name.endswith("0") else "supports")
-    assert "is not shown to find more" in review(readings, ARMS).first.sentence
-    assert review(Readings(readings.log.path.parent / "none"), ARMS) is None
+    assert "is not shown to find more" in summarise_reviews(readings, ARMS).first.sentence
+    assert summarise_reviews(ReviewLog(readings.log.path.parent / "none"), ARMS) is None
 
 
 def test_agreement_is_cohens_on_what_both_read_first(readings):
@@ -140,25 +140,25 @@ def test_agreement_is_cohens_on_what_both_read_first(readings):
         said(readings, f"q{i}", "bo", names[b[i]])
         said(readings, f"q{i}", "bo", "unsure")  # after seeing the other's: it does not count here
     said(readings, "c0", "cy", "supports")
-    (pair,) = review(readings, ARMS).pairs
-    assert (pair.readers, pair.alike.n) == (("ana", "bo"), 20)
+    (pair,) = summarise_reviews(readings, ARMS).pairs
+    assert (pair.reviewers, pair.agreement.n) == (("ana", "bo"), 20)
     assert pair.kappa.value == pytest.approx(cohen_kappa_score(a, b))
     assert pair.kappa.low < pair.kappa.value < pair.kappa.high
-    assert pair.alike.value == pytest.approx((a == b).mean())
+    assert pair.agreement.value == pytest.approx((a == b).mean())
 
 
 def test_the_report_tells_what_reviewers_found(tmp_path):
     run = fake_run(tmp_path)
     triage = triaged(run)
     rows = triage.rows.to_pylist()
-    readings = Readings(run.folder)
+    readings = ReviewLog(run.folder)
     for row in rows:
         said(readings, row["id"], "ana <b>", "shortcut" if row["arm"] == "queue" else "supports")
     queue = [row["id"] for row in rows if row["arm"] == "queue"]
     for name in queue[:8]:
         said(readings, name, "bo", "shortcut" if name != queue[0] else "unsure")
     said(readings, queue[0], "bo", "supports")
-    readings.remark(queue[0], "bo", "ask <i>again</i>", mark="note-0001")
+    readings.add_note(queue[0], "bo", "ask <i>again</i>", mark="note-0001")
     path = write_report(run, triage)
     page, facts = Page(path.read_text()), json.loads(path.with_suffix(".json").read_text())
     told = facts["review"]
@@ -170,7 +170,7 @@ def test_the_report_tells_what_reviewers_found(tmp_path):
         "n": 3,
     }
     assert told["first"]["sentence"] in page.text
-    assert told["pairs"][0]["readers"] == ["ana <b>", "bo"]
+    assert told["pairs"][0]["reviewers"] == ["ana <b>", "bo"]
     assert "What reviewers found" in page.text
     assert "Cohen’s κ" in page.text
     assert "1 verdict was changed" in page.text
@@ -191,6 +191,8 @@ def test_a_report_without_verdicts_has_no_such_section(tmp_path):
 
 
 def test_verdicts_are_read_without_torch():
-    code = "import sys, equicam.audit.verdicts, equicam.audit.agreement; print('torch' in sys.modules)"
+    code = (
+        "import sys, equicam.auditing.review_log, equicam.auditing.interrater; print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "False")

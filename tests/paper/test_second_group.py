@@ -60,7 +60,7 @@ def tiles(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def patches(tmp_path_factory):
-    """Drawn patches as PatchCamelyon keeps them."""
+    """StoredMaps patches as PatchCamelyon keeps them."""
     root = tmp_path_factory.mktemp("pcam")
     drawn = list(draw_many(5, seed=3))
     for name, values in (("x", [p.image for p in drawn]), ("y", [[[[p.label]]] for p in drawn])):

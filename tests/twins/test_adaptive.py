@@ -114,7 +114,5 @@ def test_auto_has_its_limits(cnn, x, tmp_path):
     with pytest.raises(equicam.EquicamError, match="fixed grid"):
         equicam.explain(cnn, x, views="auto", as_published=True)
     assert resolve(Recipe("equigrad-cam", views="auto")).fusion.adaptive == AdaptiveViews()
-    from equicam.auditing.audit import audit
-
-    with pytest.raises(equicam.EquicamError, match="same views of every picture"):
-        audit(cnn, tmp_path, tmp_path / "run", views="auto")
+    with pytest.raises(equicam.EquicamError, match="same views of every image"):
+        equicam.audit(tmp_path, cnn, tmp_path / "run", views="auto")

@@ -11,8 +11,6 @@ import pytest
 from PIL import Image
 
 import equicam
-from equicam.auditing.audit import audit
-from equicam.auditing.store import Run
 from equicam.data import remote
 from equicam.data.items import digest_items, open_item, prefetch
 from equicam.data.remote import RemotePath, as_path, file_stat, is_url
@@ -55,7 +53,7 @@ def _put(memory, tmp_path, name, data):
 
 def comparable_rows(run: Run) -> list[dict]:
     """Rows without the columns that may differ; a reason contains the path."""
-    rows = run.items().to_pylist()
+    rows = run.items.to_pylist()
     for row in rows:
         row["reason"] = row["reason"] and row["reason"].replace(row["path"], "PATH")
     return [{k: v for k, v in row.items() if k not in FREE} for row in rows]
@@ -118,28 +116,28 @@ def test_a_list_at_a_url_may_not_leave_its_folder(memory, path):
 
 def test_an_audit_of_a_url_is_that_of_the_folder(both, tmp_path):
     model = equicam.load("embedded")
-    there = audit(model, both[0], tmp_path / "there", views=4, part=5, calibrate=3)
-    here = audit(model, both[1], tmp_path / "here", views=4, part=5, calibrate=3)
+    there = equicam.audit(both[0], model, tmp_path / "there", views=4, shard_size=5, calibrate=3)
+    here = equicam.audit(both[1], model, tmp_path / "here", views=4, shard_size=5, calibrate=3)
     assert len(comparable_rows(there)) == 13
     assert comparable_rows(there) == comparable_rows(here)
-    assert there.spec.source == both[0]
-    paths = there.items()["path"].to_pylist()
+    assert there.manifest.source == both[0]
+    paths = there.items["path"].to_pylist()
     assert all(path.startswith("memory://bucket/set/") for path in paths)
 
 
 def test_an_image_that_changed_at_its_url_is_refused(both, memory, tmp_path):
     model = equicam.load("embedded")
-    run = audit(model, both[0], tmp_path / "run", views=4, part=5)
+    run = equicam.audit(both[0], model, tmp_path / "run", views=4, shard_size=5)
     for kind in ("items", "maps"):
-        run.path(kind, 2).unlink()
+        run.store.path(kind, 2).unlink()
     same = memory.cat_file("/bucket/set/a/00.png")
     time.sleep(0.01)
     memory.pipe("/bucket/set/a/00.png", same)  # another time, the same content
-    audit(model, both[0], tmp_path / "run", views=4, part=5)
-    run.path("items", 2).unlink()
+    equicam.audit(both[0], model, tmp_path / "run", views=4, shard_size=5)
+    run.store.path("items", 2).unlink()
     memory.pipe("/bucket/set/a/00.png", memory.cat_file("/bucket/set/a/02.png"))
     with pytest.raises(EquicamError, match=r"'a/00\.png' changed"):
-        audit(model, both[0], tmp_path / "run", views=4, part=5)
+        equicam.audit(both[0], model, tmp_path / "run", views=4, shard_size=5)
 
 
 def test_an_evaluation_of_a_url_is_that_of_the_folder(both, memory, tmp_path):

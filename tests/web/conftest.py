@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from equicam.auditing.store import SAMPLE, Run
+from equicam.auditing.store import SAMPLE, RunStore
 from equicam.auditing.triage import ROWS, triage
 from equicam.review.app import make_app
 from equicam.review.auth import Door
@@ -23,7 +23,7 @@ HOME = f"http://127.0.0.1:{PORT}"
 
 def ranked(run, *, budget="60%", by="peum"):
     """As `equicam triage` leaves a run."""
-    found = triage(run.items(), by=by, budget=budget, angles=run.spec.angles, classes=run.spec.classes)
+    found = triage(run.read_items(), by=by, budget=budget, angles=run.manifest.angles, classes=run.manifest.classes)
     write_table(run.folder / "triage.parquet", found.rows)
     ids = found.rows["id"].to_pylist()
     told = {ids[0]: {"verdict": "Leans to signal: evidence words", "lines": ["a line of evidence"]}}
@@ -86,7 +86,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def run(made, tmp_path):
     """A copy of its own for every test; the pictures stay where they are."""
-    return Run(shutil.copytree(made.folder, tmp_path / "run"))
+    return RunStore(shutil.copytree(made.folder, tmp_path / "run"))
 
 
 @pytest.fixture
@@ -101,24 +101,24 @@ def ana(house):
 
 def many(folder, count=100_000):
     """A run of very many pictures, of which only the queue and the sample are there."""
-    run = Run(folder / "run")
+    run = RunStore(folder / "run")
     (run.folder / "items").mkdir(parents=True)
     (run.folder / "maps").mkdir()
-    spec = fake_run(folder / "small").spec
-    (run.folder / "manifest.json").write_text(replace(spec, pictures=count).as_json())
+    spec = fake_run(folder / "small").manifest
+    (run.folder / "manifest.json").write_text(replace(spec, images=count).dumps())
     ids = [f"tile-{i:06d}.png" for i in range(count)]
     arm = np.where(np.arange(count) % 5 == 4, "control", "queue")
     sample = {
         "id": ids,
         "path": ids,
         "label": [None] * count,
-        "part": [0] * count,
-        "calibrated": [False] * count,
+        "shard": [0] * count,
+        "calibration": [False] * count,
     }
     write_table(run.folder / "sample.parquet", pa.table(sample, schema=SAMPLE))
     rows = {
         "id": ids, "arm": arm.tolist(), "rank": list(range(1, count + 1)), "place": list(range(1, count + 1)),
-        "peum": [0.01] * count, "target": [0] * count, "class": ["normal"] * count, "prob": [0.9] * count,
+        "peum_score": [0.01] * count, "target": [0] * count, "class": ["normal"] * count, "confidence": [0.9] * count,
         "flags": [[]] * count, "reasons": [[]] * count,
     }  # fmt: skip
     write_table(

@@ -90,7 +90,7 @@ def test_queue_item_verdict_next_export_by_keyboard(run, watched):
         page.keyboard.press("Enter")
         page.wait_for_url("**/item/**")
         assert page.title().startswith("Picture 2")
-        rows = {row["id"]: row for row in run.items().to_pylist()}
+        rows = {row["id"]: row for row in run.read_items().to_pylist()}
         name = next(i for i in rows if key_of(i) in page.url)
         before = page.content()
         assert page.get_by_text("shown after your verdict").count() == 2

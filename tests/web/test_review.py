@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from equicam.auditing.log import Log
-from equicam.auditing.review_log import VERDICTS, Readings
+from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.review.queue import A_PAGE, Shelves, key_of
 from equicam.shards import read_table, write_table
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, fake_run
@@ -46,7 +46,7 @@ def everything(reader, key):
 
 
 def test_blind_nothing_is_told_before_the_verdict_and_all_but_the_arm_after(run, ana):
-    rows = {row["id"]: row for row in run.items().to_pylist()}
+    rows = {row["id"]: row for row in run.read_items().to_pylist()}
     for one in ana.list():
         name = by_key(run)[one["key"]]
         facts = ana.get(f"/api/item/{one['key']}").json()
@@ -72,7 +72,7 @@ def test_blind_nothing_is_told_before_the_verdict_and_all_but_the_arm_after(run,
         break_at = ana.decide(one["key"], "supports")
         assert break_at.status_code == 200
         after = ana.get(f"/api/item/{one['key']}").json()
-        assert after["known"]["prob"] == pytest.approx(rows[name]["prob"])
+        assert after["known"]["prob"] == pytest.approx(rows[name]["confidence"])
         assert (
             "tumour" in ana.get(f"/item/{one['key']}").text or "normal" in ana.get(f"/item/{one['key']}").text
         )
@@ -169,7 +169,7 @@ def test_filters(run, ana):
 
 def test_a_second_reader_finds_what_waits_for_one(house, ana):
     key = ana.list()[0]["key"]
-    ana.decide(key, "second-reader")
+    ana.decide(key, "second-reviewer")
     bo = house.reader("bo")
     assert [r["key"] for r in bo.list(verdict="to-second")] == [key]
     assert ana.list(verdict="to-second") == []
@@ -291,7 +291,7 @@ def test_two_reviewers_at_once_lose_nothing(house, run):
 
 
 def house_readings(run):
-    found = Readings(run.folder)
+    found = ReviewLog(run.folder)
     found.refresh()
     return found
 
@@ -324,11 +324,11 @@ def test_ranked_anew_while_it_is_read(run, ana):
 
 def test_a_run_that_is_still_written_is_read(run, ana):
     """Parts that are to come change nothing that is on the page."""
-    (run.folder / "manifest.json").write_text(replace(run.spec, pictures=5000).as_json())
+    (run.folder / "manifest.json").write_text(replace(run.manifest, images=5000).dumps())
     assert run.pending()
     reader = House(run).reader("ana")
     before = [row["key"] for row in reader.list()]
-    (run.path("items", 1).parent / ".part-000001.parquet.x.part").write_bytes(b"half")
+    (run.path("items", 1).parent / ".shard-000001.parquet.x.tmp").write_bytes(b"half")
     assert reader.decide(before[0], "supports").status_code == 200
     write_table(run.path("maps", 1), read_table(run.path("maps", 0)).slice(0, 0))
     write_table(run.path("items", 1), read_table(run.path("items", 0)).slice(0, 0))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from equicam.auditing.log import Log
-from equicam.auditing.review_log import VERDICTS, Readings
+from equicam.auditing.review_log import VERDICTS, ReviewLog
 from tests.audit.conftest import equicam_command
 from tests.audit.faked import fake_run
 from tests.web.served import Served
@@ -108,9 +108,9 @@ def test_without_fastapi_it_says_what_to_install(run, monkeypatch, capsys):
 
 
 def test_export_writes_all_verdicts(run, tmp_path):
-    readings = Readings(run.folder)
+    readings = ReviewLog(run.folder)
     name = next(iter(readings_ids(run)))
-    readings.decide(name, "ana", "unsure", reason="=1+1", blind=True, seen=0, mark="mark-0001")
+    readings.add_verdict(name, "ana", "unsure", reason="=1+1", blind=True, previous=0, mark="mark-0001")
     code, text = equicam_command("review", run.folder, "--export", tmp_path / "v.csv")
     assert (code, text.split()[:2]) == (0, ["1", "verdicts:"])
     with (tmp_path / "v.csv").open(newline="") as file:

@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from equicam.auditing.store import Run
+from equicam.auditing.store import RunStore
 from equicam.review.queue import Shelves
 from equicam.shards import read_table, write_table
 from tests.audit.faked import BLANK, Page, fake_run
@@ -19,10 +19,11 @@ def apart(tmp_path_factory):
     part = run.path("items", 0)
     rows = read_table(part).to_pylist()
     for row in rows:
-        if row["agree_by_view"]:
-            row["agree_by_view"] = [r - 0.5 for r in row["agree_by_view"]]
+        if row["view_agreement"]:
+            row["view_agreement"] = [r - 0.5 for r in row["view_agreement"]]
+            row["disagreement"] += 0.5
     write_table(part, pa.Table.from_pylist(rows, schema=read_table(part).schema))
-    return ranked(Run(run.folder), by="disagreement")
+    return ranked(RunStore(run.folder), by="disagreement")
 
 
 def test_blind_the_signal_is_named_and_its_numbers_are_not(apart):

@@ -1,4 +1,4 @@
-"""The run: pictures decoded ahead, explained on the device, written part by part; cut off anywhere, it goes on."""
+"""Computing a run: images are decoded ahead, explained on the device and written shard by shard; it can be resumed."""
 
 import hashlib
 import json
@@ -7,133 +7,138 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from equicam.auditing.compute import Plans, computed, prepared
+from equicam.auditing.compute import AuditContext, compute_shard, preprocess_to_array
 from equicam.auditing.log import Log
-from equicam.auditing.manifest import Spec
-from equicam.auditing.store import Run, file_digest
-from equicam.auditing.worker import Auditing, versions
-from equicam.core.views import Fill, refuse_unknown
-from equicam.data.decoding import Decoders
-from equicam.data.items import Item, digest_items, open_item, sample_by_class, valid_utf8
+from equicam.auditing.manifest import Manifest
+from equicam.auditing.store import RunStore
+from equicam.auditing.worker import AuditJob, versions
+from equicam.data.decoding import DecoderPool
+from equicam.data.digests import content_digest, file_digest
+from equicam.data.items import Item, digest_items, sample_by_class, valid_utf8
 from equicam.data.remote import FileStat, as_path, file_stats
 from equicam.data.sources import find_items
 from equicam.engines.devices import Devices
-from equicam.engines.worker import Home, Part, Sent
+from equicam.engines.worker import ModelCopy, Shard, SharedFolder
 from equicam.errors import EquicamError
-from equicam.evaluation.spec import MapSpec, ViewCount, describe
-from equicam.methods import find
+from equicam.methods import Method, resolve, resolve_fill
 from equicam.models.images import VisibleBoxes, input_bytes
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
-from equicam.shards import write_whole
+from equicam.recipe import Recipe
+from equicam.shards import write_atomic
 
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
 
-A_PART = 32
+SHARD_SIZE = 32
+Progress = Callable[[int, int, int], None]
+"""Called after every shard with (images done, all images, images done by this call)."""
 
 
-def audit(
+def compute_run(
+    store: RunStore,
     model: Model,
     source: str | Path,
-    out: str | Path,
+    recipe: Recipe,
     *,
-    method: str = "equigrad-cam",
-    views: ViewCount = None,
     split: str | None = None,
     n: int | None = None,
     calibrate: int = 0,
-    fill: Fill | None = None,
-    as_published: bool = False,
-    tau: float | None = None,
-    gamma: float | None = None,
-    dtype: torch.dtype | None = None,
-    seed: int = 0,
-    part: int = A_PART,
+    shard_size: int = SHARD_SIZE,
     workers: int = 2,
     weights_from: str | None = None,
     engine: "Devices | Cluster | None" = None,
-    progress: "Callable[[int, int, int], None] | None" = None,
-) -> Run:
-    """Explain every picture of a source into a folder that can be resumed, ranked, reported and verified.
+    progress: Progress | None = None,
+) -> None:
+    """Explain every image of a source into the store, continuing where an earlier call stopped.
 
-    `engine` is where: several devices or a Ray cluster instead of the model's own device. `progress` hears (done, all,
-    of those in this go) after every part. Ctrl-C finishes the part at work.
+    Ctrl-C finishes the current shard.
     """
-    chosen = find(method, views=views, as_published=as_published, tau=tau, gamma=gamma)
-    if chosen.fusion.auto is not None:
-        raise EquicamError(
-            "an audit", needs="the same views of every picture, for PEUM ranks them against each other", got="views='auto'",
-            fix="views=12",
-        )  # fmt: skip
-    filled = fill or ("zeros" if as_published else "reflect")
-    refuse_unknown(filled)  # before the run is begun with it
-    items = sample_by_class(find_items(source, split=split), n)
-    items = sorted(items, key=lambda item: item.id)
-    subset = calibrated(items, calibrate, seed)
-    plans = Plans(model, chosen, filled, dtype, frozenset(subset))
-    spec = Spec(
+    items = sorted(sample_by_class(find_items(source, split=split), n), key=lambda item: item.id)
+    calibration = calibration_subset(items, calibrate, recipe.seed)
+    recipe, description = resolve_recipe(model, recipe)
+    context = AuditContext(model, recipe, frozenset(calibration))
+    manifest = Manifest(
+        recipe=recipe,
+        method_description=description,
         model=model.name,
         weights=fingerprint(model.module),
         weights_from=weights_from,
         layer=model.layer,
         layout=str(model.layout or "inferred"),
-        preprocess=_steps(model.preprocess),
+        preprocessing=_describe_preprocessing(model.preprocess),
         classes=model.classes,
-        method=method,
-        method_is=describe(MapSpec(method, chosen)),
-        angles=tuple(float(a) for a in chosen.fusion.views.angles),
-        fill=plans.fill,
-        tau=tau,
-        gamma=gamma,
-        as_published=as_published,
-        dtype=str(dtype or model.dtype).removeprefix("torch."),
-        compiled=model.compiled,
+        dtype=recipe.dtype or str(model.dtype).removeprefix("torch."),
         device=engine.kind if engine else model.device.type,
-        part=part,
-        calibrate=len(subset),
-        seed=seed,
+        shard_size=shard_size,
+        calibration_size=len(calibration),
         source=valid_utf8(str(as_path(source).absolute())),
         split=split,
-        pictures=len(items),
+        images=len(items),
         data=digest_items(items),
         versions=versions(),
     )
-    run = Run(Path(out))
-    run.refuse_foreign()
-    with run.writing() as lock:
-        run.begin(spec, items, subset)
-        _refuse_changed(run, items)
-        log = Log(run.folder)
-        pending = run.pending()
-        log.add("resumed" if log.events() else "started", {"pending": len(pending), "parts": run.parts})
+    store.refuse_foreign()
+    with store.writing() as lock:
+        store.begin(manifest, items, calibration)
+        _refuse_changed(store, items)
+        log = Log(store.folder)
+        pending = store.pending()
+        log.add(
+            "resumed" if log.events() else "started", {"pending": len(pending), "shards": store.shard_count}
+        )
         if pending:
-            parts = [(p, items[p * part : (p + 1) * part]) for p in pending]
+            shards = [(p, items[p * shard_size : (p + 1) * shard_size]) for p in pending]
             if engine is None:
-                written = _here(run, plans, parts, lock, max(1, workers))
+                written = _compute_here(store, context, shards, lock, max(1, workers))
             else:
-                made = engine.made or Sent.copy_of(model)
-                job = Auditing(
-                    home=Home.at(run.folder / "manifest.json"), made=made, blind=made.blind(model), weights=spec.weights,
-                    versions=spec.versions, method=method, views=views, as_published=as_published, tau=tau, gamma=gamma,
-                    fill=plans.fill, dtype=dtype, calibrated=plans.calibrated, workers=max(1, workers),
-                    part=part, picture_bytes=input_bytes(model),
+                model_source = engine.model_source or ModelCopy.copy_of(model)
+                job = AuditJob(
+                    SharedFolder.at(store.folder / "manifest.json"), manifest, context.calibration, model_source,
+                    model_source.preprocessing_only(model), max(1, workers), input_bytes(model),
                 )  # fmt: skip
-                written = engine.work(job, parts)
-            _work(written, parts, len(items), progress)
-        if pending or not sealed(run, log):
-            _finish(run, log)
-    return run
+                written = engine.work(job, shards)
+            _follow(written, shards, len(items), progress)
+        if pending or not sealed(store, log):
+            _seal(store, log)
 
 
-def _steps(preprocess: Any) -> str:
-    """A preprocessing in words that stay the same from process to process."""
+def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
+    """The recipe with its angles, fill and autocast type spelled out, and a description of its method."""
+    method = resolve(recipe)
+    if method.fusion.adaptive is not None:
+        raise EquicamError(
+            "an audit", needs="the same views of every image, because PEUM ranks them against each other",
+            got="views='auto'", fix="views=12",
+        )  # fmt: skip
+    angles = tuple(float(a) for a in method.fusion.views.angles)
+    dtype = None if recipe.dtype == str(model.dtype).removeprefix("torch.") else recipe.dtype
+    resolved = replace(recipe, views=angles, fill=resolve_fill(recipe), dtype=dtype)
+    return resolved, describe_method(method)
+
+
+def describe_method(method: Method) -> str:
+    """Everything a method's name stands for, in text that is the same in every process."""
+    fusion = method.fusion
+    stages = f"{fusion.align_at}→{fusion.mean_at}"
+    parts = [_describe_callable(fn) for fn in (method.reader.read, method.combine)]
+    return " · ".join([*parts, f"{list(fusion.views.angles)}", stages, _describe_callable(fusion.weigh)])
+
+
+def _describe_callable(fn: Any) -> str:
+    if isinstance(fn, partial):
+        options = (f"{k}={_describe_callable(v) if callable(v) else v!r}" for k, v in fn.keywords.items())
+        return f"{_describe_callable(fn.func)}({', '.join(options)})"
+    return repr(fn) if is_dataclass(fn) else getattr(fn, "__qualname__", type(fn).__qualname__)
+
+
+def _describe_preprocessing(preprocess: Any) -> str:
+    """Text that is the same in every process."""
     text = " ".join(str(preprocess or "ImageNet's").split())
     if " at 0x" not in text:
         return text
@@ -141,10 +146,10 @@ def _steps(preprocess: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def calibrated(items: Sequence[Item], count: int, seed: int) -> list[str]:
-    """A random subset of the pictures' ids, the same whatever their order."""
+def calibration_subset(items: Sequence[Item], count: int, seed: int) -> list[str]:
+    """The ids of a random subset, the same whatever the order of the items."""
     if count < 0:
-        raise EquicamError("calibrate", needs="a number of pictures", got=count, fix="--calibrate 200")
+        raise EquicamError("calibrate", needs="a number of images", got=count, fix="--calibrate 200")
 
     def key(item: Item) -> bytes:
         return hashlib.sha256(f"{seed}\0{item.id}\0calibrate".encode()).digest()
@@ -152,35 +157,35 @@ def calibrated(items: Sequence[Item], count: int, seed: int) -> list[str]:
     return [item.id for item in sorted(items, key=key)[:count]]
 
 
-def _here(run: Run, plans: Plans, parts: Sequence[Part], lock: int, workers: int) -> Iterator[int]:
-    """The parts computed in this process, opened in others ahead of it, written while the next is computed."""
-    eyes = partial(prepared, plans.model), VisibleBoxes(plans.model)
-    largest = max(len(items) for _, items in parts)
-    decoders = Decoders(*eyes, workers=workers, size=input_bytes(plans.model), part=largest, lock=lock)
+def _compute_here(
+    store: RunStore, context: AuditContext, shards: Sequence[Shard], lock: int, workers: int
+) -> Iterator[int]:
+    """Compute shards in this process, decode ahead in others, and write each while the next is computed."""
+    model = context.model
+    decoders = DecoderPool(
+        partial(preprocess_to_array, model), VisibleBoxes(model), workers=workers,
+        image_bytes=input_bytes(model), shard_size=max(len(items) for _, items in shards), lock=lock,
+    )  # fmt: skip
     with closing(decoders), ThreadPoolExecutor(1) as writer:
-        written: Future[None] | None = None
+        writing: Future[None] | None = None
         try:
-            for (number, _), found in zip(parts, decoders.parts([items for _, items in parts]), strict=True):
-                tables = computed(plans, found)
-                if written:
-                    written.result()
-                written = writer.submit(run.write_part, number, *tables)
+            decoded_shards = decoders.decode_shards([items for _, items in shards])
+            for (number, _), decoded in zip(shards, decoded_shards, strict=True):
+                tables = compute_shard(context, decoded)
+                if writing:
+                    writing.result()
+                writing = writer.submit(store.write_shard, number, *tables)
                 yield number
-        finally:  # by whatever way it ends, what was computed is written
-            if written:
-                written.result()
+        finally:  # however this ends, the last computed shard is written
+            if writing:
+                writing.result()
 
 
-def _work(
-    written: Iterator[int],
-    parts: Sequence[Part],
-    total: int,
-    progress: Callable[[int, int, int], None] | None,
-) -> None:
-    """Follow the parts as they are written, and stop between two when asked to."""
-    sizes = {number: len(items) for number, items in parts}
+def _follow(written: Iterator[int], shards: Sequence[Shard], total: int, progress: Progress | None) -> None:
+    """Report shards as they are written; after Ctrl-C, stop between two."""
+    sizes = {number: len(items) for number, items in shards}
     done, now = total - sum(sizes.values()), 0
-    with stopping() as stop, closing(written):  # type: ignore[type-var]
+    with stop_after_shard() as stop, closing(written):  # type: ignore[type-var]
         for number in written:
             now += sizes[number]
             if progress:
@@ -190,59 +195,49 @@ def _work(
 
 
 @contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is noted, for the part at work to be finished; a second one stops at once."""
-    asked = threading.Event()
+def stop_after_shard() -> Iterator[Callable[[], bool]]:
+    """Remember Ctrl-C so that the current shard can be finished; a second one stops at once."""
+    interrupted = threading.Event()
 
     def note(_signal: int, _frame: Any) -> None:
-        if asked.is_set():
+        if interrupted.is_set():
             raise KeyboardInterrupt
-        asked.set()
+        interrupted.set()
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield interrupted.is_set
         return
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield asked.is_set
+        yield interrupted.is_set
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def sealed(run: Run, log: Log) -> bool:
-    """Whether the digests there are those the log was last sealed with."""
-    there, events = run.folder / "digests.json", log.events("completed")
-    return there.is_file() and bool(events) and events[-1].payload.get("digests") == file_digest(there)
+def sealed(store: RunStore, log: Log) -> bool:
+    """Whether digests.json is the file whose digest the log holds."""
+    path, events = store.folder / "digests.json", log.events("completed")
+    return path.is_file() and bool(events) and events[-1].payload.get("digests") == file_digest(path)
 
 
-def _finish(run: Run, log: Log) -> None:
-    """The digest of every part, and an event that seals them."""
-    text = json.dumps(run.digests(), indent=1).encode()
-    write_whole(run.folder / "digests.json", text)
+def _seal(store: RunStore, log: Log) -> None:
+    """Write the digest of every file, and an event with the digest of that."""
+    text = json.dumps(store.digests(), indent=1).encode()
+    write_atomic(store.folder / "digests.json", text)
     log.add("completed", {"digests": hashlib.sha256(text).hexdigest()})
 
 
-def _refuse_changed(run: Run, items: Sequence[Item]) -> None:
-    """A picture that was explained must still be the one that is there."""
+def _refuse_changed(store: RunStore, items: Sequence[Item]) -> None:
+    """Refuse to resume if an image that was explained has changed since."""
     by_id = {item.id: item for item in items}
-    known = run.items(["id", "bytes", "mtime_ns", "sha256"]).to_pylist()
-    for row, there in zip(known, file_stats([by_id[row["id"]].path for row in known]), strict=True):
+    known = store.read_items(["id", "bytes", "mtime_ns", "sha256"]).to_pylist()
+    for row, now in zip(known, file_stats([by_id[row["id"]].path for row in known]), strict=True):
         item = by_id[row["id"]]
-        # a store that knows no times leaves only the content to compare
-        if there == FileStat(row["bytes"], row["mtime_ns"]) and there.mtime_ns is not None:
+        # some remote stores have no modification times: only the content can be compared
+        if now == FileStat(row["bytes"], row["mtime_ns"]) and now.mtime_ns is not None:
             continue
-        if content(item) != row["sha256"]:
+        if content_digest(item) != row["sha256"]:
             raise EquicamError(
-                f"resuming {valid_utf8(str(run.folder))}", needs="the pictures it was begun with",
-                got=f"{row['id']!r} changed since it was explained", fix="another --out, or the picture as it was",
+                f"resuming {valid_utf8(str(store.folder))}", needs="the images it was started with",
+                got=f"{row['id']!r} changed since it was explained", fix="another --out, or the image as it was",
             )  # fmt: skip
-
-
-def content(item: Item) -> str | None:
-    """SHA-256 of a picture's file, or of its pixels where a file holds many; None where there is nothing to read."""
-    try:
-        if item.index is None:
-            return file_digest(item.path)
-        return hashlib.sha256(open_item(item).tobytes()).hexdigest()
-    except (OSError, ValueError):
-        return None

@@ -1,182 +1,188 @@
-"""One part of a run: opened pictures in, their rows and maps out."""
+"""One shard of a run: decoded images in, their rows and maps out."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from equicam.auditing.store import ITEMS, MAPS, Drawn
-from equicam.core.fusion import fuse, in_groups, see
-from equicam.core.views import Fill, Views
-from equicam.data.decoding import Opened
+from equicam.auditing.store import ITEMS
+from equicam.auditing.stored_maps import MAPS, StoredMaps
+from equicam.core.correlation import pearson
+from equicam.core.views import rotate_all
+from equicam.data.decoding import DecodedImage
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.evaluation.equivariance import ANGLES, equivariance
-from equicam.evaluation.maps import MapComputer
-from equicam.evaluation.similarity import own_and_others, pearson
-from equicam.evaluation.spec import EvaluationSpec
-from equicam.explain import explanation, read
-from equicam.methods import Method
+from equicam.explain import Explanation, explain_batch
 from equicam.models.images import as_batch, preprocess_image
 from equicam.readers.finite import finite_images
 from equicam.readers.model import Model
+from equicam.reasons import Reason
+from equicam.recipe import Recipe
+from equicam.runtime.executor import Executor
+
+Facts = dict[str, dict[str, Any]]
+"""Columns of rows, by the id of the image."""
 
 
 @dataclass(frozen=True)
-class Plans:
-    """How every picture of a run is explained."""
+class AuditContext:
+    """What computes shards: the model on its device, the recipe, and the ids of the calibration subset."""
 
     model: Model
-    method: Method
-    fill: Fill
-    dtype: torch.dtype | None
-    calibrated: frozenset[str]
-    chunk: int | None = None
+    recipe: Recipe
+    calibration: frozenset[str]
+
+    @cached_property
+    def executor(self) -> Executor:
+        """Runs the recipe."""
+        return Executor(self.model, self.recipe)
+
+    @cached_property
+    def grad_cam(self) -> Executor:
+        """Runs Grad-CAM, whose Eq is measured on the calibration subset."""
+        return Executor(
+            self.model, Recipe("grad-cam", dtype=self.recipe.dtype, compiled=self.recipe.compiled)
+        )
 
 
-def prepared(model: Model, picture: Any) -> np.ndarray:
-    """A picture as the model's input, as an array that goes from process to process."""
-    return np.ascontiguousarray(preprocess_image(model, picture).float().numpy())
+def preprocess_to_array(model: Model, image: Any) -> np.ndarray:
+    """The model's input as an array, which other processes can be sent."""
+    return np.ascontiguousarray(preprocess_image(model, image).float().numpy())
 
 
 @torch.no_grad()
-def computed(plans: Plans, found: Sequence[Opened]) -> tuple[pa.Table, pa.Table]:
-    """Rows and maps of a part, bad pictures among them in their place."""
+def compute_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> tuple[pa.Table, pa.Table]:
+    """Rows and maps of a shard; a bad image is a row in its place."""
     start = time.perf_counter()
-    good = [o for o in found if o.x is not None]
-    shapes = {o.x.shape for o in good if o.x is not None}
+    good = [d for d in decoded if d.x is not None]
+    shapes = {d.x.shape for d in good if d.x is not None}
     if len(shapes) > 1:
         raise EquicamError(
-            "preprocessing",
-            needs="to bring every picture to one size",
-            got=sorted(shapes),
-            fix="a crop or resize in it",
-        )
-    facts: dict[str, dict[str, Any]] = {}
-    maps: list[dict[str, Any]] = []
+            "preprocessing", needs="to bring every image to one size", got=sorted(shapes), fix="a crop or resize in it",
+        )  # fmt: skip
+    facts: Facts = {}
+    reasons: dict[str, Reason] = {}
+    maps: dict[str, StoredMaps] = {}
     if good:
         # inference tensors cannot join a backward pass, and our own algebra is never autocast
-        with torch.inference_mode(False), torch.autocast(plans.model.device.type, enabled=False):
-            # each to the device by itself: joining them first would take longer than bringing them there
-            there = [torch.from_numpy(o.x).to(plans.model.device) for o in good if o.x is not None]
-            x = as_batch(plans.model, torch.stack(there), check=False)
-            sound = finite_images(x).tolist()  # asked on the device, which is quicker
-            rest = [o for o, fine in zip(good, sound, strict=True) if fine]
-            for o, fine in zip(good, sound, strict=True):
+        with torch.inference_mode(False), torch.autocast(context.model.device.type, enabled=False):
+            # one copy to the device an image: stacking them on the CPU first takes longer
+            tensors = [torch.from_numpy(d.x).to(context.model.device) for d in good if d.x is not None]
+            x = as_batch(context.model, torch.stack(tensors), check=False)
+            finite = finite_images(x).tolist()
+            ids = [d.item.id for d, fine in zip(good, finite, strict=True) if fine]
+            for d, fine in zip(good, finite, strict=True):
                 if not fine:
-                    facts[o.item.id] = {"reason": "preprocessing made NaN or infinity of it"}
-            if rest:
-                some, drawn = _one_by_one(plans, x if all(sound) else x[sound], [o.item.id for o in rest])
-                facts |= some
-                maps = [one.row(name) for name, one in drawn.items()]
-    each = (time.perf_counter() - start) / max(1, len(good))
-    rows = [_row(o, facts.get(o.item.id, {}), each) for o in found]
-    return pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(maps, schema=MAPS)
+                    reasons[d.item.id] = Reason("not-finite")
+            if ids:
+                facts, maps, refused = _explain_each(context, x if all(finite) else x[finite], ids)
+                reasons |= refused
+    seconds = (time.perf_counter() - start) / max(1, len(good))
+    rows = [_row(d, facts.get(d.item.id, {}), reasons.get(d.item.id), seconds) for d in decoded]
+    stored = [one.to_row(name) for name, one in maps.items()]
+    return pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(stored, schema=MAPS)
 
 
-def _one_by_one(
-    plans: Plans, x: Float[Tensor, "b c H W"], ids: Sequence[str]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Drawn]]:
-    """All together; where the model refuses some, each alone, and the refused ones with the reason."""
+def _explain_each(
+    context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str]
+) -> tuple[Facts, dict[str, StoredMaps], dict[str, Reason]]:
+    """Explain all in one batch; if the model refuses some image, explain each alone and give the refused a reason."""
     try:
-        return _explained(plans, x, ids)
+        return *_explain(context, x, ids), {}
     except EquicamError as refused:
-        facts: dict[str, dict[str, Any]] = {}
-        drawn: dict[str, Drawn] = {}
+        facts: Facts = {}
+        maps: dict[str, StoredMaps] = {}
+        reasons: dict[str, Reason] = {}
         for i, name in enumerate(ids):
             try:
-                some, maps = _explained(plans, x[i : i + 1], [name])
+                some, stored = _explain(context, x[i : i + 1], [name])
                 facts |= some
-                drawn |= maps
+                maps |= stored
             except EquicamError as error:
-                facts[name] = {"reason": str(error)}
-        if not drawn:  # nothing to do with single pictures
+                fields = {"what": error.what, "needs": error.needs, "got": str(error.got), "fix": error.fix}
+                reasons[name] = Reason("refused", fields)
+        if not maps:  # no single image is to blame
             raise refused
-        return facts, drawn
+        return facts, maps, reasons
 
 
-def _row(o: Opened, facts: dict[str, Any], each: float) -> dict[str, Any]:
-    reason = o.reason or facts.get("reason")
-    label = None if o.item.label is None else str(o.item.label)
-    kept = ("sha256", "bytes", "mtime_ns", "width", "height", "frame")
-    path = valid_utf8(str(o.item.path.absolute()))
-    row: dict[str, Any] = {"id": o.item.id, "path": path, "index": o.item.index, "label": label}
-    row |= {name: getattr(o, name) for name in kept}
-    row |= {**facts, "status": "bad" if reason else "ok", "reason": reason}
-    return row | {"seconds": o.seconds + (0 if reason else each)}
+def _row(d: DecodedImage, facts: dict[str, Any], refused: Reason | None, seconds: float) -> dict[str, Any]:
+    reason = d.reason or refused
+    label = None if d.item.label is None else str(d.item.label)
+    path = valid_utf8(str(d.item.path.absolute()))
+    row: dict[str, Any] = {"id": d.item.id, "path": path, "index": d.item.index, "label": label}
+    row |= {
+        name: getattr(d, name) for name in ("sha256", "bytes", "mtime_ns", "width", "height", "input_box")
+    }
+    row |= {**facts, "status": "bad" if reason else "ok", "seconds": d.seconds + (0 if reason else seconds)}
+    if reason:
+        row |= {"reason": reason.code, "reason_values": reason.to_row()["values"]}
+    return row
 
 
-def _explained(
-    plans: Plans, x: Float[Tensor, "b c H W"], ids: Sequence[str]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Drawn]]:
-    fusion = plans.method.fusion
-    reading = partial(read, plans.model, plans.method.reader, plans.dtype)
-
-    def work(some: slice, most: int) -> tuple[dict[str, dict[str, Any]], dict[str, Drawn]]:
-        fused = fuse(
-            see(reading, x[some], fusion.views, None, most), plans.method.combine, fusion, plans.fill
-        )
-        return _facts(fused, ids[some])
-
-    facts: dict[str, dict[str, Any]] = {}
-    drawn: dict[str, Drawn] = {}
-    for one, pictures in in_groups(x, len(fusion.views.presented_first()[0]), plans.chunk, work):
-        facts |= one
-        drawn |= pictures
-    wanted = [i for i, name in enumerate(ids) if name in plans.calibrated]
+def _explain(
+    context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str]
+) -> tuple[Facts, dict[str, StoredMaps]]:
+    e = explain_batch(context.executor, x)
+    facts = _facts(e, ids)
+    wanted = [i for i, name in enumerate(ids) if name in context.calibration]
     if wanted:
-        for i, eq in zip(wanted, single_view_eq(plans, x[wanted], [ids[i] for i in wanted]), strict=True):
+        for i, eq in zip(wanted, single_view_eq(context, x[wanted], e.target[wanted]), strict=True):
             facts[ids[i]]["eq"] = eq
-    return facts, drawn
+    height, width = e.view_maps.shape[-2:]
+    peum = torch.nn.functional.adaptive_avg_pool2d(e.peum, (height, width))
+    arrays = [v.float().cpu().numpy() for v in (e.layer_map, peum, e.view_maps)]
+    return facts, {name: StoredMaps(*(a[i] for a in arrays)) for i, name in enumerate(ids)}
 
 
-def _facts(fused: Any, ids: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Drawn]]:
-    e, seen = explanation(fused), fused.seen
-    grid = e.planes.shape[-2:]
-    peum = torch.nn.functional.adaptive_avg_pool2d(e.peum, (grid[0], grid[1]))
-    # how each view's own plane agrees with the mean of the others, turned back at layer resolution
-    back = Views(e.angles).undo(e.planes.transpose(0, 1), "reflect").transpose(0, 1)
-    agree = _agreement(back)
-    probs = seen.presented.probs
-    top = probs.topk(min(5, probs.shape[1]), dim=1)
+def _facts(e: Explanation, ids: Sequence[str]) -> Facts:
+    assert e.probabilities is not None  # noqa: S101  # an audit always has a model
+    top = e.probabilities.topk(min(5, e.probabilities.shape[1]), dim=1)
     columns: dict[str, list[Any]] = {
         "target": e.target.tolist(),
-        "prob": e.sure.tolist(),
+        "confidence": e.confidence.tolist(),
         "top5": top.indices.tolist(),
-        "top5_prob": top.values.tolist(),
-        "peum": e.score.double().tolist(),
-        "flip_rate": e.flips.double().mean(1).tolist(),
-        "kept": e.kept.sum(1).tolist(),
-        "prob_by_view": e.prob.tolist(),
-        "top1_by_view": seen.top1[fused.place].T.tolist(),
-        "agree_by_view": agree.tolist(),
+        "top5_confidence": top.values.tolist(),
+        "peum_score": e.peum_score.double().tolist(),
+        "disagreement": [None if math.isnan(value) else value for value in e.disagreement.tolist()],
+        "flip_rate": e.view_flips.double().mean(1).tolist(),
+        "views_kept": e.view_kept.sum(1).tolist(),
+        "view_confidence": e.view_confidence.tolist(),
+        "view_top1": e.view_top1.tolist(),
+        "view_agreement": view_agreement(e).tolist(),
         "flags": [sorted(flags) for flags in e.flags],
     }
-    facts = {name: {key: values[i] for key, values in columns.items()} for i, name in enumerate(ids)}
-    arrays = [v.float().cpu().numpy() for v in (e.plane, peum, e.planes)]
-    return facts, {name: Drawn(*(a[i] for a in arrays)) for i, name in enumerate(ids)}
+    return {name: {key: values[i] for key, values in columns.items()} for i, name in enumerate(ids)}
 
 
-def _agreement(planes: Float[Tensor, "b t h w"]) -> Float[Tensor, "b t"]:
-    """Pearson of each view with the mean of the others inside the disc; 0 where either is flat, 1 for a lone view."""
-    views = planes.shape[1]
+def view_agreement(e: Explanation) -> Float[Tensor, "b t"]:
+    """Pearson of each view's aligned map with the mean of the others, at layer resolution inside the disc.
+
+    It is 0 where either is flat, and 1 for a lone view.
+    """
+    aligned = e.views.align(e.view_maps.transpose(0, 1), "reflect").transpose(0, 1)
+    views = aligned.shape[1]
     if views == 1:
-        return torch.ones(planes.shape[:2], dtype=torch.float64, device=planes.device)
-    others = (planes.sum(1, keepdim=True) - planes) / (views - 1)
-    return own_and_others(pearson(planes, others, "disc"))[0]
+        return torch.ones(aligned.shape[:2], dtype=torch.float64, device=aligned.device)
+    others = (aligned.sum(1, keepdim=True) - aligned) / (views - 1)
+    return pearson(aligned, others, "disc").diagonal(dim1=-2, dim2=-1)
 
 
-def single_view_eq(plans: Plans, x: Float[Tensor, "b c H W"], ids: Sequence[str]) -> list[float]:
-    """Disc Eq of Grad-CAM over the seven angles: what PEUM is held against."""
-    recipe = Recipe(dtype=None if plans.dtype is None else str(plans.dtype), compiled=plans.model.compiled)
-    spec = EvaluationSpec(recipe, ["grad-cam"], ("eq",), ANGLES, max_views_per_forward=plans.chunk)
-    maps = MapComputer.of(plans.model, spec).compute(ids, x).methods["grad-cam"].maps
+def single_view_eq(
+    context: AuditContext, x: Float[Tensor, "b c H W"], target: Int[Tensor, " b"]
+) -> list[float]:
+    """Disc Eq of Grad-CAM over the seven angles: the measurement that signals are compared with."""
+    views = rotate_all(x, (0, *ANGLES))
+    found = explain_batch(context.grad_cam, views.flatten(0, 1), target.repeat(len(views)))
+    maps = found.map.unflatten(0, views.shape[:2])
     values: list[float] = equivariance(maps[1:], maps[0], ANGLES).value.mean(0).tolist()
     return values

@@ -1,4 +1,4 @@
-"""Tables for spreadsheets, which run what looks like a formula."""
+"""CSV that is safe to open in a spreadsheet."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def as_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """These columns of the rows; text that a spreadsheet would run as a formula gets a leading apostrophe."""
+    """These columns of the rows as CSV; text that a spreadsheet would run as a formula gets a leading apostrophe."""
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(names)

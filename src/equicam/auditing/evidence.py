@@ -1,7 +1,8 @@
-"""Signal or noise, for one picture: does its map drift where the model looks, or only where it does not?
+"""Signal or noise, for one image: does its map drift where the model looks, or only where it does not?
 
-Degrees with their uncertainty, never a bare yes or no: what occluding the moving pixels costs, above pixels of the same
-shape elsewhere and above pixels of the same saliency; whether the prediction turns; whether the representation does.
+Degrees with their uncertainty, never a bare yes or no: the cost of occluding the pixels whose saliency moves, above
+pixels of the same shape elsewhere and above pixels of the same saliency; whether the prediction changes with rotation;
+whether the representation does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from equicam.auditing.audit import content
+from equicam.auditing.reload import Reloaded
+from equicam.auditing.store import RunStore
+from equicam.data.digests import content_digest
 from equicam.data.items import Item, open_item
 from equicam.errors import EquicamError
 from equicam.evaluation import causal, statistics
@@ -26,14 +29,16 @@ from equicam.readers.model import Model
 from equicam.recipe import Recipe
 from equicam.shards import json_ready
 
-A_BATCH = 8
-MATTERS = 0.02
-"""Of the probability: less is no effect to speak of."""
+IMAGES_PER_BATCH = 8
+MIN_EFFECT = 0.02
+"""Of the probability: a smaller change counts as none."""
+CHANGING_PREDICTION = 0.25
+"""Share of views with another prediction above which the verdict mentions it."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Numbers on one picture, each over the seven angles with its 95 % interval, and what they lean to."""
+    """Measurements on one image over the seven angles, each with its 95 % interval, and their verdict."""
 
     id: str
     moving: Estimate  # probability lost without the pixels whose saliency moves
@@ -41,15 +46,26 @@ class Evidence:
     above_shape: Estimate  # moving, minus the same shape elsewhere
     above_saliency: Estimate  # moving, minus other pixels of the same saliency
     flips: Estimate  # share of views with another prediction
-    alike: float  # cosine of the pooled features, presented against turned
-    unrelated: float  # the same against other pictures
+    alike: float  # cosine of the pooled features, presented against rotated
+    unrelated: float  # the same against other images
+    leaning: str  # signal, noise, undecided, no-effect or constant
     verdict: str
     lines: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Plain values, null where undefined."""
         found: dict[str, Any] = json_ready(asdict(self))
         return found
+
+
+def evidence_on(
+    store: RunStore, reloaded: Reloaded, ids: Sequence[str], tick: Callable[[int], None] = lambda _count: None
+) -> dict[str, Evidence]:
+    """Evidence on these images of a run."""
+    context, wanted = reloaded.context, set(ids)
+    items = [item for item in reloaded.items if item.id in wanted]
+    recipe = Recipe(dtype=context.recipe.dtype, compiled=context.recipe.compiled, seed=context.recipe.seed)
+    return evidence(context.model, items, store.rows(wanted), recipe, tick=tick)
 
 
 @torch.no_grad()
@@ -57,74 +73,63 @@ def evidence(
     model: Model,
     items: Sequence[Item],
     rows: Mapping[str, Mapping[str, Any]],
+    recipe: Recipe = Recipe(),  # noqa: B008  # frozen
     *,
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
     tick: Callable[[int], None] = lambda _count: None,
 ) -> dict[str, Evidence]:
-    """Evidence on these pictures; `rows` are their rows in the run. A picture that is not the one explained is left out."""
+    """Evidence on images, given their rows in the run; an image that has changed since or cannot be read is skipped."""
     found: dict[str, Evidence] = {}
-    for start in range(0, len(items), A_BATCH):
-        some, pictures = [], []
-        for item in items[start : start + A_BATCH]:
-            if content(item) != rows[item.id].get("sha256"):
+    for start in range(0, len(items), IMAGES_PER_BATCH):
+        some, images = [], []
+        for item in items[start : start + IMAGES_PER_BATCH]:
+            if content_digest(item) != rows[item.id].get("sha256"):
                 continue
             try:
-                pictures.append(preprocess_image(model, open_item(item)))
+                images.append(preprocess_image(model, open_item(item)))
                 some.append(item)
             except (EquicamError, OSError, ValueError):
                 continue
         if some:
             with torch.inference_mode(False), torch.autocast(model.device.type, enabled=False):
-                x = as_batch(model, stack_images(pictures))
-                found |= _of_batch(model, x, [i.id for i in some], rows, seed, dtype)
-        tick(len(items[start : start + A_BATCH]))
+                x = as_batch(model, stack_images(images))
+                found |= _measure_batch(model, x, [i.id for i in some], rows, recipe)
+        tick(len(items[start : start + IMAGES_PER_BATCH]))
     return found
 
 
-def _of_batch(
+def _measure_batch(
     model: Model,
     x: torch.Tensor,
     ids: Sequence[str],
     rows: Mapping[str, Mapping[str, Any]],
-    seed: int,
-    dtype: torch.dtype | None,
+    recipe: Recipe,
 ) -> dict[str, Evidence]:
-    recipe = Recipe(dtype=None if dtype is None else str(dtype), compiled=model.compiled)
     spec = EvaluationSpec(recipe, ["grad-cam"], ("stages",), ANGLES)
     found = MapComputer.of(model, spec).compute(ids, x)
-    shown = found.methods["grad-cam"]
-    seeds = [item_seed(seed, name, "causal") for name in ids]
-    drops = causal.occlusion(found.predict, x, shown.maps, ANGLES, found.predictions.target, seeds=seeds)
+    maps = found.methods["grad-cam"]
+    seeds = [item_seed(recipe.seed, name, "causal") for name in ids]
+    drops = causal.occlusion(found.predict, x, maps.maps, ANGLES, found.predictions.target, seeds=seeds)
     lost = {name: values.double().cpu().numpy() for name, values in drops.presented.items()}
     pooled = None
-    if shown.traces and shown.combine is not None:
-        size = (x.shape[-2], x.shape[-1])
-        by_stage = stages(
-            shown.traces[0],
-            shown.traces[1:],
-            ANGLES,
-            shown.combine,
-            target=found.predictions.target,
-            size=size,
-        )
+    if maps.traces and maps.combine is not None:
+        size, target = (x.shape[-2], x.shape[-1]), found.predictions.target
+        by_stage = stages(maps.traces[0], maps.traces[1:], ANGLES, maps.combine, target=target, size=size)
         pooled = by_stage["pooled-cosine"]
-    made = {}
+    measured = {}
     for i, name in enumerate(ids):
-        views = rows[name]["top1_by_view"] or []
+        views = rows[name]["view_top1"] or []
         flips = statistics.proportion(sum(v != rows[name]["target"] for v in views), len(views))
         alike, unrelated = (
             (float("nan"), float("nan"))
             if pooled is None
             else (float(pooled.value[:, i].mean()), float(pooled.floor[:, i].mean()))
         )
-        made[name] = _judged(
-            name, {key: values[:, i] for key, values in lost.items()}, flips, alike, unrelated
-        )
-    return made
+        costs = {key: values[:, i] for key, values in lost.items()}
+        measured[name] = _summarise(name, costs, flips, alike, unrelated)
+    return measured
 
 
-def _judged(
+def _summarise(
     name: str, lost: Mapping[str, np.ndarray], flips: Estimate, alike: float, unrelated: float
 ) -> Evidence:
     over_angles = [
@@ -138,45 +143,54 @@ def _judged(
     ]
     moving, staying, shape, saliency = over_angles
     lines = (
-        f"Hiding the pixels whose saliency moves costs {_said(moving)} of the probability; hiding those where it stays, {_said(staying)}.",
-        f"That is {_said(shape, sign=True)} above pixels of the same shape elsewhere, and {_said(saliency, sign=True)} above pixels of the same saliency.",
+        f"Hiding the pixels whose saliency moves costs {_text(moving)} of the probability; hiding those where it stays, {_text(staying)}.",
+        f"That is {_text(shape, sign=True)} above pixels of the same shape elsewhere, and {_text(saliency, sign=True)} above pixels of the same saliency.",
         f"Another prediction in {flips.value:.0%} of the views ({flips.low:.0%} to {flips.high:.0%}).",
-        f"Pooled features of turned and presented picture: cosine {alike:.2f}; with other pictures {'unknown' if np.isnan(unrelated) else f'{unrelated:.2f}'}.",
+        f"Pooled features of the rotated and the presented image: cosine {alike:.2f}; with other images {'unknown' if np.isnan(unrelated) else f'{unrelated:.2f}'}.",
     )
-    said = verdict(lost, shape, saliency, flips, alike, unrelated)
-    return Evidence(name, moving, staying, shape, saliency, flips, alike, unrelated, said, lines)
+    lean = leaning(lost, shape, saliency)
+    text = verdict(lean, shape, saliency, flips, alike, unrelated)
+    return Evidence(name, moving, staying, shape, saliency, flips, alike, unrelated, lean, text, lines)
+
+
+def leaning(lost: Mapping[str, np.ndarray], shape: Estimate, saliency: Estimate) -> str:
+    """The code of what the intervals over seven angles of one image support."""
+    if np.isnan(shape.value) or np.isnan(saliency.value):
+        return "constant"
+    if np.nanmax([abs(statistics.mean(values)) for values in lost.values()]) < MIN_EFFECT:
+        return "no-effect"
+    if min(shape.low, saliency.low) > 0 and min(shape.value, saliency.value) >= MIN_EFFECT:
+        return "signal"
+    return "noise" if max(shape.high, saliency.high) < MIN_EFFECT else "undecided"
+
+
+_LEANINGS = {
+    "constant": "Cannot be judged: a map is constant.",
+    "no-effect": f"Cannot be judged: hiding a tenth of the image, wherever, changes the probability by less than {MIN_EFFECT:g}.",
+    "signal": "Leans to signal: the model uses pixels whose saliency moves, more than their shape or saliency would explain",
+    "noise": "Leans to noise: the pixels whose saliency moves matter no more than others of their shape or saliency",
+    "undecided": "Undecided: these angles do not show whether the pixels whose saliency moves matter more than others of their shape or saliency",
+}
 
 
 def verdict(
-    lost: Mapping[str, np.ndarray],
-    shape: Estimate,
-    saliency: Estimate,
-    flips: Estimate,
-    alike: float,
-    unrelated: float,
+    lean: str, shape: Estimate, saliency: Estimate, flips: Estimate, alike: float, unrelated: float
 ) -> str:
-    """What the numbers lean to, and how strongly; intervals are over seven angles of one picture."""
-    if np.isnan(shape.value) or np.isnan(saliency.value):
-        return "Cannot be said: a map is constant."
-    cost = np.nanmax([abs(statistics.mean(values)) for values in lost.values()])
-    if cost < MATTERS:
-        return f"Cannot be said: hiding a tenth of the picture, wherever, changes the probability by less than {MATTERS:g}."
-    if min(shape.low, saliency.low) > 0 and min(shape.value, saliency.value) >= MATTERS:
-        lean = "Leans to signal: the model uses pixels whose saliency moves, more than their shape or saliency would explain"
-    elif max(shape.high, saliency.high) < MATTERS:
-        lean = "Leans to noise: the pixels whose saliency moves matter no more than others of their shape or saliency"
-    else:
-        lean = "Undecided: these angles do not tell whether the pixels whose saliency moves matter more than others of their shape or saliency"
-    more = f"{lean} ({_said(shape, sign=True)} and {_said(saliency, sign=True)} of the probability)."
-    if flips.low > 0.25:
-        more += " The prediction itself turns with the picture, so the map is of a changing answer."
+    """The sentence of a leaning, with its numbers."""
+    if lean in ("constant", "no-effect"):
+        return _LEANINGS[lean]
+    text = (
+        f"{_LEANINGS[lean]} ({_text(shape, sign=True)} and {_text(saliency, sign=True)} of the probability)."
+    )
+    if flips.low > CHANGING_PREDICTION:
+        text += " The prediction itself changes with the rotation, so the map explains a changing answer."
     if not np.isnan(unrelated):
         kept = (alike - unrelated) / (1 - unrelated)
-        more += f" The representation keeps {kept:.0%} of what sets it apart from other pictures."
-    return more
+        text += f" The representation keeps {kept:.0%} of its distance from other images."
+    return text
 
 
-def _said(e: Estimate, *, sign: bool = False) -> str:
+def _text(e: Estimate, *, sign: bool = False) -> str:
     form = "+.3f" if sign else ".3f"
     value, low, high = (round(v, 3) + 0.0 for v in (e.value, e.low, e.high))  # no −0.000
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"

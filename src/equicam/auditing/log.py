@@ -1,8 +1,8 @@
-"""What happened to a run: events that are only ever added, each with the SHA-256 of the one before.
+"""The log of a run: events are only ever added, and each holds the SHA-256 of the one before.
 
 hash = SHA-256 of the canonical JSON of [number, time, who, kind, payload, hash before]. Changing, dropping or
-reordering an event breaks the chain from there on. A chain that was cut off, or computed anew by who can write the file,
-shows only against a hash noted elsewhere, which is why reports print the last one and `verify --hash` takes it.
+reordering an event breaks the chain from there on. A chain that was cut off or rewritten as a whole by
+someone with write access shows only against a hash noted elsewhere: reports print the last one, `verify --hash` takes it.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _ALL = "SELECT number, time, who, kind, payload, previous, hash FROM events"
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened."""
+    """One event."""
 
     number: int
     time: str  # UTC, ISO 8601
@@ -48,9 +48,9 @@ class Log:
         self.path = Path(folder) / "events.sqlite"
 
     def add(self, kind: str, payload: Mapping[str, Any], *, who: str = "equicam") -> Event:
-        """Append an event; on disk when this returns, in one order whoever else is writing.
+        """Append an event; it is on disk when this returns, and concurrent writers are ordered.
 
-        A payload with a `mark` is added once: sent again, what was added the first time is returned.
+        A payload with a `mark` is added once: a resend returns the first event.
         """
         with self._open() as database:
             database.execute("BEGIN IMMEDIATE")
@@ -77,7 +77,7 @@ class Log:
         return str(rows[-1][6]) if rows else FIRST
 
     def problems(self) -> list[str]:
-        """What is wrong with the chain, in words."""
+        """Everything wrong with the chain, a sentence each."""
         found, previous = [], FIRST
         for place, row in enumerate(self._rows(), start=1):
             if row[0] != place:
@@ -103,9 +103,7 @@ class Log:
                 database.execute("PRAGMA synchronous = FULL")
                 database.executescript(_TABLE)
                 yield database
-        except (
-            sqlite3.DatabaseError
-        ) as error:  # a full disk, a lock nobody lets go, a file that is no database
+        except sqlite3.DatabaseError as error:  # a full disk, a stuck lock, or a file that is no database
             raise OSError(f"{self.path}: {error}") from error
 
 

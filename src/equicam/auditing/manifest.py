@@ -1,64 +1,71 @@
-"""What makes a run reproducible, as plain data: `manifest.json`."""
+"""Everything that makes a run reproducible, as plain data: `manifest.json`."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from equicam.auditing.schema1 import translate_manifest
 from equicam.errors import EquicamError
+from equicam.recipe import Recipe
 from equicam.shards import differences
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
-class Spec:
-    """Everything that decides what the rows of a run are."""
+class Manifest:
+    """Everything that decides the rows of a run."""
 
-    model: str | None  # what `load` was asked for; None: a module of the caller's
+    recipe: Recipe  # how images are explained; its views are the angles, its fill is never None
+    method_description: str  # reader, combine, angles, fusion and weights behind the method's name
+    model: str | None  # the name given to `load`; None: a module of the caller's
     weights: str  # SHA-256 over its tensors
     weights_from: str | None  # the file or name they came from
     layer: str
     layout: str
-    preprocess: str
+    preprocessing: str
     classes: tuple[str, ...] | None
-    method: str
-    method_is: str  # reader, combine, angles, gate, in words
-    angles: tuple[float, ...]
-    fill: str
-    as_published: bool
-    dtype: str
-    device: str  # its kind: cpu, cuda
-    part: int  # pictures in a part
-    calibrate: int  # pictures on which Eq is measured
-    seed: int
+    dtype: str  # the type the network runs in
+    device: str  # its kind: cpu or cuda
+    shard_size: int  # images in a shard
+    calibration_size: int  # images on which Eq is measured
     source: str
     split: str | None
-    pictures: int
+    images: int
     data: str  # digest of ids, labels, boxes and order
     versions: tuple[tuple[str, str], ...]
-    tau: float | None = None  # of a gate, where the caller set it
-    gamma: float | None = None
-    compiled: bool = False  # whether the network was
     schema: int = SCHEMA_VERSION
 
-    def as_json(self) -> str:
-        """Readable, and the same for the same run."""
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False)
+    @property
+    def angles(self) -> tuple[float, ...]:
+        """The views, in degrees."""
+        return tuple(self.recipe.views)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that JSON keeps."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(replace(self, recipe=Recipe()))))
+        return {"schema": self.schema} | plain | {"recipe": self.recipe.to_json()}
+
+    def dumps(self) -> str:
+        """Indented, and the same text for the same run."""
+        return json.dumps(self.to_json(), indent=1, ensure_ascii=False)
 
 
-def read_spec(text: str, *, where: str) -> Spec:
-    """A manifest read back; one of another schema is refused."""
+def read_manifest(text: str, *, where: str) -> Manifest:
+    """A manifest read back; that of a 0.1.0 run is translated, that of a later version is refused."""
     try:
         found: dict[str, Any] = json.loads(text)
-        if found.get("schema") != SCHEMA_VERSION:
+        if found.get("schema") == 1:
+            found = translate_manifest(found)
+        elif found.get("schema") != SCHEMA_VERSION:
             raise EquicamError(
-                f"the run {where}", needs=f"schema version {SCHEMA_VERSION}", got=found.get("schema"),
-                fix="the equicam that wrote it",
+                f"the run {where}", needs=f"schema version 1 or {SCHEMA_VERSION}", got=found.get("schema"),
+                fix="the equicam version that wrote it",
             )  # fmt: skip
-        found["angles"] = tuple(found["angles"])
+        found["recipe"] = Recipe.from_json(found["recipe"])
         found["classes"] = None if found["classes"] is None else tuple(found["classes"])
         found["versions"] = tuple((name, version) for name, version in found["versions"])
-        return Spec(**{f.name: found[f.name] for f in fields(Spec)})
+        return Manifest(**{f.name: found[f.name] for f in fields(Manifest)})
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, EquicamError):
             raise
@@ -67,16 +74,20 @@ def read_spec(text: str, *, where: str) -> Spec:
         ) from error
 
 
-def refuse_difference(before: Spec, now: Spec, *, where: str) -> None:
-    """Another model, weights, method, option or set of pictures does not go on with this run."""
-    old, new = json.loads(before.as_json()), json.loads(now.as_json())
-    # where the same weights or pictures lie is not what they are
-    for free in ("source", "weights_from"):
-        old.pop(free), new.pop(free)
-    if found := differences(old, new):
+def refuse_difference(before: Manifest, now: Manifest, *, where: str) -> None:
+    """Another model, method, option or set of images cannot continue this run."""
+    if found := differences(_comparable(before), _comparable(now)):
         raise EquicamError(
-            f"resuming {where}",
-            needs="what it was begun with",
-            got="; ".join(found),
+            f"resuming {where}", needs="the settings it was started with", got="; ".join(found),
             fix="another --out, or those settings",
-        )
+        )  # fmt: skip
+
+
+def _comparable(manifest: Manifest) -> dict[str, Any]:
+    """Flat, and without where the same weights or images lie."""
+    plain = manifest.to_json()
+    for free in ("source", "weights_from"):
+        plain.pop(free)
+    recipe = plain.pop("recipe")
+    recipe["angles"] = recipe.pop("views")
+    return {f"recipe.{name}" if name in plain else name: value for name, value in recipe.items()} | plain

@@ -1,7 +1,7 @@
-"""What reviewers said of a run's pictures: events of its log, read and added.
+"""The review log: verdicts and notes of reviewers on a run's images, stored as events of the run's log.
 
-A verdict is never changed: a reviewer's next one on the same picture stands, and the one before stays. The first is the
-reviewer's own, given before anything told them what the model predicted or what others said; `blind` says so.
+A verdict is never changed: a reviewer's next one on the same image replaces it and both stay in the log. `blind` marks a
+verdict given before the reviewer saw the prediction or the verdicts of others.
 """
 
 import threading
@@ -20,22 +20,23 @@ VERDICTS = {
     "shortcut": "Shortcut or artefact",
     "wrong-region": "Wrong region",
     "unsure": "Unsure",
-    "second-reader": "Needs a second reader",
+    "second-reviewer": "Needs a second reviewer",
 }
 COLUMNS = (
     "number", "time", "reviewer", "item", "verdict", "reason", "blind", "changes", "first", "stands", "previous", "hash",
 )  # fmt: skip
-TOLD = ("arm", "rank", "by", "peum", "disagreement", "class", "prob")  # of the triage
-MOST_TEXT, MOST_NAME = 2000, 60  # characters of a reason or note, and of a reviewer's name
+TRIAGE_COLUMNS = ("arm", "rank", "by", "peum_score", "disagreement", "class", "confidence")
+RENAMED = {"second-reader": "second-reviewer"}  # verdicts of 0.1.0
+MAX_TEXT_CHARS, MAX_NAME_CHARS = 2000, 60
 
 
 class StaleError(EquicamError):
-    """Somebody else's answer, or one of another window, came first."""
+    """Another verdict, from another window or reviewer, came first."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One verdict as it was given."""
+    """One verdict."""
 
     number: int  # of its event
     time: str  # UTC
@@ -44,14 +45,14 @@ class Verdict:
     verdict: str
     reason: str
     blind: bool  # given before the prediction was shown
-    changes: int | None  # the event it takes the place of
+    changes: int | None  # the event it replaces
     previous: str
     hash: str
 
 
 @dataclass(frozen=True)
 class Note:
-    """A remark on a picture."""
+    """A note on an image."""
 
     number: int
     time: str
@@ -60,29 +61,29 @@ class Note:
     text: str
 
 
-class Readings:
-    """All verdicts and notes of a run, kept up with the log as others write to it."""
+class ReviewLog:
+    """All verdicts and notes of a run; `refresh` reads what other processes have added to the log."""
 
     def __init__(self, folder: Path) -> None:
         self.log = Log(folder)
-        self.seen = 0  # the last event read
+        self.last_event = 0  # the number of the last event read
         self._lock = threading.RLock()
         self._verdicts: dict[str, list[Verdict]] = {}
         self._notes: dict[str, list[Note]] = {}
         self._standing: dict[str, dict[str, Verdict]] = {}
         self._marks: dict[str, Verdict | Note] = {}
-        self._asked: set[str] = set()
+        self._second_requested: set[str] = set()
 
     def refresh(self) -> int:
-        """Read what was added since; the number of the last event."""
+        """Read new events; returns the number of the last one."""
         with self._lock:
-            for event in self.log.events(after=self.seen):
+            for event in self.log.events(after=self.last_event):
                 self._take(event)
-                self.seen = event.number
-            return self.seen
+                self.last_event = event.number
+            return self.last_event
 
     def verdicts(self, item: str | None = None) -> tuple[Verdict, ...]:
-        """Those on a picture, or all, in the order they were given."""
+        """Those on an image, or all, in the order they were given."""
         with self._lock:
             if item is not None:
                 return tuple(self._verdicts.get(item, ()))
@@ -91,71 +92,79 @@ class Readings:
             )
 
     def notes(self, item: str | None = None) -> tuple[Note, ...]:
-        """Those on a picture, or all, in the order they were written."""
+        """Those on an image, or all, in the order they were written."""
         with self._lock:
             if item is not None:
                 return tuple(self._notes.get(item, ()))
             return tuple(sorted((n for some in self._notes.values() for n in some), key=lambda n: n.number))
 
     def standing(self, reviewer: str) -> dict[str, Verdict]:
-        """A reviewer's last verdict by picture."""
+        """A reviewer's last verdict by image."""
         with self._lock:
             return dict(self._standing.get(reviewer, {}))
 
-    def asked(self) -> set[str]:
-        """Pictures for which somebody ever asked for a second reader."""
+    def second_requested(self) -> set[str]:
+        """Images for which any reviewer ever requested a second reviewer."""
         with self._lock:
-            return set(self._asked)
+            return set(self._second_requested)
 
-    def readers(self, item: str) -> dict[str, Verdict]:
-        """Each reviewer's last verdict on a picture."""
+    def by_reviewer(self, item: str) -> dict[str, Verdict]:
+        """Each reviewer's last verdict on an image."""
         return {v.reviewer: v for v in self.verdicts(item)}
 
-    def decide(
-        self, item: str, reviewer: str, verdict: str, *, reason: str = "", blind: bool, seen: int, mark: str
+    def add_verdict(
+        self,
+        item: str,
+        reviewer: str,
+        verdict: str,
+        *,
+        reason: str = "",
+        blind: bool,
+        previous: int,
+        mark: str,
     ) -> Verdict:
-        """Add a verdict. `seen` is the reviewer's verdict before (0: none), `mark` lets it be sent twice and count once."""
+        """Add a verdict; `previous` is the event of the reviewer's last one (0: none), `mark` makes a resend count once."""
         if verdict not in VERDICTS:
             raise EquicamError(
                 "a verdict", needs=f"one of {', '.join(VERDICTS)}", got=repr(verdict)[:40], fix="one of them"
             )
-        reason = text("a reason", reason)
+        reason = clean_text("a reason", reason)
         with self._lock:
             self.refresh()
             before = self._standing.get(reviewer, {}).get(item)
             if known := self._known(mark, reviewer, item, verdict, reason):
                 return known
             last = before.number if before else 0
-            if last != seen:
+            if last != previous:
                 raise StaleError(
-                    "this verdict", needs="the last one you gave here to be what you saw", got=f"event {last}, not {seen}",
-                    fix="reading the picture again",
+                    "this verdict", needs="your last one here to be the one you saw", got=f"event {last}, not {previous}",
+                    fix="reloading the image",
                 )  # fmt: skip
             if before and not reason:
                 raise EquicamError(
                     "a changed verdict", needs="a reason", got="none", fix="a word on why it changes"
                 )
-            told = {"item": item, "verdict": verdict, "reason": reason, "mark": mark}
+            payload = {"item": item, "verdict": verdict, "reason": reason, "mark": mark}
             self.log.add(
-                "verdict", told | {"blind": blind and not before, "changes": last or None}, who=reviewer
+                "verdict", payload | {"blind": blind and not before, "changes": last or None}, who=reviewer
             )
             self.refresh()
             if added := self._known(mark, reviewer, item, verdict, reason):
                 return added
         raise OSError(f"{self.log.path}: a verdict was written and cannot be read back")
 
-    def remark(self, item: str, reviewer: str, said: str, *, mark: str) -> Note:
+    def add_note(self, item: str, reviewer: str, text: str, *, mark: str) -> Note:
         """Add a note."""
-        said = text("a note", said)
-        if not said:
+        text = clean_text("a note", text)
+        if not text:
             raise EquicamError("a note", needs="words", got="none", fix="writing some")
         with self._lock:
-            self.log.add("note", {"item": item, "text": said, "mark": mark}, who=reviewer)
+            self.log.add("note", {"item": item, "text": text, "mark": mark}, who=reviewer)
             self.refresh()
             added = self._marks.get(mark)
-        if not isinstance(added, Note) or (added.item, added.reviewer, added.text) != (item, reviewer, said):
+        if not isinstance(added, Note) or (added.item, added.reviewer, added.text) != (item, reviewer, text):
             raise StaleError(
-                "this note", needs="a mark of its own", got="one used before", fix="sending it anew"
+                "this note", needs="a mark of its own", got="one used before", fix="sending it again"
             )
         return added
 
@@ -163,72 +172,74 @@ class Readings:
         known = self._marks.get(mark)
         if known is None:
             return None
-        asked = (reviewer, item, verdict, reason)
+        given = (reviewer, item, verdict, reason)
         if (
             not isinstance(known, Verdict)
-            or (known.reviewer, known.item, known.verdict, known.reason) != asked
+            or (known.reviewer, known.item, known.verdict, known.reason) != given
         ):
             raise StaleError(
-                "this verdict", needs="a mark of its own", got="one used before", fix="sending it anew"
+                "this verdict", needs="a mark of its own", got="one used before", fix="sending it again"
             )
         return known
 
     def _take(self, event: Event) -> None:
-        told, item = event.payload, event.payload.get("item")
+        payload, item = event.payload, event.payload.get("item")
         if not isinstance(item, str):
             return
-        made: Verdict | Note
-        if event.kind == "verdict" and told.get("verdict") in VERDICTS:
-            made = Verdict(
-                event.number, event.time, event.who, item, told["verdict"], str(told.get("reason") or ""),
-                bool(told.get("blind")), told.get("changes"), event.previous, event.hash,
+        added: Verdict | Note
+        verdict = RENAMED.get(str(payload.get("verdict")), payload.get("verdict"))
+        if event.kind == "verdict" and verdict in VERDICTS:
+            added = Verdict(
+                event.number, event.time, event.who, item, verdict, str(payload.get("reason") or ""),
+                bool(payload.get("blind")), payload.get("changes"), event.previous, event.hash,
             )  # fmt: skip
-            self._verdicts.setdefault(item, []).append(made)
-            self._standing.setdefault(event.who, {})[item] = made
-            if made.verdict == "second-reader":
-                self._asked.add(item)
+            self._verdicts.setdefault(item, []).append(added)
+            self._standing.setdefault(event.who, {})[item] = added
+            if added.verdict == "second-reviewer":
+                self._second_requested.add(item)
         elif event.kind == "note":
-            made = Note(event.number, event.time, event.who, item, str(told.get("text") or ""))
-            self._notes.setdefault(item, []).append(made)
+            added = Note(event.number, event.time, event.who, item, str(payload.get("text") or ""))
+            self._notes.setdefault(item, []).append(added)
         else:
             return
-        if isinstance(told.get("mark"), str):
-            self._marks[told["mark"]] = made
+        if isinstance(payload.get("mark"), str):
+            self._marks[payload["mark"]] = added
 
 
-def text(what: str, given: str, *, most: int = MOST_TEXT) -> str:
-    """Somebody's words as they are kept: trimmed, of bounded length, and such that every file can hold them."""
-    said = given.strip()
-    if len(said) > most:
-        raise EquicamError(what, needs=f"at most {most:,} characters", got=f"{len(said):,}", fix="fewer")
-    if any(c == "\x00" or unicodedata.category(c) == "Cs" for c in said):
-        raise EquicamError(what, needs="text", got="characters that are none", fix="typing it anew")
-    return said
+def clean_text(what: str, given: str, *, most: int = MAX_TEXT_CHARS) -> str:
+    """A person's text, trimmed; refused if it is too long or no file format could hold it."""
+    text = given.strip()
+    if len(text) > most:
+        raise EquicamError(what, needs=f"at most {most:,} characters", got=f"{len(text):,}", fix="fewer")
+    if any(c == "\x00" or unicodedata.category(c) == "Cs" for c in text):
+        raise EquicamError(what, needs="text", got="characters that are none", fix="typing it again")
+    return text
 
 
 def reviewer_name(given: str) -> str:
-    """A name that can stand in a log and a table: one line, nothing hidden in it."""
-    said = unicodedata.normalize("NFC", text("a reviewer's name", given, most=MOST_NAME))
-    if not said or not said.isprintable():
+    """A name for logs and tables: one line of printable characters."""
+    name = unicodedata.normalize("NFC", clean_text("a reviewer's name", given, most=MAX_NAME_CHARS))
+    if not name or not name.isprintable():
         raise EquicamError(
             "a reviewer's name", needs="letters on one line", got=repr(given)[:40], fix="initials or a name"
         )
-    return said
+    return name
 
 
-def exported(
-    readings: Readings, triage: pa.Table, *, of: str | None = None, told: bool = True
+def verdict_rows(
+    review_log: ReviewLog, triage: pa.Table, *, reviewer: str | None = None, with_triage: bool = True
 ) -> list[dict[str, Any]]:
-    """Verdicts as rows, those of one reviewer or all; `told` adds what the triage says of each picture."""
-    given = [v for v in readings.verdicts() if of in (None, v.reviewer)]
+    """Verdicts as rows, those of one reviewer or all; `with_triage` adds each image's columns of the triage."""
+    given = [v for v in review_log.verdicts() if reviewer in (None, v.reviewer)]
     last = {(v.reviewer, v.item): v.number for v in given}
     first = {(v.reviewer, v.item): v.number for v in reversed(given)}
-    names = [name for name in TOLD if told and name in triage.column_names]
-    known = {row["id"]: row for row in triage.select(["id", *names]).to_pylist()} if told else {}
+    added = TRIAGE_COLUMNS if with_triage else ()
+    names = [name for name in added if name in triage.column_names]
+    known = {row["id"]: row for row in triage.select(["id", *names]).to_pylist()} if with_triage else {}
     rows = []
     for v in given:
         about, facts = (v.reviewer, v.item), known.get(v.item, {})
         row = asdict(v) | {"first": first[about] == v.number, "stands": last[about] == v.number}
-        row |= {name: facts.get(name) for name in (TOLD if told else ())}
-        rows.append({name: row[name] for name in (*COLUMNS, *(TOLD if told else ()))})
+        row |= {name: facts.get(name) for name in added}
+        rows.append({name: row[name] for name in (*COLUMNS, *added)})
     return rows

@@ -1,43 +1,86 @@
-"""Is a run what it says: files against their digests, the log's chain, and a sample computed again."""
+"""Is a run what it claims to be: files against their digests, the log's chain, and a sample computed again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from equicam.auditing.audit import content, sealed
-from equicam.auditing.compute import Plans, computed, prepared
+from equicam.auditing.audit import sealed
+from equicam.auditing.compute import compute_shard, preprocess_to_array
 from equicam.auditing.log import Log
-from equicam.auditing.store import Drawn, Run, file_digest
-from equicam.data.decoding import opened
-from equicam.data.items import Item
+from equicam.auditing.reload import Reloaded
+from equicam.auditing.store import RunStore
+from equicam.auditing.stored_maps import StoredMaps
+from equicam.data.decoding import decode_image
+from equicam.data.digests import content_digest, file_digest
 from equicam.errors import EquicamError
 from equicam.models.images import VisibleBoxes
 from equicam.models.weights import fingerprint
-from equicam.readers.model import Model
+from equicam.reasons import Reason, describe
 from equicam.shards import read_json
 
-TOLERANCES = {"prob": 2e-3, "peum": 2e-4, "eq": 5e-3, "map": 0.999}
-"""Largest difference of probability, PEUM and Eq, least Pearson of maps: what other batches and libraries may change."""
+TOLERANCES = {"confidence": 2e-3, "peum_score": 2e-4, "eq": 5e-3, "map": 0.999}
+"""Largest difference of confidence, PEUM and Eq, and least Pearson of maps, that other batches or libraries may cause."""
 
 
-def check_files(run: Run) -> tuple[int, list[str]]:
+@dataclass(frozen=True)
+class Verification:
+    """What was checked, and everything that differs."""
+
+    files: int
+    events: int
+    recomputed: int
+    problems: tuple[str, ...]
+    worst: Mapping[str, float] = field(default_factory=dict)  # largest differences, and least Pearson of maps
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return not self.problems
+
+
+def verify_run(
+    store: RunStore,
+    reloaded: Reloaded | None,
+    *,
+    sample: int,
+    seed: int = 0,
+    noted_hash: str | None = None,
+    tick: Callable[[int], None] = lambda _count: None,
+) -> Verification:
+    """Check files and log, and recompute a sample if the run was reloaded; the result goes into the log."""
+    files, problems = check_files(store)
+    events, chain = check_log(store, noted_hash)
+    recomputed, more, worst = 0, list[str](), dict[str, float]()
+    if reloaded is not None and sample:
+        recomputed, more, worst = recompute(store, reloaded, count=sample, seed=seed, tick=tick)
+    found = Verification(files, events, recomputed, (*problems, *chain, *more), worst)
+    try:
+        Log(store.folder).add("verified", {"problems": len(found.problems), "recomputed": recomputed})
+    except OSError as error:
+        return Verification(files, events, recomputed, (*found.problems, f"log: {error}"), worst)
+    return found
+
+
+def check_files(store: RunStore) -> tuple[int, list[str]]:
     """Every file of a finished run against its digest, and the digests and the queue against the log."""
-    there = run.folder / "digests.json"
+    path = store.folder / "digests.json"
     problems: list[str] = []
     known: dict[str, str] = {}
-    if missing := len(run.pending()):
+    if missing := len(store.pending()):
         problems.append(
-            f"the run is not finished: {missing} of {run.parts} parts are missing; equicam audit goes on"
+            f"the run is not finished: {missing} of {store.shard_count} shards are missing; equicam audit goes on"
         )
-    elif not there.is_file():
+    elif not path.is_file():
         problems.append("digests.json is missing; equicam audit seals the run again")
     try:
-        log = Log(run.folder)
-        known = read_json(there) if there.is_file() else {}
-        if known and not sealed(run, log):
+        log = Log(store.folder)
+        known = read_json(path) if path.is_file() else {}
+        if known and not sealed(store, log):
             problems.append("digests.json is not the one the log was sealed with")
         triaged = log.events("triaged")
         queued: dict[str, str] = triaged[-1].payload.get("files", {}) if triaged else {}
@@ -45,7 +88,7 @@ def check_files(run: Run) -> tuple[int, list[str]]:
         return 0, [*problems, str(error)]
     for name, digest in (known | queued).items():
         try:
-            now = file_digest(run.folder / name)
+            now = file_digest(store.folder / name)
         except OSError as error:
             problems.append(f"{name} cannot be read: {error.strerror}")
             continue
@@ -54,86 +97,89 @@ def check_files(run: Run) -> tuple[int, list[str]]:
     return len(known) + len(queued), problems
 
 
-def check_log(run: Run, noted: str | None = None) -> tuple[int, list[str]]:
+def check_log(store: RunStore, noted_hash: str | None = None) -> tuple[int, list[str]]:
     """The chain of events, and that it still holds a hash noted elsewhere."""
-    log = Log(run.folder)
+    log = Log(store.folder)
     try:
         events, problems = log.events(), log.problems()
     except (OSError, ValueError) as error:
         return 0, [f"log: {error}"]
-    if noted and noted not in {event.hash for event in events}:
+    if noted_hash and noted_hash not in {event.hash for event in events}:
         problems.append(
-            f"the event with hash {noted[:12]}… is not there: the log was cut off or written anew"
+            f"the event with hash {noted_hash[:12]}… is not there: the log was cut off or rewritten"
         )
     return len(events), [f"log: {problem}" for problem in problems]
 
 
 def recompute(
-    run: Run, model: Model, plans: Plans, items: Sequence[Item], *, count: int, seed: int = 0,
+    store: RunStore, reloaded: Reloaded, *, count: int, seed: int = 0,
     tick: Callable[[int], None] = lambda _count: None,
 ) -> tuple[int, list[str], dict[str, float]]:  # fmt: skip
-    """Random finished pictures explained again and compared, within stated tolerances."""
-    spec = run.spec
-    if fingerprint(model.module) != spec.weights:
+    """Explain random finished images again and compare, within the stated tolerances."""
+    context, model = reloaded.context, reloaded.context.model
+    if fingerprint(model.module) != store.manifest.weights:
         return 0, ["the model's weights are not those of the run"], {}
     try:
-        fine = run.items(["id", "status"])
-        ok = set(fine.filter(pc.equal(fine["status"], "ok"))["id"].to_pylist())
-        there = [item for item in items if item.id in ok]
-        chosen = np.random.default_rng(seed).permutation(len(there))[:count]
-        picked = [there[i] for i in sorted(chosen)]
-        rows, before = run.rows(item.id for item in picked), run.maps(item.id for item in picked)
+        statuses = store.read_items(["id", "status"])
+        ok = set(statuses.filter(pc.equal(statuses["status"], "ok"))["id"].to_pylist())
+        candidates = [item for item in reloaded.items if item.id in ok]
+        order = np.random.default_rng(seed).permutation(len(candidates))[:count]
+        chosen = [candidates[i] for i in sorted(order)]
+        rows, before = store.rows(item.id for item in chosen), store.maps(item.id for item in chosen)
     except EquicamError as error:
         return 0, [f"nothing could be computed again: {error}"], {}
-    again = 0
+    recomputed = 0
     problems: list[str] = []
-    worst = {"prob": 0.0, "peum": 0.0, "eq": 0.0, "map": 1.0}
-    visible = VisibleBoxes(model)
-    for item in picked:
+    worst = {"confidence": 0.0, "peum_score": 0.0, "eq": 0.0, "map": 1.0}
+    for item in chosen:
         row = rows[item.id]
-        if content(item) != row["sha256"]:
-            problems.append(f"{item.id!r}: the picture is not the one that was explained")
+        if content_digest(item) != row["sha256"]:
+            problems.append(f"{item.id!r}: the image is not the one that was explained")
             continue
-        found = opened(item, lambda picture: prepared(model, picture), visible)
-        now_rows, now_maps = computed(plans, [found])
-        again += 1
-        problems += _compared(item.id, row, now_rows, before.get(item.id), now_maps, worst)
+        decoded = decode_image(item, partial(preprocess_to_array, model), VisibleBoxes(model))
+        now_rows, now_maps = compute_shard(context, [decoded])
+        recomputed += 1
+        problems += _compare(item.id, row, now_rows, before.get(item.id), now_maps, worst)
         tick(1)
-    return again, problems, worst
+    return recomputed, problems, worst
 
 
-def _compared(
+def _compare(
     name: str,
     row: dict[str, Any],
     now_rows: pa.Table,
-    before: Drawn | None,
+    before: StoredMaps | None,
     now_maps: pa.Table,
     worst: dict[str, float],
 ) -> list[str]:
     (now,) = now_rows.to_pylist()
-    if now["status"] != "ok" or before is None:
-        return [f"{name!r}: {now['reason'] or 'its map is missing'}"]
+    if now["status"] != "ok":
+        return [
+            f"{name!r}: {describe(Reason.from_row({'code': now['reason'], 'values': now['reason_values']}))}"
+        ]
+    if before is None:
+        return [f"{name!r}: its map is missing"]
     problems = []
     if now["target"] != row["target"]:
         problems.append(f"{name!r}: explained class {row['target']}, now {now['target']}")
-    same = [key for key in ("flags", "kept") if now[key] != row[key]]
-    problems += [f"{name!r}: {key} {row[key]}, now {now[key]}" for key in same]
-    for key in ("prob", "peum", "eq"):
+    changed = [key for key in ("flags", "views_kept") if now[key] != row[key]]
+    problems += [f"{name!r}: {key} {row[key]}, now {now[key]}" for key in changed]
+    for key in ("confidence", "peum_score", "eq"):
         if row[key] is None or now[key] is None:
             if row[key] is not now[key]:
                 problems.append(f"{name!r}: {key} {row[key]}, now {now[key]}")
             continue
-        apart = abs(now[key] - row[key])
-        worst[key] = max(worst[key], apart)
-        if not apart <= TOLERANCES[key]:
+        difference = abs(now[key] - row[key])
+        worst[key] = max(worst[key], difference)
+        if not difference <= TOLERANCES[key]:
             problems.append(
                 f"{name!r}: {key} {row[key]:.5f}, now {now[key]:.5f} (tolerance {TOLERANCES[key]})"
             )
-    alike = _correlation(before.map, Drawn.of(now_maps.to_pylist()[0]).map)
-    worst["map"] = min(worst["map"], alike)
-    if alike < TOLERANCES["map"]:
+    r = _correlation(before.map, StoredMaps.from_row(now_maps.to_pylist()[0]).map)
+    worst["map"] = min(worst["map"], r)
+    if r < TOLERANCES["map"]:
         problems.append(
-            f"{name!r}: map correlates {alike:.4f} with what was stored (at least {TOLERANCES['map']})"
+            f"{name!r}: map correlates {r:.4f} with the stored one (at least {TOLERANCES['map']})"
         )
     return problems
 
@@ -142,12 +188,3 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return 1.0 if np.ptp(a) == np.ptp(b) else 0.0
     return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
-
-
-def refuse_unloadable(run: Run) -> None:
-    """A run of a caller's own module can be checked from Python only, with that module."""
-    if run.spec.model is None:
-        raise EquicamError(
-            "this command", needs="a model it can load", got="a run of a module of the caller's",
-            fix="equicam.auditing.verify.recompute with the module",
-        )  # fmt: skip

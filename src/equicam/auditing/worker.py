@@ -1,4 +1,4 @@
-"""A run's parts as work for other processes and machines: everything a worker needs, in one thing that can be sent."""
+"""The shards of a run as work for other processes and machines: one frozen object that is pickled to each."""
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -12,99 +12,90 @@ import PIL
 import torch
 
 from equicam import __version__
-from equicam.auditing.compute import Plans, computed, prepared
-from equicam.auditing.store import Run
-from equicam.core.views import Fill
-from equicam.data.decoding import Decoders, Opened, opened
-from equicam.engines.worker import Home, Part, Recipe, Sent, blinded, same_model
+from equicam.auditing.compute import AuditContext, compute_shard, preprocess_to_array
+from equicam.auditing.manifest import Manifest
+from equicam.auditing.store import TEMPORARY, RunStore
+from equicam.data.decoding import Box, DecodedImage, DecoderPool, decode_image
+from equicam.engines.worker import ModelSource, Shard, SharedFolder, load_checked, load_preprocessing
 from equicam.errors import EquicamError
-from equicam.evaluation.spec import ViewCount
-from equicam.methods import find
 from equicam.models.images import VisibleBoxes
 from equicam.readers.model import Model
 from equicam.shards import differences
 
 
 @dataclass(frozen=True)
-class Auditing:
-    """How the parts of a run are computed, wherever that is."""
+class AuditJob:
+    """The recipe of a run and everything a worker needs to compute shards of it."""
 
-    home: Home
-    made: Recipe | Sent
-    blind: Model | None  # what opens pictures; None: to be loaded
-    weights: str
-    versions: tuple[tuple[str, str], ...]
-    method: str
-    views: ViewCount
-    as_published: bool
-    tau: float | None
-    gamma: float | None
-    fill: Fill
-    dtype: torch.dtype | None
-    calibrated: frozenset[str]
-    workers: int
-    part: int  # pictures in one
-    picture_bytes: int  # of one prepared
+    folder: SharedFolder
+    manifest: Manifest
+    calibration: frozenset[str]
+    model_source: ModelSource
+    preprocessing: Model | None  # the model without weights; None: each worker loads it
+    workers: int  # decoding processes
+    image_bytes: int  # of one preprocessed image
 
     @property
-    def part_bytes(self) -> int:
-        """About how much memory the opened pictures of a part take."""
-        return self.part * self.picture_bytes
+    def shard_bytes(self) -> int:
+        """Approximate memory of the decoded images of a shard."""
+        return self.manifest.shard_size * self.image_bytes
 
-    def opened(self, part: Part) -> list[Opened]:
-        """The pictures of a part; one that killed a worker before is a row with a reason."""
-        number, items = part
-        note = self.home.enter() / f".opening-{number:06d}.part"
-        if note.exists():  # whoever opened these last did not come back
+    def decode(self, shard: Shard) -> list[DecodedImage]:
+        """The images of a shard; one that killed a worker before is isolated and becomes a row with a reason."""
+        number, items = shard
+        note = self.folder.enter() / f".opening-{number:06d}{TEMPORARY}"
+        if note.exists():  # the last worker that decoded this shard died
             with closing(self._decoders()) as decoders:
-                found = decoders.alone(items)
+                found = decoders.decode_isolated(items)
         else:
             note.touch()
             try:
-                found = [opened(item, *self._eyes()) for item in items]
+                found = [decode_image(item, *self._preprocessing()) for item in items]
             except Exception:
-                note.unlink(missing_ok=True)  # an error is no death
+                note.unlink(missing_ok=True)  # an exception is not a death
                 raise
         note.unlink(missing_ok=True)
         return found
 
-    def ahead(self, parts: Sequence[Part]) -> Iterator[list[Opened]]:
-        """Parts opened in processes of this one's own."""
+    def decode_ahead(self, shards: Sequence[Shard]) -> Iterator[list[DecodedImage]]:
+        """Shards decoded by child processes, ahead of the caller."""
         with closing(self._decoders()) as decoders:
-            yield from decoders.parts([items for _, items in parts])
+            yield from decoders.decode_shards([items for _, items in shards])
 
-    def ready(self, device: str) -> Callable[[int, list[Opened]], None]:
-        """Load the model, refuse what would make other rows, and compute."""
-        run = Run(self.home.enter())
-        if found := differences(dict(self.versions), dict(versions())):
+    def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], None]:
+        """Load the model, refuse versions or weights that would give other rows, and return the computation."""
+        run = RunStore(self.folder.enter())
+        if found := differences(dict(self.manifest.versions), dict(versions())):
             raise EquicamError(
-                "a worker", needs="the versions the run was begun with", got="; ".join(found), fix="the same everywhere"
+                "a worker", needs="the versions the run was started with", got="; ".join(found), fix="the same everywhere"
             )  # fmt: skip
-        model = same_model(self.made, device, self.weights)
-        chosen = find(
-            self.method, views=self.views, as_published=self.as_published, tau=self.tau, gamma=self.gamma
-        )
-        plans = Plans(model, chosen, self.fill, self.dtype, self.calibrated)
+        model = load_checked(self.model_source, device, self.manifest.weights)
+        context = AuditContext(model, self.manifest.recipe, self.calibration)
 
-        def compute(number: int, found: list[Opened]) -> None:
-            # a part that somebody given up for lost has written stays as it is
-            if not run.has(number):
-                rows, maps = computed(plans, found)
-                if not run.has(number):
-                    run.write_part(number, rows, maps)
+        def compute(number: int, decoded: list[DecodedImage]) -> None:
+            # another worker may have written this shard after being presumed dead; keep it
+            if not run.has_shard(number):
+                items, maps = compute_shard(context, decoded)
+                if not run.has_shard(number):
+                    run.write_shard(number, items, maps)
 
         return compute
 
-    def _eyes(self) -> tuple["partial[np.ndarray]", VisibleBoxes]:
-        model = self.blind or blinded(self.made)
-        return partial(prepared, model), VisibleBoxes(model)
+    def _preprocessing(self) -> tuple["partial[np.ndarray]", "partial[Box]"]:
+        model = self.preprocessing or load_preprocessing(self.model_source)
+        return partial(preprocess_to_array, model), VisibleBoxes(model)
 
-    def _decoders(self) -> Decoders:
-        return Decoders(*self._eyes(), workers=self.workers, size=self.picture_bytes, part=self.part)
+    def _decoders(self) -> DecoderPool:
+        return DecoderPool(
+            *self._preprocessing(),
+            workers=self.workers,
+            image_bytes=self.image_bytes,
+            shard_size=self.manifest.shard_size,
+        )
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """What computed the rows."""
+    """The versions that decide rows."""
     return (
         ("equicam", __version__),
         ("python", platform.python_version()),

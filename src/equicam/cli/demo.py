@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from equicam.cli import audit as commands
-from equicam.cli.shared import console, exit_on_error, plain, say
+from equicam.cli.shared import console, exit_on_error, open_run, plain, say
 
 
 def demo(
@@ -21,6 +21,7 @@ def demo(
     from PIL import Image
 
     from equicam.data.synthetic import draw_many
+    from equicam.reasons import describe, from_rows
 
     name = "" if count == 200 else f"-{count}"
     images, run = out / f"images{name}", out / f"run{name}"
@@ -33,10 +34,10 @@ def demo(
     commands.audit(str(images), run, calibrate=count // 2, device="cpu")
     commands.triage(run, evidence=20, device="cpu")
     commands.verify(run, sample=5, device="cpu")
-    worst = commands.worst_cases(run, 3)
+    worst = open_run(run).queue()[:3]
     console.print(f"\nfirst in the queue, {len(worst)} of them:")
     for row in worst:
-        why = "; ".join(row["reasons"])
+        why = "; ".join(describe(reason) for reason in from_rows(row["reasons"]))
         console.print(f"  {escape(plain(row['id']))}: {escape(plain(why))}", soft_wrap=True, highlight=False)
     commands.report(run)
     say("Synthetic images and a synthetic model: use them to look around, not to draw conclusions.")

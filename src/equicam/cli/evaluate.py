@@ -63,12 +63,12 @@ def evaluate(
         from dataclasses import replace
 
         import equicam
-        from equicam.engines.worker import Recipe
+        from equicam.engines.worker import ModelFromName
         from equicam.models.names import absolute_model, absolute_weights
         from equicam.report.tables import printed
 
         named = None if classes is None else tuple(split_commas(classes) or ())
-        recipe = Recipe(absolute_model(model), absolute_weights(weights), named, layer, compile_)
+        recipe = ModelFromName(absolute_model(model), absolute_weights(weights), named, layer, compile_)
         device, chosen = resolve_engine(engine, address, actors, device, recipe)
         rows = equicam.evaluate(
             replace(recipe(device), name=model), source, methods=split_commas(methods) or [],

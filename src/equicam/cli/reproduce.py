@@ -105,7 +105,7 @@ def reproduce(
         )  # fmt: skip
         _say_alone(bench)
         lines = list(named(name).lines(bench))
-        from equicam.shards import write_whole
+        from equicam.shards import write_atomic
 
         out.mkdir(parents=True, exist_ok=True)
         kept = {
@@ -116,7 +116,7 @@ def reproduce(
             "n": n,
             "lines": [one.as_json() for one in lines],
         }
-        write_whole(out / f"{name}.json", json.dumps(kept, indent=1, ensure_ascii=False).encode())
+        write_atomic(out / f"{name}.json", json.dumps(kept, indent=1, ensure_ascii=False).encode())
     console.print(_table(name, lines))
     for one in lines:
         if one.reason and one.verdict != "not run":

@@ -75,9 +75,9 @@ def _serve(
             "equicam review", needs="FastAPI and uvicorn", got=f"no module {error.name}", fix="pip install 'equicam[review]'"
         ) from error  # fmt: skip
     from equicam.auditing.log import Log
+    from equicam.auditing.queue_files import refuse_unranked
     from equicam.auditing.review_log import reviewer_name
     from equicam.review.auth import Door
-    from equicam.review.queue import refuse_unranked
 
     if host not in LOOPBACK and not expose:
         raise EquicamError(
@@ -85,14 +85,14 @@ def _serve(
             fix="leaving --host out and ssh -L from elsewhere",
         )  # fmt: skip
     found = open_run(run, source)
-    refuse_unranked(found.folder)
+    refuse_unranked(found.store)
     name = reviewer_name(reviewer) if reviewer else None if expose else _login()
     with _listening(host, port) as listening:
         at = listening.getsockname()[1]
         door = Door(
             port=at, hosts=(host, socket.gethostname()) if expose else (), exposed=expose, reviewer=name
         )
-        app = make_app(found, door, blind=blind)
+        app = make_app(found.store, door, blind=blind)
         Log(found.folder).add("review opened", {"blind": blind, "exposed": expose}, who=name or "equicam")
         shown = f"[{host}]" if ":" in host else "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
         address = f"http://{shown}:{at}/?token={door.token}"
@@ -147,21 +147,20 @@ def _export(run: Path, path: Path) -> int:
     from dataclasses import asdict
 
     from equicam.auditing.csv_export import as_csv
-    from equicam.auditing.review_log import COLUMNS, TOLD, Readings, exported
-    from equicam.review.queue import refuse_unranked
-    from equicam.shards import json_ready, read_table, write_whole
+    from equicam.auditing.queue_files import read_queue
+    from equicam.auditing.review_log import COLUMNS, TRIAGE_COLUMNS, ReviewLog, verdict_rows
+    from equicam.shards import json_ready, write_atomic
 
     found = open_run(run)
-    refuse_unranked(found.folder)
-    readings = Readings(found.folder)
+    readings = ReviewLog(found.folder)
     readings.refresh()
-    rows = exported(readings, read_table(found.folder / "triage.parquet"))
+    rows = verdict_rows(readings, read_queue(found.store))
     if path.suffix.lower() == ".csv":
-        write_whole(path, as_csv((*COLUMNS, *TOLD), rows))
+        write_atomic(path, as_csv((*COLUMNS, *TRIAGE_COLUMNS), rows))
     elif path.suffix.lower() == ".json":
         notes = [asdict(note) for note in readings.notes()]
         told = {"complete": True, "verdicts": rows, "notes": notes}
-        write_whole(path, json.dumps(json_ready(told), indent=1, allow_nan=False).encode())
+        write_atomic(path, json.dumps(json_ready(told), indent=1, allow_nan=False).encode())
     else:
         raise EquicamError(
             "--export", needs="a name that ends in .csv or .json", got=plain(path), fix="verdicts.csv"

@@ -18,10 +18,10 @@ from equicam.errors import EquicamError
 if TYPE_CHECKING:
     import torch
 
-    from equicam.auditing.store import Run
     from equicam.engines.devices import Devices
     from equicam.engines.ray import Cluster
-    from equicam.engines.worker import Recipe
+    from equicam.engines.worker import ModelFromName
+    from equicam.run import Run
 
 for stream in (sys.stdout, sys.stderr):
     if hasattr(stream, "reconfigure"):
@@ -128,15 +128,15 @@ def resolve_device(device: str | None) -> str:
 
 
 def resolve_engine(
-    engine: str, address: str | None, actors: int | None, device: str | None, recipe: "Recipe"
+    engine: str, address: str | None, actors: int | None, device: str | None, recipe: "ModelFromName"
 ) -> "tuple[str, Devices | Cluster | None]":
     """The device of this process's own model, and the engine that computes, if not this process alone."""
     from equicam.engines.devices import Devices
 
     if engine == "ray":
-        from equicam.engines.ray import Cluster, best
+        from equicam.engines.ray import Cluster, best_device
 
-        return "cpu", Cluster(device or best(address), address, actors, recipe)
+        return "cpu", Cluster(device or best_device(address), address, actors, recipe)
     if engine != "local":
         raise EquicamError("engine", needs="local or ray", got=repr(engine), fix="--engine ray")
     if address is not None or actors is not None:
@@ -149,17 +149,9 @@ def resolve_engine(
 
 def open_run(folder: Path, source: str | None = None) -> "Run":
     """An existing run, with its images where they are now."""
-    from equicam.auditing.store import Run
+    from equicam.run import open_run as open_existing
 
-    run = Run(folder)
-    spec = run.spec
-    if source is None:
-        return run
-    from equicam.data.items import valid_utf8
-    from equicam.data.sources import find_items
-
-    items = find_items(source, split=spec.split)
-    return Run(folder, moved={item.id: valid_utf8(str(item.path.absolute())) for item in items})
+    return open_existing(folder, source)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Pictures opened in worker processes, ahead of the device; a picture that kills its worker is a row with a reason.
+"""Images decoded in worker processes ahead of the device; an image that kills its worker becomes a row with a reason.
 
-Workers let go of the run's lock when they start and die with their parent, so nothing of a killed run blocks the next.
-What they make of pictures they put into memory that they share with their parent: through a pipe it would be copied by
-the process that computes. It has no name, so that nothing is left of it when they end.
+Workers close the run's lock when they start and die with their parent, so nothing of a killed run blocks the next.
+They leave pixels in memory shared with their parent, because a pipe would make the computing process copy them. The
+memory has no name, so the system frees it when the processes end.
 """
 
 import contextlib
@@ -22,21 +22,24 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from equicam.auditing.store import file_digest
+from equicam.data.digests import file_digest
 from equicam.data.items import Item, open_item, prefetch
+from equicam.data.processes import end_with_parent
 from equicam.data.remote import file_stat
-from equicam.engines.worker import die_with
-from equicam.errors import EquicamError
+from equicam.reasons import Reason
 
-Prepare = Callable[[Image.Image], NDArray[np.float32]]
-Frame = Callable[[tuple[int, int]], tuple[float, float, float, float]]
-AHEAD = 2
-"""Parts that are opened while one is worked on."""
+Box = tuple[float, float, float, float]
+"""x0, y0, x1, y1 in pixels of the image."""
+Preprocess = Callable[[Image.Image], NDArray[np.float32]]
+InputBox = Callable[[tuple[int, int]], Box]
+"""From an image's width and height, the box of it that the model's input shows."""
+SHARDS_AHEAD = 2
+"""Shards decoded while one is computed."""
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A picture as the model's input, and what is known of its file; or the reason why there is none."""
+class DecodedImage:
+    """An image as the model's input, with the facts about its file; or the reason why it cannot be one."""
 
     item: Item
     x: NDArray[np.float32] | None = None
@@ -45,147 +48,157 @@ class Opened:
     mtime_ns: int | None = None
     width: int | None = None
     height: int | None = None
-    frame: tuple[float, float, float, float] | None = None
-    reason: str | None = None
+    input_box: Box | None = None
+    reason: Reason | None = None
     seconds: float = 0.0
 
 
-def opened(item: Item, prepare: Prepare, frame: Frame) -> Opened:
-    """Open one picture; whatever is wrong with it becomes its reason."""
+def failure_reason(error: Exception) -> Reason:
+    """Why an image could not be decoded or preprocessed; every exception counts, whoever raised it."""
+    return Reason("unreadable", {"error": type(error).__name__, "message": str(error)})
+
+
+def decode_image(item: Item, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
+    """Decode and preprocess one image; any exception on the way becomes its reason."""
     start = time.perf_counter()
-    found = Opened(item)
+    found = DecodedImage(item)
     try:
         found = replace(found, **asdict(file_stat(item.path)))
         if item.index is None and found.bytes is not None:
             item = prefetch(item)
             found = replace(found, sha256=file_digest(item.path))
-        picture = open_item(item)
-        size = (picture.width, picture.height)
+        image = open_item(item)
+        size = (image.width, image.height)
         if item.index is not None:
-            found = replace(found, sha256=hashlib.sha256(picture.tobytes()).hexdigest())
+            found = replace(found, sha256=hashlib.sha256(image.tobytes()).hexdigest())
         found = replace(found, width=size[0], height=size[1])
-        found = replace(found, x=prepare(picture), frame=frame(size))
-    except (EquicamError, OSError, ValueError, MemoryError, RuntimeError) as error:
-        found = replace(found, x=None, reason=str(error) or type(error).__name__)
+        found = replace(found, x=preprocess(image), input_box=input_box(size))
+    except Exception as error:  # noqa: BLE001  # a bad image never ends a run
+        found = replace(found, x=None, reason=failure_reason(error))
     return replace(found, seconds=time.perf_counter() - start)
 
 
-class Shared:
-    """Places for pictures of one size, in memory that processes forked from this one see too."""
+class SharedBuffer:
+    """Slots for arrays of one size, in memory that forked processes share."""
 
-    def __init__(self, size: int, count: int) -> None:
-        self.size = size
-        self._memory = mmap.mmap(-1, max(1, size * count))
+    def __init__(self, slot_bytes: int, slots: int) -> None:
+        self.slot_bytes = slot_bytes
+        self._memory = mmap.mmap(-1, max(1, slot_bytes * slots))
 
-    def put(self, place: int, x: NDArray[np.float32]) -> bool:
-        """Leave a picture there, if it has the size."""
-        if x.nbytes != self.size:
+    def put(self, slot: int, x: NDArray[np.float32]) -> bool:
+        """Copy an array into a slot; False if its size differs."""
+        if x.nbytes != self.slot_bytes:
             return False
-        self.at(place, x.shape)[...] = x
+        self.at(slot, x.shape)[...] = x
         return True
 
-    def at(self, place: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """What is there: the memory itself, not a copy."""
-        count, start = self.size // 4, place * self.size
+    def at(self, slot: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """A view of a slot, not a copy."""
+        count, start = self.slot_bytes // 4, slot * self.slot_bytes
         return np.frombuffer(self._memory, np.float32, count, start).reshape(shape)
 
 
-Told = tuple[Opened, tuple[int, ...] | None]
-"""What a worker says of a picture; with a shape where its pixels are in shared memory."""
+Reply = tuple[DecodedImage, tuple[int, ...] | None]
+"""A worker's answer; with a shape if the pixels are in shared memory."""
 
 
-class Decoders:
-    """Worker processes that open pictures of parts, the next parts while the present one is worked on."""
+class DecoderPool:
+    """Worker processes that decode the images of shards ahead of the caller."""
 
     def __init__(
-        self, prepare: Prepare, frame: Frame, *, workers: int, size: int = 0, part: int = 0, lock: int = -1
+        self,
+        preprocess: Preprocess,
+        input_box: InputBox,
+        *,
+        workers: int,
+        image_bytes: int = 0,
+        shard_size: int = 0,
+        lock: int = -1,
     ) -> None:
-        """`size` is how many bytes a prepared picture has, `part` how many pictures a part; one of others is sent."""
-        self._settings = (prepare, frame, lock, os.getpid())
+        """Images of another size than `image_bytes` once preprocessed are pickled instead of shared."""
+        self._settings = (preprocess, input_box, lock, os.getpid())
         self._workers = workers
-        self._size, self._part = size, part
-        self._open_pool()
+        self._image_bytes, self._shard_size = image_bytes, shard_size
+        self._start_pool()
 
-    def parts(self, parts: Sequence[Sequence[Item]]) -> Iterator[list[Opened]]:
-        """Every part's pictures, opened, in order; their pixels stay as they are until the next part is asked for."""
-        waiting: list[tuple[Sequence[Item], Shared, int, list[Future[Told]]]] = []
-        for number, part in enumerate(parts):
-            first = number % (AHEAD + 1) * self._part
-            waiting.append((part, self._shared, first, self._submit(part, first)))
-            if len(waiting) > AHEAD:
+    def decode_shards(self, shards: Sequence[Sequence[Item]]) -> Iterator[list[DecodedImage]]:
+        """The decoded images of every shard, in order; a shard's pixels are valid until the next is requested."""
+        waiting: list[tuple[Sequence[Item], SharedBuffer, int, list[Future[Reply]]]] = []
+        for number, shard in enumerate(shards):
+            first = number % (SHARDS_AHEAD + 1) * self._shard_size
+            waiting.append((shard, self._buffer, first, self._submit(shard, first)))
+            if len(waiting) > SHARDS_AHEAD:
                 yield self._results(*waiting.pop(0))
-        for some in waiting:
-            yield self._results(*some)
+        for rest in waiting:
+            yield self._results(*rest)
 
     def close(self) -> None:
-        """End the workers; what they are at is waited for, what they would do next is not done."""
+        """Wait for the images being decoded, drop the others, and end the workers."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _submit(self, part: Sequence[Item], first: int) -> list[Future[Told]]:
+    def decode_isolated(self, items: Sequence[Item]) -> list[DecodedImage]:
+        """Decode each image in a process of its own, so that only a deadly image is lost."""
+        return [self._decode_isolated(item) for item in items]
+
+    def _submit(self, shard: Sequence[Item], first: int) -> list[Future[Reply]]:
         try:
-            places = [first + i if i < self._part else -1 for i in range(len(part))]
-            return [self._pool.submit(_open, *one) for one in zip(part, places, strict=True)]
+            slots = [first + i if i < self._shard_size else -1 for i in range(len(shard))]
+            return [self._pool.submit(_decode, *one) for one in zip(shard, slots, strict=True)]
         except BrokenProcessPool:
             return []
 
     def _results(
-        self, part: Sequence[Item], shared: Shared, first: int, futures: Sequence[Future[Told]]
-    ) -> list[Opened]:
+        self, shard: Sequence[Item], buffer: SharedBuffer, first: int, futures: Sequence[Future[Reply]]
+    ) -> list[DecodedImage]:
         try:
-            if len(futures) == len(part):
-                told = [future.result() for future in futures]
+            if len(futures) == len(shard):
+                replies = [future.result() for future in futures]
                 return [
-                    found if shape is None else replace(found, x=shared.at(first + i, shape))
-                    for i, (found, shape) in enumerate(told)
+                    found if shape is None else replace(found, x=buffer.at(first + i, shape))
+                    for i, (found, shape) in enumerate(replies)
                 ]
         except BrokenProcessPool:
             pass
-        # one of these, or of the parts ahead, killed a worker: each alone, in a process of its own
-        alone = self.alone(part)
-        self._open_pool()
-        return alone
+        # an image of this shard or of one ahead killed a worker: find it by decoding each alone
+        isolated = self.decode_isolated(shard)
+        self._start_pool()
+        return isolated
 
-    def alone(self, items: Sequence[Item]) -> list[Opened]:
-        """Each picture in a process of its own: one that kills it has that as its reason."""
-        return [self._alone(item) for item in items]
-
-    def _alone(self, item: Item) -> Opened:
-        with self._new(1) as single:
+    def _decode_isolated(self, item: Item) -> DecodedImage:
+        with self._new_pool(1) as single:
             try:
-                return single.submit(_open, item, -1).result()[0]
+                return single.submit(_decode, item, -1).result()[0]
             except BrokenProcessPool:
-                return Opened(
-                    item,
-                    **asdict(file_stat(item.path)),
-                    reason="opening it killed the process: the file is not safe to open",
-                )
+                return DecodedImage(item, **asdict(file_stat(item.path)), reason=Reason("killed-decoder"))
 
-    def _open_pool(self) -> None:
-        # with a memory of its own: what is left of a pool that broke may still be writing
-        self._shared = Shared(self._size, (AHEAD + 1) * self._part)
-        self._pool = self._new(self._workers)
+    def _start_pool(self) -> None:
+        # a new buffer as well: workers of a broken pool may still be writing to the old one
+        self._buffer = SharedBuffer(self._image_bytes, (SHARDS_AHEAD + 1) * self._shard_size)
+        self._pool = self._new_pool(self._workers)
 
-    def _new(self, workers: int) -> ProcessPoolExecutor:
-        # forked: the model's own preprocessing may be any function, and need not be one that can be sent
+    def _new_pool(self, workers: int) -> ProcessPoolExecutor:
+        # forked, because a model's preprocessing may be any function, picklable or not
         context = multiprocessing.get_context("fork")
-        return ProcessPoolExecutor(workers, context, _enter, (self._shared, *self._settings))
+        return ProcessPoolExecutor(workers, context, _start_worker, (self._buffer, *self._settings))
 
 
 _worker: dict[str, Any] = {}
 
 
-def _enter(shared: Shared, prepare: Prepare, frame: Frame, lock: int, parent: int) -> None:
+def _start_worker(
+    buffer: SharedBuffer, preprocess: Preprocess, input_box: InputBox, lock: int, parent: int
+) -> None:
     with contextlib.suppress(OSError):
         os.close(lock)
-    die_with(parent)
+    end_with_parent(parent)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    _worker.update(prepare=prepare, frame=frame, shared=shared)
+    _worker.update(preprocess=preprocess, input_box=input_box, buffer=buffer)
 
 
-def _open(item: Item, place: int) -> Told:
-    """Open one picture; its pixels go into shared memory where there is a place for them."""
-    found = opened(item, _worker["prepare"], _worker["frame"])
-    if place < 0 or found.x is None or not _worker["shared"].put(place, found.x):
+def _decode(item: Item, slot: int) -> Reply:
+    """Decode one image; its pixels go into shared memory if it has a slot."""
+    found = decode_image(item, _worker["preprocess"], _worker["input_box"])
+    if slot < 0 or found.x is None or not _worker["buffer"].put(slot, found.x):
         return found, None
     return replace(found, x=None), found.x.shape

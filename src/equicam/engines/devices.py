@@ -1,4 +1,4 @@
-"""Several devices of one machine: a process for each, and parts dealt out to them like cards."""
+"""Several devices of one machine: one process a device, and each process gets its share of the shards."""
 
 import contextlib
 import multiprocessing
@@ -10,16 +10,17 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from equicam.engines.worker import Job, Part, Recipe, Sent, die_with
+from equicam.data.processes import end_with_parent
+from equicam.engines.worker import Job, ModelSource, Shard
 from equicam.errors import EquicamError
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices by name; `made` is how each gets its model, the caller's own if left out."""
+    """Devices by name; each loads its model from `model_source`, or gets a copy of the caller's."""
 
     names: tuple[str, ...]
-    made: Recipe | Sent | None = None
+    model_source: ModelSource | None = None
 
     def __post_init__(self) -> None:
         kinds = {name.partition(":")[0] for name in self.names}
@@ -30,84 +31,86 @@ class Devices:
 
     @property
     def kind(self) -> str:
-        """What they are: cpu or cuda."""
+        """Cpu or cuda."""
         return self.names[0].partition(":")[0]
 
-    def work(self, job: Job, parts: Sequence[Part]) -> Iterator[int]:
-        """Compute the parts; their numbers as they are written. What a worker that fails had written stays."""
-        # not forked: a process that has used CUDA has no children that can
+    def work(self, job: Job, shards: Sequence[Shard]) -> Iterator[int]:
+        """Compute the shards; yield each number once it is written. Shards of a failed worker stay."""
+        # spawn, because a forked child of a process that has used CUDA cannot use it
         context = multiprocessing.get_context("spawn")
-        waiting: dict[Any, tuple[str, SpawnProcess]] = {}
+        running: dict[Any, tuple[str, SpawnProcess]] = {}
         share = len(self.names)
         try:
             for i, name in enumerate(self.names):
-                if dealt := parts[i::share]:
-                    ours, theirs = context.Pipe(duplex=False)
+                if dealt := shards[i::share]:
+                    receiver, sender = context.Pipe(duplex=False)
                     worker = context.Process(
-                        target=_worker, args=(job, name, share, dealt, theirs, os.getpid())
+                        target=_worker, args=(job, name, share, dealt, sender, os.getpid())
                     )
-                    with _sendable():
+                    with _refuse_unpicklable():
                         worker.start()
-                    theirs.close()
-                    waiting[ours] = name, worker
-            while waiting:
-                heard = wait(list(waiting))
-                for ours in [one for one in waiting if one in heard]:
-                    name, worker = waiting[ours]
-                    said = _said(ours)
-                    if isinstance(said, int):
-                        yield said
+                    sender.close()
+                    running[receiver] = name, worker
+            while running:
+                ready = wait(list(running))
+                for receiver in [one for one in running if one in ready]:
+                    name, worker = running[receiver]
+                    message = _receive(receiver)
+                    if isinstance(message, int):
+                        yield message
                         continue
                     worker.join()
-                    if said is not None or worker.exitcode:
-                        raise _failed(name, said, worker.exitcode)
-                    del waiting[ours]
+                    if message is not None or worker.exitcode:
+                        raise _failed(name, message, worker.exitcode)
+                    del running[receiver]
         finally:
-            for _, worker in waiting.values():
-                worker.kill()  # a part is whole or not there
+            for _, worker in running.values():
+                worker.kill()  # safe: a shard is written atomically
                 worker.join()
 
 
-def _said(ours: Any) -> int | str | None:
-    """A part's number, what is wrong, or None when there is nothing more."""
+def _receive(receiver: Any) -> int | str | None:
+    """The number of a written shard, an error message, or None at the end."""
     try:
-        said: int | str = ours.recv()
+        message: int | str = receiver.recv()
     except EOFError:
         return None
-    return said
+    return message
 
 
 @contextlib.contextmanager
-def _sendable() -> Iterator[None]:
+def _refuse_unpicklable() -> Iterator[None]:
     try:
         yield
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise EquicamError(
-            "several devices", needs="a model and methods that other processes can be sent", got=error,
+            "several devices", needs="a model and methods that can be pickled", got=error,
             fix="a model by name, a factory in a file, or one device",
         ) from error  # fmt: skip
 
 
-def _failed(name: str, said: str | None, code: int | None) -> EquicamError:
+def _failed(name: str, message: str | None, code: int | None) -> EquicamError:
     killed = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with {code}"
     return EquicamError(
-        f"the worker on {name}", needs="to finish its parts", got=said or f"a process that was {killed}",
-        fix="the same command again: what is written stays",
+        f"the worker on {name}", needs="to finish its shards", got=message or f"a process that was {killed}",
+        fix="the same command again: written shards stay",
     )  # fmt: skip
 
 
-def _worker(job: Job, device: str, share: int, parts: Sequence[Part], pipe: Connection, parent: int) -> None:
-    die_with(parent)
+def _worker(
+    job: Job, device: str, share: int, shards: Sequence[Shard], pipe: Connection, parent: int
+) -> None:
+    end_with_parent(parent)
     import torch
 
     torch.set_num_threads(max(1, torch.get_num_threads() // share))
     try:
-        compute = job.ready(device)
-        for (number, _), found in zip(parts, job.ahead(parts), strict=True):
-            compute(number, found)
+        compute = job.prepare(device)
+        for (number, _), decoded in zip(shards, job.decode_ahead(shards), strict=True):
+            compute(number, decoded)
             pipe.send(number)
     except (EquicamError, OSError) as error:
         pipe.send(str(error))
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
-        raise  # whose fault it is, the traceback says
+        raise  # a bug: keep its traceback

@@ -1,6 +1,6 @@
-"""Many machines: parts go through Ray Data, opened by tasks on CPUs and computed by actors that hold the model.
+"""Many machines: Ray Data decodes shards in CPU tasks and computes them in actors that hold the model.
 
-Ray does the scheduling, the waiting and the trying again; this is the only module that imports it.
+Ray schedules, throttles and retries; this is the only module that imports it.
 """
 
 import logging
@@ -15,23 +15,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from equicam.engines.worker import Job, Part, Recipe, Sent
+from equicam.engines.worker import Job, ModelSource, Shard
 from equicam.errors import EquicamError
 
-BLOCKS = 20_000
-"""At most so many blocks; beyond that, several parts share one."""
-AHEAD = 2
-"""Parts that wait at an actor while it works on one."""
+MAX_BLOCKS = 20_000
+"""With more shards than this, several share a Ray block."""
+SHARDS_QUEUED_PER_ACTOR = 2
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Ray cluster by its address, or one started here; `actors` hold a model each, on a GPU or a CPU each."""
+    """A Ray cluster by its address, or one started here; each of the `actors` holds a model, on a GPU or a CPU."""
 
     device: str = "cpu"
     address: str | None = None
     actors: int | None = None
-    made: Recipe | Sent | None = None
+    model_source: ModelSource | None = None
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
@@ -43,39 +42,39 @@ class Cluster:
 
     @property
     def kind(self) -> str:
-        """What its actors compute on: cpu or cuda."""
+        """Cpu or cuda."""
         return self.device
 
-    def work(self, job: Job, parts: Sequence[Part]) -> Iterator[int]:
-        """Compute the parts; their numbers as they are written, in any order."""
-        with _connected(self.address, self.actors) as ray, _told(ray):
-            actors, openers = self._counts(ray)
+    def work(self, job: Job, shards: Sequence[Shard]) -> Iterator[int]:
+        """Compute the shards; yield each number once it is written, in any order."""
+        with _connected(self.address, self.actors) as ray, _ray_errors_as_ours(ray):
+            actors, decoders = self._counts(ray)
             sent = ray.put(job)
-            rows = [{"part": number, "items": pickle.dumps(list(items))} for number, items in parts]
-            data = ray.data.from_items(rows, override_num_blocks=min(len(rows), BLOCKS))
-            _bound(ray, data.context, job.part_bytes * (actors * (AHEAD + 1) + 2))
-            # beside actors on CPUs opening books none, or actors that come back after a node is lost could take them all
+            rows = [{"shard": number, "items": pickle.dumps(list(items))} for number, items in shards]
+            data = ray.data.from_items(rows, override_num_blocks=min(len(rows), MAX_BLOCKS))
+            _limit_memory(ray, data.context, job.shard_bytes * (actors * (SHARDS_QUEUED_PER_ACTOR + 1) + 2))
+            # with actors on CPUs, decoding reserves none: actors restarted after a lost node could reserve them all
             data = data.map_batches(
-                _open, fn_args=(sent,), batch_size=1, batch_format="pyarrow", num_cpus=1 if self.device == "cuda" else 0,
-                compute=ray.data.TaskPoolStrategy(size=openers),
+                _decode, fn_args=(sent,), batch_size=1, batch_format="pyarrow", num_cpus=1 if self.device == "cuda" else 0,
+                compute=ray.data.TaskPoolStrategy(size=decoders),
             )  # fmt: skip
             data = data.map_batches(
                 _Worker, fn_constructor_args=(sent, self.device), batch_size=1, batch_format="pyarrow",
-                compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=AHEAD),
+                compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=SHARDS_QUEUED_PER_ACTOR),
                 num_cpus=1, num_gpus=1 if self.device == "cuda" else 0,
             )  # fmt: skip
             for row in data.iter_rows():
                 if row["problem"]:
                     raise EquicamError(
-                        "the cluster", needs="to compute every part", got=row["problem"],
-                        fix="the same command once that is put right: what is written stays",
+                        "the cluster", needs="to compute every shard", got=row["problem"],
+                        fix="the same command once that is fixed: written shards stay",
                     )  # fmt: skip
-                yield int(row["part"])
+                yield int(row["shard"])
 
     def _counts(self, ray: Any) -> tuple[int, int]:
-        """How many actors: as asked, else one a GPU, or all CPUs but one; and how many CPUs are left to open pictures."""
-        there = ray.cluster_resources()
-        gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 0))
+        """The number of actors (by default one a GPU, or all CPUs but one), and of CPUs left to decode images."""
+        resources = ray.cluster_resources()
+        gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
         if self.device == "cuda" and not gpus:
             raise EquicamError("the cluster", needs="GPUs", got=f"{cpus} CPUs alone", fix="--device cpu")
         wanted = self.actors or (gpus if self.device == "cuda" else max(1, cpus - 1))
@@ -87,9 +86,9 @@ class Cluster:
         return wanted, cpus - wanted
 
 
-def best(address: str | None) -> str:
-    """What a cluster computes on: cuda if it has GPUs, else cpu."""
-    if not (address or os.environ.get("RAY_ADDRESS")):  # this machine, and no need to start Ray to know
+def best_device(address: str | None) -> str:
+    """The device a cluster computes on: cuda if it has GPUs, else cpu."""
+    if not (address or os.environ.get("RAY_ADDRESS")):  # this machine: no need to start Ray
         import torch
 
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,59 +97,63 @@ def best(address: str | None) -> str:
 
 
 @cache
-def _fetched(sent: Any) -> Job:
+def _fetch_job(sent: Any) -> Job:
     """The job, fetched once a process."""
     found: Job = _ray().get(sent)
     return found
 
 
-def _open(batch: pa.Table, sent: Any) -> pa.Table:
-    """A task: one part's pictures, opened."""
+def _decode(batch: pa.Table, sent: Any) -> pa.Table:
+    """A task: decode the images of one shard."""
     (row,) = batch.to_pylist()
     problem, found = "", b""
     try:
-        found = pickle.dumps(_fetched(sent).opened((row["part"], pickle.loads(row["items"]))))  # noqa: S301  # our own
+        found = pickle.dumps(_fetch_job(sent).decode((row["shard"], pickle.loads(row["items"]))))  # noqa: S301  # our own
     except (EquicamError, OSError) as error:
-        problem = _here(error)
-    columns = {"part": [row["part"]], "opened": pa.array([found], pa.large_binary()), "problem": [problem]}
+        problem = _with_host(error)
+    columns = {
+        "shard": [row["shard"]],
+        "decoded": pa.array([found], pa.large_binary()),
+        "problem": [problem],
+    }
     return pa.table(columns)
 
 
 class _Worker:
-    """An actor: the model is loaded when it starts, and stays."""
+    """An actor: loads the model once, when it starts."""
 
     def __init__(self, sent: Any, device: str) -> None:
         self._problem = ""
         try:
-            self._compute: Callable[[int, Any], None] = _fetched(sent).ready(device)
+            self._compute: Callable[[int, Any], None] = _fetch_job(sent).prepare(device)
         except (EquicamError, OSError) as error:
-            self._problem = _here(error)
+            self._problem = _with_host(error)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """Compute and write one part."""
-        number, opened, problem = (batch[name][0].as_py() for name in ("part", "opened", "problem"))
+        """Compute and write one shard."""
+        number, decoded, problem = (batch[name][0].as_py() for name in ("shard", "decoded", "problem"))
         problem = problem or self._problem
         if not problem:
             try:
-                self._compute(number, pickle.loads(opened))  # noqa: S301  # our own
+                self._compute(number, pickle.loads(decoded))  # noqa: S301  # our own
             except (EquicamError, OSError) as error:
-                problem = _here(error)
-        return pa.table({"part": [number], "problem": [problem]})
+                problem = _with_host(error)
+        return pa.table({"shard": [number], "problem": [problem]})
 
 
-def _here(error: Exception) -> str:
+def _with_host(error: Exception) -> str:
     return f"{error} (on {socket.gethostname()})"
 
 
-def _bound(ray: Any, context: Any, limit: int) -> None:
-    """Opened pictures that may wait at once, in bytes, after which Ray opens no more; and no bars of Ray's own."""
+def _limit_memory(ray: Any, context: Any, limit: int) -> None:
+    """Pause decoding while more than `limit` bytes of decoded images wait; also hide Ray's progress bars."""
     context.execution_options.resource_limits = ray.data.ExecutionResources(object_store_memory=limit)
     context.enable_progress_bars = False
 
 
 @contextmanager
 def _connected(address: str | None, actors: int | None) -> Iterator[Any]:
-    """Ray at an address, or started here for the while; one that the caller has connected to stays so."""
+    """Ray at an address, or started here for the duration; a connection of the caller's is reused and left open."""
     ray = _ray()
     if ray.is_initialized():
         yield ray
@@ -174,20 +177,20 @@ def _connected(address: str | None, actors: int | None) -> Iterator[Any]:
 
 
 @contextmanager
-def _told(ray: Any) -> Iterator[None]:
-    """What ends a run on a cluster, in a sentence."""
+def _ray_errors_as_ours(ray: Any) -> Iterator[None]:
+    """Raise Ray's errors as EquicamError."""
     try:
         yield
     except ray.exceptions.RayError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise EquicamError(
             "the cluster", needs="to stay", got=f"{type(error).__name__}: {lines[-1]}",
-            fix="the same command once it is back: what is written stays",
+            fix="the same command once it is back: written shards stay",
         ) from error  # fmt: skip
 
 
 def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about a run leaves the cluster
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
     try:
         import ray
         import ray.data

@@ -1,15 +1,11 @@
-"""What an engine does: open a part's pictures on a CPU, compute and write the part on a device, in any order."""
+"""The contract between a job and the engine that runs it: shards are decoded on a CPU and computed on a device."""
 
 import copy
-import ctypes
 import hashlib
-import os
-import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,33 +18,31 @@ from equicam.models.load import load
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 
-Part = tuple[int, Sequence[Item]]
-"""Its number, and the pictures in it."""
-Load = Callable[[str], Model]
-"""The model on a device, made anew where it is called."""
+Shard = tuple[int, Sequence[Item]]
+"""Its number, and its images."""
 
 
 @runtime_checkable
 class Job(Protocol):
-    """Work on parts, sent to every worker whole. A part that is written twice is the same part."""
+    """Work on shards, pickled whole to every worker. Computing a shard twice gives the same shard."""
 
     @property
-    def part_bytes(self) -> int:
-        """About how much memory the opened pictures of a part take."""
+    def shard_bytes(self) -> int:
+        """Approximate memory of the decoded images of a shard."""
 
-    def opened(self, part: Part) -> Any:
-        """The pictures of a part, opened; needs no device."""
+    def decode(self, shard: Shard) -> Any:
+        """The images of a shard as model inputs; needs no device."""
 
-    def ahead(self, parts: Sequence[Part]) -> Iterator[Any]:
-        """The same for many parts in their order, the next ones while this one is worked on."""
+    def decode_ahead(self, shards: Sequence[Shard]) -> Iterator[Any]:
+        """The same for many shards in order, decoding the next ones while the caller computes one."""
 
-    def ready(self, device: str) -> Callable[[int, Any], None]:
-        """Load the model; what comes back computes and writes a part."""
+    def prepare(self, device: str) -> Callable[[int, Any], None]:
+        """Load the model; return the function that computes and writes a decoded shard."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A model as `load` makes it: only its name travels, so every worker must find the same weights."""
+class ModelFromName:
+    """A model that each worker loads by name, so every worker must find the same weights."""
 
     name: str
     weights: str | None = None
@@ -57,48 +51,57 @@ class Recipe:
     compiled: bool = False
 
     def __call__(self, device: str) -> Model:
-        """Load it; a network that will be compiled has the memory order convolutions are fastest in."""
+        """Load it; a network to be compiled gets the memory format in which convolutions are fastest."""
         model = load(self.name, weights=self.weights, classes=self.classes, layer=self.layer, device=device)
-        if not self.compiled:
-            return model
-        model.module.to(memory_format=torch.channels_last)
-        return replace(model, compiled=True)
+        if self.compiled:
+            model.module.to(memory_format=torch.channels_last)
+        return model
 
-    def blind(self, model: Model) -> Model | None:
-        """What opening pictures needs of it; None where that cannot travel, for a factory's file is no package."""
+    def preprocessing_only(self, model: Model) -> Model | None:
+        """The model without weights; None if it cannot be pickled, because a factory's file is not importable."""
         return None if ".py" in self.name else _without_weights(model)
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A model that travels whole."""
+class ModelCopy:
+    """A model that is pickled to each worker."""
 
     model: Model
 
     @staticmethod
-    def copy_of(model: Model) -> "Sent":
-        """Of a model that stays where it is; the copy is on the CPU, for not every worker has a GPU."""
+    def copy_of(model: Model) -> "ModelCopy":
+        """A copy on the CPU, because not every worker has a GPU."""
         module = model.module
-        there: dict[int, Any] = {id(b): b.detach().to("cpu", copy=True) for b in module.buffers()}
+        tensors: dict[int, Any] = {id(b): b.detach().to("cpu", copy=True) for b in module.buffers()}
         for p in module.parameters():
-            there[id(p)] = nn.Parameter(p.detach().to("cpu", copy=True), p.requires_grad)
-        # what is large is copied to where it goes, so that a full GPU need not hold it twice
-        return Sent(replace(model, module=copy.deepcopy(module, there).cpu()))
+            tensors[id(p)] = nn.Parameter(p.detach().to("cpu", copy=True), p.requires_grad)
+        # tensors are copied straight to the CPU, so that a full GPU need not hold them twice
+        return ModelCopy(replace(model, module=copy.deepcopy(module, tensors).cpu()))
 
     def __call__(self, device: str) -> Model:
-        """Put it on the device."""
+        """Move it to the device."""
         self.model.module.to(device)
         return self.model
 
-    def blind(self, model: Model) -> Model:
-        """What opening pictures needs of it."""
+    def preprocessing_only(self, model: Model) -> Model:
+        """The model without weights."""
         return _without_weights(model)
 
 
-@cache
-def blinded(made: Recipe | Sent) -> Model:
-    """The same, where it could not travel: loaded, and its weights let go."""
-    return _without_weights(made("cpu"))
+ModelSource = ModelFromName | ModelCopy
+"""How a worker gets its model."""
+
+
+@lru_cache(maxsize=1)
+def _load_preprocessing(source: ModelFromName) -> Model:
+    return _without_weights(source("cpu"))
+
+
+def load_preprocessing(source: ModelSource) -> Model:
+    """The model without weights, loaded here; the last one loaded by name is kept."""
+    if isinstance(source, ModelCopy):
+        return _without_weights(source.model)
+    return _load_preprocessing(source)
 
 
 def _without_weights(model: Model) -> Model:
@@ -106,21 +109,21 @@ def _without_weights(model: Model) -> Model:
 
 
 @dataclass(frozen=True)
-class Home:
-    """A folder that every worker must see, known by what one file in it says."""
+class SharedFolder:
+    """A folder that every worker must see, recognised by the digest of one file in it."""
 
     folder: str
     file: str
     sha256: str
 
     @staticmethod
-    def at(path: Path) -> "Home":
-        """The folder of a file that is there."""
+    def at(path: Path) -> "SharedFolder":
+        """The folder of an existing file."""
         path = path.absolute()
-        return Home(str(path.parent), path.name, _digest(path))
+        return SharedFolder(str(path.parent), path.name, _digest(path))
 
     def enter(self) -> Path:
-        """The folder, or a refusal that names this machine."""
+        """The folder, or an error that names this machine."""
         path = Path(self.folder) / self.file
         try:
             found = "another one" if _digest(path) != self.sha256 else ""
@@ -134,24 +137,15 @@ class Home:
         return path.parent
 
 
-def same_model(made: Recipe | Sent, device: str, weights: str) -> Model:
-    """The model on a device of this worker, refused if its weights are not the run's."""
-    model = made(device)
+def load_checked(source: ModelSource, device: str, weights: str) -> Model:
+    """The model on a device of this worker; refused if its weights are not the run's."""
+    model = source(device)
     if (found := fingerprint(model.module)) != weights:
         raise EquicamError(
             f"a worker on {socket.gethostname()}", needs=f"the run's weights ({weights[:12]}…)", got=f"{found[:12]}…",
             fix="the same weights file on all machines",
         )  # fmt: skip
     return model
-
-
-def die_with(parent: int) -> None:
-    """End when the process that started this one does, however it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _digest(path: Path) -> str:

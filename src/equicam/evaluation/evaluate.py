@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from equicam.core.views import Degrees, Fill
 from equicam.data.items import Item
 from equicam.engines.devices import Devices
-from equicam.engines.worker import Home, Part, Sent
+from equicam.engines.worker import ModelCopy, Shard, SharedFolder
 from equicam.errors import EquicamError
 from equicam.evaluation.equivariance import ANGLES
 from equicam.evaluation.fingerprint import evaluation_fingerprint, explainer_digests
@@ -34,7 +34,7 @@ from equicam.models.weights import fingerprint
 from equicam.models.wrap import wrap
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
-from equicam.shards import FINGERPRINT, Parts
+from equicam.shards import FINGERPRINT, Shards
 
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
@@ -97,7 +97,7 @@ def evaluate(
 
 
 def _compute_shards(
-    model: Model, sample: Sample, spec: EvaluationSpec, shards: Sequence[Part], done: Done
+    model: Model, sample: Sample, spec: EvaluationSpec, shards: Sequence[Shard], done: Done
 ) -> Iterator[tuple[int, pa.Table]]:
     """Compute shards in this process, while the images of the next one are loaded."""
     computer = MapComputer.of(model, spec)
@@ -107,7 +107,7 @@ def _compute_shards(
 
 
 def _write_shards(
-    model: Model, sample: Sample, spec: EvaluationSpec, store: Parts, pending: Sequence[Part], done: Done
+    model: Model, sample: Sample, spec: EvaluationSpec, store: Shards, pending: Sequence[Shard], done: Done
 ) -> None:
     for number, rows in _compute_shards(model, sample, spec, pending, done):
         store.write(number, rows)
@@ -118,8 +118,8 @@ def _send_shards(
     model: Model,
     sample: Sample,
     spec: EvaluationSpec,
-    store: Parts,
-    pending: Sequence[Part],
+    store: Shards,
+    pending: Sequence[Shard],
     done: Done,
 ) -> None:
     """Let the engine's workers compute and write the shards."""
@@ -127,14 +127,14 @@ def _send_shards(
         raise EquicamError(
             "an engine", needs="images in files", got="images in memory", fix="a folder, a list or their paths"
         )  # fmt: skip
-    made = engine.made or Sent.copy_of(model)
+    made = engine.model_source or ModelCopy.copy_of(model)
     job = EvaluationJob(
-        home=Home.at(store.folder / FINGERPRINT),
-        made=made,
-        blind=made.blind(model),
+        folder=SharedFolder.at(store.folder / FINGERPRINT),
+        model_source=made,
+        preprocessing=made.preprocessing_only(model),
         weights=fingerprint(model.module),
         spec=spec,
-        part_bytes=IMAGES_PER_SHARD * input_bytes(model),
+        shard_bytes=IMAGES_PER_SHARD * input_bytes(model),
     )
     sizes = {number: len(items) for number, items in pending}
     with closing(engine.work(job, pending)) as written:  # type: ignore[type-var]

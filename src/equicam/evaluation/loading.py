@@ -12,6 +12,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from equicam.data.decoding import failure_reason
 from equicam.data.image_files import to_rgb
 from equicam.data.items import (
     Item,
@@ -28,14 +29,11 @@ from equicam.errors import EquicamError
 from equicam.evaluation.batch import GroundTruth
 from equicam.models.images import as_batch, box_mask, preprocess_image
 from equicam.readers.model import Model
+from equicam.reasons import describe
 
 Load = Callable[[Item], tuple[Float[Tensor, "c H W"], GroundTruth]]
 """Loads one image as the model's input, with its ground truth."""
 LOADING_THREADS = 8
-# A decoder or a user's preprocessing may raise any of these on a bad image.
-UNREADABLE = (
-    EquicamError, OSError, ValueError, ArithmeticError, MemoryError, RuntimeError, SystemError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,8 @@ def load_or_reason(load: Load, item: Item) -> LoadedImage:
     """Load an image; a bad one becomes a row with a reason instead of ending the evaluation."""
     try:
         x, truth = load(item)
-    except UNREADABLE as error:
-        return LoadedImage(item, None, GroundTruth(), str(error) or type(error).__name__)
+    except Exception as error:  # noqa: BLE001  # a bad image never ends an evaluation
+        return LoadedImage(item, None, GroundTruth(), describe(failure_reason(error)))
     return LoadedImage(item, x, truth)
 
 

@@ -10,15 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from equicam.data.items import Item
-from equicam.engines.worker import Part
+from equicam.engines.worker import Shard
 from equicam.errors import EquicamError
-from equicam.shards import Parts, plain, refuse_another, write_table
+from equicam.shards import Shards, plain, refuse_another, write_table
 
 METADATA_KEY = b"equicam"
 """The key of the Parquet metadata that holds the fingerprint."""
 Done = Callable[[float], None]
 """Receives the number of images finished since its last call."""
-ComputeShards = Callable[[Parts, Sequence[Part], Done], None]
+ComputeShards = Callable[[Shards, Sequence[Shard], Done], None]
 """Computes and writes the pending shards."""
 
 
@@ -41,7 +41,7 @@ def resume(
             f"out {str(out)!r}", needs="a file in a folder that exists", got="a folder" if out.exists() else "no such folder",
             fix="rows.parquet",
         )  # fmt: skip
-    store = Parts(Path(f"{out}.parts"), fingerprint, fix=fix)
+    store = Shards(Path(f"{out}.parts"), fingerprint, fix=fix)
     pending = [(number, shards[number]) for number in store.pending(len(shards))]
     done(sum(map(len, shards)) - sum(len(items) for _, items in pending))
     if pending:

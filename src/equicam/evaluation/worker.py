@@ -9,7 +9,13 @@ import pyarrow as pa
 import torch
 
 from equicam.data.items import Item
-from equicam.engines.worker import Home, Part, Recipe, Sent, blinded, same_model
+from equicam.engines.worker import (
+    ModelSource,
+    Shard,
+    SharedFolder,
+    load_checked,
+    load_preprocessing,
+)
 from equicam.evaluation.batch import EvaluatedBatch, GroundTruth
 from equicam.evaluation.loading import Load, LoadedImage, load_ahead, load_image, load_or_reason
 from equicam.evaluation.maps import MapComputer
@@ -18,43 +24,43 @@ from equicam.evaluation.spec import EvaluationSpec
 from equicam.evaluation.table import to_table, unreadable_rows
 from equicam.models.images import as_batch, stack_images
 from equicam.readers.model import Model
-from equicam.shards import part_path, write_table
+from equicam.shards import shard_path, write_table
 
 
 @dataclass(frozen=True)
 class EvaluationJob:
     """The shards of an evaluation as work for other processes and machines."""
 
-    home: Home
-    made: Recipe | Sent
-    blind: Model | None  # the model without weights, which preprocesses images; None: to be loaded
+    folder: SharedFolder
+    model_source: ModelSource
+    preprocessing: Model | None  # the model without weights, which preprocesses images; None: to be loaded
     weights: str
     spec: EvaluationSpec
-    part_bytes: int
+    shard_bytes: int
 
-    def opened(self, part: Part) -> list[LoadedImage]:
+    def decode(self, shard: Shard) -> list[LoadedImage]:
         """The loaded images of a shard."""
-        return [load_or_reason(self._load(), item) for item in part[1]]
+        return [load_or_reason(self._load(), item) for item in shard[1]]
 
-    def ahead(self, parts: Sequence[Part]) -> Iterator[list[LoadedImage]]:
+    def decode_ahead(self, shards: Sequence[Shard]) -> Iterator[list[LoadedImage]]:
         """The loaded images of many shards, the next shard while this one is computed."""
-        yield from load_ahead([items for _, items in parts], self._load())
+        yield from load_ahead([items for _, items in shards], self._load())
 
-    def ready(self, device: str) -> Callable[[int, list[LoadedImage]], None]:
+    def prepare(self, device: str) -> Callable[[int, list[LoadedImage]], None]:
         """Load the model, refuse one with other weights, and return the function that computes a shard."""
-        folder = self.home.enter()
-        model = same_model(self.made, device, self.weights)
+        folder = self.folder.enter()
+        model = load_checked(self.model_source, device, self.weights)
         computer = MapComputer.of(model, self.spec)
 
         def compute(number: int, images: list[LoadedImage]) -> None:
-            path = part_path(folder, number)
+            path = shard_path(folder, number)
             if not path.is_file():
                 write_table(path, evaluate_shard(computer, images))
 
         return compute
 
     def _load(self) -> Load:
-        return partial(load_image, self.blind or blinded(self.made), with_regions=self.spec.needs_regions)
+        return partial(load_image, self.preprocessing or load_preprocessing(self.model_source), with_regions=self.spec.needs_regions)
 
 
 @torch.no_grad()

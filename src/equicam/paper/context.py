@@ -29,7 +29,7 @@ from equicam.evaluation.statistics import Correlation, Estimate
 from equicam.models.load import load
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
-from equicam.shards import json_ready, write_whole
+from equicam.shards import json_ready, write_atomic
 
 NAMES = {
     "Grad-CAM": "grad-cam",
@@ -190,7 +190,7 @@ class Bench:
             self.model, self.data, methods=methods, scores=scores, as_published=as_published, views=views, n=n or self.n,
             split=self.split, out=self.out / f"rows-{key}.parquet", progress=self.progress, **self.options,
         )  # fmt: skip
-        write_whole(index, json.dumps(known | {key: asked}, indent=1).encode())
+        write_atomic(index, json.dumps(known | {key: asked}, indent=1).encode())
         return found
 
     def affordable(self, methods: Sequence[str]) -> list[str]:

@@ -20,17 +20,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from equicam.auditing.log import Log
-from equicam.auditing.manifest import Spec
-from equicam.auditing.review_log import VERDICTS, Readings
-from equicam.auditing.signals import NAMES, measured
-from equicam.auditing.store import Run
+from equicam.auditing.manifest import Manifest
+from equicam.auditing.review_log import VERDICTS, ReviewLog
+from equicam.auditing.signals import signal_values
+from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
+from equicam.reasons import SIGNALS, Reason, describe, from_rows
 from equicam.report import plots, render
 from equicam.report.explanation_files import MOST_SPREAD
 from equicam.report.render import Pictures
 from equicam.report.text import FLAGS, visible
-from equicam.shards import json_ready, write_whole
+from equicam.shards import json_ready, write_atomic
 
 MOST_BAD = 100  # rows of the table of bad pictures
 SILENT = {"blank", "constant", "none-kept"}  # flags under which PEUM says nothing
@@ -55,7 +56,7 @@ class Ranked(Protocol):
         """A dataclass with its `sentence` and the Eq below which a map is `unstable`."""
 
     @property
-    def worth(self) -> Any:
+    def quality(self) -> Any:
         """A dataclass with its `sentence` and its `advice` on what to rank by, or None."""
 
 
@@ -68,7 +69,7 @@ class Shown:
 
 
 def write_report(
-    run: Run, triage: Ranked, *, evidence: Mapping[str, Evidence] = {}, out: Path | None = None, top: int = 40
+    run: RunStore, triage: Ranked, *, evidence: Mapping[str, Evidence] = {}, out: Path | None = None, top: int = 40
 ) -> Path:
     """RUN/report.html, or `out`, and the JSON beside it."""
     page = run.folder / "report.html" if out is None else Path(out)
@@ -78,9 +79,9 @@ def write_report(
             "a report", needs="a name that ends in .html, and leaves the run's own .json alone", got=valid_utf8(str(page)),
             fix="report.html",
         )  # fmt: skip
-    spec, items = run.spec, run.items()
+    spec, items = run.manifest, run.read_items()
     queue = triage.rows.filter(pc.equal(triage.rows["arm"], "queue")).sort_by("rank").to_pylist()
-    readings = Readings(run.folder)
+    readings = ReviewLog(run.folder)
     readings.refresh()
     shown = _shown(run, spec, items, queue[: max(0, top)], evidence, readings)
     facts = _facts(run, spec, items, queue, triage, readings) | {"queue": [one.facts for one in shown]}
@@ -88,38 +89,38 @@ def write_report(
         facts=facts, shown=shown, plots=_plots(items, queue, triage, len(spec.angles)), manifest=_manifest(spec),
         folder=shlex.quote(valid_utf8(str(run.folder))), most_bad=MOST_BAD, most_spread=MOST_SPREAD, flags=FLAGS,
         scale=render.inline(render.scale_bar()), thinned=len(spec.angles) > render.MOST_VIEWS,
-        named=partial(_named, classes=spec.classes), verdicts=VERDICTS, by=NAMES[triage.by],
+        named=partial(_named, classes=spec.classes), verdicts=VERDICTS, by=SIGNALS[triage.by],
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(beside, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())
-    write_whole(page, text.encode())
+    write_atomic(beside, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())
+    write_atomic(page, text.encode())
     return page
 
 
 def _facts(
-    run: Run,
-    spec: Spec,
+    run: RunStore,
+    spec: Manifest,
     items: pa.Table,
     queue: Sequence[Mapping[str, Any]],
     triage: Ranked,
-    readings: Readings,
+    readings: ReviewLog,
 ) -> dict[str, Any]:
     """Every number of the report, but those of single pictures."""
     log = Log(run.folder)
     events, ok = log.events(), items.filter(pc.equal(items["status"], "ok"))
     bad = items.filter(pc.not_equal(items["status"], "ok"))
     columns = (
-        measured(ok, "peum"),
-        measured(ok, "disagreement"),
+        signal_values(ok, "peum"),
+        signal_values(ok, "disagreement"),
         _numbers(ok["flip_rate"]),
         _numbers(ok["eq"]),
     )
     peum, apart, flips, eq = (v[np.isfinite(v)] for v in columns)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "manifest": asdict(spec),
+        "manifest": spec.to_json() | {"angles": list(spec.angles)},
         "summary": {
-            "pictures": spec.pictures,
+            "pictures": spec.images,
             "done": items.num_rows,
             "ok": ok.num_rows,
             "bad": bad.num_rows,
@@ -131,9 +132,15 @@ def _facts(
         },
         "by": triage.by,
         "guarantee": asdict(triage.guarantee),
-        "worth": None if triage.worth is None else asdict(triage.worth),
+        "worth": None if triage.quality is None else asdict(triage.quality),
         "review": _review(readings, triage),
-        "bad": bad.select(["id", "reason"]).to_pylist(),
+        "bad": [
+            {
+                "id": row["id"],
+                "reason": describe(Reason.from_row({"code": row["reason"], "values": row["reason_values"]})),
+            }
+            for row in bad.select(["id", "reason", "reason_values"]).to_pylist()
+        ],
         "log": {
             "events": len(events),
             "first": events[0].time if events else None,
@@ -144,17 +151,17 @@ def _facts(
     }
 
 
-def _review(readings: Readings, triage: Ranked) -> dict[str, Any] | None:
+def _review(readings: ReviewLog, triage: Ranked) -> dict[str, Any] | None:
     """What reviewers found, in both arms together with their numbers; no picture of the random arm is named."""
     if not readings.verdicts():
         return None
     from equicam.auditing.interrater import (
-        review,  # intervals are slow to load, and most reports have none of these
+        summarise_reviews,  # intervals are slow to load, and most reports have none of these
     )
 
     arms = dict(zip(triage.rows["id"].to_pylist(), triage.rows["arm"].to_pylist(), strict=True))
-    found = review(readings, arms)
-    return None if found is None else found.as_json() | {"of": len(arms)}
+    found = summarise_reviews(readings, arms)
+    return None if found is None else found.to_json() | {"of": len(arms)}
 
 
 def _plots(
@@ -162,8 +169,8 @@ def _plots(
 ) -> dict[str, Markup]:
     """The distributions; what plots hold is ours alone, so it is not escaped."""
     ok = items.filter(pc.equal(items["status"], "ok"))
-    score, flips, eq = measured(ok, triage.by), _numbers(ok["flip_rate"]), _numbers(ok["eq"])
-    queued, named = _among(ok, queue).to_numpy(), NAMES[triage.by]
+    score, flips, eq = signal_values(ok, triage.by), _numbers(ok["flip_rate"]), _numbers(ok["eq"])
+    queued, named = _among(ok, queue).to_numpy(), SIGNALS[triage.by]
     found = {"score": plots.score_histogram(score, queued, named=named)}
     found["flips"] = plots.flip_histogram(np.rint(views * flips[np.isfinite(flips)]).astype(np.int64), views)
     if (both := np.isfinite(score) & np.isfinite(eq)).any():
@@ -175,12 +182,12 @@ def _plots(
 
 
 def _shown(
-    run: Run,
-    spec: Spec,
+    run: RunStore,
+    spec: Manifest,
     items: pa.Table,
     queue: Sequence[Mapping[str, Any]],
     evidence: Mapping[str, Evidence],
-    readings: Readings,
+    readings: ReviewLog,
 ) -> list[Shown]:
     ids = [row["id"] for row in queue]
     known = {row["id"]: row for row in items.filter(_among(items, queue)).to_pylist()}
@@ -208,10 +215,12 @@ def _among(items: pa.Table, queue: Sequence[Mapping[str, Any]]) -> pa.ChunkedArr
 
 
 def _told(
-    ranked: Mapping[str, Any], row: Mapping[str, Any], evidence: Mapping[str, Evidence], spec: Spec
+    ranked: Mapping[str, Any], row: Mapping[str, Any], evidence: Mapping[str, Evidence], spec: Manifest
 ) -> dict[str, Any]:
     flags = list(row["flags"] or [])
-    same = ("label", "target", "prob", "peum", "flip_rate", "kept", "eq", "prob_by_view", "top1_by_view")
+    same = (
+        "label", "target", "confidence", "peum_score", "flip_rate", "views_kept", "eq", "view_confidence", "view_top1",
+    )  # fmt: skip
     return {
         "id": row["id"],
         "rank": ranked["rank"],
@@ -220,15 +229,15 @@ def _told(
         "disagreement": ranked.get("disagreement"),
         "flags": flags,
         "silent": bool(SILENT & {*flags})
-        or (len(spec.angles) > 1 and row["kept"] is not None and row["kept"] <= 1),
-        "reasons": list(ranked["reasons"] or []),
+        or (len(spec.angles) > 1 and row["views_kept"] is not None and row["views_kept"] <= 1),
+        "reasons": [describe(reason) for reason in from_rows(ranked["reasons"])],
         "evidence": dict(evidence[row["id"]]) if row["id"] in evidence else None,
     }
 
 
-def _verdicts(readings: Readings, name: str) -> list[dict[str, Any]]:
+def _verdicts(readings: ReviewLog, name: str) -> list[dict[str, Any]]:
     """Every verdict on a picture, changed ones too, and which stand."""
-    stands = {v.number for v in readings.readers(name).values()}
+    stands = {v.number for v in readings.by_reviewer(name).values()}
     return [asdict(v) | {"stands": v.number in stands} for v in readings.verdicts(name)]
 
 
@@ -237,9 +246,14 @@ def _named(target: int | None, classes: Sequence[str] | None) -> str:
     return classes[target] if known else f"class {target}"  # type: ignore[index]
 
 
-def _manifest(spec: Spec) -> dict[str, str]:
+def _manifest(spec: Manifest) -> dict[str, str]:
     """Every entry in words that fit a line or a few."""
-    told = {name: "none" if value is None else str(value) for name, value in asdict(spec).items()}
+    plain = spec.recipe.to_json() | spec.to_json()
+    told = {
+        name: "none" if value is None else str(value)
+        for name, value in plain.items()
+        if name not in ("recipe", "views")
+    }
     classes = spec.classes or ()
     named = ", ".join(classes[:12]) + (", …" if len(classes) > 12 else "")
     told["classes"] = f"{len(classes)}: {named}" if classes else "not named"

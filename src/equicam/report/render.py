@@ -13,7 +13,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from scipy import ndimage
 
-from equicam.auditing.store import Drawn, file_digest
+from equicam.auditing.stored_maps import StoredMaps
+from equicam.data.digests import file_digest
 from equicam.data.items import Item, open_item, prefetch
 from equicam.data.remote import as_path, file_stat, is_url
 from equicam.errors import EquicamError
@@ -56,7 +57,7 @@ class Pictures:
 
 
 def pictured(
-    row: Mapping[str, Any], arrays: Drawn | None, angles: Sequence[float], *, fetch: bool = False
+    row: Mapping[str, Any], arrays: StoredMaps | None, angles: Sequence[float], *, fetch: bool = False
 ) -> Pictures:
     """Draw one picture's row and maps."""
     grid = (1, 1) if arrays is None else (arrays.map.shape[0], arrays.map.shape[1])
@@ -67,14 +68,14 @@ def pictured(
         return Pictures(seen, missing, None, None, None, False, ())
     under, tile = ground(photo, size), ground(photo, small)
     fused = stretched(arrays.map, size)
-    alone = next((p for a, p in zip(angles, arrays.planes, strict=False) if a % 360 == 0), None)
+    alone = next((p for a, p in zip(angles, arrays.view_maps, strict=False) if a % 360 == 0), None)
     nothing = [None] * len(angles)
     views = list(
         zip(
             angles,
-            arrays.planes,
-            row["prob_by_view"] or nothing,
-            row["top1_by_view"] or nothing,
+            arrays.view_maps,
+            row["view_confidence"] or nothing,
+            row["view_top1"] or nothing,
             strict=False,
         )
     )
@@ -128,7 +129,7 @@ def photograph(row: Mapping[str, Any], size: Size, *, fetch: bool = False) -> Pi
     digest = file_digest(path) if pixels is None else hashlib.sha256(pixels).hexdigest()
     if digest != row["sha256"]:
         return "The file has changed since it was explained, so it is not shown."
-    return _cropped(picture, row["frame"], size)
+    return _cropped(picture, row["input_box"], size)
 
 
 def _cropped(picture: Image.Image, frame: Sequence[Any] | None, size: Size) -> Picture | str:

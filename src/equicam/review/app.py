@@ -18,8 +18,16 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp
 
 from equicam.auditing.csv_export import as_csv
-from equicam.auditing.review_log import COLUMNS, TOLD, VERDICTS, Readings, StaleError, exported, reviewer_name
-from equicam.auditing.store import Run
+from equicam.auditing.review_log import (
+    COLUMNS,
+    TRIAGE_COLUMNS,
+    VERDICTS,
+    ReviewLog,
+    StaleError,
+    reviewer_name,
+    verdict_rows,
+)
+from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
 from equicam.report.text import FLAGS, visible
 from equicam.review import images, visibility
@@ -70,10 +78,10 @@ class Named(BaseModel):
 class Desk:
     """What the routes work on."""
 
-    def __init__(self, run: Run, door: Door, *, blind: bool) -> None:
+    def __init__(self, run: RunStore, door: Door, *, blind: bool) -> None:
         self.run, self.door, self.blind = run, door, blind
-        self.spec = run.spec
-        self.readings = Readings(run.folder)
+        self.spec = run.manifest
+        self.readings = ReviewLog(run.folder)
         self.shelves = Shelves(run, blind=blind)
         self.sieve = Sieve(self.shelves, self.readings)
         self.pictures = images.Pictures(self.spec.angles)
@@ -98,7 +106,7 @@ class Desk:
         return HTMLResponse(self.pages.get_template(name).render(told | values))
 
 
-def make_app(run: Run, door: Door, *, blind: bool = True) -> ASGIApp:
+def make_app(run: RunStore, door: Door, *, blind: bool = True) -> ASGIApp:
     """The page over a run, behind a door."""
     desk = Desk(run, door, blind=blind)
 
@@ -188,8 +196,8 @@ def _add_answers(app: FastAPI, desk: Desk) -> None:
         entry = shelf.find(given.key)
         if entry is None:
             return _no(404, "this picture is not in the queue")
-        made = desk.readings.decide(
-            entry.id, reviewer, given.verdict, reason=given.reason, blind=desk.blind, seen=given.seen, mark=given.mark
+        made = desk.readings.add_verdict(
+            entry.id, reviewer, given.verdict, reason=given.reason, blind=desk.blind, previous=given.seen, mark=given.mark
         )  # fmt: skip
         around = _around(desk, shelf, entry, reviewer, _wanted(request))
         own = desk.readings.standing(reviewer)
@@ -203,7 +211,7 @@ def _add_answers(app: FastAPI, desk: Desk) -> None:
         if entry is None:
             return _no(404, "this picture is not in the queue")
         return JSONResponse(
-            {"number": desk.readings.remark(entry.id, reviewer, said.text, mark=said.mark).number}
+            {"number": desk.readings.add_note(entry.id, reviewer, said.text, mark=said.mark).number}
         )
 
     @app.post("/api/reviewer")
@@ -231,9 +239,11 @@ def _add_files(app: FastAPI, desk: Desk) -> None:
         reviewer = _reader(request)
         shelf = desk.fresh()
         told = desk.sieve.told(shelf, reviewer)
-        rows = exported(desk.readings, shelf.triage, of=None if told else reviewer, told=told)
+        rows = verdict_rows(
+            desk.readings, shelf.triage, reviewer=None if told else reviewer, with_triage=told
+        )
         if kind == "csv":
-            names = [*COLUMNS, *(TOLD if told else ())]
+            names = [*COLUMNS, *(TRIAGE_COLUMNS if told else ())]
             return _download(as_csv(names, rows), "text/csv; charset=utf-8", "verdicts.csv")
         if kind == "json":
             notes = [asdict(n) for n in desk.readings.notes() if told or n.reviewer == reviewer]

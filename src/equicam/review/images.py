@@ -15,7 +15,7 @@ from PIL import Image
 from equicam.review.queue import Entry, Shelf
 
 if TYPE_CHECKING:
-    from equicam.auditing.store import Drawn
+    from equicam.auditing.stored_maps import StoredMaps
 
 LAYER, THUMB, TILE = 256, 176, 96  # longer sides: maps are coarse and scale smoothly
 MOST_PHOTO, PLAIN_PNG = 900, 320
@@ -94,7 +94,7 @@ class Pictures:
             if name == "strip":
                 tiles = [
                     render.view_tile(under, plane, degrees, size=size)
-                    for plane, degrees in zip(arrays.planes, self.angles, strict=False)
+                    for plane, degrees in zip(arrays.view_maps, self.angles, strict=False)
                 ]
                 return _jpeg(np.concatenate(tiles, axis=1)) if len(tiles) > 1 else None
             values = self._turned(arrays, int(number), size) if number else render.stretched(arrays.map, size)
@@ -111,14 +111,14 @@ class Pictures:
             return None if at is None else _layer(self._turned(arrays, at, size))
         return _layer(self._turned(arrays, int(number), size))
 
-    def _turned(self, arrays: "Drawn", number: int, size: tuple[int, int]) -> Any:
+    def _turned(self, arrays: "StoredMaps", number: int, size: tuple[int, int]) -> Any:
         from equicam.report import render
 
-        plane = arrays.planes[number]
+        plane = arrays.view_maps[number]
         return np.clip(render.turned_back(render.stretched(plane, size), self.angles[number]), 0, 1)
 
 
-def _grid(row: dict[str, Any], arrays: "Drawn | None") -> tuple[int, int]:
+def _grid(row: dict[str, Any], arrays: "StoredMaps | None") -> tuple[int, int]:
     if arrays is not None:
         return arrays.map.shape[0], arrays.map.shape[1]
     return int(row.get("height") or 1), int(row.get("width") or 1)
@@ -126,7 +126,7 @@ def _grid(row: dict[str, Any], arrays: "Drawn | None") -> tuple[int, int]:
 
 def _side(row: dict[str, Any]) -> int:
     """As large as what the model saw of the file, within bounds; a small picture is enlarged by the page."""
-    frame = row.get("frame") or [0, 0, row.get("width") or 1, row.get("height") or 1]
+    frame = row.get("input_box") or [0, 0, row.get("width") or 1, row.get("height") or 1]
     seen = max(abs(frame[2] - frame[0]), abs(frame[3] - frame[1]))
     return int(min(max(seen, 32), MOST_PHOTO))
 

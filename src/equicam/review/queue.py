@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from equicam.auditing.review_log import VERDICTS, Readings
-from equicam.auditing.signals import recorded
-from equicam.auditing.store import Drawn, Run
+from equicam.auditing.queue_files import read_queue, refuse_unranked
+from equicam.auditing.review_log import VERDICTS, ReviewLog
+from equicam.auditing.signals import ranked_by
+from equicam.auditing.store import RunStore
+from equicam.auditing.stored_maps import StoredMaps
 from equicam.errors import EquicamError
-from equicam.shards import read_table
 
 A_PAGE = 200  # the most entries of one answer
 FILTERS = ("class", "flag", "verdict", "arm")
@@ -39,7 +40,7 @@ class Entry:
 class Shelf:
     """The queue as it was ranked at one moment."""
 
-    run: Run
+    run: RunStore
     version: str  # of triage.parquet: another one is another order
     triage: pa.Table
     by: str  # what it is ranked by
@@ -66,15 +67,15 @@ class Shelf:
             found["path"] = self.run.moved.get(entry.id, found["path"])
         return found
 
-    def drawn(self, entry: Entry) -> Drawn | None:
+    def drawn(self, entry: Entry) -> StoredMaps | None:
         """Its maps."""
         if not self.run.path("maps", entry.part).is_file():
             return None
-        return Drawn.of(self._rows("maps", entry))
+        return StoredMaps.from_row(self._rows("maps", entry))
 
     def _rows(self, kind: str, entry: Entry) -> dict[str, Any]:
         path = self.run.path(kind, entry.part)
-        table = _part(str(path), path.stat().st_mtime_ns)
+        table = _part(self.run, kind, entry.part, path.stat().st_mtime_ns)
         rows = table.filter(pc.equal(table["id"], entry.id)).to_pylist()
         if not rows:
             raise EquicamError(
@@ -86,14 +87,14 @@ class Shelf:
 
 
 @lru_cache(maxsize=16)
-def _part(path: str, _written: int) -> pa.Table:
-    return read_table(Path(path))
+def _part(run: RunStore, kind: str, number: int, _written: int) -> pa.Table:
+    return run.read_shard(kind, number)
 
 
 class Shelves:
     """The newest shelf of a run: ranked again while it is reviewed, it is read again."""
 
-    def __init__(self, run: Run, *, blind: bool) -> None:
+    def __init__(self, run: RunStore, *, blind: bool) -> None:
         self.run, self.blind = run, blind
         self._lock = threading.Lock()
         self._last: tuple[tuple[int, int], Shelf] | None = None
@@ -101,7 +102,7 @@ class Shelves:
     def newest(self) -> Shelf:
         """As triage.parquet has it now."""
         path = self.run.folder / "triage.parquet"
-        refuse_unranked(self.run.folder)
+        refuse_unranked(self.run)
         with self._lock:
             stat = path.stat()
             stamp = (stat.st_mtime_ns, stat.st_ino)
@@ -110,18 +111,12 @@ class Shelves:
             return self._last[1]
 
 
-def refuse_unranked(folder: Path) -> None:
-    """There is something to review, or a word on how to get it."""
-    if not (folder / "triage.parquet").is_file():
-        raise EquicamError(f"{folder}", needs="a queue to review", got="none", fix="equicam triage first")
-
-
-def _shelved(run: Run, path: Path, *, blind: bool) -> Shelf:
+def _shelved(run: RunStore, path: Path, *, blind: bool) -> Shelf:
     data = path.read_bytes()
-    triage = read_table(path)
+    triage = read_queue(run)
     version = hashlib.sha256(data).hexdigest()[:16]
     sample = run.sample()
-    part = dict(zip(sample["id"].to_pylist(), sample["part"].to_pylist(), strict=True))
+    part = dict(zip(sample["id"].to_pylist(), sample["shard"].to_pylist(), strict=True))
     columns = [triage[name].to_pylist() for name in ("id", "arm", "class", "flags")]
     found = [
         Entry(key_of(name), name, row, part.get(name, 0), arm, named, tuple(flags or ()))
@@ -131,7 +126,7 @@ def _shelved(run: Run, path: Path, *, blind: bool) -> Shelf:
     found.sort(key=lambda e: rank[e.row])
     entries = _mixed(found, version) if blind else tuple(found)
     return Shelf(
-        run, version, triage, recorded(triage), entries,
+        run, version, triage, ranked_by(triage), entries,
         places={e.key: place for place, e in enumerate(entries)},
         ids={e.id: place for place, e in enumerate(entries)},
         flags=dict(sorted(Counter(flag for e in entries for flag in e.flags).items())),
@@ -157,7 +152,7 @@ def _mixed(ranked: list[Entry], salt: str) -> tuple[Entry, ...]:
 class Sieve:
     """Which entries pass a reader's filters; the last few answers are kept."""
 
-    def __init__(self, shelves: Shelves, readings: Readings) -> None:
+    def __init__(self, shelves: Shelves, readings: ReviewLog) -> None:
         self.shelves, self.readings = shelves, readings
         self._kept: dict[tuple[Any, ...], tuple[Entry, ...]] = {}
 
@@ -183,7 +178,7 @@ class Sieve:
                 "the arm", needs="all verdicts given, or a review that is not blind", got="pictures still to read",
                 fix="reading them first",
             )  # fmt: skip
-        stamp = (shelf.version, reviewer, self.readings.seen, *sorted(wanted.items()))
+        stamp = (shelf.version, reviewer, self.readings.last_event, *sorted(wanted.items()))
         found = self._kept.get(stamp)
         if found is None:
             mine = self.readings.standing(reviewer)
@@ -214,7 +209,7 @@ class Sieve:
         return True
 
 
-def wants_second(readings: Readings, item: str) -> bool:
+def wants_second(readings: ReviewLog, item: str) -> bool:
     """One reader alone has asked for another."""
-    found = readings.readers(item)
-    return len(found) == 1 and next(iter(found.values())).verdict == "second-reader"
+    found = readings.by_reviewer(item)
+    return len(found) == 1 and next(iter(found.values())).verdict == "second-reviewer"

@@ -12,9 +12,10 @@ from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any
 
-from equicam.auditing.manifest import Spec
-from equicam.auditing.review_log import VERDICTS, Readings, Verdict
-from equicam.auditing.signals import GIVES_AWAY, NAMES
+from equicam.auditing.manifest import Manifest
+from equicam.auditing.review_log import VERDICTS, ReviewLog, Verdict
+from equicam.auditing.signals import REVEALING
+from equicam.reasons import SIGNALS, describe, from_rows
 from equicam.report.text import visible
 from equicam.review.queue import Entry, Shelf, Sieve, wants_second
 from equicam.shards import json_ready, read_json
@@ -23,7 +24,7 @@ SILENT = {"blank", "constant", "none-kept"}  # flags under which PEUM says nothi
 
 
 def listed(
-    shelf: Shelf, entry: Entry, mine: Mapping[str, Verdict], readings: Readings, *, blind: bool
+    shelf: Shelf, entry: Entry, mine: Mapping[str, Verdict], readings: ReviewLog, *, blind: bool
 ) -> dict[str, Any]:
     """An entry of the list."""
     own = mine.get(entry.id)
@@ -55,7 +56,7 @@ def progress(shelf: Shelf, sieve: Sieve, reviewer: str) -> dict[str, Any]:
     told = sieve.told(shelf, reviewer)
     known = (shelf.entries[shelf.ids[item]] for item in mine) if blind else shelf.entries
     classes = Counter(e.named for e in known if e.named is not None)
-    asked = readings.asked() & shelf.ids.keys()
+    asked = readings.second_requested() & shelf.ids.keys()
     return {
         "version": shelf.version,
         "reviewer": reviewer,
@@ -66,7 +67,7 @@ def progress(shelf: Shelf, sieve: Sieve, reviewer: str) -> dict[str, Any]:
         "classes": dict(sorted(classes.items())),
         "to_second": sum(item not in mine and wants_second(readings, item) for item in asked),
         "arms": dict(shelf.arms) if told else None,
-        "by": NAMES[shelf.by],
+        "by": SIGNALS[shelf.by],
     }
 
 
@@ -89,7 +90,7 @@ def unread(shelf: Shelf, passing: Sequence[Entry], entry: Entry, mine: Mapping[s
     return next((e.key for e in on if e.id not in mine and e.key != entry.key), None)
 
 
-def facts(shelf: Shelf, entry: Entry, sieve: Sieve, reviewer: str, spec: Spec) -> dict[str, Any]:
+def facts(shelf: Shelf, entry: Entry, sieve: Sieve, reviewer: str, spec: Manifest) -> dict[str, Any]:
     """All that this reader may know of a picture now."""
     readings, row = sieve.readings, shelf.row(entry)
     given = readings.verdicts(entry.id)
@@ -97,8 +98,8 @@ def facts(shelf: Shelf, entry: Entry, sieve: Sieve, reviewer: str, spec: Spec) -
     hidden = sieve.shelves.blind and not own
     told = sieve.told(shelf, reviewer)
     ranked, arrays = shelf.ranked(entry), shelf.drawn(entry)
-    held = (*GIVES_AWAY[shelf.by], "low confidence")  # how reasons begin that hold hidden numbers
-    reasons = [r for r in ranked["reasons"] or [] if not (hidden and r.startswith(held))]
+    held = {*REVEALING[shelf.by], "low-confidence"}  # codes of reasons that hold hidden numbers
+    reasons = [r for r in from_rows(ranked["reasons"]) if not (hidden and r.code in held)]
     found: dict[str, Any] = {
         "key": entry.key,
         "place": shelf.places[entry.key] + 1,
@@ -107,7 +108,7 @@ def facts(shelf: Shelf, entry: Entry, sieve: Sieve, reviewer: str, spec: Spec) -
         "seen": own[-1].number if own else 0,
         "verdict": own[-1].verdict if own else None,
         "flags": list(entry.flags),
-        "reasons": [visible(r) for r in reasons],
+        "reasons": [visible(describe(r)) for r in reasons],
         "views": _views(row, spec, arrays is not None, hidden=hidden),
         "upright": next((i for i, angle in enumerate(spec.angles) if angle % 360 == 0), None),
         "has_map": arrays is not None,
@@ -121,35 +122,37 @@ def facts(shelf: Shelf, entry: Entry, sieve: Sieve, reviewer: str, spec: Spec) -
         "evidence": None,
     }
     if not hidden:
-        found["known"] = _known(row, entry, spec) | {"by": NAMES[shelf.by]}
+        found["known"] = _known(row, entry, spec) | {"by": SIGNALS[shelf.by]}
         found["known"]["disagreement"] = ranked.get("disagreement")
     if told:
         found |= {"arm": entry.arm, "rank": ranked["rank"], "evidence": _evidence(shelf, entry)}
     return json_ready(found)  # type: ignore[no-any-return]
 
 
-def _known(row: Mapping[str, Any], entry: Entry, spec: Spec) -> dict[str, Any]:
-    silent = bool(SILENT & {*entry.flags}) or (len(spec.angles) > 1 and (row["kept"] or 2) <= 1)
+def _known(row: Mapping[str, Any], entry: Entry, spec: Manifest) -> dict[str, Any]:
+    silent = bool(SILENT & {*entry.flags}) or (len(spec.angles) > 1 and row["views_kept"] is not None and row["views_kept"] <= 1)
     return {
         "name": visible(entry.id),
         "label": None if row["label"] is None else visible(row["label"]),
         "class": visible(entry.named),
-        **{key: row[key] for key in ("prob", "flip_rate", "kept", "eq", "width", "height")},
-        "peum": None if silent else row["peum"],
+        **{key: row[key] for key in ("flip_rate", "eq", "width", "height")},
+        "prob": row["confidence"],
+        "kept": row["views_kept"],
+        "peum": None if silent else row["peum_score"],
         "silent": silent,
         "top5": [
             {"class": visible(_named(target, spec)), "prob": prob}
-            for target, prob in zip(row["top5"] or (), row["top5_prob"] or (), strict=False)
+            for target, prob in zip(row["top5"] or (), row["top5_confidence"] or (), strict=False)
         ],
     }
 
 
-def _views(row: Mapping[str, Any], spec: Spec, drawn: bool, *, hidden: bool) -> list[dict[str, Any]]:
+def _views(row: Mapping[str, Any], spec: Manifest, drawn: bool, *, hidden: bool) -> list[dict[str, Any]]:
     """One for each angle; what was predicted there once that may be known."""
     if not drawn or len(spec.angles) < 2:
         return []
     nothing = [None] * len(spec.angles)
-    probs, tops = (nothing if hidden else row[name] or nothing for name in ("prob_by_view", "top1_by_view"))
+    probs, tops = (nothing if hidden else row[name] or nothing for name in ("view_confidence", "view_top1"))
     return [
         {
             "degrees": f"{angle:g}°",
@@ -161,7 +164,7 @@ def _views(row: Mapping[str, Any], spec: Spec, drawn: bool, *, hidden: bool) -> 
     ]
 
 
-def _named(target: int, spec: Spec) -> str:
+def _named(target: int, spec: Manifest) -> str:
     return spec.classes[target] if spec.classes and 0 <= target < len(spec.classes) else f"class {target}"
 
 

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.auditing.compute import prepared
-from equicam.data.decoding import AHEAD, Decoders, Shared, opened
+from equicam.auditing.compute import preprocess_to_array
+from equicam.data.decoding import SHARDS_AHEAD, DecoderPool, SharedBuffer, decode_image
 from equicam.data.sources import find_items
 from equicam.models.images import VisibleBoxes, input_bytes
 
@@ -22,7 +22,7 @@ from equicam.models.images import VisibleBoxes, input_bytes
 @pytest.fixture(scope="module")
 def eyes():
     model = equicam.load("embedded")
-    return partial(prepared, model), VisibleBoxes(model)
+    return partial(preprocess_to_array, model), VisibleBoxes(model)
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +49,13 @@ def shared(x):
 def test_every_part_has_the_pixels_opened_here(eyes, items, known):
     size = input_bytes(equicam.load("embedded"))
     parts = by_parts(items, 2)
-    assert len(parts) > AHEAD + 1, "places must come round again"
-    alone = [opened(item, *eyes) for item in items]
+    assert len(parts) > SHARDS_AHEAD + 1, "places must come round again"
+    alone = [decode_image(item, *eyes) for item in items]
     assert all(one.x is None or one.x.nbytes == size for one in alone)
-    settings = {"size": size, "part": 2} if known else {}
+    settings = {"image_bytes": size, "shard_size": 2} if known else {}
     seen = []
-    with closing(Decoders(*eyes, workers=2, **settings)) as decoders:
-        for found in decoders.parts(parts):
+    with closing(DecoderPool(*eyes, workers=2, **settings)) as decoders:
+        for found in decoders.decode_shards(parts):
             time.sleep(0.3)  # for the parts ahead to be opened: they must leave these pixels alone
             assert all(shared(one.x) == known for one in found if one.x is not None)
             seen += [(one.item.id, one.reason, None if one.x is None else one.x.copy()) for one in found]
@@ -74,12 +74,14 @@ def _by_brightness(picture):
 
 def test_a_picture_of_another_size_is_sent(items, eyes):
     good = [item for item in items if not item.id.startswith("05")]
-    alone = [opened(item, _by_brightness, eyes[1]).x for item in good]
+    alone = [decode_image(item, _by_brightness, eyes[1]).x for item in good]
     assert {x.shape[-1] for x in alone} == {6, 8}
     for part in (3, 2):  # also more pictures than a part was said to have
-        with closing(Decoders(_by_brightness, eyes[1], workers=2, size=8 * 8 * 3 * 4, part=part)) as decoders:
+        with closing(
+            DecoderPool(_by_brightness, eyes[1], workers=2, image_bytes=8 * 8 * 3 * 4, shard_size=part)
+        ) as decoders:
             seen = []
-            for found in decoders.parts(by_parts(good, 3)):
+            for found in decoders.decode_shards(by_parts(good, 3)):
                 time.sleep(0.1)
                 seen += [one.x.copy() for one in found]
         for x, expected in zip(seen, alone, strict=True):
@@ -97,14 +99,16 @@ def test_pixels_are_right_after_a_picture_killed_its_worker(items, eyes):
     firsts = [int(np.asarray(Image.open(item.path))[0, 0, 0]) for item in good]
     assert firsts.count(firsts[3]) == 1
     prepare = partial(_deadly, firsts[3])
-    with closing(Decoders(prepare, eyes[1], workers=2, size=96 * 96 * 3 * 4, part=2)) as decoders:
-        first = decoders._shared
+    with closing(
+        DecoderPool(prepare, eyes[1], workers=2, image_bytes=96 * 96 * 3 * 4, shard_size=2)
+    ) as decoders:
+        first = decoders._buffer
         seen = [
             (one.item.id, None if one.x is None else one.x.copy())
-            for found in decoders.parts(by_parts(good, 2))
+            for found in decoders.decode_shards(by_parts(good, 2))
             for one in found
         ]
-    assert decoders._shared is not first, "what is left of the pool that broke may still write there"
+    assert decoders._buffer is not first, "what is left of the pool that broke may still write there"
     assert [name for name, x in seen if x is None] == [good[3].id]
     for item, (_, x) in zip(good, seen, strict=True):
         if item is not good[3]:
@@ -112,7 +116,7 @@ def test_pixels_are_right_after_a_picture_killed_its_worker(items, eyes):
 
 
 def test_a_place_holds_one_picture_and_no_other_size():
-    places = Shared(16, 3)
+    places = SharedBuffer(16, 3)
     for place in range(3):
         assert places.put(place, np.full((2, 2), place, np.float32))
     assert [places.at(place, (2, 2)).mean() for place in range(3)] == [0, 1, 2]

@@ -7,46 +7,48 @@ import pytest
 import torch
 
 import equicam
-from equicam.auditing.compute import Plans, computed
-from equicam.auditing.store import Drawn
-from equicam.data.decoding import Opened
+from equicam.auditing.compute import AuditContext, compute_shard
+from equicam.auditing.stored_maps import StoredMaps
+from equicam.data.decoding import DecodedImage
 from equicam.data.items import Item
-from equicam.methods import find
+from equicam.reasons import Reason, describe
+from equicam.recipe import Recipe
 from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 
 def opened(x):
-    return [Opened(Item(f"{i}", Path(f"{i}.png")), one) for i, one in enumerate(x)]
+    return [DecodedImage(Item(f"{i}", Path(f"{i}.png")), one) for i, one in enumerate(x)]
 
 
 @pytest.fixture
 def plans():
     model = equicam.wrap(seeded(Cnn).float(), layer="trunk")
-    return Plans(model, find("equigrad-cam", views=4), "reflect", None, frozenset())
+    return AuditContext(model, Recipe(views=4, fill="reflect"), frozenset())
 
 
 def test_agreement_is_each_view_against_the_mean_of_the_others(plans):
-    items, maps = computed(plans, opened(pictures(3).float().numpy()))
+    items, maps = compute_shard(plans, opened(pictures(3).float().numpy()))
     for row, kept in zip(items.to_pylist(), maps.to_pylist(), strict=True):
-        planes = Drawn.of(kept).planes
+        planes = StoredMaps.from_row(kept).view_maps
         assert_alive(torch.from_numpy(planes / planes.max()))
         back = [np.rot90(plane, -turn) for turn, plane in enumerate(planes)]  # 0°, 90°, 180°, 270°
         side = back[0].shape[-1]
         y, x = np.mgrid[:side, :side] - (side - 1) / 2
         inside = x**2 + y**2 <= (side / 2) ** 2
-        for t, said in enumerate(row["agree_by_view"]):
+        for t, said in enumerate(row["view_agreement"]):
             others = np.mean([plane for s, plane in enumerate(back) if s != t], axis=0)
             expected = np.corrcoef(back[t][inside], others[inside])[0, 1]
             assert said == pytest.approx(expected, abs=2e-3)  # maps are kept in half precision
-    assert len({round(r, 3) for row in items.to_pylist() for r in row["agree_by_view"]}) > 6
+    assert len({round(r, 3) for row in items.to_pylist() for r in row["view_agreement"]}) > 6
 
 
 def test_a_picture_that_preprocessing_made_nan_of_is_a_row_with_a_reason_and_the_others_are_done(plans):
     x = pictures(3).float().numpy()
-    whole, _ = computed(plans, opened(x[[0, 2]]))
+    whole, _ = compute_shard(plans, opened(x[[0, 2]]))
     x[1, 0, 5, 5] = np.nan
-    items, maps = computed(plans, opened(x))
+    items, maps = compute_shard(plans, opened(x))
     assert items["status"].to_pylist() == ["ok", "bad", "ok"]
-    assert "NaN or infinity" in items["reason"][1].as_py()
+    assert items["reason"].to_pylist() == [None, "not-finite", None]
+    assert "NaN or infinity" in describe(Reason("not-finite"))
     assert maps["id"].to_pylist() == ["0", "2"]
-    assert items["peum"].to_pylist()[::2] == pytest.approx(whole["peum"].to_pylist(), rel=1e-5)
+    assert items["peum_score"].to_pylist()[::2] == pytest.approx(whole["peum_score"].to_pylist(), rel=1e-5)

@@ -1,0 +1,77 @@
+"""The files of a run's queue: ranked, written, and read back."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from equicam.auditing import schema1
+from equicam.auditing.exports import write_csv, write_fiftyone, write_parquet
+from equicam.auditing.log import Log
+from equicam.auditing.store import RunStore
+from equicam.auditing.triage import Triage, triage
+from equicam.data.digests import file_digest
+from equicam.data.items import valid_utf8
+from equicam.errors import EquicamError
+from equicam.shards import read_json, read_table, write_atomic
+
+FILES = ("triage.parquet", "triage.json", "queue.csv", "fiftyone/samples.json", "evidence.json")
+SAME_QUEUE = ("id", "arm", "rank", "place")
+"""The columns that make a queue the same queue."""
+
+
+def rank_run(store: RunStore, options: Mapping[str, Any]) -> Triage:
+    """Rank the rows of a run: a function of the rows and the options alone."""
+    manifest = store.manifest
+    return triage(store.read_items(), angles=manifest.angles, classes=manifest.classes, **options)
+
+
+def write_queue(
+    store: RunStore, found: Triage, options: Mapping[str, Any], evidence: Mapping[str, Any] | None
+) -> None:
+    """Write the queue and its exports, and log their digests; `evidence` None keeps the file there is."""
+    if evidence is not None:
+        write_atomic(store.folder / "evidence.json", json.dumps(evidence, indent=1).encode())
+    write_parquet(found, store.folder / "triage.parquet")
+    write_csv(found, store.folder / "queue.csv")
+    write_fiftyone(found, store.read_items(), store.folder / "fiftyone")
+    text = json.dumps({"options": dict(options), **found.to_json()}, indent=1)
+    write_atomic(store.folder / "triage.json", text.encode())
+    files = {name: file_digest(store.folder / name) for name in FILES if (store.folder / name).is_file()}
+    Log(store.folder).add("triaged", {"options": dict(options), "files": files})
+
+
+def refuse_unranked(store: RunStore, purpose: str = "review") -> None:
+    """Refuse a run without a queue, and name the command that makes one."""
+    if not (store.folder / "triage.parquet").is_file():
+        raise EquicamError(
+            valid_utf8(str(store.folder)),
+            needs=f"a queue to {purpose}",
+            got="none",
+            fix="equicam triage first",
+        )
+
+
+def read_queue(store: RunStore) -> pa.Table:
+    """triage.parquet as written; a queue of 0.1.0 gets present names."""
+    refuse_unranked(store)
+    return schema1.translate_triage(read_table(store.folder / "triage.parquet"))
+
+
+def rank_again(store: RunStore) -> Triage:
+    """The triage of the queue that was written, refused if the rows have changed since."""
+    refuse_unranked(store, "report")
+    found = rank_run(store, read_json(store.folder / "triage.json")["options"])
+    if not found.rows.select(SAME_QUEUE).equals(read_queue(store).select(SAME_QUEUE)):
+        raise EquicamError(
+            valid_utf8(str(store.folder)), needs="the queue of the present rows", got="one made before the run went on",
+            fix="equicam triage again",
+        )  # fmt: skip
+    return found
+
+
+def read_evidence(store: RunStore) -> dict[str, Any]:
+    """The signal-or-noise evidence by image id; empty if none was computed."""
+    path = store.folder / "evidence.json"
+    return read_json(path) if path.is_file() else {}

@@ -1,0 +1,92 @@
+"""Runs that equicam 0.1.0 wrote (schema 1): their names translated to ours on reading.
+
+Such a run can be read, reported, reviewed, verified and ranked by PEUM. It stores no disagreement over all pairs of
+views, and it cannot be resumed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+ITEMS = {
+    "prob": "confidence",
+    "top5_prob": "top5_confidence",
+    "peum": "peum_score",
+    "kept": "views_kept",
+    "prob_by_view": "view_confidence",
+    "top1_by_view": "view_top1",
+    "agree_by_view": "view_agreement",
+    "frame": "input_box",
+}
+MAPS = {"planes": "view_maps", "planes_scale": "view_maps_scale"}
+SAMPLE = {"part": "shard", "calibrated": "calibration"}
+TRIAGE = {"prob": "confidence", "peum": "peum_score"}
+REASONS = pa.list_(pa.struct([("code", pa.string()), ("values", pa.string())]))
+
+
+def translate_manifest(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest of schema 1 with our names; its options become the recipe."""
+    recipe = {
+        "method": found["method"],
+        "views": found["angles"],
+        "fill": found["fill"],
+        "as_published": found["as_published"],
+        "tau": found.get("tau"),
+        "gamma": found.get("gamma"),
+        "compiled": found.get("compiled", False),
+        "seed": found["seed"],
+        # 0.1.0 stored only the type the network ran in; another than float32 or float64 was autocast
+        "dtype": found["dtype"] if found["dtype"] in ("float16", "bfloat16") else None,
+    }
+    same = ("model", "weights", "weights_from", "layer", "layout", "classes", "dtype", "device", "source")
+    kept = {name: found[name] for name in (*same, "split", "data", "versions", "schema")}
+    renamed = {
+        "method_description": found["method_is"],
+        "preprocessing": found["preprocess"],
+        "shard_size": found["part"],
+        "calibration_size": found["calibrate"],
+        "images": found["pictures"],
+    }
+    return kept | renamed | {"recipe": recipe}
+
+
+def translate_items(table: pa.Table) -> pa.Table:
+    """Rows of images: columns renamed, sentences as reasons with the code "text"."""
+    table = rename(table, ITEMS)
+    if "reason" in table.column_names:
+        sentences = table["reason"].to_pylist()
+        values = [None if s is None else json.dumps({"text": s}, ensure_ascii=False) for s in sentences]
+        codes = [None if s is None else "text" for s in sentences]
+        at = table.column_names.index("reason")
+        table = table.set_column(at, "reason", pa.array(codes, pa.string()))
+        table = table.add_column(at + 1, "reason_values", pa.array(values, pa.string()))
+    return table
+
+
+def translate_triage(table: pa.Table) -> pa.Table:
+    """A queue of 0.1.0: columns renamed, sentences as reasons with the code "text"."""
+    table = rename(table, TRIAGE)
+    if pa.types.is_list(table.schema.field("reasons").type) and pa.types.is_string(
+        table.schema.field("reasons").type.value_type
+    ):
+        cells = [
+            [{"code": "text", "values": json.dumps({"text": s}, ensure_ascii=False)} for s in some or ()]
+            for some in table["reasons"].to_pylist()
+        ]
+        at = table.column_names.index("reasons")
+        table = table.set_column(at, "reasons", pa.array(cells, REASONS))
+    return table
+
+
+def rename(table: pa.Table, names: Mapping[str, str]) -> pa.Table:
+    """The table with columns renamed."""
+    return table.rename_columns([names.get(name, name) for name in table.column_names])
+
+
+def old_columns(columns: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """Our column names as schema 1 has them."""
+    old = {new: name for name, new in names.items()}
+    wanted = [old.get(name, name) for name in columns]
+    return list(dict.fromkeys("reason" if name == "reason_values" else name for name in wanted))
