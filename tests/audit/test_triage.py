@@ -18,7 +18,7 @@ from scipy.stats import chisquare
 from equicam.auditing.exports import write_csv, write_fiftyone, write_parquet
 from equicam.auditing.store import ITEMS
 from equicam.auditing.triage import _guarantee, class_quotas, triage
-from equicam.cli import audit as cli_audit
+from equicam.cli import audit_output
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
 
@@ -465,13 +465,14 @@ def test_fiftyone_gets_the_unversioned_layout(tmp_path):
 @pytest.mark.parametrize("columns", ["80", "160"])
 def test_reasons_are_readable_in_any_terminal(capsys, monkeypatch, columns):
     """A column for them in 80 would fold them to shreds: there they have lines of their own."""
-    monkeypatch.setattr(cli_audit, "console", Console(width=int(columns)))
+    monkeypatch.setattr(audit_output, "console", Console(width=int(columns)))
     why = "the views at 60° (r = 0.35), 80° (r = 0.35) and 3 more disagree on the place"
     row = {"rank": 7, "id": "patch.png", "class": "tumour [x]", "confidence": 0.5, "peum_score": 0.05}
     row["reasons"] = [Reason("text", {"text": why}).to_row()]
     guarantee = SimpleNamespace(sentence="what is promised")
-    cli_audit.print_queue(SimpleNamespace(by="peum", budget=2, guarantee=guarantee, quality=None), [row])
+    ranked = SimpleNamespace(by="peum", budget=2, guarantee=guarantee, quality=None, queue=lambda: [row])
+    audit_output.print_queue(ranked)
     said = capsys.readouterr().out
     assert why in said
     assert "tumour [x]" in said
-    assert ("why, by rank" in said) == (columns == "80")
+    assert ("reasons, by rank" in said) == (columns == "80")

@@ -154,8 +154,8 @@ def test_the_demo_audits_ranks_verifies_and_reports(tmp_path):
     assert result.exit_code == 0, result.output
     run = tmp_path / "demo" / "run-10"
     assert "first in the queue, " in result.output
-    assert "5 pictures computed again" in result.output
-    assert "all as it says" in result.output
+    assert "5 recomputed images" in result.output
+    assert "no differences" in result.output
     assert str(run / "report.html") in result.output
     assert "Synthetic" in result.output
     assert "patch-" in (run / "report.html").read_text()

@@ -9,9 +9,9 @@ from equicam.cli import options
 from equicam.cli.shared import (
     console,
     exit_on_error,
+    load_on_engine,
     parse_dtype,
     parse_views,
-    resolve_engine,
     say,
     split_commas,
 )
@@ -63,18 +63,24 @@ def evaluate(
         from dataclasses import replace
 
         import equicam
-        from equicam.engines.worker import ModelFromName
-        from equicam.models.names import absolute_model, absolute_weights
         from equicam.report.tables import printed
 
-        named = None if classes is None else tuple(split_commas(classes) or ())
-        recipe = ModelFromName(absolute_model(model), absolute_weights(weights), named, layer, compile_)
-        device, chosen = resolve_engine(engine, address, actors, device, recipe)
+        loaded, chosen = load_on_engine(
+            model,
+            weights,
+            classes,
+            layer,
+            compile_,
+            device=device,
+            engine=engine,
+            address=address,
+            actors=actors,
+        )
         rows = equicam.evaluate(
-            replace(recipe(device), name=model), source, methods=split_commas(methods) or [],
-            scores=split_commas(scores) or [], n=n, split=split, views=parse_views(views),
+            replace(loaded, name=model), source, methods=split_commas(methods) or [], scores=split_commas(scores) or [],
+            n=n, split=split, views=parse_views(views),
             fill=fill,  # type: ignore[arg-type]
-            as_published=as_published, dtype=parse_dtype(dtype), seed=seed, out=out, engine=chosen,
+            as_published=as_published, dtype=parse_dtype(dtype), compiled=compile_, seed=seed, out=out, engine=chosen,
             progress=console.is_terminal,
         )  # fmt: skip
     for part in printed(rows, details=details):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from equicam.engines.devices import Devices
     from equicam.engines.ray import Cluster
     from equicam.engines.worker import ModelFromName
+    from equicam.readers.model import Model
     from equicam.run import Run
 
 for stream in (sys.stdout, sys.stderr):
@@ -127,8 +128,30 @@ def resolve_device(device: str | None) -> str:
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def load_on_engine(
+    name: str,
+    weights: str | None,
+    classes: str | None,
+    layer: str | None,
+    compiled: bool,
+    *,
+    device: str | None,
+    engine: str,
+    address: str | None,
+    actors: int | None,
+) -> "tuple[Model, Devices | Cluster | None]":
+    """The model, and the engine that computes, if not this process alone."""
+    from equicam.engines.worker import ModelFromName
+    from equicam.models.names import absolute_model, absolute_weights
+
+    names = None if classes is None else tuple(split_commas(classes) or ())
+    source = ModelFromName(absolute_model(name), absolute_weights(weights), names, layer, compiled)
+    device, chosen = resolve_engine(engine, address, actors, device, source)
+    return source(device), chosen
+
+
 def resolve_engine(
-    engine: str, address: str | None, actors: int | None, device: str | None, recipe: "ModelFromName"
+    engine: str, address: str | None, actors: int | None, device: str | None, source: "ModelFromName"
 ) -> "tuple[str, Devices | Cluster | None]":
     """The device of this process's own model, and the engine that computes, if not this process alone."""
     from equicam.engines.devices import Devices
@@ -136,7 +159,7 @@ def resolve_engine(
     if engine == "ray":
         from equicam.engines.ray import Cluster, best_device
 
-        return "cpu", Cluster(device or best_device(address), address, actors, recipe)
+        return "cpu", Cluster(device or best_device(address), address, actors, source)
     if engine != "local":
         raise EquicamError("engine", needs="local or ray", got=repr(engine), fix="--engine ray")
     if address is not None or actors is not None:
@@ -144,7 +167,7 @@ def resolve_engine(
             "--address and --actors", needs="--engine ray", got="--engine local", fix="--engine ray"
         )
     names = split_commas(device) or []
-    return ("cpu", Devices(tuple(names), recipe)) if len(names) > 1 else (resolve_device(device), None)
+    return ("cpu", Devices(tuple(names), source)) if len(names) > 1 else (resolve_device(device), None)
 
 
 def open_run(folder: Path, source: str | None = None) -> "Run":

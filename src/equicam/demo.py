@@ -1,0 +1,42 @@
+"""The whole workflow on synthetic images and the embedded model: audit, rank, verify, report. Needs no network."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from equicam.auditing.triage import Triage
+from equicam.auditing.verify import Verification
+from equicam.data.synthetic import draw_many
+from equicam.models.load import load
+from equicam.run import Run, audit
+
+DEFAULT_COUNT = 200
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """The run, and the result of every step after it."""
+
+    run: Run
+    triage: Triage
+    verification: Verification
+    report: Path
+
+
+def run_demo(
+    out: str | Path, count: int = DEFAULT_COUNT, *, progress: Callable[[int, int, int], None] | None = None
+) -> DemoResult:
+    """Draw `count` images into OUT/images and audit them into OUT/run; other counts than the default get a suffix."""
+    suffix = "" if count == DEFAULT_COUNT else f"-{count}"
+    images = Path(out) / f"images{suffix}"
+    images.mkdir(parents=True, exist_ok=True)
+    for i, patch in enumerate(draw_many(count, seed=7)):
+        path = images / f"patch-{i:03d}.png"
+        if not path.is_file():
+            Image.fromarray(patch.image).save(path)
+    model = load("embedded", device="cpu")
+    run = audit(images, model, Path(out) / f"run{suffix}", calibrate=count // 2, progress=progress)
+    triage = run.triage(evidence=20, device="cpu")
+    return DemoResult(run, triage, run.verify(5, device="cpu"), run.report())
