@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 import equicam
+from equicam.core.correlation import pearson
 from equicam.data.items import open_item, sample_by_class
 from equicam.data.sources import find_items
-from equicam.evaluation.similarity import pearson
 from equicam.models.images import preprocess_image
 from equicam.paper.context import eq, mean_of
 

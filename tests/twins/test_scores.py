@@ -13,6 +13,8 @@ from torchvision.transforms.v2.functional import gaussian_blur
 import equicam
 from equicam.core.chain import Chain
 from equicam.core.combine import grad_cam, grad_cam_rectified, layer_cam
+from equicam.core.correlation import pearson
+from equicam.core.uncertainty import disagreement
 from equicam.core.views import Views, disc, rotate
 from equicam.evaluation import causal, controls, faithfulness, localisation, uncertainty
 from equicam.evaluation.blur import gaussian
@@ -25,7 +27,7 @@ from equicam.evaluation.equivariance import (
     weighted_mean,
 )
 from equicam.evaluation.reasons import ReasonCode
-from equicam.evaluation.similarity import MEASURES, cosine, pearson, ranks, spearman, ssim
+from equicam.evaluation.similarity import MEASURES, cosine, ranks, spearman, ssim
 from equicam.evaluation.stages import LayerTrace, stages
 from tests.conftest import Cnn, assert_alive, seeded
 
@@ -149,7 +151,7 @@ def test_zero_filling_rewards_noise_and_the_disc_does_not():
 
     def averaged(fill):
         noise = torch.rand(18, count, 7, 7, generator=made, dtype=torch.float64)
-        return chain.trace("combined", [views.undo(noise, fill).mean(0)])["map"]
+        return chain.trace("combined", [views.align(noise, fill).mean(0)])["map"]
 
     scores = {
         (fill, region): equivariance(
@@ -341,7 +343,7 @@ def test_boxes_by_hand():
 
 def test_disagreement_is_the_mean_over_pairs():
     maps = torch.stack([planes(2, seed=s) for s in range(4)])
-    found = uncertainty.disagreement(maps, "disc")
+    found = disagreement(maps, "disc")
     for i in range(2):
         pairs = [
             1 - scipy_stats.pearsonr(picked(maps[s, i], "disc"), picked(maps[t, i], "disc"))[0]
@@ -498,7 +500,7 @@ def test_all_angles_in_one_pass_are_what_they_are_one_by_one(monkeypatch):
         "scores": ["eq", "stages", "peum", "disagreement"],
     }
     one_by_one = equicam.evaluate(model, x, views=4, **asked).to_pylist()
-    monkeypatch.setattr(import_module("equicam.evaluation.maps"), "_fit", lambda *_: True)
+    monkeypatch.setattr(import_module("equicam.evaluation.maps"), "fits_one_call", lambda *_: True)
     at_once = equicam.evaluate(model, x, views=4, **asked).to_pylist()
     assert len(at_once) == len(one_by_one) > 100
     values = [row["value"] for row in one_by_one if row["score"] == "eq"]

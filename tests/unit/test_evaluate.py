@@ -76,10 +76,10 @@ def test_peum_disagreement_and_what_the_model_said(cnn):
     )
     e = equicam.explain(cnn, x)
     found, _ = value(table, "peum", "equigrad-cam", "full")
-    assert list(found.values()) == pytest.approx(e.score.tolist(), rel=1e-9)
+    assert list(found.values()) == pytest.approx(e.peum_score.tolist(), rel=1e-9)
     assert not value(table, "peum", "grad-cam", "full")[0]
     sure, _ = value(table, "presented-confidence")
-    assert list(sure.values()) == pytest.approx(e.sure.tolist())
+    assert list(sure.values()) == pytest.approx(e.confidence.tolist())
     with torch.no_grad():
         for angle in ANGLES:
             probs = cnn.module(rotate(x, angle)).softmax(1)

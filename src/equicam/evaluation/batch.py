@@ -7,9 +7,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equicam.core.combine import Combine
+from equicam.core.correlation import Region
 from equicam.core.views import Degrees, Fill
 from equicam.evaluation.reasons import ReasonCode
-from equicam.evaluation.similarity import Region
 from equicam.evaluation.stages import LayerTrace
 
 Predict = Callable[[Float[Tensor, "n c H W"]], Float[Tensor, "n y"]]

@@ -14,10 +14,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from equicam.core.correlation import Region
 from equicam.core.views import Degrees, rotate, rotate_each
 from equicam.evaluation.batch import Predict
 from equicam.evaluation.faithfulness import blur_out
-from equicam.evaluation.similarity import Region, is_constant, region_mask
+from equicam.evaluation.similarity import is_constant, region_mask
 
 REGION_SHARE = 0.10
 """Share of the pixels that a region covers."""

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from equicam.core.correlation import Region
 from equicam.core.views import Degrees, Fill, rotate_all
-from equicam.evaluation.similarity import MEASURES, Region, is_constant, own_and_others
+from equicam.evaluation.similarity import MEASURES, is_constant, own_and_others
 
 ANGLES: tuple[Degrees, ...] = (15, 30, 45, 60, 90, 135, 180)
 

@@ -55,7 +55,7 @@ def evaluate(
     fill: Fill | None = None,
     as_published: bool = False,
     dtype: torch.dtype | None = None,
-    chunk: int | None = None,
+    max_views_per_forward: int | None = None,
     compiled: bool = False,
     seed: int = 0,
     out: str | Path | None = None,
@@ -72,11 +72,12 @@ def evaluate(
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
     recipe = Recipe(
-        views=views, fill=fill, as_published=as_published, dtype=None if dtype is None else str(dtype),
-        compiled=compiled or model.compiled, seed=seed,
-    )  # fmt: skip
+        views=views, fill=fill, as_published=as_published, dtype=dtype, compiled=compiled, seed=seed
+    )
     sample = make_sample(model, images, n, split, with_regions=bool(REGION_METRICS & set(scores)))
-    spec = EvaluationSpec(recipe, methods, tuple(scores), tuple(angles), sample.label_names, chunk)
+    spec = EvaluationSpec(
+        recipe, methods, tuple(scores), tuple(angles), sample.label_names, max_views_per_forward
+    )
     map_specs = spec.map_specs()
     _check(scores, map_specs, angles)
     identity = evaluation_fingerprint(model, sample, spec, map_specs)

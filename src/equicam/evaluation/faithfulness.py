@@ -13,7 +13,7 @@ from torch import Tensor
 
 from equicam.evaluation.batch import Predict
 from equicam.evaluation.blur import gaussian
-from equicam.runtime.batching import views_a_pass
+from equicam.readers.batch_size import views_that_fit
 
 STEPS = 20
 
@@ -44,7 +44,7 @@ def curve(
     rank, blurred = pixel_ranks(maps), blur_out(x)
     before, after = (blurred, x) if kind == "insertion" else (x, blurred)
     found = torch.empty((len(x), len(counts)), dtype=x.dtype, device=x.device)
-    steps_per_pass = max(1, views_a_pass(x) // len(x))
+    steps_per_pass = max(1, views_that_fit(x) // len(x))
     for start in range(0, len(counts), steps_per_pass):
         some = torch.tensor(counts[start : start + steps_per_pass], device=x.device)
         changed = rank < some[:, None, None, None]  # [s, b, H, W]

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from equicam.core.correlation import REGIONS, Region
 from equicam.evaluation import causal, faithfulness, uncertainty
 from equicam.evaluation.batch import EvaluatedBatch, Predictions
 from equicam.evaluation.controls import item_seed
@@ -20,7 +21,7 @@ from equicam.evaluation.equivariance import (
 )
 from equicam.evaluation.localisation import box_rows, energy_rows
 from equicam.evaluation.reasons import ReasonCode
-from equicam.evaluation.similarity import REGIONS, Region, region_mask, size_of
+from equicam.evaluation.similarity import region_mask, size_of
 from equicam.evaluation.stages import WITHOUT_GRID, stages
 from equicam.evaluation.table import MetricRows
 

@@ -4,20 +4,14 @@ The diagonal of such a matrix compares each image with itself; the rest of a row
 """
 
 from collections.abc import Callable
-from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from equicam.core.views import disc, disc_places
-from equicam.errors import EquicamError
-
-Region = Literal["disc", "full"]
-REGIONS: tuple[Region, ...] = get_args(Region)
-FLAT = 1e-8
-"""The standard deviation below which a map counts as constant (the paper's)."""
+from equicam.core.correlation import CONSTANT_BELOW, Region, pearson, pixels_in, standardise
+from equicam.core.views import disc
 
 Planes = Float[Tensor, "*n h w"]
 PlanesA = Float[Tensor, "*a i h w"]
@@ -27,24 +21,17 @@ Matrix = Float[Tensor, "*a i j"]
 
 def region_mask(region: Region, size: tuple[int, int], device: torch.device) -> Bool[Tensor, "h w"]:
     """The pixels inside the region."""
-    if region not in REGIONS:
-        raise EquicamError("region", needs=f"one of {', '.join(REGIONS)}", got=repr(region), fix='"disc"')
     return disc(size, device) if region == "disc" else torch.ones(size, dtype=torch.bool, device=device)
 
 
 def is_constant(planes: Float[Tensor, "*n h w"], region: Region) -> Bool[Tensor, "*n"]:
     """Which planes are constant inside the region."""
-    return _pixels(planes, region).std(-1, correction=0) < FLAT
-
-
-def pearson(a: PlanesA, b: PlanesB, region: Region) -> Matrix:
-    """Pearson's r over the region's pixels; 0 where either plane is constant."""
-    return _standardise(_pixels(a, region)) @ _standardise(_pixels(b, region)).mT
+    return pixels_in(planes, region).std(-1, correction=0) < CONSTANT_BELOW
 
 
 def spearman(a: PlanesA, b: PlanesB, region: Region) -> Matrix:
     """Pearson's r of the ranks, ties at their mean rank."""
-    return _standardise(_pixel_ranks(a, region)) @ _standardise(_pixel_ranks(b, region)).mT
+    return standardise(_pixel_ranks(a, region)) @ standardise(_pixel_ranks(b, region)).mT
 
 
 def cosine(a: PlanesA, b: PlanesB, region: Region) -> Matrix:
@@ -86,31 +73,14 @@ def size_of(planes: Tensor) -> tuple[int, int]:
     return planes.shape[-2], planes.shape[-1]
 
 
-def _pixels(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
-    """The region's pixels in double precision, because sums over fifty thousand pixels are not exact in single."""
-    values = planes.flatten(-2)
-    if region == "disc":  # by index, not by mask: counting a mask's pixels waits for the device
-        values = values.index_select(-1, disc_places(size_of(planes), planes.device))
-    else:
-        region_mask(region, size_of(planes), planes.device)  # refuses an unknown region
-    return values.double()
-
-
 def _pixel_ranks(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
     """Ranks of the pixels; all 0 for a constant plane, whose rounding errors have no order."""
-    return torch.where(is_constant(planes, region)[..., None], 0, ranks(_pixels(planes, region)))
-
-
-def _standardise(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
-    """Centred rows of norm 1; 0 for constant rows."""
-    centred = values - values.mean(-1, keepdim=True)
-    constant = values.std(-1, correction=0, keepdim=True) < FLAT
-    return torch.where(constant, 0, centred / torch.where(constant, 1, centred.norm(dim=-1, keepdim=True)))
+    return torch.where(is_constant(planes, region)[..., None], 0, ranks(pixels_in(planes, region)))
 
 
 def _normalise(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
     """Rows of norm 1; 0 for constant planes."""
-    values, constant = _pixels(planes, region), is_constant(planes, region)[..., None]
+    values, constant = pixels_in(planes, region), is_constant(planes, region)[..., None]
     return torch.where(constant, 0, values / torch.where(constant, 1, values.norm(dim=-1, keepdim=True)))
 
 

@@ -1,25 +1,20 @@
 """Which maps an evaluation computes: methods by name, controls of them, fusions, and explainers of the caller's."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from equicam.core.fusion import Fusion
 from equicam.core.views import Degrees, Fill, Views
 from equicam.errors import EquicamError
 from equicam.evaluation.controls import CONTROLS, blur_maps
-from equicam.explain import Explanation
-from equicam.methods import METHODS, Fusion, Method, find
-from equicam.readers.external import as_explainer, external
-from equicam.readers.forward import look
-from equicam.readers.gradients import tap
-from equicam.readers.model import Model
-from equicam.readers.reading import Pin, Reading
+from equicam.methods import METHODS, Method, resolve, resolve_fill
+from equicam.readers.external import external
 from equicam.recipe import Recipe
 
 Methods = Sequence[str] | Mapping[str, Any]
@@ -29,6 +24,8 @@ ViewCount = int | Views | Literal["auto"] | None
 """How many views, or which."""
 COVERAGE = "coverage"
 """The control that is a method of its own: a map that does not depend on the image."""
+COVERAGE_VIEWS = Views.evenly(18)
+"""The views whose coverage that control shows."""
 VIEW_METRICS = {"peum", "disagreement", "calibration"}
 """Metrics of the views of one map."""
 REGION_METRICS = {"energy", "pointing", "box-iou"}
@@ -56,7 +53,7 @@ class MapSpec:
         """Whether it has a chain of one view that starts at features."""
         if self.method is None or self.has_several_views or self.times_coverage or self.blur is not None:
             return False
-        return getattr(self.method.reader, "func", self.method.reader) in (tap, look)
+        return self.method.reader.one_pass
 
     def apply_blur(self, maps: Float[Tensor, "v b H W"]) -> Float[Tensor, "v b H W"]:
         """The maps, blurred if the control says so."""
@@ -77,8 +74,7 @@ class EvaluationSpec:
     @property
     def fill(self) -> Fill:
         """How pixels outside the image are filled."""
-        fill: Fill = self.recipe.fill or ("zeros" if self.recipe.as_published else "reflect")  # type: ignore[assignment]
-        return fill
+        return resolve_fill(self.recipe)
 
     @property
     def needs_regions(self) -> bool:
@@ -106,33 +102,14 @@ class EvaluationSpec:
         return tuple(_map_spec(name, method, self.recipe) for name, method in named.items())
 
 
-@dataclass(frozen=True, eq=False)
-class ExternalReader:
-    """An explainer of the caller's, `(x, target) → map`, as a reader."""
-
-    fn: Any
-
-    def __call__(
-        self, _model: Model, x: Float[Tensor, "n c H W"], pin: Pin, *, autocast: torch.dtype | None = None
-    ) -> Reading:
-        """Its own maps; an equivariant explainer's are taken from its explanation."""
-        explain = as_explainer(self.fn)
-
-        def plane(views: Tensor, target: Tensor) -> Tensor:
-            found: Any = explain(views, target)
-            return found.map if isinstance(found, Explanation) else found
-
-        return external(plane, x, pin, autocast=autocast)
-
-
 def _map_spec(name: str, method: Any, recipe: Recipe) -> MapSpec:
     if isinstance(method, str):
         return _named_spec(name, method, recipe)
     if isinstance(method, Fusion | Method):
-        return MapSpec(name, find(method))
+        return MapSpec(name, resolve(Recipe(method)))
     fusion = Fusion(Views((0.0,)), "map", "map")
-    reader = ExternalReader(method)
-    return MapSpec(name, Method("an explainer of the caller's", fusion, reader=reader), explainer=method)
+    explainer = Method("an explainer of the caller's", fusion, reader=external(method))
+    return MapSpec(name, explainer, explainer=method)
 
 
 def _named_spec(name: str, method: str, recipe: Recipe) -> MapSpec:
@@ -140,8 +117,7 @@ def _named_spec(name: str, method: str, recipe: Recipe) -> MapSpec:
         return MapSpec(name, None)
     base, at, control = method.partition("@")
     several = base in METHODS and len(METHODS[base].fusion.views) > 1
-    views = Views(recipe.views) if isinstance(recipe.views, tuple) else recipe.views
-    spec = MapSpec(name, find(base, views=views if several else None, as_published=recipe.as_published))
+    spec = MapSpec(name, resolve(replace(recipe, method=base, views=recipe.views if several else None)))
     if not at:
         return spec
     if control == COVERAGE:
@@ -164,19 +140,18 @@ def describe(spec: MapSpec) -> str:
         return COVERAGE
     m, f = spec.method, spec.method.fusion
     parts = [
-        _describe_callable(m.reader),
-        _describe_callable(m.combine),
-        f"{list(f.views.angles)}" if f.auto is None else f"{f.auto}",
+        _name(spec.explainer or m.reader.read),
+        _name(m.combine),
+        f"{list(f.views.angles)}" if f.adaptive is None else f"{f.adaptive}",
         f"{f.align_at}→{f.mean_at}",
-        _describe_callable(f.weigh),
+        _name(f.weigh),
     ]
-    return " · ".join([*parts, spec.condition, f"covered={spec.times_coverage}", f"blur={spec.blur}"])
+    return " · ".join([*parts, spec.condition, f"coverage={spec.times_coverage}", f"blur={spec.blur}"])
 
 
-def _describe_callable(fn: Callable[..., Any]) -> str:
+def _name(fn: Any) -> str:
+    """The name of a function with its options; an object of the caller's by the name of its class."""
     if isinstance(fn, partial):
-        options = (f"{k}={_describe_callable(v) if callable(v) else repr(v)}" for k, v in fn.keywords.items())
-        return f"{_describe_callable(fn.func)}({', '.join(options)})"
-    if isinstance(fn, ExternalReader):
-        return f"{getattr(fn.fn, '__qualname__', type(fn.fn).__qualname__)}"
+        options = (f"{k}={_name(v) if callable(v) else repr(v)}" for k, v in fn.keywords.items())
+        return f"{_name(fn.func)}({', '.join(options)})"
     return repr(fn) if is_dataclass(fn) else getattr(fn, "__qualname__", type(fn).__qualname__)

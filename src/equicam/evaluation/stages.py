@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equicam.core.chain import Chain, Stage, constant
+from equicam.core.chain import Chain, Stage, is_constant
 from equicam.core.combine import Combine, Features, grad_cam, grad_cam_rectified
+from equicam.core.correlation import CONSTANT_BELOW, Region, pearson
 from equicam.core.views import Degrees, Fill, rotate
 from equicam.evaluation.reasons import ReasonCode
-from equicam.evaluation.similarity import FLAT, Region, own_and_others, pearson, region_mask, size_of
+from equicam.evaluation.similarity import own_and_others, region_mask, size_of
 
 WITHOUT_GRID = {"weights", "weights-cosine", "pooled-cosine", "logits-cosine"}
 """Stages that are vectors."""
@@ -78,7 +79,7 @@ def stages(
         for name, matrix in rows.items():
             found.setdefault(name, []).append(own_and_others(matrix))
     made = {name: _stage_eq(name, pairs) for name, pairs in found.items()}
-    if bool(constant(presented.gradients).all()):
+    if bool(is_constant(presented.gradients).all()):
         undefined = torch.full_like(made["gradients"].value, torch.nan)
         made["gradients"] = StageEq(undefined, undefined, ReasonCode.CONSTANT_GRADIENT)
     return made
@@ -115,7 +116,7 @@ def _standardise(values: Float[Tensor, "b k p"]) -> tuple[Float[Tensor, "b k p"]
     centred = values - values.mean(-1, keepdim=True)
     norm = centred.norm(dim=-1, keepdim=True)
     # relative to the values too: the rounding error of a constant channel is not variation
-    varies = (norm > FLAT) & (norm > 1e-6 * values.norm(dim=-1, keepdim=True))
+    varies = (norm > CONSTANT_BELOW) & (norm > 1e-6 * values.norm(dim=-1, keepdim=True))
     return torch.where(varies, centred / torch.where(varies, norm, 1), 0), varies[..., 0]
 
 

@@ -6,14 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from equicam.core.correlation import Region
 from equicam.core.views import Degrees, rotate
-from equicam.evaluation.similarity import Region, own_and_others, pearson, spearman
-
-
-def disagreement(maps: Float[Tensor, "s b H W"], region: Region) -> Float[Tensor, " b"]:
-    """Mean of 1 − Pearson over all pairs of an image's aligned views."""
-    by_image = maps.transpose(0, 1)
-    return 1 - own_and_others(pearson(by_image, by_image, region))[1].mean(-1)
+from equicam.evaluation.similarity import spearman
 
 
 def flip_rate(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:

@@ -63,7 +63,6 @@ class EvaluationJob:
         return partial(load_image, self.preprocessing or load_preprocessing(self.model_source), with_regions=self.spec.needs_regions)
 
 
-@torch.no_grad()
 def evaluate_shard(
     computer: MapComputer, images: Sequence[LoadedImage], done: Callable[[float], None] = lambda _images: None
 ) -> pa.Table:
@@ -74,8 +73,7 @@ def evaluate_shard(
     if not good:
         return unreadable_rows(unreadable)
     model, spec = computer.model, computer.spec
-    # inference tensors cannot join a backward pass, and our own algebra never runs under autocast
-    with torch.inference_mode(False), torch.autocast(model.device.type, enabled=False):
+    with computer.context():
         x = as_batch(model, stack_images([tensor for _, tensor, _ in good]))
         ids = [item.id for item, _, _ in good]
         truth = [_to_device(t, model.device) for _, _, t in good]

@@ -10,7 +10,7 @@ import torch
 from equicam.core.weights import KeepConfident
 from equicam.evaluation import faithfulness, statistics, summary
 from equicam.evaluation.equivariance import ANGLES
-from equicam.evaluation.similarity import FLAT
+from equicam.core.correlation import CONSTANT_BELOW
 from equicam.evaluation.statistics import Estimate
 from equicam.explain import explain
 from equicam.methods import find
@@ -52,7 +52,7 @@ def _constants(side: int) -> Iterator[Line]:
         ("tau", KeepConfident().tau),
         ("insdel_steps", faithfulness.STEPS),
         ("insdel_blur_sigma", _sigma()),
-        ("const_std_threshold", FLAT),
+        ("const_std_threshold", CONSTANT_BELOW),
         ("eq_angles_off_grid", sum(angle % 360 not in grid for angle in ANGLES)),
     ):
         what, near = f"{name} = {value:g}", 1e-4 * abs(value)

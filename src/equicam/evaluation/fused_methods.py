@@ -1,0 +1,100 @@
+"""Several methods fused from one set of views: the work an executor runs for an evaluation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from equicam.core.combine import Combine, grad_cam_rectified
+from equicam.core.fusion import FusedMap, fuse
+from equicam.core.uncertainty import disagreement, peum
+from equicam.core.views import Fill, Views, select
+from equicam.evaluation.stages import LayerTrace
+from equicam.methods import Method
+from equicam.runtime.adaptive import merge_images, until_converged
+from equicam.runtime.graphs import Tensors
+from equicam.runtime.view_reader import ViewReader
+
+AUTHORS_VIEWS_COMPARED = 6
+"""The paper's authors compute disagreement over their first six views."""
+
+
+@dataclass(frozen=True)
+class KeptTensors:
+    """Which tensors metrics need besides the maps."""
+
+    trace: bool  # activations and gradients of methods of one view
+    uncertainty: bool  # PEUM and disagreement of methods of several views
+    as_published: bool
+
+
+def views_read(methods: Mapping[str, Method]) -> int:
+    """The most views of an image in one call."""
+    fixed = {name: method for name, method in methods.items() if method.fusion.adaptive is None}
+    return max(len(_union(fixed)), *(len(method.fusion.views) for method in methods.values()), 1)
+
+
+def fuse_methods(
+    reader: ViewReader,
+    x: Float[Tensor, "b c H W"],
+    target: Int[Tensor, " b"] | None,
+    *,
+    methods: Mapping[str, Method],
+    fill: Fill,
+    kept: KeptTensors,
+) -> Tensors:
+    """Every method's tensors as `METHOD.NAME`, and the probabilities of the presented view."""
+    measure = partial(_measure, kept=kept)
+    parts: dict[str, Tensors] = {}
+    fixed = {name: method for name, method in methods.items() if method.fusion.adaptive is None}
+    if fixed:
+        readings = reader.read(x, _union(fixed), target)
+        target = readings.target
+        for name, method in fixed.items():
+            parts[name] = measure(fuse(readings, method.combine, method.fusion, fill))
+    for name, method in methods.items():
+        if name not in fixed:
+            by_count = list(until_converged(reader, x, target, method.combine, method.fusion, fill))
+            parts[name] = merge_images(by_count, partial(measure, adaptive=True), method.fusion.views, {})
+    found = {f"{name}.{key}": tensor for name, part in parts.items() for key, tensor in part.items()}
+    probabilities = [part["probabilities"] for part in parts.values() if "probabilities" in part]
+    return found | ({"probabilities": probabilities[0]} if probabilities else {})
+
+
+def trace_of(found: Tensors, name: str) -> tuple[LayerTrace, Combine | None]:
+    """A method's trace, and the combine that replaced its own, if one did."""
+    trace = LayerTrace(*(found[f"{name}.{key}"] for key in ("activations", "gradients", "logits")))
+    return trace, grad_cam_rectified if found[f"{name}.rectified"].any() else None
+
+
+def _measure(fused: FusedMap, *, kept: KeptTensors, adaptive: bool = False) -> Tensors:
+    readings, order = fused.readings, fused.order
+    found = {"map": fused.map}
+    if adaptive:
+        found["views_used"] = torch.full_like(readings.target, len(order))
+    if readings.probabilities is not None:
+        found["probabilities"] = readings.probabilities
+    if kept.uncertainty and len(order) > 1:
+        compared = order[:AUTHORS_VIEWS_COMPARED] if kept.as_published else order
+        maps = select(fused.aligned_maps, compared)
+        found["peum"] = peum(fused.aligned_maps, fused.alignment)
+        found["disagreement"] = disagreement(maps, "full" if kept.as_published else "disc")
+    if kept.trace and len(order) == 1 and readings.stage == "features" and readings.logits is not None:
+        activations, gradients = (value[0] for value in readings.values)
+        rectified = torch.full_like(readings.target, fused.combine is grad_cam_rectified, dtype=torch.bool)
+        found |= {
+            "activations": activations,
+            "gradients": gradients,
+            "logits": readings.logits,
+            "rectified": rectified,
+        }
+    return found
+
+
+def _union(methods: Mapping[str, Method]) -> Views:
+    """The views of all methods once, the presented view first."""
+    each = [method.fusion.views.presented_first()[0] for method in methods.values()]
+    return reduce(Views.union, each, Views((0.0,)))
