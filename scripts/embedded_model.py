@@ -1,10 +1,10 @@
-"""Train the embedded model from scratch on freshly drawn patches and write its weights into the package.
+"""Train the embedded model from scratch on synthetic patches and write its weights into the package.
 
     python scripts/embedded_model.py [--patches 10000] [--epochs 5] [--seed 1] [--threads 2] [--out FILE]
 
-Neither turns nor flips augment the patches: how far its Grad-CAM drifts under rotation is what the model is there
-to show. The same arguments on the same machine and torch give the same weights. Accuracy is measured on 1,000
-patches of another seed, drawn for nothing else.
+The patches are not augmented by rotations or flips, so that Grad-CAM of the model drifts under rotation. The same
+arguments on the same machine and torch version give the same weights. Accuracy is measured on 1,000 patches of
+another seed.
 """
 
 import argparse
@@ -28,55 +28,55 @@ HELD_OUT_SEED, HELD_OUT = 1_000_003, 1_000
 
 
 def main() -> None:
-    """Draw, train, measure, write."""
+    """Generate patches, train, measure, write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--patches", type=int, default=10_000, help="training patches drawn")
-    parser.add_argument("--epochs", type=int, default=5, help="times each is seen")
-    parser.add_argument("--seed", type=int, default=1, help="of the patches, the first weights and the order")
-    parser.add_argument("--threads", type=int, default=2, help="cores to draw and train on")
-    parser.add_argument("--out", type=Path, default=WEIGHTS, help="the weights file")
+    parser.add_argument("--patches", type=int, default=10_000, help="number of training patches")
+    parser.add_argument("--epochs", type=int, default=5, help="number of epochs")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the patches, the initial weights and the order")
+    parser.add_argument("--threads", type=int, default=2, help="number of CPU threads")
+    parser.add_argument("--out", type=Path, default=WEIGHTS, help="weights file to write")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
-    images, labels = drawn(args.patches, seed=args.seed, workers=args.threads)
-    net = trained(images, labels, epochs=args.epochs)
-    score = accuracy(net, *drawn(HELD_OUT, seed=HELD_OUT_SEED, workers=args.threads))
+    images, labels = generate(args.patches, seed=args.seed, workers=args.threads)
+    net = train(images, labels, epochs=args.epochs)
+    share = accuracy(net, *generate(HELD_OUT, seed=HELD_OUT_SEED, workers=args.threads))
     save_file({name: value.contiguous() for name, value in net.state_dict().items()}, args.out)
     console = Console()
-    console.print(f"accuracy {score:.3f} on {HELD_OUT} held-out patches")
+    console.print(f"accuracy {share:.3f} on {HELD_OUT} held-out patches")
     console.print(f"{args.out}: {args.out.stat().st_size / 2**20:.2f} MiB", soft_wrap=True)
 
 
-def drawn(count: int, *, seed: int, workers: int) -> tuple[Tensor, Tensor]:
+def generate(count: int, *, seed: int, workers: int) -> tuple[Tensor, Tensor]:
     """Patches 0 … count − 1 of a seed [n, 3, 96, 96], bytes, and their labels [n]."""
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         patches = pool.map(partial(draw, seed=seed), range(count), chunksize=50)
-        patches = list(track(patches, f"drawing {count} patches", total=count))
+        patches = list(track(patches, f"generating {count} patches", total=count))
     images = torch.from_numpy(np.stack([p.image for p in patches])).permute(0, 3, 1, 2)
     return images, torch.tensor([p.label for p in patches])
 
 
-def preprocessed(images: Tensor) -> Tensor:
-    """What the network takes, in the memory order that CPUs convolve twice as fast."""
+def preprocess(images: Tensor) -> Tensor:
+    """The input of the network, channels last, which CPUs convolve twice as fast."""
     mean, std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
     return ((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
-def trained(images: Tensor, labels: Tensor, *, epochs: int, batch: int = 64) -> EmbeddedNet:
-    """A new network after one cycle of AdamW: the learning rate goes up, then down to nothing."""
+def train(images: Tensor, labels: Tensor, *, epochs: int, batch_size: int = 64) -> EmbeddedNet:
+    """A new network after one cycle of AdamW: the learning rate rises, then falls to zero."""
     net = EmbeddedNet().to(memory_format=torch.channels_last)
-    steps = len(images) // batch
+    steps = len(images) // batch_size
     optimiser = torch.optim.AdamW(net.parameters(), weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=4e-3, total_steps=epochs * steps)
     for epoch in range(1, epochs + 1):
         total = 0.0
-        order = torch.randperm(len(images))[: steps * batch].view(steps, batch)
-        for some in track(order, f"epoch {epoch} of {epochs}"):
-            loss = cross_entropy(net(preprocessed(images[some])), labels[some])
+        order = torch.randperm(len(images))[: steps * batch_size].view(steps, batch_size)
+        for batch in track(order, f"epoch {epoch} of {epochs}"):
+            loss = cross_entropy(net(preprocess(images[batch])), labels[batch])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -88,8 +88,8 @@ def trained(images: Tensor, labels: Tensor, *, epochs: int, batch: int = 64) -> 
 
 @torch.inference_mode()
 def accuracy(net: EmbeddedNet, images: Tensor, labels: Tensor) -> float:
-    """Share of patches given their label."""
-    top1 = torch.cat([net(preprocessed(some)).argmax(1) for some in images.split(250)])
+    """The share of patches with the right prediction."""
+    top1 = torch.cat([net(preprocess(batch)).argmax(1) for batch in images.split(250)])
     return (top1 == labels).double().mean().item()
 
 
