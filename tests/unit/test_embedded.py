@@ -7,11 +7,12 @@ import torch
 import equicam
 from equicam.data.synthetic import CENTRE, MIN_TUMOUR_PIXELS, SIZE, draw, draw_many
 from equicam.models.embedded import CLASSES, WEIGHTS
+from equicam.models.layers import choose_layer
 
 
 @pytest.fixture(scope="module")
 def patches():
-    return list(draw_many(400, seed=1_000_003))
+    return list(draw_many(200, seed=1_000_003))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_the_model_is_good_but_not_perfect_on_fresh_draws(patches, x):
 
 def test_its_grad_cam_drifts_and_equigrad_cam_does_not(x):
     """Eq inside the inscribed disc over two of the paper's angles that are not on the view grid."""
-    model, some = equicam.load("embedded"), x[:24]
+    model, some = equicam.load("embedded"), x[:8]
     y = torch.arange(SIZE) - (SIZE - 1) / 2
     disc = (y[:, None] ** 2 + y**2) <= (SIZE / 2) ** 2
 
@@ -77,7 +78,7 @@ def test_its_grad_cam_drifts_and_equigrad_cam_does_not(x):
 
 def test_load_embedded():
     model = equicam.load("embedded")
-    assert model.layer == "layer4"
+    assert model.layer == choose_layer(model.module) == "layer4"
     assert model.classes == CLASSES
     assert model.name == "embedded"
     assert not model.module.training

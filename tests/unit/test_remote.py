@@ -32,8 +32,8 @@ def memory():
 
 @pytest.fixture
 def both(memory, tmp_path):
-    """The same twelve patches, in classes, on a disk and in memory; one is broken, one hidden."""
-    for i, patch in enumerate(draw_many(12, seed=7)):
+    """The same six patches, in classes, on a disk and in memory; one is broken, one hidden."""
+    for i, patch in enumerate(draw_many(6, seed=7)):
         buffer = io.BytesIO()
         Image.fromarray(patch.image).save(buffer, "PNG")
         name = f"{'ab'[i % 2]}/{i:02d}.png"
@@ -62,7 +62,7 @@ def comparable_rows(run: Run) -> list[dict]:
 def test_a_folder_at_a_url_is_the_folder_on_the_disk(both):
     url, folder = both
     there, here = find_items(url), find_items(folder)
-    assert len(there) == 13
+    assert len(there) == 7
     assert [(i.id, i.label) for i in there] == [(i.id, i.label) for i in here]
     assert digest_items(there) == digest_items(here)
     assert digest_items(find_items(f"file://{folder}")) == digest_items(here)
@@ -116,9 +116,9 @@ def test_a_list_at_a_url_may_not_leave_its_folder(memory, path):
 
 def test_an_audit_of_a_url_is_that_of_the_folder(both, tmp_path):
     model = equicam.load("embedded")
-    there = equicam.audit(both[0], model, tmp_path / "there", views=4, shard_size=5, calibrate=3)
-    here = equicam.audit(both[1], model, tmp_path / "here", views=4, shard_size=5, calibrate=3)
-    assert len(comparable_rows(there)) == 13
+    there = equicam.audit(both[0], model, tmp_path / "there", views=4, shard_size=3, calibrate=2)
+    here = equicam.audit(both[1], model, tmp_path / "here", views=4, shard_size=3, calibrate=2)
+    assert len(comparable_rows(there)) == 7
     assert comparable_rows(there) == comparable_rows(here)
     assert there.manifest.source == both[0]
     paths = there.items["path"].to_pylist()
@@ -127,17 +127,17 @@ def test_an_audit_of_a_url_is_that_of_the_folder(both, tmp_path):
 
 def test_an_image_that_changed_at_its_url_is_refused(both, memory, tmp_path):
     model = equicam.load("embedded")
-    run = equicam.audit(both[0], model, tmp_path / "run", views=4, shard_size=5)
+    run = equicam.audit(both[0], model, tmp_path / "run", views=4, shard_size=3)
     for kind in ("items", "maps"):
         run.store.path(kind, 2).unlink()
     same = memory.cat_file("/bucket/set/a/00.png")
     time.sleep(0.01)
     memory.pipe("/bucket/set/a/00.png", same)  # another time, the same content
-    equicam.audit(both[0], model, tmp_path / "run", views=4, shard_size=5)
+    equicam.audit(both[0], model, tmp_path / "run", views=4, shard_size=3)
     run.store.path("items", 2).unlink()
     memory.pipe("/bucket/set/a/00.png", memory.cat_file("/bucket/set/a/02.png"))
     with pytest.raises(EquicamError, match=r"'a/00\.png' changed"):
-        equicam.audit(both[0], model, tmp_path / "run", views=4, shard_size=5)
+        equicam.audit(both[0], model, tmp_path / "run", views=4, shard_size=3)
 
 
 def test_an_evaluation_of_a_url_is_that_of_the_folder(both, memory, tmp_path):

@@ -107,13 +107,13 @@ def _move(module: nn.Module, device: str | torch.device) -> None:
 
 
 def _embedded(request: Request) -> Model:
-    from equicam.models.embedded import CLASSES, MEAN, STD, EmbeddedNet, embedded
+    from equicam.models.embedded import CLASSES, LAYER, MEAN, STD, EmbeddedNet, embedded
 
     module = EmbeddedNet() if request.random else embedded()
     if request.file:
         load_weights(module, read_state_dict(request.file), request.file)
     preprocess = standard_preprocessing(EmbeddedNet.image_size, EmbeddedNet.image_size, MEAN, STD)
-    return request.wrap(module, preprocess=preprocess, mean=MEAN, std=STD, classes=CLASSES)
+    return request.wrap(module, layer=LAYER, preprocess=preprocess, mean=MEAN, std=STD, classes=CLASSES)
 
 
 def _from_factory(request: Request) -> Model:

@@ -52,10 +52,14 @@ class Request:
                 fix="its full path",
             )
 
-    def wrap(self, module: nn.Module, **defaults: Any) -> Model:
+    def wrap(self, module: nn.Module, *, layer: str | None = None, **defaults: Any) -> Model:
         """The module with the library's defaults and the caller's overrides."""
         model = wrap(
-            module.eval(), self.layer, layout=self.layout, rectify_weights=self.rectify_weights, **defaults
+            module.eval(),
+            self.layer or layer,
+            layout=self.layout,
+            rectify_weights=self.rectify_weights,
+            **defaults,
         )
         return model if self.classes is None else replace(model, classes=tuple(self.classes))
 
