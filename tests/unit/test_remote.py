@@ -51,11 +51,11 @@ def _put(memory, tmp_path, name, data):
     path.write_bytes(data)
 
 
-def comparable_rows(run: Run) -> list[dict]:
-    """Rows without the columns that may differ; a reason contains the path."""
+def comparable_rows(run: equicam.Run) -> list[dict]:
+    """Rows without the columns that may differ; the values of a reason contain the path."""
     rows = run.items.to_pylist()
     for row in rows:
-        row["reason"] = row["reason"] and row["reason"].replace(row["path"], "PATH")
+        row["reason_values"] = row["reason_values"] and row["reason_values"].replace(row["path"], "PATH")
     return [{k: v for k, v in row.items() if k not in FREE} for row in rows]
 
 
