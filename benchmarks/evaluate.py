@@ -1,9 +1,9 @@
-"""What the equivariance protocol costs above its forward passes, and what one more fusion of the same views adds.
+"""The cost of the equivariance protocol over its forward passes, and of one more fusion of the same views.
 
-    python benchmarks/evaluate.py [--rounds 3] [--pictures 1]
+    python benchmarks/evaluate.py [--rounds 3] [--images 1]
 
-ResNet-50, random weights, Grad-CAM and every EquiGrad variant at T = 18: 8 × 18 views a picture. Contenders are timed
-in turn within a round, and a ratio is the median over rounds of the ratio within a round.
+ResNet-50, random weights, Grad-CAM and every EquiGrad variant at T = 18: 8 × 18 views per image. Contenders are timed
+one after another within a round, and a ratio is the median over rounds of the ratio within a round.
 """
 
 import argparse
@@ -12,12 +12,12 @@ import time
 
 import torch
 import torchvision
-from equicam.runtime.batching import views_a_pass
 from rich.console import Console
 from rich.table import Table
 
 import equicam
 from equicam.evaluation.equivariance import ANGLES
+from equicam.readers.batch_size import views_that_fit
 
 VARIANTS = ["grad-cam", "aug-cam", *(m for m in equicam.methods() if m.startswith("equigrad"))]
 
@@ -25,19 +25,19 @@ VARIANTS = ["grad-cam", "aug-cam", *(m for m in equicam.methods() if m.startswit
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pictures", type=int, default=1)
+    parser.add_argument("--images", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     net = torchvision.models.resnet50().eval().to(memory_format=torch.channels_last)
     model = equicam.wrap(net, layer="layer4")
-    x = torch.randn(options.pictures, 3, 224, 224)
+    x = torch.randn(options.images, 3, 224, 224)
     views = equicam.Views.evenly(18)
-    turned = torch.cat([views.act(equicam.rotate(x, a)).flatten(0, 1) for a in (0, *ANGLES)])
-    a_picture = -(-18 // views_a_pass(x))  # `evaluate` cuts each picture's views into as many passes
+    rotated = torch.cat([views.act(equicam.rotate(x, a)).flatten(0, 1) for a in (0, *ANGLES)])
+    passes_per_image = -(-18 // views_that_fit(x))  # `evaluate` splits each image's views into as many passes
     pieces = [
         p.contiguous(memory_format=torch.channels_last)
-        for p in turned.tensor_split(8 * options.pictures * a_picture)
+        for p in rotated.tensor_split(8 * options.images * passes_per_image)
     ]
 
     def forward() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
                 net(piece)
 
     runs = {
-        f"forward of {len(turned)} views": forward,
+        f"forward of {len(rotated)} views": forward,
         "evaluate, equigrad-cam": lambda: equicam.evaluate(model, x, methods=["equigrad-cam"]),
         "evaluate, equigrad-cam and +pcf": lambda: equicam.evaluate(
             model, x, methods=["equigrad-cam", "equigrad-cam+pcf"]

@@ -3,7 +3,7 @@
     python benchmarks/protocol.py DATA [--model resnet50] [--weights FILE] [--n 1000]
 
 Every EquiGrad variant, Grad-CAM and the unaligned average at seven angles with their floors, compiled, in TF32 and in
-bf16: the first pictures compile and are timed apart. Then `views="auto"` beside 18 views, and the correlation of every
+bf16: the first images compile and are timed separately. Then `views="auto"` compared with 18 views, and the correlation of every
 EquiGrad-CAM map with that of float32.
 """
 
@@ -30,32 +30,32 @@ def protocol(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[s
     methods = ["grad-cam", "aug-cam", *(m for m in equicam.methods() if m.startswith("equigrad"))]
     found: dict[str, dict[str, float]] = {}
     for name, dtype in DTYPES.items():
-        asked = {"methods": methods, "scores": ["eq"], "dtype": dtype, "compiled": True}
+        options = {"methods": methods, "scores": ["eq"], "dtype": dtype, "compiled": True}
         start = time.perf_counter()
-        equicam.evaluate(model, data, n=32, **asked)
+        equicam.evaluate(model, data, n=32, **options)
         first, start = time.perf_counter() - start, time.perf_counter()
-        rows = equicam.evaluate(model, data, n=n, **asked)
-        taken = time.perf_counter() - start
+        rows = equicam.evaluate(model, data, n=n, **options)
+        elapsed = time.perf_counter() - start
         print(
-            f"{len(methods)} methods, {name}: {taken:.1f} s (at most {LIMITS[name]}); first use {first:.1f} s"
+            f"{len(methods)} methods, {name}: {elapsed:.1f} s (at most {LIMITS[name]}); first use {first:.1f} s"
         )
-        found[name] = {m: eq(rows, m, as_published=False).value for m in methods} | {"seconds": taken}
+        found[name] = {m: eq(rows, m, as_published=False).value for m in methods} | {"seconds": elapsed}
         print("  disc Eq " + ", ".join(f"{m} {found[name][m]:.4f}" for m in methods), flush=True)
     return found
 
 
 def fewer(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[str, float]]:
-    """Disc Eq and the mean number of views, as many as each picture needs, beside 18."""
+    """Disc Eq and the mean number of views: as many as each image needs, compared with 18."""
     found: dict[str, dict[str, float]] = {}
     for method in ("equigrad-cam", "equigrad-cam+pcf"):
         for views in (18, "auto"):
             rows = equicam.evaluate(
                 model, data, n=n, methods=[method], scores=["eq", "views"], views=views, dtype=torch.bfloat16
             )
-            taken = mean_of(rows, "views", method, None).value if views == "auto" else 18.0
-            one = {"eq": eq(rows, method, as_published=False).value, "views": taken}
+            used = mean_of(rows, "views", method, None).value if views == "auto" else 18.0
+            one = {"eq": eq(rows, method, as_published=False).value, "views": used}
             found[f"{method}, {views}"] = one
-            print(f"{method}, views {views}: disc Eq {one['eq']:.4f} at {taken:.2f} views", flush=True)
+            print(f"{method}, views {views}: disc Eq {one['eq']:.4f} at {used:.2f} views", flush=True)
     return found
 
 
@@ -64,8 +64,8 @@ def precision(model: equicam.Model, data: str, n: int | None, batch: int = 50) -
     items = sample_by_class(find_items(data), n)
     found: dict[str, list[float]] = {name: [] for name in DTYPES}
     for start in range(0, len(items), batch):
-        pictures = [preprocess_image(model, open_item(i)) for i in items[start : start + batch]]
-        x = torch.stack(pictures).to(model.device)
+        images = [preprocess_image(model, open_item(i)) for i in items[start : start + batch]]
+        x = torch.stack(images).to(model.device)
         torch.backends.cudnn.allow_tf32 = False
         exact = equicam.explain(model, x)
         torch.backends.cudnn.allow_tf32 = True

@@ -253,7 +253,7 @@ def test_ray_evaluates_as_one_process(patches, tmp_path):
     one, many = (pq.read_table(tmp_path / name).to_pylist() for name in ("one.parquet", "ray.parquet"))
     assert len(one) > 24
     assert repr(many) == repr(one)
-    assert not (tmp_path / "ray.parquet.parts").exists()
+    assert not (tmp_path / "ray.parquet.shards").exists()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Every score against SciPy, scikit-image, torchvision or a loop that says plainly what it means."""
+"""Every metric against SciPy, scikit-image, torchvision or a plain loop."""
 
 import math
 from importlib import import_module
@@ -64,7 +64,7 @@ REFERENCES = {
 
 @pytest.mark.parametrize("region", ["disc", "full"])
 @pytest.mark.parametrize("name", REFERENCES)
-def test_likeness_is_scipys(name, region):
+def test_similarity_is_scipys(name, region):
     a, b = planes(3), planes(2, seed=1)
     found = MEASURES[name](a, b, region)
     for i in range(3):
@@ -114,16 +114,16 @@ def test_ranks_share_ties():
 @pytest.mark.parametrize("fill", ["reflect", "zeros"])
 @pytest.mark.parametrize("region", ["disc", "full"])
 def test_equivariance_is_the_loop(region, fill):
-    presented, turned = planes(3), torch.stack([planes(3, seed=s) for s in (1, 2)])
-    turned[1, 2] = 0
-    found = equivariance(turned, presented, (30, 90), region=region, fill=fill)
+    presented, rotated = planes(3), torch.stack([planes(3, seed=s) for s in (1, 2)])
+    rotated[1, 2] = 0
+    found = equivariance(rotated, presented, (30, 90), region=region, fill=fill)
     for a, angle in enumerate((30, 90)):
         for i in range(3):
             scores = [
                 0.0
-                if turned[a, i].std() == 0
+                if rotated[a, i].std() == 0
                 else scipy_stats.pearsonr(
-                    picked(turned[a, i], region), picked(rotate(presented[j], angle, fill=fill), region)
+                    picked(rotated[a, i], region), picked(rotate(presented[j], angle, fill=fill), region)
                 )[0]
                 for j in range(3)
             ]
@@ -133,14 +133,14 @@ def test_equivariance_is_the_loop(region, fill):
     assert found.constant.tolist() == [[False] * 3, [False, False, True]]
 
 
-def test_a_perfectly_equivariant_map_scores_one_and_a_lone_picture_has_no_floor():
+def test_a_perfectly_equivariant_map_scores_one_and_a_lone_image_has_no_floor():
     presented = planes(1)
-    turned = torch.stack([rotate(presented, a) for a in ANGLES])
-    found = equivariance(turned, presented, ANGLES)
+    rotated = torch.stack([rotate(presented, a) for a in ANGLES])
+    found = equivariance(rotated, presented, ANGLES)
     assert found.value.min() > 1 - 1e-12
     assert found.floor.isnan().all()
     # under the authors' zero filling even a perfect map does not reach 1 over the full square
-    assert equivariance(turned, presented, ANGLES, region="full", fill="zeros").value.mean() < 0.97
+    assert equivariance(rotated, presented, ANGLES, region="full", fill="zeros").value.mean() < 0.97
 
 
 def test_zero_filling_rewards_noise_and_the_disc_does_not():
@@ -203,7 +203,7 @@ def test_conditions_by_hand():
 def test_the_blur_is_torchvisions():
     x = torch.randn(2, 3, 64, 80, dtype=torch.float64)
     assert torch.allclose(gaussian(x, 10.0, reach=25), gaussian_blur(x, [51, 51], [10.0, 10.0]), atol=1e-12)
-    small = torch.randn(1, 3, 8, 8, dtype=torch.float64)  # the kernel is wider than the picture
+    small = torch.randn(1, 3, 8, 8, dtype=torch.float64)  # the kernel is wider than the image
     assert gaussian(small, 10.0, reach=25).std() < small.std()
 
 
@@ -225,9 +225,9 @@ def test_insertion_and_deletion_are_the_loop(kind, as_published):
         expected = []
         for s in range(21):
             many = s * (SIZE * SIZE // 20) if as_published else round(s * SIZE * SIZE / 20)
-            picture = (blur if kind == "insertion" else x)[i].clone().reshape(3, -1)
-            picture[:, order[:many]] = (x if kind == "insertion" else blur)[i].reshape(3, -1)[:, order[:many]]
-            expected.append(bright(picture.view(1, 3, SIZE, SIZE))[0, target[i]].item())
+            image = (blur if kind == "insertion" else x)[i].clone().reshape(3, -1)
+            image[:, order[:many]] = (x if kind == "insertion" else blur)[i].reshape(3, -1)[:, order[:many]]
+            expected.append(bright(image.view(1, 3, SIZE, SIZE))[0, target[i]].item())
         assert np.ptp(expected) > 0.05
         assert found[i].tolist() == pytest.approx(expected, abs=1e-12)
         width = 1 / 21 if as_published else 1 / 20
@@ -291,13 +291,16 @@ def test_occlusion_is_the_loop(as_published):
                 assert found.presented[name][a, i].item() == pytest.approx(lost.item(), abs=1e-12)
                 carried = rotate(mask[i].double(), angle, fill=fill)
                 carried = carried if as_published else (carried >= 0.5).double()
-                turned, soft = rotate(x, angle)[i], gaussian_blur(rotate(x, angle), [51, 51], [10.0, 10.0])[i]
-                lost = p[1] - bright((turned * (1 - carried) + soft * carried)[None])[0, target[i]]
+                rotated, soft = (
+                    rotate(x, angle)[i],
+                    gaussian_blur(rotate(x, angle), [51, 51], [10.0, 10.0])[i],
+                )
+                lost = p[1] - bright((rotated * (1 - carried) + soft * carried)[None])[0, target[i]]
                 assert found.rotated[name][a, i].item() == pytest.approx(lost.item(), abs=1e-12)
     assert max(v.abs().max() for v in found.presented.values()) > 1e-3
 
 
-def test_occlusion_skips_constant_maps_and_lone_pictures_have_no_other():
+def test_occlusion_skips_constant_maps_and_a_lone_image_has_no_other():
     x, target = torch.randn(1, 3, SIZE, SIZE, dtype=torch.float64), torch.tensor([0])
     maps = torch.stack([planes(1), planes(1, seed=1), torch.zeros(1, SIZE, SIZE, dtype=torch.float64)])
     found = causal.occlusion(bright, x, maps, (30, 90), target, seeds=[1])
@@ -306,7 +309,7 @@ def test_occlusion_skips_constant_maps_and_lone_pictures_have_no_other():
 
 
 def test_the_label_disc_of_patchcamelyon():
-    """A box of 85.33 pixels in 224: the disc of equal area has radius 48.14 and holds .1451 of the picture."""
+    """A box of 85.33 pixels in 224: the disc of equal area has radius 48.14 and holds .1451 of the image."""
     side = 256 / 3
     edge = torch.arange(224, dtype=torch.float64) - (224 - side) / 2
     profile = edge.clamp(-1, 0) + 1 - (edge - side + 1).clamp(0, 1)
@@ -358,18 +361,18 @@ def test_calibration_compares_in_the_presented_frame():
     still = planes(2)
     spot = torch.zeros_like(still)
     spot[:, 8:14, 15:20] = torch.linspace(0.1, 1, 30, dtype=torch.float64).view(6, 5)
-    turned = torch.stack([rotate(still + spot.sqrt(), a) for a in (90, 180)])
-    maps = torch.cat((still[None], turned))
+    rotated = torch.stack([rotate(still + spot.sqrt(), a) for a in (90, 180)])
+    maps = torch.cat((still[None], rotated))
     assert uncertainty.calibration(spot, maps, (90, 180), "disc").min() > 0.999
     elsewhere = rotate(spot, 90)
     assert uncertainty.calibration(elsewhere, maps, (90, 180), "disc").max() < 0.5
     assert uncertainty.calibration(torch.zeros_like(spot), maps, (90, 180), "disc").isnan().all()
 
 
-FACTS = {"target": torch.tensor([0, 1, 0]), "size": (24, 24)}
+OPTIONS = {"target": torch.tensor([0, 1, 0]), "size": (24, 24)}
 
 
-def traced(seed: int, *, same: bool = False) -> LayerTrace:
+def trace(seed: int, *, same: bool = False) -> LayerTrace:
     made = torch.Generator().manual_seed(seed)
     acts, grads = (torch.randn(3, 4, 6, 6, generator=made, dtype=torch.float64) for _ in range(2))
     acts[:, 3] = 0  # a dead channel
@@ -379,8 +382,8 @@ def traced(seed: int, *, same: bool = False) -> LayerTrace:
 
 @pytest.mark.parametrize("combine", [grad_cam, grad_cam_rectified, layer_cam])
 def test_stages_are_the_loop(combine):
-    before, after = traced(1), traced(2)
-    found = stages(before, [after], (30,), combine, **FACTS)
+    before, after = trace(1), trace(2)
+    found = stages(before, [after], (30,), combine, **OPTIONS)
     y, x = np.mgrid[:6, :6] - 2.5
     inside = np.hypot(y, x) <= 3
 
@@ -419,23 +422,25 @@ def test_stages_are_the_loop(combine):
     for stage, eq in found.items():
         for i in range(3):
             assert eq.value[0, i].item() == pytest.approx(at(stage, i, i), abs=1e-10), stage
-            # a class has its weights in any picture: only another class is unrelated
-            same = FACTS["target"] if stage.startswith("weights") else torch.arange(3)
+            # a class has the same weights in any image: only another class is unrelated
+            same = OPTIONS["target"] if stage.startswith("weights") else torch.arange(3)
             others = np.mean([at(stage, i, j) for j in range(3) if same[j] != same[i]])
             assert eq.floor[0, i].item() == pytest.approx(others, abs=1e-10), stage
 
 
-def test_a_gradient_without_a_grid_is_said_to_have_none():
-    found = stages(traced(1, same=True), [traced(2, same=True)], (30,), grad_cam, **FACTS)
+def test_a_constant_gradient_has_no_eq_and_a_reason():
+    found = stages(trace(1, same=True), [trace(2, same=True)], (30,), grad_cam, **OPTIONS)
     assert found["gradients"].value.isnan().all()
     assert found["gradients"].reason == ReasonCode.CONSTANT_GRADIENT
     assert found["activations"].reason is None
 
 
-def test_the_published_reference_is_rectified_after_the_turn():
-    before, after = traced(1), traced(2)
-    clean = stages(before, [after], (30,), grad_cam, region="full", fill="zeros", **FACTS)
-    theirs = stages(before, [after], (30,), grad_cam, region="full", fill="zeros", as_published=True, **FACTS)
+def test_the_published_reference_is_rectified_after_rotation():
+    before, after = trace(1), trace(2)
+    clean = stages(before, [after], (30,), grad_cam, region="full", fill="zeros", **OPTIONS)
+    theirs = stages(
+        before, [after], (30,), grad_cam, region="full", fill="zeros", as_published=True, **OPTIONS
+    )
     assert torch.equal(clean["combined"].value, theirs["combined"].value)
     assert not torch.equal(clean["rectified"].value, theirs["rectified"].value)
     reference = rotate(grad_cam(before.activations, before.gradients)[0], 30, fill="zeros").relu()
@@ -446,13 +451,13 @@ def test_the_published_reference_is_rectified_after_the_turn():
 
 
 def test_one_undefined_map_leaves_the_others_their_floors():
-    presented, turned = planes(3), planes(3, seed=1)[None].clone()
-    turned[0, 1] = torch.nan
-    found = equivariance(turned, presented, (90,))
+    presented, rotated = planes(3), planes(3, seed=1)[None].clone()
+    rotated[0, 1] = torch.nan
+    found = equivariance(rotated, presented, (90,))
     assert found.value[0].isnan().tolist() == [False, True, False]
     assert found.floor[0].isnan().tolist() == [False, True, False]
     presented[2] = torch.nan
-    assert equivariance(turned, presented, (90,)).floor[0].isnan().tolist() == [False, True, False]
+    assert equivariance(rotated, presented, (90,)).floor[0].isnan().tolist() == [False, True, False]
 
 
 def test_a_flat_map_lends_no_region():
@@ -492,16 +497,16 @@ def test_pixels_of_the_same_saliency_are_found_as_by_trying_every_window():
         assert not (found[i] & (region[i] | ~valid)).any()
 
 
-def test_all_angles_in_one_pass_are_what_they_are_one_by_one(monkeypatch):
+def test_all_angles_in_one_call_are_the_same_as_one_by_one(monkeypatch):
     x = torch.rand(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     model = equicam.wrap(seeded(Cnn), layer="trunk")
-    asked = {
+    options = {
         "methods": ["grad-cam", "equigrad-cam+pcf", "eigen-cam", "equigrad-cam-out"],
         "scores": ["eq", "stages", "peum", "disagreement"],
     }
-    one_by_one = equicam.evaluate(model, x, views=4, **asked).to_pylist()
+    one_by_one = equicam.evaluate(model, x, views=4, **options).to_pylist()
     monkeypatch.setattr(import_module("equicam.evaluation.maps"), "fits_one_call", lambda *_: True)
-    at_once = equicam.evaluate(model, x, views=4, **asked).to_pylist()
+    at_once = equicam.evaluate(model, x, views=4, **options).to_pylist()
     assert len(at_once) == len(one_by_one) > 100
     values = [row["value"] for row in one_by_one if row["score"] == "eq"]
     assert np.std(values) > 0.05

@@ -1,6 +1,7 @@
-"""The protocol end to end: what `evaluate` says is what `explain` shows, once for each picture, angle and view."""
+"""The protocol end to end: metrics of `evaluate` are those of `explain`'s maps, one pass for each image, angle and view."""
 
 import json
+import pkgutil
 import sys
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 import equicam
+from equicam import evaluation
 from equicam.core.views import Views, rotate
 from equicam.data.items import Item
 from equicam.errors import EquicamError
@@ -40,19 +42,19 @@ def value(table, score, method=None, region=None, angle=None):
 @pytest.mark.parametrize(
     "method", ["grad-cam", "layer-cam", "equigrad-cam", "equigrad-cam+pcf", "equigrad-cam-out", "aug-cam"]
 )
-def test_eq_is_what_explain_shows(cnn, method, as_published):
+def test_eq_is_that_of_explains_maps(cnn, method, as_published):
     x = pictures(3)
-    others = ["grad-cam", "equigrad-cam-fine"]  # must not change what is read for this one
+    others = ["grad-cam", "equigrad-cam-fine"]  # must not change this one's maps
     table = equicam.evaluate(cnn, x, methods=[*others, method], angles=ANGLES_2, as_published=as_published)
     fill = "zeros" if as_published else "reflect"
     first = equicam.explain(cnn, x, method=method, as_published=as_published)
-    turned = [
+    rotated = [
         equicam.explain(cnn, rotate(x, a), method=method, target=first.target, as_published=as_published).map
         for a in ANGLES_2
     ]
-    assert_alive(first.map, *turned)
+    assert_alive(first.map, *rotated)
     for region in ("disc", "full"):
-        eq = equivariance(torch.stack(turned), first.map, ANGLES_2, region=region, fill=fill)
+        eq = equivariance(torch.stack(rotated), first.map, ANGLES_2, region=region, fill=fill)
         for a, angle in enumerate(ANGLES_2):
             found, floor = value(table, "eq", method, region, angle)
             assert list(found.values()) == pytest.approx(eq.value[a].tolist(), abs=1e-9)
@@ -69,7 +71,7 @@ def test_views_are_read_once_for_every_method(cnn):
     assert sum(rows) == 2 * 18 * (1 + len(ANGLES))
 
 
-def test_peum_disagreement_and_what_the_model_said(cnn):
+def test_peum_disagreement_and_predictions(cnn):
     x = pictures(3)
     table = equicam.evaluate(
         cnn, x, methods=["grad-cam", "equigrad-cam"], scores=["eq", "peum", "disagreement", "calibration"]
@@ -78,8 +80,8 @@ def test_peum_disagreement_and_what_the_model_said(cnn):
     found, _ = value(table, "peum", "equigrad-cam", "full")
     assert list(found.values()) == pytest.approx(e.peum_score.tolist(), rel=1e-9)
     assert not value(table, "peum", "grad-cam", "full")[0]
-    sure, _ = value(table, "presented-confidence")
-    assert list(sure.values()) == pytest.approx(e.confidence.tolist())
+    presented, _ = value(table, "presented-confidence")
+    assert list(presented.values()) == pytest.approx(e.confidence.tolist())
     with torch.no_grad():
         for angle in ANGLES:
             probs = cnn.module(rotate(x, angle)).softmax(1)
@@ -91,7 +93,7 @@ def test_peum_disagreement_and_what_the_model_said(cnn):
     assert all(np.isnan(r["value"]) and r["reason"] == "no label" for r in wrong)
 
 
-def test_an_explainer_of_yours_is_scored_like_ours(cnn):
+def test_a_callers_explainer_is_evaluated_like_ours(cnn):
     calls = []
 
     def mine(x, target):
@@ -123,7 +125,7 @@ def test_fewer_views_go_to_methods_with_several(cnn):
     assert sum(rows) == 2 * 2 * 4
 
 
-def test_controls_cost_their_own_world_only(cnn):
+def test_controls_run_under_their_own_condition_only(cnn):
     x = pictures(3)
     before = {k: v.clone() for k, v in cnn.module.state_dict().items()}
     names = [
@@ -138,7 +140,7 @@ def test_controls_cost_their_own_world_only(cnn):
     found = {m: list(value(table, "eq", m, "disc")[0].values()) for m in names}
     assert len({tuple(v) for v in found.values()}) == len(names)
     one, floor = value(table, "eq", "coverage", "disc")
-    assert list(one.values()) == pytest.approx(list(floor.values()))  # it never looked at a picture
+    assert list(one.values()) == pytest.approx(list(floor.values()))  # it does not depend on the image
     assert all(torch.equal(v, before[k]) for k, v in cnn.module.state_dict().items())
 
 
@@ -170,14 +172,14 @@ def test_shuffled_tiles_keep_every_pixel():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Seven pictures in two classes: one broken, one listed but missing."""
+    """Seven images in two classes: one broken, one listed but missing."""
     rng = np.random.default_rng(0)
     lines = ["path,label,boxes,region"]
     for i in range(6):
-        picture = np.kron(rng.integers(0, 255, (8, 8, 3)), np.ones((6, 6, 1))).astype(np.uint8)
-        Image.fromarray(picture).save(tmp_path / f"{i}.png")
+        image = np.kron(rng.integers(0, 255, (8, 8, 3)), np.ones((6, 6, 1))).astype(np.uint8)
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
         lines.append(f"{i}.png,{i % 2},{'4 4 30 30;2 2 10 12' if i else ''},{'16 16 32 32' if i % 2 else ''}")
-    (tmp_path / "5.png").write_bytes(b"not a picture")
+    (tmp_path / "5.png").write_bytes(b"not an image")
     lines.append("gone.png,0,,")
     (tmp_path / "items.csv").write_text("\n".join(lines))
     return tmp_path
@@ -199,7 +201,7 @@ def small():
     return equicam.wrap(seeded(Cnn), layer="trunk", preprocess=steps, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
-def test_bad_pictures_are_rows_with_a_reason(small, folder):
+def test_bad_images_are_rows_with_a_reason(small, folder):
     table = equicam.evaluate(small, folder, methods=["grad-cam"], angles=ANGLES_2)
     bad = table.filter(pc.is_null(table["score"])).to_pylist()
     assert {r["id"] for r in bad} == {"5.png", "gone.png"}
@@ -208,7 +210,7 @@ def test_bad_pictures_are_rows_with_a_reason(small, folder):
     assert set(value(table, "eq", "grad-cam", "disc")[0]) == {f"{i}.png" for i in range(5)}
 
 
-def test_every_score_runs_and_every_row_is_named(small, folder):
+def test_every_metric_runs_and_every_undefined_row_has_a_reason(small, folder):
     table = equicam.evaluate(
         small,
         str(folder),
@@ -222,9 +224,9 @@ def test_every_score_runs_and_every_row_is_named(small, folder):
     undefined = [r for r in rows if np.isnan(r["value"])]
     assert all(r["reason"] for r in undefined)
     wrong, _ = value(table, "misclassified")
-    said, _ = value(table, "pointing", "grad-cam", "boxes")
-    assert np.isnan(said["0.png"])
-    assert said["1.png"] in (0.0, 1.0)
+    pointing, _ = value(table, "pointing", "grad-cam", "boxes")
+    assert np.isnan(pointing["0.png"])
+    assert pointing["1.png"] in (0.0, 1.0)
     energy, null = value(table, "energy", "grad-cam", "label", 0.0)
     assert np.isnan(energy["0.png"])
     assert 0 <= energy["1.png"] <= 1
@@ -277,7 +279,7 @@ def test_labels_by_name_by_order_and_unknown(small, folder):
     ]
 
 
-def test_a_cut_off_evaluation_goes_on_and_is_the_same(small, folder, tmp_path, monkeypatch):
+def test_an_interrupted_evaluation_resumes_with_the_same_rows(small, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "IMAGES_PER_SHARD", 2)
     options = {"methods": ["grad-cam", "equigrad-cam"], "angles": ANGLES_2, "views": 4}
     whole = equicam.evaluate(small, folder, out=tmp_path / "whole.parquet", **options)
@@ -293,16 +295,16 @@ def test_a_cut_off_evaluation_goes_on_and_is_the_same(small, folder, tmp_path, m
     with pytest.raises(KeyboardInterrupt):
         equicam.evaluate(small, folder, out=out, **options)
     assert not out.exists()
-    assert [p.name for p in sorted((tmp_path / "cut.parquet.parts").iterdir())] == [
+    assert [p.name for p in sorted((tmp_path / "cut.parquet.shards").iterdir())] == [
         "fingerprint.json",
-        "part-000000.parquet",
+        "shard-000000.parquet",
     ]
     with pytest.raises(EquicamError, match=r"angles was \[45.0, 90.0\], is \[45.0\]"):
         equicam.evaluate(small, folder, out=out, **options | {"angles": (45,)})
     table = equicam.evaluate(small, folder, out=out, **options)
     handle.remove()
     assert str(table.to_pylist()) == str(whole.to_pylist())  # as text, where NaN equals NaN
-    assert not (tmp_path / "cut.parquet.parts").exists()
+    assert not (tmp_path / "cut.parquet.shards").exists()
     assert "weights" in json.loads(pq.read_schema(out).metadata[b"equicam"])
     # a finished file is read, not computed, and another evaluation does not overwrite it
     small.module.register_forward_pre_hook(lambda *_: pytest.fail("computed again"))
@@ -349,13 +351,13 @@ def test_changed_weights_are_not_resumed(small, folder, tmp_path):
         ({"n": 0}, "n"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(cnn, options, message):
+def test_impossible_options_are_refused_before_the_model_runs(cnn, options, message):
     cnn.module.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
     with pytest.raises(EquicamError, match=message.replace("(", r"\(")):
         equicam.evaluate(cnn, pictures(2), **options)
 
 
-def test_a_picture_scores_the_same_in_any_company(cnn):
+def test_an_image_has_the_same_values_in_any_batch(cnn):
     x = pictures(4)
     options = {
         "methods": ["grad-cam", "equigrad-cam"],
@@ -373,7 +375,7 @@ def test_a_picture_scores_the_same_in_any_company(cnn):
             assert score == "insertion" or np.isnan(floor["0"])
 
 
-def test_the_sample_is_spread_and_stamped(small, folder):
+def test_the_sample_is_spread_over_classes_and_its_digest_kept(small, folder):
     table = equicam.evaluate(small, folder, methods=["grad-cam"], angles=(90,), n=2)
     assert set(value(table, "presented-confidence")[0]) == {"0.png", "1.png"}  # one of each class
     about = json.loads(table.schema.metadata[b"equicam"])
@@ -411,10 +413,10 @@ def test_summaries_by_hand(vit):
     assert found.consistency_rate.value == pytest.approx(np.mean(list(keeps.values())))
     by_angle = dict(summary.by_angle(table, "grad-cam"))
     assert by_angle[45.0].value == pytest.approx(np.mean([v for (_, a), v in pairs.items() if a == 45]))
-    sure, confidence = value(table, "presented-confidence")[0], {}
+    presented, confidence = value(table, "presented-confidence")[0], {}
     for angle in ANGLES:
         confidence |= {(i, angle): v for i, v in value(table, "confidence", angle=angle)[0].items()}
-    lost = [sure[i] - confidence[i, a] for i, a in pairs if keeps[i, a]]
+    lost = [presented[i] - confidence[i, a] for i, a in pairs if keeps[i, a]]
     drift = [1 - v for k, v in pairs.items() if keeps[k]]
     r, _ = summary.drift_and_confidence(table, "grad-cam")
     assert r.r == pytest.approx(np.corrcoef(drift, lost)[0, 1])
@@ -452,7 +454,7 @@ def test_rows_of_constant_maps_count_zero_and_are_reported(cnn):
     assert line.value.value == pytest.approx(np.mean([r["value"] for r in rows]))
 
 
-def test_other_pictures_of_the_same_names_are_not_resumed(small, folder, tmp_path):
+def test_other_images_of_the_same_names_are_not_resumed(small, folder, tmp_path):
     out = tmp_path / "rows.parquet"
     options = {"methods": ["grad-cam"], "angles": (90,), "out": out}
     equicam.evaluate(small, folder, **options)
@@ -473,7 +475,7 @@ def test_other_pictures_of_the_same_names_are_not_resumed(small, folder, tmp_pat
 def test_other_preprocessing_and_other_explainers_are_not_resumed(small, folder, tmp_path):
     out = tmp_path / "rows.parquet"
     equicam.evaluate(small, folder, methods=["grad-cam"], angles=(90,), out=out)
-    other = replace(small, preprocess=lambda picture: small.preprocess(picture).flip(-1))
+    other = replace(small, preprocess=lambda image: small.preprocess(image).flip(-1))
     with pytest.raises(EquicamError, match="preprocessing was"):
         equicam.evaluate(other, folder, methods=["grad-cam"], angles=(90,), out=out)
     out.unlink()
@@ -496,20 +498,20 @@ def test_out_must_be_a_file_that_can_be_written(small, folder, tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("turn", range(1, 9))
-def test_boxes_turn_with_their_pictures_exif(small, tmp_path, turn):
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_boxes_follow_exif_orientation(small, tmp_path, orientation):
     """A bright patch and its box, both in stored pixels: whatever EXIF does, the box covers the patch."""
     stored = np.zeros((80, 80, 3), np.uint8)
     stored[16:30, 40:60] = 255
     exif = Image.Exif()
-    exif[0x0112] = turn
-    Image.fromarray(stored).save(tmp_path / "turned.png", exif=exif)
-    item = Item(id="a", path=tmp_path / "turned.png", boxes=((40.0, 16.0, 60.0, 30.0),))
+    exif[0x0112] = orientation
+    Image.fromarray(stored).save(tmp_path / "oriented.png", exif=exif)
+    item = Item(id="a", path=tmp_path / "oriented.png", boxes=((40.0, 16.0, 60.0, 30.0),))
     x, truth = load_image(small, item)
     assert torch.equal(truth.boxes[0], x[0] > 0)
 
 
-def test_what_is_cropped_away_is_said_and_wild_boxes_do_no_harm(small, folder):
+def test_cropped_boxes_have_a_reason_and_huge_boxes_do_no_harm(small, folder):
     items = [
         Item(id="away", path=folder / "0.png", region=(0.0, 0.0, 2.0, 2.0), boxes=((0.0, 0.0, 3.0, 3.0),)),
         Item(id="wild", path=folder / "1.png", boxes=((1e30, 0.0, 2e30, 5.0), (8.0, 8.0, 1e30, 40.0))),
@@ -538,7 +540,7 @@ def test_names_that_do_not_match_are_no_labels(small, folder):
     assert all(r["reason"] is None for r in rows if r["score"] == "misclassified")
 
 
-def test_no_picture_is_left_alone_in_a_part(cnn, monkeypatch):
+def test_no_image_is_alone_in_a_shard(cnn, monkeypatch):
     monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "IMAGES_PER_SHARD", 4)
     table = equicam.evaluate(cnn, pictures(9), methods=["grad-cam"], angles=(90,))
     _, floor = value(table, "eq", "grad-cam", "disc")
@@ -546,7 +548,7 @@ def test_no_picture_is_left_alone_in_a_part(cnn, monkeypatch):
     assert not np.isnan(list(floor.values())).any()
 
 
-def test_controls_with_their_own_answers_are_conditioned_on_those(vit):
+def test_controls_with_their_own_predictions_are_conditioned_on_those(vit):
     table = equicam.evaluate(
         vit, pictures(6), methods=["grad-cam", "grad-cam@shuffled"], scores=["eq", "eq-consistent"]
     )
@@ -565,7 +567,7 @@ def test_controls_with_their_own_answers_are_conditioned_on_those(vit):
     assert found.consistency_rate.value == pytest.approx(np.isfinite(kept).mean())
 
 
-def test_causal_rows_are_read_against_their_controls(cnn):
+def test_causal_rows_are_compared_with_their_controls(cnn):
     table = equicam.evaluate(cnn, pictures(4), methods=["grad-cam"], scores=["causal"], angles=ANGLES_2)
     lines = {line.region: line for line in summary.occlusion_effects(table, "grad-cam")}
     assert next(iter(lines)) == "drift"
@@ -577,7 +579,7 @@ def test_causal_rows_are_read_against_their_controls(cnn):
     assert lines["drift"].presented.value == pytest.approx(drift.mean())
 
 
-def test_an_explainer_that_cannot_be_hashed_is_taken(cnn):
+def test_an_explainer_that_cannot_be_hashed_is_accepted(cnn):
     from dataclasses import dataclass
 
     @dataclass
@@ -594,8 +596,34 @@ def test_an_explainer_that_cannot_be_hashed_is_taken(cnn):
 @pytest.mark.parametrize(
     "wrong", [lambda b: 0.5, lambda b: MetricRows("mine", "grad-cam", torch.zeros(b + 1))]
 )
-def test_a_score_of_ones_own_that_yields_something_else_is_told_what_to_yield(monkeypatch, wrong):
-    monkeypatch.setitem(METRICS, "mine", Metric("mine", lambda found: iter([wrong(len(found.ids))])))
+def test_a_custom_metric_that_yields_something_else_is_refused(monkeypatch, wrong):
+    monkeypatch.setitem(METRICS, "mine", Metric("mine", lambda batch: iter([wrong(len(batch.ids))])))
     model, x = equicam.load("embedded"), torch.randn(2, 3, 96, 96)
     with pytest.raises(equicam.EquicamError, match=r"a metric needs to yield MetricRows with \[2\] values"):
         equicam.evaluate(model, x, methods=["grad-cam"], scores=["mine"])
+
+
+@pytest.mark.parametrize(
+    "name", [m.name for m in pkgutil.walk_packages(evaluation.__path__, "equicam.evaluation.")]
+)
+def test_every_module_can_be_imported_as_a_name(name):
+    """No function of a package hides a module of the same name."""
+    assert callable(equicam.evaluate)
+    assert callable(equicam.scores)
+    names: dict = {}
+    exec(f"import {name} as m", names)
+    assert names["m"] is sys.modules[name]
+
+
+def test_any_error_of_preprocessing_is_a_row(small, folder):
+    def divide_by_zero(image):
+        return small.preprocess(image) if image.getpixel((0, 0)) != first else 1 / 0
+
+    first = Image.open(folder / "2.png").convert("RGB").getpixel((0, 0))
+    model = replace(small, preprocess=divide_by_zero)
+    table = equicam.evaluate(
+        model, [folder / f"{i}.png" for i in range(4)], methods=["grad-cam"], angles=(90,)
+    )
+    (bad,) = table.filter(pc.is_null(table["score"])).to_pylist()
+    assert bad["id"].endswith("2.png")
+    assert bad["reason"] == "division by zero"

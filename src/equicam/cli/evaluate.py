@@ -58,7 +58,7 @@ def evaluate(
 
     Example: `equicam evaluate val/ --model resnet50 --n 200 --scores eq,insertion --out eq.parquet`
     """
-    resume = f"; finished shards are in {out}.parts, and the same command resumes" if out else ""
+    resume = f"; finished shards are in {out}.shards, and the same command resumes" if out else ""
     with exit_on_error(interrupted=resume):
         from dataclasses import replace
 

@@ -24,7 +24,7 @@ AUTHORS_VIEWS_COMPARED = 6
 
 @dataclass(frozen=True)
 class KeptTensors:
-    """Which tensors metrics need besides the maps."""
+    """Which tensors metrics need in addition to the maps."""
 
     trace: bool  # activations and gradients of methods of one view
     uncertainty: bool  # PEUM and disagreement of methods of several views
@@ -48,20 +48,23 @@ def fuse_methods(
 ) -> Tensors:
     """Every method's tensors as `METHOD.NAME`, and the probabilities of the presented view."""
     measure = partial(_measure, kept=kept)
-    parts: dict[str, Tensors] = {}
+    by_method: dict[str, Tensors] = {}
     fixed = {name: method for name, method in methods.items() if method.fusion.adaptive is None}
     if fixed:
         readings = reader.read(x, _union(fixed), target)
         target = readings.target
         for name, method in fixed.items():
-            parts[name] = measure(fuse(readings, method.combine, method.fusion, fill))
+            by_method[name] = measure(fuse(readings, method.combine, method.fusion, fill))
     for name, method in methods.items():
         if name not in fixed:
             by_count = list(until_converged(reader, x, target, method.combine, method.fusion, fill))
-            parts[name] = merge_images(by_count, partial(measure, adaptive=True), method.fusion.views, {})
-    found = {f"{name}.{key}": tensor for name, part in parts.items() for key, tensor in part.items()}
-    probabilities = [part["probabilities"] for part in parts.values() if "probabilities" in part]
-    return found | ({"probabilities": probabilities[0]} if probabilities else {})
+            by_method[name] = merge_images(by_count, partial(measure, adaptive=True), method.fusion.views, {})
+    found: Tensors = {}
+    for name, tensors in by_method.items():
+        if "probabilities" in tensors:  # the same for every method
+            found["probabilities"] = tensors.pop("probabilities")
+        found |= {f"{name}.{key}": tensor for key, tensor in tensors.items()}
+    return found
 
 
 def trace_of(found: Tensors, name: str) -> tuple[LayerTrace, Combine | None]:

@@ -30,18 +30,18 @@ def resume(
     done: Done,
 ) -> pa.Table:
     """The rows in `out`, after computing the shards that are not there yet."""
-    fix = f"another --out, or deleting {out} and {out}.parts"
+    fix = f"another --out, or deleting {out} and {out}.shards"
     if out.is_file():
         refuse_another(str(out), _read_fingerprint(out), fingerprint, fix=fix)
         # a process killed right after writing the file left its shards
-        shutil.rmtree(f"{out}.parts", ignore_errors=True)
+        shutil.rmtree(f"{out}.shards", ignore_errors=True)
         return pq.read_table(out)
     if out.exists() or not out.absolute().parent.is_dir():
         raise EquicamError(
             f"out {str(out)!r}", needs="a file in a folder that exists", got="a folder" if out.exists() else "no such folder",
             fix="rows.parquet",
         )  # fmt: skip
-    store = Shards(Path(f"{out}.parts"), fingerprint, fix=fix)
+    store = Shards(Path(f"{out}.shards"), fingerprint, fix=fix)
     pending = [(number, shards[number]) for number in store.pending(len(shards))]
     done(sum(map(len, shards)) - sum(len(items) for _, items in pending))
     if pending:

@@ -60,7 +60,11 @@ class EvaluationJob:
         return compute
 
     def _load(self) -> Load:
-        return partial(load_image, self.preprocessing or load_preprocessing(self.model_source), with_regions=self.spec.needs_regions)
+        return partial(
+            load_image,
+            self.preprocessing or load_preprocessing(self.model_source),
+            with_regions=self.spec.needs_regions,
+        )
 
 
 def evaluate_shard(
