@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import partial
+from functools import lru_cache, partial
 
 from equicam.core.combine import (
     Combine,
@@ -149,6 +149,7 @@ def methods() -> tuple[str, ...]:
     return tuple(METHODS)
 
 
+@lru_cache(maxsize=64)  # recipes are few, and a captured call takes little more than a millisecond
 def resolve(recipe: Recipe) -> Method:
     """The method a recipe names, with its options set."""
     method = _find(recipe)

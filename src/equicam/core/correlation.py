@@ -24,12 +24,18 @@ def pearson(
 
 def pixels_in(planes: Float[Tensor, "*n h w"], region: Region) -> Float[Tensor, "*n p"]:
     """The region's pixels in float64, because sums over fifty thousand pixels are not exact in float32."""
+    return select_pixels(planes, region).double()
+
+
+def select_pixels(planes: Float[Tensor, "*n h w"], region: Region) -> Float[Tensor, "*n p"]:
+    """The region's pixels of every plane."""
     if region not in REGIONS:
         raise EquicamError("region", needs=f"one of {', '.join(REGIONS)}", got=repr(region), fix='"disc"')
     pixels = planes.flatten(-2)
-    if region == "disc":  # by index: a mask must be counted first, which synchronises with the device
-        pixels = pixels.index_select(-1, disc_pixels((planes.shape[-2], planes.shape[-1]), planes.device))
-    return pixels.double()
+    if region == "full":
+        return pixels
+    # by index: a mask must be counted first, which synchronises with the device
+    return pixels.index_select(-1, disc_pixels((planes.shape[-2], planes.shape[-1]), planes.device))
 
 
 def standardise(pixels: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:

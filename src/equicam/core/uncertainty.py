@@ -1,10 +1,11 @@
 """How far the views of an image disagree once they are aligned."""
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equicam.core.alignment import Alignment
-from equicam.core.correlation import Region, pearson
+from equicam.core.correlation import CONSTANT_BELOW, Region, select_pixels
 from equicam.core.views import disc_pixels
 
 
@@ -14,12 +15,19 @@ def peum(aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment) -> Float[
 
 
 def disagreement(aligned_maps: Float[Tensor, "t b H W"], region: Region = "disc") -> Float[Tensor, " b"]:
-    """1 − mean Pearson correlation over all pairs of views; NaN for one view, which has nothing to disagree with."""
-    by_image = aligned_maps.transpose(0, 1)
-    r = pearson(by_image, by_image, region)
-    views = r.shape[-1]
-    pairs = r.sum((-2, -1)) - r.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return 1 - pairs / (views * (views - 1))
+    """1 − mean Pearson correlation over all pairs of views; NaN for one view, which has nothing to disagree with.
+
+    With z_t the map of view t at mean 0 and norm 1, Σ_{s≠t} r_st = |Σ_t z_t|² − Σ_t |z_t|²: no matrix of pairs is
+    needed. A constant map has z = 0, and so correlation 0 with every other.
+    """
+    views = len(aligned_maps)
+    pixels = select_pixels(aligned_maps, region)
+    centred = pixels - pixels.mean(-1, keepdim=True, dtype=torch.float64).to(pixels.dtype)
+    norm = torch.linalg.vector_norm(centred, dim=-1, dtype=torch.float64)
+    constant = norm < CONSTANT_BELOW * pixels.shape[-1] ** 0.5
+    scale = torch.where(constant, 0, 1 / norm).to(pixels.dtype)
+    total = torch.linalg.vector_norm((centred * scale[..., None]).sum(0), dim=-1, dtype=torch.float64)
+    return 1 - (total.square() - (~constant).sum(0)) / (views * (views - 1))
 
 
 def mean_converged(
