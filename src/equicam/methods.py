@@ -149,9 +149,16 @@ def methods() -> tuple[str, ...]:
     return tuple(METHODS)
 
 
-@lru_cache(maxsize=64)  # recipes are few, and a captured call takes little more than a millisecond
 def resolve(recipe: Recipe) -> Method:
     """The method a recipe names, with its options set."""
+    try:
+        hash(recipe)
+    except TypeError:  # a method of the caller's need not be hashable
+        return _resolve(recipe)
+    return _resolved(recipe)
+
+
+def _resolve(recipe: Recipe) -> Method:
     method = _find(recipe)
     fusion = replace(
         method.fusion, views=_views(recipe, method.fusion), adaptive=_adaptive(recipe, method.fusion)
@@ -165,6 +172,10 @@ def resolve(recipe: Recipe) -> Method:
                 )  # fmt: skip
             fusion = replace(fusion, weigh=gate(value))
     return replace(method, fusion=fusion)
+
+
+_resolved = lru_cache(maxsize=64)(_resolve)
+"""Recipes are few, and a captured call takes little more than a millisecond."""
 
 
 def resolve_fill(recipe: Recipe) -> Fill:

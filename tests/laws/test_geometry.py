@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equicam
-from equicam.core.views import Views
+from equicam.core.views import Views, rotate_each
 from tests.conftest import pictures
 
 angles = st.floats(-720, 720, allow_nan=False)
@@ -93,3 +93,13 @@ def test_coverage_is_what_zeros_leave():
     assert cover[1].min() < 0.7
     assert cover[2, 0, 0] == 0
     assert cover.max() <= 1 + 1e-12
+
+
+def test_each_image_is_rotated_exactly_as_alone():
+    """Also at multiples of 90°, where rotation permutes pixels."""
+    x = pictures(5)
+    degrees = torch.tensor([0.0, 90.0, 37.5, 180.0, -90.0], dtype=torch.float64)
+    found = rotate_each(x, degrees)
+    for one, image, angle in zip(found, x, degrees.tolist(), strict=True):
+        assert torch.equal(one, equicam.rotate(image, angle))
+    assert torch.equal(found[1], torch.rot90(x[1], 1, (-2, -1)))

@@ -147,14 +147,14 @@ def test_graphs_are_captured_again_when_the_network_changes(change):
         def __call__(self, *_given):
             return self.found
 
-    assert [mine.run("key", Fake, (None,))[1]["by"] for _ in range(3)] == [0, 0, 0]
+    assert [mine.run("key", Fake, (torch.zeros(1), None))[1]["by"] for _ in range(3)] == [0, 0, 0]
     with torch.no_grad():
         net.head.weight.neg_()  # where it was: the graph reads what is there
-    assert mine.run("key", Fake, (None,))[1]["by"] == 0
+    assert mine.run("key", Fake, (torch.zeros(1), None))[1]["by"] == 0
     change(net)
-    assert [mine.run("key", Fake, (None,))[1]["by"] for _ in range(2)] == [1, 1]
+    assert [mine.run("key", Fake, (torch.zeros(1), None))[1]["by"] for _ in range(2)] == [1, 1]
     for other in range(9):
-        mine.run(other, Fake, (None,))
+        mine.run(other, Fake, (torch.zeros(1), None))
     assert len(mine.graphs) == 8
     gone = weakref.ref(net)
     del net, mine

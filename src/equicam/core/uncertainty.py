@@ -21,6 +21,8 @@ def disagreement(aligned_maps: Float[Tensor, "t b H W"], region: Region = "disc"
     needed. A constant map has z = 0, and so correlation 0 with every other.
     """
     views = len(aligned_maps)
+    if views == 1:
+        return torch.full(aligned_maps.shape[1:2], torch.nan, dtype=torch.float64, device=aligned_maps.device)
     pixels = select_pixels(aligned_maps, region)
     centred = pixels - pixels.mean(-1, keepdim=True, dtype=torch.float64).to(pixels.dtype)
     norm = torch.linalg.vector_norm(centred, dim=-1, dtype=torch.float64)
