@@ -1,7 +1,6 @@
 """Images below a folder. File names are untrusted: they are matched and escaped."""
 
 import os
-import sys
 from collections import deque
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -12,8 +11,8 @@ from equicam.errors import EquicamError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".jp2", ".ppm", ".pgm")
 
-Parts = tuple[str, ...]
-"""A path relative to a folder, as components."""
+PathParts = tuple[str, ...]
+"""A path relative to a folder, split at the separators."""
 
 
 def has_image_suffix(name: str) -> bool:
@@ -23,42 +22,40 @@ def has_image_suffix(name: str) -> bool:
 
 def list_items(root: AnyPath) -> list[Item]:
     """Every image below a folder, sorted by id; its first subfolder is its label."""
-    found = list_images(root)
     items = (
-        make_item(parts, at, label=_escaped(parts[0]) if len(parts) > 1 else None) for parts, at in found
+        make_item(parts, path, label=_escape(parts[0]) if len(parts) > 1 else None)
+        for parts, path in list_images(root)
     )
     return sorted(items, key=lambda item: item.id)
 
 
-def list_images(root: AnyPath, *, depth: int | None = None) -> list[tuple[Parts, AnyPath]]:
+def list_images(root: AnyPath, *, depth: int | None = None) -> list[tuple[PathParts, AnyPath]]:
     """Image files below a folder: relative path and file."""
     if isinstance(root, RemotePath):
-        fits = (depth or sys.maxsize).__ge__
-        return [
-            (parts, at) for parts, at in root.list_files() if has_image_suffix(parts[-1]) and fits(len(parts))
-        ]
+        found = root.list_files() if depth is None else [f for f in root.list_files() if len(f[0]) <= depth]
+        return [(parts, path) for parts, path in found if has_image_suffix(parts[-1])]
     return [(parts, root.joinpath(*parts)) for parts in list_files(root, SUFFIXES, depth=depth)]
 
 
-def item_at(root: Path, parts: Parts, *, label: int | str | None = None) -> Item:
+def item_at(root: Path, parts: PathParts, *, label: int | str | None = None) -> Item:
     """The item of an image at a path below a folder."""
     return make_item(parts, root.joinpath(*parts), label=label)
 
 
-def make_item(parts: Parts, at: AnyPath, *, label: int | str | None = None) -> Item:
+def make_item(parts: PathParts, path: AnyPath, *, label: int | str | None = None) -> Item:
     """The item of an image file; different relative paths give different ids."""
-    return Item(_escaped("/".join(parts)), at, label)
+    return Item(_escape("/".join(parts)), path, label)
 
 
-def list_files(root: Path, suffixes: Collection[str], *, depth: int | None = None) -> list[Parts]:
+def list_files(root: Path, suffixes: Collection[str], *, depth: int | None = None) -> list[PathParts]:
     """Files with these suffixes, sorted; hidden ones are excluded, and no folder is entered twice.
 
     Real folders come before symbolic links to folders, and a link to a parent of `root` is not followed.
     """
-    found: list[Parts] = []
+    found: list[PathParts] = []
     real = root.resolve()
     entered = {_identity(folder) for folder in real.parents}
-    todo: deque[Parts] = deque([()])
+    todo: deque[PathParts] = deque([()])
     while todo:
         parts = todo.popleft()
         folder = root.joinpath(*parts)
@@ -100,7 +97,7 @@ def read_lines(file: Path) -> list[str]:
     return [line.strip() for line in text.rstrip().split("\n")]
 
 
-def _escaped(name: str) -> str:
+def _escape(name: str) -> str:
     return valid_utf8(name.replace("\\", "\\\\"))  # escape backslashes too, so that ids stay unique
 
 

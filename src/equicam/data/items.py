@@ -26,7 +26,7 @@ class Item:
     path: AnyPath
     label: int | str | None = None
     boxes: tuple[Box, ...] = ()
-    region: Box | None = None  # the part of the image that decides the label, where a data set defines one
+    region: Box | None = None  # the area of the image that decides the label, where a data set defines one
     index: int | None = None  # the position in a file that contains many images
 
 

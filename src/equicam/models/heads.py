@@ -7,7 +7,7 @@ from equicam.errors import EquicamError
 
 def head_name(module: nn.Module) -> str:
     """The name of the last linear layer in the order of `named_modules`."""
-    linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+    linear: list[str] = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
     if not linear:
         raise EquicamError(
             f"{type(module).__name__}",

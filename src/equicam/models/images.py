@@ -13,13 +13,13 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from equicam.data.image_files import open_image, to_rgb
+from equicam.data.items import Box
 from equicam.errors import EquicamError
 from equicam.readers.finite import finite, not_finite
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 ImageLike = Image.Image | str | Path
 Images = Tensor | ImageLike | Sequence[ImageLike]
-Box = tuple[float, float, float, float]
 
 
 def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Float[Tensor, "b c H W"]:
