@@ -19,7 +19,7 @@ from equicam.core.correlation import pearson
 from equicam.data.items import open_item, sample_by_class
 from equicam.data.sources import find_items
 from equicam.models.images import preprocess_image
-from equicam.paper.context import eq, mean_of
+from equicam.paper.context import Evaluation
 
 LIMITS = {"TF32": 30, "bf16": 12}
 DTYPES = {"TF32": None, "bf16": torch.bfloat16}
@@ -39,7 +39,7 @@ def protocol(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[s
         print(
             f"{len(methods)} methods, {name}: {elapsed:.1f} s (at most {LIMITS[name]}); first use {first:.1f} s"
         )
-        found[name] = {m: eq(rows, m, as_published=False).value for m in methods} | {"seconds": elapsed}
+        found[name] = {m: Evaluation(rows).eq(m).value for m in methods} | {"seconds": elapsed}
         print("  disc Eq " + ", ".join(f"{m} {found[name][m]:.4f}" for m in methods), flush=True)
     return found
 
@@ -52,8 +52,8 @@ def fewer(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[str,
             rows = equicam.evaluate(
                 model, data, n=n, methods=[method], scores=["eq", "views"], views=views, dtype=torch.bfloat16
             )
-            used = mean_of(rows, "views", method, None).value if views == "auto" else 18.0
-            one = {"eq": eq(rows, method, as_published=False).value, "views": used}
+            used = Evaluation(rows).mean("views", method).value if views == "auto" else 18.0
+            one = {"eq": Evaluation(rows).eq(method).value, "views": used}
             found[f"{method}, {views}"] = one
             print(f"{method}, views {views}: disc Eq {one['eq']:.4f} at {used:.2f} views", flush=True)
     return found

@@ -1,4 +1,4 @@
-"""What a large audit costs on paper, from measured rates: the table of docs/scale.md.
+"""The cost of a large audit, computed from measured rates: the table of docs/scale.md.
 
 python scripts/scale_costs.py --rate 700 --decode 130
 """
@@ -19,13 +19,13 @@ class Costs:
     read_gbit_per_s: float
     stored_tb: float
     read_tb: float
-    parts: int
+    shards: int
 
 
 def costs(
-    *, tiles: int, gpus: int, rate: float, efficiency: float, decode: float, tile_kb: float, stored_kb: float, part: int
+    *, tiles: int, gpus: int, rate: float, efficiency: float, decode: float, tile_kb: float, stored_kb: float, shard: int
 ) -> Costs:  # fmt: skip
-    """Rates in pictures a second: `rate` of one GPU, `decode` of one CPU core; `efficiency` of many GPUs to one."""
+    """Rates in images a second: `rate` of one GPU, `decode` of one CPU core; `efficiency` of many GPUs to one."""
     effective = rate * efficiency
     gpu_seconds = tiles / effective
     return Costs(
@@ -35,7 +35,7 @@ def costs(
         read_gbit_per_s=effective * gpus * tile_kb * 8 / 1e6,
         stored_tb=tiles * stored_kb / 1e9,
         read_tb=tiles * tile_kb / 1e9,
-        parts=-(-tiles // part),
+        shards=-(-tiles // shard),
     )
 
 
@@ -45,28 +45,28 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--rate", type=float, nargs="+", required=True, help="pictures/s of one GPU, one or more"
+        "--rate", type=float, nargs="+", required=True, help="images/s of one GPU, one or more"
     )
-    parser.add_argument("--decode", type=float, required=True, help="pictures/s that one CPU core opens")
+    parser.add_argument("--decode", type=float, required=True, help="images/s that one CPU core decodes")
     parser.add_argument("--tiles", type=int, default=100_000_000)
     parser.add_argument("--gpus", type=int, default=64)
     parser.add_argument("--efficiency", type=float, default=0.9, help="of many GPUs to one")
     parser.add_argument("--tile-kb", type=float, default=20, help="kB read a tile")
-    parser.add_argument("--stored-kb", type=float, default=2.5, help="kB written a picture")
-    parser.add_argument("--part", type=int, default=256, help="pictures in a part")
+    parser.add_argument("--stored-kb", type=float, default=2.5, help="kB written an image")
+    parser.add_argument("--shard", type=int, default=256, help="images in a shard")
     given = parser.parse_args()
     same = {name: value for name, value in vars(given).items() if name != "rate"}
     print(
-        "| pictures/s a GPU | GPU-hours | hours on",
+        "| images/s a GPU | GPU-hours | hours on",
         given.gpus,
-        "GPUs | decode cores a GPU | read Gbit/s | read TB | stored TB | parts |",
+        "GPUs | decode cores a GPU | read Gbit/s | read TB | stored TB | shards |",
     )
     print("|---|---|---|---|---|---|---|---|")
     for rate in given.rate:
         c = costs(rate=rate, **same)
         print(
             f"| {rate:,.0f} | {c.gpu_hours:,.0f} | {c.hours:,.1f} | {c.decode_cores_per_gpu:.1f} | {c.read_gbit_per_s:.2f} "
-            f"| {c.read_tb:.1f} | {c.stored_tb:.2f} | {c.parts:,} |"
+            f"| {c.read_tb:.1f} | {c.stored_tb:.2f} | {c.shards:,} |"
         )
 
 

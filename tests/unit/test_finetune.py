@@ -1,4 +1,6 @@
-"""Fine-tuning learns, is cut off and goes on to the same end, and says what it made."""
+"""Fine-tuning learns, resumes to the same weights, leaves the caller's random state alone, and writes a model card."""
+
+import random
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import equicam
 from equicam.cli.app import app
 from equicam.core.views import rotate, rotate_each
 from equicam.errors import EquicamError
-from equicam.finetune import finetune, started
+from equicam.finetune import finetune, initial_model
 
 FACTORY = """
 import torch
@@ -32,49 +34,58 @@ def tiny():
 """
 
 
-@pytest.fixture
-def domain(tmp_path):
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
     """Reddish, greenish and bluish noise, and a factory for a network of ten classes."""
+    root = tmp_path_factory.mktemp("domain")
     rng = np.random.default_rng(0)
-    for split, count in (("train", 24), ("test", 8)):
+    for split, count in (("train", 12), ("test", 8)):
         for channel, name in enumerate(("blue", "green", "red")):
-            folder = tmp_path / "data" / split / name
+            folder = root / "data" / split / name
             folder.mkdir(parents=True)
             for i in range(count):
-                picture = rng.integers(0, 140, (28, 28, 3))
-                picture[..., 2 - channel] += 100
-                Image.fromarray(picture.astype(np.uint8)).save(folder / f"{i}.png")
-    (tmp_path / "nets.py").write_text(FACTORY)
+                image = rng.integers(0, 140, (28, 28, 3))
+                image[..., 2 - channel] += 100
+                Image.fromarray(image.astype(np.uint8)).save(folder / f"{i}.png")
+    (root / "nets.py").write_text(FACTORY)
+    return root
+
+
+@pytest.fixture
+def domain(source, tmp_path):
+    """The source in a folder of the test's own."""
+    for name in ("data", "nets.py"):
+        (tmp_path / name).symlink_to(source / name)
     return tmp_path
 
 
 OPTIONS = {"epochs": 4, "batch": 8, "rate": 1e-2, "workers": 0, "device": "cpu"}
 
 
-def test_it_learns_and_what_it_saves_loads_with_its_class_names(domain):
+def test_it_learns_and_its_weights_load_with_the_class_names(domain):
     arch = f"{domain / 'nets.py'}:tiny"
     lines = []
     path, found = finetune(domain / "data", arch, domain / "out", **OPTIONS, progress=lines.append)
     assert found.balanced > 0.9
-    assert found.pictures == 24
+    assert found.images == 24
     assert set(found.recall) == {"blue", "green", "red"}
     assert len(lines) == 4
     model = equicam.load(arch, weights=path)
     assert model.classes == ("blue", "green", "red")
-    pictures = sorted((domain / "data" / "test").rglob("*.png"))
-    said = equicam.explain(model, pictures, method="grad-cam").target.tolist()
-    right = np.mean([model.classes[c] == p.parent.name for c, p in zip(said, pictures, strict=True)])
+    images = sorted((domain / "data" / "test").rglob("*.png"))
+    predicted = equicam.explain(model, images, method="grad-cam").target.tolist()
+    right = np.mean([model.classes[c] == p.parent.name for c, p in zip(predicted, images, strict=True)])
     assert right == pytest.approx(found.accuracy)
     card = (domain / "out" / "card.md").read_text()
-    for words in ("blue, green, red", "balanced accuracy", "no turned pictures", "seed 0", "epoch"):
+    for words in ("blue, green, red", "balanced accuracy", "no rotated training images", "seed 0", "epoch"):
         assert words in card
     assert not (domain / "out" / "checkpoint.pt").exists()
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_cut_off_it_goes_on_to_the_same_weights(domain, turned):
+@pytest.mark.parametrize("rotated", [False, True])
+def test_interrupted_it_resumes_to_the_same_weights(domain, rotated):
     arch = f"{domain / 'nets.py'}:tiny"
-    options = OPTIONS | {"rotation_augment": turned}
+    options = OPTIONS | {"rotation_augment": rotated}
     whole, _ = finetune(domain / "data", arch, domain / "whole", **options)
 
     def stop(line):
@@ -94,7 +105,7 @@ def test_cut_off_it_goes_on_to_the_same_weights(domain, turned):
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
-def test_seeds_and_turned_pictures_make_other_weights(domain):
+def test_seeds_and_rotated_images_make_other_weights(domain):
     arch = f"{domain / 'nets.py'}:tiny"
     short = OPTIONS | {"epochs": 1}
     made = [
@@ -106,16 +117,34 @@ def test_seeds_and_turned_pictures_make_other_weights(domain):
     assert not torch.allclose(made[0], made[3])
 
 
+def test_the_caller_s_generators_stay_as_they_were(domain):
+    """The weights depend on the seed alone, and the caller's random numbers do not depend on the training."""
+
+    def states():
+        return torch.get_rng_state().tolist(), str(np.random.get_state())  # noqa: NPY002  # the global one
+
+    weights, numbers = [], set()
+    for i, seed in enumerate((3, 4)):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        before, during = states(), []
+        path, _ = finetune(
+            domain / "data", f"{domain / 'nets.py'}:tiny", domain / f"o{i}", **OPTIONS | {"epochs": 2},
+            rotation_augment=True, progress=lambda _line, during=during: during.append(states()),
+        )  # fmt: skip
+        assert states() == before
+        assert during == [before, before]
+        weights.append(load_file(path))
+        numbers.add(random.random())  # type checks in tests draw from it, so only reseeding shows
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert len(numbers) == 2
+
+
 def test_it_stops_early_and_keeps_the_best(domain):
     arch = f"{domain / 'nets.py'}:tiny"
     lines = []
-    finetune(
-        domain / "data",
-        arch,
-        domain / "out",
-        **OPTIONS | {"epochs": 30, "patience": 2},
-        progress=lines.append,
-    )
+    options = OPTIONS | {"epochs": 30, "patience": 2}
+    finetune(domain / "data", arch, domain / "out", **options, progress=lines.append)
     assert len(lines) < 30
 
 
@@ -123,18 +152,18 @@ def test_weights_to_start_from_may_lack_the_head_but_must_fit(domain):
     arch = f"{domain / 'nets.py'}:tiny"
     given = {f"0.{k}": torch.full_like(v, 0.25) for k, v in equicam.load(arch).module[0].state_dict().items()}
     save_file(given, domain / "start.safetensors")
-    model = started(arch, domain / "start.safetensors", 3)
+    model = initial_model(arch, domain / "start.safetensors", 3)
     assert (model.module[0].weight == 0.25).all()
     assert model.module[7].out_features == 3
     save_file({"trunk.weight": torch.zeros(3)}, domain / "other.safetensors")
     with pytest.raises(EquicamError, match="needs tensors of"):
-        started(arch, domain / "other.safetensors", 3)
+        initial_model(arch, domain / "other.safetensors", 3)
 
 
 def test_torchvision_and_timm_heads_are_exchanged():
-    assert started("resnet18", "random", 5).module.fc.out_features == 5
-    assert started("vgg11", "random", 5).module.classifier[6].out_features == 5
-    assert started("timm:vit_tiny_patch16_224", "random", 5).module.head.out_features == 5
+    assert initial_model("resnet18", "random", 5).module.fc.out_features == 5
+    assert initial_model("vgg11", "random", 5).module.classifier[6].out_features == 5
+    assert initial_model("timm:vit_tiny_patch16_224", "random", 5).module.head.out_features == 5
 
 
 def test_one_class_is_refused(domain):
@@ -143,23 +172,17 @@ def test_one_class_is_refused(domain):
 
 
 def test_the_command_says_how_good_it_is(domain):
-    arguments = [
-        "finetune",
-        str(domain / "data"),
-        "--arch",
-        f"{domain / 'nets.py'}:tiny",
-        "--out",
-        str(domain / "out"),
-    ]
+    where = ["--arch", f"{domain / 'nets.py'}:tiny", "--out", str(domain / "out")]
+    options = ["--epochs", "1", "--workers", "0", "--device", "cpu"]
     result = CliRunner(env={"COLUMNS": "160"}).invoke(
-        app, [*arguments, "--epochs", "1", "--workers", "0", "--device", "cpu"]
+        app, ["finetune", str(domain / "data"), *where, *options]
     )
     assert result.exit_code == 0, result.output
-    assert "on 24 test pictures" in result.output
+    assert "on 24 test images" in result.output
     assert (domain / "out" / "weights.safetensors").is_file()
 
 
-def test_every_picture_turns_by_its_own_angle():
+def test_every_image_is_rotated_by_its_own_angle():
     x = torch.randn(3, 2, 12, 16, dtype=torch.float64)
     angles = torch.tensor([10.0, -75.0, 180.0], dtype=torch.float64)
     found = rotate_each(x, angles)

@@ -44,6 +44,6 @@ def finetune(
             device=resolve_device(device), progress=lambda line: console.print(line, highlight=False),
         )  # fmt: skip
     console.print(
-        f"accuracy {measured.accuracy:.3f}, balanced {measured.balanced:.3f} on {measured.pictures} test images"
+        f"accuracy {measured.accuracy:.3f}, balanced {measured.balanced:.3f} on {measured.images} test images"
     )
     say(f"weights and card: {path}")

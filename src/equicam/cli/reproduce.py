@@ -19,10 +19,11 @@ from equicam.cli.shared import (
     split_commas,
 )
 from equicam.errors import EquicamError
-from equicam.paper import NAMES, named
+from equicam.paper import EXPERIMENTS, load_experiment
 
 if TYPE_CHECKING:
-    from equicam.paper.context import Bench, Line
+    from equicam.paper.context import Context
+    from equicam.paper.rows import Row
 
 COLOURS = {
     "matches": "green",
@@ -55,7 +56,7 @@ def reproduce(
     split: options.Split = None,
     extra: Annotated[
         list[str] | None,
-        typer.Option(help="More weights, each under its name: turned=FILE, seed1=FILE.", show_default=False),
+        typer.Option(help="More weights, each under its name: rotated=FILE, seed1=FILE.", show_default=False),
     ] = None,
     classes: options.Classes = None,
     costly: Annotated[bool, typer.Option(help="Include methods with hundreds of passes per map.")] = False,
@@ -75,55 +76,55 @@ def reproduce(
         _listing()
         return
     with exit_on_error():
-        if name not in NAMES:
+        if name not in EXPERIMENTS:
             raise EquicamError(
                 "an experiment",
-                needs=f"one of {', '.join(NAMES)}",
+                needs=f"one of {', '.join(EXPERIMENTS)}",
                 got=repr(name),
                 fix="equicam reproduce --list",
             )
         if data is None:
             raise EquicamError(
                 f"reproduce {name}",
-                needs=named(name).needs,
+                needs=load_experiment(name).needs,
                 got="no --data",
                 fix=f"equicam reproduce {name} --data FOLDER",
             )
         import equicam
         from equicam.data.sources import find_items
-        from equicam.paper.context import Bench
+        from equicam.paper.context import Context
 
         find_items(data, split=split)  # what is not there is said before a model is loaded
         more = dict(_weights_named(one) for one in extra or ())
         ready = equicam.load(
             model, weights=weights, classes=split_commas(classes), device=resolve_device(device)
         )
-        bench = Bench(
+        context = Context(
             model=ready, data=data, out=out, backbone=backbone or model, domain=domain,
             n=n, split=split, costly=costly, progress=console.is_terminal, options={"dtype": parse_dtype(dtype), "compiled": compile_},
             extra=more,
         )  # fmt: skip
-        _say_alone(bench)
-        lines = list(named(name).lines(bench))
+        _say_alone(context)
+        rows = list(load_experiment(name).rows(context))
         from equicam.shards import write_atomic
 
         out.mkdir(parents=True, exist_ok=True)
         kept = {
             "experiment": name,
             "model": model,
-            "backbone": bench.backbone,
+            "backbone": context.backbone,
             "domain": domain,
             "n": n,
-            "lines": [one.as_json() for one in lines],
+            "rows": [row.as_json() for row in rows],
         }
         write_atomic(out / f"{name}.json", json.dumps(kept, indent=1, ensure_ascii=False).encode())
-    console.print(_table(name, lines))
-    for one in lines:
-        if one.reason and one.verdict != "not run":
+    console.print(_table(name, rows))
+    for row in rows:
+        if row.note and row.verdict != "not run":
             console.print(
-                f"  {escape(plain(one.what))}: {escape(plain(one.reason))}", soft_wrap=True, highlight=False
+                f"  {escape(plain(row.label))}: {escape(plain(row.note))}", soft_wrap=True, highlight=False
             )
-    skipped = [one for one in lines if one.verdict == "not run"]
+    skipped = [row for row in rows if row.verdict == "not run"]
     if skipped:
         console.print(
             f"{len(skipped)} claims not run; {escape(plain(out / f'{name}.json'))} says what would run each",
@@ -132,7 +133,7 @@ def reproduce(
 
 
 def _weights_named(given: str) -> tuple[str, Path]:
-    """turned=FILE as a name that an experiment asks for, and a file that is there."""
+    """rotated=FILE as a name that an experiment asks for, and a file that is there."""
     from equicam.paper.rotation_augmentation import WEIGHTS
     from equicam.paper.seeds import SEEDS
 
@@ -143,19 +144,18 @@ def _weights_named(given: str) -> tuple[str, Path]:
             "--extra",
             needs=f"{', '.join(names)} with = and an existing file of weights",
             got=repr(given),
-            fix="--extra turned=models/turned/weights.safetensors",
+            fix="--extra rotated=models/rotated/weights.safetensors",
         )
     return name, Path(file)
 
 
-def _say_alone(bench: "Bench") -> None:
+def _say_alone(context: "Context") -> None:
     """A name that nothing is published of may be meant so, or be misspelt."""
-    from equicam.paper.context import BACKBONES
-    from equicam.paper.domains import DOMAINS
+    from equicam.paper.claims import DOMAINS, NETWORKS
 
     for what, given, known, option in (
-        ("network", bench.backbone, BACKBONES, "--backbone"),
-        ("domain", bench.domain, DOMAINS, "--domain"),
+        ("network", context.backbone, NETWORKS, "--backbone"),
+        ("domain", context.domain, DOMAINS, "--domain"),
     ):
         if given and given not in known:
             said = f"{given} is no {what} of the paper's ({', '.join(known)}): their numbers are not held against it; {option} says otherwise"
@@ -163,17 +163,17 @@ def _say_alone(bench: "Bench") -> None:
 
 
 def _listing() -> None:
-    from equicam.paper.context import claims
+    from equicam.paper.claims import claims
 
     table = Table("name", "claims", "what", "needs", box=None)
-    for name in NAMES:
-        one = named(name)
+    for name in EXPERIMENTS:
+        one = load_experiment(name)
         count = sum(claim.startswith(one.answers) for claim in claims()) if one.answers else 0
         table.add_row(name, str(count or ""), one.title, one.needs)
     console.print(table)
 
 
-def _table(name: str, lines: "list[Line]") -> Table:
+def _table(name: str, rows: "list[Row]") -> Table:
     table = Table(
         "what",
         "published",
@@ -181,16 +181,16 @@ def _table(name: str, lines: "list[Line]") -> Table:
         "by ours",
         "verdict",
         box=SIMPLE_HEAD,
-        title=named(name).title,
+        title=load_experiment(name).title,
     )
     from equicam.report.tables import estimate
 
-    for one in lines:
+    for one in rows:
         if one.verdict == "not run":
             continue
         measured = [estimate(e) if e else "" for e in (one.as_published, one.clean)]
         colour = COLOURS[one.verdict]
         table.add_row(
-            escape(one.what), escape(one.published), *measured, f"[{colour}]{one.verdict}[/{colour}]"
+            escape(one.label), escape(one.published), *measured, f"[{colour}]{one.verdict}[/{colour}]"
         )
     return table

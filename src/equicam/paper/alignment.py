@@ -1,77 +1,51 @@
-"""Table align: what turning back buys, in feature and in output space."""
+"""Table align: the gain of alignment, in feature and in output space."""
 
 from collections.abc import Iterator
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from equicam.evaluation import summary
-from equicam.evaluation.statistics import Estimate
-from equicam.paper.context import (
-    NAMES,
-    Bench,
-    Experiment,
-    Line,
-    beside,
-    difference,
-    eq,
-    others,
-    shown_of,
-)
+from equicam.evaluation.summary import SummaryRow
+from equicam.paper.claims import METHODS
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.experiment import Experiment
+from equicam.paper.measure import eq_row
+from equicam.paper.rows import Row, compare, difference, number, with_verdict
 
-ROWS = (
+PUBLISHED = (
     "Grad-CAM single view", "Unaligned output-space", "Aligned output-space", "Aligned feature-space (EquiGrad-CAM)",
 )  # fmt: skip
 
 
-def run(bench: Bench) -> Iterator[Line]:
+def measure(context: Context) -> Iterator[Row]:
     """Single view, unaligned, aligned in output space, aligned in feature space."""
-    ours = {f"align.{words}.{bench.backbone}.eq": NAMES[words] for words in ROWS}
-    methods = list(dict.fromkeys(ours.values()))
-    published, clean = bench.rows(methods, as_published=True), bench.rows(methods)
-    done = [
-        beside(
-            name,
-            clean=eq(clean, m, as_published=False),
-            as_published=eq(published, m, as_published=True),
-            what=m,
-        )
-        for name, m in ours.items()
-    ]
-    yield from done
-    gaps = [
-        difference(eq(t, "equigrad-cam-out", as_published=a), eq(t, "equigrad-cam", as_published=a))
-        for t, a in ((clean, False), (published, True))
-    ]
-    apart = summary.contrast(clean, "equigrad-cam-out", "equigrad-cam")
-    reason = f"the paper calls the loci indistinguishable; paired by picture output space is above by {apart.mean:+.4f} [{apart.low:+.4f}, {apart.high:+.4f}], log10 p {apart.log10_p:.0f}"
-    name = "align.locus.maxdiff"
-    reason = f"the paper's is the largest of three networks, this is {bench.backbone} alone; {reason}"
-    done.append(
-        Line(name, "output minus feature space", shown_of(name), gaps[0], gaps[1], "undecided", reason)
+    methods = [METHODS[name] for name in PUBLISHED]
+    found = context.evaluate_both(methods)
+    for name in PUBLISHED:
+        yield eq_row(f"align.{name}.{context.backbone}.eq", found, METHODS[name])
+    gap = found.map(lambda e: difference(e.eq("equigrad-cam-out"), e.eq("equigrad-cam")))
+    pairs = summary.contrast(found.clean.table, "equigrad-cam-out", "equigrad-cam")
+    reason = (
+        f"the paper's is the largest of three networks, this is {context.backbone} alone; the paper calls the two spaces "
+        f"indistinguishable; paired by image, output space is above by {pairs.mean:+.4f} "
+        f"[{pairs.low:+.4f}, {pairs.high:+.4f}], log10 p {pairs.log10_p:.0f}"
     )
-    yield done[-1]
-    for m in methods:
-        floors = {
-            a: _above_floor(rows, m, "full" if a else "disc")
-            for rows, a in ((clean, False), (published, True))
-        }
-        said = (
-            f"an unrelated picture's map gets {floors[False][0]:.3f} by ours, {floors[True][0]:.3f} by theirs"
-        )
-        what = f"{m}: skill, the share of what is above the floor"
-        yield Line("", what, "not in the paper", floors[False][1], floors[True][1], "measured", said)
-    yield from others("align.", done, bench)
-
-
-def _above_floor(rows: pa.Table, method: str, region: str) -> tuple[float, Estimate]:
-    """What unrelated pictures get, and the share of the rest that the method gets."""
-    kept = rows.filter(
-        (pc.field("score") == "eq") & (pc.field("method") == method) & (pc.field("region") == region)
+    yield with_verdict(
+        "align.locus.maxdiff", gap, "undecided", label="output minus feature space", reason=reason
     )
-    (found,) = summary.summarise(kept)
-    nowhere = Estimate(float("nan"), float("nan"), float("nan"), found.value.n)
-    return found.floor, found.skill or nowhere
+    for method in methods:
+        lines = found.map(_summary, method)
+        reason = f"maps of unrelated images score {lines.clean.floor:.3f} by ours, {lines.as_published.floor:.3f} by theirs"
+        skill = lines.map(lambda line: line.skill or number(float("nan"), line.value.n))
+        yield compare("", skill, label=f"{method}: skill above the floor", reason=reason)
 
 
-EXPERIMENT = Experiment("Table align: what turning back buys", ("align.",), run)
+def _summary(found: Evaluation, method: str) -> SummaryRow:
+    """Eq, the floor that unrelated images set, and skill: the share of the range above the floor."""
+    wanted = {"score": "eq", "method": method, "region": found.region}
+    keep = [pc.field(column) == value for column, value in wanted.items()]
+    (line,) = summary.summarise(found.table.filter(keep[0] & keep[1] & keep[2]))
+    return line
+
+
+EXPERIMENT = Experiment("Table align: the gain of alignment", ("align.",), measure)

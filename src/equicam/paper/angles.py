@@ -1,27 +1,29 @@
 """Eq by angle."""
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from equicam.evaluation import summary
-from equicam.paper.context import Bench, Experiment, Line, claims, line, others
+from equicam.evaluation.statistics import Estimate
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.experiment import Experiment
+from equicam.paper.rows import Both, Row, compare
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """Grad-CAM and EquiGrad-CAM at every evaluation angle; the paper names 135°."""
+def measure(context: Context) -> Iterator[Row]:
+    """Grad-CAM and EquiGrad-CAM at every evaluation angle; the paper's text gives numbers at 135°."""
     methods = {"Grad-CAM": "grad-cam", "EquiGrad-CAM": "equigrad-cam"}
-    tables = {p: bench.rows(list(methods.values()), as_published=p) for p in (True, False)}
-    done = []
-    for words, method in methods.items():
-        by = {p: dict(summary.by_angle(t, method, region="full" if p else "disc")) for p, t in tables.items()}
-        for angle in by[False]:
-            name = f"angle135.{bench.backbone}.{words}"
-            what = f"{method} at {angle:g}°"
-            if angle == 135 and name in claims():
-                done.append(line(name, clean=by[False][angle], as_published=by[True][angle], what=what))
-            else:
-                done.append(Line("", what, "drawn only", by[False][angle], by[True][angle], "measured"))
-    yield from done
-    yield from others("angle135.", done, bench)
+    found = context.evaluate_both(list(methods.values()))
+    for name, method in methods.items():
+        by = found.map(_by_angle, method)
+        for angle in by.clean:
+            claim = f"angle135.{context.backbone}.{name}" if angle == 135 else ""
+            at: Both[Estimate] = by.map(itemgetter(angle))
+            yield compare(claim, at, label=f"{method} at {angle:g}°", published="plotted only")
 
 
-EXPERIMENT = Experiment("Eq by angle", ("angle135.",), run)
+def _by_angle(found: Evaluation, method: str) -> dict[float, Estimate]:
+    return dict(summary.by_angle(found.table, method, region=found.region))
+
+
+EXPERIMENT = Experiment("Eq by angle", ("angle135.",), measure)

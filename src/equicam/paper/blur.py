@@ -2,22 +2,22 @@
 
 from collections.abc import Iterator
 
-from equicam.paper.context import Bench, Experiment, Line, eq, line
+from equicam.paper.context import Context
+from equicam.paper.experiment import Experiment
+from equicam.paper.measure import eq_row
+from equicam.paper.rows import Row
 
 SIGMAS = (2, 4, 8, 16, 32, 64)
+"""Of the blur, in pixels; the paper stops at 16."""
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """Grad-CAM blurred, beside the map times the coverage of 18 views, which the paper does not try."""
-    names = ["grad-cam", *(f"grad-cam@blur-{s}" for s in SIGMAS), "grad-cam@coverage"]
-    published, clean = bench.rows(names, as_published=True), bench.rows(names)
-    for method in names:
-        ours, theirs = eq(clean, method, as_published=False), eq(published, method, as_published=True)
-        sigma = method.removeprefix("grad-cam@blur-") if "blur" in method else "0"
-        if method != "grad-cam@coverage" and int(sigma) <= 16:
-            yield line(f"blur.sigma{sigma}", clean=ours, as_published=theirs, what=method)
-        else:
-            yield Line("", method, "not in the paper", ours, theirs, "measured")
+def measure(context: Context) -> Iterator[Row]:
+    """Grad-CAM blurred, and Grad-CAM times the coverage of 18 views, which the paper does not try."""
+    claims = {"grad-cam": "blur.sigma0"} | {f"grad-cam@blur-{s}": f"blur.sigma{s}" for s in SIGMAS}
+    claims |= {"grad-cam@coverage": ""}
+    found = context.evaluate_both(list(claims))
+    for method, claim in claims.items():
+        yield eq_row(claim, found, method)
 
 
-EXPERIMENT = Experiment("Blur control: is averaging only smoothing?", ("blur.",), run)
+EXPERIMENT = Experiment("Blur control: is averaging only smoothing?", ("blur.",), measure)

@@ -2,100 +2,76 @@
 
 import math
 from collections.abc import Iterator
+from operator import attrgetter, itemgetter
 
 import numpy as np
 
 from equicam.evaluation import statistics, summary
-from equicam.paper.context import Bench, Experiment, Line, beside, claims, line, number, others
-from equicam.paper.measure import region
+from equicam.evaluation.statistics import Estimate, Floats
+from equicam.paper.claims import claims
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.experiment import Experiment
+from equicam.paper.rows import Both, Remark, Row, compare, number, with_verdict
 
-SOFT = "a turned random mask is soft, so that its two drops differ by construction"
+SOFT = "a rotated random mask is soft, so its two drops differ by construction"
 REGIONS = {"drift": "drift", "agreement": "agreement", "random": "scattered"}
+"""The paper's regions and ours."""
+FRAMES = {"d0": "presented", "dtheta": "rotated"}
 
 
-def run(bench: Bench) -> Iterator[Line]:
+def measure(context: Context) -> Iterator[Row]:
     """Drift, agreement and random regions; then, inside the disc, regions of the same shape and saliency."""
-    found = {}
-    for published in (True, False):
-        rows = bench.rows(["grad-cam"], ["causal"], as_published=published)
-        found[published] = {
-            o.region: o for o in summary.occlusion_effects(rows, "grad-cam", region="full" if published else "disc")
-        }
-    shape = found[False]["drift-elsewhere"].drift_above
-    more = shape is not None and shape.low > 0
-    why = "inside the disc the drift region costs more than the same shape elsewhere" if more else ""
-    done = []
-    for words, mine in REGIONS.items():
-        for frame, side in (("d0", "presented"), ("dtheta", "turned")):
-            name = f"causal.{bench.backbone}.{words}.{frame}"
-            done.append(beside(
-                name, clean=getattr(found[False][mine], side), as_published=getattr(found[True][mine], side),
-                what=f"{mine}, {side}", artefact=why if words == "drift" else "",
-            ))  # fmt: skip
-    name = f"causal.{bench.backbone}.ratio"
-    if name in claims():
-        ratios = [
-            number(found[p]["agreement"].presented.value / found[p]["drift"].presented.value)
-            for p in (False, True)
-        ]
-        done.append(
-            line(name, clean=ratios[0], as_published=ratios[1], what="agreement over drift", tolerance=0.5)
-        )
-    if f"causal.{bench.backbone}.p" in claims():
-        done += _asymmetry(bench)
-    yield from done
-    for mine, one in found[False].items():
-        if one.drift_above is not None:
-            above = one.drift_above
-            text = f"drift minus this {above.mean:+.3f} [{above.low:+.3f}, {above.high:+.3f}]; drift costs more on {above.wins:.0%} of the pictures"
-            yield Line("", f"{mine} (control)", "not in the paper", one.presented, None, "measured", text)
-    yield from others("causal.", done, bench)
-
-
-def _asymmetry(bench: Bench) -> list[Line]:
-    """|d₀ − d_θ| of the drift and of the random region, and whether the first is larger, over pairs as the paper does."""
-    start, apart = f"causal.{bench.backbone}", {}
-    for published in (True, False):
-        rows, where = bench.rows(["grad-cam"], ["causal"], as_published=published), region(published)
-        for words, name in (("drift", "drift"), ("random", "scattered")):
-            here, there = (
-                summary.pick(rows, f"causal-{name}{end}", "grad-cam", where, each_angle=True)
-                for end in ("", "-rotated")
-            )
-            apart[published, words] = np.abs(here.value - there.value), here.ids
-    made = []
-    for words in ("drift", "random"):
-        ours, theirs = (
-            statistics.bootstrap(statistics.mean, apart[p, words][0], cluster=apart[p, words][1])
-            for p in (False, True)
-        )
-        made.append(
-            line(
-                f"{start}.{words}.asym",
-                clean=ours,
-                as_published=theirs,
-                what=f"asymmetry, {words}",
-                reason=SOFT,
-            )
-        )
-    against = {p: statistics.compare(apart[p, "drift"][0], apart[p, "random"][0]) for p in (True, False)}
-    what = "log10 p that drift is more asymmetric than random"
-    said = "its pairs are seven of each picture and not independent; one-sided"
-    ps = [number(against[p].log10_p, against[p].n) for p in (False, True)]
-    verdict = "matches" if against[True].log10_p > math.log10(0.5) else "differs"
-    made.append(Line(f"{start}.p", what, "p = 1", ps[0], ps[1], verdict, said))
-    medians = [
-        number(float(np.nanmedian(apart[p, "drift"][0] - apart[p, "random"][0]))) for p in (False, True)
-    ]
-    made.append(
-        line(
-            f"{start}.median_diff",
-            clean=medians[0],
-            as_published=medians[1],
-            what="median of drift − random, asymmetry",
-        )
+    tables = context.evaluate_both(["grad-cam"], ["causal"])
+    found = tables.map(
+        lambda e: {o.region: o for o in summary.occlusion_effects(e.table, "grad-cam", region=e.region)}
     )
-    return made
+    elsewhere = found.clean["drift-elsewhere"].drift_above
+    used = elsewhere is not None and elsewhere.low > 0
+    artefact = "inside the disc the drift region costs more than the same shape elsewhere" if used else ""
+    start = f"causal.{context.backbone}"
+    for name, ours in REGIONS.items():
+        for frame, side in FRAMES.items():
+            drop: Both[Estimate] = found.map(itemgetter(ours)).map(attrgetter(side))
+            yield compare(
+                f"{start}.{name}.{frame}", drop, label=f"{ours}, {side}", artefact=artefact if name == "drift" else ""
+            )  # fmt: skip
+    if f"{start}.ratio" in claims():
+        ratio = found.map(lambda of: number(of["agreement"].presented.value / of["drift"].presented.value))
+        yield compare(f"{start}.ratio", ratio, label="agreement over drift", tolerance=0.5)
+    if f"{start}.p" in claims():
+        yield from _asymmetry(start, tables)
+    for name, one in found.clean.items():
+        if above := one.drift_above:
+            values = {"mean": above.mean, "low": above.low, "high": above.high, "wins": above.wins}
+            label, control = f"{name} (control)", Remark("control", values)
+            yield compare("", Both(one.presented, None), label=label, reason=control)
 
 
-EXPERIMENT = Experiment("Causal test: is the drift where the model looks?", ("causal.",), run)
+def _asymmetry(start: str, tables: Both[Evaluation]) -> Iterator[Row]:
+    """|d₀ − d_θ| of the drift and of the random region, and whether the first is larger, over pairs as in the paper."""
+    drift, random = (tables.map(_apart, region) for region in ("drift", "scattered"))
+    for name, apart in (("drift", drift), ("random", random)):
+        mean = apart.map(lambda a: statistics.bootstrap(statistics.mean, a[0], cluster=a[1]))
+        yield compare(f"{start}.{name}.asym", mean, label=f"asymmetry, {name}", reason=SOFT)
+    pairs = Both((drift.clean[0], random.clean[0]), (drift.as_published[0], random.as_published[0]))
+    larger = pairs.map(lambda pair: statistics.compare(*pair))
+    yield with_verdict(
+        f"{start}.p", larger.map(lambda c: number(c.log10_p, c.n)),
+        "matches" if larger.as_published.log10_p > math.log10(0.5) else "differs",
+        label="log10 p that drift is more asymmetric than random", published="p = 1",
+        reason="its pairs are seven of each image and not independent; one-sided",
+    )  # fmt: skip
+    median = pairs.map(lambda pair: number(float(np.nanmedian(pair[0] - pair[1]))))
+    yield compare(f"{start}.median_diff", median, label="median of drift − random, asymmetry")
+
+
+def _apart(found: Evaluation, region: str) -> tuple[Floats, Floats]:
+    """The difference of a region's two drops, and the image of each."""
+    here, there = (
+        summary.pick(found.table, f"causal-{region}{end}", "grad-cam", found.region, each_angle=True)
+        for end in ("", "-rotated")
+    )
+    return np.abs(here.value - there.value), here.ids
+
+
+EXPERIMENT = Experiment("Causal test: does the model use the drifting pixels?", ("causal.",), measure)

@@ -1,24 +1,26 @@
-"""The protocol's constants as the code has them, constant maps, XGrad-CAM's identity, and what nobody can re-run."""
+"""The protocol's constants as the code has them, constant maps, XGrad-CAM's identity, and numbers nobody can re-run."""
 
 import math
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
+from equicam.core.correlation import CONSTANT_BELOW
 from equicam.core.weights import KeepConfident
 from equicam.evaluation import faithfulness, statistics, summary
 from equicam.evaluation.equivariance import ANGLES
-from equicam.core.correlation import CONSTANT_BELOW
 from equicam.evaluation.statistics import Estimate
 from equicam.explain import explain
-from equicam.methods import find
-from equicam.paper.context import Bench, Experiment, Line, claims, line, not_run, number, others
-from equicam.paper.measure import constant, pictures, region, rest
+from equicam.methods import resolve
+from equicam.paper.claims import Claim, claims
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.experiment import Experiment, another_network
+from equicam.paper.measure import constant_share
+from equicam.paper.rows import Both, Remark, Row, compare, correlation, not_run, note, number, with_verdict
+from equicam.recipe import Recipe
 
 METHODS = ("grad-cam", "grad-cam++", "layer-cam", "aug-cam", "equigrad-cam+pcf", "equigrad-cam")
-A_FEW = 8
+IMAGES = 8
 PLOTTED = (
     "a constant in the authors' figure script, of unknown origin; `equicam reproduce cost` measures cost"
 )
@@ -26,26 +28,26 @@ IDENTITY = (
     "an identity where the head is pooling and a linear layer: the gradient is the same at every position"
 )
 CENTRED = "theirs is centred on the fused map, ours on the mean of the views"
+NO_STARS = "no stars here: tests give log10 p, which does not underflow"
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """Published constants beside ours."""
-    x = pictures(bench, A_FEW)
-    done = [*_constants(x.shape[-1]), _most_constant(bench)]
-    if bench.backbone == "resnet50":
-        maps = [explain(bench.model, x, method=method).map for method in ("xgrad-cam", "grad-cam")]
-        apart, what = float((maps[0] - maps[1]).abs().max()), "largest difference of xgrad-cam and grad-cam"
+def measure(context: Context) -> Iterator[Row]:
+    """Published constants and ours."""
+    x = context.open_some(IMAGES)
+    yield from _constants(x.shape[-1])
+    yield _most_constant(context)
+    if context.backbone == "resnet50":
+        xgrad, plain = (explain(context.model, x, method=m).map for m in ("xgrad-cam", "grad-cam"))
+        apart, label = float((xgrad - plain).abs().max()), "largest difference of xgrad-cam and grad-cam"
         reason = f"{apart:.0e}, {IDENTITY}"
-        agree = line("xgrad.r50.agree", clean=number(apart), what=what, tolerance=1e-5, reason=reason)
-        done += [agree, _readme(bench)]
-    done += rest(("code.time",), done, lambda _: PLOTTED)
-    yield from done
-    for prefix in ("xgrad.", "code.readme"):
-        yield from others(prefix, done, bench)
+        yield compare(
+            "xgrad.r50.agree", Both(number(apart), None), label=label, tolerance=1e-5, reason=reason
+        )
+        yield _readme(context)
 
 
-def _constants(side: int) -> Iterator[Line]:
-    views = find("equigrad-cam").fusion.views
+def _constants(side: int) -> Iterator[Row]:
+    views = resolve(Recipe("equigrad-cam")).fusion.views
     grid = {angle % 360 for angle in views.angles}
     for name, value in (
         ("T", len(views)),
@@ -55,72 +57,62 @@ def _constants(side: int) -> Iterator[Line]:
         ("const_std_threshold", CONSTANT_BELOW),
         ("eq_angles_off_grid", sum(angle % 360 not in grid for angle in ANGLES)),
     ):
-        what, near = f"{name} = {value:g}", 1e-4 * abs(value)
-        yield line(f"const.{name}", clean=number(float(value)), what=what, tolerance=near)
-    listed = tomllib.loads(Path(__file__).with_name("expected.toml").read_text())["const.eq_angles"]["value"]
-    theirs, ours = (", ".join(f"{angle:g}" for angle in angles) for angles in (listed, ANGLES))
+        label, near = f"{name} = {value:g}", 1e-4 * abs(value)
+        yield compare(f"const.{name}", Both(number(value), None), label=label, tolerance=near)
+    theirs, ours = (
+        ", ".join(f"{angle:g}" for angle in angles) for angles in (claims()["const.eq_angles"].values, ANGLES)
+    )
     verdict = "matches" if ours == theirs else "differs"
-    yield Line("const.eq_angles", f"angles {ours}", theirs, None, None, verdict)
-    reach, pad = side * (math.sqrt(2) - 1) / 2, claims()["const.pad_px"].value
-    enough = isinstance(pad, float) and reach <= pad
-    yield Line(
-        "const.pad_px", "pixels of their padding that a turn uses", f"{pad:g}", number(reach), None,
-        "matches" if enough else "differs", "enough of it; reflection has no end here",
+    yield with_verdict("const.eq_angles", Both(None, None), verdict, label=f"angles {ours}", published=theirs)
+    reach, (pad,) = side * (math.sqrt(2) - 1) / 2, claims()["const.pad_px"].values
+    yield with_verdict(
+        "const.pad_px", Both(number(reach), None), "matches" if reach <= pad else "differs", published=f"{pad:g}",
+        label="pixels of their padding that a rotation uses", reason="it is enough; reflection has no end here",
     )  # fmt: skip
-    yield not_run("const.significance_star_p", "no stars here: tests give log10 p, which does not underflow")
+    yield not_run("const.significance_star_p", NO_STARS)
 
 
 def _sigma() -> float:
-    """Of the blur that stands for absence, from what it makes of one bright pixel: k(d)/k(0) = exp(−d²/2σ²)."""
+    """Width of the blur that hides pixels, from its effect on one bright pixel: k(d)/k(0) = exp(−d²/2σ²)."""
     dot = torch.zeros(1, 1, 65, 65, dtype=torch.float64)
     dot[..., 32, 32] = 1
     row = faithfulness.blur_out(dot)[0, 0, 32]
     return 5 / math.sqrt(2 * math.log(float(row[32] / row[37])))
 
 
-def _most_constant(bench: Bench) -> Line:
-    """The method whose map is most often constant, the Score-CAMs apart."""
-    worst: dict[bool, tuple[Estimate, str]] = {}
-    for p in (False, True):
-        rows = bench.rows(METHODS, as_published=p)
-        found = [(constant(rows, method, region(p)), method) for method in METHODS]
-        worst[p] = max(found, key=lambda pair: pair[0].value)
-    return line(
-        "const.imagenet.other", clean=worst[False][0], as_published=worst[True][0],
-        what=f"constant maps at most, {worst[True][1]}", tolerance=0.005,
-    )  # fmt: skip
+def _most_constant(context: Context) -> Row:
+    """The method whose map is most often constant, the Score-CAMs excluded."""
+
+    def most(found: Evaluation) -> tuple[Estimate, str]:
+        return max(((constant_share(found, m), m) for m in METHODS), key=lambda pair: pair[0].value)
+
+    worst = context.evaluate_both(METHODS).map(most)
+    label = f"constant maps at most, {worst.as_published[1]}"
+    return compare("const.imagenet.other", worst.map(lambda w: w[0]), label=label, tolerance=0.005)
 
 
-def _readme(bench: Bench) -> Line:
+def _readme(context: Context) -> Row:
     """PEUM of the gated method against 1 − Eq at 45° alone."""
-    found = {}
-    for p in (False, True):
-        rows = bench.rows(["grad-cam", "equigrad-cam+pcf"], ["eq", "peum"], as_published=p)
-        eq = summary.pick(rows, "eq", "grad-cam", region(p), each_angle=True)
-        peum = summary.pick(rows, "peum", "equigrad-cam+pcf", "full").value
-        r = statistics.pearson(peum, 1 - eq.value[eq.angles == 45])
-        found[p] = Estimate(r.r, r.low, r.high, r.n)
-    what = "r of gated PEUM with 1 − Eq at 45°"
-    return line(
-        "code.readme.peum_r",
-        clean=found[False],
-        as_published=found[True],
-        what=what,
-        tolerance=0.1,
-        reason=CENTRED,
-    )
+
+    def r(found: Evaluation) -> Estimate:
+        eq = summary.pick(found.table, "eq", "grad-cam", found.region, each_angle=True)
+        peum = summary.pick(found.table, "peum", "equigrad-cam+pcf", "full").value
+        return correlation(statistics.pearson(peum, 1 - eq.value[eq.angles == 45]))
+
+    found = context.evaluate_both(["grad-cam", "equigrad-cam+pcf"], ["eq", "peum"])
+    label = "r of gated PEUM with 1 − Eq at 45°"
+    return compare("code.readme.peum_r", found.map(r), label=label, tolerance=0.1, reason=CENTRED)
 
 
+def _missing(context: Context, claim: Claim) -> Remark:
+    plotted = note(PLOTTED)
+    return plotted if claim.id.startswith("code.time") else another_network(context, claim)
+
+
+PREFIXES = ("T", "tau", "pad", "insdel", "const_", "significance", "eq_", "imagenet")
 EXPERIMENT = Experiment(
     "The protocol's constants",
-    (
-        *(
-            f"const.{name}"
-            for name in ("T", "tau", "pad", "insdel", "const_", "significance", "eq_", "imagenet")
-        ),
-        "xgrad.",
-        "code.time",
-        "code.readme",
-    ),
-    run,
+    (*(f"const.{prefix}" for prefix in PREFIXES), "xgrad.", "code.time", "code.readme"),
+    measure,
+    missing=_missing,
 )

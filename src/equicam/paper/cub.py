@@ -3,45 +3,53 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from equicam.data.sources import find_items
 from equicam.evaluation import statistics, summary
-from equicam.paper.context import Bench, Experiment, Line, beside, mean_of, others
-from equicam.paper.measure import both, rest
+from equicam.paper.claims import Claim
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.experiment import Experiment, another_network
+from equicam.paper.rows import Remark, Row, compare, note
 
 METHODS = {"eg": "equigrad-cam+pcf", "gc": "grad-cam", "gcpp": "grad-cam++"}
-TRIVIAL = {"pointing": "the middle pixel", "box-iou": "the whole frame"}
+BASELINES = {"pointing": "the middle pixel", "box-iou": "the whole frame"}
+"""Each metric, and the answer to it that needs no map."""
 
 
-def run(bench: Bench) -> Iterator[Line]:
+def measure(context: Context) -> Iterator[Row]:
     """Pointing game and box overlap; the paper's method here is PCF."""
-    done = []
-    if any(item.boxes for item in find_items(bench.data, split=bench.split)):
-        done = list(measured(bench, bench.backbone))
-        yield from done
-        yield from others("cub.", done, bench)
-    else:
-        yield from rest(("cub.",), done, lambda _: "pictures with boxes: --data CUB_200_2011")
+    if has_boxes(context):
+        yield from box_rows(context, context.backbone)
 
 
-def measured(bench: Bench, of: str) -> Iterator[Line]:
-    """Both scores of every method beside what needs no map; `of` names the network as the claims do."""
-    # only the presented maps are scored: one exact turn instead of seven
-    once = replace(bench, options=bench.options | {"angles": (180,)})
-    tables = both(once, [*METHODS.values(), "equigrad-cam"], list(TRIVIAL))
-    for score, trivial in TRIVIAL.items():
+def has_boxes(context: Context) -> bool:
+    """Whether any image of the source has a box."""
+    return any(item.boxes for item in context.listing)
+
+
+def box_rows(context: Context, of: str) -> Iterator[Row]:
+    """Both metrics of every method, with the score of an answer without a map; `of` names the network as claims do."""
+    # only the presented maps are scored: one exact rotation instead of seven
+    once = replace(context, options=context.options | {"angles": (180,)})
+    found = once.evaluate_both([*METHODS.values(), "equigrad-cam"], list(BASELINES))
+    for metric, baseline in BASELINES.items():
         for short, method in (*METHODS.items(), ("", "equigrad-cam")):
             claim = f"cub.iou.{of}.{short}"
-            if score == "pointing":
+            if metric == "pointing":
                 claim = f"cub.pg.{of}" if short == "eg" else ""
-            ours, theirs = (mean_of(tables[p], score, method, "boxes") for p in (False, True))
-            floor = statistics.mean(summary.pick(tables[False], score, method, "boxes").floor)
-            what, reason = f"{method}, {score}", f"{trivial} gets {floor:.3f}"
-            yield beside(claim, clean=ours, as_published=theirs, what=what, reason=reason)
+            mean = found.map(Evaluation.mean, metric, method, "boxes")
+            floor = statistics.mean(summary.pick(found.clean.table, metric, method, "boxes").floor)
+            yield compare(claim, mean, label=f"{method}, {metric}", reason=f"{baseline} gets {floor:.3f}")
+
+
+def _missing(context: Context, claim: Claim) -> Remark:
+    if has_boxes(context):
+        return another_network(context, claim)
+    return note("images with boxes: --data CUB_200_2011")
 
 
 EXPERIMENT = Experiment(
     "CUB-200-2011: does the map point at the bird?",
     ("cub.",),
-    run,
+    measure,
     needs="an ImageNet classifier and CUB-200-2011",
+    missing=_missing,
 )

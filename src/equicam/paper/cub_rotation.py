@@ -2,40 +2,44 @@
 
 from collections.abc import Iterator
 
-from equicam.paper.context import Bench, Experiment, Line, claims, line, number
-from equicam.paper.measure import NO_LABEL, rest
-from equicam.paper.rotation_augmentation import WEIGHTS, found, trained, training
+from equicam.paper.context import Context
+from equicam.paper.experiment import Experiment
+from equicam.paper.measure import NO_LABEL
+from equicam.paper.rotation_augmentation import (
+    WEIGHTS,
+    evaluate_weights,
+    has_weights,
+    measure_weights,
+    training,
+)
+from equicam.paper.rows import Both, Row, compare, number
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """As in the domains; EquiGrad-CAM on either model is one number in the paper."""
-    done = []
-    if all(name in bench.extra for name in WEIGHTS.values()):
-        said = found(trained(bench))
-        for words, (ours, theirs) in said.items():
-            if f"rotaug.CUB.{words}" in claims():
-                claim = f"rotaug.CUB.{words}"
-                done.append(
-                    line(claim, clean=ours, as_published=theirs, what=words, reason="" if ours else NO_LABEL)
-                )
-        either = [said[f"EG Eq {words}"] for words in WEIGHTS]
-        values = [[e.value for pair in either if (e := pair[side])] for side in (0, 1)]
-        done.append(
-            line(
-                "rotaug.CUB.EG Eq either model",
-                clean=number(min(values[0])),
-                as_published=number(min(values[1])),
-                what="EG Eq, the lower of both models",
-                reason=f"by our protocol {values[0][0]:.3f} plain, {values[0][1]:.3f} turned",
-            )
-        )
-    yield from done
-    yield from rest(EXPERIMENT.answers, done, lambda known: training(known, "cub-rotation"))
+def measure(context: Context) -> Iterator[Row]:
+    """As in the domains; the paper gives one number for EquiGrad-CAM on either model."""
+    if not has_weights(context):
+        return
+    measured = measure_weights(evaluate_weights(context))
+    for name, found in measured.items():
+        if not name.startswith("EG"):
+            reason = "" if found.clean else NO_LABEL
+            yield compare(f"rotaug.CUB.{name}", found, label=name, reason=reason)
+    plain, rotated = (measured[f"EG Eq {name}"] for name in WEIGHTS)
+    ours, theirs = (
+        [e.value for e in pair if e]
+        for pair in ((plain.clean, rotated.clean), (plain.as_published, rotated.as_published))
+    )
+    yield compare(
+        "rotaug.CUB.EG Eq either model", Both(number(min(ours)), number(min(theirs))),
+        label="EG Eq, the lower of both models",
+        reason=f"by our protocol {ours[0]:.3f} plain, {ours[1]:.3f} rotated",
+    )  # fmt: skip
 
 
 EXPERIMENT = Experiment(
     "CUB-200-2011: rotation augmentation against alignment",
     ("rotaug.CUB",),
-    run,
+    measure,
     needs="CUB-200-2011 and two fine-tuned files of weights",
+    missing=lambda _context, claim: training(claim, "cub-rotation"),
 )

@@ -1,25 +1,19 @@
-"""The stage-wise decomposition: where on the way to the map the turn is lost."""
+"""The stage-wise decomposition: at which stage of the chain equivariance is lost."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from equicam.core.chain import constant
+from equicam.core.chain import is_constant
 from equicam.evaluation import statistics, summary
-from equicam.paper.context import (
-    Bench,
-    Experiment,
-    Line,
-    beside,
-    claims,
-    eq,
-    line,
-    mean_of,
-    number,
-    others,
-)
-from equicam.paper.measure import pictures
-from equicam.readers.gradients import tap
+from equicam.evaluation.selection import MetricColumn
+from equicam.evaluation.statistics import Estimate
+from equicam.paper.claims import claims
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.experiment import Experiment
+from equicam.paper.measure import eq_row, layer_gradient
+from equicam.paper.rows import Both, Row, compare, number
 
 STAGES = {
     "activations A": "stage-activations",
@@ -31,79 +25,58 @@ STAGES = {
     "final map": "stage-map",
 }
 COSINES = {"feature": "stage-pooled-cosine", "logit": "stage-logits-cosine"}
+IDENTITY = "; an identity: the class is held fixed and the gradient is the same everywhere"
+IMAGES = 4
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """Every stage beside unrelated pictures, whose likeness the paper leaves out."""
-    published, clean = (bench.rows(["grad-cam"], ["eq", "stages"], as_published=p) for p in (True, False))
-    done = []
-    for words, score in STAGES.items():
-        name = f"decomp.{words}.{bench.backbone}"
-        grid = "no grid" if "weights" in score else None
-        values = {
-            p: mean_of(t, score, "grad-cam", grid or ("full" if p else "disc"))
-            for p, t in ((True, published), (False, clean))
-        }
-        floor = summary.pick(clean, score, "grad-cam", grid or "disc")
-        reason = (
-            f"unrelated pictures {float(floor.floor[~np.isnan(floor.floor)].mean()):.3f}"
-            if not np.isnan(floor.floor).all()
-            else (floor.reason[0] or "")
+def measure(context: Context) -> Iterator[Row]:
+    """Every stage, with the similarity of unrelated images, which the paper leaves out."""
+    found = context.evaluate_both(["grad-cam"], ["eq", "stages"])
+    for name, metric in STAGES.items():
+        yield _stage(f"decomp.{name}.{context.backbone}", metric, found)
+    for name, metric in COSINES.items():
+        cosine = summary.pick(found.clean.table, metric, "grad-cam", "no grid")
+        rotated, unrelated = (
+            statistics.bootstrap(statistics.mean, values, cluster=cosine.ids)
+            for values in (cosine.value, cosine.floor)
         )
-        if "weights" in score and values[True].value > 0.9999:
-            reason += "; an identity: the class is held fixed and the gradient is the same everywhere"
-        done.append(
-            beside(
-                name,
-                clean=values[False],
-                as_published=values[True],
-                what=score.removeprefix("stage-"),
-                reason=reason,
-            )
+        yield compare(f"cos.{name}.rot", Both(rotated, None), label=f"{name}, rotated", tolerance=0.05)
+        yield compare(
+            f"cos.{name}.unrelated", Both(unrelated, None), label=f"{name}, unrelated", tolerance=0.1
         )
-    for words, score in COSINES.items():
-        rows = summary.pick(clean, score, "grad-cam", "no grid")
-        done.append(
-            line(
-                f"cos.{words}.rot",
-                clean=mean_of(clean, score, "grad-cam", "no grid"),
-                what=f"{words}, turned",
-                tolerance=0.05,
-            )
-        )
-        done.append(
-            line(
-                f"cos.{words}.unrelated",
-                clean=statistics.bootstrap(statistics.mean, rows.floor, cluster=rows.ids),
-                what=f"{words}, unrelated",
-                tolerance=0.1,
-            )
-        )
-    final = mean_of(published, "stage-map", "grad-cam", "full")
-    evaluated = {p: eq(t, "grad-cam", as_published=p) for p, t in ((True, published), (False, clean))}
-    name = f"decomp.published Grad-CAM (main).{bench.backbone}"
-    done.append(
-        beside(name, clean=evaluated[False], as_published=evaluated[True], what="grad-cam, evaluated whole")
-    )
-    done.append(
-        line("decomp.reproduces", as_published=number(abs(final.value - evaluated[True].value), final.n),
-             what="the last stage against grad-cam evaluated whole", tolerance=0.003)
+    whole = eq_row(f"decomp.published Grad-CAM (main).{context.backbone}", found, "grad-cam")
+    yield replace(whole, label="grad-cam, evaluated whole")
+    theirs = found.as_published
+    last = theirs.mean("stage-map", "grad-cam", "full")
+    yield compare(
+        "decomp.reproduces", Both(None, number(abs(last.value - theirs.eq("grad-cam").value), last.n)),
+        label="the last stage against grad-cam evaluated whole", tolerance=0.003,
     )  # fmt: skip
-    if f"decomp.const_channels.{bench.backbone}" in claims():
-        x = pictures(bench, 4)
-        reading = tap(bench.model, x.to(bench.model.dtype), lambda scores: (scores.argmax(1), None))  # type: ignore[union-attr]
-        still = int(constant(reading.value[1]).all(0).sum())
-        name = f"decomp.const_channels.{bench.backbone}"
-        done.append(
-            line(
-                name,
-                clean=number(still, len(x)),
-                what="channels whose gradient is the same everywhere",
-                tolerance=0,
-            )
-        )
-    yield from done
-    yield from others("decomp.", done, bench)
+    if (name := f"decomp.const_channels.{context.backbone}") in claims():
+        channels = Both(_constant_channels(context), None)
+        yield compare(name, channels, label="channels whose gradient is the same everywhere", tolerance=0)
 
 
-EXPERIMENT = Experiment("Decomposition: where the turn is lost", ("decomp.", "cos."), run)
+def _stage(claim: str, metric: str, found: Both[Evaluation]) -> Row:
+    grid = "no grid" if "weights" in metric else None
+    mean = found.map(lambda e: e.mean(metric, "grad-cam", grid or e.region))
+    reason = _unrelated(summary.pick(found.clean.table, metric, "grad-cam", grid or "disc"))
+    if "weights" in metric and mean.as_published.value > 0.9999:
+        reason += IDENTITY
+    return compare(claim, mean, label=metric.removeprefix("stage-"), reason=reason)
+
+
+def _unrelated(stage: MetricColumn) -> str:
+    """The mean similarity of unrelated images, or why there is none."""
+    if np.isnan(stage.floor).all():
+        return stage.reason[0] or ""
+    return f"unrelated images {float(stage.floor[~np.isnan(stage.floor)].mean()):.3f}"
+
+
+def _constant_channels(context: Context) -> Estimate:
+    x = context.open_some(IMAGES)
+    constant = is_constant(layer_gradient(context.model, x)).all(0)
+    return number(int(constant.sum()), len(x))
+
+
+EXPERIMENT = Experiment("Decomposition: where equivariance is lost", ("decomp.", "cos."), measure)

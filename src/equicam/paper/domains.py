@@ -1,36 +1,25 @@
-"""Table application: domains without an upright; PatchCamelyon and RESISC45 are the paper's, others stand alone."""
+"""Table application: domains whose images have no upright; PatchCamelyon and RESISC45 are the paper's."""
 
 import math
-from collections.abc import Iterator
-
-import pyarrow as pa
+from collections.abc import Iterator, Sequence
 
 from equicam.evaluation import summary
-from equicam.paper.context import (
-    NAMES,
-    Bench,
-    Claim,
-    Experiment,
-    Line,
-    beside,
-    mean_of,
-)
+from equicam.evaluation.statistics import Estimate
+from equicam.paper.claims import DOMAINS, METHODS, METRICS, Claim
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.experiment import Experiment
 from equicam.paper.measure import (
     NO_LABEL,
     accuracy,
-    both,
-    constant,
-    defined,
-    eq_line,
-    gain_line,
-    p_line,
-    region,
-    rest,
+    constant_share,
+    eq_row,
+    eq_where_defined,
+    gain_row,
+    p_row,
 )
+from equicam.paper.rows import TOLERANCE, Both, Remark, Row, compare
 
-DOMAINS = ("PatchCamelyon", "RESISC45")
-METHODS = ("Grad-CAM", "AugCAM unaligned", "EquiGrad-CAM+PCF", "EquiGrad-CAM")
-SCORES = {"Eq": "eq", "Ins": "insertion", "Del": "deletion"}
+PUBLISHED = ("Grad-CAM", "AugCAM unaligned", "EquiGrad-CAM+PCF", "EquiGrad-CAM")
 TESTS = {
     "app.p.pcam": ("PatchCamelyon", ["insertion", "deletion"]),
     "app.p.resisc.ins": ("RESISC45", ["insertion"]),
@@ -38,72 +27,76 @@ TESTS = {
 }
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """Eq, insertion and deletion; accuracy; what alignment costs in faithfulness, tested by picture."""
-    done = list(_measured(bench)) if bench.domain else []
-    yield from done
-    yield from rest(EXPERIMENT.answers, done, lambda known: _otherwise(bench, known))
+def measure(context: Context) -> Iterator[Row]:
+    """Eq, insertion and deletion; accuracy; the cost of alignment in faithfulness, tested by image."""
+    if not context.domain:
+        return
+    start = f"app.{context.claimed_domain}"
+    found = context.evaluate_both([METHODS[name] for name in PUBLISHED], list(METRICS.values()))
+    yield from metric_rows(start, found, PUBLISHED, tolerance=0.05)
+    right = accuracy(found)
+    yield compare(f"{start}.acc", right, label="accuracy", reason="" if right.clean else NO_LABEL)
+    yield gain_row(f"app.gain.{context.claimed_domain}", found)
+    for claim, (domain, metrics) in TESTS.items():
+        if domain == context.claimed_domain:
+            log10_p = found.map(lambda e, metrics: max(_log10_p(e, m) for m in metrics), metrics)
+            images = len(summary.pick(found.clean.table, metrics[0], "grad-cam").ids)
+            yield p_row(claim, f"log10 p, {' and '.join(metrics)}", log10_p, images)
+    if context.costly:
+        augmented = context.evaluate_both(["aug-score-cam"])
+        yield eq_row(f"{start}.Aug. Score-CAM.Eq", augmented, "aug-score-cam")
+        for name, value in (("const", constant_share), ("cond", eq_where_defined)):
+            both = augmented.map(value, "aug-score-cam")
+            yield compare(f"{start}.augsc.{name}", both, label=f"aug-score-cam, {name}")
 
 
-def _measured(bench: Bench) -> Iterator[Line]:
-    start = f"app.{bench.claimed_domain}"
-    tables = both(bench, [NAMES[words] for words in METHODS], list(SCORES.values()))
-    for words in METHODS:
-        for short, score in SCORES.items():
-            where = {p: region(p) if score == "eq" else None for p in tables}
-            ours, theirs = (mean_of(tables[p], score, NAMES[words], where[p]) for p in (False, True))
-            what = f"{NAMES[words]}, {score}"
-            yield beside(
-                f"{start}.{words}.{short}", clean=ours, as_published=theirs, what=what, tolerance=0.05
-            )
-    right = accuracy(tables[False])
-    yield beside(f"{start}.acc", clean=right, what="accuracy", reason="" if right else NO_LABEL)
-    yield gain_line(f"app.gain.{bench.claimed_domain}", tables)
-    for claim, (domain, scores) in TESTS.items():
-        if domain == bench.claimed_domain:
-            found = {p: max(_log10_p(rows, score) for score in scores) for p, rows in tables.items()}
-            pictures = len(summary.pick(tables[False], "presented-confidence").ids)
-            yield p_line(claim, f"log10 p, {' and '.join(scores)}", found, pictures)
-    if bench.costly:
-        augmented = both(bench, ["aug-score-cam"])
-        yield eq_line(f"{start}.Aug. Score-CAM.Eq", augmented, "aug-score-cam")
-        for name, share in (("const", constant), ("cond", defined)):
-            ours, theirs = (share(augmented[p], "aug-score-cam", region(p)) for p in (False, True))
-            yield beside(
-                f"{start}.augsc.{name}", clean=ours, as_published=theirs, what=f"aug-score-cam, {name}"
-            )
+def metric_rows(
+    start: str, found: Both[Evaluation], published: Sequence[str], *, tolerance: float = TOLERANCE
+) -> Iterator[Row]:
+    """Eq, insertion and deletion of every method; claims are START.METHOD.METRIC in the paper's names."""
+    for name in published:
+        for short, metric in METRICS.items():
+            mean = found.map(_mean, metric, METHODS[name])
+            label = f"{METHODS[name]}, {metric}"
+            yield compare(f"{start}.{name}.{short}", mean, label=label, tolerance=tolerance)
 
 
-def _log10_p(rows: pa.Table, score: str) -> float:
+def _mean(found: Evaluation, metric: str, method: str) -> Estimate:
+    return found.mean(metric, method, found.region if metric == "eq" else None)
+
+
+def _log10_p(found: Evaluation, metric: str) -> float:
     """Of a paired test of EquiGrad-CAM against Grad-CAM, two-sided as the authors' is."""
     sides = (("grad-cam", "equigrad-cam"), ("equigrad-cam", "grad-cam"))
-    best = min(summary.contrast(rows, a, b, score=score, region=None).log10_p for a, b in sides)
+    best = min(summary.contrast(found.table, a, b, score=metric, region=None).log10_p for a, b in sides)
     return min(0.0, best + math.log10(2))
 
 
-def _otherwise(bench: Bench, known: Claim) -> str:
-    domain = known.of.split()[0]
-    if known.id.endswith("acc_seed_sd"):
-        return f"of {domain}, three fine-tunes: equicam reproduce seeds"
-    costly = domain == bench.domain or "Score-CAM" in known.id or ".augsc." in known.id
-    return tuned(domain, "domains") + (" --costly --n 500" if costly else "")
+def _missing(context: Context, claim: Claim) -> Remark:
+    if claim.id.endswith("acc_seed_sd"):
+        of = f"{claim.domain}, three fine-tunes"
+        return Remark("command", {"of": of, "command": "equicam reproduce seeds"})
+    costly = claim.domain == context.domain or "Score-CAM" in claim.id or ".augsc." in claim.id
+    return fine_tuning(claim.domain, "domains", " --costly --n 500" if costly else "")
 
 
-def tuned(domain: str, experiment: str) -> str:
-    """The commands that fine-tune a network on a domain and run an experiment on it."""
-    return (
-        f"of {domain}: equicam finetune DATA --arch resnet50 --out models/plain; equicam reproduce {experiment} --data DATA "
-        f"--split test --domain {domain} --weights models/plain/weights.safetensors"
+def fine_tuning(domain: str, experiment: str, options: str = "") -> Remark:
+    """The commands that fine-tune a network on a domain and run an experiment with it."""
+    command = (
+        f"equicam finetune DATA --arch resnet50 --out models/plain; equicam reproduce {experiment} --data DATA "
+        f"--split test --domain {domain} --weights models/plain/weights.safetensors{options}"
     )
+    return Remark("command", {"of": domain, "command": command})
 
 
 EXPERIMENT = Experiment(
     "Table application: two domains without an upright",
     (
-        *(f"app.{domain}.{words}" for domain in DOMAINS for words in ("Grad", "Aug", "aug", "Equi", "acc")),
+        *(f"app.{domain}.{name}" for domain in DOMAINS for name in ("Grad", "Aug", "aug", "Equi", "acc")),
         "app.gain",
         "app.p.",
     ),
-    run,
-    needs="--domain, its test pictures and fine-tuned --weights",
+    measure,
+    needs="--domain, its test images and fine-tuned --weights",
+    missing=_missing,
 )

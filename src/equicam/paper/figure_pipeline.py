@@ -1,57 +1,64 @@
-"""Figure pipeline: one picture, its views, their planes turned back, the mean and the map."""
+"""Figure pipeline: one image, its views, their maps aligned, the mean and the final map."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 from PIL import Image
+from torch import Tensor
 
-from equicam.core.views import Views
 from equicam.explain import explain
 from equicam.models.images import to_display_images
-from equicam.paper.context import Bench, Experiment, Line
-from equicam.paper.measure import pictures
+from equicam.paper.context import Context
+from equicam.paper.experiment import Experiment
+from equicam.paper.rows import Row, note
 from equicam.report.explanation_files import MOST_SPREAD
 from equicam.report.overlay import Picture, heat, overlay, panel
 
 VIEWS = 6
-A_FEW = 16
+IMAGES = 16
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """The surest of a few pictures through EquiGrad-CAM with six views."""
-    x = pictures(bench, A_FEW)
-    found = explain(bench.model, x, views=VIEWS)
+def measure(context: Context) -> Iterator[Row]:
+    """The most confident of a few images through EquiGrad-CAM with six views."""
+    x = context.open_some(IMAGES)
+    found = explain(context.model, x, views=VIEWS)
     alive = [not flags & {"blank", "constant"} for flags in found.flags]
-    i = max(range(len(x)), key=lambda i: (alive[i], float(found.sure[i])))
-    views = Views(found.angles)
-    planes = found.planes[i][:, None]
-    scale = float(planes.max()) or 1.0
-    turned, aligned = (
-        (v[:, 0] / scale).double().cpu().numpy() for v in (planes, views.undo(planes, "reflect"))
-    )
-    mean = (found.plane[i] / (float(found.plane[i].max()) or 1.0)).double().cpu().numpy()
-
-    def drawn(plane: Float[np.ndarray, "h w"]) -> Picture:
-        cells = Image.fromarray(heat(np.clip(plane, 0, 1)))
-        return np.asarray(cells.resize((x.shape[-1], x.shape[-2]), Image.Resampling.NEAREST))
-
-    shown = to_display_images(bench.model, views.act(x[i : i + 1])[:, 0])
-    picture = to_display_images(bench.model, x[i : i + 1])[0]
-    final = overlay(picture, found.map[i].double().cpu().numpy())
-    apart = overlay(picture, np.sqrt(found.peum[i].double().cpu().numpy()) / MOST_SPREAD)
-    last = [("EquiGrad-CAM", final), ("views disagree", apart), ("averaged", drawn(mean))]
-    rows = [
-        [(f"turned {a:g}°", p) for a, p in zip(found.angles, shown, strict=True)],
-        [("its own map", drawn(p)) for p in turned],
-        [("turned back", drawn(p)) for p in aligned],
+    i = max(range(len(x)), key=lambda i: (alive[i], float(found.confidence[i])))
+    views, own = found.views, found.view_maps[i][:, None]
+    aligned = views.align(own, "reflect")
+    size, scale = (x.shape[-1], x.shape[-2]), float(own.max()) or 1.0
+    rotated = to_display_images(context.model, views.act(x[i : i + 1])[:, 0])
+    image = to_display_images(context.model, x[i : i + 1])[0]
+    spread = found.peum[i].double().sqrt().cpu().numpy() / MOST_SPREAD
+    mean = found.layer_map[i] / (float(found.layer_map[i].max()) or 1.0)
+    panels = [
+        [(f"rotated {a:g}°", p) for a, p in zip(views.angles, rotated, strict=True)],
+        [("its own map", _cells(p / scale, size)) for p in own[:, 0]],
+        [("aligned", _cells(p / scale, size)) for p in aligned[:, 0]],
     ]
-    bench.out.mkdir(parents=True, exist_ok=True)
-    path = bench.out / "pipeline.png"
-    panel([[*row, end] for row, end in zip(rows, last, strict=True)], path, inches=1.5)
-    yield Line("", "figure", "figure", None, None, "measured", f"drawn: {path}")
+    panels[0].append(("EquiGrad-CAM", overlay(image, found.map[i].double().cpu().numpy())))
+    panels[1].append(("views disagree", overlay(image, spread)))
+    panels[2].append(("averaged", _cells(mean, size)))
+    context.out.mkdir(parents=True, exist_ok=True)
+    path = context.out / "pipeline.png"
+    panel(panels, path, inches=1.5)
+    yield figure_row(path)
+
+
+def _cells(plane: Float[Tensor, "h w"], size: tuple[int, int]) -> Picture:
+    """A map at layer resolution, its cells visible."""
+    cells = Image.fromarray(heat(np.clip(plane.double().cpu().numpy(), 0, 1)))
+    return np.asarray(cells.resize(size, Image.Resampling.NEAREST))
+
+
+def figure_row(path: Path) -> Row:
+    """A figure has no number: its row names the file."""
+    written = note(f"written: {path}")
+    return Row("", "figure", "figure", None, None, "measured", written)
 
 
 EXPERIMENT = Experiment(
-    "Figure pipeline: from views to a map", (), run, needs="a classifier and a few pictures"
+    "Figure pipeline: from views to a map", (), measure, needs="a classifier and a few images"
 )

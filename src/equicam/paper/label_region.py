@@ -3,93 +3,88 @@
 import math
 from collections.abc import Iterator
 
-import pyarrow as pa
-
 from equicam.core.chain import unit
 from equicam.data.benchmarks import CENTRE
 from equicam.data.items import sample_by_class
-from equicam.data.sources import find_items
 from equicam.evaluation import localisation, statistics, summary
 from equicam.evaluation.controls import coverage_map
 from equicam.evaluation.statistics import Estimate
-from equicam.methods import find
+from equicam.methods import resolve
 from equicam.models.images import box_mask
-from equicam.paper.context import NAMES, Bench, Experiment, Line, line, number
-from equicam.paper.measure import rest, rows_of
+from equicam.paper.claims import METHODS, Claim
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.experiment import Experiment
+from equicam.paper.rows import Both, Remark, Row, compare, note, number
+from equicam.recipe import Recipe
 
-METHODS = ("Grad-CAM", "Grad-CAM++", "LayerCAM", "AugCAM unaligned", "EquiGrad-CAM", "EquiGrad-CAM+PCF")
+PUBLISHED = ("Grad-CAM", "Grad-CAM++", "LayerCAM", "AugCAM unaligned", "EquiGrad-CAM", "EquiGrad-CAM+PCF")
 SIDES = ("mass in disc 0deg", "mass in disc rotated mean", "drop")
 GRID = (7, 7)  # of the paper's ResNet-50
+PREPROCESSING = "as this model's preprocessing shows a patch; the paper's resizes to 256 and crops 224"
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """Energy in the label region of positives, presented and turned, beside what a map of nothing gets."""
-    done = list(_geometry(bench))
-    items = find_items(bench.data, split=bench.split) if bench.domain == "PatchCamelyon" else []
-    positives = [item for item in items if item.region is not None]
+def measure(context: Context) -> Iterator[Row]:
+    """Energy in the label region of positives, presented and rotated, and that of a map without content."""
+    yield from _geometry(context)
+    items = context.listing if context.domain == "PatchCamelyon" else []
+    positives = sample_by_class([item for item in items if item.region is not None], context.n)
     if positives:
-        tables = {
-            p: rows_of(
-                bench,
-                sample_by_class(positives, bench.n),
-                "label-region",
-                [NAMES[words] for words in METHODS],
-                ["energy"],
-                as_published=p,
-            )
-            for p in (True, False)
-        }
-        done += _measured(tables)
-    yield from done
-    yield from rest(("label.",), done, lambda _: "positives: --domain PatchCamelyon --data FOLDER")
+        methods = [METHODS[name] for name in PUBLISHED]
+        yield from _energy_rows(context.evaluate_both(methods, ["energy"], items=positives))
 
 
-def _measured(tables: dict[bool, pa.Table]) -> Iterator[Line]:
-    nothing = _energies(tables[False], "grad-cam", floor=True)  # one view of nothing is a uniform map
-    for words, found in zip(SIDES, nothing, strict=True):
-        yield line(f"label.uniform null.{words}", clean=found, what=f"uniform map, {words}", tolerance=0.002)
-    for method in METHODS:
-        ours, theirs = (_energies(tables[p], NAMES[method]) for p in (False, True))
-        null = {p: _energies(tables[p], NAMES[method], floor=True)[0].value for p in (False, True)}
-        reason = f"its map of nothing gets {null[True]:.3f} by their protocol, {null[False]:.3f} by ours"
-        for i, words in enumerate(SIDES):
-            yield line(
-                f"label.{method}.{words}", clean=ours[i], as_published=theirs[i], what=f"{NAMES[method]}, {words}",
-                tolerance=0.004 if words == "drop" else 0.02, reason=reason,
+def _energy_rows(found: Both[Evaluation]) -> Iterator[Row]:
+    uniform = _energies(found.clean, "grad-cam", "floor")  # one view without content is a uniform map
+    for side, null in zip(SIDES, uniform, strict=True):
+        label = f"uniform map, {side}"
+        yield compare(f"label.uniform null.{side}", Both(null, None), label=label, tolerance=0.002)
+    for name in PUBLISHED:
+        method = METHODS[name]
+        energies = found.map(_energies, method)
+        null = found.map(lambda e, m: _energies(e, m, "floor")[0].value, method)
+        reason = f"its map without content gets {null.as_published:.3f} by their protocol, {null.clean:.3f} by ours"
+        for side, ours, theirs in zip(SIDES, energies.clean, energies.as_published, strict=True):
+            yield compare(
+                f"label.{name}.{side}", Both(ours, theirs), label=f"{method}, {side}",
+                tolerance=0.004 if side == "drop" else 0.02, reason=reason,
             )  # fmt: skip
 
 
-def _energies(rows: pa.Table, method: str, *, floor: bool = False) -> list[Estimate]:
-    """Presented, mean over the turned, and their difference; of the method or of its map of nothing."""
-    every = summary.pick(rows, "energy", method, "label", each_angle=True)
-    turned = summary.pick(rows, "energy", method, "label")
-    kind = "floor" if floor else "value"
-    first, then = getattr(every, kind)[every.angles == 0], getattr(turned, kind)
-    return [statistics.bootstrap(statistics.mean, v, cluster=turned.ids) for v in (first, then, first - then)]
+def _energies(found: Evaluation, method: str, column: str = "value") -> list[Estimate]:
+    """Presented, mean over the rotated, and their difference; `floor` is that of the method's map without content."""
+    every = summary.pick(found.table, "energy", method, "label", each_angle=True)
+    rotated = summary.pick(found.table, "energy", method, "label")
+    first, then = getattr(every, column)[every.angles == 0], getattr(rotated, column)
+    return [
+        statistics.bootstrap(statistics.mean, v, cluster=rotated.ids) for v in (first, then, first - then)
+    ]
 
 
-def _geometry(bench: Bench) -> Iterator[Line]:
-    """The label region as this model sees it, and what 18 zero-filled views of nothing put into its disc."""
+def _geometry(context: Context) -> Iterator[Row]:
+    """The label region as this model sees it, and the energy that 18 zero-filled views of nothing put into its disc."""
     side = round(CENTRE[0] + CENTRE[2])  # it lies in the middle of a patch
-    box = box_mask(bench.model, (side, side), CENTRE)
+    box = box_mask(context.model, (side, side), CENTRE)
     disc = localisation.disc_of_equal_area(box)
-    views = find("equigrad-cam", as_published=True).fusion.views
+    views = resolve(Recipe("equigrad-cam", as_published=True)).fusion.views
     cover = unit(coverage_map(views, GRID, (box.shape[0], box.shape[1]), like=box))
-    area, reason = (
-        float(box.sum()),
-        "as this model's preprocessing shows a patch; the paper's resizes to 256 and crops 224",
-    )
+    area = float(box.sum())
     for name, value, tolerance in (
         ("box_px", math.sqrt(area), 0.5),
         ("disc_radius", math.sqrt(area / math.pi), 0.3),
         ("vignette_null", float(localisation.energy(cover, disc)), 0.003),
     ):
-        yield line(f"label.{name}", clean=number(value), what=name, tolerance=tolerance, reason=reason)
+        found = Both(number(value), None)
+        yield compare(f"label.{name}", found, label=name, tolerance=tolerance, reason=PREPROCESSING)
+
+
+def _missing(_context: Context, _claim: Claim) -> Remark:
+    return note("positives: --domain PatchCamelyon --data FOLDER")
 
 
 EXPERIMENT = Experiment(
     "Table labelregion: saliency on the tissue that makes the label",
     ("label.",),
-    run,
-    needs="--domain PatchCamelyon, its test pictures and fine-tuned --weights",
+    measure,
+    needs="--domain PatchCamelyon, its test images and fine-tuned --weights",
+    missing=_missing,
 )

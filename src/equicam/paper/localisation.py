@@ -1,25 +1,24 @@
-"""ImageNet's boxes: does the map point at the object? The paper asks this of birds only."""
+"""ImageNet's boxes: does the map point at the object? The paper measures this on birds only."""
 
 from collections.abc import Iterator
 
-from equicam.data.sources import find_items
 from equicam.errors import EquicamError
-from equicam.paper.context import Bench, Experiment, Line
-from equicam.paper.cub import measured
+from equicam.paper.context import Context
+from equicam.paper.cub import box_rows, has_boxes
+from equicam.paper.experiment import Experiment
+from equicam.paper.rows import Row
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """Pointing game and box overlap, beside what the middle pixel and the whole frame get."""
-    if not any(item.boxes for item in find_items(bench.data, split=bench.split)):
+def measure(context: Context) -> Iterator[Row]:
+    """Pointing game and box overlap, with the scores of the middle pixel and the whole frame."""
+    if not has_boxes(context):
         raise EquicamError(
-            "localisation",
-            needs="pictures with boxes",
-            got=f"{bench.data}: none has any",
+            "localisation", needs="images with boxes", got=f"{context.data}: none has any",
             fix="a column `boxes`, or annotations",
-        )
-    yield from measured(bench, "ImageNet boxes")
+        )  # fmt: skip
+    yield from box_rows(context, "ImageNet boxes")
 
 
 EXPERIMENT = Experiment(
-    "Pointing and box overlap on ImageNet", (), run, needs="an ImageNet classifier, pictures with boxes"
+    "Pointing and box overlap on ImageNet", (), measure, needs="an ImageNet classifier, images with boxes"
 )

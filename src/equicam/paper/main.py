@@ -2,57 +2,31 @@
 
 from collections.abc import Iterator
 
-from equicam.paper.context import (
-    COSTLY,
-    NAMES,
-    Bench,
-    Experiment,
-    Line,
-    beside,
-    claims,
-    eq,
-    not_run,
-    number,
-    others,
-)
-
-METHODS = {w: m for w, m in NAMES.items() if any(c.startswith(f"main.{w}.") for c in claims())}
+from equicam.paper.claims import METHODS, claims
+from equicam.paper.context import FORWARD_PASSES, Context, Evaluation
+from equicam.paper.experiment import Experiment
+from equicam.paper.measure import eq_row, gain_row
+from equicam.paper.rows import Row, compare, costly, not_run
 
 
-def run(bench: Bench) -> Iterator[Line]:
+def measure(context: Context) -> Iterator[Row]:
     """Eq of each method by both protocols, and the relative gain of EquiGrad-CAM."""
-    ours = {f"main.{words}.{bench.backbone}.eq": method for words, method in METHODS.items()}
-    methods = bench.affordable([*ours.values(), "coverage"])
-    published, clean = bench.rows(methods, as_published=True), bench.rows(methods)
-    done = []
-    for name, method in ours.items():
+    published = {
+        name: m for name, m in METHODS.items() if any(c.startswith(f"main.{name}.") for c in claims())
+    }
+    methods = context.affordable([*published.values(), "coverage"])
+    found = context.evaluate_both(methods)
+    for name, method in published.items():
+        claim = f"main.{name}.{context.backbone}.eq"
         if method in methods:
-            both = eq(clean, method, as_published=False), eq(published, method, as_published=True)
-            done.append(beside(name, clean=both[0], as_published=both[1], what=method))
-        elif name in claims():
-            done.append(not_run(name, f"{COSTLY[method]:,} forward passes a map: --costly, with --n"))
-    yield from done
-    gain = f"gain.{bench.backbone}"
-    found = [
-        100 * (eq(t, "equigrad-cam", as_published=a).value / eq(t, "grad-cam", as_published=a).value - 1)
-        for t, a in ((clean, False), (published, True))
-    ]
-    rise = beside(
-        gain, clean=number(found[0]), as_published=number(found[1]), what="relative gain, %", tolerance=5
-    )
-    yield rise
-    cover = eq(published, "coverage", as_published=True)
-    yield Line(
-        "",
-        "coverage: a map that never looks at the picture",
-        "not in the paper",
-        eq(clean, "coverage", as_published=False),
-        cover,
-        "measured",
-        "what the zero-filled full square rewards",
-    )
-    yield from others("main.", done, bench)
-    yield from others("gain.", [rise], bench)
+            yield eq_row(claim, found, method)
+        elif claim in claims():
+            yield not_run(claim, costly(FORWARD_PASSES[method]))
+    yield gain_row(f"gain.{context.backbone}", found)
+    yield compare(
+        "", found.map(Evaluation.eq, "coverage"), label="coverage: a map that ignores the image",
+        reason="the full square with zero filling rewards it",
+    )  # fmt: skip
 
 
-EXPERIMENT = Experiment("Table main: equivariance of every method", ("main.", "gain."), run)
+EXPERIMENT = Experiment("Table main: equivariance of every method", ("main.", "gain."), measure)

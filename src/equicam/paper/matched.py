@@ -1,95 +1,92 @@
-"""Reduced samples: the first pictures in class order are easier than a class-spread sample of the same size."""
+"""Reduced samples: the first images in class order are easier than a class-spread sample of the same size."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import pyarrow as pa
 
 from equicam.data.items import Item, sample_by_class
 from equicam.evaluation import statistics, summary
 from equicam.evaluation.statistics import Estimate
-from equicam.paper.context import (
-    COSTLY,
-    Bench,
-    Experiment,
-    Line,
-    claims,
-    difference,
-    line,
-    not_run,
-    others,
-)
-from equicam.paper.context import eq as mean_eq
-from equicam.paper.measure import defined, items_of, region, rest, rows_of, still_maps
+from equicam.paper.claims import Claim, claims
+from equicam.paper.context import FORWARD_PASSES, Context, Evaluation
+from equicam.paper.experiment import Experiment, another_network
+from equicam.paper.measure import constant_maps, eq_where_defined
+from equicam.paper.rows import Both, Remark, Row, compare, costly, difference, not_run, note
 
 POPULATION = 10_000
-"""The paper's pictures; its samples are taken here as shares of them, so that a prefix covers as many classes."""
+"""The paper's images; its samples are taken as shares of them, so that a prefix covers as many classes."""
 GC, EG, AUGMENTED, RECIPRO, RISE = "grad-cam", "equigrad-cam", "aug-score-cam", "recipro-cam", "rise"
 SHORT = {"vgg16": "vgg", "vit_b_16": "vit"}
+"""The paper's short names of networks in claims."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of the bench's pictures, scored by one protocol."""
+    """Samples of the context's images, evaluated by one protocol."""
 
-    bench: Bench
-    ordered: list[Item]  # by class
+    context: Context
     as_published: bool
 
-    def rows(self, sample: str, method: str = GC) -> pa.Table:
-        """The method beside EquiGrad-CAM on `prefix591` (of 10,000), `spread1000` or `all` pictures."""
-        if sample == "all":
-            return self.bench.rows([method, EG], as_published=self.as_published)
-        kind = sample.rstrip("0123456789")
-        share = int(sample.removeprefix(kind)) / POPULATION
-        most = max(2, round(share * len(self.ordered)))
-        items = self.ordered[:most] if kind == "prefix" else sample_by_class(self.ordered, most)
-        name = f"matched-{sample}-{method}"
-        return rows_of(self.bench, items, name, [method, EG], as_published=self.as_published)
+    @cached_property
+    def ordered(self) -> list[Item]:
+        """The images by class."""
+        return sorted(self.context.sample, key=lambda i: (isinstance(i.label, str), i.label, i.id))
+
+    def evaluate(self, sample: str, method: str = GC) -> Evaluation:
+        """The method and EquiGrad-CAM on `prefix591` (of 10,000), `spread1000` or `all` images."""
+        items = None
+        if sample != "all":
+            kind = sample.rstrip("0123456789")
+            share = int(sample.removeprefix(kind)) / POPULATION
+            count = max(2, round(share * len(self.ordered)))
+            items = self.ordered[:count] if kind == "prefix" else sample_by_class(self.ordered, count)
+        return self.context.evaluate([method, EG], as_published=self.as_published, items=items)
 
     def eq(self, sample: str, method: str) -> Estimate:
         """The mean."""
-        rows = self.rows(sample, GC if method == EG else method)
-        return mean_eq(rows, method, as_published=self.as_published)
+        return self.evaluate(sample, GC if method == EG else method).eq(method)
 
     def defined(self, sample: str, method: str) -> Estimate:
         """The mean without constant maps, which the authors' reduced runs leave out."""
-        return defined(self.rows(sample, method), method, region(self.as_published))
+        return eq_where_defined(self.evaluate(sample, method), method)
 
     def stable(self, sample: str) -> Estimate:
-        """How often the top-1 survives a turn."""
-        return summary.conditional(self.rows(sample), GC, region=region(self.as_published)).consistency_rate
+        """How often the top-1 survives a rotation."""
+        found = self.evaluate(sample)
+        return summary.conditional(found.table, GC, region=found.region).consistency_rate
 
     def margin(self, sample: str, method: str) -> Estimate:
-        """EquiGrad-CAM above the method on the same pictures, constant maps left out."""
-        rows, where = self.rows(sample, method), region(self.as_published)
-        ours, theirs = (summary.pick(rows, "eq", m, where) for m in (EG, method))
-        still = still_maps(rows, method, where)
-        apart = statistics.compare(np.where([still[i] for i in ours.ids], np.nan, ours.value), theirs.value)
+        """EquiGrad-CAM above the method on the same images, constant maps left out."""
+        found = self.evaluate(sample, method)
+        ours, theirs = (summary.pick(found.table, "eq", m, found.region) for m in (EG, method))
+        constant = constant_maps(found, method)
+        kept = np.where([constant[i] for i in ours.ids], np.nan, ours.value)
+        apart = statistics.compare(kept, theirs.value)
         return Estimate(apart.mean, apart.low, apart.high, apart.n)
 
 
-Ask = Callable[[Samples], Estimate]
+Quantities = dict[str, Callable[[Samples], Estimate]]
+"""What each claim measures."""
 
 
-def _cheap(backbone: str) -> dict[str, Ask]:
-    short = SHORT.get(backbone, backbone)
+def _cheap(network: str) -> Quantities:
+    short = SHORT.get(network, network)
+    prefix = f"matched.prefix591.{network}"
     return {
-        f"matched.prefix591.{backbone}.gc": lambda s: s.eq("prefix591", GC),
-        f"matched.prefix591.{backbone}.inflation": lambda s: difference(
-            s.eq("prefix591", GC), s.eq("all", GC)
-        ),
-        f"matched.prefix2k.{backbone}": lambda s: s.eq("prefix2000", GC),
+        f"{prefix}.gc": lambda s: s.eq("prefix591", GC),
+        f"{prefix}.inflation": lambda s: difference(s.eq("prefix591", GC), s.eq("all", GC)),
+        f"matched.prefix2k.{network}": lambda s: s.eq("prefix2000", GC),
         f"matched.spread2k.{short}": lambda s: s.eq("spread2000", GC),
         f"matched.full10k.{short}": lambda s: s.eq("all", GC),
-        f"matched.Recipro-CAM.{backbone}.eg": lambda s: s.eq("prefix2000", EG),
-        f"matched.RISE.{backbone}.eg": lambda s: s.eq("prefix2000", EG),
-    } | (_resnet50() if backbone == "resnet50" else {})
+        f"matched.Recipro-CAM.{network}.eg": lambda s: s.eq("prefix2000", EG),
+        f"matched.RISE.{network}.eg": lambda s: s.eq("prefix2000", EG),
+    } | (_resnet50() if network == "resnet50" else {})
 
 
-def _resnet50() -> dict[str, Ask]:
-    """What is published of one network, without its name."""
+def _resnet50() -> Quantities:
+    """Claims about ResNet-50 that do not name it."""
     return {
         "matched.spread2k.r50eg": lambda s: s.eq("spread2000", EG),
         "matched.full10k.r50eg": lambda s: s.eq("all", EG),
@@ -100,48 +97,48 @@ def _resnet50() -> dict[str, Ask]:
     }
 
 
-def _costly(backbone: str) -> dict[str, Ask]:
-    start = f"matched.augsc.{backbone}"
+def _costly(network: str) -> Quantities:
+    start, short = f"matched.augsc.{network}", SHORT.get(network, network)
     return {
         f"{start}.prefix": lambda s: s.defined("prefix591", AUGMENTED),
         f"{start}.spread": lambda s: s.defined("spread1000", AUGMENTED),
         f"{start}.zero_filled": lambda s: s.eq("spread1000", AUGMENTED),
         f"{start}.margin": lambda s: s.margin("spread1000", AUGMENTED),
         f"{start}.cross": lambda s: difference(s.eq("all", EG), s.defined("prefix591", AUGMENTED)),
-        f"matched.Recipro-CAM.{backbone}": lambda s: s.margin("prefix2000", RECIPRO),
-        f"matched.RISE.{backbone}": lambda s: s.margin("prefix2000", RISE),
-        f"matched.recipro.{SHORT.get(backbone, backbone)}.cross": lambda s: difference(
-            s.eq("all", EG), s.eq("prefix2000", RECIPRO)
-        ),
+        f"matched.Recipro-CAM.{network}": lambda s: s.margin("prefix2000", RECIPRO),
+        f"matched.RISE.{network}": lambda s: s.margin("prefix2000", RISE),
+        f"matched.recipro.{short}.cross": lambda s: difference(s.eq("all", EG), s.eq("prefix2000", RECIPRO)),
     }
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """Prefixes, class-spread samples and all, and costly methods beside EquiGrad-CAM on the same pictures."""
-    items = items_of(bench)
-    if any(item.label is None for item in items):
-        yield from rest(EXPERIMENT.answers, [], lambda _: "labelled pictures, for an order by class")
+def measure(context: Context) -> Iterator[Row]:
+    """Prefixes, class-spread samples and all images; costly methods and EquiGrad-CAM on the same images."""
+    if not _labelled(context):
         return
-    ordered = sorted(items, key=lambda item: (isinstance(item.label, str), item.label, item.id))
-    samples = {p: Samples(bench, ordered, p) for p in (False, True)}
-    asked = _cheap(bench.backbone) | (_costly(bench.backbone) if bench.costly else {})
-    done = [
-        line(name, clean=ask(samples[False]), as_published=ask(samples[True]), what=claims()[name].metric)
-        for name, ask in asked.items()
-        if name in claims()
-    ]
-    yield from done
-    reason = f"up to {max(COSTLY.values()):,} forward passes a map: --costly, with --n"
-    costly = () if bench.costly else _costly(bench.backbone)
-    skipped = [not_run(name, reason) for name in costly if name in claims()]
-    yield from skipped
-    for prefix in EXPERIMENT.answers:
-        yield from others(prefix, [*done, *skipped], bench)
+    samples = Both(Samples(context, as_published=False), Samples(context, as_published=True))
+    costly_ones = _costly(context.backbone)
+    for claim, quantity in (_cheap(context.backbone) | (costly_ones if context.costly else {})).items():
+        if claim in claims():
+            yield compare(claim, samples.map(quantity), label=claims()[claim].metric)
+    if not context.costly:
+        reason = costly(f"up to {max(FORWARD_PASSES.values()):,}")
+        yield from (not_run(claim, reason) for claim in costly_ones if claim in claims())
+
+
+def _labelled(context: Context) -> bool:
+    return all(item.label is not None for item in context.sample)
+
+
+def _missing(context: Context, claim: Claim) -> Remark:
+    if _labelled(context):
+        return another_network(context, claim)
+    return note("labelled images, which can be ordered by class")
 
 
 EXPERIMENT = Experiment(
     "Reduced samples: prefixes against class-spread ones",
     ("matched.", "code.prefix", "code.spread"),
-    run,
-    needs="an ImageNet classifier and labelled validation pictures, several a class",
+    measure,
+    needs="an ImageNet classifier and labelled validation images, several a class",
+    missing=_missing,
 )

@@ -1,10 +1,12 @@
-"""The PEUM audit: which signal tells an unstable map?"""
+"""The PEUM audit: which signal finds unstable maps?"""
 
 from collections.abc import Iterator
 
 from equicam.evaluation import summary
-from equicam.evaluation.statistics import Estimate
-from equicam.paper.context import Bench, Experiment, Line, correlated, line
+from equicam.evaluation.summary import SignalSummary
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.experiment import Experiment
+from equicam.paper.rows import Row, compare, correlation, number
 
 SIGNALS = {
     "PEUM": "peum (full)",
@@ -12,71 +14,35 @@ SIGNALS = {
     "flip rate": "flip-rate",
     "confidence drop": "confidence-drop",
 }
-WRONG = {"PEUM": "peum (full)", "flip": "flip-rate", "confdrop": "confidence-drop"}
+MISCLASSIFIED = {"PEUM": "peum (full)", "flip": "flip-rate", "confdrop": "confidence-drop"}
+SIX_VIEWS = "theirs compares six of the 18 views; over all pairs disagreement is the better signal"
 
 
-def run(bench: Bench) -> Iterator[Line]:
+def measure(context: Context) -> Iterator[Row]:
     """Pearson with 1 − Eq(grad-cam), lift at a held-out threshold, AUROC for wrong predictions."""
-    scores = ["eq", "peum", "disagreement"]
-    tables = {p: bench.rows(["grad-cam", "equigrad-cam"], scores, as_published=p) for p in (True, False)}
-    found = {
-        p: {s.name: s for s in summary.signals(t, region="full" if p else "disc")} for p, t in tables.items()
-    }
-    for words, name in SIGNALS.items():
-        ours, theirs = (correlated(found[p][name].pearson) for p in (False, True))
-        yield line(f"audit.r.{words}", clean=ours, as_published=theirs, what=f"r of {name}", tolerance=0.06)
-    ahead = {p: found[p]["disagreement"].behind_peum for p in (True, False)}
-    clean_ahead = ahead[False]
-    loses = clean_ahead is not None and clean_ahead.high < 0
-    why = (
-        "theirs compares six of the 18 views; over all pairs disagreement is the better signal"
-        if loses
-        else ""
-    )
-    yield line(
-        "audit.diff",
-        clean=clean_ahead,
-        as_published=ahead[True],
-        what="PEUM ahead of disagreement",
-        artefact=why,
-        reason=why,
-    )
-    lift = {p: found[p]["peum (full)"].held_out for p in (True, False)}
-    yield line(
-        "audit.lift.heldout",
-        clean=lift[False].lift,
-        as_published=lift[True].lift,
-        what="mean ratio, held out",
-        tolerance=0.25,
-    )
-    insample = [
-        Estimate(lift[p].in_sample, float("nan"), float("nan"), lift[p].lift.n) for p in (False, True)
-    ]
-    yield line(
-        "audit.lift.insample",
-        clean=insample[0],
-        as_published=insample[1],
-        what="mean ratio, in sample",
-        tolerance=0.25,
-    )
-    for words, name in WRONG.items():
-        ours, theirs = found[False][name].wrong, found[True][name].wrong
-        yield line(
-            f"audit.auroc.{words}",
-            clean=ours,
-            as_published=theirs,
-            what=f"{name}: AUROC for wrong predictions",
-            tolerance=0.06,
-        )
-    captured = {p: found[p]["peum (full)"].capture for p in (True, False)}
-    yield Line(
-        "",
-        "PEUM: capture of the worst tenth, × chance",
-        "not in the text",
-        captured[False],
-        captured[True],
-        "measured",
-    )
+    tables = context.evaluate_both(["grad-cam", "equigrad-cam"], ["eq", "peum", "disagreement"])
+    found = tables.map(_signals)
+    for name, signal in SIGNALS.items():
+        r = found.map(lambda of, signal: correlation(of[signal].pearson), signal)
+        yield compare(f"audit.r.{name}", r, label=f"r of {signal}", tolerance=0.06)
+    ahead = found.map(lambda of: of["disagreement"].behind_peum)
+    artefact = SIX_VIEWS if ahead.clean is not None and ahead.clean.high < 0 else ""
+    yield compare("audit.diff", ahead, label="PEUM ahead of disagreement", artefact=artefact, reason=artefact)
+    lift = found.map(lambda of: of["peum (full)"].held_out)
+    held_out, in_sample = lift.map(lambda h: h.lift), lift.map(lambda h: number(h.in_sample, h.lift.n))
+    yield compare("audit.lift.heldout", held_out, label="mean ratio, held out", tolerance=0.25)
+    yield compare("audit.lift.insample", in_sample, label="mean ratio, in sample", tolerance=0.25)
+    for name, signal in MISCLASSIFIED.items():
+        auroc = found.map(lambda of, signal: of[signal].wrong, signal)
+        label = f"{signal}: AUROC for wrong predictions"
+        yield compare(f"audit.auroc.{name}", auroc, label=label, tolerance=0.06)
+    capture = found.map(lambda of: of["peum (full)"].capture)
+    label = "PEUM: capture of the worst tenth, × chance"
+    yield compare("", capture, label=label, published="not in the text")
 
 
-EXPERIMENT = Experiment("PEUM audit: which signal tells an unstable map", ("audit.",), run)
+def _signals(found: Evaluation) -> dict[str, SignalSummary]:
+    return {signal.name: signal for signal in summary.signals(found.table, region=found.region)}
+
+
+EXPERIMENT = Experiment("PEUM audit: which signal finds unstable maps", ("audit.",), measure)

@@ -1,4 +1,4 @@
-"""Would training for rotation have been enough? Plain and rotation-augmented weights on the same pictures."""
+"""Is training for rotation enough? Plain and rotation-augmented weights on the same images."""
 
 from collections.abc import Iterator
 
@@ -6,88 +6,84 @@ import numpy as np
 
 from equicam.evaluation import statistics, summary
 from equicam.evaluation.statistics import Estimate
-from equicam.paper.context import Bench, Claim, Experiment, Line, beside, eq
-from equicam.paper.measure import NO_LABEL, Tables, accuracy, both, region, rest
+from equicam.paper.claims import DOMAINS, Claim
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.experiment import Experiment
+from equicam.paper.measure import NO_LABEL, accuracy
+from equicam.paper.rows import Both, Remark, Row, compare
 
-DOMAINS = ("PatchCamelyon", "RESISC45")
-WEIGHTS = {"no aug": "plain", "rot aug": "turned"}
+WEIGHTS = {"no aug": "plain", "rot aug": "rotated"}
+"""The paper's names of the two trainings, and those of --extra."""
 METHODS = {"GC": "grad-cam", "EG": "equigrad-cam"}
-Pair = tuple[Estimate | None, Estimate | None]
-"""By our protocol, and by the authors'."""
+OfWeights = dict[str, Both[Evaluation]]
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """Eq of Grad-CAM and EquiGrad-CAM, and accuracy, without and with turned training pictures."""
-    done = []
-    if bench.domain and all(name in bench.extra for name in WEIGHTS.values()):
-        tables = trained(bench)
-        for words, (ours, theirs) in found(tables).items():
-            claim, why = f"rotaug.{bench.claimed_domain}.{words}", "" if ours else NO_LABEL
-            done.append(beside(claim, clean=ours, as_published=theirs, what=words, reason=why))
-        ours, theirs = (_ahead(tables, as_published=p) for p in (False, True))
-        what = "EG without turned training − GC with it"
-        done.append(
-            Line(
-                "",
-                what,
-                "not in the paper",
-                ours,
-                theirs,
-                "measured",
-                "paired by picture; above 0: alignment",
-            )
-        )
-    yield from done
-    yield from rest(EXPERIMENT.answers, done, lambda known: training(known, "rotation-augmentation"))
+def measure(context: Context) -> Iterator[Row]:
+    """Eq of Grad-CAM and EquiGrad-CAM, and accuracy, without and with rotated training images."""
+    if not context.domain or not has_weights(context):
+        return
+    tables = evaluate_weights(context)
+    for name, found in measure_weights(tables).items():
+        reason = "" if found.clean else NO_LABEL
+        yield compare(f"rotaug.{context.claimed_domain}.{name}", found, label=name, reason=reason)
+    plain, rotated = tables["no aug"], tables["rot aug"]
+    ahead = Both(_ahead(plain.clean, rotated.clean), _ahead(plain.as_published, rotated.as_published))
+    label, reason = "EG without rotated training − GC with it", "paired by image; above 0: alignment is ahead"
+    yield compare("", ahead, label=label, reason=reason)
 
 
-def trained(bench: Bench) -> dict[str, Tables]:
-    """Rows of either file of weights."""
+def has_weights(context: Context) -> bool:
+    """Whether both files of weights are given."""
+    return all(name in context.extra for name in WEIGHTS.values())
+
+
+def evaluate_weights(context: Context) -> OfWeights:
+    """Evaluations with either file of weights."""
+    methods = list(METHODS.values())
     return {
-        words: both(bench.with_weights(bench.extra[name]), list(METHODS.values()))
-        for words, name in WEIGHTS.items()
+        name: context.with_weights(context.extra[ours]).evaluate_both(methods)
+        for name, ours in WEIGHTS.items()
     }
 
 
-def found(tables: dict[str, Tables]) -> dict[str, Pair]:
-    """What is measured of either file of weights, in the paper's words."""
-    said: dict[str, Pair] = {}
-    for words, mine in tables.items():
+def measure_weights(tables: OfWeights) -> dict[str, Both[Estimate | None]]:
+    """Eq and accuracy with either file of weights, by the paper's names."""
+    measured: dict[str, Both[Estimate | None]] = {}
+    for name, found in tables.items():
         for short, method in METHODS.items():
-            ours, theirs = (eq(mine[p], method, as_published=p) for p in (False, True))
-            said[f"{short} Eq {words}"] = ours, theirs
-        said[f"acc {words}"] = accuracy(mine[False]), None
-    return said
+            measured[f"{short} Eq {name}"] = found.map(Evaluation.eq, method)
+        measured[f"acc {name}"] = accuracy(found)
+    return measured
 
 
-def _ahead(tables: dict[str, Tables], *, as_published: bool) -> Estimate:
-    """How far alignment without turned training is above turned training without alignment, on the same pictures."""
-    sides = (("no aug", "equigrad-cam"), ("rot aug", "grad-cam"))
-    picked = [
-        summary.pick(tables[words][as_published], "eq", method, region(as_published))
-        for words, method in sides
-    ]
-    ours, theirs = (dict(zip(p.ids, p.value, strict=True)) for p in picked)
-    both_sides = [ours[i] - theirs[i] for i in ours if i in theirs]
-    return statistics.bootstrap(statistics.mean, np.array(both_sides))
-
-
-def training(known: Claim, experiment: str) -> str:
-    """The commands that make both files of weights and compare them."""
-    domain = known.of.split()[0]
-    tune = "equicam finetune DATA --arch resnet50 --out models"
-    given = " ".join(f"--extra {name}=models/{name}/weights.safetensors" for name in WEIGHTS.values())
-    split = " (DATA with folders train and test)" if domain == "RESISC45" else ""
-    named = f" --domain {domain}" if domain in DOMAINS else ""
-    return (
-        f"of {domain}{split}: {tune}/plain; {tune}/turned --rotation-augment; "
-        f"equicam reproduce {experiment} --data DATA --split test{named} {given}"
+def _ahead(plain: Evaluation, rotated: Evaluation) -> Estimate:
+    """How far alignment without rotated training is above rotated training without alignment, on the same images."""
+    ours, theirs = (
+        summary.pick(found.table, "eq", method, found.region)
+        for found, method in ((plain, "equigrad-cam"), (rotated, "grad-cam"))
     )
+    others = dict(zip(theirs.ids, theirs.value, strict=True))
+    pairs = [v - others[i] for i, v in zip(ours.ids, ours.value, strict=True) if i in others]
+    return statistics.bootstrap(statistics.mean, np.array(pairs))
+
+
+def training(claim: Claim, experiment: str) -> Remark:
+    """The commands that train both files of weights and compare them."""
+    tune = "equicam finetune DATA --arch resnet50 --out models"
+    extra = " ".join(f"--extra {name}=models/{name}/weights.safetensors" for name in WEIGHTS.values())
+    split = " (DATA with folders train and test)" if claim.domain == "RESISC45" else ""
+    domain = f" --domain {claim.domain}" if claim.domain in DOMAINS else ""
+    command = (
+        f"{tune}/plain; {tune}/rotated --rotation-augment; "
+        f"equicam reproduce {experiment} --data DATA --split test{domain} {extra}"
+    )
+    return Remark("command", {"of": f"{claim.domain}{split}", "command": command})
 
 
 EXPERIMENT = Experiment(
     "Rotation augmentation against alignment",
     ("rotaug.PatchCamelyon", "rotaug.RESISC45"),
-    run,
-    needs="a domain's test pictures and two fine-tuned files of weights",
+    measure,
+    needs="a domain's test images and two fine-tuned files of weights",
+    missing=lambda _context, claim: training(claim, "rotation-augmentation"),
 )

@@ -1,41 +1,36 @@
-"""The soft gate: views weighed by p^γ."""
+"""The soft gate: views weighted by p^γ."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from equicam.core.weights import SoftGate
-from equicam.methods import find
-from equicam.paper.context import Bench, Experiment, Line, eq, line, number
+from equicam.evaluation.statistics import Estimate
+from equicam.methods import resolve
+from equicam.paper.context import Context
+from equicam.paper.experiment import Experiment
+from equicam.paper.rows import Both, Row, compare, number
+from equicam.recipe import Recipe
 
 GAMMAS = (0.0, 0.25, 0.5, 1.0, 2.0)
 
 
-def run(bench: Bench) -> Iterator[Line]:
+def measure(context: Context) -> Iterator[Row]:
     """Eq at each γ; γ = 0 is the ungated method."""
-    made = {}
-    for published in (True, False):
-        base = find("equigrad-cam+soft", as_published=published)
-        methods = {
-            f"γ = {g:g}": replace(base, fusion=replace(base.fusion, weigh=SoftGate(g))) for g in GAMMAS
-        }
-        rows = bench.rows(methods, as_published=published)
-        made[published] = {name: eq(rows, name, as_published=published) for name in methods}
-    ungated = "γ = 0"
-    yield line(
-        "softgate.ungated", clean=made[False][ungated], as_published=made[True][ungated], what="ungated"
-    )
-    low, high = (
-        min(v.value for k, v in made[True].items() if k != ungated),
-        max(v.value for k, v in made[True].items()),
-    )
-    yield line(
-        "softgate.range",
-        as_published=number((low + high) / 2),
-        clean=None,
-        what=f"γ from 0.25 to 2: {low:.3f} to {high:.3f}",
-    )
-    for name, value in made[True].items():
-        yield Line("", name, "not in the paper", made[False][name], value, "measured")
+    found = Both(_eq(context, as_published=False), _eq(context, as_published=True))
+    yield compare("softgate.ungated", found.map(lambda eq: eq[0.0]), label="ungated")
+    values = {gamma: eq.value for gamma, eq in found.as_published.items()}
+    low, high = min(v for gamma, v in values.items() if gamma), max(values.values())
+    label = f"γ from 0.25 to 2: {low:.3f} to {high:.3f}"
+    yield compare("softgate.range", Both(None, number((low + high) / 2)), label=label)
+    for gamma in GAMMAS:
+        yield compare("", found.map(lambda eq, gamma: eq[gamma], gamma), label=f"γ = {gamma:g}")
 
 
-EXPERIMENT = Experiment("Soft gate: views weighed by confidence", ("softgate.",), run)
+def _eq(context: Context, *, as_published: bool) -> dict[float, Estimate]:
+    base = resolve(Recipe("equigrad-cam+soft", as_published=as_published))
+    methods = {f"γ = {g:g}": replace(base, fusion=replace(base.fusion, weigh=SoftGate(g))) for g in GAMMAS}
+    found = context.evaluate(methods, as_published=as_published)
+    return {gamma: found.eq(f"γ = {gamma:g}") for gamma in GAMMAS}
+
+
+EXPERIMENT = Experiment("Soft gate: views weighted by confidence", ("softgate.",), measure)

@@ -6,61 +6,57 @@ from functools import partial
 import numpy as np
 
 from equicam.evaluation import statistics, summary
-from equicam.evaluation.statistics import Estimate, Floats
-from equicam.paper.context import Bench, Experiment, Line, beside, number
-from equicam.paper.domains import DOMAINS, tuned
-from equicam.paper.measure import both, p_line, region, rest
+from equicam.evaluation.statistics import Floats
+from equicam.paper.claims import DOMAINS, Claim
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.domains import fine_tuning
+from equicam.paper.experiment import Experiment
+from equicam.paper.measure import p_row
+from equicam.paper.rows import Remark, Row, compare, correlation, number
 
 WORST = 0.10
+"""The share of images, with the lowest Eq of Grad-CAM, that a reviewer should find."""
+Pair = tuple[Floats, Floats]
+"""A signal and 1 − Eq of Grad-CAM."""
 
 
-def run(bench: Bench) -> Iterator[Line]:
+def measure(context: Context) -> Iterator[Row]:
     """PEUM against 1 − Eq of Grad-CAM; the share of the worst tenth found in the first tenth and fifth."""
-    done = list(_measured(bench)) if bench.domain else []
-    yield from done
-    yield from rest(("peum.",), done, lambda known: _otherwise(known.of.split()[0]))
-
-
-def _measured(bench: Bench) -> Iterator[Line]:
-    tables = both(bench, ["grad-cam", "equigrad-cam"], ["eq", "peum", "disagreement"])
-    pairs: dict[bool, tuple[Floats, Floats]] = {}
-    for p, rows in tables.items():
-        peum = summary.pick(rows, "peum", "equigrad-cam", "full").value
-        pairs[p] = peum, 1 - summary.pick(rows, "eq", "grad-cam", region(p)).value
-    r = {p: statistics.pearson(*pair) for p, pair in pairs.items()}
-    ours, theirs = (Estimate(r[p].r, r[p].low, r[p].high, r[p].n) for p in (False, True))
-    start = f"peum.{bench.claimed_domain}"
-    yield beside(f"{start}.r", clean=ours, as_published=theirs, what="r of PEUM with 1 − Eq", tolerance=0.06)
-    for name, what, measure, tolerance in (
-        ("cap10", "worst tenth found in a tenth", partial(_found, budget=0.1), 0.05),
+    if not context.domain:
+        return
+    found = context.evaluate_both(["grad-cam", "equigrad-cam"], ["eq", "peum", "disagreement"])
+    peum = found.map(lambda e: _pair(e, "peum", "full"))
+    r = peum.map(lambda pair: statistics.pearson(*pair))
+    start, label = f"peum.{context.claimed_domain}", "r of PEUM with 1 − Eq"
+    yield compare(f"{start}.r", r.map(correlation), label=label, tolerance=0.06)
+    in_tenth = partial(_found, budget=0.1)
+    for name, label, share, tolerance in (
+        ("cap10", "worst tenth found in a tenth", in_tenth, 0.05),
         ("lift10", "the same over chance", partial(statistics.capture_lift, budget=WORST), 0.5),
         ("cap20", "worst tenth found in a fifth", partial(_found, budget=0.2), 0.05),
     ):
-        ours, theirs = (statistics.bootstrap(measure, *pairs[p]) for p in (False, True))
-        yield beside(f"{start}.{name}", clean=ours, as_published=theirs, what=what, tolerance=tolerance)
-    other = {
-        p: (summary.pick(rows, "disagreement", "equigrad-cam", region(p)).value, pairs[p][1])
-        for p, rows in tables.items()
-    }
-    ours, theirs = (statistics.bootstrap(partial(_found, budget=0.1), *other[p]) for p in (False, True))
-    what = "worst tenth found in a tenth, by disagreement of the views"
-    yield Line("", what, "not in the paper", ours, theirs, "measured")
-    blind = {
-        p: number(statistics.capture(0 * bad, bad, budget=WORST), len(bad)) for p, (_, bad) in pairs.items()
-    }
-    known = bench.claimed_domain in DOMAINS
-    yield beside(
-        "peum.random" if known else "",
-        clean=blind[False],
-        as_published=blind[True],
-        what="a signal that knows nothing",
+        value = peum.map(lambda pair, share: statistics.bootstrap(share, *pair), share)
+        yield compare(f"{start}.{name}", value, label=label, tolerance=tolerance)
+    disagreement = found.map(lambda e: _pair(e, "disagreement", e.region))
+    value = disagreement.map(lambda pair: statistics.bootstrap(in_tenth, *pair))
+    yield compare("", value, label="worst tenth found in a tenth, by disagreement of the views")
+    known = context.claimed_domain in DOMAINS
+    chance = peum.map(
+        lambda pair: number(statistics.capture(0 * pair[1], pair[1], budget=WORST), len(pair[1]))
     )
+    yield compare("peum.random" if known else "", chance, label="a signal without information")
     if known:
-        yield p_line("peum.p", f"log10 p of r, {bench.domain} alone", {p: r[p].log10_p for p in r}, r[True].n)
+        log10_p = r.map(lambda c: c.log10_p)
+        yield p_row("peum.p", f"log10 p of r, {context.domain} alone", log10_p, r.as_published.n)
+
+
+def _pair(found: Evaluation, signal: str, region: str) -> Pair:
+    value = summary.pick(found.table, signal, "equigrad-cam", region).value
+    return value, 1 - summary.pick(found.table, "eq", "grad-cam", found.region).value
 
 
 def _found(signal: Floats, badness: Floats, *, budget: float) -> float:
-    """The share of the worst tenth among the pictures with the highest signal."""
+    """The share of the worst tenth among the images with the highest signal."""
     reviewed, worst = (
         np.argsort(-v, kind="stable")[: max(1, round(share * len(v)))]
         for v, share in ((signal, budget), (badness, WORST))
@@ -68,13 +64,14 @@ def _found(signal: Floats, badness: Floats, *, budget: float) -> float:
     return float(np.isin(worst, reviewed).mean())
 
 
-def _otherwise(domain: str) -> str:
-    return tuned(domain if domain in DOMAINS else DOMAINS[0], "triage")
+def _missing(_context: Context, claim: Claim) -> Remark:
+    return fine_tuning(claim.domain if claim.domain in DOMAINS else DOMAINS[0], "triage")
 
 
 EXPERIMENT = Experiment(
     "PEUM as a triage rule",
     ("peum.",),
-    run,
-    needs="--domain, its test pictures and weights",
+    measure,
+    needs="--domain, its test images and weights",
+    missing=_missing,
 )

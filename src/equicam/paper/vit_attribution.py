@@ -2,26 +2,26 @@
 
 from collections.abc import Iterator
 
-from equicam.paper.context import NAMES, Bench, Experiment, Line, claims, others
-from equicam.paper.measure import both, eq_line
+from equicam.paper.claims import METHODS
+from equicam.paper.context import Context
+from equicam.paper.experiment import Experiment
+from equicam.paper.measure import eq_row
+from equicam.paper.rows import Row
 
-UNLIKE = {"transformer-attribution": "gradient × attention, without the relevance propagation of its paper"}
+NO_PROPAGATION = "gradient × attention, without the relevance propagation of its paper"
+REASONS = {"Attention Rollout": "", "Transformer Attribution": NO_PROPAGATION}
 
 
-def run(bench: Bench) -> Iterator[Line]:
-    """Eq of both, beside EquiGrad-CAM."""
-    done = []
-    if bench.backbone == "vit_b_16":
-        ours = {
-            name: NAMES[name.removeprefix("vitbase.")] for name in claims() if name.startswith("vitbase.")
-        }
-        tables = both(bench, [*ours.values(), "equigrad-cam"])
-        done = [eq_line(name, tables, method, reason=UNLIKE.get(method, "")) for name, method in ours.items()]
-        yield from done
-        yield eq_line("", tables, "equigrad-cam")
-    yield from others("vitbase.", done, bench)
+def measure(context: Context) -> Iterator[Row]:
+    """Eq of both, and of EquiGrad-CAM."""
+    if context.backbone != "vit_b_16":
+        return
+    found = context.evaluate_both([*(METHODS[name] for name in REASONS), "equigrad-cam"])
+    for name, reason in REASONS.items():
+        yield eq_row(f"vitbase.{name}", found, METHODS[name], reason=reason)
+    yield eq_row("", found, "equigrad-cam")
 
 
 EXPERIMENT = Experiment(
-    "A transformer's own attributions", ("vitbase.",), run, needs="a ViT-B/16 and ImageNet pictures"
+    "A transformer's own attributions", ("vitbase.",), measure, needs="a ViT-B/16 and ImageNet images"
 )

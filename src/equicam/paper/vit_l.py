@@ -2,21 +2,22 @@
 
 from collections.abc import Iterator
 
-from equicam.paper.context import Bench, Experiment, Line, others
-from equicam.paper.measure import both, eq_line, gain_line
+from equicam.paper.context import Context
+from equicam.paper.experiment import Experiment
+from equicam.paper.measure import eq_row, gain_row
+from equicam.paper.rows import Row
 
 
-def run(bench: Bench) -> Iterator[Line]:
+def measure(context: Context) -> Iterator[Row]:
     """Grad-CAM, EquiGrad-CAM and the relative gain."""
-    done = []
-    if bench.backbone == "vit_l_16":
-        tables = both(bench, ["grad-cam", "equigrad-cam"])
-        done = [eq_line("vitl.gc", tables, "grad-cam"), eq_line("vitl.eg", tables, "equigrad-cam")]
-        done.append(gain_line("vitl.gain", tables))
-    yield from done
-    yield from others("vitl.", done, bench)
+    if context.backbone != "vit_l_16":
+        return
+    found = context.evaluate_both(["grad-cam", "equigrad-cam"])
+    yield eq_row("vitl.gc", found, "grad-cam")
+    yield eq_row("vitl.eg", found, "equigrad-cam")
+    yield gain_row("vitl.gain", found)
 
 
 EXPERIMENT = Experiment(
-    "ViT-L/16: the gain at scale", ("vitl.",), run, needs="--model vit_l_16 and ImageNet pictures"
+    "ViT-L/16: the gain at scale", ("vitl.",), measure, needs="--model vit_l_16 and ImageNet images"
 )

@@ -122,7 +122,7 @@ def _random_shifts(count: int, size: tuple[int, int], seed: int) -> Tensor:
     return torch.tensor(shifts, device="cpu")
 
 
-def _enlarge(grids: Tensor, shifts: Sequence[tuple[int, int]], x: Tensor) -> Float[Tensor, "m H W"]:
+def _enlarge(grids: Tensor, shifts: Sequence[Sequence[int]], x: Tensor) -> Float[Tensor, "m H W"]:
     """Grids enlarged by one cell more than needed and cropped at their shifts."""
     height, width = x.shape[-2:]
     large = ((RISE_CELLS + 1) * (height // RISE_CELLS + 1), (RISE_CELLS + 1) * (width // RISE_CELLS + 1))

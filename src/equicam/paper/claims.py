@@ -1,0 +1,91 @@
+"""The numbers the paper publishes, read from expected.toml, and the names it uses for methods and networks."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+METHODS = {
+    "Grad-CAM": "grad-cam",
+    "Grad-CAM single view": "grad-cam",
+    "Grad-CAM++": "grad-cam++",
+    "LayerCAM": "layer-cam",
+    "Score-CAM": "score-cam",
+    "RISE": "rise",
+    "Aug. Score-CAM": "aug-score-cam",
+    "Recipro-CAM": "recipro-cam",
+    "AugCAM unaligned": "aug-cam",
+    "Unaligned output-space": "aug-cam",
+    "Aligned output-space": "equigrad-cam-out",
+    "Aligned feature-space (EquiGrad-CAM)": "equigrad-cam",
+    "EquiGrad-CAM": "equigrad-cam",
+    "EquiGrad-CAM+PCF": "equigrad-cam+pcf",
+    "Attention Rollout": "rollout",
+    "Transformer Attribution": "transformer-attribution",
+}
+"""The paper's method names and ours."""
+METRICS = {"Eq": "eq", "Ins": "insertion", "Del": "deletion"}
+"""The paper's metric names and ours."""
+NETWORKS = ("resnet50", "vgg16", "vit_b_16")
+"""The paper's networks on ImageNet."""
+DOMAINS = ("PatchCamelyon", "RESISC45")
+"""The paper's domains besides ImageNet."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number of the paper; one that it states in words has no value."""
+
+    id: str
+    values: tuple[float, ...]
+    n: int | None
+    metric: str
+    of: str  # the network or domain
+    method: str
+
+    @property
+    def value(self) -> float | tuple[float, float] | None:
+        """The published number, or the range of several."""
+        if len(self.values) > 1:
+            return min(self.values), max(self.values)
+        return self.values[0] if self.values else None
+
+    @property
+    def label(self) -> str:
+        """Its name in a table."""
+        return self.method or self.metric
+
+    @property
+    def domain(self) -> str:
+        """The first word of what it is about: the domain of a domain table."""
+        return self.of.split()[0]
+
+    @property
+    def network(self) -> str:
+        """The ImageNet network it is about; empty where it is about anything else."""
+        first, *more = self.of.split() or [""]
+        return first if first in NETWORKS and more in ([], ["(presumed)"]) else ""
+
+    @property
+    def text(self) -> str:
+        """The published number with its sample size."""
+        if not self.values:
+            return "stated in words"
+        text = "–".join(f"{v:g}" for v in sorted({min(self.values), max(self.values)}))
+        return text if self.n is None else f"{text} (n = {self.n:,})"
+
+
+@cache
+def claims() -> dict[str, Claim]:
+    """Every claim by its id."""
+    found = tomllib.loads(Path(__file__).with_name("expected.toml").read_text())
+    return {name: _claim(name, entry) for name, entry in found.items()}
+
+
+def _claim(name: str, entry: dict[str, object]) -> Claim:
+    given, n = entry.get("value"), entry.get("n")
+    values = tuple(
+        float(v) for v in (given if isinstance(given, list) else [given]) if isinstance(v, int | float)
+    )
+    metric, of, method = (str(entry.get(key, "")) for key in ("metric", "of", "method"))
+    return Claim(name, values, n if isinstance(n, int) else None, metric, of, method)

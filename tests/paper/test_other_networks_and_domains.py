@@ -1,0 +1,328 @@
+"""Experiments on stand-ins: each answers every claim of its own once, and names the command for the others."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torchvision.models import VisionTransformer
+
+import equicam
+from equicam.methods import METHODS
+from equicam.models.zeroshot import ZeroShot
+from equicam.paper import load_experiment
+from equicam.paper.claims import claims
+from equicam.paper.context import Context
+from equicam.paper.domains import _missing
+from equicam.paper.rows import not_run
+from tests.conftest import Cnn, Vit, light, seeded
+from tests.paper.conftest import cnn, small, vit
+
+
+def answered(name, context):
+    """The rows of an experiment by claim, having checked that each claim of its own is there once and makes sense."""
+    one = load_experiment(name)
+    rows = list(one.run(context))
+    wanted = [claim for claim in claims() if one.answers and claim.startswith(one.answers)]
+    assert sorted(found.claim for found in rows if found.claim) == sorted(wanted)
+    for found in rows:
+        json.dumps(found.as_json(), allow_nan=False)
+        numbers = [e for e in (found.clean, found.as_published) if e is not None]
+        if found.verdict == "not run":
+            assert not numbers, found
+            assert len(found.note) > 10, found
+        elif found.label != "figure":
+            assert found.verdict in ("matches", "differs", "artefact", "undecided", "measured"), found
+            assert numbers or found.claim == "const.eq_angles", found
+            assert all(np.isfinite(e.value) for e in numbers), found
+    return {found.claim: found for found in rows if found.claim}
+
+
+def ran(rows):
+    return {claim for claim, found in rows.items() if found.verdict != "not run"}
+
+
+@pytest.mark.parametrize("costly", [False, True])
+def test_equal_compute(tiles, out, monkeypatch, costly):
+    monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
+    context = Context(cnn(), tiles, out, n=2, costly=costly)
+    rows = answered("equal-compute", context)
+    assert ran(rows) == ({"equal.rise400", "equal.scorecam80"} if costly else set())
+    if not costly:
+        assert "400 forward passes" in rows["equal.rise400"].note
+        other = Context(cnn(), tiles, out, n=2, backbone="vgg16")
+        assert "--model resnet50" in answered("equal-compute", other)["equal.rise400"].note
+
+
+def test_transformer_rows(tiles, out):
+    context = Context(vit(), tiles, out, n=2, backbone="vit_b_16")
+    assert len(ran(answered("vit-attribution", context))) == 2
+    assert ran(answered("vit-l", context)) == set()
+    large = answered("vit-l", Context(vit(), tiles, out, n=2, backbone="vit_l_16"))
+    gc, eg = (large[f"vitl.{short}"].as_published.value for short in ("gc", "eg"))
+    assert large["vitl.gain"].as_published.value == pytest.approx(100 * (eg / gc - 1))
+    assert not ran(answered("vit-attribution", Context(cnn(), tiles, out)))
+
+
+def tokens(kind):
+    torch.manual_seed(0)
+    if kind == "torchvision":
+        net = VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16, num_classes=3)
+        torch.nn.init.normal_(net.heads.head.weight)  # torchvision's starts at zero
+        return net.eval(), ("encoder.layers.encoder_layer_1.ln_2", "encoder.layers.encoder_layer_1")
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+    return timm.models.VisionTransformer(**sizes).eval(), ("blocks.1.norm2", "blocks.1")
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "timm"])
+def test_after_the_last_attention_every_map_is_constant(tiles, out, kind):
+    net, (norm, block) = tokens(kind)
+    context = Context(
+        equicam.wrap(net, preprocess=lambda p: small(p).float()), tiles, out, backbone="vit_b_16"
+    )
+    rows = answered("hooks", context)
+    for claim, layer in (("vit.hook.ln_2", norm), ("vit.hook.block", block)):
+        found = rows[claim]
+        assert (found.verdict, found.label, found.clean.value) == ("matches", layer, 1.0)
+        assert "only the class token feeds the head" in found.note
+
+
+def test_hooks_need_a_transformer(tiles, out):
+    assert "--model vit_b_16" in answered("hooks", Context(cnn(), tiles, out))["vit.hook.ln_2"].note
+    plain = equicam.wrap(torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3)), layer="0", preprocess=small)
+    assert not ran(answered("hooks", Context(plain, tiles, out, backbone="vit_b_16")))
+
+
+def test_clip(tiles, out):
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randn(2, 5, generator=generator, dtype=torch.float64)
+    net = ZeroShot(seeded(Vit), torch.nn.functional.normalize(text), scale=torch.tensor(10.0))
+    model = equicam.wrap(net.double(), layer="vision.blocks.1.norm1", preprocess=small, classes=("no", "yes"))
+    context = Context(model, tiles, out, n=3, domain="RESISC45")
+    rows = answered("clip", context)
+    assert ran(rows) == set(rows)
+    assert rows["clip.acc"].clean.n == 3
+    share, rest = rows["const.clip.eg"].as_published.value, rows["clip.eg.cond"].as_published.value
+    assert rows["clip.EquiGrad-CAM.Eq"].as_published.value == pytest.approx((1 - share) * rest)
+    assert "open_clip" in answered("clip", Context(cnn(), tiles, out))["clip.acc"].note
+
+
+def test_cub(birds, tiles, out):
+    rows = answered("cub", Context(cnn(), birds, out, backbone="vgg16"))
+    assert ran(rows) == {"cub.pg.vgg16", *(f"cub.iou.vgg16.{short}" for short in ("eg", "gc", "gcpp"))}
+    assert "the whole frame gets" in rows["cub.iou.vgg16.gc"].note
+    assert "--data CUB_200_2011" in answered("cub", Context(cnn(), tiles, out))["cub.pg.vgg16"].note
+
+
+@pytest.mark.parametrize("name", ["rotation-augmentation", "cub-rotation", "seeds"])
+def test_without_weights_the_commands_that_make_them_are_named(tiles, out, name):
+    rows = answered(name, Context(cnn(), tiles, out, domain="RESISC45"))
+    assert not ran(rows)
+    assert all("equicam finetune DATA --arch resnet50" in found.note for found in rows.values())
+    assert all(f"equicam reproduce {name} --data DATA" in found.note for found in rows.values())
+
+
+def test_rotation_augmentation(tiles, out, tuned):
+    arch, files = tuned
+    context = Context(equicam.load(arch), tiles, out, n=4, domain="RESISC45", extra=files)
+    rows = answered("rotation-augmentation", context)
+    assert ran(rows) == {claim for claim in rows if "RESISC45" in claim}
+    same = answered("cub-rotation", context)
+    for words in ("GC Eq no aug", "acc rot aug"):
+        assert same[f"rotaug.CUB.{words}"].clean == rows[f"rotaug.RESISC45.{words}"].clean
+    low = min(rows[f"rotaug.RESISC45.EG Eq {words}"].as_published.value for words in ("no aug", "rot aug"))
+    assert same["rotaug.CUB.EG Eq either model"].as_published.value == low
+
+
+def test_seeds(tiles, out, tuned):
+    arch, files = tuned
+    context = Context(equicam.load(arch), tiles, out, n=4, domain="PatchCamelyon", extra=files)
+    rows = answered("seeds", context)
+    assert ran(rows) == {claim for claim in rows if "PatchCamelyon" in claim}
+    equal = context.extra | {"seed0": files["seed1"], "seed2": files["seed1"]}
+    alike = answered("seeds", Context(context.model, tiles, out, n=4, domain="PatchCamelyon", extra=equal))
+    for claim in ("seeds.gc.sd", "seeds.eg.sd", "acc_seed_sd"):
+        assert alike[f"app.PatchCamelyon.{claim}"].clean.value == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("costly", [False, True])
+def test_domains(tiles, out, costly):
+    model = equicam.wrap(
+        seeded(lambda: Cnn(classes=2)), layer="trunk", preprocess=small, classes=("no", "yes")
+    )
+    context = Context(model, tiles, out, n=4, domain="RESISC45", costly=costly)
+    rows = answered("domains", context)
+    left = {claim for claim, found in rows.items() if found.verdict == "not run" and "RESISC45" in claim}
+    assert left == {"app.RESISC45.acc_seed_sd"} | (
+        set() if costly else {f"app.RESISC45.{w}" for w in ("Aug. Score-CAM.Eq", "augsc.const", "augsc.cond")}
+    )
+    for score in ("ins", "del"):  # four images give no p < 1e-25, and n.s. means nothing
+        assert rows[f"app.p.resisc.{score}"].verdict == "undecided"
+    assert "--domain PatchCamelyon" in rows["app.p.pcam"].note
+    if costly:
+        share, rest = (rows[f"app.RESISC45.augsc.{w}"].as_published.value for w in ("const", "cond"))
+        zeros = rows["app.RESISC45.Aug. Score-CAM.Eq"].as_published.value
+        assert zeros == pytest.approx((1 - share) * rest)
+
+
+def test_no_domain_is_no_answer(tiles, out):
+    context = Context(cnn(), tiles, out)
+    assert not ran(answered("domains", context))
+    assert not ran(answered("triage", context))
+
+
+@pytest.mark.parametrize(("backbone", "domain"), [("vgg16", "RESISC45"), ("resnet50", "histology")])
+def test_other_domains_and_networks_stand_alone(tiles, out, tuned, backbone, domain):
+    arch, files = tuned
+    context = Context(equicam.load(arch), tiles, out, n=4, backbone=backbone, domain=domain, extra=files)
+    for name, count in (("domains", 14), ("triage", 6), ("seeds", 5), ("rotation-augmentation", 7)):
+        assert not ran(answered(name, context)), name
+        own = [found for found in load_experiment(name).run(context) if not found.claim]
+        assert len(own) == count, name
+        assert {found.verdict for found in own} == {"measured"}
+
+
+def test_alignment_against_rotated_training(tiles, out, tuned):
+    arch, files = tuned
+    context = Context(equicam.load(arch), tiles, out, n=4, domain="RESISC45", extra=files)
+    rows = {found.label: found for found in load_experiment("rotation-augmentation").run(context)}
+    for side in ("clean", "as_published"):
+        eg, gc = (getattr(rows[w], side).value for w in ("EG Eq no aug", "GC Eq rot aug"))
+        ahead = getattr(rows["EG without rotated training − GC with it"], side)
+        assert ahead.value == pytest.approx(eg - gc)
+        assert ahead.n == 4
+
+
+def test_localisation(birds, tiles, out):
+    rows = list(load_experiment("localisation").run(Context(cnn(), birds, out, backbone="vgg16")))
+    assert {found.label for found in rows} >= {"grad-cam, pointing", "equigrad-cam, box-iou"}
+    assert not any(found.claim for found in rows)
+    with pytest.raises(equicam.EquicamError, match="images with boxes"):
+        list(load_experiment("localisation").run(Context(cnn(), tiles, out)))
+
+
+def test_label_region(patches, out):
+    rows = answered("label-region", Context(cnn(), patches, out, domain="PatchCamelyon"))
+    assert ran(rows) == set(rows)
+    rotated, first, drop = (
+        rows[f"label.Grad-CAM.{words}"].clean.value
+        for words in ("mass in disc rotated mean", "mass in disc 0deg", "drop")
+    )
+    assert drop == pytest.approx(first - rotated)
+    uniform = rows["label.uniform null.mass in disc 0deg"]
+    assert uniform.clean.value == pytest.approx(1 / 9, abs=0.02)  # all of the patch is seen: a ninth
+    null = rows["label.EquiGrad-CAM.drop"].note
+    assert f"{uniform.clean.value:.3f} by ours" in null
+    assert f"{uniform.clean.value:.3f} by their" not in null
+
+
+def test_the_label_region_of_the_paper_is_as_published(tiles, out):
+    model = equicam.wrap(seeded(Cnn), layer="trunk")  # ImageNet's preprocessing
+    rows = answered("label-region", Context(model, tiles, out))
+    assert ran(rows) == {"label.box_px", "label.disc_radius", "label.vignette_null"}
+    assert all(rows[claim].verdict == "matches" for claim in ran(rows))
+
+
+def test_triage(tiles, out):
+    rows = answered("triage", Context(cnn(), tiles, out, domain="RESISC45"))
+    assert ran(rows) == {claim for claim in rows if "PatchCamelyon" not in claim}
+    cap10, lift10, cap20 = (rows[f"peum.RESISC45.{w}"].clean.value for w in ("cap10", "lift10", "cap20"))
+    assert lift10 == pytest.approx(6 * cap10)  # one of six images is reviewed
+    assert cap20 >= cap10
+    assert rows["peum.random"].clean.value == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(("backbone", "cheap"), [("resnet50", 11), ("vit_b_16", 3)])
+def test_matched(tiles, out, backbone, cheap):
+    context = Context(cnn(), tiles, out, backbone=backbone)
+    rows = answered("matched", context)
+    assert len(ran(rows)) == cheap
+    assert "--costly" in rows[f"matched.Recipro-CAM.{backbone}"].note
+    assert "--model vgg16" in rows["matched.RISE.vgg16"].note
+
+
+def test_matched_costly(tiles, out, monkeypatch):
+    monkeypatch.setitem(METHODS, "rise", light("rise"))
+    rows = answered("matched", Context(cnn(), tiles, out, costly=True))
+    assert {claim for claim in rows if claim.split(".")[-1] in ("margin", "cross", "zero_filled")}
+    assert ran(rows) >= {claim for claim in rows if "resnet50" in claim}
+    margin, eg = rows["matched.RISE.resnet50"].clean, rows["matched.RISE.resnet50.eg"].clean
+    assert margin.n == eg.n == 2  # the first fifth of six images, at least two
+    prefix, whole = (rows[f"matched.{w}"].clean for w in ("prefix591.resnet50.gc", "full10k.r50eg"))
+    inflated = rows["matched.prefix591.resnet50.inflation"].clean.value
+    assert prefix.n == 2
+    assert whole.n == 6
+    assert inflated < prefix.value
+
+
+def test_matched_needs_labels(tiles, tmp_path):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for i, image in enumerate(sorted(tiles.rglob("*.png"))):
+        (flat / f"{i}.png").write_bytes(image.read_bytes())
+    assert not ran(answered("matched", Context(cnn(), flat, tmp_path)))
+
+
+def test_constants(tiles, out):
+    rows = answered("constants", Context(cnn(), tiles, out, n=4))
+    ours = {claim for claim in rows if claim.startswith("const.")} - {"const.imagenet.other"}
+    wrong = {claim for claim in ours if rows[claim].verdict != "matches"}
+    assert wrong == {"const.significance_star_p"}
+    assert "reproduce cost" in rows["code.time.Grad-CAM.r50"].note
+    assert {"xgrad.r50.agree", "code.readme.peum_r"} <= ran(rows)
+    other = answered("constants", Context(cnn(), tiles, out, n=4, backbone="vgg16"))
+    assert "--model resnet50" in other["xgrad.r50.agree"].note
+
+
+def test_where_the_head_pools_xgrad_cam_is_grad_cam(tiles, out):
+    model = equicam.wrap(seeded(Cnn), layer="after.0", preprocess=small)
+    found = answered("constants", Context(model, tiles, out, n=4))["xgrad.r50.agree"]
+    assert found.verdict == "matches"
+    assert found.clean.value < 1e-6
+
+
+@pytest.mark.parametrize("costly", [False, True])
+def test_constant_maps(tiles, out, costly):
+    rows = answered("constant-maps", Context(cnn(), tiles, out, costly=costly))
+    assert ran(rows) == ({"const.scorecam.resnet50"} if costly else set())
+    assert ran(rows) or "2,048 forward passes" in rows["const.scorecam.resnet50"].note
+
+
+@pytest.mark.parametrize("costly", [False, True])
+def test_cost(tiles, out, costly):
+    rows = answered("cost", Context(cnn(), tiles, out, n=3, costly=costly))
+    assert rows["cost.T18 lo"].as_published.value > 1
+    assert "on cpu" in rows["cost.T6 hi"].note
+    against = rows["cost.t6_vs_scorecam"]
+    assert (against.verdict != "not run") == costly
+    if costly:
+        assert min(against.clean.value, against.as_published.value) > 0
+    else:
+        assert "--costly" in against.note
+
+
+@pytest.mark.parametrize("name", ["pipeline", "signal-noise", "drift-strip"])
+def test_figures_are_written(tiles, out, name):
+    (found,) = load_experiment(f"figure-{name}").run(Context(cnn(), tiles, out, n=4))
+    path = out / f"{name}.png"
+    assert found.note == f"written: {path}"
+    with Image.open(path) as figure:
+        assert figure.width > 500
+        assert np.asarray(figure.convert("L")).std() > 10
+
+
+@pytest.mark.parametrize("domain", ["PatchCamelyon", "RESISC45", "histology"])
+def test_a_claim_of_a_domain_names_the_command_that_answers_it(tmp_path, domain):
+    context = Context(cnn(), tmp_path, tmp_path, domain=domain)
+    for name, known in claims().items():
+        if name.startswith("app.PatchCamelyon."):
+            would = not_run(name, _missing(context, known)).note
+            assert ("reproduce seeds" in would) == name.endswith("acc_seed_sd")
+            if "Score-CAM" in name or "augsc" in name:
+                assert would.endswith(
+                    "--domain PatchCamelyon --weights models/plain/weights.safetensors --costly --n 500"
+                )
+            elif domain != "PatchCamelyon":
+                assert "--costly" not in would

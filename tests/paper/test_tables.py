@@ -1,0 +1,216 @@
+"""The ImageNet tables on stand-ins, and the verdicts that follow from numbers."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from shutil import copytree
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import equicam
+from equicam.cli.app import app
+from equicam.evaluation.statistics import Estimate
+from equicam.paper import EXPERIMENTS, load_experiment
+from equicam.paper.claims import Claim, claims
+from equicam.paper.cost import _over_one
+from equicam.paper.rows import Both, Remark, Row, compare, not_run, number
+from tests.conftest import Cnn, seeded
+from tests.paper.conftest import LEVELS
+
+FIRST = (
+    "main", "alignment", "decomposition", "conditional", "strata", "drift-confidence", "causal", "blur", "soft-gate",
+    "t-sweep", "angles", "faithfulness", "peum-audit",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_every_claim_of_a_table_has_its_row(context, name):
+    rows = list(load_experiment(name).run(context))
+    found = Counter(row.claim for row in rows if row.claim)
+    wanted = {claim for claim in claims() if claim.startswith(load_experiment(name).answers)}
+    assert set(found) >= wanted
+    assert max(found.values()) == 1
+    assert any(row.verdict not in ("not run", "measured") for row in rows)
+    for row in rows:
+        assert row.verdict in ("matches", "differs", "artefact", "undecided", "measured", "not run")
+        assert (row.verdict == "not run") <= bool(row.note)
+        json.dumps(row.as_json(), allow_nan=False)
+
+
+def test_all_claims_are_answered_somewhere():
+    prefixes = [p for name in EXPERIMENTS for p in load_experiment(name).answers]
+    assert not [claim for claim in claims() if not claim.startswith(tuple(prefixes))]
+    assert len(claims()) == 371
+
+
+def test_evaluations_are_kept_and_a_larger_one_is_reused(context, monkeypatch):
+    whole = context.evaluate(["grad-cam", "equigrad-cam", "layer-cam"]).table
+    monkeypatch.setattr("equicam.paper.context.evaluate", lambda *_a, **_k: pytest.fail("computed again"))
+    some = context.evaluate(["grad-cam", "layer-cam"]).table
+    assert set(some["method"].to_pylist()) == {"grad-cam", "layer-cam", None}
+    assert some.num_rows < whole.num_rows
+
+
+def test_other_weights_are_evaluated_again(context):
+    other = replace(context, model=equicam.wrap(seeded(Cnn, seed=2), layer="trunk", **LEVELS))
+    a, b = (x.evaluate(["grad-cam"]).table.to_pylist() for x in (context, other))
+    assert str(a) != str(b)
+
+
+def test_new_and_changed_images_are_evaluated(context, tmp_path):
+    data = copytree(context.data, tmp_path / "data")
+    one = replace(context, data=data, out=tmp_path / "out", n=None)
+    before = one.evaluate(["grad-cam"]).table.num_rows
+    (first,) = list(data.rglob("0.png"))
+    Image.open(first).rotate(90).save(first.with_name("later.png"))
+    after = replace(one).evaluate(["grad-cam"]).table
+    assert after.num_rows > before
+    Image.open(first).rotate(180).save(first)  # another image of the same name
+    assert not replace(one).evaluate(["grad-cam"]).table.equals(after)
+
+
+def test_the_source_is_listed_once(context, tmp_path, monkeypatch):
+    from equicam.paper.context import find_items
+
+    listed = []
+    monkeypatch.setattr(
+        "equicam.paper.context.find_items", lambda *a, **k: listed.append(a) or find_items(*a, **k)
+    )
+    fresh = replace(context)
+    for method in ("grad-cam", "layer-cam"):
+        fresh.evaluate([method])
+    fresh.open_some(2)
+    assert len(listed) == 1
+
+
+def test_a_number_published_for_one_network_is_no_claim_about_another(context):
+    for network, claimed in (("resnet50", True), ("mobilenet_v2", False)):
+        found = list(load_experiment("decomposition").rows(replace(context, backbone=network)))
+        rotated = next(row for row in found if row.label == "feature, rotated")
+        assert (rotated.claim == "cos.feature.rot") == claimed
+        assert (rotated.verdict == "measured") != claimed
+        if not claimed:
+            assert rotated.published == "0.9 (n = 14,000), of resnet50"
+            assert {row.claim: row.verdict for row in found}["cos.feature.rot"] == "not run"
+            assert rotated.reason is None  # the distance to another network's number says nothing
+
+
+def estimate(value: float, half: float, n: int = 1000) -> Estimate:
+    return Estimate(value, value - half, value + half, n)
+
+
+NAME = "main.Grad-CAM.resnet50.eq"  # published .703
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (estimate(0.72, 0.001), "matches"),
+        (estimate(0.75, 0.06), "matches"),
+        (estimate(0.75, 0.06, n=20), "undecided"),
+        (estimate(0.75, 0.01), "differs"),
+        (number(float("nan")), "undecided"),
+    ],
+)
+def test_the_verdict_is_on_the_authors_protocol(found, verdict):
+    assert claims()[NAME].value == 0.703
+    assert compare(NAME, Both(estimate(0.1, 0.01), found)).verdict == verdict
+    row = compare(NAME, Both(found, None))
+    assert row.verdict == verdict
+    if verdict == "differs":
+        assert row.note == "off by 0.047, allowed 0.03"
+        assert row.reason.code == "off"
+
+
+def test_artefacts_need_a_number_that_comes_out():
+    assert compare(NAME, Both(None, estimate(0.7, 0.01)), artefact="why").verdict == "artefact"
+    assert compare(NAME, Both(None, estimate(0.5, 0.01)), artefact="why").verdict == "differs"
+
+
+def test_ranges_words_and_networks_the_paper_does_not_have():
+    assert compare("softgate.range", Both(None, number(0.964))).verdict == "matches"
+    assert compare("softgate.range", Both(None, number(0.9))).verdict == "differs"
+    alone = compare("main.Grad-CAM.mobilenet_v2.eq", Both(number(0.5), None), label="grad-cam")
+    assert (alone.claim, alone.published) == ("", "not in the paper")
+    assert not_run(NAME, "why").verdict == "not run"
+    assert isinstance(claims()[NAME], Claim)
+    assert isinstance(not_run(NAME, "why"), Row)
+
+
+def test_a_row_keeps_its_reason_as_data():
+    row = not_run(NAME, Remark("network", {"network": "vgg16"}))
+    assert row.as_json()["reason"] == {"code": "network", "values": {"network": "vgg16"}}
+    assert row.as_json()["note"] == "of vgg16: --model vgg16"
+
+
+def test_the_command_lists_runs_and_refuses(context, tmp_path):
+    run = CliRunner(env={"COLUMNS": "200"})
+    listing = run.invoke(app, ["reproduce", "--list"])
+    assert listing.exit_code == 0
+    assert all(name in listing.output for name in EXPERIMENTS)
+    result = run.invoke(
+        app,
+        [
+            "reproduce",
+            "alignment",
+            "--data",
+            str(context.data),
+            "--n",
+            "2",
+            "--model",
+            "embedded",
+            "--backbone",
+            "resnet50",
+            "--out",
+            str(tmp_path),
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    assert "equigrad-cam-out" in result.output
+    assert "claims not run" in result.output
+    kept = json.loads((tmp_path / "alignment.json").read_text())
+    assert kept["experiment"] == "alignment"
+    assert run.invoke(app, ["reproduce", "tables"]).exit_code == 2
+    assert "no --data" in run.invoke(app, ["reproduce", "main"]).output
+
+
+def test_the_command_refuses_weights_that_are_not_there_and_says_what_stands_alone(context, tmp_path):
+    run = CliRunner(env={"COLUMNS": "300"})
+    asked = [
+        "reproduce",
+        "cost",
+        "--data",
+        str(context.data),
+        "--model",
+        "embedded",
+        "--n",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    for wrong in ("rotatd=weights.safetensors", f"rotated={tmp_path / 'none.safetensors'}", "rotated"):
+        result = run.invoke(app, [*asked, "--extra", wrong])
+        assert result.exit_code == 2
+        assert wrong in result.output
+        assert "seed2" in result.output
+    result = run.invoke(app, [*asked, "--backbone", "resnet5", "--domain", "RESISC"])
+    assert result.exit_code == 0, result.output
+    assert "resnet5 is no network of the paper's (resnet50, vgg16, vit_b_16)" in result.output
+    assert "RESISC is no domain of the paper's (PatchCamelyon, RESISC45)" in result.output
+    result = run.invoke(
+        app, ["reproduce", "main", "--data", str(tmp_path / "nowhere"), "--model", "nonsense"]
+    )
+    assert "nowhere" in result.output
+    assert "nonsense" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"), [(7.1, "matches"), (6.6, "matches"), (5.7, "differs"), (7.6, "differs")]
+)
+def test_both_ends_of_a_published_range_have_one_verdict(found, verdict):
+    """Six views are published at 6.4 to 6.9 times one Grad-CAM, and 0.6 is allowed."""
+    rows = list(_over_one(6, Both(3.0, found), 8, "here"))
+    assert [row.claim for row in rows] == ["cost.T6 lo", "cost.T6 hi"]
+    assert {row.verdict for row in rows} == {verdict}
