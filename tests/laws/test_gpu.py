@@ -158,3 +158,23 @@ def test_all_angles_at_once_on_a_gpu_are_what_they_are_one_by_one():
     there = equicam.evaluate(model, x, **asked).to_pylist()
     here = equicam.evaluate(equicam.wrap(seeded(Cnn), layer="trunk"), x, **asked).to_pylist()
     assert [r["value"] for r in there] == pytest.approx([r["value"] for r in here], abs=1e-8, nan_ok=True)
+
+
+def test_a_captured_call_that_does_not_fit_is_run_in_groups_instead():
+    """A capture needs its memory twice; when it runs out the same call runs eagerly, halved until it fits."""
+    model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(64, 96, 96)
+    expected = equicam.explain(model, x)
+    assert_alive(expected.map)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    room = torch.cuda.memory_reserved() + 600 * 2**20
+    torch.cuda.set_per_process_memory_fraction(room / total)
+    try:
+        found = equicam.explain(model, x, compiled=True)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+    torch.testing.assert_close(found.map, expected.map, atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        equicam.explain(model, x[:2], compiled=True).map, expected.map[:2], atol=1e-9, rtol=0
+    )

@@ -29,7 +29,8 @@ def disagreement(aligned_maps: Float[Tensor, "t b H W"], region: Region = "disc"
     constant = norm < CONSTANT_BELOW * pixels.shape[-1] ** 0.5
     scale = torch.where(constant, 0, 1 / norm).to(pixels.dtype)
     total = torch.linalg.vector_norm((centred * scale[..., None]).sum(0), dim=-1, dtype=torch.float64)
-    return 1 - (total.square() - (~constant).sum(0)) / (views * (views - 1))
+    pairs: Tensor = total.square() - (~constant).sum(0)
+    return 1 - pairs / (views * (views - 1))
 
 
 def mean_converged(

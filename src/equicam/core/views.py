@@ -28,7 +28,7 @@ def as_fill(fill: str) -> Fill:
     """The fill of that name; any other name is refused."""
     if fill not in FILLS:
         raise EquicamError("fill", needs=f"one of {', '.join(FILLS)}", got=repr(fill), fix='fill="reflect"')
-    return fill  # type: ignore[return-value]
+    return fill
 
 
 def rotate(

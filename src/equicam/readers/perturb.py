@@ -207,5 +207,5 @@ def _run_head(
 
             copies = image.expand(len(rows), -1, -1, -1)
             found.append(predict_from(network, copies, vary_rows, block_input=block_input))
-        joined = (torch.cat([getattr(f, name) for f in found]) for name in ("logits", "probabilities"))
-        return Logits(*joined, checks=())
+        logits = torch.cat([f.logits for f in found])
+        return Logits(logits, torch.cat([f.probabilities for f in found]), checks=())

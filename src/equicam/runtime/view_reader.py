@@ -29,25 +29,17 @@ class ViewReader:
     checks: list[Check] = field(default_factory=list)
 
     def read(
-        self,
-        x: Float[Tensor, "b c H W"],
-        views: Views,
-        target: Int[Tensor, " b"] | None = None,
-        *,
-        originals: int | None = None,
+        self, x: Float[Tensor, "b c H W"], views: Views, target: Int[Tensor, " b"] | None = None
     ) -> ViewReadings:
-        """Every view of the images, the presented view first. It gives the target, unless the caller names one.
-
-        With `originals`, the rest of x are rotated copies of that many first images and explain their classes.
-        """
+        """Every view of the images, the presented view first. It gives the target, unless the caller names one."""
         views, _ = views.presented_first()
-        return self._read(x, views, target, None, originals)
+        return self._read(x, views, target, None)
 
     def extend(self, readings: ViewReadings, x: Float[Tensor, "b c H W"], views: Views) -> ViewReadings:
         """The same readings, with those of the views that are not among them yet."""
         every = readings.views.union(views)
         added = Views(every.angles[len(readings.views) :])
-        more = self._read(x, added, readings.target, readings.logits, None)
+        more = self._read(x, added, readings.target, readings.logits)
         pairs = zip(readings.values, more.values, strict=True)
         return ViewReadings(
             views=every,
@@ -68,7 +60,6 @@ class ViewReader:
         views: Views,
         target: Int[Tensor, " b"] | None,
         presented: Float[Tensor, "b y"] | None,
-        originals: int | None,
     ) -> ViewReadings:
         """`presented` are the presented view's logits where it has been read before and is not among these views."""
         b = len(x)
@@ -83,7 +74,7 @@ class ViewReader:
                 if forward is not None:
                     if presented is None:
                         presented = forward.logits[:b]
-                        target = self._choose_target(presented, target, originals)
+                        target = self._choose_target(presented, target)
                     # without what it captured and the autograd graph behind its gradient
                     predictions.append(replace(forward, captured=(), gradient=no_gradient))
                 if target is None:
@@ -111,12 +102,11 @@ class ViewReader:
         return forward
 
     def _choose_target(
-        self, presented: Float[Tensor, "b y"], target: Int[Tensor, " b"] | None, originals: int | None
+        self, presented: Float[Tensor, "b y"], target: Int[Tensor, " b"] | None
     ) -> Int[Tensor, " b"]:
         """The presented view's top-1 class, or the caller's class, checked to exist."""
         if target is None:
-            top1 = presented[:originals].argmax(1)
-            return top1.repeat(len(presented) // len(top1))
+            return presented.argmax(1)
         wanted, classes = target, presented.shape[1]
 
         def passes() -> Tensor:
@@ -199,4 +189,4 @@ def _cat(tensors: list[Tensor]) -> Tensor:
 
 
 def _autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    return torch.autocast(device, dtype=dtype) if dtype else nullcontext()  # type: ignore[return-value]
+    return torch.autocast(device, dtype=dtype) if dtype else nullcontext()
