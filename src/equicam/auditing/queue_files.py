@@ -63,7 +63,8 @@ def rank_again(store: RunStore) -> Triage:
     """The triage of the queue that was written, refused if the rows have changed since."""
     refuse_unranked(store, "report")
     found = rank_run(store, read_json(store.folder / "triage.json")["options"])
-    if not found.rows.select(SAME_QUEUE).equals(read_queue(store).select(SAME_QUEUE)):
+    written, now = read_queue(store).select(SAME_QUEUE), found.rows.select(SAME_QUEUE)
+    if now.to_pylist() != written.to_pylist():
         raise EquicamError(
             valid_utf8(str(store.folder)), needs="the queue of the present rows", got="one made before the run went on",
             fix="equicam triage again",

@@ -66,17 +66,18 @@ def translate_items(table: pa.Table) -> pa.Table:
 
 
 def translate_triage(table: pa.Table) -> pa.Table:
-    """A queue of 0.1.0: columns renamed, sentences as reasons with the code "text"."""
+    """A queue, translated if 0.1.0 wrote it: names, sentences, and no disagreement, which had another formula there."""
+    if not pa.types.is_string(table.schema.field("reasons").type.value_type):
+        return table
     table = rename(table, TRIAGE)
-    if pa.types.is_list(table.schema.field("reasons").type) and pa.types.is_string(
-        table.schema.field("reasons").type.value_type
-    ):
-        cells = [
-            [{"code": "text", "values": json.dumps({"text": s}, ensure_ascii=False)} for s in some or ()]
-            for some in table["reasons"].to_pylist()
-        ]
-        at = table.column_names.index("reasons")
-        table = table.set_column(at, "reasons", pa.array(cells, REASONS))
+    cells = [
+        [{"code": "text", "values": json.dumps({"text": s}, ensure_ascii=False)} for s in some or ()]
+        for some in table["reasons"].to_pylist()
+    ]
+    table = table.set_column(table.column_names.index("reasons"), "reasons", pa.array(cells, REASONS))
+    if "disagreement" in table.column_names:
+        at = table.column_names.index("disagreement")
+        table = table.set_column(at, "disagreement", pa.nulls(table.num_rows, pa.float64()))
     return table
 
 

@@ -1,0 +1,143 @@
+"""A run that equicam 0.1.0 wrote is read, ranked, reviewed and reported; what it cannot do is refused."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import equicam
+from equicam.auditing.queue_files import read_queue
+from equicam.auditing.review_log import ReviewLog
+from equicam.auditing.store import ITEMS, RunStore
+from equicam.auditing.triage import triage
+from equicam.errors import EquicamError
+from equicam.reasons import Reason, describe, from_rows
+from tests.audit.faked import fake_run
+
+# The names 0.1.0 used, in its order.
+OLD_ITEMS = {
+    "id": "id", "path": "path", "index": "index", "sha256": "sha256", "bytes": "bytes", "mtime_ns": "mtime_ns",
+    "width": "width", "height": "height", "frame": "input_box", "label": "label", "target": "target",
+    "prob": "confidence", "top5": "top5", "top5_prob": "top5_confidence", "peum": "peum_score",
+    "flip_rate": "flip_rate", "kept": "views_kept", "prob_by_view": "view_confidence", "top1_by_view": "view_top1",
+    "agree_by_view": "view_agreement", "flags": "flags", "eq": "eq", "status": "status", "reason": "reason",
+    "seconds": "seconds",
+}  # fmt: skip
+OLD_TRIAGE = {
+    "id": "id", "arm": "arm", "rank": "rank", "place": "place", "by": "by", "peum": "peum_score",
+    "disagreement": "disagreement", "target": "target", "class": "class", "prob": "confidence", "flags": "flags",
+}  # fmt: skip
+PEUM_SENTENCE = "PEUM 0.03: more uncertain than 90 % of the pictures"
+
+
+def old_manifest(manifest) -> dict:
+    """manifest.json as 0.1.0 wrote it."""
+    recipe = manifest.recipe
+    return {
+        "model": manifest.model, "weights": manifest.weights, "weights_from": manifest.weights_from,
+        "layer": manifest.layer, "layout": manifest.layout, "preprocess": manifest.preprocessing,
+        "classes": list(manifest.classes), "method": recipe.method, "method_is": "tap · grad_cam",
+        "angles": list(recipe.views), "fill": recipe.fill, "as_published": False, "dtype": manifest.dtype,
+        "device": manifest.device, "part": manifest.shard_size, "calibrate": manifest.calibration_size, "seed": 0,
+        "source": manifest.source, "split": None, "pictures": manifest.images, "data": manifest.data,
+        "versions": [list(pair) for pair in manifest.versions], "tau": None, "gamma": None, "compiled": False,
+        "schema": 1,
+    }  # fmt: skip
+
+
+def rewrite_as_010(run: RunStore, folder) -> RunStore:
+    """The same run in the layout of 0.1.0."""
+    for kind in ("items", "maps"):
+        (folder / kind).mkdir(parents=True)
+    items = run.read_items()
+    columns = {old: items[new] for old, new in OLD_ITEMS.items()}
+    columns["reason"] = pa.array([why(row) for row in items.to_pylist()], pa.string())
+    pq.write_table(pa.table(columns), folder / "items" / "part-000000.parquet")
+    maps = pq.read_table(run.path("maps", 0))
+    names = [name.replace("view_maps", "planes") for name in maps.column_names]
+    pq.write_table(maps.rename_columns(names), folder / "maps" / "part-000000.parquet")
+    sample = run.sample()
+    names = [{"shard": "part", "calibration": "calibrated"}.get(name, name) for name in sample.column_names]
+    pq.write_table(sample.rename_columns(names), folder / "sample.parquet")
+    (folder / "manifest.json").write_text(json.dumps(old_manifest(run.manifest)))
+    found = triage(items, budget=8, angles=run.manifest.angles, classes=run.manifest.classes)
+    columns = {old: found.rows[new] for old, new in OLD_TRIAGE.items()}
+    columns["reasons"] = pa.array([[PEUM_SENTENCE]] * found.rows.num_rows, pa.list_(pa.string()))
+    pq.write_table(pa.table(columns), folder / "triage.parquet")
+    (folder / "triage.json").write_text(json.dumps({"options": {"by": "peum", "budget": 8}}))
+    return RunStore(folder)
+
+
+def why(row) -> str | None:
+    if row["reason"] is None:
+        return None
+    return describe(Reason.from_row({"code": row["reason"], "values": row["reason_values"]}))
+
+
+@pytest.fixture(scope="module")
+def new(tmp_path_factory):
+    return fake_run(tmp_path_factory.mktemp("new"))
+
+
+@pytest.fixture
+def old(new, tmp_path):
+    return rewrite_as_010(new, tmp_path / "run")
+
+
+def test_rows_have_the_present_names_and_values(new, old):
+    found, expected = equicam.open_run(old.folder).items, new.read_items()
+    assert found.column_names == ITEMS.names
+    assert found["disagreement"].null_count == found.num_rows  # another formula there
+    codes = {code for code in found["reason"].to_pylist() if code}
+    assert codes == {"text"}
+    assert [why(row) for row in found.to_pylist()] == [why(row) for row in expected.to_pylist()]
+    same = [n for n in ITEMS.names if n not in ("disagreement", "reason", "reason_values")]
+    assert found.select(same).to_pylist() == expected.select(same).to_pylist()
+    some = ["peum_score", "id", "reason_values"]
+    assert old.read_items(some).column_names == some
+
+
+def test_maps_and_manifest_are_those_of_the_run(new, old):
+    ids = new.read_items(["id"])["id"].to_pylist()[:3]
+    for name, maps in new.maps(ids).items():
+        np.testing.assert_array_equal(old.maps(ids)[name].view_maps, maps.view_maps)
+        np.testing.assert_array_equal(old.maps(ids)[name].map, maps.map)
+    assert old.manifest.recipe == new.manifest.recipe
+    assert (old.manifest.schema, old.manifest.images) == (1, new.manifest.images)
+    assert old.pending() == []
+
+
+def test_it_is_ranked_by_peum_as_before_and_reported(new, old):
+    run = equicam.open_run(old.folder)
+    assert [describe(r) for r in from_rows(run.queue()[0]["reasons"])] == [PEUM_SENTENCE]
+    assert run.report().is_file()  # of the queue that 0.1.0 wrote
+    found = run.triage(8, evidence=0)
+    expected = triage(new.read_items(), budget=8, angles=new.manifest.angles, classes=new.manifest.classes)
+    same = ["id", "arm", "rank", "place", "peum_score", "reasons"]
+    assert found.rows.select(same).equals(expected.rows.select(same))
+    assert "not compared: disagreement is undefined" in found.quality.advice
+    assert run.report().is_file()
+
+
+def test_disagreement_and_resuming_are_refused_with_a_way_out(old, new, tmp_path):
+    with pytest.raises(EquicamError, match=r"as in runs of equicam 0\.1\.0; try by='peum', or equicam audit"):
+        equicam.open_run(old.folder).triage(8, by="disagreement", evidence=0)
+    with pytest.raises(EquicamError, match=r"can be read but not continued; try equicam audit with another"):
+        old.begin(new.manifest, [], [])
+
+
+def test_blinding_hides_its_sentences(old):
+    from equicam.auditing.signals import REVEALING
+
+    for row in read_queue(old).to_pylist():
+        assert all(reason.code in REVEALING["peum"] for reason in from_rows(row["reasons"]))
+
+
+def test_its_verdicts_are_read(old):
+    log = ReviewLog(old.folder)
+    log.log.add("verdict", {"item": "a", "verdict": "second-reader", "blind": True}, who="ana")
+    log.refresh()
+    assert log.standing("ana")["a"].verdict == "second-reviewer"
+    assert log.second_requested() == {"a"}
