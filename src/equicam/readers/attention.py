@@ -24,7 +24,7 @@ _SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
 
 
 class Recorder(TorchFunctionMode):
-    """Inside `with`, records every square attention that is computed, on the autograd graph; patches are undone after.
+    """Inside `with`, records every square attention that is computed, on the autograd graph; patches are removed after.
 
     Fused kernels hide their attention, so calls to them run the same formula written out, and
     `nn.MultiheadAttention` is routed to that call. Attention written as a softmax is recorded as it is computed.
@@ -93,7 +93,7 @@ class Recorder(TorchFunctionMode):
 
 
 def record_attention(network: Network, x: Float[Tensor, "n c H W"], *, gradients: bool) -> Forward:
-    """Every block's attention [n, heads, N, N], in order, and its gradient if asked for."""
+    """Every block's attention [n, heads, N, N], in order, and its gradient on request."""
     with frozen(network.model.module), torch.set_grad_enabled(gradients):
         with Recorder() as recorder:
             output = run_module(network, x.detach().clone().requires_grad_(gradients))

@@ -41,7 +41,7 @@ class Layout:
         return self.kind == "tokens" and bool(self.prefix)
 
     def resolve(self, shape: tuple[int, ...], size: tuple[int, int]) -> "Layout":
-        """The layout with prefix and grid filled in for an output of this shape from a picture of this size."""
+        """The layout with prefix and grid filled in for an output of this shape from an image of this size."""
         if self.kind != "tokens":
             return self
         if len(shape) != 3:
@@ -54,7 +54,7 @@ class Layout:
             if found is None:
                 raise EquicamError(
                     f"the grid of {shape[1]} tokens",
-                    needs=f"patches that tile a picture of {size[0]}×{size[1]}",
+                    needs=f"patches that tile an image of {size[0]}×{size[1]}",
                     got=f"an output of shape {shape}",
                     fix='layout=Layout("tokens", prefix=1, grid=(14, 14)) with your numbers',
                 )
@@ -72,7 +72,7 @@ class Layout:
 
 
 def infer(shape: tuple[int, ...], size: tuple[int, int], *, channels: int | None = None) -> Layout:
-    """The layout an output of this shape must have; `channels` settles it where the layer tells how many it puts out."""
+    """The layout an output of this shape must have; `channels`, where the layer states them, decide between two."""
     if len(shape) == 4:
         if channels is not None and (shape[1] == channels) != (shape[3] == channels):
             return Layout("nchw" if shape[1] == channels else "nhwc")
@@ -87,7 +87,7 @@ def infer(shape: tuple[int, ...], size: tuple[int, int], *, channels: int | None
 
 
 def channels_of(layer: nn.Module) -> int | None:
-    """How many channels a layer says it puts out, if it does."""
+    """The number of output channels a layer states, if it does."""
     if isinstance(layer, nn.LayerNorm):
         return int(layer.normalized_shape[-1])
     found = getattr(layer, "out_channels", None) or getattr(layer, "num_features", None)
@@ -103,7 +103,7 @@ def is_block_norm(module: nn.Module, name: str) -> bool:
 
 
 def _fits(grid: tuple[int, ...], size: tuple[int, int]) -> bool:
-    """Whether a grid has the picture's proportions, to about a cell where rounding leaves room."""
+    """Whether a grid has the image's proportions, to about a cell where rounding leaves room."""
     room = 0.0 if size[0] == size[1] else 1.5
     return abs(grid[0] - grid[1] * size[0] / size[1]) <= room
 

@@ -16,19 +16,17 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Model:
-    """A module, the layer its explanations are read from, and what turns a picture into its input."""
+    """A module, the layer its explanations are read from, and the preprocessing of its images."""
 
     module: nn.Module
     layer: str
     layout: Layout | None = None  # None: inferred from the layer's output
     rectify_weights: bool | None = None  # None: yes on tokens behind a class token, as the paper's authors do
     preprocess: Callable[[Image.Image], Tensor] | None = None  # None: ImageNet's
-    mean: tuple[float, ...] = (
-        IMAGENET_MEAN  # what preprocessing took off and divided by, to show its pictures
-    )
+    mean: tuple[float, ...] = IMAGENET_MEAN  # of the normalisation, to display preprocessed images
     std: tuple[float, ...] = IMAGENET_STD
     classes: tuple[str, ...] | None = None
-    name: str | None = None  # what `load` was asked for
+    name: str | None = None  # as given to `load`
 
     @property
     def device(self) -> torch.device:
@@ -86,7 +84,7 @@ def as_layout(layout: Layout | str | None) -> Layout | None:
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    # not `parameters`, which takes its time before the first: this is asked at every call
+    # not `parameters()`, which is slow to yield its first, and this runs at every call
     for own in ("_parameters", "_buffers"):
         for part in module.modules():
             yield from (t for t in getattr(part, own).values() if t is not None)
