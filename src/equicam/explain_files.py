@@ -15,7 +15,7 @@ from equicam.errors import EquicamError
 from equicam.explain import Explanation, explain
 from equicam.models.images import preprocess_image, stack_images, to_display_images
 from equicam.readers.model import Model
-from equicam.report.explanation_files import Explained, View, safe_stem, write
+from equicam.report.explanation_files import ExplainedImage, ViewImage, safe_stem, write_files
 
 IMAGES_PER_BATCH = 8
 
@@ -55,13 +55,13 @@ def explain_files(
         for i, (path, _) in enumerate(opened):
             image = explained_image(model, x, explanation, i, {"image": str(path), "method": method})
             stem = safe_stem(str(path), taken)
-            write(image, out, stem)
+            write_files(image, out, stem)
             yield ExplainedFile(path, stem, image.facts)
 
 
 def explained_image(
     model: Model, x: Float[Tensor, "b c H W"], explanation: Explanation, i: int, facts: dict[str, Any]
-) -> Explained:
+) -> ExplainedImage:
     """Image `i` of an explanation as arrays and plain values; `facts` come first in its JSON."""
     used = explanation.view_used[i].nonzero().flatten()
     angles = [explanation.views.angles[t] for t in used.tolist()]
@@ -69,7 +69,7 @@ def explained_image(
     confidences = explanation.view_confidence[i, used].tolist()
     flips, kept = explanation.view_flips[i, used].tolist(), explanation.view_kept[i, used].tolist()
     maps = explanation.view_maps[i, used].cpu().numpy()
-    views = tuple(map(View, angles, rotated, maps, confidences, flips, kept))
+    views = tuple(map(ViewImage, angles, rotated, maps, confidences, flips, kept))
     target, confidence = int(explanation.target[i]), float(explanation.confidence[i])
     name = model.classes[target] if model.classes else str(target)
     facts = facts | {
@@ -90,4 +90,4 @@ def explained_image(
     image = to_display_images(model, x[i : i + 1])[0]
     title = f"{name} (p = {confidence:.2f}), PEUM {facts['peum_score']:.4f}"
     fused, peum = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
-    return Explained(image, fused, peum, views, title, facts)
+    return ExplainedImage(image, fused, peum, views, title, facts)

@@ -18,6 +18,7 @@ from PIL import Image
 from scipy import ndimage
 
 from equicam.auditing.log import Log
+from equicam.auditing.store import RunStore
 from equicam.auditing.triage import triage
 from equicam.errors import EquicamError
 from equicam.report import render
@@ -41,7 +42,7 @@ def made(tmp_path_factory):
     )
 
 
-def test_report_and_json_lie_in_the_run(made):
+def test_report_and_json_are_in_the_run(made):
     assert made.path == made.run.folder / "report.html"
     assert made.path.with_name("report.json").is_file()
 
@@ -82,7 +83,7 @@ def test_numbers_in_the_json_are_those_of_the_run(made):
     rows = {row["id"]: row for row in made.run.read_items().to_pylist()}
     ok = [row for row in rows.values() if row["status"] == "ok"]
     summary = made.facts["summary"]
-    assert summary["pictures"] == summary["done"] == len(rows)
+    assert summary["images"] == summary["done"] == len(rows)
     assert (summary["ok"], summary["bad"], summary["queue"]) == (len(ok), 3, 16)
     assert summary["median_peum"] == np.median([row["peum_score"] for row in ok])
     assert summary["flipping"] == np.mean([row["flip_rate"] > 0 for row in ok])
@@ -117,13 +118,13 @@ def test_undefined_numbers_are_null(made):
     assert any(q["evidence"] and q["evidence"]["alike"] is None for q in made.facts["queue"])
 
 
-def test_the_page_tells_what_the_json_has(made):
+def test_the_page_shows_the_numbers_of_the_json(made):
     text = made.page.text
     assert made.triage.guarantee.sentence in text
     assert made.triage.quality.sentence[1:] in text
     assert f"{made.facts['summary']['median_peum']:.3g}" in text
     for q in made.facts["queue"]:
-        assert q["silent"] or f"{q['peum_score']:.4f}" in text
+        assert q["peum_undefined"] or f"{q['peum_score']:.4f}" in text
         assert all(reason in text for reason in q["reasons"])
         assert not q["evidence"] or all(line in text for line in q["evidence"]["lines"])
     assert made.run.manifest.weights[:12] in text
@@ -132,7 +133,7 @@ def test_the_page_tells_what_the_json_has(made):
     assert "equicam verify" in text
 
 
-def test_the_random_arm_is_not_told(made):
+def test_the_control_arm_is_not_revealed(made):
     rows = made.triage.rows.to_pylist()
     controls = [row["id"] for row in rows if row["arm"] == "control"]
     assert controls
@@ -148,7 +149,7 @@ def cards(made):
     return {q["id"]: part.split("</article>")[0] for q, part in zip(made.facts["queue"], parts, strict=True)}
 
 
-def test_a_missing_or_changed_picture_is_said_so_and_not_shown(made):
+def test_a_missing_or_changed_image_is_named_and_not_shown(made):
     shown = cards(made)
     assert "no longer where it was" in shown[MISSING]
     assert "has changed since it was explained" in shown[CHANGED]
@@ -156,27 +157,27 @@ def test_a_missing_or_changed_picture_is_said_so_and_not_shown(made):
         images = [a["src"] for a in Page(shown[name]).every("img")]
         assert len(images) == 3 + 18  # the maps are still there, on grey
         first = np.asarray(Image.open(io.BytesIO(b64decode(images[0].split(",")[1]))))
-        assert abs(first[0, 0].astype(int) - render.NO_PICTURE).max() < 90
+        assert abs(first[0, 0].astype(int) - render.NO_IMAGE_GREY).max() < 90
     assert len(Page(shown[HOSTILE[0]]).every("img")) == 4 + 18
 
 
-def test_a_blank_map_is_drawn_as_the_picture_alone(made):
+def test_a_blank_map_shows_the_image_alone(made):
     shown = cards(made)[BLANK]
-    assert "blank: no value to show" in shown
-    assert "says nothing here" in shown
+    assert "blank: no positive value" in shown
+    assert "undefined" in shown
     _, single, fused, spread, *strip = (a["src"] for a in Page(shown).every("img"))
     assert single == fused == spread
     assert len(strip) == 18
 
 
 def test_flips_are_marked_and_named(made):
-    flipping = next(q for q in made.facts["queue"] if q["flip_rate"] > 0 and not q["silent"])
+    flipping = next(q for q in made.facts["queue"] if q["flip_rate"] > 0 and not q["peum_undefined"])
     page = Page(cards(made)[flipping["id"]])
     marked = [a for a in page.every("li") if a.get("class") == "flips"]
     assert len(marked) == sum(t != flipping["target"] for t in flipping["view_top1"])
 
 
-def test_every_picture_has_words_and_headings_are_in_order(made):
+def test_every_image_has_a_label_and_headings_are_in_order(made):
     assert all(a.get("alt") for a in made.page.every("img"))
     assert all(a.get("aria-label") for a in made.page.every("svg"))
     assert made.page.every("html") == [{"lang": "en"}]
@@ -197,10 +198,10 @@ def test_a_real_triage_is_taken_as_it_is(made, tmp_path):
     )
     page = Page(write_report(made.run, found, out=tmp_path / "real.html").read_text())
     assert found.guarantee.sentence in page.text
-    assert found.worth.sentence[1:] in page.text
-    told = json.loads((tmp_path / "real.json").read_text())
-    assert told["summary"]["queue"] == sum(arm == "queue" for arm in found.rows["arm"].to_pylist())
-    assert told["worth"]["n"] == told["summary"]["calibrated"]
+    assert found.quality.sentence[1:] in page.text
+    facts = json.loads((tmp_path / "real.json").read_text())
+    assert facts["summary"]["queue"] == sum(arm == "queue" for arm in found.rows["arm"].to_pylist())
+    assert facts["quality"]["n"] == facts["summary"]["calibrated"]
 
 
 def test_the_same_run_gives_the_same_bytes_but_for_the_time(made, tmp_path):
@@ -217,7 +218,7 @@ def test_the_same_run_gives_the_same_bytes_but_for_the_time(made, tmp_path):
     )
 
 
-def test_forty_photographs_stay_small_and_quick(tmp_path):
+def test_a_report_of_forty_images_is_small_and_quick(tmp_path):
     def photograph(i):
         rng = np.random.default_rng(i)
         rough = ndimage.gaussian_filter(rng.standard_normal((224, 224, 3)), (1.2, 1.2, 0)) * 110
@@ -234,11 +235,11 @@ def test_forty_photographs_stay_small_and_quick(tmp_path):
 def test_top_cuts_the_cards_and_says_so(made, tmp_path):
     path = write_report(made.run, made.triage, out=tmp_path / "deep" / "few.html", top=3)
     text = Page(path.read_text()).text
-    assert "The first 3 of 16 pictures" in text
+    assert "The first 3 of 16 images" in text
     assert path.read_text().count('<article class="card"') == 3
 
 
-def test_many_bad_pictures_are_counted(tmp_path):
+def test_many_bad_images_are_counted(tmp_path):
     run = fake_run(tmp_path, bad=130)
     page = Page(write_report(run, triaged(run, queue=2)).read_text())
     assert "The first 100 of 130" in page.text
@@ -259,7 +260,7 @@ def test_other_sets_of_views(tmp_path, angles):
     run = fake_run(tmp_path, angles=angles[:18])
     text = Page(write_report(run, triaged(run, queue=12)).read_text()).text
     if len(angles) == 1:
-        assert "One view alone has nothing to disagree with." in text
+        assert "A single view has no spread." in text
     if 0 not in angles:
         assert "do not include 0°" in text
 
@@ -268,10 +269,11 @@ def test_an_unfinished_run_says_so(tmp_path):
     run = fake_run(tmp_path)
     manifest = run.folder / "manifest.json"
     manifest.write_text(replace(run.manifest, images=2000).dumps())
+    run = RunStore(run.folder)
     assert "This run is not finished." in Page(write_report(run, triaged(run)).read_text()).text
 
 
-def test_a_broken_log_is_told(tmp_path):
+def test_a_broken_log_is_reported(tmp_path):
     run = fake_run(tmp_path)
     with sqlite3.connect(run.folder / "events.sqlite") as database:
         database.execute("DROP TRIGGER no_change")
@@ -282,7 +284,7 @@ def test_a_broken_log_is_told(tmp_path):
 def test_a_triage_of_another_run_is_refused(made):
     rows = made.triage.rows.slice(0, 1).to_pylist()
     other = pa.Table.from_pylist([{**rows[0], "id": "elsewhere.png", "arm": "queue"}])
-    stranger = SimpleNamespace(rows=other, by="peum", guarantee=made.triage.guarantee, worth=None)
+    stranger = SimpleNamespace(rows=other, by="peum", guarantee=made.triage.guarantee, quality=None)
     with pytest.raises(EquicamError, match=r"needs a triage of this run, got 'elsewhere.png'"):
         write_report(made.run, stranger)
 
@@ -305,7 +307,7 @@ def test_a_report_needs_no_torch(made, tmp_path):
         from equicam.report.page import write_report
         said = make_dataclass("Said", ["sentence", "unstable"])("No guarantee.", 0.5)
         rows = pa.ipc.open_file({str(tmp_path / "rows.arrow")!r}).read_all()
-        triage = SimpleNamespace(rows=rows, by="peum", guarantee=said, worth=None)
+        triage = SimpleNamespace(rows=rows, by="peum", guarantee=said, quality=None)
         print(write_report(RunStore(Path({str(made.run.folder)!r})), triage, out=Path({str(tmp_path / "r.html")!r})))
     """
     with pa.ipc.new_file(tmp_path / "rows.arrow", made.triage.rows.schema) as file:

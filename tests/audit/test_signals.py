@@ -317,17 +317,17 @@ def test_the_report_follows_the_signal(by, tmp_path):
     named, ok = SIGNALS[by], run.read_items().filter(pa.compute.field("status") == "ok")
     assert facts["by"] == by
     assert f"the most uncertain by {named} first" in text
-    assert f"Ranked by {named}. On the same pictures {found.quality.advice}" in text
-    assert f"Does {named} tell?" in text
+    assert f"Ranked by {named}. On the same images {found.quality.advice}" in text
+    assert f"Does {named} find unstable maps?" in text
     assert f"median {named}" in text
-    assert f"No {named} is not a low {named}." in text
+    assert f"Undefined {named} is not low {named}." in text
     assert f"Histogram of {named}; " in path.read_text()
     assert facts["summary"]["median_disagreement"] == np.nanmedian(signal_values(ok, "disagreement"))
     for q in facts["queue"]:
         value = q["disagreement"]
         assert value is None or (f"{value:.4f}" in text) == (by == "disagreement")
     if by == "disagreement":
-        assert "Does PEUM tell?" not in text
+        assert "Does PEUM find unstable maps?" not in text
         assert "by PEUM" not in text
 
 

@@ -219,7 +219,7 @@ def test_evaluate_prints_values_floors_and_skill_and_keeps_rows(tmp_path, patche
         "equigrad-cam",
         "skill",
         "grad-cam@blur-4",
-        "1 of 5 pictures could not be read",
+        "1 of 5 images could not be read",
         "drift ~ p lost",
     ):
         assert words in result.output

@@ -1,4 +1,4 @@
-"""A ranked run without a model, its page behind the door, and a browser that came with the token."""
+"""A ranked run made without a model, its review server, and a client that came with the token."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from equicam.auditing.store import SAMPLE, RunStore
 from equicam.auditing.triage import ROWS, triage
 from equicam.review.app import make_app
-from equicam.review.auth import Door
+from equicam.review.auth import Access
 from equicam.shards import write_table
 from tests.audit.faked import fake_run
 
@@ -21,22 +21,24 @@ PORT = 8321
 HOME = f"http://127.0.0.1:{PORT}"
 
 
-def ranked(run, *, budget="60%", by="peum"):
-    """As `equicam triage` leaves a run."""
-    found = triage(run.read_items(), by=by, budget=budget, angles=run.manifest.angles, classes=run.manifest.classes)
+def rank(run, *, budget="60%", by="peum"):
+    """Rank a run as `equicam triage` does."""
+    found = triage(
+        run.read_items(), by=by, budget=budget, angles=run.manifest.angles, classes=run.manifest.classes
+    )
     write_table(run.folder / "triage.parquet", found.rows)
     ids = found.rows["id"].to_pylist()
-    told = {ids[0]: {"verdict": "Leans to signal: evidence words", "lines": ["a line of evidence"]}}
-    (run.folder / "evidence.json").write_text(json.dumps(told))
+    evidence = {ids[0]: {"verdict": "Leans to signal: evidence words", "lines": ["a line of evidence"]}}
+    (run.folder / "evidence.json").write_text(json.dumps(evidence))
     return run
 
 
-class Reader:
-    """A browser of one reviewer."""
+class Client:
+    """The browser of one reviewer."""
 
-    def __init__(self, door, app, name=None):
-        self.door, self.http = door, TestClient(app, base_url=HOME, follow_redirects=False)
-        assert self.http.get(f"/?token={door.token}").status_code == 303
+    def __init__(self, access, app, name=None):
+        self.http = TestClient(app, base_url=HOME, follow_redirects=False)
+        assert self.http.get(f"/?token={access.token}").status_code == 303
         if name:
             assert self.post("/api/reviewer", {"name": name}).status_code == 200
 
@@ -45,62 +47,63 @@ class Reader:
 
     @property
     def csrf(self):
-        return re.search(r'data-csrf="([^"]+)"', self.http.get("/who").text)[1]
+        return re.search(r'data-csrf="([^"]+)"', self.http.get("/reviewer").text)[1]
 
     def post(self, path, body, **headers):
-        told = {"x-equicam-csrf": self.csrf, "content-type": "application/json"} | headers
-        return self.http.post(path, content=json.dumps(body), headers=told)
+        headers = {"x-equicam-csrf": self.csrf, "content-type": "application/json"} | headers
+        return self.http.post(path, content=json.dumps(body), headers=headers)
 
-    def list(self, **wanted):
-        answer = self.get("/api/queue", params={"limit": 200} | wanted)
+    def list(self, **filters):
+        answer = self.get("/api/queue", params={"limit": 200} | filters)
         assert answer.status_code == 200, answer.text
         return answer.json()["items"]
 
-    def decide(self, key, verdict, *, reason="", seen=0, mark=None):
+    def decide(self, key, verdict, *, reason="", previous_event=0, mark=None):
         body = {
             "key": key,
             "verdict": verdict,
             "reason": reason,
-            "seen": seen,
-            "mark": mark or f"mark-{key}-{seen}-{id(self)}",
+            "previous_event": previous_event,
+            "mark": mark or f"mark-{key}-{previous_event}-{id(self)}",
         }
         return self.post("/api/verdict", body)
 
 
-class House:
-    """A run with its page."""
+class Server:
+    """The review application of a run."""
 
     def __init__(self, run, *, blind=True, reviewer=None, exposed=False):
-        self.run, self.door = run, Door(port=PORT, reviewer=reviewer, exposed=exposed)
-        self.app = make_app(run, self.door, blind=blind)
+        self.run, self.access = run, Access(port=PORT, reviewer=reviewer, exposed=exposed)
+        self.app = make_app(run, self.access, blind=blind)
 
-    def reader(self, name="ana"):
-        return Reader(self.door, self.app, name)
+    def client(self, name="ana"):
+        return Client(self.access, self.app, name)
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory):
-    return ranked(fake_run(tmp_path_factory.mktemp("made")))
+def shared_run(tmp_path_factory):
+    """Read only."""
+    return rank(fake_run(tmp_path_factory.mktemp("shared")))
 
 
 @pytest.fixture
-def run(made, tmp_path):
-    """A copy of its own for every test; the pictures stay where they are."""
-    return RunStore(shutil.copytree(made.folder, tmp_path / "run"))
+def run(shared_run, tmp_path):
+    """A copy for one test; the image files are shared."""
+    return RunStore(shutil.copytree(shared_run.folder, tmp_path / "run"))
 
 
 @pytest.fixture
-def house(run):
-    return House(run)
+def server(run):
+    return Server(run)
 
 
 @pytest.fixture
-def ana(house):
-    return house.reader("ana")
+def ana(server):
+    return server.client("ana")
 
 
-def many(folder, count=100_000):
-    """A run of very many pictures, of which only the queue and the sample are there."""
+def large_run(folder, count=100_000):
+    """A run of very many images, of which only the queue and the sample exist."""
     run = RunStore(folder / "run")
     (run.folder / "items").mkdir(parents=True)
     (run.folder / "maps").mkdir()

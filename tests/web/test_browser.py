@@ -1,4 +1,4 @@
-"""The page in a real Chromium: by keyboard, by touch sizes, and with names that would do harm."""
+"""The page in a real Chromium: keyboard, touch targets, and hostile names."""
 
 import json
 import os
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from equicam.auditing.log import Log
-from equicam.review.queue import key_of
+from equicam.review.queue import item_key
 from equicam.shards import read_table
 from tests.audit.faked import HOSTILE
-from tests.web.conftest import many
-from tests.web.served import Served
-from tests.web.test_served import free_port
+from tests.web.conftest import large_run
+from tests.web.server_process import ServerProcess
+from tests.web.test_command import free_port
 
 pytestmark = pytest.mark.browser
 CHROMIUM = Path("/usr/bin/chromium")
@@ -31,16 +31,16 @@ def chromium():
 
 
 class Watched:
-    """A page whose every complaint fails the test."""
+    """A page whose console messages and foreign requests fail the test."""
 
     def __init__(self, browser, **options):
         self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 860}} | options))
         self.context.set_default_timeout(15_000)
         self.page = self.context.new_page()
-        self.complaints, self.allowed = [], ()
-        self.page.on("console", lambda m: m.type in ("error", "warning") and self.complaints.append(m.text))
-        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
-        self.page.on("dialog", lambda d: (self.complaints.append(f"dialog {d.message}"), d.dismiss()))
+        self.messages, self.allowed = [], ()
+        self.page.on("console", lambda m: m.type in ("error", "warning") and self.messages.append(m.text))
+        self.page.on("pageerror", lambda e: self.messages.append(str(e)))
+        self.page.on("dialog", lambda d: (self.messages.append(f"dialog {d.message}"), d.dismiss()))
         self.page.on("request", self._watch)
         self.foreign = []
 
@@ -49,7 +49,7 @@ class Watched:
             self.foreign.append(request.url)
 
     def check(self):
-        assert [c for c in self.complaints if not any(a in c for a in self.allowed)] == []
+        assert [c for c in self.messages if not any(a in c for a in self.allowed)] == []
         assert self.foreign == []
         self.context.close()
 
@@ -68,33 +68,33 @@ def watched(chromium):
 
 
 def until(page, expression):
-    """Wait from outside: the page's policy forbids the evaluation inside that Playwright's own waiting needs."""
+    """Poll from outside: the page's policy forbids the evaluation inside the page that Playwright's own waiting needs."""
     end = time.monotonic() + 15
     while not page.evaluate(expression):
         assert time.monotonic() < end, expression
         page.wait_for_timeout(30)
 
 
-def ready(page):
+def wait_until_ready(page):
     page.wait_for_selector("#list .thumb img[src]")
 
 
 def test_queue_item_verdict_next_export_by_keyboard(run, watched):
-    with Served(run, "--reviewer", "ana") as served:
+    with ServerProcess(run, "--reviewer", "ana") as server:
         page = watched().page
-        page.goto(served.address)
+        page.goto(server.address)
         assert "token" not in page.url
-        ready(page)
+        wait_until_ready(page)
         page.keyboard.press("ArrowRight")
         assert page.evaluate("document.activeElement.closest('li').getAttribute('aria-posinset')") == "2"
         page.keyboard.press("Enter")
         page.wait_for_url("**/item/**")
-        assert page.title().startswith("Picture 2")
+        assert page.title().startswith("Image 2")
         rows = {row["id"]: row for row in run.read_items().to_pylist()}
-        name = next(i for i in rows if key_of(i) in page.url)
+        name = next(i for i in rows if item_key(i) in page.url)
         before = page.content()
         assert page.get_by_text("shown after your verdict").count() == 2
-        assert f"{rows[name]['prob']:.3f}" not in before
+        assert f"{rows[name]['confidence']:.3f}" not in before
         page.keyboard.press("o")
         assert page.locator("#layer-map").evaluate("e => getComputedStyle(e).visibility") == "hidden"
         page.keyboard.press("o")
@@ -112,15 +112,15 @@ def test_queue_item_verdict_next_export_by_keyboard(run, watched):
         page.wait_for_selector(".facts")
         assert page.locator("#live").inner_text() in ("", "Saved: Shortcut or artefact.")
         until(page, "document.getElementById('live').textContent.startsWith('Saved')")
-        assert f"{rows[name]['prob']:.3f}" in page.content()
+        assert f"{rows[name]['confidence']:.3f}" in page.content()
         assert page.locator('.verdict[aria-pressed="true"]').inner_text().startswith("Shortcut or artefact")
         with page.expect_navigation():
             page.keyboard.press("Enter")
-        assert page.title().startswith("Picture 3")
+        assert page.title().startswith("Image 3")
         with page.expect_navigation():
             page.keyboard.press("ArrowLeft")
-        assert page.title().startswith("Picture 2")
-        # a change asks why, and keeps what was
+        assert page.title().startswith("Image 2")
+        # a change needs a reason, and the earlier verdict stays
         page.keyboard.press("1")
         assert page.evaluate("document.activeElement.id") == "reason"
         page.keyboard.type("second look")
@@ -129,13 +129,13 @@ def test_queue_item_verdict_next_export_by_keyboard(run, watched):
         page.wait_for_selector(".history li:nth-child(2)")
         with page.expect_navigation():
             page.keyboard.press("q")
-        ready(page)
-        assert page.locator("#read").inner_text() == "1"
+        wait_until_ready(page)
+        assert page.locator("#reviewed").inner_text() == "1"
         page.locator("summary", has_text="Export").click()
         with page.expect_download() as caught:
             page.get_by_text("Verdicts, JSON").click()
-        told = json.loads(Path(caught.value.path()).read_text())
-        assert [(v["verdict"], v["reason"]) for v in told["verdicts"]] == [
+        exported = json.loads(Path(caught.value.path()).read_text())
+        assert [(v["verdict"], v["reason"]) for v in exported["verdicts"]] == [
             ("shortcut", "vessel wall 12"),
             ("supports", "second look"),
         ]
@@ -143,66 +143,66 @@ def test_queue_item_verdict_next_export_by_keyboard(run, watched):
 
 
 def test_reload_and_return_keep_the_place_and_the_filters(run, watched):
-    with Served(run, "--reviewer", "ana") as served:
+    with ServerProcess(run, "--reviewer", "ana") as server:
         page = watched().page
-        page.goto(served.address)
-        ready(page)
-        page.select_option("select[name=verdict]", "unread")
+        page.goto(server.address)
+        wait_until_ready(page)
+        page.select_option("select[name=verdict]", "unreviewed")
         until(page, "document.getElementById('matching').textContent !== ''")
-        ready(page)
+        wait_until_ready(page)
         for _ in range(5):
             page.keyboard.press("j")
-        assert page.url.endswith("?verdict=unread#at=5")
+        assert page.url.endswith("?verdict=unreviewed#at=5")
         page.reload()
-        ready(page)
+        wait_until_ready(page)
         until(page, "document.activeElement.closest('li')?.getAttribute('aria-posinset') === '6'")
-        assert page.locator("select[name=verdict]").input_value() == "unread"
+        assert page.locator("select[name=verdict]").input_value() == "unreviewed"
         page.keyboard.press("Enter")
-        page.wait_for_url("**/item/**verdict=unread")
+        page.wait_for_url("**/item/**verdict=unreviewed")
         address = page.url
         page.reload()
         assert page.url == address
-        assert page.title().startswith("Picture 6")
+        assert page.title().startswith("Image 6")
         with page.expect_navigation():
             page.keyboard.press("q")
-        ready(page)
+        wait_until_ready(page)
         until(page, "document.activeElement.closest('li')?.getAttribute('aria-posinset') === '6'")
 
 
 def test_verdicts_and_angles_from_the_queue(run, watched):
-    with Served(run, "--reviewer", "ana") as served:
+    with ServerProcess(run, "--reviewer", "ana") as server:
         page = watched().page
-        page.goto(served.address)
-        ready(page)
+        page.goto(server.address)
+        wait_until_ready(page)
         page.keyboard.press("4")
         until(
             page,
-            "document.querySelector('#list .v-unsure') && document.getElementById('read').textContent === '1'",
+            "document.querySelector('#list .v-unsure') && document.getElementById('reviewed').textContent === '1'",
         )
         page.keyboard.press("]")
         page.wait_for_selector('#list img[src$="/thumb-0"]')
         page.keyboard.press("o")
-        page.wait_for_selector('#list img[src$="/bare"]')
+        page.wait_for_selector('#list img[src$="/thumb-plain"]')
         page.keyboard.press("u")
         assert page.evaluate("document.activeElement.closest('li').getAttribute('aria-posinset')") == "2"
         page.keyboard.press("?")
         assert page.locator("#help").is_visible()
-        page.keyboard.press("1")  # a dialog takes no verdicts
+        page.keyboard.press("1")  # the dialog takes no verdicts
         page.keyboard.press("Escape")
         assert not page.locator("#help").is_visible()
     assert [e.payload["verdict"] for e in Log(run.folder).events("verdict")] == ["unsure"]
 
 
 def test_a_hundred_thousand_scroll_with_a_small_page(tmp_path, watched):
-    with Served(many(tmp_path), "--reviewer", "ana") as served:
+    with ServerProcess(large_run(tmp_path), "--reviewer", "ana") as server:
         one = watched()
         one.allowed = ("503",)  # there are no maps behind these names
         page = one.page
-        asked = []
-        page.on("request", lambda r: "/api/queue" in r.url and asked.append(r.url))
-        page.goto(served.address)
+        requests = []
+        page.on("request", lambda r: "/api/queue" in r.url and requests.append(r.url))
+        page.goto(server.address)
         page.wait_for_selector("#list .thumb")
-        assert page.locator("#matching").inner_text() == "100,000 pictures"
+        assert page.locator("#matching").inner_text() == "100,000 images"
         page.keyboard.press("End")
         until(
             page, "[...document.querySelectorAll('#list bdi')].some(e => e.textContent.startsWith('100,000'))"
@@ -216,25 +216,25 @@ def test_a_hundred_thousand_scroll_with_a_small_page(tmp_path, watched):
             )
             assert 0 < page.locator("#list li").count() < 80
         assert page.evaluate("document.querySelectorAll('*').length") < 900
-        assert len(asked) < 25
+        assert len(requests) < 25
 
 
 def test_hostile_names_do_nothing(run, watched):
     table = read_table(run.folder / "triage.parquet")
     ids = [name for name in table["id"].to_pylist() if name in HOSTILE]
     assert ids
-    with Served(run, "--open", "--reviewer", '"><img src=x onerror=alert(1)>') as served:
+    with ServerProcess(run, "--open", "--reviewer", '"><img src=x onerror=alert(1)>') as server:
         page = watched().page
-        page.goto(served.address)
-        ready(page)
+        page.goto(server.address)
+        wait_until_ready(page)
         page.wait_for_timeout(300)
         for name in ids:
-            page.goto(f"{served.home}/item/{key_of(name)}")
+            page.goto(f"{server.home}/item/{item_key(name)}")
             page.keyboard.press("n")
             page.keyboard.type("<script>alert(2)</script>")
             with page.expect_navigation():
                 page.keyboard.press("Control+Enter")
-            assert page.locator(".words").first.inner_text() == "<script>alert(2)</script>"
+            assert page.locator(".free-text").first.inner_text() == "<script>alert(2)</script>"
             assert page.locator("img[src=x]").count() == 0
             assert page.locator("main script").count() == 0
             assert "\u202e" not in page.content()
@@ -242,35 +242,35 @@ def test_hostile_names_do_nothing(run, watched):
 
 def test_a_killed_server_loses_no_verdict(run, watched):
     port = free_port()
-    served = Served(run, "--reviewer", "ana", "--port", port)
+    server = ServerProcess(run, "--reviewer", "ana", "--port", port)
     one = watched()
     one.allowed = ("ERR_CONNECTION_REFUSED", "Failed to load", "401")
     page = one.page
-    page.goto(served.address)
-    ready(page)
+    page.goto(server.address)
+    wait_until_ready(page)
     page.keyboard.press("Enter")
     page.wait_for_url("**/item/**")
-    os.kill(served.process.pid, signal.SIGKILL)
-    served.stop()
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.stop()
     page.keyboard.press("3")
-    page.wait_for_selector("#trouble:not([hidden])")
-    assert "kept in this browser" in page.locator("#trouble").inner_text()
+    page.wait_for_selector("#error:not([hidden])")
+    assert "kept in this browser" in page.locator("#error").inner_text()
     assert Log(run.folder).events("verdict") == []
-    with Served(run, "--reviewer", "ana", "--port", port) as again:
+    with ServerProcess(run, "--reviewer", "ana", "--port", port) as again:
         page.goto(again.address)
-        ready(page)
-        until(page, "document.getElementById('read').textContent === '1'")
+        wait_until_ready(page)
+        until(page, "document.getElementById('reviewed').textContent === '1'")
         page.reload()
-        ready(page)
+        wait_until_ready(page)
     assert [e.payload["verdict"] for e in Log(run.folder).events("verdict")] == ["wrong-region"]
 
 
 @pytest.mark.parametrize("size", [(820, 1180), (1180, 820), (1440, 900)])
 def test_it_fits_and_can_be_touched(run, watched, size):
-    with Served(run, "--reviewer", "ana") as served:
+    with ServerProcess(run, "--reviewer", "ana") as server:
         page = watched(viewport={"width": size[0], "height": size[1]}, has_touch=True).page
-        page.goto(served.address)
-        ready(page)
+        page.goto(server.address)
+        wait_until_ready(page)
         for step in ("queue", "item"):
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             small = page.evaluate(
@@ -290,18 +290,18 @@ def test_it_fits_and_can_be_touched(run, watched, size):
 
 
 def test_two_reviewers_in_two_browsers(run, watched):
-    with Served(run, "--reviewer", "ana") as served:
+    with ServerProcess(run, "--reviewer", "ana") as server:
         first, second = watched().page, watched().page
-        first.goto(served.address)
-        second.goto(served.address)
-        second.goto(f"{served.home}/who")
+        first.goto(server.address)
+        second.goto(server.address)
+        second.goto(f"{server.home}/reviewer")
         second.fill("#name", "bo")
         with second.expect_navigation():
             second.keyboard.press("Enter")
         for page, key in ((first, "1"), (second, "3")):
-            ready(page)
+            wait_until_ready(page)
             page.keyboard.press(key)
-            until(page, "document.getElementById('read').textContent === '1'")
+            until(page, "document.getElementById('reviewed').textContent === '1'")
     found = Log(run.folder).events("verdict")
     assert {(e.who, e.payload["verdict"]) for e in found} == {("ana", "supports"), ("bo", "wrong-region")}
     assert len({e.payload["item"] for e in found}) == 1

@@ -1,4 +1,4 @@
-"""Reading a queue: what is told when, verdicts that are only added, and files that can change meanwhile."""
+"""Reviewing a queue: blinding, an append-only log of verdicts, and files that change meanwhile."""
 
 import csv
 import io
@@ -18,12 +18,13 @@ from PIL import Image
 
 from equicam.auditing.log import Log
 from equicam.auditing.review_log import VERDICTS, ReviewLog
-from equicam.review.queue import A_PAGE, Shelves, key_of
+from equicam.auditing.store import RunStore
+from equicam.review.queue import MAX_ITEMS_PER_RESPONSE, QueueLoader, item_key
 from equicam.shards import read_table, write_table
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, fake_run
-from tests.web.conftest import House, many, ranked
+from tests.web.conftest import Server, large_run, rank
 
-HIDDEN = ("label", "class", "prob", "peum", "rank", "arm", "evidence", "top5", "eq", "flip_rate")
+HIDDEN = ("label", "class", "confidence", "peum_score", "rank", "arm", "evidence", "top5", "eq", "flip_rate")
 
 
 def arms(run):
@@ -32,28 +33,29 @@ def arms(run):
 
 
 def by_key(run):
-    return {key_of(name): name for name in arms(run)}
+    return {item_key(name): name for name in arms(run)}
 
 
 def events(run, kind="verdict"):
     return Log(run.folder).events(kind)
 
 
-def everything(reader, key):
-    """All that one reader can get on a picture, as text."""
-    row = next(one for one in reader.list() if one["key"] == key)
-    return [json.dumps(row), reader.get(f"/api/item/{key}").text, reader.get(f"/item/{key}").text]
+def everything(client, key):
+    """Everything one reviewer can load about an image, as text."""
+    row = next(one for one in client.list() if one["key"] == key)
+    return [json.dumps(row), client.get(f"/api/item/{key}").text, client.get(f"/item/{key}").text]
 
 
-def test_blind_nothing_is_told_before_the_verdict_and_all_but_the_arm_after(run, ana):
+def test_blinding_hides_everything_before_the_verdict_and_only_the_arm_after(run, ana):
     rows = {row["id"]: row for row in run.read_items().to_pylist()}
     for one in ana.list():
         name = by_key(run)[one["key"]]
         facts = ana.get(f"/api/item/{one['key']}").json()
-        assert facts["hidden"]
-        assert all(facts.get(field) is None for field in (*HIDDEN, "known"))
+        assert facts["blinded"]
+        assert all(facts.get(field) is None for field in (*HIDDEN, "revealed"))
         assert all(
-            view["prob"] is None and view["class"] is None and not view["flips"] for view in facts["views"]
+            view["confidence"] is None and view["class"] is None and not view["flips"]
+            for view in facts["views"]
         )
         assert not any(reason.startswith(("PEUM", "low confidence")) for reason in facts["reasons"])
         for text in everything(ana, one["key"]):
@@ -61,83 +63,83 @@ def test_blind_nothing_is_told_before_the_verdict_and_all_but_the_arm_after(run,
                 "tumour",
                 "normal",
                 "evidence words",
-                f"{rows[name]['prob']:.3f}",
-                f"{rows[name]['peum']:.4f}",
+                f"{rows[name]['confidence']:.3f}",
+                f"{rows[name]['peum_score']:.4f}",
             ):
                 assert secret not in text
             assert not re.search(
                 r"\b(control|arm|rank)\b",
                 text.replace('"arm": null', "").replace('"arm":null', "").replace('"rank":null', ""),
             )
-        break_at = ana.decide(one["key"], "supports")
-        assert break_at.status_code == 200
+        response = ana.decide(one["key"], "supports")
+        assert response.status_code == 200
         after = ana.get(f"/api/item/{one['key']}").json()
-        assert after["known"]["prob"] == pytest.approx(rows[name]["confidence"])
+        assert after["revealed"]["confidence"] == pytest.approx(rows[name]["confidence"])
         assert (
             "tumour" in ana.get(f"/item/{one['key']}").text or "normal" in ana.get(f"/item/{one['key']}").text
         )
         done = len(events(run)) == len(arms(run))
         assert (after["arm"] is None) != done
-        if one["place"] == 3:
+        if one["position"] == 3:
             break
 
 
-def test_the_name_is_hidden_too_for_it_often_holds_the_label(run, ana):
+def test_the_name_is_hidden_too_because_it_often_holds_the_label(run, ana):
     plain = [name for name in arms(run) if name.startswith("slide-")]
     page = ana.get("/").text + json.dumps(ana.list())
     assert plain
     assert not any(name in page for name in plain)
 
 
-def test_what_another_reader_said_stays_hidden_until_ones_own_verdict(house, ana):
-    bo, key = house.reader("bo"), ana.list()[0]["key"]
+def test_verdicts_of_others_stay_hidden_until_ones_own(server, ana):
+    bo, key = server.client("bo"), ana.list()[0]["key"]
     ana.decide(key, "wrong-region", reason="the fat cell, surely")
     ana.post("/api/note", {"key": key, "text": "see slide 4", "mark": "note-0001"})
     before = "".join(everything(bo, key))
     assert not any(words in before for words in ("fat cell", "slide 4", "by</span> <bdi>ana"))
-    assert '"wrong-region", "seen"' not in before
+    assert '"wrong-region", "previous_event"' not in before
     bo.decide(key, "supports")
     after = "".join(everything(bo, key))
     assert "fat cell" in after
     assert "slide 4" in after
 
 
-def test_the_order_is_by_peum_with_the_random_arm_spread_evenly(run, tmp_path):
+def test_the_order_is_by_peum_with_controls_spread_uniformly(run, tmp_path):
     where = arms(run)
     rank = dict(
         zip(*(read_table(run.folder / "triage.parquet")[c].to_pylist() for c in ("id", "rank")), strict=True)
     )
-    shelf = Shelves(run, blind=True).newest()
-    queue = [rank[e.id] for e in shelf.entries if where[e.id] == "queue"]
+    queue_now = QueueLoader(run, blind=True).current()
+    queue = [rank[e.id] for e in queue_now.items if where[e.id] == "queue"]
     assert queue == sorted(queue)
-    assert {e.id for e in shelf.entries} == set(where)
-    big = Shelves(many(tmp_path / "many", 20_000), blind=True).newest()
-    at = np.array([i for i, e in enumerate(big.entries) if e.arm == "control"]) / len(big.entries)
+    assert {e.id for e in queue_now.items} == set(where)
+    large = QueueLoader(large_run(tmp_path / "large", 20_000), blind=True).current()
+    at = np.array([i for i, e in enumerate(large.items) if e.arm == "control"]) / len(large.items)
     assert len(at) == 4000
     assert np.abs(np.histogram(at, 10, (0, 1))[0] - 400).max() < 90  # > 4 standard deviations
-    gaps = np.diff(at * len(big.entries))
-    assert gaps.std() > 0.7 * gaps.mean()  # a constant distance would be a mark
+    gaps = np.diff(at * len(large.items))
+    assert gaps.std() > 0.7 * gaps.mean()  # a constant distance would reveal them
 
 
-def test_open_shows_all_and_sorts_by_rank(run):
-    reader = House(run, blind=False).reader()
-    rows = reader.list()
+def test_without_blinding_all_is_shown_in_order_of_rank(run):
+    client = Server(run, blind=False).client()
+    rows = client.list()
     where = arms(run)
     rank = dict(
         zip(*(read_table(run.folder / "triage.parquet")[c].to_pylist() for c in ("id", "rank")), strict=True)
     )
     order = [rank[by_key(run)[row["key"]]] for row in rows]
     assert order == sorted(order)
-    facts = reader.get(f"/api/item/{rows[0]['key']}").json()
-    assert facts["known"]["class"]
+    facts = client.get(f"/api/item/{rows[0]['key']}").json()
+    assert facts["revealed"]["class"]
     assert facts["rank"] == order[0]
     assert facts["arm"] == where[by_key(run)[rows[0]["key"]]]
-    assert {by_key(run)[r["key"]] for r in reader.list(arm="control")} == {
+    assert {by_key(run)[r["key"]] for r in client.list(arm="control")} == {
         i for i, a in where.items() if a == "control"
     }
 
 
-def test_the_arm_filter_opens_when_everything_is_read(run, ana):
+def test_the_arm_filter_opens_when_everything_is_reviewed(run, ana):
     assert ana.get("/api/queue?arm=control").status_code == 422
     assert 'name="arm"' not in ana.get("/").text
     for row in ana.list():
@@ -156,32 +158,32 @@ def test_filters(run, ana):
     ana.decide(first, "shortcut")
     ana.decide(second, "unsure")
     assert [r["key"] for r in ana.list(verdict="shortcut")] == [first]
-    assert [r["key"] for r in ana.list(verdict="read")] == [first, second]
-    assert len(ana.list(verdict="unread")) == len(rows) - 2
-    blank = {key_of(i) for i in arms(run)} & {key_of(BLANK)}
+    assert [r["key"] for r in ana.list(verdict="reviewed")] == [first, second]
+    assert len(ana.list(verdict="unreviewed")) == len(rows) - 2
+    blank = {item_key(i) for i in arms(run)} & {item_key(BLANK)}
     assert {r["key"] for r in ana.list(flag="blank")} == blank
-    named = ana.get(f"/api/item/{first}").json()["known"]["class"]
-    # blind, a class may only find what was read: else it would tell the prediction of the rest
+    named = ana.get(f"/api/item/{first}").json()["revealed"]["class"]
+    # under blinding a class finds only reviewed images, else the filter would reveal the other predictions
     assert {r["key"] for r in ana.list(**{"class": named})} <= {first, second}
     assert first in {r["key"] for r in ana.list(**{"class": named})}
     assert ana.list(verdict="nonsense") == []
 
 
-def test_a_second_reader_finds_what_waits_for_one(house, ana):
+def test_a_second_reviewer_finds_the_images_that_await_one(server, ana):
     key = ana.list()[0]["key"]
     ana.decide(key, "second-reviewer")
-    bo = house.reader("bo")
-    assert [r["key"] for r in bo.list(verdict="to-second")] == [key]
-    assert ana.list(verdict="to-second") == []
+    bo = server.client("bo")
+    assert [r["key"] for r in bo.list(verdict="awaits-second")] == [key]
+    assert ana.list(verdict="awaits-second") == []
     bo.decide(key, "supports")
-    assert bo.list(verdict="to-second") == []
+    assert bo.list(verdict="awaits-second") == []
 
 
 def test_a_page_of_the_list_is_bounded_and_pages_cover_it_once(tmp_path):
-    ana = House(many(tmp_path)).reader()
-    answer = ana.get("/api/queue?limit=1000000")
-    assert len(answer.json()["items"]) == A_PAGE
-    assert len(answer.content) < 60_000
+    ana = Server(large_run(tmp_path)).client()
+    response = ana.get("/api/queue?limit=1000000")
+    assert len(response.json()["items"]) == MAX_ITEMS_PER_RESPONSE
+    assert len(response.content) < 60_000
     assert len(ana.get("/").content) < 20_000
     keys = [row["key"] for start in range(0, 1000, 100) for row in ana.list(offset=start, limit=100)]
     assert len(set(keys)) == len(keys) == 1000
@@ -194,10 +196,10 @@ def test_a_page_of_the_list_is_bounded_and_pages_cover_it_once(tmp_path):
 def test_a_change_is_a_new_event_that_keeps_the_old(run, ana):
     key = ana.list()[0]["key"]
     first = ana.decide(key, "supports").json()["number"]
-    refused = ana.decide(key, "unsure", seen=first)
+    refused = ana.decide(key, "unsure", previous_event=first)
     assert refused.status_code == 422
     assert "a changed verdict needs a reason" in refused.json()["error"]
-    second = ana.decide(key, "unsure", seen=first, reason="looked again").json()["number"]
+    second = ana.decide(key, "unsure", previous_event=first, reason="looked again").json()["number"]
     kept = events(run)
     assert [e.payload["verdict"] for e in kept] == ["supports", "unsure"]
     assert [e.payload["changes"] for e in kept] == [None, first]
@@ -214,18 +216,18 @@ def test_a_change_is_a_new_event_that_keeps_the_old(run, ana):
 
 def test_sent_again_it_counts_once(run, ana):
     key = ana.list()[0]["key"]
-    answers = [ana.decide(key, "supports", mark="the-same-mark") for _ in range(3)]
-    assert [a.status_code for a in answers] == [200] * 3
-    assert len({a.json()["number"] for a in answers}) == 1
+    responses = [ana.decide(key, "supports", mark="the-same-mark") for _ in range(3)]
+    assert [a.status_code for a in responses] == [200] * 3
+    assert len({a.json()["number"] for a in responses}) == 1
     assert len(events(run)) == 1
     assert ana.decide(key, "unsure", mark="the-same-mark").status_code == 409
     assert len(events(run)) == 1
 
 
-def test_a_window_that_is_behind_is_told(run, ana):
+def test_an_outdated_window_is_refused(run, ana):
     key = ana.list()[0]["key"]
     ana.decide(key, "supports")
-    late = ana.decide(key, "unsure", seen=0, reason="from the other tab", mark="another-mark")
+    late = ana.decide(key, "unsure", previous_event=0, reason="from the other tab", mark="another-mark")
     assert late.status_code == 409
     assert len(events(run)) == 1
 
@@ -233,16 +235,16 @@ def test_a_window_that_is_behind_is_told(run, ana):
 @pytest.mark.parametrize(
     "change",
     [
-        {"verdict": "stable"}, {"verdict": 3}, {"verdict": "supports", "more": 1}, {"key": "../../etc"}, {"key": "f" * 20}, {"seen": -1}, {"seen": "0"}, {"mark": "short"},
+        {"verdict": "stable"}, {"verdict": 3}, {"verdict": "supports", "more": 1}, {"key": "../../etc"}, {"key": "f" * 20}, {"previous_event": -1}, {"previous_event": "0"}, {"mark": "short"},
         {"mark": "x" * 65}, {"reason": "x" * 2001}, {"reason": "x" * 5000}, {"reason": "\ud800"}, {"reason": "a\x00b"}, {"reason": None},
     ],
 )  # fmt: skip
-def test_a_post_that_is_not_ours_is_refused(run, ana, change):
+def test_a_malformed_post_is_refused(run, ana, change):
     body = {
         "key": ana.list()[0]["key"],
         "verdict": "supports",
         "reason": "",
-        "seen": 0,
+        "previous_event": 0,
         "mark": "12345678",
     } | change
     assert ana.post("/api/verdict", body).status_code in (404, 422)
@@ -252,127 +254,128 @@ def test_a_post_that_is_not_ours_is_refused(run, ana, change):
 @pytest.mark.parametrize("name", ["", " ", "x" * 61, "two\nlines", "\u202eevil", "a\x00"])
 def test_a_reviewers_name_is_one_visible_line(ana, name):
     assert ana.post("/api/reviewer", {"name": name}).status_code == 422
-    assert "reading as</span> <bdi>ana" in ana.get("/").text
+    assert "reviewing as</span> <bdi>ana" in ana.get("/").text
 
 
-def test_without_a_name_the_page_asks_for_one(house):
-    nobody = house.reader(None)
-    assert nobody.get("/").headers["location"] == "/who"
+def test_without_a_name_the_page_asks_for_one(server):
+    nobody = server.client(None)
+    assert nobody.get("/").headers["location"] == "/reviewer"
     assert nobody.get("/api/queue").status_code == 422
 
 
-def test_two_reviewers_at_once_lose_nothing(house, run):
-    readers = [house.reader(name) for name in ("ana", "bo")]
-    keys = [row["key"] for row in readers[0].list()]
-    secrets = [reader.csrf for reader in readers]
-    answers = []
+def test_two_reviewers_at_once_lose_nothing(server, run):
+    clients = [server.client(name) for name in ("ana", "bo")]
+    keys = [row["key"] for row in clients[0].list()]
+    secrets = [client.csrf for client in clients]
+    responses = []
 
-    def read(reader, secret):
+    def give_verdicts(client, secret):
         for i, key in enumerate(keys):
             body = {
                 "key": key,
                 "verdict": list(VERDICTS)[i % 5],
-                "seen": 0,
+                "previous_event": 0,
                 "mark": f"{secret[:8]}-{i:04d}".replace("_", "-"),
             }
-            answers.append(
-                reader.http.post("/api/verdict", json=body, headers={"x-equicam-csrf": secret}).status_code
+            responses.append(
+                client.http.post("/api/verdict", json=body, headers={"x-equicam-csrf": secret}).status_code
             )
 
-    threads = [threading.Thread(target=read, args=pair) for pair in zip(readers, secrets, strict=True)]
+    threads = [
+        threading.Thread(target=give_verdicts, args=pair) for pair in zip(clients, secrets, strict=True)
+    ]
     [t.start() for t in threads]
     [t.join() for t in threads]
-    assert answers == [200] * (2 * len(keys))
+    assert responses == [200] * (2 * len(keys))
     assert len(events(run)) == 2 * len(keys)
     assert Log(run.folder).problems() == []
-    assert all(
-        {v.reviewer for v in house_readings(run).verdicts(name)} == {"ana", "bo"} for name in arms(run)
-    )
+    assert all({v.reviewer for v in review_log(run).verdicts(name)} == {"ana", "bo"} for name in arms(run))
 
 
-def house_readings(run):
+def review_log(run):
     found = ReviewLog(run.folder)
     found.refresh()
     return found
 
 
 def test_two_servers_over_one_run_see_each_other(run):
-    one, two = House(run).reader("ana"), House(run).reader("bo")
+    one, two = Server(run).client("ana"), Server(run).client("bo")
     key = one.list()[0]["key"]
     one.decide(key, "supports", mark="from-one")
     two.decide(key, "unsure", mark="from-two")
     assert "Unsure" in one.get(f"/item/{key}").text.split("Verdicts so far")[1]
-    again = House(run).reader("ana")
+    again = Server(run).client("ana")
     assert again.list()[0]["verdict"] == "supports"
 
 
-def test_ranked_anew_while_it_is_read(run, ana):
+def test_a_new_triage_during_the_review(run, ana):
     before = ana.get("/api/queue").json()
     key = before["items"][0]["key"]
     ana.decide(key, "supports")
-    ranked(run, budget="90%")
+    rank(run, budget="90%")
     after = ana.get("/api/queue").json()
     assert after["version"] != before["version"]
     assert after["matching"] > before["matching"]
     keys = [row["key"] for row in ana.list()]
     assert len(keys) == len(set(keys))
     assert next(row for row in ana.list() if row["key"] == key)["verdict"] == "supports"
-    ranked(run, budget=1)
+    rank(run, budget=1)
     gone = [k for k in keys if ana.get(f"/item/{k}").status_code == 404]
     assert len(gone) == len(keys) - 1
 
 
-def test_a_run_that_is_still_written_is_read(run, ana):
-    """Parts that are to come change nothing that is on the page."""
+def test_an_unfinished_run_can_be_reviewed(run, ana):
+    """Shards written later change nothing on the page."""
     (run.folder / "manifest.json").write_text(replace(run.manifest, images=5000).dumps())
+    run = RunStore(run.folder)
     assert run.pending()
-    reader = House(run).reader("ana")
-    before = [row["key"] for row in reader.list()]
+    client = Server(run).client("ana")
+    before = [row["key"] for row in client.list()]
     (run.path("items", 1).parent / ".shard-000001.parquet.x.tmp").write_bytes(b"half")
-    assert reader.decide(before[0], "supports").status_code == 200
+    assert client.decide(before[0], "supports").status_code == 200
     write_table(run.path("maps", 1), read_table(run.path("maps", 0)).slice(0, 0))
     write_table(run.path("items", 1), read_table(run.path("items", 0)).slice(0, 0))
-    assert [row["key"] for row in reader.list()] == before
-    assert reader.get(f"/item/{before[1]}").status_code == 200
+    assert [row["key"] for row in client.list()] == before
+    assert client.get(f"/item/{before[1]}").status_code == 200
 
 
-def test_a_run_without_a_queue_says_what_to_do(tmp_path):
-    reader = House(fake_run(tmp_path)).reader()
-    answer = reader.get("/api/queue")
-    assert answer.status_code == 422
-    assert "equicam triage" in answer.json()["error"]
+def test_a_run_without_a_queue_names_the_command(tmp_path):
+    client = Server(fake_run(tmp_path)).client()
+    response = client.get("/api/queue")
+    assert response.status_code == 422
+    assert "equicam triage" in response.json()["error"]
 
 
 def test_hostile_names_are_text(run):
-    reader = House(run, blind=False).reader()
-    for row in reader.list():
-        page = Page(reader.get(f"/item/{row['key']}").text)
+    client = Server(run, blind=False).client()
+    for row in client.list():
+        page = Page(client.get(f"/item/{row['key']}").text)
         assert not [a for a in page.every("img") if "onerror" in a or a.get("src") == "x"]
         assert all(a.get("src", "").startswith("/static/") for a in page.every("script"))
-        text = reader.get(f"/item/{row['key']}").text
+        text = client.get(f"/item/{row['key']}").text
         assert not any(c in text for c in "\u202e\u200f\x00\x1b")
         assert not re.search(r"[/=]" + re.escape(by_key(run)[row["key"]][:6]), row["key"])
-    shown = {by_key(run)[row["key"]] for row in reader.list()}
+    shown = {by_key(run)[row["key"]] for row in client.list()}
     assert shown & set(HOSTILE)
 
 
 @pytest.mark.parametrize(
-    "kind", ["photo", "map", "single", "peum", "view-3", "strip", "thumb", "bare", "thumb-4"]
+    "kind", ["input", "map", "presented", "peum", "view-3", "strip", "thumb", "thumb-plain", "thumb-4"]
 )
-def test_pictures_are_drawn_and_not_sent_twice(run, ana, kind):
-    key = next(key_of(i) for i in arms(run) if i not in (MISSING, CHANGED, BLANK))
-    answer = ana.get(f"/picture/{key}/{kind}")
-    assert answer.headers["content-type"] in ("image/png", "image/jpeg")
-    picture = Image.open(io.BytesIO(answer.content))
-    assert np.asarray(picture.convert("RGB")).std() > 5
-    again = ana.get(f"/picture/{key}/{kind}", headers={"if-none-match": answer.headers["etag"]})
+def test_images_are_rendered_and_cached_by_etag(run, ana, kind):
+    key = next(item_key(i) for i in arms(run) if i not in (MISSING, CHANGED, BLANK))
+    response = ana.get(f"/image/{key}/{kind}")
+    assert response.headers["content-type"] in ("image/png", "image/jpeg")
+    image = Image.open(io.BytesIO(response.content))
+    assert np.asarray(image.convert("RGB")).std() > 5
+    again = ana.get(f"/image/{key}/{kind}", headers={"if-none-match": response.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_views_differ_and_layers_are_clear_where_low(run, ana):
-    key = next(key_of(i) for i in arms(run) if i not in (MISSING, CHANGED, BLANK))
+def test_views_differ_and_layers_are_transparent_where_low(run, ana):
+    key = next(item_key(i) for i in arms(run) if i not in (MISSING, CHANGED, BLANK))
     layers = [
-        np.asarray(Image.open(io.BytesIO(ana.get(f"/picture/{key}/{kind}").content))).astype(float)
+        np.asarray(Image.open(io.BytesIO(ana.get(f"/image/{key}/{kind}").content))).astype(float)
         for kind in ("map", "view-3", "view-9")
     ]
     assert all(layer.shape[-1] == 4 and layer[..., 3].min() < 30 for layer in layers)
@@ -382,17 +385,17 @@ def test_views_differ_and_layers_are_clear_where_low(run, ana):
 @pytest.mark.parametrize(
     ("name", "why"), [(MISSING, "no longer where it was"), (CHANGED, "has changed since")]
 )
-def test_a_picture_that_is_not_the_one_explained_is_not_shown(run, ana, name, why):
-    key = key_of(name)
+def test_an_image_other_than_the_one_explained_is_not_shown(run, ana, name, why):
+    key = item_key(name)
     if key not in ana.get("/api/queue?limit=200").text:
-        ranked(run, budget="100%")
-    assert ana.get(f"/picture/{key}/photo").status_code == 404
+        rank(run, budget="100%")
+    assert ana.get(f"/image/{key}/input").status_code == 404
     assert why in ana.get(f"/item/{key}").text
-    assert ana.get(f"/picture/{key}/map").status_code == 200
+    assert ana.get(f"/image/{key}/map").status_code == 200
 
 
 def test_a_row_that_points_elsewhere_sends_no_file(run, ana, tmp_path):
-    """Even a run's own table gets no file out but as a picture it has the digest of."""
+    """A row of the run opens no file except an image with the recorded digest."""
     secret = tmp_path / "secret.txt"
     secret.write_text("root:x:0:0")
     link = tmp_path / "link.png"
@@ -400,24 +403,24 @@ def test_a_row_that_points_elsewhere_sends_no_file(run, ana, tmp_path):
     key = ana.list()[0]["key"]
     path = run.path("items", 0)
     table = read_table(path)
-    for target in (secret, link, tmp_path / "pictures" / ".." / "secret.txt"):
+    for target in (secret, link, tmp_path / "images" / ".." / "secret.txt"):
         paths = [str(target)] * table.num_rows
         at = table.column_names.index("path")
         write_table(path, table.set_column(at, table.schema.field("path"), [paths]))
-        answer = ana.get(f"/picture/{key}/photo")
-        assert answer.status_code == 404
-        assert b"root" not in answer.content
+        response = ana.get(f"/image/{key}/input")
+        assert response.status_code == 404
+        assert b"root" not in response.content
 
 
-def test_a_blind_export_has_ones_own_verdicts_and_no_arm_and_a_finished_one_all(house, run, ana):
-    bo = house.reader("bo")
+def test_an_export_holds_ones_own_verdicts_until_everything_is_reviewed(server, run, ana):
+    bo = server.client("bo")
     keys = [row["key"] for row in ana.list()]
     ana.decide(keys[0], "supports", reason="=HYPERLINK(1)")
     bo.decide(keys[1], "unsure", reason="bo's own")
-    told = ana.get("/export/verdicts.json")
-    assert told.headers["content-disposition"] == 'attachment; filename="verdicts.json"'
-    assert [row["reviewer"] for row in told.json()["verdicts"]] == ["ana"]
-    assert "arm" not in told.text
+    exported = ana.get("/export/verdicts.json")
+    assert exported.headers["content-disposition"] == 'attachment; filename="verdicts.json"'
+    assert [row["reviewer"] for row in exported.json()["verdicts"]] == ["ana"]
+    assert "arm" not in exported.text
     rows = list(csv.DictReader(io.StringIO(ana.get("/export/verdicts.csv").text)))
     assert rows[0]["reason"] == "'=HYPERLINK(1)"
     assert rows[0]["hash"] == events(run)[0].hash
@@ -435,8 +438,8 @@ def test_a_blind_export_has_ones_own_verdicts_and_no_arm_and_a_finished_one_all(
     assert {row["arm"] for row in whole} == {"queue", "control"}
 
 
-def test_every_picture_and_control_has_words(ana):
-    for path in ("/", f"/item/{ana.list()[0]['key']}", "/who"):
+def test_every_image_and_control_has_a_label(ana):
+    for path in ("/", f"/item/{ana.list()[0]['key']}", "/reviewer"):
         page = Page(ana.get(path).text)
         assert all("alt" in a for a in page.every("img"))
         labelled = {a["for"] for a in page.every("label") if "for" in a}
@@ -462,14 +465,16 @@ def test_the_page_never_imports_torch():
 
 
 def test_flags_and_classes_are_counted(run, ana):
-    told = ana.get("/api/progress").json()
+    progress = ana.get("/api/progress").json()
     table = read_table(run.folder / "triage.parquet")
-    assert told["total"] == table.num_rows
-    assert told["flags"].get("flipped", 0) == sum("flipped" in flags for flags in table["flags"].to_pylist())
-    assert told["classes"] == {}
-    assert told["arms"] is None
+    assert progress["total"] == table.num_rows
+    assert progress["flags"].get("flipped", 0) == sum(
+        "flipped" in flags for flags in table["flags"].to_pylist()
+    )
+    assert progress["classes"] == {}
+    assert progress["arms"] is None
     assert (
-        House(run, blind=False).reader().get("/api/progress").json()["arms"]["control"]
+        Server(run, blind=False).client().get("/api/progress").json()["arms"]["control"]
         == pc.sum(pc.equal(table["arm"], "control")).as_py()
     )
 
@@ -483,24 +488,29 @@ def test_flags_and_classes_are_counted(run, ana):
         "%2e%2e%2f",
     ],
 )
-def test_a_name_that_climbs_is_only_a_name(run, name):
+def test_a_name_with_a_path_in_it_is_only_a_name(run, name):
     old = next(i for i in arms(run) if i.startswith("slide-") and i not in (MISSING, CHANGED))
-    for path in ("sample.parquet", "triage.parquet", "items/part-000000.parquet", "maps/part-000000.parquet"):
+    for path in (
+        "sample.parquet",
+        "triage.parquet",
+        "items/shard-000000.parquet",
+        "maps/shard-000000.parquet",
+    ):
         table = read_table(run.folder / path)
         ids = pc.if_else(pc.equal(table["id"], old), name, table["id"])
         write_table(
             run.folder / path, table.set_column(table.column_names.index("id"), table.schema.field("id"), ids)
         )
-    reader, key = House(run, blind=False).reader(), key_of(name)
-    page = Page(reader.get(f"/item/{key}").text)
+    client, key = Server(run, blind=False).client(), item_key(name)
+    page = Page(client.get(f"/item/{key}").text)
     assert "root:" not in page.text
     assert not [a for a in page.every("img") if a.get("src") == "x"]
-    assert Image.open(io.BytesIO(reader.get(f"/picture/{key}/photo").content)).size == (96, 96)
-    assert reader.decide(key, "supports").status_code == 200
+    assert Image.open(io.BytesIO(client.get(f"/image/{key}/input").content)).size == (96, 96)
+    assert client.decide(key, "supports").status_code == 200
     assert events(run)[0].payload["item"] == name
     assert (
-        next(iter(csv.DictReader(io.StringIO(reader.get("/export/verdicts.csv").text, newline=""))))["item"]
+        next(iter(csv.DictReader(io.StringIO(client.get("/export/verdicts.csv").text, newline=""))))["item"]
         == name
     )
-    assert reader.get(f"/item/{quote(name)}").status_code == 404
-    assert reader.get(f"/item/{quote(name, safe='')}").status_code == 404
+    assert client.get(f"/item/{quote(name)}").status_code == 404
+    assert client.get(f"/item/{quote(name, safe='')}").status_code == 404

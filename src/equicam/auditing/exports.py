@@ -2,33 +2,35 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from equicam.auditing.csv_export import as_csv
 from equicam.auditing.signals import REVEALING
-from equicam.auditing.triage import Triage
 from equicam.data.remote import as_path
 from equicam.reasons import describe, from_rows
 from equicam.shards import write_atomic, write_table
+
+if TYPE_CHECKING:
+    from equicam.auditing.triage import Triage
 
 BLIND = ("place", "id", "class", "target", "confidence", "flags", "reasons")
 """Columns a reviewer may see: neither arm nor rank, nor the signal, which would reveal them."""
 
 
-def write_csv(triage: Triage, path: Path) -> None:
+def write_csv(triage: "Triage", path: Path) -> None:
     """For reviewers, in order of place; text that a spreadsheet would run as a formula gets a leading apostrophe."""
     write_atomic(path, as_csv(BLIND, _by_place(triage)))
 
 
-def write_parquet(triage: Triage, path: Path) -> None:
+def write_parquet(triage: "Triage", path: Path) -> None:
     """Every column, arms and ranks too."""
     write_table(path, triage.rows)
 
 
-def write_fiftyone(triage: Triage, items: pa.Table, folder: Path) -> None:
+def write_fiftyone(triage: "Triage", items: pa.Table, folder: Path) -> None:
     """For reviewers: `fiftyone.Dataset.from_dir(folder, dataset_type=fiftyone.types.FiftyOneDataset)` reads it.
 
     It is a samples.json {"samples": [...]} in the format of `Sample.to_dict`, and a metadata.json without a "version",
@@ -44,7 +46,7 @@ def write_fiftyone(triage: Triage, items: pa.Table, folder: Path) -> None:
     write_atomic(folder / "metadata.json", _json({"media_type": "image", "info": {"written_by": "equicam"}}))
 
 
-def _by_place(triage: Triage) -> list[dict[str, Any]]:
+def _by_place(triage: "Triage") -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = triage.rows.select(BLIND).sort_by("place").to_pylist()
     hidden = REVEALING[triage.by]
     return [row | {"reasons": _visible(row["reasons"], hidden)} for row in rows]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -10,25 +10,29 @@ from equicam.auditing import schema1
 from equicam.auditing.exports import write_csv, write_fiftyone, write_parquet
 from equicam.auditing.log import Log
 from equicam.auditing.store import RunStore
-from equicam.auditing.triage import Triage, triage
 from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.shards import read_json, read_table, write_atomic
+
+if TYPE_CHECKING:
+    from equicam.auditing.triage import Triage
 
 FILES = ("triage.parquet", "triage.json", "queue.csv", "fiftyone/samples.json", "evidence.json")
 SAME_QUEUE = ("id", "arm", "rank", "place")
 """The columns that make a queue the same queue."""
 
 
-def rank_run(store: RunStore, options: Mapping[str, Any]) -> Triage:
+def rank_run(store: RunStore, options: Mapping[str, Any]) -> "Triage":
     """Rank the rows of a run: a function of the rows and the options alone."""
+    from equicam.auditing.triage import triage  # loads SciPy, which reading a queue does not need
+
     manifest = store.manifest
     return triage(store.read_items(), angles=manifest.angles, classes=manifest.classes, **options)
 
 
 def write_queue(
-    store: RunStore, found: Triage, options: Mapping[str, Any], evidence: Mapping[str, Any] | None
+    store: RunStore, found: "Triage", options: Mapping[str, Any], evidence: Mapping[str, Any] | None
 ) -> None:
     """Write the queue and its exports, and log their digests; `evidence` None keeps the file there is."""
     if evidence is not None:
@@ -59,7 +63,7 @@ def read_queue(store: RunStore) -> pa.Table:
     return schema1.translate_triage(read_table(store.folder / "triage.parquet"))
 
 
-def rank_again(store: RunStore) -> Triage:
+def rank_again(store: RunStore) -> "Triage":
     """The triage of the queue that was written, refused if the rows have changed since."""
     refuse_unranked(store, "report")
     found = rank_run(store, read_json(store.folder / "triage.json")["options"])

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from equicam.auditing.signal_quality import SignalQuality, signal_quality
-from equicam.auditing.signals import COLUMNS, ranking_scores, refuse_unknown
+from equicam.auditing.signals import COLUMNS, ranking_scores, refuse_unknown, signal_values
 from equicam.auditing.triage_reasons import triage_reasons
 from equicam.errors import EquicamError
 from equicam.evaluation.statistics import Floats, Indices
@@ -208,11 +208,12 @@ def _rows(
 ) -> pa.Table:
     rank = np.argsort(order) + 1
     lower = 100 * np.searchsorted(np.sort(score), score) // max(len(score), 1)
+    signals = {column: signal_values(ok, name) for name, column in COLUMNS.items()}
     rows = ok.take(chosen).to_pylist()
     for place, (i, row) in enumerate(zip(chosen.tolist(), rows, strict=True), start=1):
         row |= {"arm": "queue" if i in queue else "control", "rank": rank[i], "place": place, "by": by}
         row |= {"class": _class_name(row["target"], classes), "flags": row["flags"] or []}
-        row |= {name: json_ready(row[name]) for name in COLUMNS.values()}
+        row |= {column: json_ready(float(values[i])) for column, values in signals.items()}
         reasons = triage_reasons(row, by, angles, None if np.isinf(score[i]) else int(lower[i]))
         row["reasons"] = [reason.to_row() for reason in reasons]
     return pa.Table.from_pylist([{name: row[name] for name in ROWS.names} for row in rows], schema=ROWS)

@@ -63,7 +63,7 @@ def evaluate(
         from dataclasses import replace
 
         import equicam
-        from equicam.report.tables import printed
+        from equicam.report.tables import evaluation_tables
 
         loaded, chosen = load_on_engine(
             model,
@@ -83,7 +83,7 @@ def evaluate(
             as_published=as_published, dtype=parse_dtype(dtype), compiled=compile_, seed=seed, out=out, engine=chosen,
             progress=console.is_terminal,
         )  # fmt: skip
-    for part in printed(rows, details=details):
+    for part in evaluation_tables(rows, details=details):
         console.print(part)
     if out:
         say(f"{rows.num_rows:,} rows are in {out}")

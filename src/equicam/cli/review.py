@@ -77,7 +77,7 @@ def _serve(
     from equicam.auditing.log import Log
     from equicam.auditing.queue_files import refuse_unranked
     from equicam.auditing.review_log import reviewer_name
-    from equicam.review.auth import Door
+    from equicam.review.auth import Access
 
     if host not in LOOPBACK and not expose:
         raise EquicamError(
@@ -89,13 +89,13 @@ def _serve(
     name = reviewer_name(reviewer) if reviewer else None if expose else _login()
     with _listening(host, port) as listening:
         at = listening.getsockname()[1]
-        door = Door(
+        access = Access(
             port=at, hosts=(host, socket.gethostname()) if expose else (), exposed=expose, reviewer=name
         )
-        app = make_app(found.store, door, blind=blind)
+        app = make_app(found.store, access, blind=blind)
         Log(found.folder).add("review opened", {"blind": blind, "exposed": expose}, who=name or "equicam")
         shown = f"[{host}]" if ":" in host else "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
-        address = f"http://{shown}:{at}/?token={door.token}"
+        address = f"http://{shown}:{at}/?token={access.token}"
         if expose:
             console.print(
                 "[yellow]exposed:[/yellow] whoever reaches this port and has the address below can see the run's pictures and give "

@@ -13,8 +13,7 @@ from equicam.models.images import to_display_images
 from equicam.paper.context import Context
 from equicam.paper.experiment import Experiment
 from equicam.paper.rows import Row, note
-from equicam.report.explanation_files import MOST_SPREAD
-from equicam.report.overlay import Picture, heat, overlay, panel
+from equicam.report.overlay import MAX_DEVIATION, RgbImage, heat, overlay, panel
 
 VIEWS = 6
 IMAGES = 16
@@ -31,7 +30,7 @@ def measure(context: Context) -> Iterator[Row]:
     size, scale = (x.shape[-1], x.shape[-2]), float(own.max()) or 1.0
     rotated = to_display_images(context.model, views.act(x[i : i + 1])[:, 0])
     image = to_display_images(context.model, x[i : i + 1])[0]
-    spread = found.peum[i].double().sqrt().cpu().numpy() / MOST_SPREAD
+    spread = found.peum[i].double().sqrt().cpu().numpy() / MAX_DEVIATION
     mean = found.layer_map[i] / (float(found.layer_map[i].max()) or 1.0)
     panels = [
         [(f"rotated {a:g}°", p) for a, p in zip(views.angles, rotated, strict=True)],
@@ -47,7 +46,7 @@ def measure(context: Context) -> Iterator[Row]:
     yield figure_row(path)
 
 
-def _cells(plane: Float[Tensor, "h w"], size: tuple[int, int]) -> Picture:
+def _cells(plane: Float[Tensor, "h w"], size: tuple[int, int]) -> RgbImage:
     """A map at layer resolution, its cells visible."""
     cells = Image.fromarray(heat(np.clip(plane.double().cpu().numpy(), 0, 1)))
     return np.asarray(cells.resize(size, Image.Resampling.NEAREST))

@@ -13,7 +13,7 @@ from equicam.paper.context import Context
 from equicam.paper.experiment import Experiment
 from equicam.paper.figure_pipeline import figure_row
 from equicam.paper.rows import Row
-from equicam.report.plots import INK, MOST_POINTS, QUEUED
+from equicam.report.plots import INK, MAX_POINTS, QUEUED
 
 STYLES = {"grad-cam": ("Grad-CAM", INK, "o"), "equigrad-cam": ("EquiGrad-CAM", QUEUED, "^")}
 
@@ -57,7 +57,7 @@ def _against_change(axes: Axes, table: pa.Table) -> None:
             for i, p, v, kept in zip(eq.ids, rotated.value, eq.value, keeps.value, strict=True)
             if kept == 1
         ]
-        some = pairs[:: -(-len(pairs) // MOST_POINTS)] if pairs else []
+        some = pairs[:: -(-len(pairs) // MAX_POINTS)] if pairs else []
         x, y = zip(*some, strict=True) if some else ((), ())
         axes.scatter(x, y, 9, color=colour, marker=mark, alpha=0.35, linewidth=0)
     axes.set(xlabel="probability lost in the rotation", ylabel="drift, 1 − Eq")

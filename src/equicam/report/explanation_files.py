@@ -1,4 +1,4 @@
-"""One explained picture on disk: overlay, PEUM and view strip as PNGs, and the facts as JSON beside them."""
+"""The files of one explained image: overlay, PEUM and view strip as PNGs, and the facts as JSON."""
 
 import hashlib
 import json
@@ -9,71 +9,62 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from PIL import Image
 
-from equicam.report.overlay import Picture, heat, overlay, panel
+from equicam.report.overlay import MAX_DEVIATION, RgbImage, heat, overlay, panel, stretch
 
-A_ROW = 9  # views in a row of the strip
-MOST_SPREAD = 0.5  # the largest standard deviation values in [0, 1] can have
+VIEWS_PER_ROW = 9
 
 
 @dataclass(frozen=True)
-class View:
-    """One turned view: what the model saw and where it looked."""
+class ViewImage:
+    """One rotated view: the model's input and its map."""
 
     degrees: float
-    picture: Picture
-    plane: Float[np.ndarray, "h w"]
-    prob: float
-    flipped: bool
+    image: RgbImage
+    map: Float[np.ndarray, "h w"]
+    confidence: float
+    flips: bool
     kept: bool
 
 
 @dataclass(frozen=True)
-class Explained:
-    """One picture's explanation, ready to be drawn; `facts` is what the JSON says."""
+class ExplainedImage:
+    """One image's explanation as arrays; `facts` becomes the JSON file."""
 
-    picture: Picture
+    image: RgbImage
     map: Float[np.ndarray, "H W"]
     peum: Float[np.ndarray, "H W"]
-    views: tuple[View, ...]
+    views: tuple[ViewImage, ...]
     title: str
     facts: dict[str, Any]
 
 
-def write(explained: Explained, folder: Path, stem: str) -> None:
-    """STEM.overlay.png, STEM.views.png, STEM.json, and STEM.peum.png where there are views to disagree."""
+def write_files(explained: ExplainedImage, folder: Path, stem: str) -> None:
+    """STEM.overlay.png, STEM.views.png, STEM.json, and STEM.peum.png where there is more than one view."""
     names = {"overlay": f"{stem}.overlay.png", "views": f"{stem}.views.png"}
-    both = [
-        ("picture", explained.picture),
-        (explained.facts["method"], overlay(explained.picture, explained.map)),
-    ]
-    panel([both], folder / names["overlay"], title=explained.title, inches=3)
+    image, title = ("image", explained.image), explained.title
+    fused = (explained.facts["method"], overlay(explained.image, explained.map))
+    panel([[image, fused]], folder / names["overlay"], title=title, inches=3)
     if len(explained.views) > 1:
         names["peum"] = f"{stem}.peum.png"
-        # one scale for every picture, so that two can be compared by eye
-        spread = heat(np.sqrt(explained.peum) / MOST_SPREAD)
-        caption = f"standard deviation of views, 0 to {MOST_SPREAD}"
-        panel(
-            [[("picture", explained.picture), (caption, spread)]],
-            folder / names["peum"],
-            title=explained.title,
-            inches=3,
-        )
+        # one scale for every image, so that two can be compared by eye
+        deviation = heat(np.sqrt(explained.peum) / MAX_DEVIATION)
+        caption = f"standard deviation of views, 0 to {MAX_DEVIATION}"
+        panel([[image, (caption, deviation)]], folder / names["peum"], title=title, inches=3)
     strip = [
-        (_caption(v), overlay(v.picture, _stretched(v.plane, (v.picture.shape[0], v.picture.shape[1]))))
-        for v in explained.views
+        (_caption(view), overlay(view.image, stretch(view.map, (view.image.shape[0], view.image.shape[1]))))
+        for view in explained.views
     ]
-    rows = [strip[i : i + A_ROW] for i in range(0, len(strip), A_ROW)]
-    panel(rows, folder / names["views"], title=f"each view alone: {explained.title}", inches=1.7)
+    rows = [strip[i : i + VIEWS_PER_ROW] for i in range(0, len(strip), VIEWS_PER_ROW)]
+    panel(rows, folder / names["views"], title=f"each view alone: {title}", inches=1.7)
     facts = explained.facts | {"files": names}
     (folder / f"{stem}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=True) + "\n")
 
 
 def safe_stem(path: str, taken: set[str]) -> str:
-    """A file name of our own for a path of anybody's: plain letters, short, and in no case used yet."""
+    """A short plain file stem for any path, unlike all in `taken` whatever the case of letters; it joins them."""
     own = Path(path).stem
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", own).strip("._-")[:80] or "picture"
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", own).strip("._-")[:80] or "image"
     digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()
     tries = (
         plain if n == 0 and plain == own else f"{plain}-{digest[:8]}{f'-{n}' if n > 1 else ''}"
@@ -84,15 +75,6 @@ def safe_stem(path: str, taken: set[str]) -> str:
     return stem
 
 
-def _caption(view: View) -> str:
-    mark = "\nother class" if view.flipped else "" if view.kept else "\nleft out"
-    return f"{view.degrees:g}°, p = {view.prob:.2f}{mark}"
-
-
-def _stretched(plane: Float[np.ndarray, "h w"], size: tuple[int, int]) -> Float[np.ndarray, "H W"]:
-    """A plane at the picture's size, from 0 to 1 of its own range."""
-    large = np.asarray(
-        Image.fromarray(plane.astype(np.float32)).resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    )
-    span = float(large.max() - large.min())
-    return (large - large.min()) / span if span > 0 else np.zeros_like(large)
+def _caption(view: ViewImage) -> str:
+    remark = "\nother class" if view.flips else "" if view.kept else "\nleft out"
+    return f"{view.degrees:g}°, p = {view.confidence:.2f}{remark}"

@@ -1,4 +1,4 @@
-"""Maps drawn over pictures, and panels of them, for people to look at."""
+"""Maps as colours over images, and panels of them, for people to look at."""
 
 from pathlib import Path
 
@@ -7,29 +7,47 @@ from jaxtyping import Float, UInt8
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
-Picture = UInt8[np.ndarray, "H W 3"]
-SCALE = "inferno"  # even steps look even, also to the colour-blind and in grey
+RgbImage = UInt8[np.ndarray, "H W 3"]
+COLOURMAP = "inferno"  # perceptually uniform, also in grey and to the colour-blind
+MAX_DEVIATION = 0.5  # the largest standard deviation of values in [0, 1]
 
 
-def heat(values: Float[np.ndarray, "H W"]) -> Picture:
+def heat(values: Float[np.ndarray, "H W"]) -> RgbImage:
     """Values in [0, 1] as colours."""
-    return np.asarray(colormaps[SCALE](values)[..., :3] * 255).round().astype(np.uint8)
+    return np.asarray(colormaps[COLOURMAP](values)[..., :3] * 255).round().astype(np.uint8)
 
 
-def overlay(picture: Picture, values: Float[np.ndarray, "H W"], *, strength: float = 0.75) -> Picture:
-    """The map over the picture: where it is low the picture stays itself, greyed so that colour means saliency."""
-    grey = picture @ np.array([0.299, 0.587, 0.114])
-    ground = 0.35 * picture + 0.65 * grey[..., None]
+def overlay(image: RgbImage, values: Float[np.ndarray, "H W"], *, strength: float = 0.75) -> RgbImage:
+    """The map over the image; the image is greyed, so that colour means saliency, and shows where the map is low."""
+    grey = image @ np.array([0.299, 0.587, 0.114])
+    background = 0.35 * image + 0.65 * grey[..., None]
     alpha = strength * np.clip(values, 0, 1)[..., None] ** 0.7
-    blended: np.ndarray = (1 - alpha) * ground + alpha * heat(values)
+    blended: np.ndarray = (1 - alpha) * background + alpha * heat(values)
     return blended.round().astype(np.uint8)
 
 
+def enlarge(plane: Float[np.ndarray, "h w"], size: tuple[int, int]) -> Float[np.ndarray, "H W"]:
+    """Bilinear to a height and width, pixel areas aligned, as the chain upsamples."""
+    finite = np.nan_to_num(plane.astype(np.float32), posinf=0.0, neginf=0.0)
+    return np.asarray(Image.fromarray(finite).resize((size[1], size[0]), Image.Resampling.BILINEAR))
+
+
+def stretch(
+    plane: Float[np.ndarray, "h w"], size: tuple[int, int], *, flat_below: float = 0.0
+) -> Float[np.ndarray, "H W"]:
+    """A plane enlarged and scaled to 0 … 1; all 0 where its range is at most `flat_below` of its largest magnitude."""
+    large = enlarge(plane, size)
+    low, high = float(large.min()), float(large.max())
+    flat = high - low <= flat_below * max(abs(low), abs(high))
+    return np.zeros_like(large) if flat else (large - low) / (high - low)
+
+
 def panel(
-    rows: list[list[tuple[str, Picture]]], path: Path, *, title: str = "", inches: int | float = 2.2
+    rows: list[list[tuple[str, RgbImage]]], path: Path, *, title: str = "", inches: int | float = 2.2
 ) -> None:
-    """Titled pictures in rows, written as one PNG."""
+    """Titled images in rows, written as one PNG."""
     columns = max(map(len, rows))
     figure = Figure(figsize=(inches * columns, (inches + 0.3) * len(rows)), layout="compressed")
     FigureCanvasAgg(figure)
@@ -37,8 +55,8 @@ def panel(
     for cell in cells.flat:
         cell.axis("off")
     for row, entries in zip(cells, rows, strict=True):
-        for cell, (name, picture) in zip(row, entries, strict=False):
-            cell.imshow(picture, interpolation="nearest")
+        for cell, (name, image) in zip(row, entries, strict=False):
+            cell.imshow(image, interpolation="nearest")
             cell.set_title(name, fontsize=9, parse_math=False)
     if title:
         figure.suptitle(title, fontsize=10, parse_math=False)

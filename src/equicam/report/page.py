@@ -1,7 +1,7 @@
-"""The evidence report: one HTML file that needs nothing else, and the same numbers as JSON beside it.
+"""The evidence report: one HTML file that needs nothing else, and the same numbers in a JSON file next to it.
 
-Names, labels and reasons come from anybody's files: they are escaped as text, and characters that would move, hide or
-reverse it are spelled out. The random arm of a triage is not told: who reviews may read this.
+Names, labels and reasons come from foreign files: they are escaped as text, and characters that would move, hide or
+reverse text are spelled out. The report names no image of the control arm, because reviewers may read it.
 """
 
 import json
@@ -28,20 +28,20 @@ from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.reasons import SIGNALS, Reason, describe, from_rows
 from equicam.report import plots, render
-from equicam.report.explanation_files import MOST_SPREAD
-from equicam.report.render import Pictures
+from equicam.report.overlay import MAX_DEVIATION
+from equicam.report.render import RenderedImages
+from equicam.report.rows import class_name, peum_undefined
 from equicam.report.text import FLAGS, visible
 from equicam.shards import json_ready, write_atomic
 
-MOST_BAD = 100  # rows of the table of bad pictures
-SILENT = {"blank", "constant", "none-kept"}  # flags under which PEUM says nothing
+MAX_BAD_ROWS = 100  # of the table of bad images
 Evidence = Mapping[str, Any]
 """`verdict`, a sentence, and `lines`, sentences with numbers and intervals; other keys go to the JSON."""
 
 
 @runtime_checkable
-class Ranked(Protocol):
-    """What a report asks of a triage."""
+class RankedQueue(Protocol):
+    """The parts of a triage that a report uses."""
 
     @property
     def rows(self) -> pa.Table:
@@ -49,7 +49,7 @@ class Ranked(Protocol):
 
     @property
     def by(self) -> str:
-        """What they are ranked by."""
+        """The signal that ranks."""
 
     @property
     def guarantee(self) -> Any:
@@ -57,57 +57,63 @@ class Ranked(Protocol):
 
     @property
     def quality(self) -> Any:
-        """A dataclass with its `sentence` and its `advice` on what to rank by, or None."""
+        """A dataclass with its `sentence` and its `advice` on the signal to rank by, or None."""
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One picture of the queue as the page has it."""
+class Card:
+    """One image of the queue as the page shows it."""
 
-    facts: dict[str, Any]  # what the JSON says of it
-    pictures: Pictures
+    facts: dict[str, Any]  # also in the JSON
+    images: RenderedImages
 
 
 def write_report(
-    run: RunStore, triage: Ranked, *, evidence: Mapping[str, Evidence] = {}, out: Path | None = None, top: int = 40
+    run: RunStore,
+    triage: RankedQueue,
+    *,
+    evidence: Mapping[str, Evidence] = {},
+    out: Path | None = None,
+    top: int = 40,
 ) -> Path:
-    """RUN/report.html, or `out`, and the JSON beside it."""
+    """Write RUN/report.html, or `out`, and the JSON of the same stem."""
     page = run.folder / "report.html" if out is None else Path(out)
-    beside = page.with_suffix(".json")
-    if page.suffix.lower() not in (".html", ".htm") or beside.name in ("manifest.json", "digests.json"):
+    json_file = page.with_suffix(".json")
+    if page.suffix.lower() not in (".html", ".htm") or json_file.name in ("manifest.json", "digests.json"):
         raise EquicamError(
-            "a report", needs="a name that ends in .html, and leaves the run's own .json alone", got=valid_utf8(str(page)),
-            fix="report.html",
+            "a report", needs="a name that ends in .html and does not overwrite the run's own .json",
+            got=valid_utf8(str(page)), fix="report.html",
         )  # fmt: skip
-    spec, items = run.manifest, run.read_items()
+    manifest, items = run.manifest, run.read_items()
     queue = triage.rows.filter(pc.equal(triage.rows["arm"], "queue")).sort_by("rank").to_pylist()
-    readings = ReviewLog(run.folder)
-    readings.refresh()
-    shown = _shown(run, spec, items, queue[: max(0, top)], evidence, readings)
-    facts = _facts(run, spec, items, queue, triage, readings) | {"queue": [one.facts for one in shown]}
+    log = ReviewLog(run.folder)
+    log.refresh()
+    cards = _cards(run, manifest, items, queue[: max(0, top)], evidence, log)
+    facts = _facts(run, manifest, items, queue, triage, log) | {"queue": [card.facts for card in cards]}
     text = _environment().get_template("report.html.j2").render(
-        facts=facts, shown=shown, plots=_plots(items, queue, triage, len(spec.angles)), manifest=_manifest(spec),
-        folder=shlex.quote(valid_utf8(str(run.folder))), most_bad=MOST_BAD, most_spread=MOST_SPREAD, flags=FLAGS,
-        scale=render.inline(render.scale_bar()), thinned=len(spec.angles) > render.MOST_VIEWS,
-        named=partial(_named, classes=spec.classes), verdicts=VERDICTS, by=SIGNALS[triage.by],
+        facts=facts, cards=cards, plots=_plots(items, queue, triage, len(manifest.angles)), flags=FLAGS,
+        manifest=_manifest_lines(manifest), folder=shlex.quote(valid_utf8(str(run.folder))), max_bad_rows=MAX_BAD_ROWS,
+        max_deviation=MAX_DEVIATION, scale=render.data_url(render.colour_scale()),
+        thinned=len(manifest.angles) > render.MAX_TILES, class_name=partial(class_name, classes=manifest.classes),
+        verdicts=VERDICTS, ranked_by=SIGNALS[triage.by],
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(beside, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())
+    write_atomic(json_file, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())
     write_atomic(page, text.encode())
     return page
 
 
 def _facts(
     run: RunStore,
-    spec: Manifest,
+    manifest: Manifest,
     items: pa.Table,
     queue: Sequence[Mapping[str, Any]],
-    triage: Ranked,
-    readings: ReviewLog,
+    triage: RankedQueue,
+    log: ReviewLog,
 ) -> dict[str, Any]:
-    """Every number of the report, but those of single pictures."""
-    log = Log(run.folder)
-    events, ok = log.events(), items.filter(pc.equal(items["status"], "ok"))
+    """Every number of the report except those of single images."""
+    event_log = Log(run.folder)
+    events, ok = event_log.events(), items.filter(pc.equal(items["status"], "ok"))
     bad = items.filter(pc.not_equal(items["status"], "ok"))
     columns = (
         signal_values(ok, "peum"),
@@ -115,159 +121,150 @@ def _facts(
         _numbers(ok["flip_rate"]),
         _numbers(ok["eq"]),
     )
-    peum, apart, flips, eq = (v[np.isfinite(v)] for v in columns)
+    peum, disagreement, flips, eq = (v[np.isfinite(v)] for v in columns)
     return {
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "manifest": spec.to_json() | {"angles": list(spec.angles)},
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "manifest": manifest.to_json() | {"angles": list(manifest.angles)},
         "summary": {
-            "pictures": spec.images,
+            "images": manifest.images,
             "done": items.num_rows,
             "ok": ok.num_rows,
             "bad": bad.num_rows,
             "queue": len(queue),
             "median_peum": float(np.median(peum)) if len(peum) else None,
-            "median_disagreement": float(np.median(apart)) if len(apart) else None,
+            "median_disagreement": float(np.median(disagreement)) if len(disagreement) else None,
             "flipping": float((flips > 0).mean()) if len(flips) else None,
             "calibrated": len(eq),
         },
         "by": triage.by,
         "guarantee": asdict(triage.guarantee),
-        "worth": None if triage.quality is None else asdict(triage.quality),
-        "review": _review(readings, triage),
+        "quality": None if triage.quality is None else asdict(triage.quality),
+        "review": _review(log, triage),
         "bad": [
-            {
-                "id": row["id"],
-                "reason": describe(Reason.from_row({"code": row["reason"], "values": row["reason_values"]})),
-            }
+            {"id": row["id"], "reason": describe(_reason(row))}
             for row in bad.select(["id", "reason", "reason_values"]).to_pylist()
         ],
         "log": {
             "events": len(events),
             "first": events[0].time if events else None,
             "latest": events[-1].time if events else None,
-            "last_hash": log.last(),
-            "problems": log.problems(),
+            "last_hash": event_log.last(),
+            "problems": event_log.problems(),
         },
     }
 
 
-def _review(readings: ReviewLog, triage: Ranked) -> dict[str, Any] | None:
-    """What reviewers found, in both arms together with their numbers; no picture of the random arm is named."""
-    if not readings.verdicts():
+def _reason(row: Mapping[str, Any]) -> Reason:
+    """Why an image is bad."""
+    return Reason.from_row({"code": row["reason"], "values": row["reason_values"]})
+
+
+def _review(log: ReviewLog, triage: RankedQueue) -> dict[str, Any] | None:
+    """The reviewers' findings, both arms as numbers; no image of the control arm is named."""
+    if not log.verdicts():
         return None
-    from equicam.auditing.interrater import (
-        summarise_reviews,  # intervals are slow to load, and most reports have none of these
-    )
+    # imported here: intervals load slowly, and most reports have no verdicts
+    from equicam.auditing.interrater import summarise_reviews
 
     arms = dict(zip(triage.rows["id"].to_pylist(), triage.rows["arm"].to_pylist(), strict=True))
-    found = summarise_reviews(readings, arms)
+    found = summarise_reviews(log, arms)
     return None if found is None else found.to_json() | {"of": len(arms)}
 
 
 def _plots(
-    items: pa.Table, queue: Sequence[Mapping[str, Any]], triage: Ranked, views: int
+    items: pa.Table, queue: Sequence[Mapping[str, Any]], triage: RankedQueue, views: int
 ) -> dict[str, Markup]:
-    """The distributions; what plots hold is ours alone, so it is not escaped."""
+    """The distributions; plots contain no foreign text, so they are not escaped."""
     ok = items.filter(pc.equal(items["status"], "ok"))
-    score, flips, eq = signal_values(ok, triage.by), _numbers(ok["flip_rate"]), _numbers(ok["eq"])
-    queued, named = _among(ok, queue).to_numpy(), SIGNALS[triage.by]
-    found = {"score": plots.score_histogram(score, queued, named=named)}
+    signal, flips, eq = signal_values(ok, triage.by), _numbers(ok["flip_rate"]), _numbers(ok["eq"])
+    queued, name = _is_queued(ok, queue).to_numpy(), SIGNALS[triage.by]
+    found = {"signal": plots.signal_histogram(signal, queued, name=name)}
     found["flips"] = plots.flip_histogram(np.rint(views * flips[np.isfinite(flips)]).astype(np.int64), views)
-    if (both := np.isfinite(score) & np.isfinite(eq)).any():
+    if (both := np.isfinite(signal) & np.isfinite(eq)).any():
         line = 1 - float(triage.guarantee.unstable)
-        found["drift"] = plots.against_drift(
-            score[both], 1 - eq[both], queued[both], unstable=line, named=named
+        found["drift"] = plots.signal_against_drift(
+            signal[both], 1 - eq[both], queued[both], unstable=line, name=name
         )
     return {name: Markup(svg) for name, svg in found.items()}  # noqa: S704
 
 
-def _shown(
+def _cards(
     run: RunStore,
-    spec: Manifest,
+    manifest: Manifest,
     items: pa.Table,
     queue: Sequence[Mapping[str, Any]],
     evidence: Mapping[str, Evidence],
-    readings: ReviewLog,
-) -> list[Shown]:
+    log: ReviewLog,
+) -> list[Card]:
     ids = [row["id"] for row in queue]
-    known = {row["id"]: row for row in items.filter(_among(items, queue)).to_pylist()}
-    if absent := [name for name in ids if name not in known]:
+    rows = {row["id"]: row for row in items.filter(_is_queued(items, queue)).to_pylist()}
+    if absent := [name for name in ids if name not in rows]:
         raise EquicamError(
             "a report", needs="a triage of this run", got=f"{visible(absent[0])!r}, which is not in it",
             fix="equicam triage RUN",
         )  # fmt: skip
     maps = run.maps(ids)
     return [
-        Shown(
-            _told(row, known[row["id"]], evidence, spec)
-            | {
-                "verdicts": _verdicts(readings, row["id"]),
-                "notes": [asdict(n) for n in readings.notes(row["id"])],
-            },
-            render.pictured(known[row["id"]], maps.get(row["id"]), spec.angles, fetch=bool(run.moved)),
+        Card(
+            _image_facts(ranked, rows[name], evidence.get(name), manifest)
+            | {"verdicts": _verdicts(log, name), "notes": [asdict(n) for n in log.notes(name)]},
+            render.render_images(rows[name], maps.get(name), manifest.angles, fetch=bool(run.moved)),
         )
-        for row in queue
+        for name, ranked in zip(ids, queue, strict=True)
     ]
 
 
-def _among(items: pa.Table, queue: Sequence[Mapping[str, Any]]) -> pa.ChunkedArray:
+def _is_queued(items: pa.Table, queue: Sequence[Mapping[str, Any]]) -> pa.ChunkedArray:
     return pc.is_in(items["id"], pa.array([row["id"] for row in queue], pa.string()))
 
 
-def _told(
-    ranked: Mapping[str, Any], row: Mapping[str, Any], evidence: Mapping[str, Evidence], spec: Manifest
+def _image_facts(
+    ranked: Mapping[str, Any], row: Mapping[str, Any], evidence: Evidence | None, manifest: Manifest
 ) -> dict[str, Any]:
-    flags = list(row["flags"] or [])
-    same = (
+    copied = (
         "label", "target", "confidence", "peum_score", "flip_rate", "views_kept", "eq", "view_confidence", "view_top1",
     )  # fmt: skip
     return {
         "id": row["id"],
         "rank": ranked["rank"],
-        "class": _named(row["target"], spec.classes),
-        **{name: row[name] for name in same},
+        "class": class_name(row["target"], manifest.classes),
+        **{name: row[name] for name in copied},
         "disagreement": ranked.get("disagreement"),
-        "flags": flags,
-        "silent": bool(SILENT & {*flags})
-        or (len(spec.angles) > 1 and row["views_kept"] is not None and row["views_kept"] <= 1),
+        "flags": list(row["flags"] or []),
+        "peum_undefined": peum_undefined(row, views=len(manifest.angles)),
         "reasons": [describe(reason) for reason in from_rows(ranked["reasons"])],
-        "evidence": dict(evidence[row["id"]]) if row["id"] in evidence else None,
+        "evidence": None if evidence is None else dict(evidence),
     }
 
 
-def _verdicts(readings: ReviewLog, name: str) -> list[dict[str, Any]]:
-    """Every verdict on a picture, changed ones too, and which stand."""
-    stands = {v.number for v in readings.by_reviewer(name).values()}
-    return [asdict(v) | {"stands": v.number in stands} for v in readings.verdicts(name)]
+def _verdicts(log: ReviewLog, name: str) -> list[dict[str, Any]]:
+    """Every verdict on an image, including those that were changed later."""
+    standing = {v.number for v in log.by_reviewer(name).values()}
+    return [asdict(v) | {"stands": v.number in standing} for v in log.verdicts(name)]
 
 
-def _named(target: int | None, classes: Sequence[str] | None) -> str:
-    known = target is not None and classes is not None and 0 <= target < len(classes)
-    return classes[target] if known else f"class {target}"  # type: ignore[index]
-
-
-def _manifest(spec: Manifest) -> dict[str, str]:
-    """Every entry in words that fit a line or a few."""
-    plain = spec.recipe.to_json() | spec.to_json()
-    told = {
+def _manifest_lines(manifest: Manifest) -> dict[str, str]:
+    """Every entry as text that fits a line or a few."""
+    plain = manifest.recipe.to_json() | manifest.to_json()
+    lines = {
         name: "none" if value is None else str(value)
         for name, value in plain.items()
         if name not in ("recipe", "views")
     }
-    classes = spec.classes or ()
-    named = ", ".join(classes[:12]) + (", …" if len(classes) > 12 else "")
-    told["classes"] = f"{len(classes)}: {named}" if classes else "not named"
-    told["angles"] = ", ".join(f"{angle:g}°" for angle in spec.angles)
-    told["versions"] = ", ".join(f"{name} {version}" for name, version in spec.versions)
-    return told
+    classes = manifest.classes or ()
+    names = ", ".join(classes[:12]) + (", …" if len(classes) > 12 else "")
+    lines["classes"] = f"{len(classes)}: {names}" if classes else "without names"
+    lines["angles"] = ", ".join(f"{angle:g}°" for angle in manifest.angles)
+    lines["versions"] = ", ".join(f"{name} {version}" for name, version in manifest.versions)
+    return lines
 
 
-def _number(value: float | None, form: str = ".3g") -> str:
+def _format_number(value: float | None, form: str = ".3g") -> str:
     return "–" if value is None or not np.isfinite(value) else f"{value:{form}}"
 
 
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:
-    """As float64, NaN where there is none."""
+    """A column as float64, NaN for null."""
     return np.asarray(column.cast(pa.float64()).fill_null(np.nan).to_numpy())
 
 
@@ -280,5 +277,5 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"visible": visible, "number": _number}
+    found.filters |= {"visible": visible, "number": _format_number}
     return found

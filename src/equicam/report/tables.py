@@ -1,4 +1,4 @@
-"""An evaluation as printed tables: numbers with intervals, floors beside them, and what was left out."""
+"""An evaluation as tables for the terminal: means with intervals, floors, and the images that were left out."""
 
 from collections.abc import Iterator
 
@@ -12,8 +12,8 @@ from equicam.evaluation import statistics, summary
 from equicam.evaluation.statistics import Correlation, Estimate
 
 
-def printed(rows: pa.Table, *, details: bool = False) -> Iterator[Table | str]:
-    """The main table and, on request, the rest; last of all the pictures that could not be read."""
+def evaluation_tables(rows: pa.Table, *, details: bool = False) -> Iterator[Table | str]:
+    """The main table, the detailed ones on request, and the number of images that could not be read."""
     yield from _main(rows)
     scores = set(rows["score"].to_pylist())
     if "causal-drift" in scores:
@@ -27,7 +27,7 @@ def printed(rows: pa.Table, *, details: bool = False) -> Iterator[Table | str]:
     bad = rows.filter(pc.is_null(rows["score"]))
     if len(bad):
         total = len(pc.unique(rows["id"]))
-        yield f"{len(bad)} of {total} pictures could not be read; their rows say why"
+        yield f"{len(bad)} of {total} images could not be read; their rows give the reason"
 
 
 def _table(*columns: str, caption: str | None = None) -> Table:
@@ -44,7 +44,7 @@ def _main(rows: pa.Table) -> Iterator[Table | str]:
     remarks = []
     for line in summary.summarise(rows):
         if line.score.startswith("causal-"):
-            continue  # a table of its own
+            continue  # in a table of its own
         floor = "" if np.isnan(line.floor) else f"{line.floor:.3f}"
         skill = "" if line.skill is None else f"{line.skill.value:.3f}"
         table.add_row(
@@ -67,15 +67,13 @@ def _main(rows: pa.Table) -> Iterator[Table | str]:
             )
         if not line.value.n and line.reason:
             remarks.append(f"{name}: {line.reason}")
-    table.caption = (
-        "mean over pictures [95 %, bootstrap by picture]; floor: unrelated pictures, or a trivial map"
-    )
+    table.caption = "mean over images [95 %, bootstrap by image]; floor: unrelated images, or a trivial map"
     yield table
     yield from remarks
 
 
 def _causal(rows: pa.Table, method: str) -> Table:
-    table = _table(f"{method} without", "presented", "turned", "drift costs more by", "on")
+    table = _table(f"{method} without", "presented", "rotated", "drift costs more by", "on")
     region = "disc" if _has(rows, "causal-drift", method, "disc") else "full"
     for line in summary.occlusion_effects(rows, method, region=region):
         more = line.drift_above
@@ -87,7 +85,7 @@ def _causal(rows: pa.Table, method: str) -> Table:
             by,
             "" if more is None else f"{more.wins:.0%}",
         )
-    table.caption = "probability lost; paired by picture, in the presented frame"
+    table.caption = "probability lost; paired by image, in the presented frame"
     return table
 
 
@@ -103,7 +101,7 @@ def _conditions(rows: pa.Table) -> Table:
     table = _table(
         "Eq in the disc",
         "all pairs",
-        "stable top-1",
+        "consistent top-1",
         "by confidence",
         "drift ~ p lost",
         "drift ~ |log p ratio|",
@@ -120,7 +118,7 @@ def _conditions(rows: pa.Table) -> Table:
         )
         rate = rate or found.consistency_rate
     if rate is not None:
-        table.caption = f"the top-1 survives {rate.value:.1%} of the turns; r over pairs that keep it"
+        table.caption = f"the top-1 survives {rate.value:.1%} of the rotations; r over pairs that keep it"
     return table
 
 
@@ -129,7 +127,7 @@ def _strata(rows: pa.Table) -> Table:
     table = _table("Eq by p of the class", *(name for name, _ in next(iter(found.values()), [])))
     for method, line in found.items():
         table.add_row(method, *(f"{v.value:.3f} ({v.n})" if v.n else "–" for _, v in line))
-    table.caption = "mean (pictures)"
+    table.caption = "mean (images)"
     return table
 
 
@@ -153,7 +151,7 @@ def _signals(rows: pa.Table) -> Table:
     single = [m for m in _methods(rows, "eq") if m not in several]
     of = "grad-cam" if "grad-cam" in single else (single or several)[0]
     table = _table(
-        "tells unstable maps", "Pearson", "Spearman", "AUROC", "capture", "held-out", "wrong", "behind PEUM"
+        "finds unstable maps", "Pearson", "Spearman", "AUROC", "capture", "held-out", "wrong", "behind PEUM"
     )
     for s in summary.signals(rows, several[0], of=of):
         behind = "" if s.behind_peum is None else estimate(s.behind_peum)
@@ -178,7 +176,7 @@ def correlation(c: Correlation) -> str:
 
 
 def _methods(rows: pa.Table, score: str) -> list[str]:
-    """In the order of the evaluation."""
+    """The methods with this score, in the order of the evaluation."""
     some = rows.filter(
         pc.and_(pc.is_valid(rows["method"]), pc.fill_null(pc.equal(rows["score"], score), False))
     )

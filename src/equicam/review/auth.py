@@ -1,7 +1,8 @@
-"""Who may talk to the page: a token once, a cookie after it, and nothing from another site.
+"""Access to the review page: a token once, then a cookie, and no request from another site.
 
-Wraps the whole application, so that no route can forget it: host names that are not ours, large bodies, strangers and
-forged posts are turned away before any route runs, and every answer leaves with the same headers.
+The middleware wraps the whole application, so that no route can forget it. It refuses foreign host names, large
+bodies, requests without a session and forged posts before any route runs, and adds the security headers to every
+response.
 """
 
 import ipaddress
@@ -17,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MOST_BODY = 16_384
-MOST_SESSIONS = 500
-CSRF = "x-equicam-csrf"
-HEADERS = {
+MAX_BODY_BYTES = 16_384
+MAX_SESSIONS = 500
+CSRF_HEADER = "x-equicam-csrf"
+SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -30,7 +31,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass
@@ -41,180 +42,192 @@ class Session:
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
 
 
-class Door:
-    """The token of this start, the hosts it answers to, and who is in."""
+class Access:
+    """The token of this start, the hosts it answers to, and the open sessions."""
 
     def __init__(
         self, *, port: int, hosts: Iterable[str] = (), exposed: bool = False, reviewer: str | None
     ) -> None:
         self.token = secrets.token_urlsafe(32)
-        self.cookie = f"equicam-review-{port}"  # cookies do not tell ports apart, names do
+        self.cookie = (
+            f"equicam-review-{port}"  # browsers share cookies between ports, so the name holds the port
+        )
         self.port, self.exposed, self.reviewer = port, exposed, reviewer
-        self.hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
+        self.hosts = {*LOOPBACK_HOSTS, *(host.lower() for host in hosts)}
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._lock = threading.Lock()
 
-    def admits(self, host: str) -> bool:
-        """Is this Host header one of ours? A name that was made to point here is not; a bare address cannot be."""
-        try:
-            parts = urlsplit(f"//{host}")
-            name, port = (parts.hostname or "").lower(), parts.port or 80
-        except ValueError:
-            return False
-        if port != self.port or parts.path or parts.query or parts.username is not None:
-            return False
-        return name in self.hosts or (self.exposed and _is_address(name))
+    def allows_host(self, host: str) -> bool:
+        """Whether a Host header names this server: its port and one of its hosts, or any IP address when exposed.
 
-    def enter(self, token: str) -> str | None:
-        """A new session for who has the token."""
+        Starlette's TrustedHostMiddleware ignores the port and cannot allow every IP address. DNS rebinding needs a
+        host name, so an address is safe.
+        """
+        name = host.lower().removesuffix(f":{self.port}")
+        if name == host.lower() and self.port != 80:  # browsers leave out only port 80
+            return False
+        return name in self.hosts or (self.exposed and _is_ip_address(name))
+
+    def open_session(self, token: str) -> str | None:
+        """The cookie of a new session; None for a wrong token."""
         if not secrets.compare_digest(token.encode(), self.token.encode()):
             return None
-        key = secrets.token_urlsafe(32)
+        cookie = secrets.token_urlsafe(32)
         with self._lock:
-            self._sessions[key] = Session(self.reviewer)
-            while len(self._sessions) > MOST_SESSIONS:
+            self._sessions[cookie] = Session(self.reviewer)
+            while len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
-        return key
+        return cookie
 
     def session(self, request: Request) -> Session | None:
-        """Who is asking, by the cookie."""
+        """The session of a request's cookie."""
         try:
-            jar = SimpleCookie(request.headers.get("cookie", ""))
+            cookie = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             return None
-        found = jar.get(self.cookie)
         with self._lock:
-            return self._sessions.get(found.value) if found else None
+            return self._sessions.get(cookie.value) if cookie else None
 
 
-class Guard:
-    """The application behind a door."""
+class AuthMiddleware:
+    """Passes on requests with a session and answers all others."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
-        self.app, self.door = app, door
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self.access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let through what may pass; answer the rest here."""
+        """Check one request, then run the application on it."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-
-        async def dressed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
-                more = HEADERS | {"cache-control": "no-store"}
-                message["headers"] = [
-                    *message["headers"],
-                    *((k.encode(), v.encode()) for k, v in more.items() if k.encode() not in given),
-                ]
-            await send(message)
-
-        body = await _body(receive) if scope["method"] not in ("GET", "HEAD") else b""
+        send = _with_security_headers(send)
+        body = await _read_body(receive) if scope["method"] not in ("GET", "HEAD") else b""
         request = Request(scope)
-        refusal = self._refusal(request, body)
+        refusal = self._refuse(request, body)
         if refusal is not None:
-            await refusal(scope, receive, dressed)
+            await refusal(scope, receive, send)
             return
-        scope.setdefault("state", {})["session"] = self.door.session(request)
-        await self.app(scope, _replayed(body or b"", receive), dressed)
+        scope.setdefault("state", {})["session"] = self.access.session(request)
+        await self.app(scope, _replay(body or b"", receive), send)
 
-    def _refusal(self, request: Request, body: bytes | None) -> Response | None:
-        if not self.door.admits(request.headers.get("host", "")):
-            return _no(421, "this page answers only to the address it was started with")
+    def _refuse(self, request: Request, body: bytes | None) -> Response | None:
+        """The response to a request that must not reach the application."""
+        if not self.access.allows_host(request.headers.get("host", "")):
+            return json_error(421, "this server answers only to the address it was started with")
         if body is None:
-            return _no(413, f"a post may have at most {MOST_BODY:,} bytes")
+            return json_error(413, f"a post may have at most {MAX_BODY_BYTES:,} bytes")
         if request.method not in ("GET", "HEAD", "POST"):
-            return _no(405, "only GET, HEAD and POST")
+            return json_error(405, "only GET, HEAD and POST")
         if request.method == "GET" and "token" in request.query_params:
-            return self._entry(request)
+            return self._redeem_token(request)
         if request.url.path.startswith("/static/") and request.method != "POST":
             return None
-        session = self.door.session(request)
+        session = self.access.session(request)
         if session is None:
-            return self._stranger(request)
-        return _forged(request, session) if request.method == "POST" else None
+            return _unauthorised(request)
+        return _refuse_forged_post(request, session) if request.method == "POST" else None
 
-    def _entry(self, request: Request) -> Response:
-        """The token leaves the address bar, and comes back as a cookie scripts cannot read."""
-        key = self.door.enter(request.query_params["token"])
-        if key is None:
-            return self._stranger(request)
-        left = [(k, v) for k, v in parse_qsl(request.url.query, keep_blank_values=True) if k != "token"]
+    def _redeem_token(self, request: Request) -> Response:
+        """Exchange the token for a cookie that scripts cannot read, and remove it from the address bar."""
+        cookie = self.access.open_session(request.query_params["token"])
+        if cookie is None:
+            return _unauthorised(request)
+        query = [(k, v) for k, v in parse_qsl(request.url.query, keep_blank_values=True) if k != "token"]
         path = "/" + request.url.path.lstrip("/\\")
-        answer = RedirectResponse(path + (f"?{urlencode(left)}" if left else ""), status_code=303)
-        answer.set_cookie(self.door.cookie, key, httponly=True, samesite="strict", path="/")
-        return answer
-
-    @staticmethod
-    def _stranger(request: Request) -> Response:
-        if request.url.path.startswith(("/api/", "/picture/", "/export/")):
-            return _no(401, "this server was started anew, or you have not come by the address it printed")
-        return Response(_CLOSED, 401, media_type="text/html; charset=utf-8")
+        response = RedirectResponse(path + (f"?{urlencode(query)}" if query else ""), status_code=303)
+        response.set_cookie(self.access.cookie, cookie, httponly=True, samesite="strict", path="/")
+        return response
 
 
-def _forged(request: Request, session: Session) -> Response | None:
-    """A post needs the page's own secret, and must not come from another site."""
+def _unauthorised(request: Request) -> Response:
+    if request.url.path.startswith(("/api/", "/image/", "/export/")):
+        return json_error(
+            401, "the server was restarted, or this browser has not opened the address it printed"
+        )
+    return Response(_UNAUTHORISED_PAGE, 401, media_type="text/html; charset=utf-8")
+
+
+def _refuse_forged_post(request: Request, session: Session) -> Response | None:
+    """A post must come from the same origin and carry the session's secret."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        return _no(403, "this post came from another site")
+        return json_error(403, "this post came from another site")
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
-        return _no(403, "this post came from another site")
-    given = request.headers.get(CSRF, "")
-    if not secrets.compare_digest(given.encode(), session.csrf.encode()):
-        return _no(403, "this post does not carry the page's secret; reload the page")
+        return json_error(403, "this post came from another site")
+    secret = request.headers.get(CSRF_HEADER, "")
+    if not secrets.compare_digest(secret.encode(), session.csrf.encode()):
+        return json_error(403, "this post does not carry the secret of the page; reload the page")
     if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
-        return _no(415, "a post must be JSON")
+        return json_error(415, "a post must be JSON")
     return None
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """All of it, or None where it is too large."""
-    found = bytearray()
+def _with_security_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            present = {name.lower() for name, _ in message["headers"]}
+            # a response with an ETag may be stored and revalidated, all others must not be stored
+            caching = "private, no-cache" if b"etag" in present else "no-store"
+            added = SECURITY_HEADERS | {"cache-control": caching}
+            message["headers"] = [
+                *message["headers"],
+                *((k.encode(), v.encode()) for k, v in added.items() if k.encode() not in present),
+            ]
+        await send(message)
+
+    return send_with_headers
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """The whole body, or None if it is too large."""
+    body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return bytes(found)
-        found += message.get("body", b"")
-        if len(found) > MOST_BODY:
+            return bytes(body)
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
             return None
         if not message.get("more_body"):
-            return bytes(found)
+            return bytes(body)
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A receive function that gives the body once more to the application."""
     sent = False
 
-    async def again() -> Message:
+    async def receive_again() -> Message:
         nonlocal sent
         if sent:
             return await receive()
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return again
+    return receive_again
 
 
-def _no(status: int, why: str) -> Response:
-    return JSONResponse({"error": why}, status)
+def json_error(status: int, message: str) -> Response:
+    """An error as the page's scripts read it."""
+    return JSONResponse({"error": message}, status)
 
 
-def _is_address(name: str) -> bool:
+def _is_ip_address(name: str) -> bool:
     try:
-        ipaddress.ip_address(name)
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
         return False
     return True
 
 
-_CLOSED = """<!doctype html>
+_UNAUTHORISED_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>equicam review</title><link rel="stylesheet" href="/static/review.css"></head>
-<body class="closed"><main><h1>Come in by the printed address</h1>
-<p>This page opens with the address that <code>equicam review</code> printed when it started. It holds a token that is
-new at every start, so an old address or an old tab does not open it.</p>
-<p>Verdicts that could not be sent are kept in this browser and go out when the page is open again.</p>
-<p><a href="/">I have just used that address: go on</a></p></main></body></html>
+<body class="message"><main><h1>Open the printed address</h1>
+<p>This page opens with the address that <code>equicam review</code> printed when it started. The address holds a token
+that is new at every start, so an old address or an old tab does not work.</p>
+<p>Verdicts that could not be sent are kept in this browser and are sent when the page is open again.</p>
+<p><a href="/">I have just opened that address: continue</a></p></main></body></html>
 """

@@ -1,4 +1,4 @@
-"""The pictures to review, in an order that gives nothing away, and their rows, read a part at a time."""
+"""The review queue: its order, its filters, and the rows behind each item, read one shard at a time."""
 
 import hashlib
 import threading
@@ -19,67 +19,68 @@ from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.errors import EquicamError
 
-A_PAGE = 200  # the most entries of one answer
+MAX_ITEMS_PER_RESPONSE = 200
+MAX_CACHED_SELECTIONS = 32
 FILTERS = ("class", "flag", "verdict", "arm")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One picture to review; `key` stands for it in addresses, where no name of anybody's may be."""
+class QueueItem:
+    """One image to review. URLs name it by `key`, because an id is a file name and may hold anything."""
 
     key: str
     id: str
-    row: int  # in the triage
-    part: int
+    triage_row: int
+    shard: int
     arm: str
-    named: str | None  # the predicted class
+    predicted: str | None  # the predicted class
     flags: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """The queue as it was ranked at one moment."""
+class Queue:
+    """The review queue as one triage ranked it."""
 
     run: RunStore
-    version: str  # of triage.parquet: another one is another order
+    version: str  # digest of triage.parquet: another version is another order
     triage: pa.Table
-    by: str  # what it is ranked by
-    entries: tuple[Entry, ...]  # in order of review
-    places: Mapping[str, int]  # by key
-    ids: Mapping[str, int]  # places by id
-    flags: Mapping[str, int]  # how many have each
-    arms: Mapping[str, int]
+    ranked_by: str
+    items: tuple[QueueItem, ...]  # in review order
+    position: Mapping[str, int]  # by key
+    position_by_id: Mapping[str, int]
+    flag_counts: Mapping[str, int]
+    arm_counts: Mapping[str, int]
 
-    def find(self, key: str) -> Entry | None:
-        """The entry of a key."""
-        place = self.places.get(key)
-        return None if place is None else self.entries[place]
+    def find(self, key: str) -> QueueItem | None:
+        """The item with this key."""
+        position = self.position.get(key)
+        return None if position is None else self.items[position]
 
-    def ranked(self, entry: Entry) -> dict[str, Any]:
-        """What the triage says of it."""
-        found: dict[str, Any] = self.triage.slice(entry.row, 1).to_pylist()[0]
+    def triage_facts(self, item: QueueItem) -> dict[str, Any]:
+        """The item's row in the triage."""
+        found: dict[str, Any] = self.triage.slice(item.triage_row, 1).to_pylist()[0]
         return found
 
-    def row(self, entry: Entry) -> dict[str, Any]:
-        """Its row in the run."""
-        found = self._rows("items", entry)
+    def row(self, item: QueueItem) -> dict[str, Any]:
+        """The item's row in the run."""
+        found = self._read_row("items", item)
         if self.run.moved:
-            found["path"] = self.run.moved.get(entry.id, found["path"])
+            found["path"] = self.run.moved.get(item.id, found["path"])
         return found
 
-    def drawn(self, entry: Entry) -> StoredMaps | None:
-        """Its maps."""
-        if not self.run.path("maps", entry.part).is_file():
+    def maps(self, item: QueueItem) -> StoredMaps | None:
+        """The item's stored maps."""
+        if not self.run.path("maps", item.shard).is_file():
             return None
-        return StoredMaps.from_row(self._rows("maps", entry))
+        return StoredMaps.from_row(self._read_row("maps", item))
 
-    def _rows(self, kind: str, entry: Entry) -> dict[str, Any]:
-        path = self.run.path(kind, entry.part)
-        table = _part(self.run, kind, entry.part, path.stat().st_mtime_ns)
-        rows = table.filter(pc.equal(table["id"], entry.id)).to_pylist()
+    def _read_row(self, kind: str, item: QueueItem) -> dict[str, Any]:
+        path = self.run.path(kind, item.shard)
+        table = _read_shard(self.run, kind, item.shard, path.stat().st_mtime_ns)
+        rows = table.filter(pc.equal(table["id"], item.id)).to_pylist()
         if not rows:
             raise EquicamError(
-                f"the queue of {self.run.folder.name}", needs="pictures of this run", got="one that is not in it",
+                f"the queue of {self.run.folder.name}", needs="images of this run", got="one that is not in it",
                 fix="equicam triage again",
             )  # fmt: skip
         found: dict[str, Any] = rows[0]
@@ -87,129 +88,123 @@ class Shelf:
 
 
 @lru_cache(maxsize=16)
-def _part(run: RunStore, kind: str, number: int, _written: int) -> pa.Table:
+def _read_shard(run: RunStore, kind: str, number: int, _modified: int) -> pa.Table:
     return run.read_shard(kind, number)
 
 
-class Shelves:
-    """The newest shelf of a run: ranked again while it is reviewed, it is read again."""
+class QueueLoader:
+    """Loads the queue of a run, and loads it again when triage.parquet changes."""
 
     def __init__(self, run: RunStore, *, blind: bool) -> None:
         self.run, self.blind = run, blind
         self._lock = threading.Lock()
-        self._last: tuple[tuple[int, int], Shelf] | None = None
+        self._loaded: tuple[tuple[int, int], Queue] | None = None
 
-    def newest(self) -> Shelf:
-        """As triage.parquet has it now."""
+    def current(self) -> Queue:
+        """The queue as triage.parquet has it now."""
         path = self.run.folder / "triage.parquet"
         refuse_unranked(self.run)
         with self._lock:
             stat = path.stat()
-            stamp = (stat.st_mtime_ns, stat.st_ino)
-            if self._last is None or self._last[0] != stamp:
-                self._last = (stamp, _shelved(self.run, path, blind=self.blind))
-            return self._last[1]
+            version = (stat.st_mtime_ns, stat.st_ino)
+            if self._loaded is None or self._loaded[0] != version:
+                self._loaded = (version, _load_queue(self.run, path, blind=self.blind))
+            return self._loaded[1]
 
 
-def _shelved(run: RunStore, path: Path, *, blind: bool) -> Shelf:
-    data = path.read_bytes()
-    triage = read_queue(run)
-    version = hashlib.sha256(data).hexdigest()[:16]
-    sample = run.sample()
-    part = dict(zip(sample["id"].to_pylist(), sample["shard"].to_pylist(), strict=True))
+def _load_queue(run: RunStore, path: Path, *, blind: bool) -> Queue:
+    version = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    triage, sample = read_queue(run), run.sample()
+    shard_of = dict(zip(sample["id"].to_pylist(), sample["shard"].to_pylist(), strict=True))
     columns = [triage[name].to_pylist() for name in ("id", "arm", "class", "flags")]
-    found = [
-        Entry(key_of(name), name, row, part.get(name, 0), arm, named, tuple(flags or ()))
-        for row, (name, arm, named, flags) in enumerate(zip(*columns, strict=True))
+    ranked = [
+        QueueItem(item_key(name), name, row, shard_of.get(name, 0), arm, predicted, tuple(flags or ()))
+        for row, (name, arm, predicted, flags) in enumerate(zip(*columns, strict=True))
     ]
     rank = triage["rank"].to_pylist()
-    found.sort(key=lambda e: rank[e.row])
-    entries = _mixed(found, version) if blind else tuple(found)
-    return Shelf(
-        run, version, triage, ranked_by(triage), entries,
-        places={e.key: place for place, e in enumerate(entries)},
-        ids={e.id: place for place, e in enumerate(entries)},
-        flags=dict(sorted(Counter(flag for e in entries for flag in e.flags).items())),
-        arms=dict(sorted(Counter(e.arm for e in entries).items(), reverse=True)),
+    ranked.sort(key=lambda item: rank[item.triage_row])
+    items = _interleave_controls(ranked, salt=version) if blind else tuple(ranked)
+    return Queue(
+        run, version, triage, ranked_by(triage), items,
+        position={item.key: i for i, item in enumerate(items)},
+        position_by_id={item.id: i for i, item in enumerate(items)},
+        flag_counts=dict(sorted(Counter(flag for item in items for flag in item.flags).items())),
+        arm_counts=dict(sorted(Counter(item.arm for item in items).items(), reverse=True)),
     )  # fmt: skip
 
 
-def key_of(name: str) -> str:
-    """A picture's name in addresses."""
+def item_key(name: str) -> str:
+    """The key that stands for an image's id in URLs."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:20]
 
 
-def _mixed(ranked: list[Entry], salt: str) -> tuple[Entry, ...]:
-    """The queue by rank, with every random picture at a place drawn evenly: by the order alone nobody tells them apart."""
-    queue = [e for e in ranked if e.arm == "queue"]
-    at = {e.key: (i + 0.5) / len(queue) for i, e in enumerate(queue)}
-    for e in ranked:
-        if e.arm != "queue":
-            at[e.key] = int(hashlib.sha256(f"{salt} {e.key}".encode()).hexdigest()[:13], 16) / 16**13
-    return tuple(sorted(ranked, key=lambda e: at[e.key]))
+def _interleave_controls(ranked: list[QueueItem], *, salt: str) -> tuple[QueueItem, ...]:
+    """Keep the queue in rank order and put every control at a uniform random position, so that order reveals no arm."""
+    queue = [item for item in ranked if item.arm == "queue"]
+    share = {item.key: (i + 0.5) / len(queue) for i, item in enumerate(queue)}
+    for item in ranked:
+        if item.arm != "queue":
+            share[item.key] = int(hashlib.sha256(f"{salt} {item.key}".encode()).hexdigest()[:13], 16) / 16**13
+    return tuple(sorted(ranked, key=lambda item: share[item.key]))
 
 
-class Sieve:
-    """Which entries pass a reader's filters; the last few answers are kept."""
+class QueueFilter:
+    """Selects the items that pass a reviewer's filters, and caches the last selections."""
 
-    def __init__(self, shelves: Shelves, readings: ReviewLog) -> None:
-        self.shelves, self.readings = shelves, readings
-        self._kept: dict[tuple[Any, ...], tuple[Entry, ...]] = {}
+    def __init__(self, queues: QueueLoader, log: ReviewLog) -> None:
+        self.queues, self.log = queues, log
+        self._selections: dict[tuple[Any, ...], tuple[QueueItem, ...]] = {}
 
-    def finished(self, shelf: Shelf, reviewer: str) -> bool:
-        """Has this reader given a verdict on every picture?"""
-        return self.read(shelf, reviewer) == len(shelf.entries)
+    def reviewed(self, queue: Queue, reviewer: str) -> int:
+        """The number of items with a verdict of this reviewer."""
+        return len(queue.position_by_id.keys() & self.log.standing(reviewer).keys())
 
-    def read(self, shelf: Shelf, reviewer: str) -> int:
-        """How many of the pictures to review this reader has."""
-        return len(shelf.ids.keys() & self.readings.standing(reviewer).keys())
+    def reveals_arms(self, queue: Queue, reviewer: str) -> bool:
+        """Whether this reviewer may see arms: without blinding, or once no verdict is left that they could bias."""
+        return not self.queues.blind or self.reviewed(queue, reviewer) == len(queue.items)
 
-    def told(self, shelf: Shelf, reviewer: str) -> bool:
-        """May arms be named to this reader? Only where nothing is blind, or nothing is left to be biased."""
-        return not self.shelves.blind or self.finished(shelf, reviewer)
-
-    def passing(self, shelf: Shelf, reviewer: str, wanted: Mapping[str, str]) -> tuple[Entry, ...]:
-        """Entries in order; a class, blind, is only that of pictures this reader has given a verdict on."""
-        wanted = {name: value for name, value in wanted.items() if value}
-        if not wanted:
-            return shelf.entries
-        if "arm" in wanted and not self.told(shelf, reviewer):
+    def select(self, queue: Queue, reviewer: str, filters: Mapping[str, str]) -> tuple[QueueItem, ...]:
+        """The items that pass, in order. Under blinding, a class finds only items this reviewer has given a verdict on."""
+        filters = {name: value for name, value in filters.items() if value}
+        if not filters:
+            return queue.items
+        if "arm" in filters and not self.reveals_arms(queue, reviewer):
             raise EquicamError(
-                "the arm", needs="all verdicts given, or a review that is not blind", got="pictures still to read",
-                fix="reading them first",
+                "the arm filter", needs="all verdicts given, or a review without blinding", got="images without your verdict",
+                fix="reviewing them first",
             )  # fmt: skip
-        stamp = (shelf.version, reviewer, self.readings.last_event, *sorted(wanted.items()))
-        found = self._kept.get(stamp)
-        if found is None:
-            mine = self.readings.standing(reviewer)
-            found = tuple(e for e in shelf.entries if self._passes(e, wanted, mine))
-            if len(self._kept) > 32:
-                self._kept = {}
-            self._kept[stamp] = found
-        return found
+        cached = (queue.version, reviewer, self.log.last_event, *sorted(filters.items()))
+        selected = self._selections.get(cached)
+        if selected is None:
+            own = self.log.standing(reviewer)
+            selected = tuple(item for item in queue.items if self._passes(item, filters, own))
+            if len(self._selections) > MAX_CACHED_SELECTIONS:
+                self._selections = {}
+            self._selections[cached] = selected
+        return selected
 
-    def _passes(self, e: Entry, wanted: Mapping[str, str], mine: Mapping[str, Any]) -> bool:
-        for name, value in wanted.items():
+    def _passes(self, item: QueueItem, filters: Mapping[str, str], own: Mapping[str, Any]) -> bool:
+        for name, value in filters.items():
             if name == "flag":
-                fits = value in e.flags
+                passes = value in item.flags
             elif name == "class":
-                fits = e.named == value and (not self.shelves.blind or e.id in mine)
+                passes = item.predicted == value and (not self.queues.blind or item.id in own)
             elif name == "arm":
-                fits = e.arm == value
-            elif value == "unread":
-                fits = e.id not in mine
-            elif value == "to-second":
-                fits = e.id not in mine and wants_second(self.readings, e.id)
+                passes = item.arm == value
+            elif value == "unreviewed":
+                passes = item.id not in own
+            elif value == "awaits-second":
+                passes = item.id not in own and awaits_second(self.log, item.id)
             elif value in VERDICTS:
-                fits = e.id in mine and mine[e.id].verdict == value
+                passes = item.id in own and own[item.id].verdict == value
             else:
-                fits = value == "read" and e.id in mine
-            if not fits:
+                passes = value == "reviewed" and item.id in own
+            if not passes:
                 return False
         return True
 
 
-def wants_second(readings: ReviewLog, item: str) -> bool:
-    """One reader alone has asked for another."""
-    found = readings.by_reviewer(item)
+def awaits_second(log: ReviewLog, name: str) -> bool:
+    """Whether the only reviewer of an image has asked for a second one."""
+    found = log.by_reviewer(name)
     return len(found) == 1 and next(iter(found.values())).verdict == "second-reviewer"

@@ -1,8 +1,8 @@
-"""What a reader is told of a picture, and when.
+"""Which facts of an image a reviewer may see, and when: the blinding policy.
 
-Blind, a picture is a picture: its name (which often holds the label), label, prediction, probabilities, scores and the
-words of others come with the reader's own first verdict on it; rank, arm and evidence (there is some only for the head
-of the queue) once that reader has read everything.
+Under blinding, an image's name (which often contains the label), label, prediction, probabilities, signals and the
+verdicts and notes of others are visible after the reviewer's own first verdict on it. Rank, arm and evidence (only the
+head of the queue has any) are visible once that reviewer has given a verdict on every image.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,163 +16,166 @@ from equicam.auditing.manifest import Manifest
 from equicam.auditing.review_log import VERDICTS, ReviewLog, Verdict
 from equicam.auditing.signals import REVEALING
 from equicam.reasons import SIGNALS, describe, from_rows
+from equicam.report.rows import class_name, peum_undefined
 from equicam.report.text import visible
-from equicam.review.queue import Entry, Shelf, Sieve, wants_second
+from equicam.review.queue import Queue, QueueFilter, QueueItem, awaits_second
 from equicam.shards import json_ready, read_json
 
-SILENT = {"blank", "constant", "none-kept"}  # flags under which PEUM says nothing
+MAX_NAME_IN_LIST = 80  # characters
+PREDICTION_REASONS = frozenset({"low-confidence"})
+"""Codes of reasons that reveal the prediction; `REVEALING` has those that reveal the rank."""
 
 
-def listed(
-    shelf: Shelf, entry: Entry, mine: Mapping[str, Verdict], readings: ReviewLog, *, blind: bool
+def list_entry(
+    queue: Queue, item: QueueItem, own: Mapping[str, Verdict], log: ReviewLog, *, blind: bool
 ) -> dict[str, Any]:
-    """An entry of the list."""
-    own = mine.get(entry.id)
-    told: dict[str, Any] = {
-        "key": entry.key,
-        "place": shelf.places[entry.key] + 1,
-        "verdict": own.verdict if own else None,
-        "seen": own.number if own else 0,
-        "flags": list(entry.flags),
-        "second": own is None and wants_second(readings, entry.id),
-        "name": None,
-        "class": None,
-    }
-    if own or not blind:
-        told |= {"name": visible(_tail(entry.id)), "class": visible(entry.named, 60)}
-    return told
-
-
-def _tail(name: str, most: int = 80) -> str:
-    """Of a long path the end, which tells more."""
-    return name if len(name) <= most else f"…{name[1 - most :]}"
-
-
-def progress(shelf: Shelf, sieve: Sieve, reviewer: str) -> dict[str, Any]:
-    """How far this reader is, and what is in the list."""
-    readings, blind = sieve.readings, sieve.shelves.blind
-    mine = {item: v for item, v in readings.standing(reviewer).items() if item in shelf.ids}
-    given = Counter(v.verdict for v in mine.values())
-    told = sieve.told(shelf, reviewer)
-    known = (shelf.entries[shelf.ids[item]] for item in mine) if blind else shelf.entries
-    classes = Counter(e.named for e in known if e.named is not None)
-    asked = readings.second_requested() & shelf.ids.keys()
+    """An item as the list shows it; `own` holds this reviewer's verdicts by image."""
+    verdict = own.get(item.id)
+    revealed = verdict is not None or not blind
     return {
-        "version": shelf.version,
-        "reviewer": reviewer,
-        "total": len(shelf.entries),
-        "read": len(mine),
-        "verdicts": {name: given[name] for name in VERDICTS},
-        "flags": dict(shelf.flags),
-        "classes": dict(sorted(classes.items())),
-        "to_second": sum(item not in mine and wants_second(readings, item) for item in asked),
-        "arms": dict(shelf.arms) if told else None,
-        "by": SIGNALS[shelf.by],
+        "key": item.key,
+        "position": queue.position[item.key] + 1,
+        "verdict": verdict.verdict if verdict else None,
+        "previous_event": verdict.number if verdict else 0,
+        "flags": list(item.flags),
+        "awaits_second": verdict is None and awaits_second(log, item.id),
+        "name": visible(_shorten(item.id)) if revealed else None,
+        "class": visible(item.predicted, 60) if revealed else None,
     }
 
 
-def around(shelf: Shelf, passing: Sequence[Entry], entry: Entry) -> dict[str, Any]:
-    """The keys before and after an entry in a filtered list, which need not hold it any more."""
-    at = shelf.places[entry.key]
-    before = bisect_left(passing, at, key=lambda e: shelf.places[e.key]) - 1
-    after = bisect_right(passing, at, key=lambda e: shelf.places[e.key])
+def _shorten(name: str) -> str:
+    """The end of a long path, because files of one folder begin alike."""
+    return name if len(name) <= MAX_NAME_IN_LIST else f"…{name[1 - MAX_NAME_IN_LIST :]}"
+
+
+def progress(queue: Queue, queue_filter: QueueFilter, reviewer: str) -> dict[str, Any]:
+    """How far this reviewer is, and the filters the list offers."""
+    log, blind = queue_filter.log, queue_filter.queues.blind
+    own = {name: v for name, v in log.standing(reviewer).items() if name in queue.position_by_id}
+    counts = Counter(v.verdict for v in own.values())
+    visible_items = (queue.items[queue.position_by_id[name]] for name in own) if blind else queue.items
+    classes = Counter(item.predicted for item in visible_items if item.predicted is not None)
+    requested = log.second_requested() & queue.position_by_id.keys()
+    return {
+        "version": queue.version,
+        "reviewer": reviewer,
+        "total": len(queue.items),
+        "reviewed": len(own),
+        "verdicts": {name: counts[name] for name in VERDICTS},
+        "flags": dict(queue.flag_counts),
+        "classes": dict(sorted(classes.items())),
+        "awaiting_second": sum(name not in own and awaits_second(log, name) for name in requested),
+        "arms": dict(queue.arm_counts) if queue_filter.reveals_arms(queue, reviewer) else None,
+        "ranked_by": SIGNALS[queue.ranked_by],
+    }
+
+
+def neighbours(queue: Queue, selected: Sequence[QueueItem], item: QueueItem) -> dict[str, Any]:
+    """The keys before and after an item in a filtered list, which need not contain it any more."""
+    position = queue.position[item.key]
+    before = bisect_left(selected, position, key=lambda one: queue.position[one.key]) - 1
+    after = bisect_right(selected, position, key=lambda one: queue.position[one.key])
     return {
         "index": before + 1,
-        "previous": passing[before].key if before >= 0 else None,
-        "next": passing[after].key if after < len(passing) else None,
+        "previous": selected[before].key if before >= 0 else None,
+        "next": selected[after].key if after < len(selected) else None,
     }
 
 
-def unread(shelf: Shelf, passing: Sequence[Entry], entry: Entry, mine: Mapping[str, Verdict]) -> str | None:
-    """The next picture of the list this reader has given no verdict on, from here on and then from the top."""
-    start = bisect_right(passing, shelf.places[entry.key], key=lambda e: shelf.places[e.key])
-    on = chain(islice(passing, start, None), islice(passing, start))
-    return next((e.key for e in on if e.id not in mine and e.key != entry.key), None)
+def next_unreviewed(
+    queue: Queue, selected: Sequence[QueueItem], item: QueueItem, own: Mapping[str, Verdict]
+) -> str | None:
+    """The key of the next item without this reviewer's verdict: after this item, then from the top."""
+    start = bisect_right(selected, queue.position[item.key], key=lambda one: queue.position[one.key])
+    ahead = chain(islice(selected, start, None), islice(selected, start))
+    return next((one.key for one in ahead if one.id not in own and one.key != item.key), None)
 
 
-def facts(shelf: Shelf, entry: Entry, sieve: Sieve, reviewer: str, spec: Manifest) -> dict[str, Any]:
-    """All that this reader may know of a picture now."""
-    readings, row = sieve.readings, shelf.row(entry)
-    given = readings.verdicts(entry.id)
-    own = [v for v in given if v.reviewer == reviewer]
-    hidden = sieve.shelves.blind and not own
-    told = sieve.told(shelf, reviewer)
-    ranked, arrays = shelf.ranked(entry), shelf.drawn(entry)
-    held = {*REVEALING[shelf.by], "low-confidence"}  # codes of reasons that hold hidden numbers
-    reasons = [r for r in from_rows(ranked["reasons"]) if not (hidden and r.code in held)]
-    found: dict[str, Any] = {
-        "key": entry.key,
-        "place": shelf.places[entry.key] + 1,
-        "total": len(shelf.entries),
-        "hidden": hidden,
-        "seen": own[-1].number if own else 0,
+def item_facts(
+    queue: Queue, item: QueueItem, queue_filter: QueueFilter, reviewer: str, manifest: Manifest
+) -> dict[str, Any]:
+    """Everything this reviewer may know about an image now."""
+    log, row = queue_filter.log, queue.row(item)
+    verdicts = log.verdicts(item.id)
+    own = [v for v in verdicts if v.reviewer == reviewer]
+    blinded = queue_filter.queues.blind and not own
+    triage, maps = queue.triage_facts(item), queue.maps(item)
+    hidden = REVEALING[queue.ranked_by] | PREDICTION_REASONS if blinded else frozenset()
+    reasons = [reason for reason in from_rows(triage["reasons"]) if reason.code not in hidden]
+    facts: dict[str, Any] = {
+        "key": item.key,
+        "position": queue.position[item.key] + 1,
+        "total": len(queue.items),
+        "blinded": blinded,
+        "previous_event": own[-1].number if own else 0,
         "verdict": own[-1].verdict if own else None,
-        "flags": list(entry.flags),
-        "reasons": [visible(describe(r)) for r in reasons],
-        "views": _views(row, spec, arrays is not None, hidden=hidden),
-        "upright": next((i for i, angle in enumerate(spec.angles) if angle % 360 == 0), None),
-        "has_map": arrays is not None,
-        "verdicts": [asdict(v) for v in (own if hidden else given)],
-        "notes": [asdict(n) for n in readings.notes(entry.id) if not hidden or n.reviewer == reviewer],
-        "second": wants_second(readings, entry.id),
-        "grid": None if arrays is None else f"{arrays.map.shape[1]} × {arrays.map.shape[0]}",
-        "known": None,
+        "flags": list(item.flags),
+        "reasons": [visible(describe(reason)) for reason in reasons],
+        "views": _views(row, manifest, blinded=blinded) if maps is not None else [],
+        "presented_view": next((i for i, angle in enumerate(manifest.angles) if angle % 360 == 0), None),
+        "has_map": maps is not None,
+        "verdicts": [asdict(v) for v in (own if blinded else verdicts)],
+        "notes": [asdict(n) for n in log.notes(item.id) if not blinded or n.reviewer == reviewer],
+        "awaits_second": awaits_second(log, item.id),
+        "grid": None if maps is None else f"{maps.map.shape[1]} × {maps.map.shape[0]}",
+        "revealed": None,
         "arm": None,
         "rank": None,
         "evidence": None,
     }
-    if not hidden:
-        found["known"] = _known(row, entry, spec) | {"by": SIGNALS[shelf.by]}
-        found["known"]["disagreement"] = ranked.get("disagreement")
-    if told:
-        found |= {"arm": entry.arm, "rank": ranked["rank"], "evidence": _evidence(shelf, entry)}
-    return json_ready(found)  # type: ignore[no-any-return]
+    if not blinded:
+        facts["revealed"] = _revealed(row, item, manifest)
+        facts["revealed"] |= {
+            "ranked_by": SIGNALS[queue.ranked_by],
+            "disagreement": triage.get("disagreement"),
+        }
+    if queue_filter.reveals_arms(queue, reviewer):
+        facts |= {"arm": item.arm, "rank": triage["rank"], "evidence": _evidence(queue, item)}
+    return json_ready(facts)  # type: ignore[no-any-return]
 
 
-def _known(row: Mapping[str, Any], entry: Entry, spec: Manifest) -> dict[str, Any]:
-    silent = bool(SILENT & {*entry.flags}) or (len(spec.angles) > 1 and row["views_kept"] is not None and row["views_kept"] <= 1)
+def _revealed(row: Mapping[str, Any], item: QueueItem, manifest: Manifest) -> dict[str, Any]:
+    """The facts that blinding hides until the first verdict."""
+    undefined = peum_undefined(row, views=len(manifest.angles))
     return {
-        "name": visible(entry.id),
+        "name": visible(item.id),
         "label": None if row["label"] is None else visible(row["label"]),
-        "class": visible(entry.named),
-        **{key: row[key] for key in ("flip_rate", "eq", "width", "height")},
-        "prob": row["confidence"],
-        "kept": row["views_kept"],
-        "peum": None if silent else row["peum_score"],
-        "silent": silent,
+        "class": visible(item.predicted),
+        **{name: row[name] for name in ("confidence", "flip_rate", "views_kept", "eq", "width", "height")},
+        "peum_score": None if undefined else row["peum_score"],
+        "peum_undefined": undefined,
         "top5": [
-            {"class": visible(_named(target, spec)), "prob": prob}
-            for target, prob in zip(row["top5"] or (), row["top5_confidence"] or (), strict=False)
+            {"class": visible(class_name(target, manifest.classes)), "confidence": confidence}
+            for target, confidence in zip(row["top5"] or (), row["top5_confidence"] or (), strict=False)
         ],
     }
 
 
-def _views(row: Mapping[str, Any], spec: Manifest, drawn: bool, *, hidden: bool) -> list[dict[str, Any]]:
-    """One for each angle; what was predicted there once that may be known."""
-    if not drawn or len(spec.angles) < 2:
+def _views(row: Mapping[str, Any], manifest: Manifest, *, blinded: bool) -> list[dict[str, Any]]:
+    """One entry a view; its prediction is hidden under blinding. A single view has no strip."""
+    if len(manifest.angles) < 2:
         return []
-    nothing = [None] * len(spec.angles)
-    probs, tops = (nothing if hidden else row[name] or nothing for name in ("view_confidence", "view_top1"))
+    empty = [None] * len(manifest.angles)
+    confidences, top1 = (
+        empty if blinded else row[name] or empty for name in ("view_confidence", "view_top1")
+    )
     return [
         {
             "degrees": f"{angle:g}°",
-            "prob": prob,
-            "class": None if top is None else visible(_named(top, spec)),
+            "confidence": confidence,
+            "class": None if top is None else visible(class_name(top, manifest.classes)),
             "flips": top is not None and top != row["target"],
         }
-        for angle, prob, top in zip(spec.angles, probs, tops, strict=True)
+        for angle, confidence, top in zip(manifest.angles, confidences, top1, strict=True)
     ]
 
 
-def _named(target: int, spec: Manifest) -> str:
-    return spec.classes[target] if spec.classes and 0 <= target < len(spec.classes) else f"class {target}"
-
-
-def _evidence(shelf: Shelf, entry: Entry) -> dict[str, Any] | None:
-    path = shelf.run.folder / "evidence.json"
+def _evidence(queue: Queue, item: QueueItem) -> dict[str, Any] | None:
+    path = queue.run.folder / "evidence.json"
     if not path.is_file():
         return None
-    found = read_json(path).get(entry.id)
+    found = read_json(path).get(item.id)
     return found and {
         "verdict": visible(found["verdict"], 600),
         "lines": [visible(line, 600) for line in found["lines"]],

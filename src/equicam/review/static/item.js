@@ -1,93 +1,97 @@
-// One picture: overlay, angles, verdicts by key, notes.
+// One image: overlay, views, verdicts by key, notes.
 
-import { announce, flush, send, trouble, typing } from "./review.js";
+import { announce, isTyping, send, sendUnsent, showError } from "./review.js";
 
 const $ = (id) => document.getElementById(id);
-const desk = $("desk").dataset;
+const item = $("item").dataset;
 const buttons = [...document.querySelectorAll(".verdict")];
 const tiles = [...document.querySelectorAll(".tile")];
-let view = desk.upright === "" ? 0 : Number(desk.upright);
-let pending = null;
+let view = item.presentedView === "" ? 0 : Number(item.presentedView);
+let pendingVerdict = null;
 let sending = false;
 
-const overlay = (on) => {
-  document.body.classList.toggle("bare", !on);
+const setOverlay = (on) => {
+  document.body.classList.toggle("no-overlay", !on);
   $("overlay").setAttribute("aria-pressed", on);
   localStorage.setItem("equicam-overlay", on ? "on" : "off");
 };
-const opacity = (value) => {
+const setOpacity = (value) => {
   $("opacity").value = value;
   localStorage.setItem("equicam-opacity", $("opacity").value);
   for (const layer of document.querySelectorAll(".layer")) layer.style.opacity = $("opacity").value / 100;
 };
-const larger = (on) => {
+const setLarger = (on) => {
   $("panels").classList.toggle("large", on);
   $("larger").setAttribute("aria-pressed", on);
   localStorage.setItem("equicam-larger", on ? "on" : "off");
 };
 
-const look = (number, say = true) => {
+const showView = (number) => {
   if (!tiles.length) return;
   view = (number + tiles.length) % tiles.length;
   const tile = tiles[view];
-  const upright = String(view) === desk.upright;
+  const presented = String(view) === item.presentedView;
   tiles.forEach((one, i) => one.setAttribute("aria-pressed", i === view));
-  $("view-title").textContent = upright ? "Single view" : `View at ${tile.dataset.degrees}`;
-  $("view-said").textContent = upright ? "at 0°, as presented" : "turned back";
-  $("layer-view").src = `/picture/${desk.key}/view-${view}`;
-  $("layer-view").alt = `Map of the view at ${tile.dataset.degrees}, turned back.`;
-  if (say) announce(tile.textContent.trim().replace(/\s+/g, " "));
+  $("view-title").textContent = presented ? "Single view" : `View at ${tile.dataset.degrees}`;
+  $("view-caption").textContent = presented ? "at 0°, as presented" : "aligned";
+  $("layer-view").src = `/image/${item.key}/view-${view}`;
+  $("layer-view").alt = `Aligned map of the view at ${tile.dataset.degrees}.`;
+  announce(tile.textContent.trim().replace(/\s+/g, " "));
 };
 
+// All tiles are cut from one image, so that 18 views cost one request.
 const strip = $("strip");
 if (strip) {
   const whole = new Image();
   whole.onload = () => {
-    const wide = whole.naturalWidth / tiles.length;
+    const width = whole.naturalWidth / tiles.length;
     tiles.forEach((tile, i) => {
-      const photo = tile.querySelector("img");
-      photo.src = strip.dataset.src;
-      photo.style.objectPosition = `${(100 * i) / Math.max(1, tiles.length - 1)}% 50%`;
-      photo.style.aspectRatio = `${wide} / ${whole.naturalHeight}`;
+      const image = tile.querySelector("img");
+      image.src = strip.dataset.src;
+      image.style.objectPosition = `${(100 * i) / Math.max(1, tiles.length - 1)}% 50%`;
+      image.style.aspectRatio = `${width} / ${whole.naturalHeight}`;
     });
   };
   whole.src = strip.dataset.src;
 }
 
+// A message that the page shows after it has loaded again.
+const announceAfterLoad = (message) => sessionStorage.setItem("equicam-message", message);
+
 const decide = async (verdict) => {
   if (sending) return;
   const reason = $("reason").value.trim();
-  if (desk.verdict === verdict && !reason) return announce("That is your verdict already.");
-  if (desk.verdict && !reason) {
-    pending = verdict;
+  const label = buttons.find((b) => b.dataset.verdict === verdict).querySelector("span").textContent;
+  if (item.verdict === verdict && !reason) return announce("That is your verdict already.");
+  if (item.verdict && !reason) {
+    pendingVerdict = verdict;
     $("reason").focus();
-    $("reason-hint").textContent = `why it changes to “${buttons.find((b) => b.dataset.verdict === verdict).textContent.trim().replace(/\s+\d$/, "")}”, then Enter`;
+    $("reason-hint").textContent = `why it changes to “${label}”, then Enter`;
     return;
   }
   sending = true;
   try {
-    const told = await send(`/api/verdict${desk.query}`, { key: desk.key, verdict, reason, seen: Number(desk.seen) });
-    const label = buttons.find((b) => b.dataset.verdict === verdict).querySelector("span").textContent;
-    sessionStorage.setItem("equicam-said", `Saved: ${label}.`);
-    if ($("go-on").checked && told.unread) location.assign(`/item/${told.unread}${desk.query}`);
+    const saved = await send(`/api/verdict${item.query}`, { key: item.key, verdict, reason, previous_event: Number(item.previousEvent) });
+    announceAfterLoad(`Saved: ${label}.`);
+    if ($("go-on").checked && saved.next_unreviewed) location.assign(`/item/${saved.next_unreviewed}${item.query}`);
     else location.reload();
   } catch (error) {
-    trouble(error.message);
+    showError(error.message);
     sending = false;
   }
 };
 
-const note = async () => {
+const saveNote = async () => {
   const text = $("note").value.trim();
   if (!text || sending) return;
   sending = true;
   try {
-    await send("/api/note", { key: desk.key, text });
+    await send("/api/note", { key: item.key, text });
     $("note").value = "";
-    sessionStorage.setItem("equicam-said", "Note saved.");
+    announceAfterLoad("Note saved.");
     location.reload();
   } catch (error) {
-    trouble(error.message);
+    showError(error.message);
     sending = false;
   }
 };
@@ -99,41 +103,40 @@ const follow = (id) => {
 };
 
 buttons.forEach((button) => button.addEventListener("click", () => decide(button.dataset.verdict)));
-tiles.forEach((tile, i) => tile.addEventListener("click", () => look(i)));
-$("overlay").addEventListener("click", () => overlay(document.body.classList.contains("bare")));
-$("opacity").addEventListener("input", () => opacity($("opacity").value));
-$("larger").addEventListener("click", () => larger(!$("panels").classList.contains("large")));
-$("note-save").addEventListener("click", note);
+tiles.forEach((tile, i) => tile.addEventListener("click", () => showView(i)));
+$("overlay").addEventListener("click", () => setOverlay(document.body.classList.contains("no-overlay")));
+$("opacity").addEventListener("input", () => setOpacity($("opacity").value));
+$("larger").addEventListener("click", () => setLarger(!$("panels").classList.contains("large")));
+$("note-save").addEventListener("click", saveNote);
 $("go-on").addEventListener("change", () => localStorage.setItem("equicam-go-on", $("go-on").checked ? "on" : "off"));
 $("reason").addEventListener("keydown", (event) => {
   if (event.key === "Enter") {
     event.preventDefault();
-    if (pending && $("reason").value.trim()) decide(pending);
+    if (pendingVerdict && $("reason").value.trim()) decide(pendingVerdict);
     else $("title").focus();
   } else if (event.key === "Escape") {
-    pending = null;
+    pendingVerdict = null;
     $("title").focus();
   }
 });
 $("note").addEventListener("keydown", (event) => {
   if (event.key === "Escape") $("title").focus();
-  else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) note();
+  else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) saveNote();
 });
 
 document.addEventListener("keydown", (event) => {
-  if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
-  const slides = event.target.id === "opacity" && event.key.startsWith("Arrow");
+  if (isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.id === "opacity" && event.key.startsWith("Arrow")) return;
   const number = Number(event.key);
-  if (slides) return;
   if (number >= 1 && number <= buttons.length) decide(buttons[number - 1].dataset.verdict);
   else if (event.key === "ArrowRight" || event.key === "j") follow("next");
   else if (event.key === "ArrowLeft" || event.key === "k") follow("previous");
-  else if (event.key === "Enter" && !event.target.closest?.("a, button, summary")) follow("unread");
-  else if (event.key === "[" || event.key === "]") look(view + (event.key === "[" ? -1 : 1));
+  else if (event.key === "Enter" && !event.target.closest?.("a, button, summary")) follow("next-unreviewed");
+  else if (event.key === "[" || event.key === "]") showView(view + (event.key === "[" ? -1 : 1));
   else if (event.key === "o") $("overlay").click();
   else if (event.key === "z") $("larger").click();
-  else if (event.key === "+" || event.key === "=") opacity(Number($("opacity").value) + 10);
-  else if (event.key === "-") opacity(Number($("opacity").value) - 10);
+  else if (event.key === "+" || event.key === "=") setOpacity(Number($("opacity").value) + 10);
+  else if (event.key === "-") setOpacity(Number($("opacity").value) - 10);
   else if (event.key === "r") $("reason").focus();
   else if (event.key === "n") $("note").focus();
   else if (event.key === "q" || event.key === "Escape") follow("back");
@@ -141,12 +144,12 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-overlay(localStorage.getItem("equicam-overlay") !== "off");
-opacity(localStorage.getItem("equicam-opacity") || 75);
-larger(localStorage.getItem("equicam-larger") === "on");
+setOverlay(localStorage.getItem("equicam-overlay") !== "off");
+setOpacity(localStorage.getItem("equicam-opacity") || 75);
+setLarger(localStorage.getItem("equicam-larger") === "on");
 $("go-on").checked = localStorage.getItem("equicam-go-on") === "on";
-const said = sessionStorage.getItem("equicam-said");
-sessionStorage.removeItem("equicam-said");
+const message = sessionStorage.getItem("equicam-message");
+sessionStorage.removeItem("equicam-message");
 $("title").focus({ preventScroll: true });
-if (said) announce(said);
-flush().then((sent) => sent && location.reload());
+if (message) announce(message);
+sendUnsent().then((sent) => sent && location.reload());

@@ -1,26 +1,27 @@
-// The queue: only the cards in sight are in the page, whatever the number of pictures.
+// The queue: only the cards in sight are in the page, whatever the number of images.
 
-import { announce, ask, flush, send, trouble, typing } from "./review.js";
+import { announce, getJson, isTyping, send, sendUnsent, showError } from "./review.js";
 
 const $ = (id) => document.getElementById(id);
 const list = $("list");
-const CHUNK = 60;
-const KEPT = 40; // chunks held at once
+const CHUNK = 60; // items in one request
+const MAX_CHUNKS = 40; // held at once
+const GAP = 12; // pixels between cards
 const VERDICTS = [...document.querySelectorAll("#meter i")].map((one) => one.dataset.verdict);
 const LABELS = Object.fromEntries([...document.querySelectorAll("#filters select[name=verdict] option")].map((o) => [o.value, o.textContent]));
 const angles = list.dataset.angles.split(" ");
 
 let chunks = new Map();
-let asked = new Set();
+let loading = new Set();
 let cards = new Map();
 let version = null;
 let matching = 0;
-let at = Number(new URLSearchParams(location.hash.slice(1)).get("at")) || 0;
+let current = 0;
 let overlay = localStorage.getItem("equicam-overlay") !== "off";
-let view = -1;
+let view = -1; // -1: all views together
 let columns = 1;
-let side = 176;
-let tall = 220;
+let cardWidth = 176;
+let cardHeight = 220;
 
 const filters = () => {
   const found = new URLSearchParams();
@@ -28,220 +29,221 @@ const filters = () => {
   return found;
 };
 const query = () => (filters().size ? `?${filters()}` : "");
-const entry = (index) => chunks.get(Math.floor(index / CHUNK))?.[index % CHUNK];
-const source = (one) => `/picture/${one.key}/${overlay ? (view < 0 ? "thumb" : `thumb-${view}`) : "bare"}`;
+const itemAt = (index) => chunks.get(Math.floor(index / CHUNK))?.[index % CHUNK];
+const thumbnail = (item) => `/image/${item.key}/${overlay ? (view < 0 ? "thumb" : `thumb-${view}`) : "thumb-plain"}`;
+const indexInHash = () => Number(new URLSearchParams(location.hash.slice(1)).get("at")) || 0;
 
 const load = async (number) => {
-  if (chunks.has(number) || asked.has(number)) return;
-  asked.add(number);
-  const wanted = filters();
-  wanted.set("offset", number * CHUNK);
-  wanted.set("limit", CHUNK);
-  const stamp = query();
+  if (chunks.has(number) || loading.has(number)) return;
+  loading.add(number);
+  const parameters = filters();
+  parameters.set("offset", number * CHUNK);
+  parameters.set("limit", CHUNK);
+  const queryBefore = query();
   try {
-    const told = await ask(`/api/queue?${wanted}`);
-    if (stamp !== query()) return;
-    if (version && told.version !== version) {
+    const data = await getJson(`/api/queue?${parameters}`);
+    if (queryBefore !== query()) return;
+    if (version && data.version !== version) {
       chunks.clear();
-      announce("The queue was ranked anew.");
+      announce("The queue was ranked again.");
     }
-    version = told.version;
-    chunks.set(number, told.items);
-    while (chunks.size > KEPT) chunks.delete(chunks.keys().next().value);
-    if (told.matching !== matching || number === 0) {
-      matching = told.matching;
+    version = data.version;
+    chunks.set(number, data.items);
+    while (chunks.size > MAX_CHUNKS) chunks.delete(chunks.keys().next().value);
+    if (data.matching !== matching || number === 0) {
+      matching = data.matching;
       measure();
     }
     draw();
   } catch (error) {
-    trouble(error.message);
+    showError(error.message);
   } finally {
-    asked.delete(number);
+    loading.delete(number);
   }
 };
 
 const measure = () => {
-  const wide = list.clientWidth;
-  const least = wide < 700 ? 150 : 176;
-  columns = Math.max(2, Math.floor((wide + 12) / (least + 12)));
-  side = (wide - 12 * (columns - 1)) / columns;
-  tall = side + 44;
-  list.style.height = `${Math.ceil(matching / columns) * (tall + 12)}px`;
-  $("matching").textContent = `${matching.toLocaleString("en")} ${matching === 1 ? "picture" : "pictures"}`;
+  const width = list.clientWidth;
+  const least = width < 700 ? 150 : 176;
+  columns = Math.max(2, Math.floor((width + GAP) / (least + GAP)));
+  cardWidth = (width - GAP * (columns - 1)) / columns;
+  cardHeight = cardWidth + 44;
+  list.style.height = `${Math.ceil(matching / columns) * (cardHeight + GAP)}px`;
+  $("matching").textContent = `${matching.toLocaleString("en")} ${matching === 1 ? "image" : "images"}`;
   $("empty").hidden = matching > 0;
-  at = Math.max(0, Math.min(at, matching - 1));
+  current = Math.max(0, Math.min(current, matching - 1));
 };
 
-// Of a long path the end tells more than the beginning.
-const ending = (name) => {
+// The end of a long path, because files of one folder begin alike.
+const shorten = (name) => {
   const letters = [...name];
-  const most = Math.floor((side - 70) / 8);
+  const most = Math.floor((cardWidth - 70) / 8);
   return letters.length > most ? `…${letters.slice(1 - most).join("")}` : name;
 };
 
-const card = (index) => {
-  const item = document.createElement("li");
+const addCard = (index) => {
+  const entry = document.createElement("li");
   const link = document.createElement("a");
-  const photo = document.createElement("img");
-  const foot = document.createElement("span");
+  const image = document.createElement("img");
+  const caption = document.createElement("span");
   const badge = document.createElement("i");
-  const words = document.createElement("bdi");
+  const label = document.createElement("bdi");
   link.className = "thumb";
-  photo.alt = "";
-  photo.decoding = "async";
-  photo.draggable = false;
-  foot.className = "foot";
+  image.alt = "";
+  image.decoding = "async";
+  image.draggable = false;
+  caption.className = "caption";
   badge.className = "dot";
-  foot.append(badge, words);
-  link.append(photo, foot);
-  item.append(link);
+  caption.append(badge, label);
+  link.append(image, caption);
+  entry.append(link);
   link.addEventListener("focus", () => select(index, false));
-  list.append(item);
-  return { item, link, photo, badge, words };
+  list.append(entry);
+  return { entry, link, image, badge, label };
 };
 
-const paint = (made, index) => {
-  const one = entry(index);
-  made.item.style.transform = `translate(${(index % columns) * (side + 12)}px, ${Math.floor(index / columns) * (tall + 12)}px)`;
-  made.item.style.width = `${side}px`;
-  made.item.style.height = `${tall}px`;
-  made.item.setAttribute("aria-setsize", matching);
-  made.item.setAttribute("aria-posinset", index + 1);
-  made.link.tabIndex = index === at ? 0 : -1;
-  made.item.classList.toggle("at", index === at);
-  if (!one) return;
-  const href = `/item/${one.key}${query()}`;
-  if (made.link.getAttribute("href") !== href) made.link.setAttribute("href", href);
-  if (made.photo.getAttribute("src") !== source(one)) made.photo.src = source(one);
-  const label = one.verdict ? LABELS[one.verdict] : one.second ? "second reader asked for" : "not read";
-  made.badge.className = `dot ${one.verdict ? `v-${one.verdict}` : one.second ? "asked" : "none"}`;
-  made.words.textContent = `${one.place.toLocaleString("en")}${one.name ? ` · ${ending(one.name)}` : ""}`;
-  made.words.title = one.name || "";
-  const flags = one.flags.length ? `, flags: ${one.flags.join(", ")}` : "";
-  made.link.setAttribute("aria-label", `Picture ${one.place}${one.name ? `, ${one.name}` : ""}${one.class ? `, predicted ${one.class}` : ""}, ${label}${flags}`);
+const fillCard = (card, index) => {
+  const item = itemAt(index);
+  card.entry.style.transform = `translate(${(index % columns) * (cardWidth + GAP)}px, ${Math.floor(index / columns) * (cardHeight + GAP)}px)`;
+  card.entry.style.width = `${cardWidth}px`;
+  card.entry.style.height = `${cardHeight}px`;
+  card.entry.setAttribute("aria-setsize", matching);
+  card.entry.setAttribute("aria-posinset", index + 1);
+  card.link.tabIndex = index === current ? 0 : -1;
+  card.entry.classList.toggle("current", index === current);
+  if (!item) return;
+  const href = `/item/${item.key}${query()}`;
+  if (card.link.getAttribute("href") !== href) card.link.setAttribute("href", href);
+  if (card.image.getAttribute("src") !== thumbnail(item)) card.image.src = thumbnail(item);
+  const status = item.verdict ? LABELS[item.verdict] : item.awaits_second ? "awaiting a second reviewer" : "not reviewed";
+  card.badge.className = `dot ${item.verdict ? `v-${item.verdict}` : item.awaits_second ? "awaits-second" : "none"}`;
+  card.label.textContent = `${item.position.toLocaleString("en")}${item.name ? ` · ${shorten(item.name)}` : ""}`;
+  card.label.title = item.name || "";
+  const flags = item.flags.length ? `, flags: ${item.flags.join(", ")}` : "";
+  card.link.setAttribute("aria-label", `Image ${item.position}${item.name ? `, ${item.name}` : ""}${item.class ? `, predicted ${item.class}` : ""}, ${status}${flags}`);
 };
 
 const draw = () => {
   const top = list.getBoundingClientRect().top;
-  const first = Math.max(0, Math.floor(-top / (tall + 12)) - 1);
-  const last = Math.ceil((innerHeight - top) / (tall + 12)) + 1;
-  const from = first * columns;
-  const to = Math.min(matching, last * columns);
-  for (const [index, made] of cards) {
-    if ((index < from || index >= to) && made.link !== document.activeElement) {
-      made.item.remove();
+  const firstRow = Math.max(0, Math.floor(-top / (cardHeight + GAP)) - 1);
+  const lastRow = Math.ceil((innerHeight - top) / (cardHeight + GAP)) + 1;
+  const from = firstRow * columns;
+  const to = Math.min(matching, lastRow * columns);
+  for (const [index, card] of cards) {
+    if ((index < from || index >= to) && card.link !== document.activeElement) {
+      card.entry.remove();
       cards.delete(index);
     }
   }
   for (let index = from; index < to; index += 1) {
-    if (!cards.has(index)) cards.set(index, card(index));
-    paint(cards.get(index), index);
+    if (!cards.has(index)) cards.set(index, addCard(index));
+    fillCard(cards.get(index), index);
   }
   for (let number = Math.floor(from / CHUNK); number * CHUNK < to; number += 1) load(number);
 };
 
-const remember = () => history.replaceState(null, "", `${location.pathname}${query()}#at=${at}`);
+const rememberPlace = () => history.replaceState(null, "", `${location.pathname}${query()}#at=${current}`);
 
 const select = (index, focus = true) => {
   if (!matching) return;
-  const before = at;
-  at = Math.max(0, Math.min(index, matching - 1));
-  const row = list.getBoundingClientRect().top + Math.floor(at / columns) * (tall + 12);
-  const head = document.querySelector(".bar").getBoundingClientRect().height + 8;
-  if (row < head) scrollBy(0, row - head);
-  else if (row + tall > innerHeight) scrollBy(0, row + tall - innerHeight + 12);
-  if (before !== at) remember();
+  const before = current;
+  current = Math.max(0, Math.min(index, matching - 1));
+  const top = list.getBoundingClientRect().top + Math.floor(current / columns) * (cardHeight + GAP);
+  const header = document.querySelector(".bar").getBoundingClientRect().height + 8;
+  if (top < header) scrollBy(0, top - header);
+  else if (top + cardHeight > innerHeight) scrollBy(0, top + cardHeight - innerHeight + GAP);
+  if (before !== current) rememberPlace();
   draw();
-  if (focus) cards.get(at)?.link.focus({ preventScroll: true });
+  if (focus) cards.get(current)?.link.focus({ preventScroll: true });
 };
 
-const unread = async () => {
-  for (let index = at + 1; index < matching; index += 1) {
-    if (!entry(index)) await load(Math.floor(index / CHUNK));
-    if (!entry(index)?.verdict) return select(index);
+const selectUnreviewed = async () => {
+  for (let index = current + 1; index < matching; index += 1) {
+    if (!itemAt(index)) await load(Math.floor(index / CHUNK));
+    if (!itemAt(index)?.verdict) return select(index);
   }
-  announce("No picture without your verdict from here on.");
+  announce("No image without your verdict after this one.");
 };
 
 const decide = async (verdict) => {
-  const one = entry(at);
-  if (!one) return;
-  if (one.verdict) return announce("This picture has your verdict; open it to change it.");
+  const item = itemAt(current);
+  if (!item) return;
+  if (item.verdict) return announce("This image has your verdict; open it to change it.");
   try {
-    const told = await send(`/api/verdict${query()}`, { key: one.key, verdict, reason: "", seen: one.seen });
-    Object.assign(one, told.entry);
+    const saved = await send(`/api/verdict${query()}`, { key: item.key, verdict, reason: "", previous_event: item.previous_event });
+    Object.assign(item, saved.entry);
     announce(`Saved: ${LABELS[verdict]}.`);
     draw();
     refresh();
   } catch (error) {
-    trouble(error.message);
+    showError(error.message);
   }
 };
 
-const tally = (told) => {
-  $("read").textContent = told.read.toLocaleString("en");
-  $("meter").setAttribute("aria-valuenow", told.read);
+const showProgress = (progress) => {
+  $("reviewed").textContent = progress.reviewed.toLocaleString("en");
+  $("meter").setAttribute("aria-valuenow", progress.reviewed);
   for (const verdict of VERDICTS) {
-    const count = told.verdicts[verdict];
+    const count = progress.verdicts[verdict];
     document.querySelector(`[data-count="${verdict}"]`).textContent = count;
-    document.querySelector(`#meter [data-verdict="${verdict}"]`).style.width = `${(100 * count) / Math.max(1, told.total)}%`;
+    document.querySelector(`#meter [data-verdict="${verdict}"]`).style.width = `${(100 * count) / Math.max(1, progress.total)}%`;
   }
 };
 
 const refresh = async () => {
   try {
-    const told = await ask("/api/progress");
-    tally(told);
-    if (version && told.version !== version) restart();
+    const progress = await getJson("/api/progress");
+    showProgress(progress);
+    if (version && progress.version !== version) restart();
   } catch (error) {
-    trouble(error.message);
+    showError(error.message);
   }
 };
 
 const restart = () => {
   chunks = new Map();
-  asked = new Set();
+  loading = new Set();
   version = null;
-  load(Math.floor(at / CHUNK));
+  load(Math.floor(current / CHUNK));
   load(0);
 };
 
-const turn = (by) => {
+const stepView = (by) => {
   view = ((view + 1 + by + angles.length + 1) % (angles.length + 1)) - 1;
   overlay = true;
-  shown();
+  showOverlay();
   announce(view < 0 ? "All views together" : `View at ${angles[view]} degrees`);
 };
 
-const shown = () => {
+const showOverlay = () => {
   $("overlay").setAttribute("aria-pressed", overlay);
-  $("angle").textContent = view < 0 ? "all views" : `view ${Number(angles[view])}°`;
+  $("view").textContent = view < 0 ? "all views" : `view ${Number(angles[view])}°`;
   draw();
 };
 
 $("overlay").addEventListener("click", () => {
   overlay = !overlay;
   localStorage.setItem("equicam-overlay", overlay ? "on" : "off");
-  shown();
+  showOverlay();
 });
-$("angle-back").addEventListener("click", () => turn(-1));
-$("angle-on").addEventListener("click", () => turn(1));
+$("view-previous").addEventListener("click", () => stepView(-1));
+$("view-next").addEventListener("click", () => stepView(1));
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("filters").addEventListener("change", () => {
-  at = 0;
+  current = 0;
   matching = 0;
-  for (const made of cards.values()) made.item.remove();
+  for (const card of cards.values()) card.entry.remove();
   cards = new Map();
-  remember();
+  rememberPlace();
   restart();
 });
 
-let waits = false;
+let drawing = false;
 addEventListener("scroll", () => {
-  if (waits) return;
-  waits = true;
+  if (drawing) return;
+  drawing = true;
   requestAnimationFrame(() => {
-    waits = false;
+    drawing = false;
     draw();
   });
 }, { passive: true });
@@ -251,32 +253,32 @@ addEventListener("resize", () => {
 });
 
 document.addEventListener("keydown", (event) => {
-  if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
   const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, j: 1, k: -1 };
   const number = Number(event.key);
-  if (event.key in moves) select(at + moves[event.key]);
+  if (event.key in moves) select(current + moves[event.key]);
   else if (event.key === "Home") select(0);
   else if (event.key === "End") select(matching - 1);
   else if (number >= 1 && number <= VERDICTS.length) decide(VERDICTS[number - 1]);
-  else if (event.key === "Enter" && (event.target === document.body || event.target.closest?.("#list"))) location.assign(cards.get(at)?.link.href || location.href);
+  else if (event.key === "Enter" && (event.target === document.body || event.target.closest?.("#list"))) location.assign(cards.get(current)?.link.href || location.href);
   else if (event.key === "o") $("overlay").click();
-  else if (event.key === "[" || event.key === "]") turn(event.key === "[" ? -1 : 1);
-  else if (event.key === "u") unread();
+  else if (event.key === "[" || event.key === "]") stepView(event.key === "[" ? -1 : 1);
+  else if (event.key === "u") selectUnreviewed();
   else if (event.key === "f") document.querySelector("#filters select").focus();
   else return;
   event.preventDefault();
 });
 
-const begin = async () => {
-  shown();
-  await flush();
+const start = async () => {
+  const place = indexInHash(); // before the first load may write the hash
+  showOverlay();
+  await sendUnsent();
   await load(0);
-  const wanted = Number(new URLSearchParams(location.hash.slice(1)).get("at")) || 0;
-  at = Math.min(wanted, Math.max(0, matching - 1));
-  await load(Math.floor(at / CHUNK));
-  select(at);
+  current = Math.min(place, Math.max(0, matching - 1));
+  await load(Math.floor(current / CHUNK));
+  select(current);
   refresh();
 };
 if ("scrollRestoration" in history) history.scrollRestoration = "manual";
 setInterval(() => document.visibilityState === "visible" && refresh(), 10000);
-begin();
+start();

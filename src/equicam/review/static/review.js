@@ -1,121 +1,120 @@
-// What both pages share: posts that survive a lost server, words for screen readers, the dialog of keys.
+// Shared by both pages: posts that survive a lost server, messages for screen readers, the dialog of keys.
 
 const page = document.querySelector('meta[name="equicam"]').dataset;
-const BOX = "equicam-outbox";
+const OUTBOX = "equicam-outbox";
 const $ = (id) => document.getElementById(id);
 
-export const announce = (words) => {
+export const announce = (message) => {
   const live = $("live");
   live.textContent = "";
-  setTimeout(() => (live.textContent = words), 30);
+  setTimeout(() => (live.textContent = message), 30); // a change of text is what screen readers announce
 };
 
-export const trouble = (words) => {
-  $("trouble").textContent = words || "";
-  $("trouble").hidden = !words;
+export const showError = (message) => {
+  $("error").textContent = message || "";
+  $("error").hidden = !message;
 };
 
-export const mark = () => {
+const newMark = () => {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (b) => b.toString(16).padStart(2, "0")).join("");
 };
 
-export const ask = async (address) => {
-  const answer = await fetch(address, { headers: { accept: "application/json" } });
-  const told = await answer.json();
-  if (!answer.ok) throw new Error(told.error);
-  return told;
+export const getJson = async (address) => {
+  const response = await fetch(address, { headers: { accept: "application/json" } });
+  const data = await response.json();
+  if (!response.ok) throw new Error(data.error);
+  return data;
 };
 
-const waiting = () => {
+const postJson = (url, body) =>
+  fetch(url, {
+    method: "POST",
+    headers: { "content-type": "application/json", "x-equicam-csrf": page.csrf },
+    body: JSON.stringify(body),
+  });
+
+const unsent = () => {
   try {
-    return JSON.parse(localStorage.getItem(BOX)) || [];
+    return JSON.parse(localStorage.getItem(OUTBOX)) || [];
   } catch {
     return [];
   }
 };
-const keep = (letters) => localStorage.setItem(BOX, JSON.stringify(letters));
-const drop = (letter) => keep(waiting().filter((one) => one.body.mark !== letter.body.mark));
+const store = (posts) => localStorage.setItem(OUTBOX, JSON.stringify(posts));
+const remove = (post) => store(unsent().filter((one) => one.body.mark !== post.body.mark));
 
-// A letter lies in the browser until the server has it; sent twice it counts once, by its mark.
-const deliver = async (letter) => {
-  let answer;
+// A post stays in the browser until the server confirms it. Its mark makes a post that is sent twice count once.
+const deliver = async (post) => {
+  let response;
   try {
-    answer = await fetch(letter.url, {
-      method: "POST",
-      headers: { "content-type": "application/json", "x-equicam-csrf": page.csrf },
-      body: JSON.stringify(letter.body),
-    });
+    response = await postJson(post.url, post.body);
   } catch {
-    throw Object.assign(new Error("The server does not answer. Your verdict is kept in this browser and sent again."), { kept: true });
+    throw Object.assign(new Error("The server does not answer. Your verdict is kept in this browser and will be sent again."), { kept: true });
   }
-  const told = await answer.json().catch(() => ({}));
-  if (answer.ok) {
-    drop(letter);
-    return told;
+  const data = await response.json().catch(() => ({}));
+  if (response.ok) {
+    remove(post);
+    return data;
   }
-  if ([401, 403].includes(answer.status) || answer.status >= 500) {
-    const why = told.error || "The server could not keep it.";
-    throw Object.assign(new Error(`${why} Your verdict is kept in this browser and sent again.`), { kept: true });
+  if ([401, 403].includes(response.status) || response.status >= 500) {
+    const error = data.error || "The server could not store it.";
+    throw Object.assign(new Error(`${error} Your verdict is kept in this browser and will be sent again.`), { kept: true });
   }
-  drop(letter);
-  throw new Error(told.error || "The server refused it.");
+  remove(post);
+  throw new Error(data.error || "The server refused it.");
 };
 
 export const send = async (url, body) => {
-  const letter = { url, body: { ...body, mark: mark() }, run: page.run, reviewer: page.reviewer };
-  keep([...waiting(), letter]);
-  const told = await deliver(letter);
-  trouble("");
-  return told;
+  const post = { url, body: { ...body, mark: newMark() }, run: page.run, reviewer: page.reviewer };
+  store([...unsent(), post]);
+  const data = await deliver(post);
+  showError("");
+  return data;
 };
 
-let busy = false;
-export const flush = async () => {
-  if (busy) return 0;
-  busy = true;
+let sending = false;
+export const sendUnsent = async () => {
+  if (sending) return 0;
+  sending = true;
   let sent = 0;
   try {
-    for (const letter of waiting()) {
-      if (letter.run !== page.run || letter.reviewer !== page.reviewer) continue;
+    for (const post of unsent()) {
+      if (post.run !== page.run || post.reviewer !== page.reviewer) continue;
       try {
-        await deliver(letter);
+        await deliver(post);
         sent += 1;
       } catch (error) {
-        trouble(error.message);
+        showError(error.message);
         if (error.kept) break;
       }
     }
   } finally {
-    busy = false;
+    sending = false;
   }
   if (sent) {
-    trouble("");
-    announce(`${sent} kept verdicts were sent.`);
+    showError("");
+    announce(sent === 1 ? "One unsent verdict was sent." : `${sent} unsent verdicts were sent.`);
   }
   return sent;
 };
 
-export const typing = (event) => {
+export const isTyping = (event) => {
   const at = event.target;
   return at.matches?.("input:not([type=range]):not([type=checkbox]), textarea, select") || $("help").open;
 };
 
 $("help-open").addEventListener("click", () => $("help").showModal());
 document.addEventListener("keydown", (event) => {
-  if (event.key === "?" && !typing(event)) {
+  if (event.key === "?" && !isTyping(event)) {
     event.preventDefault();
     $("help").showModal();
   }
 });
 
-$("who")?.addEventListener("submit", async (event) => {
+$("reviewer-form")?.addEventListener("submit", async (event) => {
   event.preventDefault();
-  const answer = await fetch("/api/reviewer", {
-    method: "POST",
-    headers: { "content-type": "application/json", "x-equicam-csrf": page.csrf },
-    body: JSON.stringify({ name: $("name").value }),
-  });
-  if (answer.ok) location.assign("/");
-  else trouble((await answer.json()).error);
+  const response = await postJson("/api/reviewer", { name: $("name").value });
+  if (response.ok) location.assign("/");
+  else showError((await response.json()).error);
 });

@@ -1,4 +1,4 @@
-"""The page as a process of its own, for what only a real server can show."""
+"""The review server as a process, for behaviour that only a real server shows."""
 
 import http.cookiejar
 import json
@@ -10,22 +10,22 @@ from urllib.parse import urlsplit
 from tests.audit.conftest import COMMAND, ENV
 
 
-class Served:
-    """`equicam review` at work, and a client that came with its address."""
+class ServerProcess:
+    """A running `equicam review`, and clients that opened its address."""
 
     def __init__(self, run, *options):
         self.process = subprocess.Popen(
             [*COMMAND, "review", str(run.folder), "--no-browser", *map(str, options)],
             env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        self.said = []
+        self.output = []
         for line in self.process.stdout:
-            self.said.append(line)
+            self.output.append(line)
             if found := re.search(r"review: (http\S+)", line):
                 self.address = found[1]
                 break
         else:
-            raise AssertionError("".join(self.said))
+            raise AssertionError("".join(self.output))
         parts = urlsplit(self.address)
         self.home, self.port = f"{parts.scheme}://{parts.netloc}", parts.port
 
@@ -36,12 +36,12 @@ class Served:
         return client
 
     def secret(self, client):
-        return re.search(r'data-csrf="([^"]+)"', client.open(f"{self.home}/who").read().decode())[1]
+        return re.search(r'data-csrf="([^"]+)"', client.open(f"{self.home}/reviewer").read().decode())[1]
 
     def post(self, client, secret, path, body):
         headers = {"content-type": "application/json", "x-equicam-csrf": secret}
-        asked = urllib.request.Request(f"{self.home}{path}", json.dumps(body).encode(), headers)
-        return json.loads(client.open(asked, timeout=30).read())
+        request = urllib.request.Request(f"{self.home}{path}", json.dumps(body).encode(), headers)
+        return json.loads(client.open(request, timeout=30).read())
 
     def stop(self):
         if self.process.poll() is None:

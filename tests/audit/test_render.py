@@ -22,35 +22,35 @@ def test_more_views_than_a_strip_holds_are_thinned():
     row |= {"view_confidence": [0.5] * 50, "view_top1": [0] * 50}
     flat = np.ones((4, 4), np.float32)
     angles = tuple(7.2 * t for t in range(50))
-    found = render.pictured(row, StoredMaps(flat, 0 * flat, np.ones((50, 4, 4), np.float32)), angles)
-    assert len(found.strip) <= render.MOST_VIEWS
+    found = render.render_images(row, StoredMaps(flat, 0 * flat, np.ones((50, 4, 4), np.float32)), angles)
+    assert len(found.strip) <= render.MAX_TILES
     assert found.strip[0].degrees == 0
-    assert found.blank  # a constant map is stretched to nothing
+    assert found.blank  # a constant map has no range to stretch
 
 
 @pytest.mark.parametrize("size", [(96, 96), (64, 96)])
 @pytest.mark.parametrize("degrees", [0, 20, 90, 137.5, 340])
-def test_turning_back_is_the_inverse_that_the_method_uses(size, degrees):
+def test_align_is_the_alignment_that_the_method_uses(size, degrees):
     values = ndimage.gaussian_filter(np.random.default_rng(0).random(size), 3)
-    ours = render.turned_back(values, degrees)
-    theirs = Views((degrees,)).undo(torch.from_numpy(values)[None, None], "reflect")[0, 0].numpy()
+    ours = render.align(values, degrees)
+    theirs = Views((degrees,)).align(torch.from_numpy(values)[None, None], "reflect")[0, 0].numpy()
     np.testing.assert_allclose(ours, theirs, atol=1e-9)
 
 
 def test_a_plane_is_stretched_as_the_chain_does_it():
     plane = np.random.default_rng(1).random((7, 9)).astype(np.float32)
     theirs = unit(Chain(grad_cam, (70, 90)).upsample(torch.from_numpy(plane)[None]))[0].numpy()
-    np.testing.assert_allclose(render.stretched(plane, (70, 90)), theirs, atol=1e-5)
+    np.testing.assert_allclose(render.stretch(plane, (70, 90)), theirs, atol=1e-5)
 
 
-def test_rounding_of_the_store_is_not_drawn():
+def test_rounding_of_the_store_is_not_rendered():
     almost = (1 + np.random.default_rng(2).random((6, 6)) * 1e-3).astype(np.float16).astype(np.float32)
     assert np.ptp(almost) > 0
-    assert not render.stretched(almost, (60, 60)).any()
+    assert not render.stretch(almost, (60, 60)).any()
 
 
 @pytest.mark.parametrize(
-    ("frame", "says"),
+    ("frame", "message"),
     [
         (None, None),
         ([0.0, 0.0, 96.0, 96.0], None),
@@ -63,7 +63,7 @@ def test_rounding_of_the_store_is_not_drawn():
         ([-1e30, -1e30, 1e30, 1e30], "does not lie in it"),
     ],
 )
-def test_frames_of_any_kind(tmp_path, frame, says):
+def test_input_boxes_of_any_kind(tmp_path, frame, message):
     path = tmp_path / "a.png"
     Image.fromarray(draw(1).image).save(path)
     row = {
@@ -73,15 +73,15 @@ def test_frames_of_any_kind(tmp_path, frame, says):
         "sha256": file_digest(path),
         "input_box": frame,
     }
-    found = render.photograph(row, (224, 224))
-    assert (says in found) if says else (found.shape == (224, 224, 3) and found[:, 0].max() > 40)
+    found = render.read_input(row, (224, 224))
+    assert (message in found) if message else (found.shape == (224, 224, 3) and found[:, 0].max() > 40)
 
 
-def test_a_frame_beyond_the_picture_is_padded_with_black(tmp_path):
+def test_an_input_box_beyond_the_image_is_padded_with_black(tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", (100, 50), "white").save(path)
     row = {"id": "a", "path": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path)}
-    found = render.photograph(row | {"input_box": [0.0, -25.0, 100.0, 75.0]}, (200, 200))
+    found = render.read_input(row | {"input_box": [0.0, -25.0, 100.0, 75.0]}, (200, 200))
     assert (found[:50] == 0).all()
     assert (found[50:150] == 255).all()
     assert (found[150:] == 0).all()
@@ -97,13 +97,13 @@ def test_a_changed_file_of_the_same_size_is_not_shown(tmp_path):
         "sha256": file_digest(path),
         "input_box": None,
     }
-    assert not isinstance(render.photograph(row, (224, 224)), str)
+    assert not isinstance(render.read_input(row, (224, 224)), str)
     Image.new("RGB", (20, 20), "black").save(path)
     assert path.stat().st_size == row["bytes"]
-    assert "has changed" in render.photograph(row, (224, 224))
+    assert "has changed" in render.read_input(row, (224, 224))
 
 
-def test_pictures_have_the_proportions_of_the_models_input(tmp_path):
+def test_images_have_the_proportions_of_the_models_input(tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", (60, 60), "white").save(path)
     row = {
@@ -115,47 +115,47 @@ def test_pictures_have_the_proportions_of_the_models_input(tmp_path):
     }
     row |= {"target": 0, "view_confidence": None, "view_top1": None}
     planes = np.random.default_rng(0).random((2, 4, 6)).astype(np.float32)
-    found = render.pictured(row, StoredMaps(planes[0], planes[1], planes), (0.0, 180.0))
+    found = render.render_images(row, StoredMaps(planes[0], planes[1], planes), (0.0, 180.0))
     for address, size in (
-        (found.photo, (224, 149)),
+        (found.input, (224, 149)),
         (found.fused, (224, 149)),
-        (found.strip[1].picture, (96, 64)),
+        (found.strip[1].image, (96, 64)),
     ):
         assert Image.open(io.BytesIO(b64decode(address.split(",")[1]))).size == size
 
 
-def test_a_file_that_is_no_picture_any_more(tmp_path):
+def test_a_file_that_is_no_image_any_more(tmp_path):
     path = tmp_path / "a.png"
-    path.write_bytes(b"not a picture")
-    row = {"id": "a", "path": str(path), "bytes": 13, "sha256": file_digest(path), "input_box": None}
-    assert "can no longer be read" in render.photograph(row, (224, 224))
-    assert "no longer where it was" in render.photograph(row | {"path": None}, (224, 224))
-    assert "no longer" in render.photograph(row | {"path": "a\0b"}, (224, 224))
-    assert "no longer" in render.photograph(row | {"path": "a" * 5000}, (224, 224))
+    path.write_bytes(b"not an image")
+    row = {"id": "a", "path": str(path), "bytes": 12, "sha256": file_digest(path), "input_box": None}
+    assert "can no longer be read" in render.read_input(row, (224, 224))
+    assert "no longer where it was" in render.read_input(row | {"path": None}, (224, 224))
+    assert "no longer" in render.read_input(row | {"path": "a\0b"}, (224, 224))
+    assert "no longer" in render.read_input(row | {"path": "a" * 5000}, (224, 224))
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [0.01, float("nan"), 0.01], [0.0, 0.2]])
-def test_plots_of_little(values):
+def test_plots_of_few_values(values):
     peum = np.array(values, dtype=float)
     queued = np.zeros(len(peum), dtype=bool)
-    assert plots.score_histogram(peum, queued, named="PEUM").startswith("<svg ")
+    assert plots.signal_histogram(peum, queued, name="PEUM").startswith("<svg ")
     assert plots.flip_histogram(np.zeros(len(peum), dtype=int), 1).endswith("</svg>")
     some = peum[np.isfinite(peum)]
     none = np.zeros(len(some), dtype=bool)
-    assert "unstable" in plots.against_drift(some, some, none, unstable=0.5, named="PEUM")
+    assert "unstable" in plots.signal_against_drift(some, some, none, unstable=0.5, name="PEUM")
 
 
 def test_plots_hold_text_and_a_bounded_number_of_marks():
     rng = np.random.default_rng(0)
     many = rng.random(30_000)
-    svg = plots.against_drift(many, many, many > 0.9, unstable=0.5, named="PEUM")
+    svg = plots.signal_against_drift(many, many, many > 0.9, unstable=0.5, name="PEUM")
     assert "<text" in svg
     assert ">PEUM</text>" in svg
     assert len(svg) < 400_000
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("plain.png", "plain.png"),
         ("a\nb", r"a\nb"),
@@ -167,21 +167,21 @@ def test_plots_hold_text_and_a_bounded_number_of_marks():
         (None, "None"),
     ],
 )
-def test_what_cannot_be_seen_is_spelled_out(text, told):
-    assert visible(text) == told
+def test_hidden_characters_are_spelled_out(text, expected):
+    assert visible(text) == expected
 
 
-def test_a_picture_at_a_url_is_fetched_only_when_the_caller_lets_it():
+def test_an_image_at_a_url_is_fetched_only_if_the_caller_allows_it():
     import hashlib
 
     import fsspec
 
     data = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(data, "PNG")
-    fsspec.filesystem("memory").pipe("/drawn/a.png", data.getvalue())
-    row = {"id": "a", "path": "memory://drawn/a.png", "bytes": len(data.getvalue()), "input_box": None}
+    fsspec.filesystem("memory").pipe("/render/a.png", data.getvalue())
+    row = {"id": "a", "path": "memory://render/a.png", "bytes": len(data.getvalue()), "input_box": None}
     row["sha256"] = hashlib.sha256(data.getvalue()).hexdigest()
-    assert "--source" in render.photograph(row, (16, 16))
-    assert render.photograph(row, (16, 16), fetch=True).shape == (16, 16, 3)
-    assert "changed" in render.photograph(row | {"sha256": "0" * 64}, (16, 16), fetch=True)
-    assert "no longer" in render.photograph(row | {"path": "memory://drawn/none.png"}, (16, 16), fetch=True)
+    assert "--source" in render.read_input(row, (16, 16))
+    assert render.read_input(row, (16, 16), fetch=True).shape == (16, 16, 3)
+    assert "changed" in render.read_input(row | {"sha256": "0" * 64}, (16, 16), fetch=True)
+    assert "no longer" in render.read_input(row | {"path": "memory://render/none.png"}, (16, 16), fetch=True)

@@ -1,4 +1,4 @@
-"""The command: how fast it starts, what it refuses, and what a kill costs."""
+"""The review command: its start-up time, its refusals, and verdicts that survive a kill."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from equicam.auditing.log import Log
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from tests.audit.conftest import equicam_command
 from tests.audit.faked import fake_run
-from tests.web.served import Served
+from tests.web.server_process import ServerProcess
 
 
 def free_port():
@@ -26,29 +26,29 @@ def free_port():
         return found.getsockname()[1]
 
 
-def test_it_starts_binds_to_loopback_and_stops(run):
-    with Served(run, "--reviewer", "ana") as served:
-        assert served.address.startswith("http://127.0.0.1:")
-        client = served.client()
-        assert b"reading as" in client.open(served.home).read()
+def test_it_starts_listens_on_loopback_and_stops(run):
+    with ServerProcess(run, "--reviewer", "ana") as server:
+        assert server.address.startswith("http://127.0.0.1:")
+        client = server.client()
+        assert b"reviewing as" in client.open(server.home).read()
         opened = Log(run.folder).events("review opened")
         assert [(e.who, e.payload) for e in opened] == [("ana", {"blind": True, "exposed": False})]
         other = next((a for a in _addresses() if not a.startswith("127.")), None)
         if other:
             with pytest.raises(OSError, match="refused"):
-                socket.create_connection((other, served.port), timeout=2)
-    assert served.process.returncode in (0, -signal.SIGTERM)
-    assert served.address.partition("token=")[2] not in "".join(served.said[1:])
+                socket.create_connection((other, server.port), timeout=2)
+    assert server.process.returncode in (0, -signal.SIGTERM)
+    assert server.address.partition("token=")[2] not in "".join(server.output[1:])
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="counts CPU time as Linux tells it")
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads CPU time from /proc")
 def test_it_starts_in_under_a_second_of_work(run):
-    """CPU time until it listens, for the clock also counts what else the machine does; about 0.6 s."""
+    """CPU time until it listens, because wall time also counts other processes; about 0.6 s."""
     took = []
     while len(took) < 3 and min(took, default=9) > 1:
-        with Served(run) as served:
-            told = Path(f"/proc/{served.process.pid}/stat").read_text().rpartition(")")[2].split()
-            took.append((int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK"))
+        with ServerProcess(run) as server:
+            stat = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+            took.append((int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"))
     assert min(took) < 1
 
 
@@ -57,17 +57,17 @@ def _addresses():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--host", "0.0.0.0"], r"--host 0\.0\.0\.0 needs --expose"),
         (["--reviewer", "x" * 80], "a reviewer's name needs at most 60 characters"),
         (["--export", "verdicts.xlsx"], r"--export needs a name that ends in \.csv or \.json"),
     ],
 )
-def test_what_it_refuses(run, options, said):
+def test_options_that_are_refused(run, options, message):
     code, text = equicam_command("review", run.folder, "--no-browser", *options)
     assert code == 2
-    assert re.search(said, " ".join(text.split()))
+    assert re.search(message, " ".join(text.split()))
 
 
 def test_a_run_without_a_queue_and_a_folder_that_is_no_run(tmp_path):
@@ -78,22 +78,22 @@ def test_a_run_without_a_queue_and_a_folder_that_is_no_run(tmp_path):
     assert (code, "equicam triage first" in " ".join(text.split())) == (2, True)
 
 
-def test_a_taken_port_is_named_and_another_found_if_none_was_asked_for(run):
-    with Served(run) as first:
+def test_a_taken_port_is_refused_by_name_and_replaced_if_none_was_given(run):
+    with ServerProcess(run) as first:
         code, text = equicam_command("review", run.folder, "--no-browser", "--port", first.port)
         assert code == 2
         assert f"port {first.port} of 127.0.0.1 needs to be free" in " ".join(text.split())
-        with Served(run) as second:
+        with ServerProcess(run) as second:
             assert second.port != first.port
 
 
-def test_exposed_it_says_what_that_means_and_asks_for_a_name(run):
-    with Served(run, "--host", "0.0.0.0", "--expose") as served:
-        assert "not encrypted" in " ".join(" ".join(served.said).split())
-        assert b"Who is reading?" in served.client().open(served.home).read()
+def test_an_exposed_server_warns_and_requires_a_name(run):
+    with ServerProcess(run, "--host", "0.0.0.0", "--expose") as server:
+        assert "not encrypted" in " ".join(" ".join(server.output).split())
+        assert b"Who is reviewing?" in server.client().open(server.home).read()
 
 
-def test_without_fastapi_it_says_what_to_install(run, monkeypatch, capsys):
+def test_without_fastapi_it_names_the_package_to_install(run, monkeypatch, capsys):
     import sys
 
     import typer
@@ -108,9 +108,9 @@ def test_without_fastapi_it_says_what_to_install(run, monkeypatch, capsys):
 
 
 def test_export_writes_all_verdicts(run, tmp_path):
-    readings = ReviewLog(run.folder)
-    name = next(iter(readings_ids(run)))
-    readings.add_verdict(name, "ana", "unsure", reason="=1+1", blind=True, previous=0, mark="mark-0001")
+    log = ReviewLog(run.folder)
+    name = next(iter(queued_ids(run)))
+    log.add_verdict(name, "ana", "unsure", reason="=1+1", blind=True, previous=0, mark="mark-0001")
     code, text = equicam_command("review", run.folder, "--export", tmp_path / "v.csv")
     assert (code, text.split()[:2]) == (0, ["1", "verdicts:"])
     with (tmp_path / "v.csv").open(newline="") as file:
@@ -118,62 +118,62 @@ def test_export_writes_all_verdicts(run, tmp_path):
     assert (row["item"], row["verdict"], row["reason"], row["stands"]) == (name, "unsure", "'=1+1", "True")
     assert row["arm"] in ("queue", "control")
     equicam_command("review", run.folder, "--export", tmp_path / "v.json")
-    told = json.loads((tmp_path / "v.json").read_text())
-    assert (told["complete"], told["verdicts"][0]["hash"]) == (True, row["hash"])
+    exported = json.loads((tmp_path / "v.json").read_text())
+    assert (exported["complete"], exported["verdicts"][0]["hash"]) == (True, row["hash"])
 
 
-def readings_ids(run):
+def queued_ids(run):
     from equicam.shards import read_table
 
     return read_table(run.folder / "triage.parquet")["id"].to_pylist()
 
 
-def test_killed_in_the_middle_of_verdicts_nothing_is_lost_or_doubled(run):
-    """What was acknowledged is there; what was not is sent again with its mark and is there once."""
+def test_a_kill_in_the_middle_of_verdicts_loses_and_doubles_nothing(run):
+    """Confirmed verdicts are stored; the others are sent again with their marks and are stored once."""
     port, confirmed, sent = free_port(), [], []
-    for turn in range(3):
-        served = Served(run, "--port", port)
-        client = served.client()
-        secret = served.secret(client)
-        served.post(client, secret, "/api/reviewer", {"name": f"reader-{turn}"})
+    for attempt in range(3):
+        server = ServerProcess(run, "--port", port)
+        client = server.client()
+        secret = server.secret(client)
+        server.post(client, secret, "/api/reviewer", {"name": f"reviewer-{attempt}"})
         keys = [
             row["key"]
-            for row in json.loads(client.open(f"{served.home}/api/queue?limit=200").read())["items"]
+            for row in json.loads(client.open(f"{server.home}/api/queue?limit=200").read())["items"]
         ]
 
-        def read(served=served, client=client, secret=secret, keys=keys, turn=turn):
+        def read(server=server, client=client, secret=secret, keys=keys, attempt=attempt):
             for i, key in enumerate(keys):
                 body = {
                     "key": key,
                     "verdict": list(VERDICTS)[i % 5],
                     "reason": "",
-                    "seen": 0,
-                    "mark": f"turn-{turn}-{i:05d}",
+                    "previous_event": 0,
+                    "mark": f"attempt-{attempt}-{i:05d}",
                 }
-                sent.append((turn, body))
+                sent.append((attempt, body))
                 try:
-                    served.post(client, secret, "/api/verdict", body)
+                    server.post(client, secret, "/api/verdict", body)
                 except (OSError, urllib.error.URLError, ConnectionError, ValueError):
                     return
                 confirmed.append(body["mark"])
 
         reading = threading.Thread(target=read)
         reading.start()
-        while len(confirmed) < 3 * (turn + 1):
+        while len(confirmed) < 3 * (attempt + 1):
             time.sleep(0.002)
-        os.kill(served.process.pid, signal.SIGKILL)
+        os.kill(server.process.pid, signal.SIGKILL)
         reading.join(30)
-        served.stop()
+        server.stop()
     marks = [e.payload["mark"] for e in Log(run.folder).events("verdict")]
     assert len(marks) == len(set(marks))
     assert set(confirmed) <= set(marks)
-    with Served(run, "--port", port) as served:
-        for turn in range(3):
-            client = served.client()
-            secret = served.secret(client)
-            served.post(client, secret, "/api/reviewer", {"name": f"reader-{turn}"})
-            for _, body in [one for one in sent if one[0] == turn]:
-                served.post(client, secret, "/api/verdict", body)
+    with ServerProcess(run, "--port", port) as server:
+        for attempt in range(3):
+            client = server.client()
+            secret = server.secret(client)
+            server.post(client, secret, "/api/reviewer", {"name": f"reviewer-{attempt}"})
+            for _, body in [one for one in sent if one[0] == attempt]:
+                server.post(client, secret, "/api/verdict", body)
     log = Log(run.folder)
     assert sorted(e.payload["mark"] for e in log.events("verdict")) == sorted(
         body["mark"] for _, body in sent
