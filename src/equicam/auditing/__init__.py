@@ -1,1 +1,1 @@
-"""An audit: pictures and a model in; a run on disk, a queue and evidence out."""
+"""An audit: images and a model in; a run on disk, a queue and evidence out."""

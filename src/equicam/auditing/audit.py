@@ -126,8 +126,8 @@ def describe_method(method: Method) -> str:
     """Everything a method's name stands for, in text that is the same in every process."""
     fusion = method.fusion
     stages = f"{fusion.align_at}→{fusion.mean_at}"
-    parts = [_describe_callable(fn) for fn in (method.reader.read, method.combine)]
-    return " · ".join([*parts, f"{list(fusion.views.angles)}", stages, _describe_callable(fusion.weigh)])
+    functions = [_describe_callable(fn) for fn in (method.reader.read, method.combine)]
+    return " · ".join([*functions, f"{list(fusion.views.angles)}", stages, _describe_callable(fusion.weigh)])
 
 
 def _describe_callable(fn: Any) -> str:

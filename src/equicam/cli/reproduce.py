@@ -94,7 +94,7 @@ def reproduce(
         from equicam.data.sources import find_items
         from equicam.paper.context import Context
 
-        find_items(data, split=split)  # what is not there is said before a model is loaded
+        find_items(data, split=split)  # refuse missing data before a model is loaded
         more = dict(_weights_named(one) for one in extra or ())
         ready = equicam.load(
             model, weights=weights, classes=split_commas(classes), device=resolve_device(device)
@@ -104,7 +104,7 @@ def reproduce(
             n=n, split=split, costly=costly, progress=console.is_terminal, options={"dtype": parse_dtype(dtype), "compiled": compile_},
             extra=more,
         )  # fmt: skip
-        _say_alone(context)
+        _warn_unpublished(context)
         rows = list(load_experiment(name).rows(context))
         from equicam.shards import write_atomic
 
@@ -149,8 +149,8 @@ def _weights_named(given: str) -> tuple[str, Path]:
     return name, Path(file)
 
 
-def _say_alone(context: "Context") -> None:
-    """A name that nothing is published of may be meant so, or be misspelt."""
+def _warn_unpublished(context: "Context") -> None:
+    """Warn about a network or domain without published numbers: the name may be misspelt."""
     from equicam.paper.claims import DOMAINS, NETWORKS
 
     for what, given, known, option in (
@@ -158,8 +158,8 @@ def _say_alone(context: "Context") -> None:
         ("domain", context.domain, DOMAINS, "--domain"),
     ):
         if given and given not in known:
-            said = f"{given} is no {what} of the paper's ({', '.join(known)}): their numbers are not held against it; {option} says otherwise"
-            console.print(escape(plain(said)), style="yellow", soft_wrap=True, highlight=False)
+            warning = f"{given} is no {what} of the paper's ({', '.join(known)}): their numbers are not held against it; {option} says otherwise"
+            console.print(escape(plain(warning)), style="yellow", soft_wrap=True, highlight=False)
 
 
 def _listing() -> None:
