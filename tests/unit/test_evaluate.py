@@ -4,6 +4,7 @@ import json
 import pkgutil
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow.compute as pc
@@ -45,13 +46,14 @@ def value(table, score, method=None, region=None, angle=None):
 def test_eq_is_that_of_explains_maps(cnn, method, as_published):
     x = pictures(3)
     others = ["grad-cam", "equigrad-cam-fine"]  # must not change this one's maps
-    table = equicam.evaluate(cnn, x, methods=[*others, method], angles=ANGLES_2, as_published=as_published)
+    table = equicam.evaluate(
+        cnn, x, methods=[*others, method], views=6, angles=ANGLES_2, as_published=as_published
+    )
     fill = "zeros" if as_published else "reflect"
-    first = equicam.explain(cnn, x, method=method, as_published=as_published)
-    rotated = [
-        equicam.explain(cnn, rotate(x, a), method=method, target=first.target, as_published=as_published).map
-        for a in ANGLES_2
-    ]
+    views = None if method in ("grad-cam", "layer-cam") else 6
+    explain = partial(equicam.explain, cnn, method=method, views=views, as_published=as_published)
+    first = explain(x)
+    rotated = [explain(rotate(x, a), target=first.target).map for a in ANGLES_2]
     assert_alive(first.map, *rotated)
     for region in ("disc", "full"):
         eq = equivariance(torch.stack(rotated), first.map, ANGLES_2, region=region, fill=fill)
@@ -67,23 +69,29 @@ def test_views_are_read_once_for_every_method(cnn):
     rows = []
     cnn.module.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     every = [m for m in equicam.methods() if m.startswith("equigrad")] + ["grad-cam", "aug-cam", "layer-cam"]
-    equicam.evaluate(cnn, pictures(2), methods=every, scores=["eq", "eq-consistent", "peum"])
-    assert sum(rows) == 2 * 18 * (1 + len(ANGLES))
+    equicam.evaluate(cnn, pictures(2), methods=every, scores=["eq", "eq-consistent", "peum"], angles=ANGLES_2)
+    assert sum(rows) == 2 * 18 * (1 + len(ANGLES_2))
 
 
 def test_peum_disagreement_and_predictions(cnn):
     x = pictures(3)
     table = equicam.evaluate(
-        cnn, x, methods=["grad-cam", "equigrad-cam"], scores=["eq", "peum", "disagreement", "calibration"]
+        cnn,
+        x,
+        methods=["grad-cam", "equigrad-cam"],
+        scores=["eq", "peum", "disagreement", "calibration"],
+        angles=ANGLES_2,
     )
     e = equicam.explain(cnn, x)
     found, _ = value(table, "peum", "equigrad-cam", "full")
     assert list(found.values()) == pytest.approx(e.peum_score.tolist(), rel=1e-9)
     assert not value(table, "peum", "grad-cam", "full")[0]
+    found, _ = value(table, "disagreement", "equigrad-cam", "disc")
+    assert list(found.values()) == pytest.approx(e.disagreement.tolist(), rel=1e-9)
     presented, _ = value(table, "presented-confidence")
     assert list(presented.values()) == pytest.approx(e.confidence.tolist())
     with torch.no_grad():
-        for angle in ANGLES:
+        for angle in ANGLES_2:
             probs = cnn.module(rotate(x, angle)).softmax(1)
             kept, _ = value(table, "consistent", angle=angle)
             assert list(kept.values()) == (probs.argmax(1) == e.target).double().tolist()
@@ -363,6 +371,7 @@ def test_an_image_has_the_same_values_in_any_batch(cnn):
         "methods": ["grad-cam", "equigrad-cam"],
         "scores": ["eq", "insertion", "eq-spearman"],
         "angles": ANGLES_2,
+        "views": 6,
     }
     together, apart = equicam.evaluate(cnn, x, **options), equicam.evaluate(cnn, x[2:3], **options)
     for score, region in (("eq", "disc"), ("eq-spearman", "full"), ("insertion", None)):
@@ -385,7 +394,7 @@ def test_the_sample_is_spread_over_classes_and_its_digest_kept(small, folder):
 
 def test_summaries_by_hand(vit):
     table = equicam.evaluate(
-        vit, pictures(6), methods=["grad-cam", "equigrad-cam"], scores=["eq", "peum", "disagreement"]
+        vit, pictures(6), methods=["grad-cam", "equigrad-cam"], scores=["eq", "peum", "disagreement"], views=4
     )
     rows = [
         r
@@ -596,11 +605,10 @@ def test_an_explainer_that_cannot_be_hashed_is_accepted(cnn):
 @pytest.mark.parametrize(
     "wrong", [lambda b: 0.5, lambda b: MetricRows("mine", "grad-cam", torch.zeros(b + 1))]
 )
-def test_a_custom_metric_that_yields_something_else_is_refused(monkeypatch, wrong):
+def test_a_custom_metric_that_yields_something_else_is_refused(cnn, monkeypatch, wrong):
     monkeypatch.setitem(METRICS, "mine", Metric("mine", lambda batch: iter([wrong(len(batch.ids))])))
-    model, x = equicam.load("embedded"), torch.randn(2, 3, 96, 96)
     with pytest.raises(equicam.EquicamError, match=r"a metric needs to yield MetricRows with \[2\] values"):
-        equicam.evaluate(model, x, methods=["grad-cam"], scores=["mine"])
+        equicam.evaluate(cnn, pictures(2), methods=["grad-cam"], scores=["mine"])
 
 
 @pytest.mark.parametrize(

@@ -42,32 +42,20 @@ def pick(
     region: str | None = None,
     *,
     each_angle: bool = False,
+    required: bool = True,
 ) -> MetricColumn:
-    """One value per image, or one per image and angle."""
-    found = pick_if_present(table, score, method, region, each_angle=each_angle)
-    if not len(found):
-        there = sorted({s for s in table["score"].to_pylist() if s})
-        raise EquicamError(
-            f"rows of {score!r} of {method!r} in {region!r}", needs="an evaluation that has them",
-            got=f"scores {', '.join(there)}", fix=f'evaluate(…, scores=["{score}"])',
-        )  # fmt: skip
-    return found
-
-
-def pick_if_present(
-    table: pa.Table,
-    score: str,
-    method: str | None = None,
-    region: str | None = None,
-    *,
-    each_angle: bool = False,
-) -> MetricColumn:
-    """The same; an empty column if the table has no such rows."""
+    """One value per image, or one per image and angle; an empty column if the rows are absent and not required."""
     keep = equals(table["score"], score)
     for name, wanted in (("method", method), ("region", region)):
         keep = pc.and_(keep, equals(table[name], wanted))
     keep = pc.and_(keep, pc.is_valid(table["angle"]) if each_angle else pc.is_null(table["angle"]))
     some = table.filter(keep).sort_by([("id", "ascending"), ("angle", "ascending")])
+    if required and not len(some):
+        there = sorted({s for s in table["score"].to_pylist() if s})
+        raise EquicamError(
+            f"rows of {score!r} of {method!r} in {region!r}", needs="an evaluation that has them",
+            got=f"scores {', '.join(there)}", fix=f'evaluate(…, scores=["{score}"])',
+        )  # fmt: skip
     angle, value, floor = (
         np.asarray(some[name].to_numpy(), dtype=np.float64) for name in ("angle", "value", "floor")
     )
@@ -77,7 +65,7 @@ def pick_if_present(
 
 def pick_prediction(table: pa.Table, score: str, method: str, *, each_angle: bool = False) -> MetricColumn:
     """A metric of the model's predictions; a control with its own network or images has its own rows."""
-    own = pick_if_present(table, score, method, each_angle=each_angle)
+    own = pick(table, score, method, each_angle=each_angle, required=False)
     return own if len(own) else pick(table, score, each_angle=each_angle)
 
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from equicam.errors import EquicamError
 from equicam.evaluation import statistics
 from equicam.evaluation.reasons import ReasonCode
-from equicam.evaluation.selection import MetricColumn, equals, pick, pick_if_present, pick_prediction
+from equicam.evaluation.selection import MetricColumn, equals, pick, pick_prediction
 from equicam.evaluation.statistics import Comparison, Correlation, Estimate, HeldOut
 
 __all__ = [
@@ -66,7 +66,7 @@ def _summary_row(
         skill = statistics.bootstrap(
             statistics.skill, rows.value, rows.floor, cluster=rows.ids, resamples=resamples
         )
-    every = pick_if_present(table, score, method, region, each_angle=True)
+    every = pick(table, score, method, region, each_angle=True, required=False)
     every = every if len(every) else rows
     constant = every.reason == ReasonCode.CONSTANT_MAP
     defined = np.isfinite(every.value)
@@ -214,7 +214,7 @@ def signals(
     wrong = pick(table, "misclassified").by_id(eq.ids)
     boot = partial(statistics.bootstrap, resamples=resamples)
     found: list[SignalSummary] = []
-    peum = None
+    peum: statistics.Floats | None = None
     for name, rows in _signal_columns(table, method):
         signal = rows.by_id(eq.ids)
         behind = None
@@ -241,11 +241,13 @@ def signals(
 
 def _signal_columns(table: pa.Table, method: str) -> list[tuple[str, MetricColumn]]:
     """The signals that the evaluation has, by name."""
-    candidates = [
-        ("peum (full)", pick_if_present(table, "peum", method, "full")),
-        ("peum (disc)", pick_if_present(table, "peum", method, "disc")),
-        *(("disagreement", pick_if_present(table, "disagreement", method, r)) for r in ("disc", "full")),
-        ("flip-rate", pick_if_present(table, "flip-rate")),
-        ("confidence-drop", pick_if_present(table, "confidence-drop")),
+    places = [
+        ("peum (full)", "peum", method, "full"),
+        ("peum (disc)", "peum", method, "disc"),
+        ("disagreement", "disagreement", method, "disc"),
+        ("disagreement", "disagreement", method, "full"),
+        ("flip-rate", "flip-rate", None, None),
+        ("confidence-drop", "confidence-drop", None, None),
     ]
-    return [(name, rows) for name, rows in candidates if len(rows)]
+    found = [(name, pick(table, score, of, region, required=False)) for name, score, of, region in places]
+    return [(name, rows) for name, rows in found if len(rows)]
