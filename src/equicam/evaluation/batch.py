@@ -36,8 +36,8 @@ class Predictions:
 
     @property
     def of_target(self) -> Float[Tensor, "v b"]:
-        """p_c: the probability of the explained class."""
-        return self.probs.gather(2, self.target[None, :, None].expand(len(self.probs), -1, 1))[..., 0]
+        """p_c of the presented images, then at every angle."""
+        return target_probability(self.probs, self.target)
 
 
 @dataclass(frozen=True)
@@ -73,3 +73,8 @@ class EvaluatedBatch:
     def region(self) -> Region:
         """The region of metrics that are computed over one region only."""
         return "full" if self.as_published else "disc"
+
+
+def target_probability(probs: Float[Tensor, "*v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, "*v b"]:
+    """p_c: the probability of each image's explained class."""
+    return probs.gather(-1, target[:, None].expand(*probs.shape[:-1], 1))[..., 0]

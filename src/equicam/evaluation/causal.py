@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equicam.core.correlation import Region
 from equicam.core.views import Degrees, rotate, rotate_each
-from equicam.evaluation.batch import Predict
+from equicam.evaluation.batch import Predict, target_probability
 from equicam.evaluation.faithfulness import blur_out
 from equicam.evaluation.similarity import is_constant, region_mask
 
@@ -61,7 +61,7 @@ def occlusion(
     rotated: dict[str, list[Tensor]] = {name: [] for name in names}
     constant_at = []
     blurred = blur_out(x)
-    confidence = _of_target(predict(x), target)
+    confidence = target_probability(predict(x), target)
     # one random stream per image, whatever batch it is in
     streams = [torch.Generator().manual_seed(seed) for seed in seeds]
     for step, angle in enumerate(angles):
@@ -76,13 +76,19 @@ def occlusion(
         carried = carried.clamp(0, 1) if as_published else (carried >= 0.5).to(x.dtype)
         for drops, image, blur, where, before in (
             (presented, x, blurred, mask, confidence),
-            (rotated, x_rotated, blur_out(x_rotated), carried, _of_target(predict(x_rotated), target)),
+            (
+                rotated,
+                x_rotated,
+                blur_out(x_rotated),
+                carried,
+                target_probability(predict(x_rotated), target),
+            ),
         ):
             hidden = image + where[:, :, None] * (blur - image)
             probs = predict(hidden.flatten(0, 1)).view(len(names), len(x), -1)
             for name, some in zip(names, probs, strict=True):
                 no_lender = (constant.roll(1) | (len(x) == 1)) & (name in BORROWED)
-                lost = before - _of_target(some, target)
+                lost = before - target_probability(some, target)
                 drops[name].append(torch.where(constant | no_lender, torch.nan, lost))
     return Drops(
         {name: torch.stack(rows) for name, rows in presented.items()},
@@ -138,7 +144,3 @@ def same_saliency(
     start = (means - wanted).abs().argmin(1, keepdim=True)
     chosen = place.gather(1, start + torch.arange(count, device=h.device))
     return torch.zeros_like(free).scatter_(1, chosen, True).view(region.shape)
-
-
-def _of_target(probs: Float[Tensor, "b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-    return probs.gather(1, target[:, None])[:, 0]

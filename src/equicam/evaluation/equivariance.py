@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equicam.core.correlation import Region
 from equicam.core.views import Degrees, Fill, rotate_all
+from equicam.evaluation.batch import target_probability
 from equicam.evaluation.similarity import MEASURES, is_constant, own_and_others
 
 ANGLES: tuple[Degrees, ...] = (15, 30, 45, 60, 90, 135, 180)
@@ -53,7 +54,7 @@ def confidence_kept(
     """min(1, p_c(R_θ x) / p_c(x)); `as_published`: the largest probability of R_θ x, whatever its class."""
     if as_published:
         return probs[1:].amax(-1)
-    of_target = probs.gather(2, target[None, :, None].expand(len(probs), -1, 1))[..., 0]
+    of_target = target_probability(probs, target)
     return (of_target[1:] / of_target[0]).clamp(max=1)
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equicam.evaluation.batch import Predict
+from equicam.evaluation.batch import Predict, target_probability
 from equicam.evaluation.blur import gaussian
 from equicam.readers.batch_size import views_that_fit
 
@@ -50,8 +50,7 @@ def curve(
         changed = rank < some[:, None, None, None]  # [s, b, H, W]
         mixed = torch.where(changed[:, :, None], after, before)
         probs = predict(mixed.flatten(0, 1)).view(len(some), len(x), -1)
-        of_target = probs.gather(2, target[None, :, None].expand(len(some), -1, 1))[..., 0]
-        found[:, start : start + len(some)] = of_target.T.to(found.dtype)
+        found[:, start : start + len(some)] = target_probability(probs, target).T.to(found.dtype)
     return found
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from equicam.core.correlation import Region
 from equicam.core.views import Degrees, rotate
+from equicam.evaluation.batch import target_probability
 from equicam.evaluation.similarity import spearman
 
 
@@ -18,7 +19,7 @@ def flip_rate(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float
 
 def confidence_drop(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
     """Mean over the evaluation angles of 1 − p_c(R_θ x) / p_c(x)."""
-    of_target = probs.gather(2, target[None, :, None].expand(len(probs), -1, 1))[..., 0].double()
+    of_target = target_probability(probs, target).double()
     return (1 - of_target[1:] / of_target[0]).mean(0)
 
 
