@@ -205,6 +205,6 @@ class QueueFilter:
 
 
 def awaits_second(log: ReviewLog, name: str) -> bool:
-    """Whether the only reviewer of an image has asked for a second one."""
+    """Whether the only reviewer of an image has requested a second one."""
     found = log.by_reviewer(name)
     return len(found) == 1 and next(iter(found.values())).verdict == "second-reviewer"
