@@ -62,11 +62,11 @@ def with_linear_head(backbone: nn.Module, images: Path, device: str, console: Co
 
     @torch.no_grad()
     def features(rows: list[tuple[Path, str]]) -> tuple[Tensor, Tensor]:
-        parts = [
+        batches = [
             backbone(batch(rows[i : i + IMAGES_PER_BATCH]).to(device))
             for i in track(range(0, len(rows), IMAGES_PER_BATCH), "features")
         ]
-        return torch.cat(parts), torch.tensor([names.index(label) for _, label in rows], device=device)
+        return torch.cat(batches), torch.tensor([names.index(label) for _, label in rows], device=device)
 
     (x, y), (x_test, y_test) = features(train), features(test)
     mean, std = x.mean(0), x.std(0) + 1e-6

@@ -30,7 +30,7 @@ def findings(kept: dict[str, dict[str, Rows]]) -> Iterator[str]:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """Markdown, indented as part of a list."""
+    """Markdown, indented for a list."""
     text = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
     return "\n\n" + "\n".join(f"  {row}" for row in text) + "\n"
 

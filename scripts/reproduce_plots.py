@@ -1,4 +1,4 @@
-"""The plots of docs/reproduce.md, drawn from the rows that `equicam reproduce` wrote."""
+"""The plots of docs/reproduce.md, made from the rows that `equicam reproduce` wrote."""
 
 import math
 from collections.abc import Callable

@@ -40,7 +40,7 @@ def vit():
 
 
 def save_images(root, folders, seed=0):
-    """One drawn patch in each of the folders."""
+    """One synthetic patch in each of the folders."""
     for i, (folder, patch) in enumerate(zip(folders, draw_many(len(folders), seed=seed), strict=True)):
         (root / folder).mkdir(parents=True, exist_ok=True)
         Image.fromarray(patch.image).save(root / folder / f"{i}.png")
@@ -55,7 +55,7 @@ def out(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiles(tmp_path_factory):
-    """Three drawn patches of either class, a folder a class."""
+    """Three synthetic patches of either class, a folder a class."""
     return save_images(tmp_path_factory.mktemp("tiles"), ("no", "yes") * 3)
 
 
@@ -67,10 +67,10 @@ def context(tiles, out):
 
 @pytest.fixture(scope="session")
 def patches(tmp_path_factory):
-    """Drawn patches as PatchCamelyon keeps them."""
+    """Synthetic patches as PatchCamelyon keeps them."""
     root = tmp_path_factory.mktemp("pcam")
-    drawn = list(draw_many(5, seed=3))
-    for name, values in (("x", [p.image for p in drawn]), ("y", [[[[p.label]]] for p in drawn])):
+    made = list(draw_many(5, seed=3))
+    for name, values in (("x", [p.image for p in made]), ("y", [[[[p.label]]] for p in made])):
         with h5py.File(root / f"camelyonpatch_level_2_split_test_{name}.h5", "w") as file:
             file[name] = np.concatenate(values) if name == "y" else np.stack(values)
     return root
@@ -78,7 +78,7 @@ def patches(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def birds(tmp_path_factory):
-    """Three drawn patches as CUB-200-2011 keeps birds."""
+    """Three synthetic patches as CUB-200-2011 keeps birds."""
     root = save_images(tmp_path_factory.mktemp("cub"), ("images",) * 3, seed=5)
     files = {"images": "{i} {j}.png", "image_class_labels": "{i} {i}", "bounding_boxes": "{i} 10 20 60 50"}
     files["train_test_split"] = "{i} 0"

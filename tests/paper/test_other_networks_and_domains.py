@@ -28,6 +28,7 @@ def answered(name, context):
     wanted = [claim for claim in claims() if one.answers and claim.startswith(one.answers)]
     assert sorted(found.claim for found in rows if found.claim) == sorted(wanted)
     for found in rows:
+        assert found.note != "not answered by this run", found  # a claim of this network that no row answers
         json.dumps(found.as_json(), allow_nan=False)
         numbers = [e for e in (found.clean, found.as_published) if e is not None]
         if found.verdict == "not run":
@@ -212,7 +213,7 @@ def test_label_region(patches, out):
     )
     assert drop == pytest.approx(first - rotated)
     uniform = rows["label.uniform null.mass in disc 0deg"]
-    assert uniform.clean.value == pytest.approx(1 / 9, abs=0.02)  # all of the patch is seen: a ninth
+    assert uniform.clean.value == pytest.approx(1 / 9, abs=0.02)  # the input is the whole patch: a ninth
     null = rows["label.EquiGrad-CAM.drop"].note
     assert f"{uniform.clean.value:.3f} by ours" in null
     assert f"{uniform.clean.value:.3f} by their" not in null

@@ -32,13 +32,13 @@ def measure(context: Context) -> Iterator[Row]:
             yield compare(f"{start}.{name}.{kind}", eq, label=f"{method}, {field}")
     kept = found.clean["grad-cam"].consistency_rate
     flips = Both(number(1 - kept.value), None)
-    yield compare(f"{start}.consistency_rate", Both(kept, None), label="the top-1 is kept", tolerance=0.05)
+    yield compare(f"{start}.stable_rate", Both(kept, None), label="the top-1 is kept", tolerance=0.05)
     yield compare(f"{start}.flip_rate", flips, label="the top-1 flips", tolerance=0.05)
     if context.backbone == "resnet50":
         gap = found.map(lambda of: number(_gap(of, "consistent")))
         yield compare("cond.gap.resnet50.stable", gap, label="gap, top-1 kept")
         yield compare(
-            "cond.intro.consistency_rate", Both(kept, None), label="the top-1 is kept, as the introduction has it",
+            "cond.intro.stable_rate", Both(kept, None), label="the top-1 is kept, as the introduction has it",
             tolerance=0.05, reason=INTRODUCTION,
         )  # fmt: skip
     reason = f"the paper's is over its three networks, this is {context.backbone} alone"

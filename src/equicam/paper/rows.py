@@ -2,7 +2,7 @@
 
 Every row has three numbers side by side: published, measured by the authors' protocol (`as_published`), and measured by
 ours (the disc, reflection, a floor). The verdict compares the authors' protocol where it was run, because that is the
-number they claim. If their number comes out but ours contradicts the conclusion drawn from it, it is an artefact.
+number they claim. If their number comes out but ours contradicts the conclusion, it is an artefact.
 """
 
 import math
