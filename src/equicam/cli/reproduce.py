@@ -1,6 +1,5 @@
-"""The command that regenerates the paper. Heavy libraries load inside it."""
+"""`equicam reproduce`."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,16 +13,14 @@ from equicam.cli.shared import (
     console,
     exit_on_error,
     parse_dtype,
-    plain,
     resolve_device,
+    say,
     split_commas,
 )
-from equicam.errors import EquicamError
 from equicam.paper import EXPERIMENTS, load_experiment
 
 if TYPE_CHECKING:
-    from equicam.paper.context import Context
-    from equicam.paper.rows import Row
+    from equicam.paper.reproduce import Reproduction
 
 COLOURS = {
     "matches": "green",
@@ -31,7 +28,6 @@ COLOURS = {
     "artefact": "magenta",
     "undecided": "yellow",
     "measured": "none",
-    "not run": "dim",
 }
 
 
@@ -62,9 +58,9 @@ def reproduce(
     costly: Annotated[bool, typer.Option(help="Include methods with hundreds of passes per map.")] = False,
     dtype: options.Dtype = None,
     compile_: options.Compile = False,
-    out: Annotated[
-        Path, typer.Option(help="Folder for rows, lines and figures; resumed if it exists.")
-    ] = Path("reproduced"),
+    out: Annotated[Path, typer.Option(help="Folder for rows and figures; resumed if it exists.")] = Path(
+        "reproduced"
+    ),
     device: options.Device = None,
     list_: Annotated[bool, typer.Option("--list", help="List every table, figure and claim.")] = False,
 ) -> None:
@@ -73,124 +69,46 @@ def reproduce(
     Example: `equicam reproduce main --data imagenet/val --n 1000`
     """
     if list_ or name is None:
-        _listing()
+        _print_experiments()
         return
-    with exit_on_error():
-        if name not in EXPERIMENTS:
-            raise EquicamError(
-                "an experiment",
-                needs=f"one of {', '.join(EXPERIMENTS)}",
-                got=repr(name),
-                fix="equicam reproduce --list",
-            )
-        if data is None:
-            raise EquicamError(
-                f"reproduce {name}",
-                needs=load_experiment(name).needs,
-                got="no --data",
-                fix=f"equicam reproduce {name} --data FOLDER",
-            )
-        import equicam
-        from equicam.data.sources import find_items
-        from equicam.paper.context import Context
+    with exit_on_error(interrupted="; the same command resumes"):
+        from equicam.paper.reproduce import parse_extra
+        from equicam.paper.reproduce import reproduce as run_experiment
 
-        find_items(data, split=split)  # refuse missing data before a model is loaded
-        more = dict(_weights_named(one) for one in extra or ())
-        ready = equicam.load(
-            model, weights=weights, classes=split_commas(classes), device=resolve_device(device)
-        )
-        context = Context(
-            model=ready, data=data, out=out, backbone=backbone or model, domain=domain,
-            n=n, split=split, costly=costly, progress=console.is_terminal, options={"dtype": parse_dtype(dtype), "compiled": compile_},
-            extra=more,
+        result = run_experiment(
+            name, data, out, model=model, weights=weights, classes=split_commas(classes), device=resolve_device(device),
+            backbone=backbone, domain=domain, n=n, split=split, costly=costly, extra=dict(map(parse_extra, extra or ())),
+            options={"dtype": parse_dtype(dtype), "compiled": compile_}, progress=console.is_terminal,
+            warn=lambda line: say(line, style="yellow"),
         )  # fmt: skip
-        _warn_unpublished(context)
-        rows = list(load_experiment(name).rows(context))
-        from equicam.shards import write_atomic
-
-        out.mkdir(parents=True, exist_ok=True)
-        kept = {
-            "experiment": name,
-            "model": model,
-            "backbone": context.backbone,
-            "domain": domain,
-            "n": n,
-            "rows": [row.as_json() for row in rows],
-        }
-        write_atomic(out / f"{name}.json", json.dumps(kept, indent=1, ensure_ascii=False).encode())
-    console.print(_table(name, rows))
-    for row in rows:
-        if row.note and row.verdict != "not run":
-            console.print(
-                f"  {escape(plain(row.label))}: {escape(plain(row.note))}", soft_wrap=True, highlight=False
-            )
-    skipped = [row for row in rows if row.verdict == "not run"]
-    if skipped:
-        console.print(
-            f"{len(skipped)} claims not run; {escape(plain(out / f'{name}.json'))} says what would run each",
-            soft_wrap=True,
-        )
+    _print_rows(result)
 
 
-def _weights_named(given: str) -> tuple[str, Path]:
-    """rotated=FILE as a name that an experiment asks for, and a file that is there."""
-    from equicam.paper.rotation_augmentation import WEIGHTS
-    from equicam.paper.seeds import SEEDS
-
-    names = (*WEIGHTS.values(), *SEEDS)
-    name, _, file = given.partition("=")
-    if name not in names or not Path(file).is_file():
-        raise EquicamError(
-            "--extra",
-            needs=f"{', '.join(names)} with = and an existing file of weights",
-            got=repr(given),
-            fix="--extra rotated=models/rotated/weights.safetensors",
-        )
-    return name, Path(file)
-
-
-def _warn_unpublished(context: "Context") -> None:
-    """Warn about a network or domain without published numbers: the name may be misspelt."""
-    from equicam.paper.claims import DOMAINS, NETWORKS
-
-    for what, given, known, option in (
-        ("network", context.backbone, NETWORKS, "--backbone"),
-        ("domain", context.domain, DOMAINS, "--domain"),
-    ):
-        if given and given not in known:
-            warning = f"{given} is no {what} of the paper's ({', '.join(known)}): their numbers are not held against it; {option} says otherwise"
-            console.print(escape(plain(warning)), style="yellow", soft_wrap=True, highlight=False)
-
-
-def _listing() -> None:
+def _print_experiments() -> None:
     from equicam.paper.claims import claims
 
-    table = Table("name", "claims", "what", "needs", box=None)
+    table = Table("name", "claims", "title", "needs", box=None)
     for name in EXPERIMENTS:
-        one = load_experiment(name)
-        count = sum(claim.startswith(one.answers) for claim in claims()) if one.answers else 0
-        table.add_row(name, str(count or ""), one.title, one.needs)
+        experiment = load_experiment(name)
+        count = sum(claim.startswith(experiment.answers) for claim in claims()) if experiment.answers else 0
+        table.add_row(name, str(count or ""), experiment.title, experiment.needs)
     console.print(table)
 
 
-def _table(name: str, rows: "list[Row]") -> Table:
-    table = Table(
-        "what",
-        "published",
-        "by their protocol",
-        "by ours",
-        "verdict",
-        box=SIMPLE_HEAD,
-        title=load_experiment(name).title,
-    )
+def _print_rows(result: "Reproduction") -> None:
     from equicam.report.tables import estimate
 
-    for one in rows:
-        if one.verdict == "not run":
-            continue
-        measured = [estimate(e) if e else "" for e in (one.as_published, one.clean)]
-        colour = COLOURS[one.verdict]
-        table.add_row(
-            escape(one.label), escape(one.published), *measured, f"[{colour}]{one.verdict}[/{colour}]"
-        )
-    return table
+    columns = ("row", "published", "by their protocol", "by ours", "verdict")
+    table = Table(*columns, box=SIMPLE_HEAD, title=result.title)
+    measured = [row for row in result.rows if row.verdict != "not run"]
+    for row in measured:
+        values = [estimate(value) if value else "" for value in (row.as_published, row.clean)]
+        colour = COLOURS[row.verdict]
+        cells = map(escape, (row.label, row.published, *values))
+        table.add_row(*cells, f"[{colour}]{row.verdict}[/{colour}]")
+    console.print(table)
+    for row in measured:
+        if row.note:
+            say(f"  {row.label}: {row.note}")
+    if skipped := len(result.rows) - len(measured):
+        say(f"{skipped} claims not run; {result.path} names the command that runs each")

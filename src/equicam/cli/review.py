@@ -18,10 +18,12 @@ def review(
         str | None, typer.Option(help="Name of the reviewer.", show_default="the login name")
     ] = None,
     blinding: Annotated[
-        bool, typer.Option(help="Hide prediction, label and signals of an image until the first verdict on it.")
+        bool,
+        typer.Option(help="Hide prediction, label and signals of an image until the first verdict on it."),
     ] = True,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the page.", show_default="8321, or a free one")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the page.", show_default="8321, or a free one"),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     expose: Annotated[
