@@ -188,8 +188,8 @@ def test_the_command_refuses_weights_that_are_not_there_and_says_what_stands_alo
         assert "seed2" in result.output
     result = run.invoke(app, [*command, "--backbone", "resnet5", "--domain", "RESISC"])
     assert result.exit_code == 0, result.output
-    assert "resnet5 is no network of the paper's (resnet50, vgg16, vit_b_16)" in result.output
-    assert "RESISC is no domain of the paper's (PatchCamelyon, RESISC45)" in result.output
+    assert "the paper has no network resnet5 (resnet50, vgg16, vit_b_16)" in result.output
+    assert "the paper has no domain RESISC (PatchCamelyon, RESISC45)" in result.output
     result = run.invoke(
         app, ["reproduce", "main", "--data", str(tmp_path / "nowhere"), "--model", "nonsense"]
     )

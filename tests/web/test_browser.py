@@ -223,7 +223,7 @@ def test_hostile_names_do_nothing(run, watched):
     table = read_table(run.folder / "triage.parquet")
     ids = [name for name in table["id"].to_pylist() if name in HOSTILE]
     assert ids
-    with ServerProcess(run, "--open", "--reviewer", '"><img src=x onerror=alert(1)>') as server:
+    with ServerProcess(run, "--no-blinding", "--reviewer", '"><img src=x onerror=alert(1)>') as server:
         page = watched().page
         page.goto(server.address)
         wait_until_ready(page)

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
     from equicam.engines.worker import ModelFromName
     from equicam.readers.model import Model
-    from equicam.run import Run
 
 for stream in (sys.stdout, sys.stderr):
     if hasattr(stream, "reconfigure"):
@@ -168,13 +166,6 @@ def resolve_engine(
         )
     names = split_commas(device) or []
     return ("cpu", Devices(tuple(names), source)) if len(names) > 1 else (resolve_device(device), None)
-
-
-def open_run(folder: Path, source: str | None = None) -> "Run":
-    """An existing run, with its images where they are now."""
-    from equicam.run import open_run as open_existing
-
-    return open_existing(folder, source)
 
 
 @contextmanager

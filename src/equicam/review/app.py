@@ -1,11 +1,9 @@
 """The review application: pages, images, downloads, and the error responses of all routes."""
 
 import asyncio
-import json
 import mimetypes
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from fastapi import FastAPI, Request
@@ -14,8 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from equicam.auditing.csv_export import as_csv
-from equicam.auditing.review_log import COLUMNS, TRIAGE_COLUMNS, StaleError, verdict_rows
+from equicam.auditing.review_log import StaleError
 from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
 from equicam.report.text import FLAGS
@@ -24,8 +21,9 @@ from equicam.review.api import api_routes
 from equicam.review.auth import Access, AuthMiddleware, json_error
 from equicam.review.context import ReviewContext, filters_of, reviewer_of, session_of
 from equicam.review.queue import FILTERS
-from equicam.shards import json_ready
+from equicam.review.verdict_files import encode_verdicts
 
+MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
 STATIC = Path(__file__).parent / "static"
 # A Windows registry may call scripts text/plain, which browsers refuse to run under nosniff.
 mimetypes.add_type("text/javascript", ".js")
@@ -108,23 +106,12 @@ def _add_exports(app: FastAPI, context: ReviewContext) -> None:
     def export(request: Request, suffix: str) -> Response:
         reviewer = reviewer_of(request)
         queue = context.current_queue()
-        complete = context.filter.reveals_arms(queue, reviewer)
-        own = None if complete else reviewer
-        rows = verdict_rows(context.log, queue.triage, reviewer=own, with_triage=complete)
-        if suffix == "csv":
-            names = [*COLUMNS, *(TRIAGE_COLUMNS if complete else ())]
-            return _download(as_csv(names, rows), "text/csv; charset=utf-8", "verdicts.csv")
-        if suffix == "json":
-            notes = [asdict(n) for n in context.log.notes() if complete or n.reviewer == reviewer]
-            content = json_ready({"complete": complete, "verdicts": rows, "notes": notes})
-            text = json.dumps(content, indent=1, allow_nan=False)
-            return _download(text.encode(), "application/json", "verdicts.json")
-        return json_error(404, "verdicts are exported as csv or json")
-
-
-def _download(data: bytes, media_type: str, name: str) -> Response:
-    headers = {"content-disposition": f'attachment; filename="{name}"'}
-    return Response(data, media_type=media_type, headers=headers)
+        own = None if context.filter.reveals_arms(queue, reviewer) else reviewer
+        if suffix not in MEDIA_TYPES:
+            return json_error(404, "verdicts are exported as csv or json")
+        data = encode_verdicts(context.log, queue.triage, suffix, reviewer=own)
+        headers = {"content-disposition": f'attachment; filename="verdicts.{suffix}"'}
+        return Response(data, media_type=MEDIA_TYPES[suffix], headers=headers)
 
 
 def _add_error_handlers(app: FastAPI) -> None:
