@@ -1,9 +1,12 @@
 """Nothing opens without the token, posts from other sites are refused, and every response has the security headers."""
 
+import shutil
+
 import pytest
 from starlette.testclient import TestClient
 
 from equicam.auditing.log import Log
+from equicam.auditing.store import RunStore
 from tests.web.conftest import HOME, PORT, Server
 
 PATHS = [
@@ -16,6 +19,17 @@ PATHS = [
     "/image/0/input",
     "/export/verdicts.csv",
 ]
+
+
+@pytest.fixture(scope="module")
+def server(shared_run, tmp_path_factory):
+    """One server for all tests here: a refused request changes nothing."""
+    return Server(RunStore(shutil.copytree(shared_run.folder, tmp_path_factory.mktemp("auth") / "run")))
+
+
+@pytest.fixture(scope="module")
+def ana(server):
+    return server.client("ana")
 
 
 def unauthorised(server, **options):
