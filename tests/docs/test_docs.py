@@ -145,3 +145,40 @@ def test_every_make_target_is_in_its_help():
     lines = (ROOT / "Makefile").read_text().splitlines()
     targets = [line for line in lines if re.match(r"^[a-z-]+:", line)]
     assert all("##" in line for line in targets)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_modules_and_names_in_the_text_exist(page):
+    """`package/module.py`, `equicam.package.module` and `equicam.package.module.name`; not the tables of old names."""
+    text = (
+        re.sub(r"^\|.*$", "", page.read_text(), flags=re.MULTILINE)
+        if page.name == "CHANGELOG.md"
+        else page.read_text()
+    )
+    text = text.split("## 0.1.0")[0]
+    missing = [
+        path
+        for path in re.findall(r"`([\w/]+\.py)`", text)
+        if not any((base / path).exists() for base in (ROOT, ROOT / "src/equicam")) and "/" in path
+    ]
+    for name in re.findall(r"`equicam((?:\.\w+)+)", text):
+        parts = name.strip(".").split(".")
+        missing += (
+            [] if any(resolves(parts, depth) for depth in range(len(parts) + 1)) else [f"equicam{name}"]
+        )
+    assert not missing
+
+
+def resolves(parts: list[str], depth: int) -> bool:
+    """Whether the first `depth` parts are a module of ours that has the rest."""
+    module = ROOT / "src" / "equicam" / Path(*parts[:depth])
+    source = module.with_suffix(".py") if module.with_suffix(".py").exists() else module / "__init__.py"
+    if not source.exists():
+        return False
+    if depth == len(parts):
+        return True
+    if depth == 0:
+        return parts[0] in equicam.__all__
+    return bool(
+        re.search(rf"^(def|class) {parts[depth]}\b|^{parts[depth]}\b.*=", source.read_text(), re.MULTILINE)
+    )
