@@ -1,5 +1,7 @@
 """Stand-ins for the paper's networks and data sets; one folder keeps the evaluations that all tests share."""
 
+from functools import partial
+
 import h5py
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from safetensors.torch import save_file
 
 import equicam
 from equicam.data.synthetic import draw_many
+from equicam.evaluation import statistics
 from equicam.paper.context import Context
 from tests.conftest import Cnn, Vit, seeded
 
@@ -61,8 +64,16 @@ def tiles(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def context(tiles, out):
-    """A small network on three images in the place of ResNet-50 on ImageNet."""
-    return Context(cnn(), tiles, out, n=3)
+    """A small confident network on three images in the place of ResNet-50 on ImageNet."""
+    model = cnn()
+    model.module.head.weight.data *= 10
+    return Context(model, tiles, out, n=3)
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    """Intervals of a few resamples: no test here reads their width."""
+    monkeypatch.setattr(statistics, "bootstrap", partial(statistics.bootstrap, resamples=100))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from operator import attrgetter, itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equicam.evaluation import statistics, summary
 from equicam.evaluation.statistics import Estimate, Floats
@@ -65,7 +66,7 @@ def _asymmetry(start: str, tables: Both[Evaluation]) -> Iterator[Row]:
     yield compare(f"{start}.median_diff", median, label="median of drift − random, asymmetry")
 
 
-def _apart(found: Evaluation, region: str) -> tuple[Floats, Floats]:
+def _apart(found: Evaluation, region: str) -> tuple[Floats, NDArray[np.object_]]:
     """The difference of a region's two drops, and the image of each."""
     here, there = (
         summary.pick(found.table, f"causal-{region}{end}", "grad-cam", found.region, each_angle=True)

@@ -41,8 +41,8 @@ def _energy_rows(found: Both[Evaluation]) -> Iterator[Row]:
     for name in PUBLISHED:
         method = METHODS[name]
         energies = found.map(_energies, method)
-        null = found.map(lambda e, m: _energies(e, m, "floor")[0].value, method)
-        reason = f"its map without content gets {null.as_published:.3f} by their protocol, {null.clean:.3f} by ours"
+        empty = found.map(lambda e, m: _energies(e, m, "floor")[0].value, method)
+        reason = f"its map without content gets {empty.as_published:.3f} by their protocol, {empty.clean:.3f} by ours"
         for side, ours, theirs in zip(SIDES, energies.clean, energies.as_published, strict=True):
             yield compare(
                 f"label.{name}.{side}", Both(ours, theirs), label=f"{method}, {side}",

@@ -86,7 +86,7 @@ def compare(
     found: Both[Estimate | None],
     *,
     label: str = "",
-    tolerance: float = TOLERANCE,
+    tolerance: int | float = TOLERANCE,
     artefact: str = "",
     reason: str | Remark = "",
     within: tuple[float, float] | None = None,
@@ -142,7 +142,7 @@ def costly(passes: int | str) -> Remark:
     return Remark("costly", {"passes": f"{passes:,}" if isinstance(passes, int) else passes})
 
 
-def number(value: float, n: int = 0) -> Estimate:
+def number(value: int | float, n: int = 0) -> Estimate:
     """A value without an interval."""
     return Estimate(float(value), float("nan"), float("nan"), n)
 
@@ -163,7 +163,7 @@ def _remark(given: str | Remark) -> Remark | None:
     return note(given) if given else None
 
 
-def _verdict(published: Value, found: Estimate, tolerance: float) -> str:
+def _verdict(published: Value, found: Estimate, tolerance: int | float) -> str:
     if published is None:
         return "measured"
     if math.isnan(found.value):
