@@ -31,20 +31,20 @@ def main() -> None:
     model = equicam.load("embedded")
     patches = [draw(i, seed=11) for i in range(50)]
     x = torch.stack([preprocess_image(model, Image.fromarray(p.image)) for p in patches])
-    found = equicam.explain(model, x)
-    right = [
-        i for i, p in enumerate(patches) if p.label == 1 == int(found.target[i]) and not found.flips[i].any()
+    e = equicam.explain(model, x)
+    consistent = [
+        i for i, p in enumerate(patches) if p.label == 1 == int(e.target[i]) and not e.view_flips[i].any()
     ]
-    index = max(right, key=lambda i: float(found.score[i]))
-    turned = equicam.Views(ANGLES).act(x[index : index + 1])[:, 0]
-    pictures = to_display_images(model, turned)
-    rows = [[(f"turned {a}°", p) for a, p in zip(ANGLES, pictures, strict=True)]]
+    index = max(consistent, key=lambda i: float(e.peum_score[i]))
+    rotated = equicam.Views(ANGLES).act(x[index : index + 1])[:, 0]
+    images = to_display_images(model, rotated)
+    rows = [[(f"rotated {a}°", image) for a, image in zip(ANGLES, images, strict=True)]]
     for method, name in (("grad-cam", "Grad-CAM"), ("equigrad-cam", "EquiGrad-CAM")):
-        maps = equicam.explain(model, turned, method=method, target=int(found.target[index])).map.numpy()
+        maps = equicam.explain(model, rotated, method=method, target=int(e.target[index])).map.numpy()
         rows.append(
             [
-                (f"{name}, {a}°", overlay(p, m))
-                for a, p, m in zip(ANGLES, pictures, maps.astype(np.float64), strict=True)
+                (f"{name}, {a}°", overlay(image, m))
+                for a, image, m in zip(ANGLES, images, maps.astype(np.float64), strict=True)
             ]
         )
     panel(rows, args.out, inches=1.9)
