@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import equicam
 from equicam import Fusion, KeepConfident, SoftGate, Views, uniform
 from equicam.core.combine import grad_cam_pp, layer_cam, xgrad_cam
+from equicam.core.weights import normalise
 from equicam.methods import Method
 from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, light, methods_for, pictures, seeded
 
@@ -140,12 +141,10 @@ def test_one_view_gives_no_uncertainty(method):
     gate=st.one_of(st.just(uniform), st.floats(0, 1).map(KeepConfident), st.floats(0, 50).map(SoftGate)),
 )
 def test_weights_are_never_negative_and_sum_to_one_even_when_no_view_survives(prob, top, gate):
-    from equicam.core.fusion import _weights
-
     given_prob = torch.tensor(prob, dtype=torch.float64)[:, None]
     gates = gate(given_prob, torch.tensor(top)[:, None])
     for place, count in (([0, 1, 2], 3), ([1, 2, 3], 4)):
-        weights = _weights(gates, place, count)
+        weights = normalise(gates, place, count)
         assert (weights >= 0).all()
         torch.testing.assert_close(weights.sum(0), torch.ones(1, dtype=torch.float64))
         if not (gates > 0).any():
