@@ -59,9 +59,9 @@ def compute_run(
 
     Ctrl-C finishes the current shard.
     """
+    recipe, description = resolve_recipe(model, recipe)
     items = sorted(sample_by_class(find_items(source, split=split), n), key=lambda item: item.id)
     calibration = calibration_subset(items, calibrate, recipe.seed)
-    recipe, description = resolve_recipe(model, recipe)
     context = AuditContext(model, recipe, frozenset(calibration))
     manifest = Manifest(
         recipe=recipe,
