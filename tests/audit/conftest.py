@@ -15,6 +15,8 @@ from equicam.data.synthetic import draw_many
 
 COMMAND = [sys.executable, "-c", "from equicam.cli.app import app; app()"]
 SOURCES = str(Path(__file__).parents[2] / "src")
+PATCHES = 24
+OPTIONS = ("--views", "6", "--calibrate", "6", "--shard-size", "4")
 ENV = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCES}
 
 
@@ -49,6 +51,17 @@ def equicam_command(*arguments: object, **options) -> tuple[int, str]:
 def patches(tmp_path_factory) -> Path:
     """Twenty-four drawn patches."""
     folder = tmp_path_factory.mktemp("patches")
-    for i, patch in enumerate(draw_many(24, seed=7)):
+    for i, patch in enumerate(draw_many(PATCHES, seed=7)):
         Image.fromarray(patch.image).save(folder / f"{i:02d}.png")
     return folder
+
+
+@pytest.fixture(scope="session")
+def whole(patches, tmp_path_factory) -> Path:
+    """A finished run that nothing disturbed; tests that change one copy it."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
+    assert code == 0, said
+    assert f"{PATCHES} images explained, 0 could not be" in said
+    assert f"equicam triage {out}" in said
+    return out

@@ -16,7 +16,9 @@ import equicam
 from equicam.auditing.compute import preprocess_to_array
 from equicam.data.decoding import SHARDS_AHEAD, DecoderPool, SharedBuffer, decode_image
 from equicam.data.sources import find_items
+from equicam.evaluation.loading import load_or_reason
 from equicam.models.images import VisibleBoxes, input_bytes
+from equicam.reasons import describe
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +135,18 @@ def test_a_preprocessing_that_takes_no_small_picture_is_no_obstacle():
     model = replace(equicam.load("embedded"), preprocess=choosy)
     assert input_bytes(model) == 4 * 3 * 224**2
     assert input_bytes(replace(model, preprocess=lambda _picture: torch.zeros(1, 5, 7))) == 4 * 35
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), KeyError("mean"), AssertionError()])
+def test_whatever_preprocessing_raises_is_the_reason_of_that_image_in_audit_and_evaluation(
+    items, eyes, error
+):
+    def fails(_image):
+        raise error
+
+    found = decode_image(items[0], fails, eyes[1])
+    assert (found.x, found.reason.code) == (None, "unreadable")
+    assert found.reason.values["error"] == type(error).__name__
+    assert found.sha256 is not None
+    loaded = load_or_reason(fails, items[0])
+    assert (loaded.x, loaded.reason) == (None, describe(found.reason))

@@ -27,10 +27,9 @@ from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, ModelFromName, SharedFolder
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe
-from tests.audit.conftest import ENV, equicam_command, equicam_process
+from tests.audit.conftest import ENV, OPTIONS, equicam_command, equicam_process
 from tests.audit.test_run import drawn, rows
 
-OPTIONS = ("--views", "6", "--calibrate", "6", "--shard-size", "4")
 SMALL = {"object_store_memory": 300_000_000, "include_dashboard": False, "log_to_driver": False}
 # a cluster of the tests' own, which nobody else can use
 RAY_ENV = ENV | {
@@ -41,14 +40,6 @@ RAY_ENV = ENV | {
 ray_there = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="equicam[ray] is not installed"
 )
-
-
-@pytest.fixture(scope="module")
-def whole(patches, tmp_path_factory) -> Path:
-    """A run of one process on one device."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    equicam.audit(patches, equicam.load("embedded"), out, views=6, calibrate=6, shard_size=4)
-    return out
 
 
 def same(one: Path, other: Path) -> bool:

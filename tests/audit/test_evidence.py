@@ -63,7 +63,7 @@ def test_where_hiding_changes_nothing_nothing_is_said():
 def test_evidence_is_the_causal_test_on_this_picture(patches):
     model, items = equicam.load("embedded"), find_items(patches)[:4]
     x = torch.stack([preprocess_image(model, __import__("PIL.Image").Image.open(i.path)) for i in items])
-    e = equicam.explain(model, x)
+    e = equicam.explain(model, x, method="grad-cam")
     rows = {
         item.id: {
             "sha256": file_digest(item.path),

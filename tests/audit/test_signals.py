@@ -145,6 +145,15 @@ def test_a_gate_that_keeps_no_view_silences_peum_and_not_the_agreement_of_all_vi
     assert told["b"][0] == "disagreement 0.9: more uncertain than 66 % of the images"
 
 
+@pytest.mark.parametrize(("kept", "code"), [(0, "none-kept"), (1, "one-kept")])
+def test_no_kept_view_and_one_say_nothing_even_without_a_flag(kept, code):
+    rows = table([picture("a", views_kept=kept), picture("b", views_kept=None)])
+    assert ranking_scores(rows, "peum").tolist() == [np.inf, 0.01]
+    found = triage(rows, budget="100%", angles=ANGLES).rows.to_pylist()
+    codes = {row["id"]: [reason["code"] for reason in row["reasons"]] for row in found}
+    assert codes == {"a": [code], "b": ["signal-percentile"]}
+
+
 def test_a_flat_map_has_no_disagreement():
     rows = [picture("a", 1.0, flags=["blank"]), picture("b", None), picture("c")]
     found = triage(table(rows), by="disagreement", budget="100%", angles=ANGLES)

@@ -1,0 +1,71 @@
+"""One recipe travels whole into the manifest, and equal settings give equal manifests."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+import equicam
+from equicam.auditing.audit import resolve_recipe
+from equicam.auditing.manifest import read_manifest, refuse_difference
+from equicam.errors import EquicamError
+from equicam.recipe import Recipe
+from tests.audit.conftest import ENV
+from tests.audit.faked import fake_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fake_run(tmp_path_factory.mktemp("manifest"))
+
+
+def test_a_manifest_reads_back_whole(run):
+    found = run.manifest
+    assert read_manifest(found.dumps(), where="here") == found
+    plain = json.loads(found.dumps())
+    assert (plain["schema"], plain["recipe"]["method"]) == (2, "equigrad-cam")
+    assert Recipe.from_json(plain["recipe"]) == found.recipe
+    assert found.angles == found.recipe.views
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}', '{"schema": 3}'])
+def test_another_manifest_is_refused(text):
+    with pytest.raises(EquicamError, match="the run here needs"):
+        read_manifest(text, where="here")
+
+
+def test_settings_that_mean_the_same_are_the_same_recipe():
+    model = equicam.load("embedded")
+    usual = resolve_recipe(model, Recipe())
+    assert resolve_recipe(model, Recipe(views=18, fill="reflect", dtype="float32")) == usual
+    assert usual[0].views == tuple(20.0 * t for t in range(18))
+    assert resolve_recipe(model, Recipe(views=usual[0].views)) == usual
+    assert resolve_recipe(model, Recipe(dtype="bfloat16"))[0].dtype == "bfloat16"
+    published, described = resolve_recipe(model, Recipe(as_published=True))
+    assert (published.fill, published.views[0]) == ("zeros", -180.0)
+    assert described != usual[1]
+
+
+def test_each_difference_is_named_and_places_are_free(run):
+    before = run.manifest
+    refuse_difference(before, replace(before, source="elsewhere", weights_from="elsewhere"), where="here")
+    for changed, word in (
+        ({"weights": "0" * 64}, "weights was"),
+        ({"recipe": replace(before.recipe, seed=1)}, "seed was 0, is 1"),
+        ({"recipe": replace(before.recipe, method="grad-cam")}, "recipe.method was"),
+        ({"shard_size": 7}, "shard_size was 1000, is 7"),
+    ):
+        with pytest.raises(EquicamError, match=word):
+            refuse_difference(before, replace(before, **changed), where="here")
+
+
+def test_reading_a_run_imports_no_torch(run):
+    code = (
+        "import sys, equicam\n"
+        f"run = equicam.open_run({str(run.folder)!r})\n"
+        "print(run.items.num_rows, run.manifest.images, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [str(run.manifest.images)] * 2 + ["False"], done.stderr

@@ -1,0 +1,49 @@
+"""Reasons are codes and values; sentences are written in one place."""
+
+import json
+
+import pytest
+
+from equicam.errors import EquicamError
+from equicam.reasons import _SENTENCES, Reason, describe, from_rows
+
+VALUES = {
+    "unreadable": {"error": "OSError", "message": "image file is truncated"},
+    "refused": {"what": "a", "needs": "b", "got": "c", "fix": "d"},
+    "signal-percentile": {"signal": "peum", "value": 0.0312, "above_percent": 93},
+    "signal-undefined": {"signal": "disagreement"},
+    "prediction-changes": {"angles": [40.0, 60.0, 80.0], "views": 18},
+    "views-disagree": {"angles": [140.0], "correlations": [0.31]},
+    "low-confidence": {"confidence": 0.34},
+    "text": {"text": "as 0.1.0 wrote it"},
+}
+
+
+@pytest.mark.parametrize("code", _SENTENCES)
+def test_every_code_has_a_sentence_and_survives_a_table(code):
+    reason = Reason(code, VALUES.get(code, {}))
+    row = reason.to_row()
+    assert json.loads(row["values"]) == dict(reason.values)
+    assert from_rows([row]) == [reason]
+    assert describe(reason)
+    assert describe(Reason.from_row(row)) == describe(reason)
+
+
+def test_sentences():
+    said = {code: describe(Reason(code, values)) for code, values in VALUES.items()}
+    assert said["unreadable"] == "image file is truncated"
+    assert said["refused"] == "a needs b, got c; try d"
+    assert said["signal-percentile"] == "PEUM 0.0312: more uncertain than 93 % of the images"
+    assert said["prediction-changes"] == "the prediction changes at 40°, 60° and 1 more of 18 views"
+    assert said["views-disagree"] == "the view at 140° (r = 0.31) disagrees with the others on the place"
+    assert (
+        describe(Reason("unreadable", {"error": "ZeroDivisionError", "message": ""})) == "ZeroDivisionError"
+    )
+
+
+def test_an_unknown_code_is_refused_here_and_shown_if_a_later_version_wrote_it():
+    with pytest.raises(EquicamError, match="one of the codes"):
+        Reason("because")
+    later = Reason.from_row({"code": "because", "values": '{"n": 3}'})
+    assert (later.code, describe(later)) == ("text", 'because {"n": 3}')
+    assert from_rows(None) == []
