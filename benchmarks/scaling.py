@@ -1,9 +1,9 @@
-"""An audit on Ray with one and with two CPU actors, and without Ray: pictures a second, and how well it scales.
+"""An audit on Ray with one and with two CPU actors, and without Ray: images per second, and how well it scales.
 
     python benchmarks/scaling.py --images 64 --views 6
 
-The model is ResNet-50 with drawn weights, one thread to each worker. Starting Ray, importing torch and loading the
-model are not scaling: time is taken from the first part written to the last.
+The model is ResNet-50 with random weights, one thread a worker. Starting Ray, importing torch and loading the
+model are not scaling: time is taken from the first shard written to the last.
 """
 
 import argparse
@@ -54,14 +54,14 @@ def main() -> None:
         engines = (None, Cluster(actors=1, model_source=recipe), Cluster(actors=2, model_source=recipe))
         for round_ in range(given.rounds):
             for (name, found), engine in zip(rates.items(), engines, strict=True):
-                heard: list[tuple[float, int]] = []
+                finished: list[tuple[float, int]] = []
                 equicam.audit(
                     source, model, Path(folder) / f"{name}-{round_}", views=given.views, shard_size=given.shard_size, workers=1,
-                    engine=engine, progress=lambda done, _all, _now, heard=heard: heard.append((time.perf_counter(), done)),
+                    engine=engine, progress=lambda done, _all, _now, finished=finished: finished.append((time.perf_counter(), done)),
                 )  # fmt: skip
                 # shards computed together end together: the clock starts with the first of each actor
                 warm = engine.actors if engine else 1
-                (start, before), (end, after) = heard[warm - 1], heard[-1]
+                (start, before), (end, after) = finished[warm - 1], finished[-1]
                 found.append((after - before) / (end - start))
         ray.shutdown()
     _print(given, rates, decode)

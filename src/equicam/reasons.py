@@ -1,6 +1,6 @@
 """Why an image was refused, ranked or flagged, as data: code and values here, sentences where a person reads them.
 
-Programs compare codes. `describe` is the only place that turns a reason into a sentence.
+Programs compare codes. `describe` is the only place that writes a sentence from a reason.
 """
 
 import json

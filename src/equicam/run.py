@@ -28,11 +28,15 @@ Tick = Callable[[int], None]
 """Called with the number of images just finished."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """A run on disk."""
 
     store: RunStore
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        return f"Run({str(self.folder)!r}: {manifest.images:,} images, {manifest.recipe.method})"
 
     @property
     def folder(self) -> Path:

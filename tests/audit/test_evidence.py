@@ -95,7 +95,7 @@ def test_evidence_is_the_causal_test_on_this_picture(patches):
         )
         assert one.above_shape.low <= one.above_shape.value <= one.above_shape.high
         assert one.flips.value == pytest.approx(3 / 18)
-        assert -1 <= one.unrelated < one.alike <= 1
+        assert -1 <= one.unrelated_cosine < one.feature_cosine <= 1
         assert len(one.lines) == 4
         plain = one.to_json()
         assert plain["id"] == item.id

@@ -183,6 +183,6 @@ def single_view_eq(
     """Disc Eq of Grad-CAM over the seven angles: the measurement that signals are compared with."""
     views = rotate_all(x, (0, *ANGLES))
     found = explain_batch(context.grad_cam, views.flatten(0, 1), target.repeat(len(views)))
-    maps = found.map.unflatten(0, views.shape[:2])
+    maps = found.map.reshape(*views.shape[:2], *found.map.shape[-2:])
     values: list[float] = equivariance(maps[1:], maps[0], ANGLES).value.mean(0).tolist()
     return values

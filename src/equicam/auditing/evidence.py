@@ -46,8 +46,8 @@ class Evidence:
     above_shape: Estimate  # moving, minus the same shape elsewhere
     above_saliency: Estimate  # moving, minus other pixels of the same saliency
     flips: Estimate  # share of views with another prediction
-    alike: float  # cosine of the pooled features, presented against rotated
-    unrelated: float  # the same against other images
+    feature_cosine: float  # cosine of the pooled features, presented against rotated
+    unrelated_cosine: float  # the same against other images
     leaning: str  # signal, noise, undecided, no-effect or constant
     verdict: str
     lines: tuple[str, ...]
@@ -119,18 +119,18 @@ def _measure_batch(
     for i, name in enumerate(ids):
         views = rows[name]["view_top1"] or []
         flips = statistics.proportion(sum(v != rows[name]["target"] for v in views), len(views))
-        alike, unrelated = (
+        feature_cosine, unrelated_cosine = (
             (float("nan"), float("nan"))
             if pooled is None
             else (float(pooled.value[:, i].mean()), float(pooled.floor[:, i].mean()))
         )
         costs = {key: values[:, i] for key, values in lost.items()}
-        measured[name] = _summarise(name, costs, flips, alike, unrelated)
+        measured[name] = _summarise(name, costs, flips, feature_cosine, unrelated_cosine)
     return measured
 
 
 def _summarise(
-    name: str, lost: Mapping[str, np.ndarray], flips: Estimate, alike: float, unrelated: float
+    name: str, lost: Mapping[str, np.ndarray], flips: Estimate, feature_cosine: float, unrelated_cosine: float
 ) -> Evidence:
     over_angles = [
         statistics.bootstrap(statistics.mean, values)
@@ -146,11 +146,13 @@ def _summarise(
         f"Hiding the pixels whose saliency moves costs {_text(moving)} of the probability; hiding those where it stays, {_text(staying)}.",
         f"That is {_text(shape, sign=True)} above pixels of the same shape elsewhere, and {_text(saliency, sign=True)} above pixels of the same saliency.",
         f"Another prediction in {flips.value:.0%} of the views ({flips.low:.0%} to {flips.high:.0%}).",
-        f"Pooled features of the rotated and the presented image: cosine {alike:.2f}; with other images {'unknown' if np.isnan(unrelated) else f'{unrelated:.2f}'}.",
+        f"Pooled features of the rotated and the presented image: cosine {feature_cosine:.2f}; with other images {'unknown' if np.isnan(unrelated_cosine) else f'{unrelated_cosine:.2f}'}.",
     )
     lean = leaning(lost, shape, saliency)
-    text = verdict(lean, shape, saliency, flips, alike, unrelated)
-    return Evidence(name, moving, staying, shape, saliency, flips, alike, unrelated, lean, text, lines)
+    text = verdict(lean, shape, saliency, flips, feature_cosine, unrelated_cosine)
+    return Evidence(
+        name, moving, staying, shape, saliency, flips, feature_cosine, unrelated_cosine, lean, text, lines
+    )
 
 
 def leaning(lost: Mapping[str, np.ndarray], shape: Estimate, saliency: Estimate) -> str:
@@ -174,7 +176,12 @@ _LEANINGS = {
 
 
 def verdict(
-    lean: str, shape: Estimate, saliency: Estimate, flips: Estimate, alike: float, unrelated: float
+    lean: str,
+    shape: Estimate,
+    saliency: Estimate,
+    flips: Estimate,
+    feature_cosine: float,
+    unrelated_cosine: float,
 ) -> str:
     """The sentence of a leaning, with its numbers."""
     if lean in ("constant", "no-effect"):
@@ -184,8 +191,8 @@ def verdict(
     )
     if flips.low > CHANGING_PREDICTION:
         text += " The prediction itself changes with the rotation, so the map explains a changing answer."
-    if not np.isnan(unrelated):
-        kept = (alike - unrelated) / (1 - unrelated)
+    if not np.isnan(unrelated_cosine):
+        kept = (feature_cosine - unrelated_cosine) / (1 - unrelated_cosine)
         text += f" The representation keeps {kept:.0%} of its distance from other images."
     return text
 

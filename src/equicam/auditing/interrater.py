@@ -123,7 +123,7 @@ def _rates(by_item: Mapping[str, list[str]], arms: Mapping[str, str]) -> Rates:
 def _sentence(queue: Estimate, control: Estimate, more: Estimate, still_open: int) -> str:
     if not queue.n and not control.n:
         return f"no image is decided yet; {still_open} are open"
-    rates = f"{_share(queue, 'of the queue')} and {_share(control, 'drawn at random')} were rejected"
+    rates = f"{_share(queue, 'of the queue')} and {_share(control, 'chosen at random')} were rejected"
     if not (queue.n and control.n):
         return f"{rates}; a comparison needs both"
     if more.low > 0:

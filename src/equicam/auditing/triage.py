@@ -1,7 +1,7 @@
 """Which maps to review first: a queue ranked by a signal, a blind random control arm, and how good the queue is.
 
 Rank 1 is the most uncertain image. Where the signal says nothing (a blank or constant map; for PEUM, fewer than two
-views kept) an image is not certain: it ranks before the highest. Ties are broken by a permutation drawn from the seed,
+views kept) an image is not certain: it ranks before the highest. Ties are broken by a permutation seeded by `seed`,
 not by name.
 """
 

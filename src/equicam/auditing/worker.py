@@ -15,7 +15,7 @@ from equicam import __version__
 from equicam.auditing.compute import AuditContext, compute_shard, preprocess_to_array
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.store import TEMPORARY, RunStore
-from equicam.data.decoding import Box, DecodedImage, DecoderPool, decode_image
+from equicam.data.decoding import DecodedImage, DecoderPool, decode_image
 from equicam.engines.worker import ModelSource, Shard, SharedFolder, load_checked, load_preprocessing
 from equicam.errors import EquicamError
 from equicam.models.images import VisibleBoxes
@@ -81,7 +81,7 @@ class AuditJob:
 
         return compute
 
-    def _preprocessing(self) -> tuple["partial[np.ndarray]", "partial[Box]"]:
+    def _preprocessing(self) -> tuple["partial[np.ndarray]", VisibleBoxes]:
         model = self.preprocessing or load_preprocessing(self.model_source)
         return partial(preprocess_to_array, model), VisibleBoxes(model)
 

@@ -23,13 +23,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.data.digests import file_digest
-from equicam.data.items import Item, open_item, prefetch
+from equicam.data.items import Box, Item, open_item, prefetch
 from equicam.data.processes import end_with_parent
 from equicam.data.remote import file_stat
 from equicam.reasons import Reason
 
-Box = tuple[float, float, float, float]
-"""x0, y0, x1, y1 in pixels of the image."""
 Preprocess = Callable[[Image.Image], NDArray[np.float32]]
 InputBox = Callable[[tuple[int, int]], Box]
 """From an image's width and height, the box of it that the model's input shows."""
@@ -54,7 +52,7 @@ class DecodedImage:
 
 
 def failure_reason(error: Exception) -> Reason:
-    """Why an image could not be decoded or preprocessed; every exception counts, whoever raised it."""
+    """Why an image could not be decoded or preprocessed; every exception counts."""
     return Reason("unreadable", {"error": type(error).__name__, "message": str(error)})
 
 

@@ -9,7 +9,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """Kill this process when its parent ends, for whatever reason; only the parent answers Ctrl-C."""
+    """Kill this process when its parent ends, however it ends; only the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Where parts are computed when one process on one device is not enough: several devices here, or a Ray cluster."""
+"""Compute shards on several devices of this machine or on a Ray cluster, if one process on one device is not enough."""
