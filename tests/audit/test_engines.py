@@ -46,10 +46,10 @@ def same(one: Path, other: Path) -> bool:
     return rows(one) == rows(other) and drawn(one) == drawn(other)
 
 
-def job(folder: Path, manifest=None, **changed) -> AuditJob:
+def job(run: Path, **changed) -> AuditJob:
     source = ModelFromName("embedded")
     told = AuditJob(
-        folder=SharedFolder.at(folder / "manifest.json"), manifest=manifest or RunStore(folder).manifest,
+        folder=SharedFolder.at(run / "manifest.json"), manifest=RunStore(run).manifest,
         calibration=frozenset(), model_source=source, preprocessing=source.preprocessing_only(equicam.load("embedded")),
         workers=1, image_bytes=0,
     )  # fmt: skip
@@ -166,7 +166,7 @@ def test_an_engine_needs_files_on_both_sides(patches, tmp_path):
     two = Devices(("cpu", "cpu"))
     with pytest.raises(EquicamError, match="a file for the rows"):
         equicam.evaluate(model, patches, engine=two)
-    with pytest.raises(EquicamError, match="pictures in files"):
+    with pytest.raises(EquicamError, match="images in files"):
         equicam.evaluate(model, [Image.new("RGB", (96, 96))], engine=two, out=tmp_path / "rows.parquet")
 
 

@@ -91,13 +91,13 @@ def test_rows_are_what_explain_and_evaluate_say(patches, whole):
     items = find_items(patches)
     e = equicam.explain(model, [item.path for item in items], views=6)
     assert [found[i.id]["target"] for i in items] == e.target.tolist()
-    assert [found[i.id]["peum_score"] for i in items] == pytest.approx(e.score.tolist(), rel=1e-4)
-    assert [found[i.id]["confidence"] for i in items] == pytest.approx(e.sure.tolist(), abs=1e-5)
+    assert [found[i.id]["peum_score"] for i in items] == pytest.approx(e.peum_score.tolist(), rel=1e-4)
+    assert [found[i.id]["confidence"] for i in items] == pytest.approx(e.confidence.tolist(), abs=1e-5)
     maps = RunStore(whole).maps([i.id for i in items])
     for i, item in enumerate(items):
-        assert np.corrcoef(maps[item.id].map.ravel(), e.plane[i].numpy().ravel())[0, 1] > 0.9999
+        assert np.corrcoef(maps[item.id].map.ravel(), e.layer_map[i].numpy().ravel())[0, 1] > 0.9999
         assert maps[item.id].view_maps == pytest.approx(
-            e.planes[i].numpy(), abs=2e-3 * e.planes[i].max().item()
+            e.view_maps[i].numpy(), abs=2e-3 * e.view_maps[i].max().item()
         )
         assert found[item.id]["top5"][0] == found[item.id]["target"]
     calibrated = [item for item in items if found[item.id]["eq"] is not None]
@@ -584,7 +584,7 @@ def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):
     run = equicam.audit(patches, model, tmp_path / "run", views=4, shard_size=8)
     bad = [row for row in run.items.to_pylist() if row["status"] == "bad"]
     assert "00.png" in [row["id"] for row in bad]
-    assert all("finite class scores" in why(row) for row in bad)
+    assert all(row["reason"] == "refused" and "finite class logits" in why(row) for row in bad)
     assert len(bad) < PATCHES / 2
 
 

@@ -55,6 +55,8 @@ def read_manifest(text: str, *, where: str) -> Manifest:
     """A manifest read back; that of a 0.1.0 run is translated, that of a later version is refused."""
     try:
         found: dict[str, Any] = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
         if found.get("schema") == 1:
             found = translate_manifest(found)
         elif found.get("schema") != SCHEMA_VERSION:
