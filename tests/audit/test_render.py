@@ -14,6 +14,7 @@ from equicam.core.views import Views
 from equicam.data.digests import file_digest
 from equicam.data.synthetic import draw
 from equicam.report import plots, render
+from equicam.report.rows import class_name, peum_undefined
 from equicam.report.text import visible
 
 
@@ -185,3 +186,25 @@ def test_an_image_at_a_url_is_fetched_only_if_the_caller_allows_it():
     assert render.read_input(row, (16, 16), fetch=True).shape == (16, 16, 3)
     assert "changed" in render.read_input(row | {"sha256": "0" * 64}, (16, 16), fetch=True)
     assert "no longer" in render.read_input(row | {"path": "memory://render/none.png"}, (16, 16), fetch=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "views_kept", "views", "undefined"),
+    [
+        ([], 18, 18, False),
+        ([], 1, 18, True),
+        ([], 0, 18, True),
+        ([], None, 18, False),
+        ([], 1, 1, False),
+        (["blank"], 18, 18, True),
+        (["none-kept"], None, 18, True),
+        (None, 18, 18, False),
+    ],
+)
+def test_peum_is_undefined_without_two_kept_views_or_a_map(flags, views_kept, views, undefined):
+    assert peum_undefined({"flags": flags, "views_kept": views_kept}, views=views) is undefined
+
+
+def test_class_names():
+    assert [class_name(t, ("a", "b")) for t in (1, 2, -1, None)] == ["b", "class 2", "class -1", "class None"]
+    assert class_name(0, None) == "class 0"
