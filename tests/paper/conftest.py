@@ -66,7 +66,7 @@ def tiles(tmp_path_factory):
 def context(tiles, out):
     """A small confident network on three images in the place of ResNet-50 on ImageNet."""
     model = cnn()
-    model.module.head.weight.data *= 10
+    model.module.head.weight.data *= 100
     return Context(model, tiles, out, n=3)
 
 
