@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import equicam
 from equicam.data.synthetic import draw_many
-from equicam.evaluation import statistics
+from equicam.evaluation import statistics, summary
 from equicam.paper.context import Context
 from tests.conftest import Cnn, Vit, seeded
 
@@ -74,6 +74,7 @@ def context(tiles, out):
 def few_resamples(monkeypatch):
     """Intervals of a few resamples: no test here reads their width."""
     monkeypatch.setattr(statistics, "bootstrap", partial(statistics.bootstrap, resamples=100))
+    monkeypatch.setattr(summary, "signals", partial(summary.signals, resamples=100))
 
 
 @pytest.fixture(scope="session")
