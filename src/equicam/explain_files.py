@@ -1,7 +1,7 @@
 """Explain image files into a folder: overlay, PEUM and view strip as PNGs, and a JSON file next to them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class ExplainedFile:
 
     path: Path
     stem: str = ""
-    facts: dict[str, Any] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
     error: EquicamError | None = None
 
 

@@ -1,7 +1,7 @@
 """`equicam explain`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -18,6 +18,9 @@ from equicam.cli.shared import (
     say,
     split_commas,
 )
+
+if TYPE_CHECKING:
+    from equicam.explain_files import ExplainedFile
 
 
 def explain(
@@ -47,6 +50,8 @@ def explain(
     table = Table(Column("image", overflow="fold"), "class", "p", "PEUM", "flips", "flags", "files")
     skipped = 0
     with exit_on_error():
+        from rich.progress import track
+
         import equicam
         from equicam.explain_files import explain_files
 
@@ -58,12 +63,14 @@ def explain(
             gamma=gamma, as_published=as_published,
         )  # fmt: skip
         try:
-            for result in _track(results, len(images)):
+            for result in track(
+                results, "explaining", len(images), console=console, transient=True, disable=len(images) < 2
+            ):
                 if result.error:
                     skipped += 1
                     console.print(f"[red]skipped[/red] {escape(as_typed(result.error))}", soft_wrap=True)
                 else:
-                    table.add_row(*map(escape, _row(result.path, result.facts, result.stem)))
+                    table.add_row(*map(escape, _row(result)))
         finally:
             if table.row_count:
                 console.print(table)
@@ -76,15 +83,9 @@ def explain(
         raise typer.Exit(1)
 
 
-def _track(results: Any, total: int) -> Any:
-    from rich.progress import track
-
-    return track(results, "explaining", total, console=console, transient=True, disable=total < 2)
-
-
-def _row(path: Path, facts: dict[str, Any], stem: str) -> tuple[str, ...]:
-    flips = f"{sum(facts['view_flips'])} of {len(facts['view_flips'])}"
-    flags = ", ".join(facts["flags"]) or "none"
+def _row(result: "ExplainedFile") -> tuple[str, ...]:
+    facts, flips = result.facts, result.facts["view_flips"]
     return (
-        plain(path.name), facts["class"], f"{facts['confidence']:.2f}", f"{facts['peum_score']:.4f}", flips, flags, f"{stem}.*",
+        plain(result.path.name), facts["class"], f"{facts['confidence']:.2f}", f"{facts['peum_score']:.4f}",
+        f"{sum(flips)} of {len(flips)}", ", ".join(facts["flags"]) or "none", f"{result.stem}.*",
     )  # fmt: skip
