@@ -305,9 +305,9 @@ def test_a_report_needs_no_torch(made, tmp_path):
         from dataclasses import make_dataclass
         from equicam.auditing.store import RunStore
         from equicam.report.page import write_report
-        said = make_dataclass("Said", ["sentence", "unstable"])("No guarantee.", 0.5)
+        guarantee = make_dataclass("Guarantee", ["sentence", "unstable"])("No guarantee.", 0.5)
         rows = pa.ipc.open_file({str(tmp_path / "rows.arrow")!r}).read_all()
-        triage = SimpleNamespace(rows=rows, by="peum", guarantee=said, quality=None)
+        triage = SimpleNamespace(rows=rows, by="peum", guarantee=guarantee, quality=None)
         print(write_report(RunStore(Path({str(made.run.folder)!r})), triage, out=Path({str(tmp_path / "r.html")!r})))
     """
     with pa.ipc.new_file(tmp_path / "rows.arrow", made.triage.rows.schema) as file:
