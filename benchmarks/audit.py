@@ -56,8 +56,7 @@ def main() -> None:
         recipe = Recipe(views=options.views, fill="reflect", dtype=dtype, compiled=options.compile)
         context = AuditContext(model, recipe, frozenset())
         decoded = [
-            decode_image(i, lambda p: preprocess_to_array(model, p), VisibleBoxes(model))
-            for i in items
+            decode_image(i, lambda p: preprocess_to_array(model, p), VisibleBoxes(model)) for i in items
         ]
         size = options.shard_size
         shards = [decoded[i : i + size] for i in range(0, len(decoded), size)]

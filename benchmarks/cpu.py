@@ -173,7 +173,9 @@ def memory(net: nn.Module, x: torch.Tensor) -> Table:
     cam = GradCAM(plain, [plain.layer4])
     table = Table("one Grad-CAM of 8 pictures, ResNet-50", "MB saved for backward")
     for name, run in {
-        "equicam": lambda: equicam.explain(equicam.wrap(net, layer="layer4"), x, method="grad-cam", max_views_per_forward=8),
+        "equicam": lambda: equicam.explain(
+            equicam.wrap(net, layer="layer4"), x, method="grad-cam", max_views_per_forward=8
+        ),
         "pytorch-grad-cam": lambda: cam(x, targets=[ClassifierOutputTarget(0)] * 8),
         "captum": lambda: LayerGradCam(plain, plain.layer4).attribute(x, 0),
         "torchcam": lambda: torchcam_pass(plain, "layer4", x),

@@ -34,7 +34,9 @@ def main() -> None:
     )
     parser.add_argument("--patches", type=int, default=10_000, help="number of training patches")
     parser.add_argument("--epochs", type=int, default=5, help="number of epochs")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the patches, the initial weights and the order")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the patches, the initial weights and the order"
+    )
     parser.add_argument("--threads", type=int, default=2, help="number of CPU threads")
     parser.add_argument("--out", type=Path, default=WEIGHTS, help="weights file to write")
     args = parser.parse_args()

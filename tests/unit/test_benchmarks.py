@@ -168,7 +168,9 @@ def test_cub(tmp_path, folder):
     assert find_items(tmp_path, split="test") == [one, three]
     assert known(find_items(tmp_path, split="train")) == {"001.Black_Bird/two.jpg": 0}
     assert len(find_items(tmp_path, split="all")) == 3
-    refused(tmp_path, "CUB-200-2011 needs an existing split, got 'val'; try 'all', 'test', 'train'", split="val")
+    refused(
+        tmp_path, "CUB-200-2011 needs an existing split, got 'val'; try 'all', 'test', 'train'", split="val"
+    )
 
 
 BAD_CUB = [
