@@ -49,7 +49,7 @@ def forward(net: nn.Module, views: torch.Tensor, dtype: torch.dtype | None = Non
 
 
 def contenders(net: nn.Module, layer: str, x: torch.Tensor, reshape: Callable | None) -> dict[str, Run]:
-    """Everything that is timed on one network and one picture."""
+    """Everything that is timed on one network and one image."""
     plain = copy.deepcopy(net).to(memory_format=torch.contiguous_format)
     target = plain.get_submodule(layer)
     cam = GradCAM(plain, [target], reshape_transform=reshape)
@@ -136,7 +136,7 @@ def main() -> None:
         "ViT-S/16": (vit, "blocks.11.norm1", lambda t: t[:, 1:].transpose(1, 2).reshape(len(t), -1, 14, 14)),
     }
     table = Table(
-        "network", "what", "seconds", "× forward of 18", "× one pytorch-grad-cam", title="one 224² picture"
+        "network", "what", "seconds", "× forward of 18", "× one pytorch-grad-cam", title="one 224² image"
     )
     measured = {}
     for title, (net, layer, reshape) in cases.items():
@@ -171,7 +171,7 @@ def main() -> None:
 def memory(net: nn.Module, x: torch.Tensor) -> Table:
     plain = copy.deepcopy(net).to(memory_format=torch.contiguous_format)
     cam = GradCAM(plain, [plain.layer4])
-    table = Table("one Grad-CAM of 8 pictures, ResNet-50", "MB saved for backward")
+    table = Table("one Grad-CAM of 8 images, ResNet-50", "MB saved for backward")
     for name, run in {
         "equicam": lambda: equicam.explain(
             equicam.wrap(net, layer="layer4"), x, method="grad-cam", max_views_per_forward=8

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--networks resnet50 vgg16 vit_b_16] [--batches 64 1] [--rounds 9]
 
-18 views of 224×224 with PEUM, bf16 under autocast; the peers run one view of the same pictures as their users do, in
+18 views of 224×224 with PEUM, bf16 under autocast; the peers run one view of the same images as their users do, in
 float32 with TF32 convolutions. Every round times each contender once, in turn; figures are medians. Networks have random
 weights: time does not depend on them. The first use of a size compiles, which is timed and printed apart.
 """
@@ -30,7 +30,7 @@ VIEWS = 18
 LAYERS = {"resnet50": "layer4", "vgg16": "features.29", "vit_b_16": None}
 FORWARD, OURS = "forward of 18 views, compiled", "equicam, 18 views + PEUM, compiled"
 PEER = "pytorch-grad-cam, 1 view"
-# what we promise: (network, pictures, what, against what, at most); milliseconds where there is no second
+# what we promise: (network, images, what, against what, at most); milliseconds where there is no second
 PROMISES = (
     ("resnet50", 64, OURS, FORWARD, 1.20),
     ("resnet50", 1, OURS, None, 2.5),
@@ -53,15 +53,15 @@ def tokens(values: torch.Tensor) -> torch.Tensor:
     return values[:, 1:].transpose(1, 2).reshape(len(values), -1, 14, 14)
 
 
-def contenders(name: str, pictures: int) -> dict[str, Run]:
+def contenders(name: str, images: int) -> dict[str, Run]:
     net, layer = network(name)
-    x = torch.randn(pictures, 3, 224, 224, device="cuda")
+    x = torch.randn(images, 3, 224, 224, device="cuda")
     model = equicam.wrap(net, layer=layer)
     views = equicam.Views.evenly(VIEWS).act(x).flatten(0, 1)
     if name != "vit_b_16":
         views = views.contiguous(memory_format=torch.channels_last)
     # small batches are captured as a graph, as ours are
-    compiled = torch.compile(net, dynamic=False, mode="reduce-overhead" if pictures == 1 else None)
+    compiled = torch.compile(net, dynamic=False, mode="reduce-overhead" if images == 1 else None)
 
     def forward() -> object:
         with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
@@ -70,7 +70,7 @@ def contenders(name: str, pictures: int) -> dict[str, Run]:
     plain = copy.deepcopy(net).to(memory_format=torch.contiguous_format)
     target = plain.get_submodule(layer)
     cam = GradCAM(plain, [target], reshape_transform=tokens if name == "vit_b_16" else None)
-    classes = [ClassifierOutputTarget(0)] * pictures
+    classes = [ClassifierOutputTarget(0)] * images
     rows: dict[str, Run] = {
         FORWARD: forward,
         OURS: lambda: equicam.explain(model, x, dtype=torch.bfloat16, compiled=True),
@@ -108,10 +108,10 @@ def peak_megabytes(run: Run) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 1e6
 
 
-def memory(name: str, pictures: int = 16) -> dict[str, tuple[float, float]]:
+def memory(name: str, images: int = 16) -> dict[str, tuple[float, float]]:
     """Peaks at the same number of views, and what they take: ours, and captum's on the views as a batch."""
     net, layer = network(name)
-    x = torch.randn(pictures, 3, 224, 224, device="cuda")
+    x = torch.randn(images, 3, 224, 224, device="cuda")
     views = equicam.Views.evenly(VIEWS).act(x).flatten(0, 1)
     model = equicam.wrap(net, layer=layer)
     captum = LayerGradCam(net, net.get_submodule(layer))
@@ -137,27 +137,27 @@ def main() -> None:
     args = parser.parse_args()
     kept: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     for name in args.networks:
-        for pictures in args.batches:
-            rows = contenders(name, pictures)
+        for images in args.batches:
+            rows = contenders(name, images)
             first = {what: seconds(run) for what, run in rows.items()}
             for run in rows.values():
                 run()
             times: dict[str, list[float]] = {what: [] for what in rows}
-            for _ in range(args.rounds if pictures > 1 else 5 * args.rounds):
+            for _ in range(args.rounds if images > 1 else 5 * args.rounds):
                 for what, run in rows.items():
                     times[what].append(seconds(run))
             found = {what: 1000 * statistics.median(t) for what, t in times.items()}
-            print(f"\n{name}, {pictures} × {VIEWS} views, {kept['device']}, torch {kept['torch']}")
+            print(f"\n{name}, {images} × {VIEWS} views, {kept['device']}, torch {kept['torch']}")
             for what, ms in found.items():
-                one = ms / pictures / (VIEWS if "18" in what else 1)
+                one = ms / images / (VIEWS if "18" in what else 1)
                 print(f"  {what:40s} {ms:9.2f} ms  {one:8.4f} ms a view  (first use {first[what]:5.1f} s)")
             for network_, count, what, against, most in PROMISES:
-                if (network_, count) == (name, pictures):
+                if (network_, count) == (name, images):
                     value = found[what] / found[against] if against else found[what]
                     print(
                         f"  {what} over {against or 'nothing, ms'}: {value:.3f} (at most {most})", flush=True
                     )
-            kept[f"{name}-{pictures}"] = found | {"first": first}
+            kept[f"{name}-{images}"] = found | {"first": first}
             del rows
             torch.cuda.empty_cache()
         if name != "vit_b_16":

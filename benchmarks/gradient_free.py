@@ -49,7 +49,7 @@ def peer_once(peer: type, net: nn.Module) -> float:
 
 
 def bare_passes(net: nn.Module, count: int) -> Callable[[], None]:
-    """So many forward passes of one picture's size, in the batches we use."""
+    """So many forward passes of one image's size, in the batches we use."""
     batches = torch.split(X.expand(count, -1, -1, -1).contiguous(), views_a_pass(X))
 
     @torch.inference_mode()
