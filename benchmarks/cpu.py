@@ -16,7 +16,6 @@ import timm
 import torch
 import torchvision
 from captum.attr import LayerGradCam
-from equicam.runtime.batching import views_a_pass
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from rich.console import Console
@@ -26,15 +25,16 @@ from torch import nn
 from torchcam.methods import GradCAM as TorchcamGradCAM
 
 import equicam
+from equicam.readers.batch_size import views_that_fit
 
 Run = Callable[[], object]
 
 
 def forward(net: nn.Module, views: torch.Tensor, dtype: torch.dtype | None = None) -> Run:
-    """The forward passes alone, in the same chunks and memory format as `explain`."""
+    """The forward passes alone, in the same batches and memory format as `explain`."""
     pieces = [
         p.contiguous(memory_format=torch.channels_last) if net.channels_last else p
-        for p in views.tensor_split(-(-len(views) // views_a_pass(views)))
+        for p in views.tensor_split(-(-len(views) // views_that_fit(views)))
     ]
 
     def run() -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import torch
 import torchvision
-from equicam.runtime.batching import views_a_pass
 from pytorch_grad_cam import AblationCAM, ScoreCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from rich.console import Console
@@ -22,6 +21,7 @@ from rich.table import Table
 from torch import nn
 
 import equicam
+from equicam.readers.batch_size import views_that_fit
 
 X = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 
@@ -50,7 +50,7 @@ def peer_once(peer: type, net: nn.Module) -> float:
 
 def bare_passes(net: nn.Module, count: int) -> Callable[[], None]:
     """So many forward passes of one image's size, in the batches we use."""
-    batches = torch.split(X.expand(count, -1, -1, -1).contiguous(), views_a_pass(X))
+    batches = torch.split(X.expand(count, -1, -1, -1).contiguous(), views_that_fit(X))
 
     @torch.inference_mode()
     def run() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import equicam
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "equicam"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -20,7 +22,7 @@ def defined(path: Path) -> set[str]:
     for node in ast.parse(path.read_text()).body:
         names |= {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else set()
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        names |= {t.id for t in targets if isinstance(t, ast.Name)}
+        names |= {n.id for t in targets if t is not None for n in ast.walk(t) if isinstance(n, ast.Name)}
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{m.name}" for m in node.body if isinstance(m, ast.FunctionDef)}
     return names
@@ -70,3 +72,27 @@ def test_the_diagram_agrees_with_the_import_rules():
     assert len(known) >= 15
     for upper, lower in ((a, b) for a in known for b in known if ranks[a] < ranks[b]):
         assert floor[upper] <= floor[lower], (upper, lower)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [*ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/*.py")],
+    ids=lambda p: f"{p.parent.name}/{p.name}",
+)
+def test_scripts_and_benchmarks_import_what_exists(script):
+    missing = []
+    for node in ast.walk(ast.parse(script.read_text())):
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").partition(".")[0] != "equicam":
+            continue
+        path = SOURCE.joinpath(*node.module.split(".")[1:])
+        source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+        known = defined(source) | imported(source) if source.exists() else set()
+        known |= {p.stem for p in path.glob("*")} | (set(equicam.__all__) if path == SOURCE else set())
+        missing += [f"{node.module}.{alias.name}" for alias in node.names if alias.name not in known]
+    assert not missing
+
+
+def imported(path: Path) -> set[str]:
+    """Names a module imports from others."""
+    nodes = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Import | ast.ImportFrom)]
+    return {alias.asname or alias.name for node in nodes for alias in node.names}
