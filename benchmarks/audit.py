@@ -11,7 +11,6 @@ import argparse
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +43,7 @@ def main() -> None:
     dtype = torch.bfloat16 if options.bf16 else None
     torch.set_num_threads(options.threads)
     net = torchvision.models.resnet50().eval().to(options.device, memory_format=torch.channels_last)
-    model = replace(equicam.wrap(net, layer="layer4"), compiled=options.compile)
+    model = equicam.wrap(net, layer="layer4")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "images"
         source.mkdir()
@@ -76,6 +75,7 @@ def main() -> None:
                 shard_size=options.shard_size,
                 workers=options.workers,
                 dtype=dtype,
+                compiled=options.compile,
             )
             whole = time.perf_counter() - start
             stored = sum(p.stat().st_size for p in run.folder.rglob("shard-*.parquet"))
