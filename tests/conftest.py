@@ -15,9 +15,10 @@ from equicam.readers.noise import smooth_grad_cam_pp
 from equicam.readers.optimise import opti_cam
 from equicam.readers.reading import without_gradient
 
-if (
-    "PYTEST_XDIST_WORKER" in os.environ
-):  # one thread in each process, and in those it starts: the cores are taken
+# readline exports the terminal's width of 80 to the processes that pytest starts, and rich would keep it for good
+os.environ.pop("COLUMNS", None)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # one thread in each process, and in those it starts: the other core is taken
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 else:

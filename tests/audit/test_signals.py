@@ -355,7 +355,7 @@ def test_the_command_ranks_by_the_signal_and_says_so(run):
         done = command("triage", run.folder, "--by", by, "--budget", "50%", "--evidence", "0")
         assert done.code == 0, done.said
         assert f"in the queue, by {named};" in done.said
-        assert f"p {named} why" in done.said
+        assert f"p {named} reasons" in done.said
         assert read_json(run.folder / "triage.json")["by"] == by
         assert read_json(run.folder / "triage.json")["options"]["by"] == by
         assert ranked_by(read_table(run.folder / "triage.parquet")) == by
