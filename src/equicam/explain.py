@@ -40,7 +40,6 @@ class Explanation:
     raw: Float[Tensor, "b H W"]  # just before the last min–max
     peum: Float[Tensor, "b H W"]  # variance of the views' aligned maps
     peum_score: Float[Tensor, " b"]  # mean of peum
-    disagreement: Float[Tensor, " b"]  # 1 − mean correlation of all pairs of aligned maps; NaN for one view
     target: Int[Tensor, " b"]  # the class explained
     confidence: Float[Tensor, " b"]  # its probability in the presented image
     view_confidence: Float[Tensor, "b t"]  # its probability in each view; NaN where the view was not used
@@ -53,6 +52,9 @@ class Explanation:
         Tensor, "b t h w"
     ]  # each view's own rectified plane at the layer's resolution, not aligned
     probabilities: Float[Tensor, "b y"] | None  # of the presented image; None without a model
+    disagreement: (
+        Float[Tensor, " b"] | None
+    )  # over all pairs of views; None unless `explain_batch` is asked for it
     flags: tuple[frozenset[str], ...]  # of blank, constant, flipped, none-kept, low-coverage, odd-size
     views: Views
     layer: str | None = None
@@ -90,17 +92,19 @@ def explain(
     return explain_batch(Executor(model, recipe, max_views_per_forward), x, target)
 
 
-def explain_batch(executor: Executor, x: Float[Tensor, "b c H W"], target: Target = None) -> Explanation:
-    """Explain a preprocessed batch by the executor's recipe."""
+def explain_batch(
+    executor: Executor, x: Float[Tensor, "b c H W"], target: Target = None, *, pairwise: bool = False
+) -> Explanation:
+    """Explain a preprocessed batch by the executor's recipe; `pairwise` adds the disagreement of all pairs of views."""
     method, fill = resolve(executor.recipe), resolve_fill(executor.recipe)
     views = method.fusion.views
     found = executor.run(
         method.reader,
-        partial(explain_group, method=method, fill=fill),
+        partial(explain_group, method=method, fill=fill, pairwise=pairwise),
         x,
         as_targets(target, x),
         views_per_image=len(views.presented_first()[0]),
-        key=("explain", method, fill) if method.capturable and fill != "coverage" else None,
+        key=("explain", method, fill, pairwise) if method.capturable and fill != "coverage" else None,
     )
     rest = {
         f.name: found.get(f.name) for f in fields(Explanation) if f.name not in ("flags", "views", "layer")
@@ -116,21 +120,22 @@ def explain_group(
     *,
     method: Method,
     fill: Fill,
+    pairwise: bool = False,
 ) -> dict[str, Tensor]:
     """The paper's procedure, on images whose views fit one forward pass."""
     fusion = method.fusion
     if fusion.adaptive is not None:
         parts = list(until_converged(reader, x, target, method.combine, fusion, fill))
-        return merge_images(parts, measure, fusion.views, UNUSED_VIEW)
+        return merge_images(parts, partial(measure, pairwise=pairwise), fusion.views, UNUSED_VIEW)
     # Read every view. The presented view's top-1 class is the target, unless one is given, and is fixed for all views.
     readings = reader.read(x, fusion.views, target)
     # Weigh the views, align them, average them, and finish the chain once.
     fused = fuse(readings, method.combine, fusion, fill)
     # Measure how far the views disagree, and whether the map is healthy.
-    return measure(fused)
+    return measure(fused, pairwise=pairwise)
 
 
-def measure(fused: FusedMap) -> dict[str, Tensor]:
+def measure(fused: FusedMap, *, pairwise: bool = False) -> dict[str, Tensor]:
     """Every tensor of an explanation by its name; `flags` as a table of booleans."""
     readings, order = fused.readings, fused.order
     with side_stream(fused):  # nothing on the way to the map waits for the uncertainty
@@ -140,9 +145,10 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
         uncertainty = {
             "peum": variance,
             "peum_score": variance.mean((-2, -1)),
-            "disagreement": disagreement(select(fused.aligned_maps, order)),
             "view_maps": select(own, order).transpose(0, 1),
         }
+        if pairwise:
+            uncertainty["disagreement"] = disagreement(select(fused.aligned_maps, order))
     top1 = select(readings.top1, order)
     kept, flips = fused.gate > 0, top1 != readings.top1[0]
     low, width = value_range(fused.raw)

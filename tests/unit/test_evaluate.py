@@ -24,7 +24,10 @@ from equicam.evaluation.equivariance import ANGLES, equivariance
 from equicam.evaluation.loading import load_image
 from equicam.evaluation.metrics import METRICS, Metric
 from equicam.evaluation.table import MetricRows
+from equicam.explain import explain_batch
 from equicam.models.images import box_mask
+from equicam.recipe import Recipe
+from equicam.runtime.executor import Executor
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 ANGLES_2 = (45, 90)
@@ -82,7 +85,8 @@ def test_peum_disagreement_and_predictions(cnn):
         scores=["eq", "peum", "disagreement", "calibration"],
         angles=ANGLES_2,
     )
-    e = equicam.explain(cnn, x)
+    e = explain_batch(Executor(cnn, Recipe()), x, pairwise=True)
+    assert equicam.explain(cnn, x).disagreement is None
     found, _ = value(table, "peum", "equigrad-cam", "full")
     assert list(found.values()) == pytest.approx(e.peum_score.tolist(), rel=1e-9)
     assert not value(table, "peum", "grad-cam", "full")[0]

@@ -132,7 +132,7 @@ def _row(d: DecodedImage, facts: dict[str, Any], refused: Reason | None, seconds
 def _explain(
     context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str]
 ) -> tuple[Facts, dict[str, StoredMaps]]:
-    e = explain_batch(context.executor, x)
+    e = explain_batch(context.executor, x, pairwise=True)
     facts = _facts(e, ids)
     wanted = [i for i, name in enumerate(ids) if name in context.calibration]
     if wanted:
@@ -146,6 +146,7 @@ def _explain(
 
 def _facts(e: Explanation, ids: Sequence[str]) -> Facts:
     assert e.probabilities is not None  # noqa: S101  # an audit always has a model
+    assert e.disagreement is not None  # noqa: S101  # and asks for it
     top = e.probabilities.topk(min(5, e.probabilities.shape[1]), dim=1)
     columns: dict[str, list[Any]] = {
         "target": e.target.tolist(),

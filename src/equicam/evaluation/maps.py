@@ -235,10 +235,10 @@ def predict_batch(executor: Executor, x: Float[Tensor, "n c H W"]) -> Float[Tens
 
 
 def fits_one_call(x: Float[Tensor, "b c H W"], methods: Mapping[str, Method], angles: int) -> bool:
-    """Whether the views of all angles fit a GPU's memory twice, so that one call can also be captured."""
+    """Whether the views of all angles fit one forward pass on a GPU."""
     if not x.is_cuda or not all(method.reader.one_pass for method in methods.values()):
         return False
-    return angles * len(x) * views_read(methods) <= views_that_fit(x) // 2
+    return angles * len(x) * views_read(methods) <= views_that_fit(x)
 
 
 def _network(executor: Executor) -> Network:
