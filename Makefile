@@ -40,7 +40,7 @@ lint: setup ## run ruff, and check the imports between layers
 types: setup ## run mypy, strict
 	$(BIN)/mypy
 
-format: setup ## let ruff format and mend
+format: setup ## let ruff format and fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

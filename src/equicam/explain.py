@@ -54,7 +54,7 @@ class Explanation:
     probabilities: Float[Tensor, "b y"] | None  # of the presented image; None without a model
     disagreement: (
         Float[Tensor, " b"] | None
-    )  # over all pairs of views; None unless `explain_batch` is asked for it
+    )  # over all pairs of views; None unless `explain_batch` gets `pairwise=True`
     flags: tuple[frozenset[str], ...]  # of blank, constant, flipped, none-kept, low-coverage, odd-size
     views: Views
     layer: str | None = None

@@ -11,7 +11,7 @@ from equicam.errors import EquicamError
 
 @dataclass(frozen=True)
 class Recipe:
-    """Every option that decides what a map is. A new option is one line here."""
+    """Every option that decides what a map is; a run's manifest stores every field."""
 
     method: Any = "equigrad-cam"  # a name from `equicam.methods()`, or a Method or Fusion of the caller's
     views: Any = None  # how many, angles in degrees, or "auto"; None: as many as the method has

@@ -50,7 +50,7 @@ class Run:
 
     @property
     def items(self) -> pa.Table:
-        """One row an image, in order of id; those written so far if the run is not finished."""
+        """One row per image, in order of id; those written so far if the run is not finished."""
         return self.store.read_items()
 
     def read_items(self, columns: list[str]) -> pa.Table:

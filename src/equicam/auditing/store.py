@@ -2,9 +2,9 @@
 
     manifest.json           the recipe and everything else that makes the run reproducible
     sample.parquet          every image of the run in order, and its shard
-    items/shard-*.parquet   one row an image
+    items/shard-*.parquet   one row per image
     maps/shard-*.parquet    its map, PEUM and view maps at layer resolution, float16
-    digests.json            SHA-256 of every file, once all shards are there
+    digests.json            SHA-256 of manifest, sample and shards, once all shards are there
     events.sqlite           the log: each event is chained to the one before
 
 A shard is written atomically, so it is there whole or not at all; pending shards are those that are not there, and
@@ -168,7 +168,7 @@ class RunStore:
         return {row["id"]: StoredMaps.from_row(row) for table in tables for row in table.to_pylist()}
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of every file of a finished run, by name."""
+        """SHA-256 of the manifest, the sample and every shard of a finished run, by name."""
         shards = [self.path(kind, n) for kind in ("items", "maps") for n in range(self.shard_count)]
         names = ["manifest.json", "sample.parquet"]
         names += [str(path.relative_to(self.folder)) for path in shards]

@@ -44,7 +44,7 @@ class AdaptiveViews:
 
 @dataclass(frozen=True)
 class Fusion:
-    """Which views, where they are aligned, where they are averaged, how they are weighed."""
+    """Which views, where they are aligned, where they are averaged, how they are weighted."""
 
     views: Views
     align_at: Stage | None  # None: never aligned

@@ -1,1 +1,1 @@
-"""What sees a model. Everything after a reading is a pure function of tensors."""
+"""Readers turn a network's output into data. Everything after a reading is a pure function of tensors."""
