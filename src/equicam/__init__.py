@@ -1,4 +1,4 @@
-"""equicam: saliency maps that do not move when the image does, and a measure of those that do.
+"""equicam: saliency maps that rotate with the image, and a measure of those that do not.
 
 Public names load on first use, so that `import equicam` stays light.
 """
@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from equicam.core.fusion import Fusion as Fusion

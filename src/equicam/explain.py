@@ -1,9 +1,8 @@
 """Explain images: read rotated views, align what was read, average, and measure how far the views disagree."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -86,7 +85,10 @@ def explain(
     """
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
-    recipe = Recipe(method, views, fill, as_published, tau, gamma, _autocast(dtype, model.device), compiled)
+    recipe = Recipe(
+        method=method, views=views, fill=fill, as_published=as_published, tau=tau, gamma=gamma,
+        dtype=_dtype_name(dtype, model.device), compiled=compiled,
+    )  # fmt: skip
     with torch.inference_mode(False):
         x = as_batch(model, images, check=False)
     return explain_batch(Executor(model, recipe, max_views_per_forward), x, target)
@@ -103,7 +105,7 @@ def explain_batch(
         partial(explain_group, method=method, fill=fill, pairwise=pairwise),
         x,
         as_targets(target, x),
-        views_per_image=len(views.presented_first()[0]),
+        views_per_image=views.count_with_presented,
         key=("explain", method, fill, pairwise) if method.capturable and fill != "coverage" else None,
     )
     rest = {
@@ -171,9 +173,17 @@ def measure(fused: FusedMap, *, pairwise: bool = False) -> dict[str, Tensor]:
     return found | uncertainty
 
 
+@runtime_checkable
+class EquivariantExplainer(Protocol):
+    """An explainer averaged over aligned views."""
+
+    def __call__(self, x: Float[Tensor, "b c H W"], target: Target) -> Explanation:
+        """Explain the target class of every image."""
+
+
 def equivariant(
     fn: Any, views: int | Views = 18, *, fill: Fill = "reflect", max_views_per_forward: int | None = None
-) -> Callable[[Float[Tensor, "b c H W"], Target], Explanation]:
+) -> EquivariantExplainer:
     """Any explainer `(x, target) → map` as its aligned average over views, with PEUM.
 
     Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are.
@@ -185,7 +195,7 @@ def equivariant(
 
     def explainer(x: Float[Tensor, "b c H W"], target: Target) -> Explanation:
         """fn, averaged over aligned views."""
-        recipe = Recipe(method, fill=fill, dtype=_autocast(None, x.device))
+        recipe = Recipe(method, fill=fill, dtype=_dtype_name(None, x.device))
         with torch.inference_mode(False):
             batch = as_batch(None, x)
         return explain_batch(Executor(None, recipe, max_views_per_forward), batch, target)
@@ -193,7 +203,7 @@ def equivariant(
     return explainer
 
 
-def _autocast(dtype: torch.dtype | None, device: torch.device) -> str | None:
+def _dtype_name(dtype: torch.dtype | None, device: torch.device) -> str | None:
     """The name of the type to run the network in: the caller's, or that of an autocast around the call."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise EquicamError("dtype", needs="a floating torch.dtype", got=repr(dtype), fix="torch.bfloat16")

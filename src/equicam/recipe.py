@@ -11,7 +11,7 @@ from equicam.errors import EquicamError
 
 @dataclass(frozen=True)
 class Recipe:
-    """Every option that decides what a map is; a run's manifest stores every field."""
+    """Every option that is recorded with a map. A new one is a field here; `explain`, `audit` and the commands pass it."""
 
     method: Any = "equigrad-cam"  # a name from `equicam.methods()`, or a Method or Fusion of the caller's
     views: Any = None  # how many, angles in degrees, or "auto"; None: as many as the method has

@@ -37,4 +37,4 @@ def main(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Rotation-audited saliency: maps that do not move when the image does, and a queue of those that do."""
+    """Rotation-audited saliency: maps that rotate with the image, and a queue of those that do not."""

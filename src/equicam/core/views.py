@@ -87,11 +87,16 @@ class Views:
         """The index of the presented view (0°), if it is among them."""
         return next((t for t, a in enumerate(self.angles) if a % 360 == 0), None)
 
+    @property
+    def count_with_presented(self) -> int:
+        """How many views are read: the presented view is read for its target even if it is not among them."""
+        return len(self) + (self.presented is None)
+
     def presented_first(self) -> tuple["Views", list[int]]:
-        """The same views behind the presented one, and the index of each of ours in that order."""
-        kept = self.presented
-        rest = [t for t in range(len(self)) if t != kept]
-        index = {t: 1 + i for i, t in enumerate(rest)} | ({} if kept is None else {kept: 0})
+        """These views with 0° first (added if missing), and the position of each of ours in that order."""
+        presented = self.presented
+        rest = [t for t in range(len(self)) if t != presented]
+        index = {t: 1 + i for i, t in enumerate(rest)} | ({} if presented is None else {presented: 0})
         ordered = Views((0.0, *(self.angles[t] for t in rest)))
         return ordered, [index[t] for t in range(len(self))]
 

@@ -1,4 +1,4 @@
-"""Checks of values that live on a device, returned as data: each answer synchronises, so the caller asks once for all."""
+"""Checks of values that live on a device, returned as data: each evaluation synchronises, so the caller evaluates all of them at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

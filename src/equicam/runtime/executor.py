@@ -3,6 +3,7 @@
 What is computed is the caller's business (`explain`, `evaluate`, `audit`); how it runs is decided here alone.
 """
 
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from equicam.runtime.view_reader import ViewReader
 Work = Callable[[ViewReader, Float[Tensor, "b c H W"], Int[Tensor, " b"] | None], Tensors]
 """(view reader, images, target) → tensors by name, one row per image."""
 ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2
-"""Values of views that any device has room for, twice."""
+"""Calls whose views hold at most this many values are captured without estimating memory."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class Executor:
         model = network.model
 
         def whole(images: Tensor, wanted: Tensor | None) -> tuple[Tensors, list[Check]]:
-            views = self.view_reader(reader, len(images) * 2**20)
+            views = self.view_reader(reader, sys.maxsize)
             views.checks.append(_check_finite(images))
             return work(views, images, wanted), views.checks
 
@@ -190,7 +191,7 @@ def _check_finite(images: Float[Tensor, "b c H W"]) -> Check:
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory ran out; ending a broken capture raises an error of its own behind which the cause stands."""
+    """Whether memory ran out. Ending a broken capture raises another error, whose `__context__` is the real cause."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, torch.OutOfMemoryError):
         cause = cause.__context__
