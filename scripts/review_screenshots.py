@@ -85,7 +85,7 @@ def make_run(folder: Path) -> Path:
     ):
         if number != "-":
             log.add_verdict(
-                item.id, "ana", names[int(number)], blind=True, previous=0, mark=f"shown-{item.key}"
+                item.id, "ana", names[int(number)], blind=True, previous_event=0, mark=f"shown-{item.key}"
             )
     return run
 

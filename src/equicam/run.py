@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from equicam.auditing import SHARD_SIZE
 from equicam.auditing.queue_files import rank_again, rank_run, read_evidence, read_queue, write_queue
 from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
@@ -162,7 +163,7 @@ def audit(
     split: str | None = None,
     n: int | None = None,
     calibrate: int = 0,
-    shard_size: int = 32,
+    shard_size: int = SHARD_SIZE,
     workers: int = 2,
     weights_from: str | None = None,
     engine: "Devices | Cluster | None" = None,

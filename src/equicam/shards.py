@@ -18,11 +18,13 @@ import pyarrow.parquet as pq
 from equicam.errors import EquicamError
 
 FINGERPRINT = "fingerprint.json"
+TEMPORARY_SUFFIX = ".tmp"
+"""Of files that are being written."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file whole or not at all; it is on disk when this returns."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -81,7 +83,7 @@ def json_ready(value: Any) -> Any:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The differences of two fingerprints, a phrase each."""
+    """The differences of two fingerprints, one phrase per difference."""
     keys = sorted({*before, *now})
     return [
         f"{key} was {_short(before.get(key))}, is {_short(now.get(key))}"

@@ -103,7 +103,7 @@ class Training:
         self.best: dict[str, Tensor] = {}
 
     def train(self, learn: Sequence[Item], held_out: Sequence[Item]) -> Iterator[str]:
-        """Train until the held-out images improve no more; yields a line an epoch."""
+        """Train until the held-out images improve no more; yields one line per epoch."""
         r = self.recipe
         if any(p.numel() == 0 for p in self.module.parameters()) or not learn:
             raise EquicamError(

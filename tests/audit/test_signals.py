@@ -391,7 +391,13 @@ def test_a_triage_made_before_there_was_a_choice_is_by_peum(run):
     assert "the most uncertain by PEUM first" in Page((run.folder / "report.html").read_text()).text
     readings = ReviewLog(run.folder)
     readings.add_verdict(
-        old["id"][0].as_py(), "ana", "supports", reason="", blind=True, previous=0, mark="one-mark-of-ana"
+        old["id"][0].as_py(),
+        "ana",
+        "supports",
+        reason="",
+        blind=True,
+        previous_event=0,
+        mark="one-mark-of-ana",
     )
     row = verdict_rows(readings, old)[0]
     assert (row["by"], row["disagreement"], row["peum_score"]) == (None, None, old["peum_score"][0].as_py())

@@ -23,7 +23,7 @@ def said(readings, item, who, verdict, *, blind=True):
     seen = before.number if before else 0
     reason = "again" if before else ""
     return readings.add_verdict(
-        item, who, verdict, reason=reason, blind=blind, previous=seen, mark=f"{who}-{item}-{seen}-mark"
+        item, who, verdict, reason=reason, blind=blind, previous_event=seen, mark=f"{who}-{item}-{seen}-mark"
     )
 
 
@@ -47,11 +47,13 @@ def test_what_is_refused(readings):
         said(readings, "q0", "ana", "fine")
     made = said(readings, "q0", "ana", "supports")
     with pytest.raises(StaleError, match="reloading the image"):
-        readings.add_verdict("q0", "ana", "unsure", reason="x", blind=True, previous=0, mark="other-mark")
+        readings.add_verdict(
+            "q0", "ana", "unsure", reason="x", blind=True, previous_event=0, mark="other-mark"
+        )
     with pytest.raises(EquicamError, match="a changed verdict needs a reason"):
-        readings.add_verdict("q0", "ana", "unsure", blind=True, previous=made.number, mark="other-mark")
+        readings.add_verdict("q0", "ana", "unsure", blind=True, previous_event=made.number, mark="other-mark")
     with pytest.raises(StaleError, match="a mark of its own"):
-        readings.add_verdict("q1", "ana", "unsure", blind=True, previous=0, mark="ana-q0-0-mark")
+        readings.add_verdict("q1", "ana", "unsure", blind=True, previous_event=0, mark="ana-q0-0-mark")
     with pytest.raises(EquicamError, match="a note needs words"):
         readings.add_note("q0", "ana", "  ", mark="note-mark")
     with pytest.raises(StaleError):
@@ -62,7 +64,7 @@ def test_what_is_refused(readings):
 def test_two_processes_count_a_mark_once(readings):
     other = ReviewLog(readings.log.path.parent)
     one = said(readings, "q0", "ana", "supports")
-    two = other.add_verdict("q0", "ana", "supports", blind=True, previous=0, mark="ana-q0-0-mark")
+    two = other.add_verdict("q0", "ana", "supports", blind=True, previous_event=0, mark="ana-q0-0-mark")
     assert one == two
 
 

@@ -111,7 +111,7 @@ def test_without_fastapi_it_names_the_package_to_install(run, monkeypatch, capsy
 def test_export_writes_all_verdicts(run, tmp_path):
     log = ReviewLog(run.folder)
     name = next(iter(queued_ids(run)))
-    log.add_verdict(name, "ana", "unsure", reason="=1+1", blind=True, previous=0, mark="mark-0001")
+    log.add_verdict(name, "ana", "unsure", reason="=1+1", blind=True, previous_event=0, mark="mark-0001")
     code, text = equicam_command("review", run.folder, "--export", tmp_path / "v.csv")
     assert (code, text.split()[:2]) == (0, ["1", "verdicts:"])
     with (tmp_path / "v.csv").open(newline="") as file:

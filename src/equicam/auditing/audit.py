@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equicam.auditing import SHARD_SIZE
 from equicam.auditing.compute import AuditContext, compute_shard, preprocess_to_array
 from equicam.auditing.log import Log
 from equicam.auditing.manifest import Manifest
@@ -35,7 +36,6 @@ from equicam.shards import write_atomic
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
 
-SHARD_SIZE = 32
 Progress = Callable[[int, int, int], None]
 """Called after every shard with (images done, all images, images done by this call)."""
 

@@ -47,7 +47,7 @@ class AuditContext:
         return Executor(self.model, self.recipe)
 
     @cached_property
-    def grad_cam(self) -> Executor:
+    def grad_cam_executor(self) -> Executor:
         """Runs Grad-CAM, whose Eq is measured on the calibration subset."""
         return Executor(
             self.model, Recipe("grad-cam", dtype=self.recipe.dtype, compiled=self.recipe.compiled)
@@ -75,7 +75,7 @@ def compute_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> tup
     if good:
         # inference tensors cannot join a backward pass, and our own algebra is never autocast
         with torch.inference_mode(False), torch.autocast(context.model.device.type, enabled=False):
-            # one copy to the device an image: stacking them on the CPU first takes longer
+            # one copy to the device per image: stacking them on the CPU first takes longer
             tensors = [torch.from_numpy(d.x).to(context.model.device) for d in good if d.x is not None]
             x = as_batch(context.model, torch.stack(tensors), check=False)
             finite = finite_images(x).tolist()
@@ -183,7 +183,7 @@ def single_view_eq(
 ) -> list[float]:
     """Disc Eq of Grad-CAM over the seven angles: the measurement that signals are compared with."""
     views = rotate_all(x, (0, *ANGLES))
-    found = explain_batch(context.grad_cam, views.flatten(0, 1), target.repeat(len(views)))
+    found = explain_batch(context.grad_cam_executor, views.flatten(0, 1), target.repeat(len(views)))
     maps = found.map.reshape(*views.shape[:2], *found.map.shape[-2:])
     values: list[float] = equivariance(maps[1:], maps[0], ANGLES).value.mean(0).tolist()
     return values

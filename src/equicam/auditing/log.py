@@ -77,7 +77,7 @@ class Log:
         return str(rows[-1][6]) if rows else FIRST
 
     def problems(self) -> list[str]:
-        """Everything wrong with the chain, a sentence each."""
+        """Everything wrong with the chain, one sentence per problem."""
         found, previous = [], FIRST
         for place, row in enumerate(self._rows(), start=1):
             if row[0] != place:
@@ -103,7 +103,7 @@ class Log:
                 database.execute("PRAGMA synchronous = FULL")
                 database.executescript(_TABLE)
                 yield database
-        except sqlite3.DatabaseError as error:  # a full disk, a stuck lock, or a file that is no database
+        except sqlite3.DatabaseError as error:  # a full disk, a stuck lock, or a file that is not a database
             raise OSError(f"{self.path}: {error}") from error
 
 

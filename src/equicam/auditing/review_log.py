@@ -46,7 +46,7 @@ class Verdict:
     reason: str
     blind: bool  # given before the prediction was shown
     changes: int | None  # the event it replaces
-    previous: str
+    previous: str  # the hash of the log's event before this one
     hash: str
 
 
@@ -71,7 +71,7 @@ class ReviewLog:
         self._verdicts: dict[str, list[Verdict]] = {}
         self._notes: dict[str, list[Note]] = {}
         self._standing: dict[str, dict[str, Verdict]] = {}
-        self._marks: dict[str, Verdict | Note] = {}
+        self._marks: dict[str, Verdict | Note] = {}  # by the mark of the request that added it
         self._second_requested: set[str] = set()
 
     def refresh(self) -> int:
@@ -120,10 +120,13 @@ class ReviewLog:
         *,
         reason: str = "",
         blind: bool,
-        previous: int,
+        previous_event: int,
         mark: str,
     ) -> Verdict:
-        """Add a verdict; `previous` is the event of the reviewer's last one (0: none), `mark` makes a resend count once."""
+        """Add a verdict; `previous_event` is the number of the reviewer's last one on this image (0: none).
+
+        `mark` is a random string of the request: a repeated request adds nothing and returns the first verdict.
+        """
         if verdict not in VERDICTS:
             raise EquicamError(
                 "a verdict", needs=f"one of {', '.join(VERDICTS)}", got=repr(verdict)[:40], fix="one of them"
@@ -135,9 +138,9 @@ class ReviewLog:
             if known := self._known(mark, reviewer, item, verdict, reason):
                 return known
             last = before.number if before else 0
-            if last != previous:
+            if last != previous_event:
                 raise StaleError(
-                    "this verdict", needs="your last one here to be the one you saw", got=f"event {last}, not {previous}",
+                    "this verdict", needs="your last one here to be the one you saw", got=f"event {last}, not {previous_event}",
                     fix="reloading the image",
                 )  # fmt: skip
             if before and not reason:

@@ -28,7 +28,7 @@ from equicam.auditing.stored_maps import StoredMaps
 from equicam.data.digests import file_digest
 from equicam.data.items import Item, valid_utf8
 from equicam.errors import EquicamError
-from equicam.shards import read_table, write_atomic, write_table
+from equicam.shards import TEMPORARY_SUFFIX, read_table, write_atomic, write_table
 
 ITEMS = pa.schema(
     [
@@ -74,7 +74,6 @@ SAMPLE = pa.schema(
         pa.field("calibration", pa.bool_()),
     ]
 )
-TEMPORARY = ".tmp"  # the suffix of files being written
 
 
 class RunStore:
@@ -180,7 +179,9 @@ class RunStore:
             return
         shards = [*self.folder.glob("items/*"), *self.folder.glob("maps/*")]
         ours = {".lock", "items", "maps", "sample.parquet"}
-        foreign = [p for p in self.folder.iterdir() if p.name not in ours and not p.name.endswith(TEMPORARY)]
+        foreign = [
+            p for p in self.folder.iterdir() if p.name not in ours and not p.name.endswith(TEMPORARY_SUFFIX)
+        ]
         if foreign or shards:
             raise EquicamError(
                 f"{valid_utf8(str(self.folder))!r}", needs="an empty or new folder, or a run", got="other files in it",

@@ -153,7 +153,7 @@ def triage(
 
 
 def class_quotas(counts: dict[int, int], places: int) -> dict[int, int]:
-    """Indices of each class in proportion to its images, rounded down; with many classes that may be none."""
+    """Places of each class in the queue, in proportion to its images, rounded down; with many classes that may be 0."""
     total = max(sum(counts.values()), 1)
     return {one: places * count // total for one, count in sorted(counts.items())}
 

@@ -131,12 +131,13 @@ def recompute(
     recomputed = 0
     problems: list[str] = []
     worst = {"confidence": 0.0, "peum_score": 0.0, "eq": 0.0, "map": 1.0}
+    preprocess, visible_box = partial(preprocess_to_array, model), VisibleBoxes(model)
     for item in chosen:
         row = rows[item.id]
         if content_digest(item) != row["sha256"]:
             problems.append(f"{item.id!r}: the image is not the one that was explained")
             continue
-        decoded = decode_image(item, partial(preprocess_to_array, model), VisibleBoxes(model))
+        decoded = decode_image(item, preprocess, visible_box)
         now_rows, now_maps = compute_shard(context, [decoded])
         recomputed += 1
         problems += _compare(item.id, row, now_rows, before.get(item.id), now_maps, worst)

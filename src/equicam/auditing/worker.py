@@ -14,13 +14,13 @@ import torch
 from equicam import __version__
 from equicam.auditing.compute import AuditContext, compute_shard, preprocess_to_array
 from equicam.auditing.manifest import Manifest
-from equicam.auditing.store import TEMPORARY, RunStore
+from equicam.auditing.store import RunStore
 from equicam.data.decoding import DecodedImage, DecoderPool, decode_image
 from equicam.engines.worker import ModelSource, Shard, SharedFolder, load_checked, load_preprocessing
 from equicam.errors import EquicamError
 from equicam.models.images import VisibleBoxes
 from equicam.readers.model import Model
-from equicam.shards import differences
+from equicam.shards import TEMPORARY_SUFFIX, differences
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class AuditJob:
     def decode(self, shard: Shard) -> list[DecodedImage]:
         """The images of a shard; one that killed a worker before is isolated and becomes a row with a reason."""
         number, items = shard
-        note = self.folder.enter() / f".opening-{number:06d}{TEMPORARY}"
+        note = self.folder.enter() / f".opening-{number:06d}{TEMPORARY_SUFFIX}"
         if note.exists():  # the last worker that decoded this shard died
             with closing(self._decoders()) as decoders:
                 found = decoders.decode_isolated(items)
@@ -64,7 +64,7 @@ class AuditJob:
 
     def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], None]:
         """Load the model, refuse versions or weights that would give other rows, and return the computation."""
-        run = RunStore(self.folder.enter())
+        store = RunStore(self.folder.enter())
         if found := differences(dict(self.manifest.versions), dict(versions())):
             raise EquicamError(
                 "a worker", needs="the versions the run was started with", got="; ".join(found), fix="the same everywhere"
@@ -74,10 +74,10 @@ class AuditJob:
 
         def compute(number: int, decoded: list[DecodedImage]) -> None:
             # another worker may have written this shard after being presumed dead; keep it
-            if not run.has_shard(number):
+            if not store.has_shard(number):
                 items, maps = compute_shard(context, decoded)
-                if not run.has_shard(number):
-                    run.write_shard(number, items, maps)
+                if not store.has_shard(number):
+                    store.write_shard(number, items, maps)
 
         return compute
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from equicam.auditing import SHARD_SIZE
 from equicam.cli import options
 from equicam.cli.audit_output import print_audit, print_triage, print_verification
 from equicam.cli.shared import (
@@ -47,7 +48,9 @@ def audit(
     dtype: options.Dtype = None,
     compile_: options.Compile = False,
     seed: options.Seed = 0,
-    shard_size: Annotated[int, typer.Option(min=1, help="Images per shard, the unit of resuming.")] = 32,
+    shard_size: Annotated[
+        int, typer.Option(min=1, help="Images per shard, the unit of resuming.")
+    ] = SHARD_SIZE,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Processes that decode images.", show_default="CPUs - 1, at most 8"),
@@ -69,16 +72,8 @@ def audit(
         from equicam.models.names import absolute_weights
 
         loaded, chosen = load_on_engine(
-            model,
-            weights,
-            classes,
-            layer,
-            compile_,
-            device=device,
-            engine=engine,
-            address=address,
-            actors=actors,
-        )
+            model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors
+        )  # fmt: skip
         run = equicam.audit(
             source, loaded, out, method=method, views=parse_views(views), split=split, n=n, calibrate=calibrate,
             fill=fill, as_published=as_published, tau=tau, gamma=gamma, dtype=parse_dtype(dtype), compiled=compile_,
@@ -120,7 +115,7 @@ def triage(
 
         opened = equicam.open_run(run)
         ranked = opened.triage(
-            int(budget) if budget.lstrip("-").isdigit() else budget, by, control=control, alpha=alpha, unstable=unstable,
+            budget, by, control=control, alpha=alpha, unstable=unstable,
             quotas=quotas, evidence=evidence, seed=seed, source=source, weights=weights, device=device, tick=tick,
         )  # fmt: skip
         print_triage(opened, ranked)

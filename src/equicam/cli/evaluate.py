@@ -66,16 +66,8 @@ def evaluate(
         from equicam.report.tables import evaluation_tables
 
         loaded, chosen = load_on_engine(
-            model,
-            weights,
-            classes,
-            layer,
-            compile_,
-            device=device,
-            engine=engine,
-            address=address,
-            actors=actors,
-        )
+            model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors
+        )  # fmt: skip
         rows = equicam.evaluate(
             replace(loaded, name=model), source, methods=split_commas(methods) or [], scores=split_commas(scores) or [],
             n=n, split=split, views=parse_views(views),

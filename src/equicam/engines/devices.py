@@ -1,4 +1,4 @@
-"""Several devices of one machine: one process a device, and each process gets its share of the shards."""
+"""Several devices of one machine: one process per device, and each process gets its share of the shards."""
 
 import contextlib
 import multiprocessing

@@ -72,7 +72,7 @@ class Cluster:
                 yield int(row["shard"])
 
     def _counts(self, ray: Any) -> tuple[int, int]:
-        """The number of actors (by default one a GPU, or all CPUs but one), and of CPUs left to decode images."""
+        """The number of actors (by default one per GPU, or all CPUs but one), and of CPUs left to decode images."""
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
         if self.device == "cuda" and not gpus:
@@ -98,7 +98,7 @@ def best_device(address: str | None) -> str:
 
 @cache
 def _fetch_job(sent: Any) -> Job:
-    """The job, fetched once a process."""
+    """The job, fetched once per process."""
     found: Job = _ray().get(sent)
     return found
 

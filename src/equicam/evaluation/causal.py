@@ -18,7 +18,7 @@ from equicam.core.correlation import Region
 from equicam.core.views import Degrees, rotate, rotate_each
 from equicam.evaluation.batch import Predict, target_probability
 from equicam.evaluation.faithfulness import blur_out
-from equicam.evaluation.similarity import is_constant, region_mask
+from equicam.evaluation.similarity import constant_in_region, region_mask
 
 REGION_SHARE = 0.10
 """Share of the pixels that a region covers."""
@@ -68,7 +68,7 @@ def occlusion(
         aligned = rotate(maps[step + 1], -angle, fill="zeros" if as_published else "reflect")
         masks = regions(maps[0], aligned, frame, streams, as_published=as_published)
         x_rotated = rotate(x, angle)
-        constant = is_constant(maps[0], frame) | is_constant(maps[step + 1], frame)
+        constant = constant_in_region(maps[0], frame) | constant_in_region(maps[step + 1], frame)
         constant_at.append(constant)
         # every region in both frames in one pass: [regions, b, …]
         mask = torch.stack([masks[name].to(x.dtype) for name in names])

@@ -14,7 +14,7 @@ from torch import Tensor
 from equicam.core.correlation import Region
 from equicam.core.views import Degrees, Fill, rotate_all
 from equicam.evaluation.batch import target_probability
-from equicam.evaluation.similarity import MEASURES, is_constant, own_and_others
+from equicam.evaluation.similarity import MEASURES, constant_in_region, own_and_others
 
 ANGLES: tuple[Degrees, ...] = (15, 30, 45, 60, 90, 135, 180)
 
@@ -40,7 +40,7 @@ def equivariance(
     """Compare maps of rotated images with the rotated maps of the presented images."""
     reference = rotate_all(presented, angles, fill=fill)
     own, others = own_and_others(MEASURES[measure](rotated, reference, region))
-    return Eq(own, others, is_constant(rotated, region) | is_constant(reference, region))
+    return Eq(own, others, constant_in_region(rotated, region) | constant_in_region(reference, region))
 
 
 def consistent(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Bool[Tensor, "a b"]:

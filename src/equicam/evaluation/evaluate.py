@@ -1,4 +1,4 @@
-"""Evaluate methods on images: every method on the same images and views, every metric a row.
+"""Evaluate methods on images: every method on the same images and views, one row per metric.
 
 The unit of work is a shard, a fixed slice of the sample: floors compare images of one shard, and an interrupted
 evaluation resumes at the first shard that is missing.

@@ -24,8 +24,11 @@ def region_mask(region: Region, size: tuple[int, int], device: torch.device) -> 
     return disc(size, device) if region == "disc" else torch.ones(size, dtype=torch.bool, device=device)
 
 
-def is_constant(planes: Float[Tensor, "*n h w"], region: Region) -> Bool[Tensor, "*n"]:
-    """Which planes are constant inside the region."""
+def constant_in_region(planes: Float[Tensor, "*n h w"], region: Region) -> Bool[Tensor, "*n"]:
+    """Which planes have no standard deviation inside the region, so that a correlation is undefined.
+
+    `core.chain.is_constant` compares the range of a whole plane with its largest value: whether min–max can scale it.
+    """
     return pixels_in(planes, region).std(-1, correction=0) < CONSTANT_BELOW
 
 
@@ -44,7 +47,7 @@ def ssim(a: PlanesA, b: PlanesB, region: Region) -> Matrix:
     if a.ndim > 3:
         return torch.stack([ssim(one, other, region) for one, other in zip(a, b, strict=True)])
     rows = [torch.stack([_ssim(one, other, region) for other in b]) for one in a]
-    constant = is_constant(a, region)[:, None] | is_constant(b, region)
+    constant = constant_in_region(a, region)[:, None] | constant_in_region(b, region)
     return torch.where(constant, 0, torch.stack(rows).double())
 
 
@@ -75,12 +78,12 @@ def size_of(planes: Tensor) -> tuple[int, int]:
 
 def _pixel_ranks(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
     """Ranks of the pixels; all 0 for a constant plane, whose rounding errors have no order."""
-    return torch.where(is_constant(planes, region)[..., None], 0, ranks(pixels_in(planes, region)))
+    return torch.where(constant_in_region(planes, region)[..., None], 0, ranks(pixels_in(planes, region)))
 
 
 def _normalise(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
     """Rows of norm 1; 0 for constant planes."""
-    values, constant = pixels_in(planes, region), is_constant(planes, region)[..., None]
+    values, constant = pixels_in(planes, region), constant_in_region(planes, region)[..., None]
     return torch.where(constant, 0, values / torch.where(constant, 1, values.norm(dim=-1, keepdim=True)))
 
 

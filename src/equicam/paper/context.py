@@ -28,7 +28,7 @@ from equicam.readers.model import Model
 from equicam.shards import write_atomic
 
 FORWARD_PASSES = {"score-cam": 2048, "aug-score-cam": 6 * 2048, "rise": 8000, "recipro-cam": 50}
-"""Forward passes a map of the methods that run only with --costly."""
+"""Forward passes per map of the methods that run only with --costly."""
 
 
 @dataclass(frozen=True)

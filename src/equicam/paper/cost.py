@@ -18,7 +18,7 @@ IMAGES = 8
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """A map of 18 and of 6 views over one Grad-CAM: one view a pass, as the authors do, and all views in one pass.
+    """A map of 18 and of 6 views over one Grad-CAM: one view per pass, as the authors do, and all views in one pass.
 
     Each is over a Grad-CAM run in the same way, because a call with `max_views_per_forward` is never captured as a graph.
     """
@@ -46,7 +46,7 @@ def _over_one(views: int, over: Both[float], n: int, how: str) -> Iterator[Row]:
         yield compare(
             claim, over.map(number, n), tolerance=0.1 * views, within=(low, high),
             label=f"T = {views} over one Grad-CAM, {end}",
-            reason=f"one view a pass {over.as_published:.1f}, all in one pass {over.clean:.1f} {how}, PEUM included",
+            reason=f"one view per pass {over.as_published:.1f}, all in one pass {over.clean:.1f} {how}, PEUM included",
         )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def _against_score_cam(context: Context, x: Float[Tensor, "b c H W"], six: Both[
     """Score-CAM's time over that of six views, on one image."""
     claim = "cost.t6_vs_scorecam"
     if not (context.costly or x.is_cuda):
-        return not_run(claim, f"{FORWARD_PASSES['score-cam']:,} forward passes a map: --costly")
+        return not_run(claim, f"{FORWARD_PASSES['score-cam']:,} forward passes per map: --costly")
     slow = _seconds(context, x[:1], views=1, method="score-cam")
     return compare(
         claim, six.map(lambda seconds: number(slow / seconds, 1)), tolerance=1.0,

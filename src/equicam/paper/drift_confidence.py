@@ -7,7 +7,9 @@ from equicam.paper.context import Context
 from equicam.paper.experiment import Experiment
 from equicam.paper.rows import Row, compare, correlation, not_run, number
 
-NO_CHANGE = "the paper correlates with 1 − the largest probability of the rotated image, which is no change"
+NO_CHANGE = (
+    "the paper correlates with 1 − the largest probability of the rotated image, which is not a change"
+)
 NO_P = "seven pairs of one image are not independent: no p is given, the interval is by image"
 
 

@@ -16,11 +16,11 @@ def measure(context: Context) -> Iterator[Row]:
     compared = PASSES if context.backbone == "resnet50" else {}
     methods = [method for method, _ in compared.values()] if context.costly else []
     found = context.evaluate_both(["grad-cam", "equigrad-cam", *methods], views=6)
-    yield eq_row("", found, "grad-cam", reason="one pass a map")
-    yield eq_row("", found, "equigrad-cam", reason="six passes a map")
+    yield eq_row("", found, "grad-cam", reason="one pass per map")
+    yield eq_row("", found, "equigrad-cam", reason="six passes per map")
     for claim, (method, passes) in compared.items():
         if method in methods:
-            reason = ANOTHER_METHOD if method == "score-cam-80" else f"{passes} passes a map"
+            reason = ANOTHER_METHOD if method == "score-cam-80" else f"{passes} passes per map"
             yield eq_row(claim, found, method, reason=reason)
         else:
             yield not_run(claim, costly(passes))

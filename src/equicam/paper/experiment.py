@@ -37,7 +37,7 @@ class Experiment:
                 yield not_run(name, self.missing(context, claim))
 
     def rows(self, context: Context) -> Iterator[Row]:
-        """`run`, except that a number published for one network is no claim about another."""
+        """`run`, except that a number published for one network is not a claim about another."""
         for row in self.run(context):
             network = claims()[row.claim].network if row.claim else ""
             if row.verdict == "not run" or network in ("", context.backbone):

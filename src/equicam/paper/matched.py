@@ -139,6 +139,6 @@ EXPERIMENT = Experiment(
     "Reduced samples: prefixes against class-spread ones",
     ("matched.", "code.prefix", "code.spread"),
     measure,
-    needs="an ImageNet classifier and labelled validation images, several a class",
+    needs="an ImageNet classifier and labelled validation images, several per class",
     missing=_missing,
 )

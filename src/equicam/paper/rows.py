@@ -25,7 +25,7 @@ SENTENCES = {
     "note": "{text}",
     "off": "off by {distance:.3f}, allowed {allowed:g}",
     "network": "of {network}: --model {network}",
-    "costly": "{passes} forward passes a map: --costly, with --n",
+    "costly": "{passes} forward passes per map: --costly, with --n",
     "command": "of {of}: {command}",
     "control": "drift minus this {mean:+.3f} [{low:+.3f}, {high:+.3f}]; drift costs more on {wins:.0%} of the images",
 }

@@ -23,7 +23,7 @@ from equicam.readers.model import Model
 
 
 class LayerRun(NamedTuple):
-    """A module's output, its target layer's features, and the tensor to differentiate by for them."""
+    """A module's output, its target layer's features, and the tensor with respect to which to differentiate."""
 
     output: Any
     features: Tensor
@@ -76,7 +76,7 @@ class Forward:
 
 
 def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
-    """Logits and the target layer's features, with the gradient of the first by the second."""
+    """Logits, the target layer's features, and the gradient of the logits with respect to the features."""
     model, count = network.model, len(x)
     with network.frozen(), torch.enable_grad():
         output, features, differentiable = (network.run or run_eagerly)(network, x)

@@ -69,7 +69,7 @@ class Card:
 
 
 def write_report(
-    run: RunStore,
+    store: RunStore,
     triage: RankedQueue,
     *,
     evidence: Mapping[str, Evidence] = {},
@@ -77,22 +77,22 @@ def write_report(
     top: int = 40,
 ) -> Path:
     """Write RUN/report.html, or `out`, and the JSON of the same stem."""
-    page = run.folder / "report.html" if out is None else Path(out)
+    page = store.folder / "report.html" if out is None else Path(out)
     json_file = page.with_suffix(".json")
     if page.suffix.lower() not in (".html", ".htm") or json_file.name in ("manifest.json", "digests.json"):
         raise EquicamError(
             "a report", needs="a name that ends in .html and does not overwrite the run's own .json",
             got=valid_utf8(str(page)), fix="report.html",
         )  # fmt: skip
-    manifest, items = run.manifest, run.read_items()
+    manifest, items = store.manifest, store.read_items()
     queue = triage.rows.filter(pc.equal(triage.rows["arm"], "queue")).sort_by("rank").to_pylist()
-    log = ReviewLog(run.folder)
+    log = ReviewLog(store.folder)
     log.refresh()
-    cards = _cards(run, manifest, items, queue[: max(0, top)], evidence, log)
-    facts = _facts(run, manifest, items, queue, triage, log) | {"queue": [card.facts for card in cards]}
+    cards = _cards(store, manifest, items, queue[: max(0, top)], evidence, log)
+    facts = _facts(store, manifest, items, queue, triage, log) | {"queue": [card.facts for card in cards]}
     text = _environment().get_template("report.html.j2").render(
         facts=facts, cards=cards, plots=_plots(items, queue, triage, len(manifest.angles)), flags=FLAGS,
-        manifest=_manifest_lines(manifest), folder=shlex.quote(valid_utf8(str(run.folder))), max_bad_rows=MAX_BAD_ROWS,
+        manifest=_manifest_lines(manifest), folder=shlex.quote(valid_utf8(str(store.folder))), max_bad_rows=MAX_BAD_ROWS,
         max_deviation=MAX_DEVIATION, scale=render.data_url(render.colour_scale()),
         thinned=len(manifest.angles) > render.MAX_TILES, class_name=partial(class_name, classes=manifest.classes),
         verdicts=VERDICTS, ranked_by=SIGNALS[triage.by],
@@ -104,7 +104,7 @@ def write_report(
 
 
 def _facts(
-    run: RunStore,
+    store: RunStore,
     manifest: Manifest,
     items: pa.Table,
     queue: Sequence[Mapping[str, Any]],
@@ -112,7 +112,7 @@ def _facts(
     log: ReviewLog,
 ) -> dict[str, Any]:
     """Every number of the report except those of single images."""
-    event_log = Log(run.folder)
+    event_log = Log(store.folder)
     events, ok = event_log.events(), items.filter(pc.equal(items["status"], "ok"))
     bad = items.filter(pc.not_equal(items["status"], "ok"))
     columns = (
@@ -189,7 +189,7 @@ def _plots(
 
 
 def _cards(
-    run: RunStore,
+    store: RunStore,
     manifest: Manifest,
     items: pa.Table,
     queue: Sequence[Mapping[str, Any]],
@@ -203,12 +203,12 @@ def _cards(
             "a report", needs="a triage of this run", got=f"{visible(absent[0])!r}, which is not in it",
             fix="equicam triage RUN",
         )  # fmt: skip
-    maps = run.maps(ids)
+    maps = store.maps(ids)
     return [
         Card(
             _image_facts(ranked, rows[name], evidence.get(name), manifest)
             | {"verdicts": _verdicts(log, name), "notes": [asdict(n) for n in log.notes(name)]},
-            render.render_images(rows[name], maps.get(name), manifest.angles, fetch=bool(run.moved)),
+            render.render_images(rows[name], maps.get(name), manifest.angles, fetch=bool(store.moved)),
         )
         for name, ranked in zip(ids, queue, strict=True)
     ]

@@ -92,7 +92,7 @@ def signal_against_drift(
         return _svg(
             figure,
             "drift",
-            f"{name} against 1 − Eq, one mark an image, with the line above which maps are unstable.",
+            f"{name} against 1 − Eq, one mark per image, with the line above which maps are unstable.",
         )
 
 

@@ -14,7 +14,7 @@ def class_name(target: int | None, classes: Sequence[str] | None) -> str:
 
 
 def peum_undefined(row: Mapping[str, Any], *, views: int) -> bool:
-    """Whether PEUM is no measurement here: a flat map, or too few views kept to have a variance."""
+    """Whether PEUM is undefined here: a flat map, or too few views kept to have a variance."""
     if PEUM_UNDEFINED_FLAGS & {*(row["flags"] or ())}:
         return True
     return views > 1 and row["views_kept"] is not None and row["views_kept"] <= 1

@@ -13,7 +13,7 @@ from equicam.review.context import ReviewContext, filters_of, reviewer_of, sessi
 from equicam.review.queue import MAX_ITEMS_PER_RESPONSE
 
 Mark = Annotated[str, Field(pattern=r"^[0-9A-Za-z-]{8,64}$")]
-"""A random string of the browser's: a post that is sent twice counts once."""
+"""A random string that the browser gives each post; it makes a repeated request idempotent."""
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{20}$")]
 Text = Annotated[str, Field(max_length=4000)]
 
@@ -26,7 +26,7 @@ class VerdictPost(BaseModel):
     verdict: Annotated[str, Field(max_length=40)]
     reason: Text = ""
     previous_event: Annotated[int, Field(ge=0)]  # of the reviewer's own verdict that the page showed; 0: none
-    mark: Mark
+    mark: Mark  # the same mark again: a repeated request, answered with the first result
 
 
 class NotePost(BaseModel):
@@ -35,7 +35,7 @@ class NotePost(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     key: Key
     text: Text
-    mark: Mark
+    mark: Mark  # as of a verdict
 
 
 class ReviewerPost(BaseModel):
@@ -95,7 +95,7 @@ def _add_posts(router: APIRouter, context: ReviewContext) -> None:
         if item is None:
             return _not_in_queue()
         made = context.log.add_verdict(
-            item.id, reviewer, post.verdict, reason=post.reason, blind=context.blind, previous=post.previous_event, mark=post.mark
+            item.id, reviewer, post.verdict, reason=post.reason, blind=context.blind, previous_event=post.previous_event, mark=post.mark
         )  # fmt: skip
         neighbours = context.neighbours(queue, item, reviewer, filters_of(request))
         own = context.log.standing(reviewer)

@@ -29,9 +29,9 @@ STATIC = Path(__file__).parent / "static"
 mimetypes.add_type("text/javascript", ".js")
 
 
-def make_app(run: RunStore, access: Access, *, blind: bool = True) -> ASGIApp:
+def make_app(store: RunStore, access: Access, *, blind: bool = True) -> ASGIApp:
     """The review page of a run."""
-    context = ReviewContext(run, blind=blind)
+    context = ReviewContext(store, blind=blind)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -90,6 +90,7 @@ def _add_images(app: FastAPI, context: ReviewContext) -> None:
 def _image(context: ReviewContext, request: Request, key: str, kind: str) -> Response:
     queue = context.queues.current()
     item = queue.find(key)
+    # only the colour scale has no item
     if not context.images.has_kind(kind) or (item is None) != (kind == "scale"):
         return json_error(404, "there is no such image")
     headers = {"etag": f'"{context.images.etag(queue, item, kind)}"'}
@@ -122,7 +123,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Response:
         where = ", ".join(sorted({".".join(map(str, one["loc"][1:])) or "body" for one in error.errors()}))
-        return json_error(422, f"the page sends other fields than this request: {where[:200]}")
+        return json_error(422, f"the request has missing or invalid fields: {where[:200]}")
 
     @app.exception_handler(OSError)
     def unavailable(_: Request, error: OSError) -> Response:

@@ -21,11 +21,11 @@ from equicam.review.queue import FILTERS, Queue, QueueFilter, QueueItem, QueueLo
 class ReviewContext:
     """A run, its queue and its review log, and the means to render pages and images of them."""
 
-    def __init__(self, run: RunStore, *, blind: bool) -> None:
-        self.run, self.blind = run, blind
-        self.manifest = run.manifest
-        self.log = ReviewLog(run.folder)
-        self.queues = QueueLoader(run, blind=blind)
+    def __init__(self, store: RunStore, *, blind: bool) -> None:
+        self.store, self.blind = store, blind
+        self.manifest = store.manifest
+        self.log = ReviewLog(store.folder)
+        self.queues = QueueLoader(store, blind=blind)
         self.filter = QueueFilter(self.queues, self.log)
         self.images = ImageRenderer(self.manifest.angles)
         self.workers = ThreadPoolExecutor(2, "render")  # so that rendering never delays a verdict
@@ -46,7 +46,7 @@ class ReviewContext:
         """A page for this session."""
         shared = {
             "csrf": session.csrf, "reviewer": session.reviewer, "blind": self.blind, "verdicts": VERDICTS,
-            "run": self.run.folder.name, "run_id": f"{self.manifest.data[:12]}{self.manifest.weights[:12]}",
+            "run": self.store.folder.name, "run_id": f"{self.manifest.data[:12]}{self.manifest.weights[:12]}",
             "manifest": self.manifest,
         }  # fmt: skip
         return HTMLResponse(self.templates.get_template(template).render(shared | values), status)

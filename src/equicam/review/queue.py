@@ -41,7 +41,7 @@ class QueueItem:
 class Queue:
     """The review queue as one triage ranked it."""
 
-    run: RunStore
+    store: RunStore
     version: str  # digest of triage.parquet: another version is another order
     triage: pa.Table
     ranked_by: str
@@ -64,23 +64,23 @@ class Queue:
     def row(self, item: QueueItem) -> dict[str, Any]:
         """The item's row in the run."""
         found = self._read_row("items", item)
-        if self.run.moved:
-            found["path"] = self.run.moved.get(item.id, found["path"])
+        if self.store.moved:
+            found["path"] = self.store.moved.get(item.id, found["path"])
         return found
 
     def maps(self, item: QueueItem) -> StoredMaps | None:
         """The item's stored maps."""
-        if not self.run.path("maps", item.shard).is_file():
+        if not self.store.path("maps", item.shard).is_file():
             return None
         return StoredMaps.from_row(self._read_row("maps", item))
 
     def _read_row(self, kind: str, item: QueueItem) -> dict[str, Any]:
-        path = self.run.path(kind, item.shard)
-        table = _read_shard(self.run, kind, item.shard, path.stat().st_mtime_ns)
+        path = self.store.path(kind, item.shard)
+        table = _read_shard(self.store, kind, item.shard, path.stat().st_mtime_ns)
         rows = table.filter(pc.equal(table["id"], item.id)).to_pylist()
         if not rows:
             raise EquicamError(
-                f"the queue of {self.run.folder.name}", needs="images of this run", got="one that is not in it",
+                f"the queue of {self.store.folder.name}", needs="images of this run", got="one that is not in it",
                 fix="equicam triage again",
             )  # fmt: skip
         found: dict[str, Any] = rows[0]
@@ -88,33 +88,33 @@ class Queue:
 
 
 @lru_cache(maxsize=16)
-def _read_shard(run: RunStore, kind: str, number: int, _modified: int) -> pa.Table:
-    return run.read_shard(kind, number)
+def _read_shard(store: RunStore, kind: str, number: int, _modified: int) -> pa.Table:
+    return store.read_shard(kind, number)
 
 
 class QueueLoader:
     """Loads the queue of a run, and loads it again when triage.parquet changes."""
 
-    def __init__(self, run: RunStore, *, blind: bool) -> None:
-        self.run, self.blind = run, blind
+    def __init__(self, store: RunStore, *, blind: bool) -> None:
+        self.store, self.blind = store, blind
         self._lock = threading.Lock()
         self._loaded: tuple[tuple[int, int], Queue] | None = None
 
     def current(self) -> Queue:
         """The queue as triage.parquet has it now."""
-        path = self.run.folder / "triage.parquet"
-        refuse_unranked(self.run)
+        path = self.store.folder / "triage.parquet"
+        refuse_unranked(self.store)
         with self._lock:
             stat = path.stat()
             version = (stat.st_mtime_ns, stat.st_ino)
             if self._loaded is None or self._loaded[0] != version:
-                self._loaded = (version, _load_queue(self.run, path, blind=self.blind))
+                self._loaded = (version, _load_queue(self.store, path, blind=self.blind))
             return self._loaded[1]
 
 
-def _load_queue(run: RunStore, path: Path, *, blind: bool) -> Queue:
+def _load_queue(store: RunStore, path: Path, *, blind: bool) -> Queue:
     version = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    triage, sample = read_queue(run), run.sample()
+    triage, sample = read_queue(store), store.sample()
     shard_of = dict(zip(sample["id"].to_pylist(), sample["shard"].to_pylist(), strict=True))
     columns = [triage[name].to_pylist() for name in ("id", "arm", "class", "flags")]
     ranked = [
@@ -125,7 +125,7 @@ def _load_queue(run: RunStore, path: Path, *, blind: bool) -> Queue:
     ranked.sort(key=lambda item: rank[item.triage_row])
     items = _interleave_controls(ranked, salt=version) if blind else tuple(ranked)
     return Queue(
-        run, version, triage, ranked_by(triage), items,
+        store, version, triage, ranked_by(triage), items,
         position={item.key: i for i, item in enumerate(items)},
         position_by_id={item.id: i for i, item in enumerate(items)},
         flag_counts=dict(sorted(Counter(flag for item in items for flag in item.flags).items())),

@@ -153,7 +153,7 @@ def _revealed(row: Mapping[str, Any], item: QueueItem, manifest: Manifest) -> di
 
 
 def _views(row: Mapping[str, Any], manifest: Manifest, *, blinded: bool) -> list[dict[str, Any]]:
-    """One entry a view; its prediction is hidden under blinding. A single view has no strip."""
+    """One entry per view; its prediction is hidden under blinding. A single view has no strip."""
     if len(manifest.angles) < 2:
         return []
     empty = [None] * len(manifest.angles)
@@ -172,7 +172,7 @@ def _views(row: Mapping[str, Any], manifest: Manifest, *, blinded: bool) -> list
 
 
 def _evidence(queue: Queue, item: QueueItem) -> dict[str, Any] | None:
-    path = queue.run.folder / "evidence.json"
+    path = queue.store.folder / "evidence.json"
     if not path.is_file():
         return None
     found = read_json(path).get(item.id)

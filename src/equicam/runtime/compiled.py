@@ -1,8 +1,8 @@
 """The network under `torch.compile`, with the target layer's features taken out of the compiled code.
 
 A hook cannot cut a compiled graph in two, so zeros that require gradient are added to the layer's output: the gradient
-by them is the gradient by the layer, and nothing before the layer is kept for it. Features and gradients leave the
-compiled code in full precision.
+with respect to them is the gradient with respect to the layer, and nothing before the layer is kept for it. Features
+and gradients leave the compiled code in full precision.
 """
 
 from collections.abc import Iterator

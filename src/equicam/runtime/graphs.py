@@ -16,7 +16,7 @@ from equicam.runtime.constants import keep_constants
 from equicam.runtime.streams import allow_side_stream, join_side_stream, side_stream
 
 Tensors = dict[str, Tensor]
-Work = Callable[[Tensor, Tensor | None], tuple[Tensors, list[Check]]]
+CapturedWork = Callable[[Tensor, Tensor | None], tuple[Tensors, list[Check]]]
 """(images, target) → results by name, and the checks they must pass."""
 MAX_GRAPHS_PER_MODEL = 8
 """Each graph holds the memory its work needs."""
@@ -58,7 +58,7 @@ class CapturedGraph:
     """Work on tensors of fixed shapes, captured; every call copies its inputs in and its outputs out."""
 
     def __init__(
-        self, work: Work, inputs: tuple[Tensor, Tensor | None], network_tensors: Iterable[Tensor] = ()
+        self, work: CapturedWork, inputs: tuple[Tensor, Tensor | None], network_tensors: Iterable[Tensor] = ()
     ) -> None:
         self.inputs = tuple(None if t is None else t.clone() for t in inputs)
         self.device = inputs[0].device
@@ -67,7 +67,7 @@ class CapturedGraph:
         with keep_constants(also_in=self.alive), torch.cuda.device(self.device):
             self._capture(work)
 
-    def _capture(self, work: Work) -> None:
+    def _capture(self, work: CapturedWork) -> None:
         warmup = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warmup.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warmup), allow_side_stream():
@@ -79,7 +79,7 @@ class CapturedGraph:
             found, self.checks = self._run(work)
             self.packed = PackedTensors(found)
 
-    def _run(self, work: Work) -> tuple[Tensors, list[Check]]:
+    def _run(self, work: CapturedWork) -> tuple[Tensors, list[Check]]:
         x, target = self.inputs
         assert x is not None  # noqa: S101  # images are never None
         found, checks = work(x, target)

@@ -64,6 +64,7 @@ class ViewReader:
         """`presented` are the presented view's logits where it has been read before and is not among these views."""
         b = len(x)
         rotated = views.act(x)
+        # only the views of a single image are split: a group of several images already fits one pass
         pieces = rotated.tensor_split(-(-len(views) * b // self.max_views_per_forward) if b == 1 else 1)
         predictions: list[Forward] = []
         readings: list[Reading] = []
@@ -124,7 +125,7 @@ class ViewReader:
         self, batch: Float[Tensor, "n c H W"], forward: Forward | None, targets: Targets
     ) -> Reading:
         if forward is None or self.network is None:
-            with _autocast(batch.device.type, self.autocast):
+            with autocast_context(batch.device.type, self.autocast):
                 reading = self.reader.read(None, batch, None, targets)
         else:
             reading = self.reader.read(self.network, batch.to(self.network.model.dtype), forward, targets)
@@ -188,5 +189,6 @@ def _cat(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[None]:
+def autocast_context(device: str, dtype: torch.dtype | None) -> AbstractContextManager[None]:
+    """Autocast to this type; None: no autocast."""
     return torch.autocast(device, dtype=dtype) if dtype else nullcontext()

@@ -19,7 +19,7 @@ def stack_columns(*columns: Column) -> Floats:
     """The columns as rows of one array [columns, rows]."""
     shapes = [np.shape(c) for c in columns]
     if not columns or len(set(shapes)) > 1 or len(shapes[0]) != 1:
-        raise EquicamError("columns", needs="1-D arrays of one length", got=shapes, fix="one entry a row")
+        raise EquicamError("columns", needs="1-D arrays of one length", got=shapes, fix="one entry per row")
     table = np.stack([np.asarray(c, dtype=np.float64) for c in columns])
     if np.isinf(table).any():
         raise EquicamError("columns", needs="finite numbers or NaN", got="inf", fix="NaN where undefined")
@@ -45,7 +45,9 @@ def cluster_codes(cluster: Ids | None, kept: NDArray[np.bool_]) -> Indices:
     ids = np.asarray(cluster)
     if ids.shape != kept.shape or ids.dtype.kind in "fc":  # NaN would be one big image
         got = f"{ids.dtype} of shape {ids.shape}"
-        raise EquicamError("cluster", needs=f"{kept.size} string or integer ids", got=got, fix="one id a row")
+        raise EquicamError(
+            "cluster", needs=f"{kept.size} string or integer ids", got=got, fix="one id per row"
+        )
     return np.unique(ids[kept], return_inverse=True)[1]
 
 
@@ -61,8 +63,8 @@ def share_above(value: Any, floor: Any) -> Floats:
     return ratio(value - floor, np.where(np.abs(room) > 1e-12, room, 0))
 
 
-def is_constant(x: Floats) -> bool:
-    """No spread beyond rounding, or fewer than two rows."""
+def has_no_spread(x: Floats) -> bool:
+    """Whether a column of numbers (not a map) has no spread beyond rounding, or fewer than two rows."""
     return x.size < 2 or bool(np.ptp(x) <= 1e-12 * np.abs(x).max())
 
 

@@ -7,7 +7,7 @@ from scipy.special import log_ndtr
 from scipy.stats import wilcoxon
 
 from equicam.errors import EquicamError
-from equicam.evaluation.statistics.columns import NAN, Column, Floats, complete_rows, is_constant
+from equicam.evaluation.statistics.columns import NAN, Column, Floats, complete_rows, has_no_spread
 from equicam.evaluation.statistics.intervals import bootstrap, mean
 
 
@@ -27,14 +27,14 @@ class Comparison:
 
 
 def compare(a: Column, b: Column, *, resamples: int = 2000, seed: int = 0) -> Comparison:
-    """Is a above b on the same images? Paired differences d = a − b, one row an image."""
+    """Is a above b on the same images? Paired differences d = a − b, one row per image."""
     x, y = complete_rows(a, b)
     d = x - y
     if not d.size:
         return Comparison(0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN)
     found = bootstrap(mean, d, resamples=resamples, seed=seed)
     log10_p, biserial = _signed_ranks(d)
-    dz = NAN if is_constant(d) else float(d.mean() / d.std(ddof=1))
+    dz = NAN if has_no_spread(d) else float(d.mean() / d.std(ddof=1))
     wins = float((d > 0).mean() + (d == 0).mean() / 2)
     return Comparison(
         found.n, found.value, found.low, found.high, float(np.median(d)), log10_p, biserial, dz, wins

@@ -13,7 +13,7 @@ from equicam.evaluation.statistics.columns import (
     Floats,
     Ids,
     complete_rows,
-    is_constant,
+    has_no_spread,
     ratio,
 )
 from equicam.evaluation.statistics.intervals import SUMS, BootstrapOptions, Estimate, Statistic, bootstrap
@@ -33,7 +33,7 @@ class Correlation:
 def pearson_r(a: Column, b: Column) -> float:
     """Σ (a − ā)(b − b̄) / √(Σ (a − ā)² Σ (b − b̄)²), NaN where a side is constant."""
     x, y = complete_rows(a, b)
-    if is_constant(x) or is_constant(y):
+    if has_no_spread(x) or has_no_spread(y):
         return NAN
     x, y = x - x.mean(), y - y.mean()
     return float(np.clip((x @ y) / np.sqrt((x @ x) * (y @ y)), -1, 1))
