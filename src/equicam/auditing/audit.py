@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equicam.auditing import SHARD_SIZE
 from equicam.auditing.compute import AuditContext, compute_shard, preprocess_to_array
 from equicam.auditing.log import Log
 from equicam.auditing.manifest import Manifest
@@ -46,14 +45,14 @@ def compute_run(
     source: str | Path,
     recipe: Recipe,
     *,
-    split: str | None = None,
-    n: int | None = None,
-    calibrate: int = 0,
-    shard_size: int = SHARD_SIZE,
-    workers: int = 2,
-    weights_from: str | None = None,
-    engine: "Devices | Cluster | None" = None,
-    progress: Progress | None = None,
+    split: str | None,
+    n: int | None,
+    calibrate: int,
+    shard_size: int,
+    workers: int,
+    weights_from: str | None,
+    engine: "Devices | Cluster | None",
+    progress: Progress | None,
 ) -> None:
     """Explain every image of a source into the store, continuing where an earlier call stopped.
 
