@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import lru_cache, partial
+from functools import partial
 
 from equicam.core.combine import (
     Combine,
@@ -152,15 +152,9 @@ def methods() -> tuple[str, ...]:
 
 def resolve(recipe: Recipe) -> Method:
     """The method a recipe names, with its options set."""
-    try:
-        hash(recipe)
-    except TypeError:  # a method of the caller's need not be hashable
-        return _resolve(recipe)
-    return _resolved(recipe)
-
-
-def _resolve(recipe: Recipe) -> Method:
     method = _find(recipe)
+    if recipe.views is recipe.tau is recipe.gamma is None and not _authors_grid(recipe):
+        return method
     fusion = replace(
         method.fusion, views=_views(recipe, method.fusion), adaptive=_adaptive(recipe, method.fusion)
     )
@@ -173,10 +167,6 @@ def _resolve(recipe: Recipe) -> Method:
                 )  # fmt: skip
             fusion = replace(fusion, weigh=gate(value))
     return replace(method, fusion=fusion)
-
-
-_resolved = lru_cache(maxsize=64)(_resolve)
-"""Cached, because resolving would be noticeable next to a captured call of about two milliseconds."""
 
 
 def resolve_fill(recipe: Recipe) -> Fill:

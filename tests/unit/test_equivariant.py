@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import equicam
-from tests.conftest import assert_alive, pictures
+from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 
 def edges(x, target):
@@ -72,3 +72,18 @@ def test_an_explainer_whose_maps_are_not_finite_is_refused():
 
     with pytest.raises(equicam.EquicamError, match="finite maps"):
         equicam.equivariant(broken, views=2)(pictures(), torch.tensor([1, 0]))
+
+
+def test_a_plain_gradient_explainer_runs_in_the_callers_grad_mode():
+    net, x = seeded(Cnn), pictures(2)
+
+    def saliency(views, target):
+        views = views.clone().requires_grad_()
+        chosen = net(views).gather(1, target[:, None]).sum()
+        (grad,) = torch.autograd.grad(chosen, views)
+        return grad.abs().sum(1)
+
+    e = equicam.equivariant(saliency, views=3)(x, target=1)
+    assert_alive(e.map)
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        equicam.equivariant(saliency, views=3)(x, target=1)

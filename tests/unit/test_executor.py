@@ -1,16 +1,28 @@
 """How work runs: groups that fit memory, captured calls that do not, and constants kept between calls."""
 
+import gc
+import sys
+import threading
+import weakref
+from dataclasses import replace
+
 import pytest
 import torch
 
 import equicam
+from equicam import Fusion
+from equicam.core import views as views_module
 from equicam.core.constants import constant
 from equicam.core.views import Views
 from equicam.explain import explain_batch
+from equicam.methods import METHODS, Method
+from equicam.readers.forward import Forward, Network, capture_layer
+from equicam.readers.reading import Reader, Reading, Targets
 from equicam.recipe import Recipe
 from equicam.runtime import constants
 from equicam.runtime.executor import Executor
-from tests.conftest import assert_alive, pictures
+from equicam.runtime.graphs import GraphCache
+from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 
 def test_groups_are_halved_when_memory_runs_out(cnn):
@@ -38,10 +50,12 @@ def test_one_view_that_does_not_fit_is_an_error(cnn):
 
 
 @pytest.mark.parametrize("behind_another", [False, True])
-def test_a_capture_that_runs_out_of_memory_is_run_eagerly(cnn, monkeypatch, behind_another):
+def test_a_capture_that_runs_out_of_memory_is_run_eagerly_and_not_tried_again(
+    cnn, monkeypatch, behind_another
+):
     x, tried = pictures(2), []
 
-    def replay(*_args: object) -> None:
+    def run(*_args: object) -> None:
         tried.append(1)
         try:
             raise torch.OutOfMemoryError
@@ -51,22 +65,121 @@ def test_a_capture_that_runs_out_of_memory_is_run_eagerly(cnn, monkeypatch, behi
             raise
 
     monkeypatch.setattr(Executor, "_captures", lambda *_: True)
-    monkeypatch.setattr(Executor, "_replay", replay)
-    found = explain_batch(Executor(cnn, Recipe(views=3)), x)
+    monkeypatch.setattr(GraphCache, "run", run)
+    executor = Executor(cnn, Recipe(views=3))
+    found = explain_batch(executor, x)
+    again = explain_batch(executor, x)
     assert tried == [1]
     expected = equicam.explain(cnn, x, views=3)
     assert_alive(expected.map)
     assert torch.equal(found.map, expected.map)
+    assert torch.equal(again.map, expected.map)
+    explain_batch(executor, x[:1])
+    assert len(tried) == 2, "another shape may fit"
 
 
 def test_another_failure_of_a_capture_is_not_hidden(cnn, monkeypatch):
-    def replay(*_args: object) -> None:
+    def run(*_args: object) -> None:
         raise RuntimeError("broken")
 
     monkeypatch.setattr(Executor, "_captures", lambda *_: True)
-    monkeypatch.setattr(Executor, "_replay", replay)
+    monkeypatch.setattr(GraphCache, "run", run)
     with pytest.raises(RuntimeError, match="broken"):
         explain_batch(Executor(cnn, Recipe(views=3)), pictures(2))
+
+
+def test_one_pass_is_freed_before_the_next(cnn):
+    alive: list[weakref.ref[torch.Tensor]] = []
+    before: list[int] = []
+
+    def forward(network: Network, x: torch.Tensor) -> Forward:
+        before.append(sum(ref() is not None for ref in alive))
+        found = capture_layer(network, x)
+        found = replace(found, captured=(found.features.clone(),))
+        alive.append(weakref.ref(found.captured[0]))
+        return found
+
+    def read(_network: Network, _x: torch.Tensor, forward: Forward, _targets: Targets) -> Reading:
+        return Reading("rectified", (forward.features.mean(1).relu(),))
+
+    method = Method("", Fusion(Views.evenly(6), "map", "map"), reader=Reader(read, forward=forward))
+    equicam.explain(cnn, pictures(1), method=method, max_views_per_forward=2)
+    assert before == [0, 0, 0]
+
+
+def test_checks_keep_neither_gradients_nor_the_network_alive(vit):
+    network = Network(vit)
+    forward = capture_layer(network, pictures(2))
+    (grads,), checks = forward.gradient(torch.ones_like(forward.logits))
+    storage = grads.untyped_storage().data_ptr()
+    assert len(checks) == 2
+    for check in checks:
+        for function in (check.passes, check.error):
+            for cell in function.__closure__ or ():
+                held = cell.cell_contents
+                assert not isinstance(held, equicam.Model)
+                assert not isinstance(held, torch.Tensor) or held.untyped_storage().data_ptr() != storage
+
+
+def test_a_method_defined_again_is_the_one_that_runs(cnn, monkeypatch):
+    x = pictures(1)
+    monkeypatch.setitem(METHODS, "mine", METHODS["grad-cam"])
+    first = equicam.explain(cnn, x, method="mine").map
+    monkeypatch.setitem(METHODS, "mine", METHODS["layer-cam"])
+    second = equicam.explain(cnn, x, method="mine").map
+    assert_alive(first, second)
+    assert not torch.allclose(first, second, atol=1e-3)
+    assert torch.equal(second, equicam.explain(cnn, x, method="layer-cam").map)
+
+
+def test_nothing_keeps_an_explained_network_alive():
+    net = seeded(Cnn)
+    gone = weakref.ref(net)
+    model = equicam.wrap(net, layer="trunk")
+    equicam.explain(model, pictures(1), views=2)
+
+    def explainer(x: torch.Tensor, target: torch.Tensor, net: torch.nn.Module = net) -> torch.Tensor:
+        return net(x)[:, :1, None].expand(-1, 4, 4)
+
+    equicam.equivariant(explainer, views=2)(pictures(1), 0)
+    del net, model, explainer
+    gc.collect()
+    assert gone() is None
+
+
+def test_grids_larger_than_the_cache_are_made_once_a_call(cnn, monkeypatch):
+    made = []
+    make = views_module._sampling_grid
+    monkeypatch.setattr(views_module, "_sampling_grid", lambda *args: made.append(args) or make(*args))
+    monkeypatch.setattr(constants, "MAX_KEPT_BYTES", 1)
+    monkeypatch.setattr(constants, "_kept", type(constants._kept)())
+    equicam.explain(cnn, pictures(4), views=5, max_views_per_forward=5)  # four groups
+    assert len(made) == len(set(made))
+
+
+def test_constants_are_kept_by_threads_at_once(monkeypatch):
+    monkeypatch.setattr(constants, "MAX_KEPT_BYTES", 4000)
+    monkeypatch.setattr(constants, "_kept", type(constants._kept)())
+    interval, failed = sys.getswitchinterval(), []
+
+    def work(seed: int) -> None:
+        try:
+            for i in range(300):
+                with constants.keep_constants():
+                    assert constant(torch.zeros, (i * seed) % 50 + 1).numel() == (i * seed) % 50 + 1
+        except Exception as error:  # noqa: BLE001
+            failed.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 3, 7, 11)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failed == []
 
 
 def test_constants_are_kept_within_calls_and_bounded(monkeypatch):
@@ -88,11 +201,14 @@ def test_constants_are_kept_within_calls_and_bounded(monkeypatch):
         with constants.keep_constants(also_in=graph):
             assert constant(make, 100) is first
         constant(make, 101)
-        constant(make, 102)  # the least recently used goes
+        constant(make, 102)
+        assert constant(make, 100) is first, "a call keeps what it uses"
+    assert graph[0] is first
+    with constants.keep_constants():
         assert constant(make, 102).numel() == 102
         assert made == [100, 101, 102]
-        assert constant(make, 100) is not first
-    assert graph[0] is first
+        assert constant(make, 101) is not None
+        assert made == [100, 101, 102, 101], "between calls the least recently used goes"
 
 
 def test_a_recipe_survives_json_and_names_equal_recipes_equally():

@@ -248,6 +248,8 @@ def _check_patches(model: Model, grad: Tensor, layout: Layout) -> tuple[Check, .
     """Behind a class token, patches must still reach the logits."""
     if not layout.prefixed:
         return ()
+    # booleans and a name: a check outlives the pass, and must keep neither its gradients nor the network alive
+    layer, any_token, any_patch = model.layer, grad.any(), grad[:, layout.prefix :].any()
 
     def dead_head() -> EquicamError:
         return EquicamError(
@@ -257,12 +259,12 @@ def _check_patches(model: Model, grad: Tensor, layout: Layout) -> tuple[Check, .
 
     def dead_patches() -> EquicamError:
         return EquicamError(
-            f"layer {model.layer!r}", needs="patch tokens that still reach the class logits",
+            f"layer {layer!r}", needs="patch tokens that still reach the class logits",
             got="a gradient of exactly zero at every patch (after the last attention only the class token does)",
             fix="the last block's first LayerNorm",
         )  # fmt: skip
 
     return (
-        Check(lambda: grad.any(), dead_head),
-        Check(lambda: grad[:, layout.prefix :].any(), dead_patches),
+        Check(lambda: any_token, dead_head),
+        Check(lambda: any_patch, dead_patches),
     )

@@ -14,7 +14,7 @@ from equicam.readers.batch_size import views_that_fit
 from equicam.readers.checks import raise_failed
 from equicam.readers.forward import Forward, Network, frozen, last_output, layer_layout, run_module
 from equicam.readers.layout import Layout, is_block_norm
-from equicam.readers.logits import Logits, class_logits
+from equicam.readers.logits import Logits, at_least_float32, class_logits
 from equicam.readers.reading import Reading, Targets
 
 VARIANT_BYTES = 256 * 2**20
@@ -24,7 +24,7 @@ MakeVariants = Callable[[Tensor], Tensor]
 
 
 def ablation_cam(
-    network: Network, x: Float[Tensor, "n c H W"], forward: Forward, targets: Targets
+    network: Network, x: Float[Tensor, "n c H W"], _forward: Forward, targets: Targets
 ) -> Reading:
     """Σ_k w_k A_k with w_k = (y_c − y_c without channel k) / |y_c|.
 
@@ -38,17 +38,16 @@ def ablation_cam(
         keep = keep.view(count, *(count if a == axis else 1 for a in range(1, features.ndim)))
         return count, lambda rows: features * keep[rows]
 
-    logits, _ = _predict_variants(network, x, without_channels)
+    acts, logits, _ = _predict_variants(network, x, without_channels)
     chosen = logits.gather(2, targets.classes[:, None, None].expand(-1, logits.shape[1], 1))[..., 0]
     weights = (chosen[:, :1] - chosen[:, 1:]) / chosen[:, :1].abs()
-    acts = forward.features
     return Reading("combined", (weighted(acts, weights.to(acts.dtype)),))
 
 
 def recipro_cam(
     network: Network,
     x: Float[Tensor, "n c H W"],
-    forward: Forward,
+    _forward: Forward,
     targets: Targets,
     *,
     mask: Literal["one-hot", "gaussian"] = "one-hot",
@@ -80,10 +79,10 @@ def recipro_cam(
 
         return h * w, make
 
-    _, probabilities = _predict_variants(network, x, single_positions, block_input=True)
+    acts, _, probabilities = _predict_variants(network, x, single_positions, block_input=True)
     index = targets.classes[:, None, None].expand(-1, probabilities.shape[1] - 1, 1)
     chosen = probabilities[:, 1:].gather(2, index)[..., 0]
-    return Reading("rectified", (chosen.view(len(x), *forward.features.shape[-2:]),))
+    return Reading("rectified", (chosen.view(len(x), *acts.shape[-2:]),))
 
 
 def predict_from(
@@ -147,8 +146,9 @@ def _predict_variants(
     variants: Callable[[Tensor, Layout], tuple[int, MakeVariants]],
     *,
     block_input: bool = False,
-) -> tuple[Float[Tensor, "n m y"], Float[Tensor, "n m y"]]:
-    """Logits and probabilities of each image's features as they are (first) and of every variant."""
+) -> tuple[Float[Tensor, "n k h w"], Float[Tensor, "n m y"], Float[Tensor, "n m y"]]:
+    """Each image's features; logits and probabilities of them as they are (first) and of every variant."""
+    acts: list[Tensor] = []
     logits, probabilities = [], []
     for image in torch.split(x, 1):
         known: list[tuple[int, int]] = []  # how many variants there are, how many fit one run
@@ -160,6 +160,7 @@ def _predict_variants(
             layout = layer_layout(network.model, features, (x.shape[-2], x.shape[-1]))
             count, make = variants(features, layout)
             if not known:
+                acts.append(at_least_float32(layout.planes(features)))
                 known.append((count, max(1, VARIANT_BYTES // (features.numel() * features.element_size()))))
             stop = min(count, known[0][1]) if stop is None else stop
             made = make(torch.arange(start, stop, device=features.device))
@@ -173,7 +174,7 @@ def _predict_variants(
         ]
         logits.append(torch.cat([f.logits for f in found]))
         probabilities.append(torch.cat([f.probabilities for f in found]))
-    return torch.stack(logits), torch.stack(probabilities)
+    return torch.cat(acts), torch.stack(logits), torch.stack(probabilities)
 
 
 def _run_head(

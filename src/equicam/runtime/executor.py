@@ -6,7 +6,7 @@ What is computed is the caller's business (`explain`, `evaluate`, `audit`); how 
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -61,22 +61,19 @@ class Executor:
         `key` identifies the work for capture: calls with equal keys and shapes must do the same. Without one, or
         where the work may synchronise with the device, it runs eagerly.
         """
+        with_gradient = torch.is_grad_enabled()
         with self.context(x.device):
             if key is not None and self._captures(x, views_per_image):
-                try:
-                    return self._replay(reader, work, x, target, key)
-                except RuntimeError as error:
-                    if not _out_of_memory(error):
-                        raise
-                    graphs_of(self._network(reader).model.module).graphs.clear()  # type: ignore[union-attr]
+                found = self._replay(reader, work, x, target, key)
+                if found is not None:
+                    return found
             raise_failed([_check_finite(x)])
-            return _concatenate(
-                list(
-                    self.groups(
-                        x, views_per_image, lambda rows, fit: self._run(reader, work, x, target, rows, fit)
-                    )
-                )
-            )
+
+            def run_group(rows: slice, fit: int) -> Tensors:
+                views = replace(self.view_reader(reader, fit), with_gradient=with_gradient)
+                return _run(work, views, x[rows], None if target is None else target[rows])
+
+            return _concatenate(list(self.groups(x, views_per_image, run_group)))
 
     @contextmanager
     def context(self, device: torch.device) -> Iterator[None]:
@@ -124,32 +121,6 @@ class Executor:
             return None
         return Network(self.model, self.autocast, run_compiled if self.recipe.compiled else None)
 
-    def _run(
-        self,
-        reader: Reader,
-        work: Work,
-        x: Float[Tensor, "b c H W"],
-        target: Int[Tensor, " b"] | None,
-        rows: slice,
-        fit: int,
-    ) -> Tensors:
-        """One group, eagerly; its checks are evaluated together at the end."""
-        images = x[rows]
-        views = self.view_reader(reader, fit)
-        try:
-            found = work(views, images, None if target is None else target[rows])
-        except (EquicamError, torch.OutOfMemoryError):
-            raise
-        except RuntimeError as error:
-            # a failed check explains a failure further on
-            try:
-                raise_failed(views.checks)
-            except EquicamError as refused:
-                raise refused from error
-            raise
-        raise_failed(views.checks)
-        return found
-
     def _captures(self, x: Float[Tensor, "b c H W"], views_per_image: int) -> bool:
         """Whether a call is captured as a CUDA graph: if wanted, and if its views fit memory twice."""
         if not self.recipe.compiled or not x.is_cuda or self.max_views_per_forward is not None:
@@ -164,7 +135,8 @@ class Executor:
         x: Float[Tensor, "b c H W"],
         target: Int[Tensor, " b"] | None,
         key: Hashable,
-    ) -> Tensors:
+    ) -> Tensors | None:
+        """The results of a captured graph; None where the capture ran out of memory, now or before."""
         network = self._network(reader)
         assert network is not None  # noqa: S101  # only work on a network has a key
         model = network.model
@@ -181,9 +153,38 @@ class Executor:
 
         about = (model.layer, model.layout, model.rectify_weights, model.classes, self.autocast)
         full_key = (about, reader, key, shape_key((x, target)))
-        graph, found = graphs_of(model.module).run(full_key, capture, (x, target))
+        cache = graphs_of(model.module)
+        if full_key in cache.too_large:
+            return None
+        try:
+            graph, found = cache.run(full_key, capture, (x, target))
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+            cache.graphs.clear()
+            cache.too_large.add(full_key)
+            return None
         raise_first(found.pop(PASSED).tolist(), graph.checks)
         return found
+
+
+def _run(
+    work: Work, views: ViewReader, x: Float[Tensor, "b c H W"], target: Int[Tensor, " b"] | None
+) -> Tensors:
+    """One group, eagerly; its checks are evaluated together at the end."""
+    try:
+        found = work(views, x, target)
+    except (EquicamError, torch.OutOfMemoryError):
+        raise
+    except RuntimeError as error:
+        # a failed check explains a failure further on
+        try:
+            raise_failed(views.checks)
+        except EquicamError as refused:
+            raise refused from error
+        raise
+    raise_failed(views.checks)
+    return found
 
 
 def _check_finite(images: Float[Tensor, "b c H W"]) -> Check:

@@ -103,6 +103,7 @@ class GraphCache:
 
     def __init__(self, module: nn.Module) -> None:
         self.graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
+        self.too_large: set[Hashable] = set()  # keys whose capture ran out of memory: not tried again
         self.module = ref(module)  # graphs must not keep a network alive
         self.parts: list[ref[nn.Module]] = []
         self.identity: list[int] = []

@@ -26,6 +26,7 @@ class ViewReader:
     reader: Reader
     max_views_per_forward: int
     autocast: torch.dtype | None = None
+    with_gradient: bool = False  # the caller's grad mode, for an explainer of the caller's
     checks: list[Check] = field(default_factory=list)
 
     def read(
@@ -86,6 +87,7 @@ class ViewReader:
                     target.repeat(len(piece)), None if presented is None else presented.repeat(len(piece), 1)
                 )
                 readings.append(self._read_piece(batch, forward, targets))
+                del forward  # before the next pass, so that only one pass's features are alive
         assert target is not None  # noqa: S101  # set by the first piece
         return self._join(predictions, readings, views, target, (x.shape[-2], x.shape[-1]))
 
@@ -125,7 +127,10 @@ class ViewReader:
         self, batch: Float[Tensor, "n c H W"], forward: Forward | None, targets: Targets
     ) -> Reading:
         if forward is None or self.network is None:
-            with autocast_context(batch.device.type, self.autocast):
+            with (
+                autocast_context(batch.device.type, self.autocast),
+                torch.set_grad_enabled(self.with_gradient),
+            ):
                 reading = self.reader.read(None, batch, None, targets)
         else:
             reading = self.reader.read(self.network, batch.to(self.network.model.dtype), forward, targets)
