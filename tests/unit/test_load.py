@@ -1,6 +1,7 @@
 """Models by name, by file and by factory; weights from files and caches, and every refusal."""
 
 import gc
+import os
 import pickle
 import urllib.error
 import weakref
@@ -267,6 +268,28 @@ def test_a_refused_pickle_names_its_imports(tmp_path):
     torch.save({"a": Evil()}, tmp_path / "z.pth")
     with pytest.raises(EquicamError, match=r"a pickle that imports .*test_load\.Evil"):
         equicam.load("embedded", weights=tmp_path / "z.pth")
+
+
+def test_a_refused_pickle_that_is_no_zip_file_names_its_imports_too(tmp_path, monkeypatch):
+    target = tmp_path / "ran"
+    monkeypatch.setattr(Evil, "__reduce__", lambda self: (os.system, (f"touch '{target}'",)), raising=False)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        (tmp_path / "w.pth").write_bytes(pickle.dumps({"a": Evil(), "b": Evil()}, protocol))
+        with pytest.raises(EquicamError, match=r"got a pickle that imports (posix|nt)\.system; try"):
+            equicam.load("embedded", weights=tmp_path / "w.pth")
+    torch.save({"x": torch.ones(2), "a": Evil()}, tmp_path / "l.pth", _use_new_zipfile_serialization=False)
+    with pytest.raises(EquicamError, match=r"a pickle that imports .*(posix|nt)\.system"):
+        equicam.load("embedded", weights=tmp_path / "l.pth")
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", b"X\x01", b"cat\ndog\n", pickle.dumps(7)[:-1], b"\x8d" + b"\xff" * 8]
+)
+def test_weights_that_are_no_file_of_tensors_are_not_called_missing(content, tmp_path):
+    (tmp_path / "w.pth").write_bytes(content)
+    with pytest.raises(EquicamError, match=r"got bytes that are not tensors \(\w+\)"):
+        equicam.load("embedded", weights=tmp_path / "w.pth")
 
 
 def test_no_cache_keeps_a_network_alive():

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import mmap
 import pickle
+import pickletools
+import struct
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import constants
@@ -17,6 +20,12 @@ from torch import Tensor, nn
 from equicam.errors import EquicamError
 
 T = TypeVar("T")
+UNREADABLE = (
+    pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError, struct.error,
+)  # fmt: skip
+"""Errors of torch's reader on bytes that it did not write."""
+LEGACY_PICKLES = 5
+"""The pickles in a row that torch.save wrote before its zip files."""
 
 
 def read_state_dict(file: Path) -> dict[str, Tensor]:
@@ -38,7 +47,7 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
             ) from error
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except UNREADABLE as error:
         raise EquicamError(
             f"weights {str(file)!r}", needs="a file of tensors alone, which loads without running code",
             got=_describe(file, error), fix="saving model.state_dict() or a safetensors file",
@@ -80,14 +89,46 @@ def fingerprint(module: nn.Module) -> str:
 def _describe(file: Path, error: Exception) -> str:
     """Why a file was refused, without torch's message, which advises to load the file unsafely."""
     try:
-        names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     except (ValueError, RuntimeError, OSError, pickle.UnpicklingError):
-        names = []
-    return (
-        f"a pickle that imports {', '.join(names)}"
-        if names
-        else f"no such file of tensors ({type(error).__name__})"
-    )
+        names = list(_pickle_imports(file))  # torch reads only its zip files
+    if names:
+        return f"a pickle that imports {', '.join(sorted(names))}"
+    return f"bytes that are not tensors ({type(error).__name__})"
+
+
+def _pickle_imports(file: Path) -> set[str]:
+    """Every name that the pickles of a file import; the opcodes are listed, never executed."""
+    names: set[str] = set()
+    # overflow: a length beyond any file. Anything else that is no pickle is a ValueError, an empty file too
+    with (
+        suppress(ValueError, OverflowError),
+        file.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        for _ in range(LEGACY_PICKLES):
+            names |= _imports(list(pickletools.genops(data)))
+    return names
+
+
+def _imports(opcodes: Sequence[tuple[pickletools.OpcodeInfo, Any, int | None]]) -> set[str]:
+    """The names one pickle imports: arguments of an opcode, or the two strings pushed before it."""
+    names: set[str] = set()
+    strings, memo = ["?", "?"], dict[int, str]()
+    for opcode, argument, _ in opcodes:
+        if opcode.name in ("GLOBAL", "INST"):
+            names.add(argument.replace(" ", "."))
+        elif opcode.name == "STACK_GLOBAL":
+            names.add(".".join(strings[-2:]))
+        elif opcode.name == "MEMOIZE":
+            memo[len(memo)] = strings[-1]
+        elif opcode.name.endswith("PUT"):
+            memo[argument] = strings[-1]
+        elif opcode.name.endswith("GET"):
+            strings.append(memo.get(argument, "?"))
+        elif isinstance(argument, str):
+            strings.append(argument)
+    return names
 
 
 def build_with_weights(build: Callable[[int | None], nn.Module], file: Path) -> nn.Module:
