@@ -20,6 +20,7 @@ from equicam.errors import EquicamError
 from equicam.models.heads import head_name, resize_head
 from equicam.models.images import preprocess_image
 from equicam.models.load import load
+from equicam.models.names import weights_file
 from equicam.models.weights import read_state_dict
 from equicam.readers.model import Model
 from equicam.shards import write_atomic
@@ -76,19 +77,20 @@ def finetune(
 
 def initial_model(arch: str, weights: str | Path | None, classes: int) -> Model:
     """The architecture with pretrained weights and a fresh head; a weights file may lack the head or have another."""
-    if weights is None or not Path(weights).is_file():
+    file = weights_file(weights)
+    if file is None:
         model = load(arch, weights=weights)
         resize_head(model.module, classes)
         return model
     model = load(arch, weights=None if ".py" in str(arch) else "random")
     resize_head(model.module, classes)
-    given, own = read_state_dict(Path(weights)), model.module.state_dict()
+    given, own = read_state_dict(file), model.module.state_dict()
     fitting = {key: value for key, value in given.items() if key in own and own[key].shape == value.shape}
     head = head_name(model.module).split(".")[0]
     unknown = [key for key in given if key not in fitting and not key.startswith(head)]
     if unknown or len(fitting) < len(given) / 2:
         raise EquicamError(
-            f"weights {Path(weights).name!r}", needs=f"tensors of {arch}, except the head", got=f"others: {unknown[:3]}",
+            f"weights {file.name!r}", needs=f"tensors of {arch}, except the head", got=f"others: {unknown[:3]}",
             fix="the architecture they were trained with",
         )  # fmt: skip
     model.module.load_state_dict(fitting, strict=False)

@@ -160,6 +160,20 @@ def test_weights_to_start_from_may_lack_the_head_but_must_fit(domain):
         initial_model(arch, domain / "other.safetensors", 3)
 
 
+def test_a_name_without_separator_and_suffix_is_no_file_to_start_from(domain, monkeypatch):
+    arch = f"{domain / 'nets.py'}:tiny"
+    given = {k: torch.full_like(v, 0.25) for k, v in equicam.load(arch).module.state_dict().items()}
+    torch.save(given, domain / "random")
+    monkeypatch.chdir(domain)
+    assert initial_model("embedded", "random", 3).layer == "layer4"  # the file does not fit it
+    assert (initial_model(arch, "./random", 3).module[0].weight == 0.25).all()
+    (domain / "random").rename(domain / "checkpoint")
+    with pytest.raises(EquicamError, match="got 'checkpoint'"):
+        initial_model(arch, "checkpoint", 3)
+    with pytest.raises(EquicamError, match=r"an existing file, got 'absent\.pth'"):
+        initial_model(arch, "absent.pth", 3)
+
+
 def test_torchvision_and_timm_heads_are_exchanged():
     assert initial_model("resnet18", "random", 5).module.fc.out_features == 5
     assert initial_model("vgg11", "random", 5).module.classifier[6].out_features == 5
