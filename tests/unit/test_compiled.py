@@ -69,7 +69,7 @@ def test_batches_are_filled_up_to_few_sizes(count):
     assert padded_size(padded_size(count)) == padded_size(count)
 
 
-def test_parts_of_fifteen_and_sixteen_pictures_have_onepadded_size():
+def test_shards_of_fifteen_and_sixteen_images_have_one_padded_size():
     assert padded_size(15 * 18) == padded_size(16 * 18)
     assert padded_size(8 * 15 * 18) == padded_size(8 * 16 * 18)
 
