@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import torch
 from huggingface_hub import constants
@@ -107,7 +107,7 @@ def _pickle_imports(file: Path) -> set[str]:
         mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
         for _ in range(LEGACY_PICKLES):
-            names |= _imports(list(pickletools.genops(data)))
+            names |= _imports(list(pickletools.genops(cast("IO[bytes]", data))))
     return names
 
 
