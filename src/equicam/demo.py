@@ -6,6 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from equicam.auditing.store import RunStore
 from equicam.auditing.triage import Triage
 from equicam.auditing.verify import Verification
 from equicam.data.synthetic import draw_many
@@ -30,13 +31,14 @@ def run_demo(
 ) -> DemoResult:
     """Draw `count` images into OUT/images and audit them into OUT/run; other counts than the default get a suffix."""
     suffix = "" if count == DEFAULT_COUNT else f"-{count}"
-    images = Path(out) / f"images{suffix}"
+    images, folder = Path(out) / f"images{suffix}", Path(out) / f"run{suffix}"
+    RunStore(folder).refuse_schema1(fix="equicam demo --out with another folder")
     images.mkdir(parents=True, exist_ok=True)
     for i, patch in enumerate(draw_many(count, seed=7)):
         path = images / f"patch-{i:03d}.png"
         if not path.is_file():
             Image.fromarray(patch.image).save(path)
     model = load("embedded", device="cpu")
-    run = audit(images, model, Path(out) / f"run{suffix}", calibrate=count // 2, progress=progress)
+    run = audit(images, model, folder, calibrate=count // 2, progress=progress)
     triage = run.triage(evidence=20, device="cpu")
     return DemoResult(run, triage, run.verify(5, device="cpu"), run.report())

@@ -4,7 +4,7 @@ Opening and reading a run imports no torch; the verbs that compute import it whe
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,9 +102,9 @@ class Run:
             from equicam.auditing.reload import reload_run
 
             reloaded = reload_run(self.store, model=model, source=source, weights=weights, device=device)
-            measured = {
-                name: one.to_json() for name, one in evidence_on(self.store, reloaded, head, tick).items()
-            }
+            on_head = evidence_on(self.store, reloaded, head, tick)
+            measured = {name: one.to_json() for name, one in on_head.items()}
+            found = replace(found, without_evidence=tuple(name for name in head if name not in measured))
         write_queue(self.store, found, options, measured)
         return found
 

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 import equicam
+from equicam.auditing import worker
 from equicam.auditing.store import RunStore
 from equicam.auditing.worker import AuditJob
 from equicam.data.synthetic import draw_many
@@ -26,6 +27,7 @@ from equicam.engines import devices
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, ModelFromName, SharedFolder
 from equicam.errors import EquicamError
+from equicam.models.images import VisibleBoxes
 from equicam.reasons import Reason, describe
 from tests.audit.conftest import ENV, OPTIONS, equicam_command, equicam_process
 from tests.audit.test_run import drawn, rows
@@ -128,6 +130,14 @@ def test_a_picture_that_killed_its_opener_is_a_row_the_next_time(patches, whole,
     assert found[1].reason == Reason("killed-decoder")
     assert "killed the process" in describe(found[1].reason)
     assert not (whole / ".opening-000099.tmp").exists()
+
+
+def test_the_visible_boxes_of_a_shard_are_computed_once_per_size(patches, whole, monkeypatch):
+    built = []
+    monkeypatch.setattr(worker, "VisibleBoxes", lambda model: built.append(1) or VisibleBoxes(model))
+    items = equicam.data.sources.find_items(patches)[:4]
+    assert len(job(whole).decode((98, items))) == 4
+    assert len(built) == 1
 
 
 def _dies_of_one(pixels):

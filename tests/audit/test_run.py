@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -338,8 +339,6 @@ def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
     part = RunStore(out).path("items", 2)
     table = pq.read_table(part).to_pylist()
     table[1]["peum_score"] = 0.0
-    import pyarrow as pa
-
     pq.write_table(pa.Table.from_pylist(table, schema=pq.read_schema(part)), part)
     database = sqlite3.connect(out / "events.sqlite")
     database.executescript("DROP TRIGGER no_change; UPDATE events SET payload = '{}' WHERE number = 1")
@@ -383,8 +382,6 @@ def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
                 "peum_score": rng.random(),
             }
         )
-    import pyarrow as pa
-
     from equicam.auditing.stored_maps import MAPS
     from equicam.shards import write_table
 
@@ -496,8 +493,6 @@ def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, whole, tmp_pat
     table = pq.read_table(part).to_pylist()
     for row in table:
         row["eq"] = 0.99 if row["eq"] is not None else None
-    import pyarrow as pa
-
     pq.write_table(pa.Table.from_pylist(table, schema=pq.read_schema(part)), part)
     code, said = equicam_command("verify", out, "--sample", "24", "--hash", "f" * 64)
     assert code == 1
@@ -656,3 +651,74 @@ def test_a_part_that_cannot_be_written_is_said(patches, tmp_path, monkeypatch):
     monkeypatch.setattr(RunStore, "write_shard", full)
     with pytest.raises(OSError, match="No space left"):
         equicam.audit(patches, equicam.load("embedded"), tmp_path / "run", views=2, shard_size=200)
+
+
+def test_an_archived_run_that_cannot_log_verifies_with_a_note(whole, monkeypatch):
+    def refuse(*_args, **_options):
+        raise OSError("attempt to write a readonly database")
+
+    monkeypatch.setattr(Log, "add", refuse)
+    found = equicam.open_run(whole).verify(0)
+    assert (found.ok, found.problems) == (True, ())
+    assert found.log_error == "attempt to write a readonly database"
+    code, output = equicam_command("verify", whole, "--sample", "0")
+    assert code == 0, output
+    assert "0 recomputed images: no differences" in output
+    assert "note: this result is not in the log, which could not be written: attempt to write" in output
+
+
+def test_nothing_recomputed_agrees_with_nothing(whole, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(RunStore(whole).manifest.source, source)
+    for path in source.iterdir():
+        Image.new("RGB", (96, 96), "red").save(path)
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    code, output = equicam_command("verify", out, "--sample", "2", "--source", source)
+    assert code == 1, output
+    assert "0 recomputed images: 2 differences" in output
+
+
+def test_images_without_evidence_are_counted(whole, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(RunStore(whole).manifest.source, source)
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    ranked = equicam.open_run(out).triage(8, evidence=0)
+    first = ranked.queue()[0]["id"]
+    assert ranked.without_evidence == ()
+    Image.new("RGB", (96, 96), "red").save(source / first)
+    ranked = equicam.open_run(out).triage(8, evidence=2, source=str(source))
+    assert ranked.without_evidence == (first,)
+    code, output = equicam_command("triage", out, "--budget", "8", "--evidence", "2", "--source", source)
+    assert code == 0, output
+    assert "no evidence on 1 images, which are not the ones that were explained" in output
+
+
+def test_a_triage_killed_before_its_last_file_is_made_first(whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    run = equicam.open_run(out)
+    run.triage(6, evidence=0)
+    run.report()
+    (out / "triage.json").unlink()
+    code, output = equicam_command("report", out)
+    assert code == 2
+    assert "needs a queue to report, got none; try equicam triage first" in output
+
+
+def test_a_report_refuses_a_queue_whose_reasons_or_values_changed(whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    run = equicam.open_run(out)
+    run.triage(6, evidence=0)
+    written = pq.read_table(out / "triage.parquet")
+    for column in ("confidence", "reasons"):
+        cells = written[column].to_pylist()
+        changed = pa.array([cells[1], cells[1], *cells[2:]], written.schema.field(column).type)
+        table = written.set_column(written.column_names.index(column), written.schema.field(column), changed)
+        pq.write_table(table, out / "triage.parquet")
+        with pytest.raises(EquicamError, match="try equicam triage again"):
+            run.report()
+    pq.write_table(written, out / "triage.parquet")
+    run.report()

@@ -14,6 +14,7 @@ from equicam.auditing.store import ITEMS, RunStore
 from equicam.auditing.triage import triage
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
+from tests.audit.conftest import equicam_command
 from tests.audit.faked import fake_run
 
 # The names 0.1.0 used, in its order.
@@ -122,7 +123,9 @@ def test_it_is_ranked_by_peum_as_before_and_reported(new, old):
 
 
 def test_disagreement_and_resuming_are_refused_with_a_way_out(old, new, tmp_path):
-    with pytest.raises(EquicamError, match=r"as in runs of equicam 0\.1\.0; try by='peum', or equicam audit"):
+    with pytest.raises(
+        EquicamError, match=r"as in runs of equicam 0\.1\.0; try equicam triage --by peum, or equicam"
+    ):
         equicam.open_run(old.folder).triage(8, by="disagreement", evidence=0)
     with pytest.raises(EquicamError, match=r"can be read but not continued; try equicam audit with another"):
         old.begin(new.manifest, [], [])
@@ -141,3 +144,33 @@ def test_its_verdicts_are_read(old):
     log.refresh()
     assert log.standing("ana")["a"].verdict == "second-reviewer"
     assert log.second_requested() == {"a"}
+
+
+def test_a_queue_by_its_disagreement_is_not_reported_and_the_advice_is_a_command(old):
+    (old.folder / "triage.json").write_text(json.dumps({"options": {"by": "disagreement", "budget": 8}}))
+    code, output = equicam_command("report", old.folder)
+    assert code == 2
+    assert "try equicam triage --by peum, or equicam audit with another --out" in output
+    assert equicam_command("triage", old.folder, "--by", "peum", "--evidence", "0")[0] == 0
+    assert equicam_command("report", old.folder)[0] == 0
+
+
+@pytest.mark.parametrize("column", ["prob", "class"])
+def test_a_queue_of_other_values_is_not_reported(old, column):
+    path = old.folder / "triage.parquet"
+    table = pq.read_table(path)
+    cells = table[column].to_pylist()
+    changed = pa.array([*cells[:-1], "other" if column == "class" else 0.25], table.schema.field(column).type)
+    pq.write_table(table.set_column(table.column_names.index(column), column, changed), path)
+    with pytest.raises(EquicamError, match=r"try equicam triage again"):
+        equicam.open_run(old.folder).report()
+
+
+def test_a_demo_in_its_folder_is_refused_with_the_command_for_a_demo(old):
+    folder = old.folder.parent / "demo"
+    folder.mkdir()
+    old.folder.rename(folder / "run-10")
+    code, output = equicam_command("demo", "--out", folder, "--count", "10")
+    assert code == 2
+    assert "try equicam demo --out with another folder" in output
+    assert [path.name for path in folder.iterdir()] == ["run-10"]

@@ -168,7 +168,7 @@ def test_a_flat_map_has_no_disagreement():
 def test_another_signal_is_refused_and_so_is_one_the_run_does_not_hold():
     with pytest.raises(EquicamError, match=r"by needs peum or disagreement, got 'entropy'; try disagreement"):
         triage(table([picture("a")]), by="entropy", angles=ANGLES)
-    with pytest.raises(EquicamError, match=r"needs a run that stores it.*try by='peum'"):
+    with pytest.raises(EquicamError, match=r"needs a run that stores it.*try equicam triage --by peum"):
         triage(table([picture("a", None)]), by="disagreement", angles=ANGLES)
     with pytest.raises(EquicamError, match="one view, which has no disagreement to rank by"):
         triage(table([picture("a")]), by="disagreement", angles=(0,))

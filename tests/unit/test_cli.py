@@ -163,6 +163,17 @@ def test_the_demo_audits_ranks_verifies_and_reports(tmp_path):
     assert (run / "evidence.json").is_file()
 
 
+def test_a_demo_with_differences_ends_with_1(tmp_path, monkeypatch):
+    from equicam import run
+    from equicam.auditing.verify import Verification
+
+    differs = Verification(files=1, events=1, recomputed=0, problems=("queue.csv is not as it was written",))
+    monkeypatch.setattr(run.Run, "verify", lambda *_args, **_options: differs)
+    result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "10"])
+    assert result.exit_code == 1, result.output
+    assert "0 recomputed images: 1 differences" in result.output
+
+
 def test_models_and_their_search():
     assert "open_clip:ViT-B-16/openai" in RUN.invoke(app, ["models"]).output
     found = RUN.invoke(app, ["models", "vit_small_patch16_224"]).output.split()
@@ -291,6 +302,7 @@ def test_python_advice_becomes_an_option():
         ("compiled=False", "no --compile"),
         ("target=None", "no --target"),
         ('views=6, or dtype="float16"', "--views 6, or --dtype float16"),
+        ('by="peum"', "--by peum"),
         ("a=b", "a=b"),
     ):
         error = equicam.EquicamError("it", needs="this", got='fill="that"', fix=fix)

@@ -13,14 +13,12 @@ from equicam.auditing.store import RunStore
 from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
-from equicam.shards import read_json, read_table, write_atomic
+from equicam.shards import json_ready, read_json, read_table, write_atomic
 
 if TYPE_CHECKING:
     from equicam.auditing.triage import Triage
 
 FILES = ("triage.parquet", "triage.json", "queue.csv", "fiftyone/samples.json", "evidence.json")
-SAME_QUEUE = ("id", "arm", "rank", "place")
-"""The columns that make a queue the same queue."""
 
 
 def rank_run(store: RunStore, options: Mapping[str, Any]) -> "Triage":
@@ -46,9 +44,9 @@ def write_queue(
     Log(store.folder).add("triaged", {"options": dict(options), "files": files})
 
 
-def refuse_unranked(store: RunStore, purpose: str = "review") -> None:
-    """Refuse a run without a queue, and name the command that makes one."""
-    if not (store.folder / "triage.parquet").is_file():
+def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triage.parquet") -> None:
+    """Refuse a run without this file of a queue, and name the command that makes one."""
+    if not (store.folder / file).is_file():
         raise EquicamError(
             valid_utf8(str(store.folder)),
             needs=f"a queue to {purpose}",
@@ -66,9 +64,17 @@ def read_queue(store: RunStore) -> pa.Table:
 def rank_again(store: RunStore) -> "Triage":
     """The triage of the queue that was written, refused if the rows have changed since."""
     refuse_unranked(store, "report")
+    refuse_unranked(store, "report", "triage.json")  # written last: a triage may have been killed before it
     found = rank_run(store, read_json(store.folder / "triage.json")["options"])
-    written, now = read_queue(store).select(SAME_QUEUE), found.rows.select(SAME_QUEUE)
-    if now.to_pylist() != written.to_pylist():
+    written = read_table(store.folder / "triage.parquet")
+    before = schema1.translate_triage(written)
+    shared = [
+        name for name in found.rows.column_names if name in before.column_names
+    ]  # old queues have fewer
+    if schema1.wrote_triage(written):
+        shared.remove("reasons")  # sentences there
+    # JSON has null for NaN, which does not equal itself
+    if json_ready(found.rows.select(shared).to_pylist()) != json_ready(before.select(shared).to_pylist()):
         raise EquicamError(
             valid_utf8(str(store.folder)), needs="the queue of the present rows", got="one made before the run went on",
             fix="equicam triage again",

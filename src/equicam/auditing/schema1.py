@@ -65,9 +65,14 @@ def translate_items(table: pa.Table) -> pa.Table:
     return table
 
 
+def wrote_triage(table: pa.Table) -> bool:
+    """Whether 0.1.0 wrote this queue: its reasons are sentences."""
+    return bool(pa.types.is_string(table.schema.field("reasons").type.value_type))
+
+
 def translate_triage(table: pa.Table) -> pa.Table:
     """A queue, translated if 0.1.0 wrote it: names, sentences, and no disagreement, which had another formula there."""
-    if not pa.types.is_string(table.schema.field("reasons").type.value_type):
+    if not wrote_triage(table):
         return table
     table = rename(table, TRIAGE)
     cells = [

@@ -26,7 +26,7 @@ def refuse_unknown(by: str, items: pa.Table) -> None:
     if by == "disagreement" and several > 1 and items["disagreement"].null_count == items.num_rows > 0:
         raise EquicamError(
             "by='disagreement'", needs="a run that stores it", got="none, as in runs of equicam 0.1.0",
-            fix="by='peum', or equicam audit with another --out",
+            fix="equicam triage --by peum, or equicam audit with another --out",
         )  # fmt: skip
 
 

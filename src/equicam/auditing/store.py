@@ -191,8 +191,8 @@ class RunStore:
     def begin(self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str]) -> None:
         """Lay out the folder, or check that it holds the same run; a run without any shard may be replaced."""
         path = self.folder / "manifest.json"
-        if path.is_file() and any(self.folder.glob("*/*-*.parquet")):
-            self._refuse_schema1()
+        if self._started():
+            self.refuse_schema1()
             before = self.manifest
             if (before.data, before.images) != (manifest.data, manifest.images):
                 self._refuse_other_images(items)
@@ -213,12 +213,16 @@ class RunStore:
         write_atomic(path, manifest.dumps().encode())  # last: with it the run exists
         self.__dict__.pop("manifest", None)
 
-    def _refuse_schema1(self) -> None:
-        if self.manifest.schema != SCHEMA_VERSION:
+    def _started(self) -> bool:
+        return (self.folder / "manifest.json").is_file() and any(self.folder.glob("*/*-*.parquet"))
+
+    def refuse_schema1(self, fix: str = "equicam audit with another --out") -> None:
+        """Refuse to continue a run that equicam 0.1.0 wrote."""
+        if self._started() and self.manifest.schema != SCHEMA_VERSION:
             raise EquicamError(
                 f"resuming {valid_utf8(str(self.folder))}", needs=f"a run of schema {SCHEMA_VERSION}",
                 got="one that equicam 0.1.0 wrote, which can be read but not continued",
-                fix="equicam audit with another --out",
+                fix=fix,
             )  # fmt: skip
 
     def _refuse_other_images(self, items: Sequence[Item]) -> None:

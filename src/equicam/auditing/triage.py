@@ -77,6 +77,7 @@ class Triage:
     bad: int
     quotas: dict[str, int]  # places of the queue by class; classes of one name together
     seed: int
+    without_evidence: tuple[str, ...] = ()  # head of the queue, but not the images that were explained
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, null where undefined or infinite."""

@@ -1,7 +1,7 @@
 """Is a run what it claims to be: files against their digests, the log's chain, and a sample computed again."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ class Verification:
     recomputed: int
     problems: tuple[str, ...]
     worst: Mapping[str, float] = field(default_factory=dict)  # largest differences, and least Pearson of maps
+    log_error: str | None = None  # why the result is not in the log; an archived run may be read-only
 
     @property
     def ok(self) -> bool:
@@ -62,7 +63,7 @@ def verify_run(
     try:
         Log(store.folder).add("verified", {"problems": len(found.problems), "recomputed": recomputed})
     except OSError as error:
-        return Verification(files, events, recomputed, (*found.problems, f"log: {error}"), worst)
+        return replace(found, log_error=str(error))
     return found
 
 

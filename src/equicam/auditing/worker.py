@@ -50,7 +50,8 @@ class AuditJob:
         else:
             note.touch()
             try:
-                found = [decode_image(item, *self._preprocessing()) for item in items]
+                preprocess, visible_box = self._preprocessing()
+                found = [decode_image(item, preprocess, visible_box) for item in items]
             except Exception:
                 note.unlink(missing_ok=True)  # an exception is not a death
                 raise

@@ -35,6 +35,8 @@ def print_triage(run: "Run", ranked: "Triage") -> None:
             f"({missing} shards to go); these come first by name, not at random"
         )
     print_queue(ranked)
+    if skipped := len(ranked.without_evidence):
+        say(f"no evidence on {skipped} images, which are not the ones that were explained")
 
 
 def print_queue(ranked: "Triage") -> None:
@@ -85,10 +87,12 @@ def print_verification(found: "Verification") -> None:
     say(
         f"{found.files} files, {found.events} events and {found.recomputed} recomputed images{_largest(found)}: {result}"
     )
+    if found.log_error:
+        say(f"note: this result is not in the log, which could not be written: {found.log_error}")
 
 
 def _largest(found: "Verification") -> str:
-    if not found.worst:
+    if not found.recomputed:
         return ""
     from equicam.auditing.verify import TOLERANCES
 

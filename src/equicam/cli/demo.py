@@ -32,3 +32,5 @@ def demo(
     say(f"report: {result.report}")
     say(f"next: equicam review {result.run.folder}")
     say("Synthetic images and a synthetic model: use them to look around, not to draw conclusions.")
+    if not result.verification.ok:
+        raise typer.Exit(1)

@@ -45,6 +45,7 @@ TYPED = {
     "device": "--device",
     "seed": "--seed",
     "calibrate": "--calibrate",
+    "by": "--by",
     "alpha": "--alpha",
     "control": "--control",
     "unstable": "--unstable",
