@@ -6,7 +6,7 @@ What is computed is the caller's business (`explain`, `evaluate`, `audit`); how 
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -70,7 +70,7 @@ class Executor:
             raise_failed([_check_finite(x)])
 
             def run_group(rows: slice, fit: int) -> Tensors:
-                views = replace(self.view_reader(reader, fit), with_gradient=with_gradient)
+                views = self.view_reader(reader, fit, with_gradient=with_gradient)
                 return _run(work, views, x[rows], None if target is None else target[rows])
 
             return _concatenate(list(self.groups(x, views_per_image, run_group)))
@@ -106,9 +106,11 @@ class Executor:
             yield found
             done = rows.stop
 
-    def view_reader(self, reader: Reader, max_views_per_forward: int) -> ViewReader:
+    def view_reader(
+        self, reader: Reader, max_views_per_forward: int, *, with_gradient: bool = False
+    ) -> ViewReader:
         """A reader of views for one group of images."""
-        return ViewReader(self._network(reader), reader, max_views_per_forward, self.autocast)
+        return ViewReader(self._network(reader), reader, max_views_per_forward, self.autocast, with_gradient)
 
     @property
     def autocast(self) -> torch.dtype | None:
