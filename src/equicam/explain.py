@@ -1,6 +1,6 @@
 """Explain images: read rotated views, align what was read, average, and measure how far the views disagree."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -50,13 +50,11 @@ class Explanation:
     view_maps: Float[
         Tensor, "b t h w"
     ]  # each view's own rectified plane at the layer's resolution, not aligned
-    probabilities: Float[Tensor, "b y"] | None  # of the presented image; None without a model
-    disagreement: (
-        Float[Tensor, " b"] | None
-    )  # over all pairs of views; None unless `explain_batch` gets `pairwise=True`
     flags: tuple[frozenset[str], ...]  # of blank, constant, flipped, none-kept, low-coverage, odd-size
     views: Views
     layer: str | None = None
+    probabilities: Float[Tensor, "b y"] | None = None  # of the presented image; None without a model
+    disagreement: Float[Tensor, " b"] | None = None  # over all pairs of views; None without `pairwise=True`
 
     def __len__(self) -> int:
         return len(self.target)
@@ -85,12 +83,12 @@ def explain(
     """
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
-    recipe = Recipe(
-        method=method, views=views, fill=fill, as_published=as_published, tau=tau, gamma=gamma,
-        dtype=_dtype_name(dtype, model.device), compiled=compiled,
-    )  # fmt: skip
     with torch.inference_mode(False):
         x = as_batch(model, images, check=False)
+    recipe = Recipe(
+        method=method, views=views, fill=fill, as_published=as_published, tau=tau, gamma=gamma,
+        dtype=_dtype_name(dtype, x.device), compiled=compiled,
+    )  # fmt: skip
     return explain_batch(Executor(model, recipe, max_views_per_forward), x, target)
 
 
@@ -108,11 +106,9 @@ def explain_batch(
         views_per_image=views.count_with_presented,
         key=("explain", method, fill, pairwise) if method.capturable and fill != "coverage" else None,
     )
-    rest = {
-        f.name: found.get(f.name) for f in fields(Explanation) if f.name not in ("flags", "views", "layer")
-    }
+    flags = flag_names(found.pop("flags"))
     layer = None if executor.model is None else executor.model.layer
-    return Explanation(**rest, flags=flag_names(found["flags"]), views=views, layer=layer)  # type: ignore[arg-type]
+    return Explanation(**found, flags=flags, views=views, layer=layer)
 
 
 def explain_group(

@@ -5,7 +5,7 @@ What is computed is the caller's business (`explain`, `evaluate`, `audit`); how 
 
 import sys
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equicam.errors import EquicamError
 from equicam.readers.batch_size import views_that_fit
-from equicam.readers.checks import Check, raise_failed, raise_first
+from equicam.readers.checks import Check, raise_failed
 from equicam.readers.finite import finite, not_finite
 from equicam.readers.forward import Network
 from equicam.readers.model import Model
@@ -22,7 +22,8 @@ from equicam.readers.reading import Reader
 from equicam.recipe import Recipe
 from equicam.runtime.compiled import run_compiled
 from equicam.runtime.constants import keep_constants
-from equicam.runtime.graphs import PASSED, CapturedGraph, Tensors, graphs_of, shape_key
+from equicam.runtime.deferred import DeferredChecks
+from equicam.runtime.graphs import CapturedGraph, Tensors, graphs_of, shape_key
 from equicam.runtime.view_reader import ViewReader
 
 Work = Callable[[ViewReader, Float[Tensor, "b c H W"], Int[Tensor, " b"] | None], Tensors]
@@ -62,11 +63,15 @@ class Executor:
         where the work may synchronise with the device, it runs eagerly.
         """
         with_gradient = torch.is_grad_enabled()
+        if key is not None and self._captures(x, views_per_image):
+            with self.context(x.device, constants=False):
+                replayed = self._replay(reader, work, x, target, key)
+            if replayed is not None:
+                graph, found = replayed
+                return graph.raise_failed(
+                    found
+                )  # the one wait for the device comes after all other work here
         with self.context(x.device):
-            if key is not None and self._captures(x, views_per_image):
-                found = self._replay(reader, work, x, target, key)
-                if found is not None:
-                    return found
             raise_failed([_check_finite(x)])
 
             def run_group(rows: slice, fit: int) -> Tensors:
@@ -76,14 +81,16 @@ class Executor:
             return _concatenate(list(self.groups(x, views_per_image, run_group)))
 
     @contextmanager
-    def context(self, device: torch.device) -> Iterator[None]:
-        """No autograd but our own, no autocast but the network's, and constants kept."""
+    def context(self, device: torch.device, *, constants: bool = True) -> Iterator[None]:
+        """No autograd but our own, no autocast but the network's, and constants kept unless a graph keeps them."""
         # inference tensors cannot join a backward pass
         with (
             torch.inference_mode(False),
             torch.no_grad(),
-            torch.autocast(device.type, enabled=False),
-            keep_constants(),
+            torch.autocast(device.type, enabled=False)
+            if torch.is_autocast_enabled(device.type)
+            else nullcontext(),
+            keep_constants() if constants else nullcontext(),
         ):
             yield
 
@@ -137,15 +144,15 @@ class Executor:
         x: Float[Tensor, "b c H W"],
         target: Int[Tensor, " b"] | None,
         key: Hashable,
-    ) -> Tensors | None:
-        """The results of a captured graph; None where the capture ran out of memory, now or before."""
+    ) -> tuple[CapturedGraph, Tensors] | None:
+        """A captured graph and its results, still on their way; None where the capture ran out of memory, now or before."""
         network = self._network(reader)
         assert network is not None  # noqa: S101  # only work on a network has a key
         model = network.model
 
-        def whole(images: Tensor, wanted: Tensor | None) -> tuple[Tensors, list[Check]]:
+        def whole(images: Tensor, wanted: Tensor | None) -> tuple[Tensors, DeferredChecks]:
             views = self.view_reader(reader, sys.maxsize)
-            views.checks.append(_check_finite(images))
+            views.checks.add([_check_finite(images)])
             return work(views, images, wanted), views.checks
 
         def capture() -> CapturedGraph:
@@ -159,15 +166,13 @@ class Executor:
         if full_key in cache.too_large:
             return None
         try:
-            graph, found = cache.run(full_key, capture, (x, target))
+            return cache.run(full_key, capture, (x, target))
         except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
             cache.graphs.clear()
             cache.too_large.add(full_key)
             return None
-        raise_first(found.pop(PASSED).tolist(), graph.checks)
-        return found
 
 
 def _run(
@@ -181,11 +186,11 @@ def _run(
     except RuntimeError as error:
         # a failed check explains a failure further on
         try:
-            raise_failed(views.checks)
+            views.checks.raise_failed()
         except EquicamError as refused:
             raise refused from error
         raise
-    raise_failed(views.checks)
+    views.checks.raise_failed()
     return found
 
 

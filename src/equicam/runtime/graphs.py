@@ -11,12 +11,13 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from equicam.readers.checks import Check
+from equicam.readers.checks import raise_first
 from equicam.runtime.constants import keep_constants
-from equicam.runtime.streams import allow_side_stream, join_side_stream, side_stream
+from equicam.runtime.deferred import DeferredChecks
+from equicam.runtime.streams import allow_side_stream, join_side_stream
 
 Tensors = dict[str, Tensor]
-CapturedWork = Callable[[Tensor, Tensor | None], tuple[Tensors, list[Check]]]
+CapturedWork = Callable[[Tensor, Tensor | None], tuple[Tensors, DeferredChecks]]
 """(images, target) → results by name, and the checks they must pass."""
 MAX_GRAPHS_PER_MODEL = 8
 """Each graph holds the memory its work needs."""
@@ -24,8 +25,8 @@ WARMUP_RUNS = 3
 """Compilers and libraries choose their kernels in the first runs."""
 MAX_PACKED_VALUES = 1 << 14
 """Tensors up to this size are copied out together; a caller who keeps one of them keeps little else alive."""
-PASSED = "passed"
-"""The name of the tensor that says which checks passed."""
+HOST = "host"
+"""The name of the tensor of booleans that the host reads: which checks passed, and the flags where there are any."""
 
 
 class PackedTensors:
@@ -76,17 +77,18 @@ class CapturedGraph:
         torch.cuda.current_stream().wait_stream(warmup)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph), allow_side_stream():
-            found, self.checks = self._run(work)
+            found, checks = self._run(work)
+            self.checks = checks.checks
             self.packed = PackedTensors(found)
 
-    def _run(self, work: CapturedWork) -> tuple[Tensors, list[Check]]:
+    def _run(self, work: CapturedWork) -> tuple[Tensors, DeferredChecks]:
         x, target = self.inputs
         assert x is not None  # noqa: S101  # images are never None
         found, checks = work(x, target)
-        with side_stream(checks):
-            passed = torch.stack([check.passes() for check in checks])
+        passed = checks.passed()
         join_side_stream()
-        return found | {PASSED: passed}, checks
+        flags = found.get("flags", passed[:0])
+        return found | {HOST: torch.cat((passed, flags.reshape(-1)))}, checks
 
     def __call__(self, *inputs: Tensor | None) -> Tensors:
         """The results for these inputs."""
@@ -96,6 +98,14 @@ class CapturedGraph:
                     mine.copy_(new)
             self.graph.replay()
             return self.packed.copy()
+
+    def raise_failed(self, found: Tensors) -> Tensors:
+        """Wait for these results; raise the error of the first check that failed. The flags come to the host."""
+        host = found.pop(HOST).cpu()
+        raise_first(host[: len(self.checks)].tolist(), self.checks)
+        if "flags" in found:
+            found["flags"] = host[len(self.checks) :].view(found["flags"].shape)
+        return found
 
 
 class GraphCache:

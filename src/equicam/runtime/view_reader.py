@@ -14,6 +14,7 @@ from equicam.errors import EquicamError
 from equicam.readers.checks import Check
 from equicam.readers.forward import Forward, Network, no_gradient
 from equicam.readers.reading import Reader, Reading, Targets
+from equicam.runtime.deferred import DeferredChecks
 
 Target = int | Sequence[int] | Tensor | None
 
@@ -27,7 +28,7 @@ class ViewReader:
     max_views_per_forward: int
     autocast: torch.dtype | None = None
     with_gradient: bool = False  # the caller's grad mode, for an explainer of the caller's
-    checks: list[Check] = field(default_factory=list)
+    checks: DeferredChecks = field(default_factory=DeferredChecks)
 
     def read(
         self, x: Float[Tensor, "b c H W"], views: Views, target: Int[Tensor, " b"] | None = None
@@ -101,7 +102,7 @@ class ViewReader:
                 "class names", needs=f"one for each of {forward.logits.shape[1]} classes", got=len(model.classes),
                 fix="classes=None",
             )  # fmt: skip
-        self.checks += forward.checks
+        self.checks.add(forward.checks)
         return forward
 
     def _choose_target(
@@ -120,7 +121,7 @@ class ViewReader:
                 "target", needs=f"classes from 0 to {classes - 1}", got=wanted.tolist(), fix="target=None"
             )
 
-        self.checks.append(Check(passes, error))
+        self.checks.add([Check(passes, error)])
         return wanted.clamp(0, classes - 1)  # until the check is evaluated, no index may be out of range
 
     def _read_piece(
@@ -134,7 +135,7 @@ class ViewReader:
                 reading = self.reader.read(None, batch, None, targets)
         else:
             reading = self.reader.read(self.network, batch.to(self.network.model.dtype), forward, targets)
-        self.checks += reading.checks
+        self.checks.add(reading.checks)
         return reading
 
     def _join(
