@@ -3,8 +3,10 @@
 Opening and reading a run imports no torch; the verbs that compute import it when they are called.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from equicam.recipe import Recipe
 
 if TYPE_CHECKING:
     from equicam.auditing.manifest import Manifest
+    from equicam.auditing.signing import Seal
     from equicam.auditing.triage import Triage
     from equicam.auditing.verify import Verification
     from equicam.engines.devices import Devices
@@ -78,7 +81,7 @@ class Run:
         quotas: bool = True,
         evidence: int = 40,
         seed: int = 0,
-        model: "Model | None" = None,
+        model: "Model | str | None" = None,
         source: str | None = None,
         weights: str | None = None,
         device: str | None = None,
@@ -86,8 +89,9 @@ class Run:
     ) -> "Triage":
         """Rank the images for review and write the queue, its exports and the evidence on its head into the run.
 
-        `model` is needed for evidence on a run of your own module; without it such a run gets none. `source` and
-        `weights` say where moved images and weights are now.
+        Evidence needs the model: a run's own is loaded by name only if a library publishes it, because anybody may have
+        written the run; name another here, or there is no evidence. `source` and `weights` say where moved images and
+        weights are now.
         """
         options = {
             "by": by, "budget": budget, "control": control, "alpha": alpha, "unstable": unstable, "quotas": quotas,
@@ -97,14 +101,18 @@ class Run:
         head = [row["id"] for row in found.queue()[:evidence]]
         measured = None
         # all that may fail or take long comes before the first write: files and log belong together
-        if head and (model is not None or self.manifest.model is not None):
+        if head:
             from equicam.auditing.evidence import evidence_on
-            from equicam.auditing.reload import reload_run
+            from equicam.auditing.reload import NotNamedError, reload_run
 
-            reloaded = reload_run(self.store, model=model, source=source, weights=weights, device=device)
-            on_head = evidence_on(self.store, reloaded, head, tick)
-            measured = {name: one.to_json() for name, one in on_head.items()}
-            found = replace(found, without_evidence=tuple(name for name in head if name not in measured))
+            try:
+                reloaded = reload_run(self.store, model=model, source=source, weights=weights, device=device)
+            except NotNamedError as error:
+                found = replace(found, no_evidence=str(error))
+            else:
+                on_head = evidence_on(self.store, reloaded, head, tick)
+                measured = {name: one.to_json() for name, one in on_head.items()}
+                found = replace(found, without_evidence=tuple(name for name in head if name not in measured))
         write_queue(self.store, found, options, measured)
         return found
 
@@ -120,20 +128,33 @@ class Run:
         *,
         seed: int = 0,
         noted_hash: str | None = None,
-        model: "Model | None" = None,
+        public_key: str | Path | None = None,
+        model: "Model | str | None" = None,
         source: str | None = None,
         weights: str | None = None,
         device: str | None = None,
         tick: Tick = lambda _count: None,
     ) -> "Verification":
-        """Check every file against its digest and the log's chain, and compute a random sample again."""
+        """Check every file, the log's chain and the rows, and if nothing differs compute a random sample again.
+
+        `public_key` also checks the seals that `seal` signed. As in `triage`, a model that is not a library's must be
+        given; without it nothing is computed again, and a note says so.
+        """
         from equicam.auditing.reload import reload_run
         from equicam.auditing.verify import verify_run
 
-        reloaded = None
-        if sample:
-            reloaded = reload_run(self.store, model=model, source=source, weights=weights, device=device)
-        return verify_run(self.store, reloaded, sample=sample, seed=seed, noted_hash=noted_hash, tick=tick)
+        reload = partial(
+            reload_run, self.store, model=model, source=source, weights=weights, device=device
+        )  # loaded only if the files are the run's own
+        return verify_run(
+            self.store, reload, sample=sample, seed=seed, noted_hash=noted_hash, public_key=public_key, tick=tick
+        )  # fmt: skip
+
+    def seal(self, sign: str | Path | None = None) -> "Seal":
+        """The number and hash of the log's last event, to be noted elsewhere; `sign` is an Ed25519 key to sign it with."""
+        from equicam.auditing.signing import seal_run
+
+        return seal_run(self.store.folder, sign)
 
 
 def open_run(folder: str | Path, source: str | None = None) -> Run:
@@ -168,13 +189,14 @@ def audit(
     weights_from: str | None = None,
     engine: "Devices | Cluster | None" = None,
     progress: Callable[[int, int, int], None] | None = None,
+    notice: Callable[[str], None] = warnings.warn,
 ) -> Run:
     """Explain every image of a source into the folder `out`: a run that can be resumed, ranked, reported and verified.
 
     `calibrate` images, chosen at random, also get their Eq measured, so that `triage` can say how good its queue is.
     `engine` computes on several devices or a Ray cluster instead of the model's own device. `progress` is called after
-    every shard with (images done, all images, images done by this call). Ctrl-C finishes the current shard; the same
-    call resumes the run.
+    every shard with (images done, all images, images done by this call), `notice` with a sentence on a shard that was
+    damaged since and is computed again. Ctrl-C finishes the current shard; the same call resumes the run.
     """
     from equicam.auditing.audit import compute_run
 
@@ -185,6 +207,6 @@ def audit(
     store = RunStore(Path(out))
     compute_run(
         store, model, source, recipe, split=split, n=n, calibrate=calibrate, shard_size=shard_size, workers=workers,
-        weights_from=weights_from, engine=engine, progress=progress,
+        weights_from=weights_from, engine=engine, progress=progress, notice=notice,
     )  # fmt: skip
     return Run(store)

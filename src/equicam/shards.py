@@ -42,11 +42,17 @@ def write_atomic(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table as Parquet, whole or not at all."""
+def encode_table(table: pa.Table) -> bytes:
+    """A table as Parquet."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    write_atomic(path, sink.getvalue().to_pybytes())
+    encoded: bytes = sink.getvalue().to_pybytes()
+    return encoded
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a table as Parquet, whole or not at all."""
+    write_atomic(path, encode_table(table))
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -63,13 +69,21 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; the error for a damaged file names it."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("no object")
+        return parse_object(path.read_bytes())
     except ValueError as error:
         raise EquicamError(
             str(path), needs="to be as it was written", got=error, fix="restoring it"
         ) from error
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """A JSON object; a ValueError for anything else, however it is nested or encoded."""
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"JSON that is no object but {type(found).__name__}")
     return found
 
 

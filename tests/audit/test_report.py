@@ -268,7 +268,7 @@ def test_other_sets_of_views(tmp_path, angles):
 def test_an_unfinished_run_says_so(tmp_path):
     run = fake_run(tmp_path)
     manifest = run.folder / "manifest.json"
-    manifest.write_text(replace(run.manifest, images=2000).dumps())
+    manifest.write_text(replace(run.manifest, shard_size=20).dumps())
     run = RunStore(run.folder)
     assert "This run is not finished." in Page(write_report(run, triaged(run, queue=1)).read_text()).text
 

@@ -21,10 +21,12 @@ from PIL import Image
 import equicam
 from equicam.auditing import audit as running
 from equicam.auditing import verify as verifying
+from equicam.auditing.integrity import log_shard, seal
 from equicam.auditing.log import Log
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.data import decoding
+from equicam.data.digests import file_digest
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe
@@ -152,7 +154,7 @@ def test_ctrl_c_finishes_the_part_and_says_how_to_go_on(patches, whole, tmp_path
     assert code == 0
     assert rows(out) == rows(whole)
     kinds = [e.kind for e in Log(out).events()]
-    assert kinds == ["started", "resumed", "completed"]
+    assert [kind for kind in kinds if kind != "shard"] == ["started", "resumed", "completed"]
 
 
 def test_a_second_process_is_refused_by_the_number_of_the_first(patches, tmp_path):
@@ -329,6 +331,14 @@ def test_a_malicious_pickle_as_weights_does_not_run(patches, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def log_and_seal_again(out):
+    """What somebody with write access can do: give every file its digest in the log, and seal the run."""
+    store, log = RunStore(out), Log(out)
+    for number in range(store.shard_count):
+        log_shard(log, number, {kind: file_digest(store.path(kind, number)) for kind in ("items", "maps")})
+    seal(store, log)
+
+
 def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
@@ -336,10 +346,12 @@ def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
     assert code == 0, said
     assert "3 recomputed images" in said
     assert "no differences" in said
-    part = RunStore(out).path("items", 2)
-    table = pq.read_table(part).to_pylist()
+    forged, changed = tmp_path / "forged", RunStore(out).path("items", 2)
+    shutil.copytree(out, forged)
+    table = pq.read_table(changed).to_pylist()
     table[1]["peum_score"] = 0.0
-    pq.write_table(pa.Table.from_pylist(table, schema=pq.read_schema(part)), part)
+    pq.write_table(pa.Table.from_pylist(table, schema=pq.read_schema(changed)), changed)
+    shutil.copy(changed, RunStore(forged).path("items", 2))
     database = sqlite3.connect(out / "events.sqlite")
     database.executescript("DROP TRIGGER no_change; UPDATE events SET payload = '{}' WHERE number = 1")
     database.close()
@@ -347,7 +359,12 @@ def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
     assert code == 1
     assert "items/shard-000002.parquet is not as it was written" in said
     assert "event 1 was changed" in said
+    assert "0 recomputed images" in said
+    log_and_seal_again(forged)
+    code, said = equicam_command("verify", forged, "--sample", "24")
+    assert code == 1
     assert f"{table[1]['id']!r}: peum_score 0.00000, now" in said
+    assert "1 differences" in said
 
 
 def test_verify_sees_a_changed_picture_and_an_unfinished_run(patches, tmp_path):
@@ -481,7 +498,7 @@ def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, whole, tmp_pat
     noted = Log(out).last()
     code, said = equicam_command("verify", out, "--sample", "24", "--hash", noted)
     assert code == 0, said
-    (out / "queue.csv").write_text((out / "queue.csv").read_text() + "more\n")
+    (out / "queue.csv").write_bytes((out / "queue.csv").read_bytes() + b"more\n")
     part = RunStore(out).path("items", 0)
     table = pq.read_table(part).to_pylist()
     calibrated = [row for row in RunStore(out).read_items().to_pylist() if row["eq"] is not None]
@@ -497,8 +514,12 @@ def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, whole, tmp_pat
     code, said = equicam_command("verify", out, "--sample", "24", "--hash", "f" * 64)
     assert code == 1
     assert "queue.csv is not as it was written" in said
-    assert f"{calibrated[0]['id']!r}: eq 0.99000, now" in said
     assert "ffffffffffff… is not there" in said
+    log_and_seal_again(out)
+    (out / "queue.csv").write_bytes((out / "queue.csv").read_bytes().removesuffix(b"more\n"))
+    code, said = equicam_command("verify", out, "--sample", "24")
+    assert code == 1
+    assert f"{calibrated[0]['id']!r}: eq 0.99000, now" in said
 
 
 def test_gated_runs_and_random_weights_verify(patches, tmp_path):
@@ -645,7 +666,7 @@ def test_a_part_is_heard_of_before_the_next_is_computed_and_written_by_whatever_
 
 
 def test_a_part_that_cannot_be_written_is_said(patches, tmp_path, monkeypatch):
-    def full(self, part, items, maps):
+    def full(self, part, items, maps, announce):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RunStore, "write_shard", full)

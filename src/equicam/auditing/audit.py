@@ -1,7 +1,6 @@
 """Computing a run: images are decoded ahead, explained on the device and written shard by shard; it can be resumed."""
 
 import hashlib
-import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equicam.auditing.compute import AuditContext, compute_shard, preprocess_to_array
+from equicam.auditing.integrity import (
+    Notice,
+    heal,
+    log_shard,
+    log_start,
+    refuse_lost_log,
+    remove_temporary,
+    seal,
+    sealed,
+)
 from equicam.auditing.log import Log
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.store import RunStore
 from equicam.auditing.worker import AuditJob, versions
 from equicam.data.decoding import DecoderPool
-from equicam.data.digests import content_digest, file_digest
+from equicam.data.digests import content_digest
 from equicam.data.items import Item, digest_items, sample_by_class, valid_utf8
 from equicam.data.remote import FileStat, as_path, file_stats
 from equicam.data.sources import find_items
@@ -30,7 +39,6 @@ from equicam.models.images import VisibleBoxes, input_bytes
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
-from equicam.shards import write_atomic
 
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
@@ -53,6 +61,7 @@ def compute_run(
     weights_from: str | None,
     engine: "Devices | Cluster | None",
     progress: Progress | None,
+    notice: Notice,
 ) -> None:
     """Explain every image of a source into the store, continuing where an earlier call stopped.
 
@@ -84,27 +93,30 @@ def compute_run(
     )
     store.refuse_foreign()
     with store.writing() as lock:
-        store.begin(manifest, items, calibration)
-        _refuse_changed(store, items)
         log = Log(store.folder)
+        refuse_lost_log(store, log)
+        remove_temporary(store, all_of_them=False)
+        store.begin(manifest, items, calibration)
+        if store.started():
+            heal(store, log, partial(store.write_head, manifest, items, calibration), notice)
+        _refuse_changed(store, items)
         pending = store.pending()
-        log.add(
-            "resumed" if log.events() else "started", {"pending": len(pending), "shards": store.shard_count}
-        )
+        log_start(store, log, len(pending))
         if pending:
             shards = [(p, items[p * shard_size : (p + 1) * shard_size]) for p in pending]
             if engine is None:
-                written = _compute_here(store, context, shards, lock, max(1, workers))
+                written = _compute_here(store, log, context, shards, lock, max(1, workers))
             else:
                 model_source = engine.model_source or ModelCopy.copy_of(model)
                 job = AuditJob(
                     SharedFolder.at(store.folder / "manifest.json"), manifest, context.calibration, model_source,
                     model_source.preprocessing_only(model), max(1, workers), input_bytes(model),
                 )  # fmt: skip
-                written = engine.work(job, shards)
+                written = _compute_on(engine, job, shards, log)
             _follow(written, shards, len(items), progress)
         if pending or not sealed(store, log):
-            _seal(store, log)
+            seal(store, log)
+        remove_temporary(store, all_of_them=True)
 
 
 def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
@@ -156,8 +168,18 @@ def calibration_subset(items: Sequence[Item], count: int, seed: int) -> list[str
     return [item.id for item in sorted(items, key=key)[:count]]
 
 
+def _compute_on(
+    engine: "Devices | Cluster", job: AuditJob, shards: Sequence[Shard], log: Log
+) -> Iterator[int]:
+    """Let an engine compute the shards; this process notes their digests, because other machines share no database."""
+    with closing(engine.work(job, shards)) as written:  # type: ignore[type-var]
+        for number, digests in written:
+            log_shard(log, number, digests)
+            yield number
+
+
 def _compute_here(
-    store: RunStore, context: AuditContext, shards: Sequence[Shard], lock: int, workers: int
+    store: RunStore, log: Log, context: AuditContext, shards: Sequence[Shard], lock: int, workers: int
 ) -> Iterator[int]:
     """Compute shards in this process, decode ahead in others, and write each while the next is computed."""
     model = context.model
@@ -166,14 +188,14 @@ def _compute_here(
         image_bytes=input_bytes(model), shard_size=max(len(items) for _, items in shards), lock=lock,
     )  # fmt: skip
     with closing(decoders), ThreadPoolExecutor(1) as writer:
-        writing: Future[None] | None = None
+        writing: Future[dict[str, str]] | None = None
         try:
             decoded_shards = decoders.decode_shards([items for _, items in shards])
             for (number, _), decoded in zip(shards, decoded_shards, strict=True):
                 tables = compute_shard(context, decoded)
                 if writing:
                     writing.result()
-                writing = writer.submit(store.write_shard, number, *tables)
+                writing = writer.submit(store.write_shard, number, *tables, partial(log_shard, log))
                 yield number
         finally:  # however this ends, the last computed shard is written
             if writing:
@@ -211,19 +233,6 @@ def stop_after_shard() -> Iterator[Callable[[], bool]]:
         yield interrupted.is_set
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def sealed(store: RunStore, log: Log) -> bool:
-    """Whether digests.json is the file whose digest the log holds."""
-    path, events = store.folder / "digests.json", log.events("completed")
-    return path.is_file() and bool(events) and events[-1].payload.get("digests") == file_digest(path)
-
-
-def _seal(store: RunStore, log: Log) -> None:
-    """Write the digest of every file, and an event with the digest of that."""
-    text = json.dumps(store.digests(), indent=1).encode()
-    write_atomic(store.folder / "digests.json", text)
-    log.add("completed", {"digests": hashlib.sha256(text).hexdigest()})
 
 
 def _refuse_changed(store: RunStore, items: Sequence[Item]) -> None:

@@ -15,6 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from equicam.errors import EquicamError
+from equicam.shards import parse_object
+
 FIRST = "0" * 64
 _MARK = "CASE WHEN json_valid(payload) THEN json_extract(payload, '$.mark') END"
 _TABLE = f"""
@@ -90,6 +93,21 @@ class Log:
             previous = row[6]
         return found
 
+    def clock_jumps(self) -> list[str]:
+        """Every event that the clock puts before the one before it, one sentence per event."""
+        found: list[str] = []
+        latest: Event | None = None
+        for event in self.events():
+            now, before = _clock(event.time), latest and _clock(latest.time)
+            if now is None:
+                found.append(f"event {event.number} has no time")
+            elif before and latest and before > now:
+                found.append(
+                    f"the clock went back by {before - now} between event {latest.number} and event {event.number}"
+                )
+            latest = event if now else latest
+        return found
+
     def _rows(self, after: int = 0) -> list[tuple[Any, ...]]:
         if not self.path.is_file():
             return []
@@ -119,4 +137,18 @@ def _marked(database: sqlite3.Connection, mark: object) -> Event | None:
 
 
 def _event(row: tuple[Any, ...]) -> Event:
-    return Event(row[0], row[1], row[2], row[3], json.loads(row[4]), row[5], row[6])
+    try:
+        payload = parse_object(row[4])
+    except (TypeError, ValueError) as error:
+        raise EquicamError(
+            f"event {row[0]} of the log", needs="a JSON object", got=error, fix="restoring events.sqlite"
+        ) from error
+    return Event(row[0], str(row[1]), str(row[2]), str(row[3]), payload, str(row[5]), str(row[6]))
+
+
+def _clock(time: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(time)
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -1,14 +1,17 @@
 """The model, recipe and images of a finished run, loaded again and checked to be the same."""
 
+import shlex
 from dataclasses import dataclass, replace
 
 from equicam.auditing.audit import resolve_recipe
 from equicam.auditing.compute import AuditContext
 from equicam.auditing.store import RunStore
 from equicam.data.items import Item, digest_items, valid_utf8
+from equicam.data.remote import is_url
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.models.load import load
+from equicam.models.names import is_library_model
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 
@@ -21,18 +24,26 @@ class Reloaded:
     items: list[Item]
 
 
+class NotNamedError(EquicamError):
+    """A run names code or an address on a network: only the caller may choose those, because anybody may have written the run."""
+
+
 def reload_run(
     store: RunStore,
     *,
-    model: Model | None = None,
+    model: Model | str | None = None,
     source: str | None = None,
     weights: str | None = None,
     device: str | None = None,
 ) -> Reloaded:
-    """Load what the manifest names, or take the caller's model; refuse other weights, images or methods."""
+    """The model, by the caller or one of a library that the manifest names, and the images; refuse others than the run's."""
     manifest, where = store.manifest, f"the run {valid_utf8(str(store.folder))}"
-    if model is None:
-        model = _load_model(store, weights, device)
+    if source is None and is_url(manifest.source):
+        raise NotNamedError(
+            where, needs="--source, because its images are at a URL", got="none", fix=f"--source {manifest.source}"
+        )  # fmt: skip
+    if not isinstance(model, Model):
+        model = _load_model(store, model or library_model(store), weights, device)
     if fingerprint(model.module) != manifest.weights:
         raise EquicamError(
             where, needs="the weights it was computed with", got="others", fix="restoring them"
@@ -57,18 +68,29 @@ def reload_run(
     return Reloaded(AuditContext(model, recipe, calibration), items)
 
 
-def _load_model(store: RunStore, weights: str | None, device: str | None) -> Model:
+def library_model(store: RunStore) -> str:
+    """The model a run names, if it is one that a library we know publishes under that name."""
+    name = store.manifest.model
+    if name is None:
+        raise NotNamedError(
+            f"the run {valid_utf8(str(store.folder))}", needs="its model", got="a module of the caller's",
+            fix="run.verify(model=…) in Python, with that module",
+        )  # fmt: skip
+    if not is_library_model(name):
+        raise NotNamedError(
+            f"the run {valid_utf8(str(store.folder))}", needs="--model, because a run may name any code and is not obeyed",
+            got=f"no --model; the run names {name!r}", fix=f"--model {shlex.quote(name)} if you trust it",
+        )  # fmt: skip
+    return name
+
+
+def _load_model(store: RunStore, name: str, weights: str | None, device: str | None) -> Model:
     import torch
 
     manifest = store.manifest
-    if manifest.model is None:
-        raise EquicamError(
-            f"the run {valid_utf8(str(store.folder))}", needs="a model that can be loaded by name",
-            got="one of a module of the caller's", fix="model=… in Python, with that module",
-        )  # fmt: skip
-    zero_shot = manifest.model.startswith(("open_clip:", "hf:"))
+    zero_shot = name.startswith(("open_clip:", "hf:"))
     return load(
-        manifest.model, weights=weights or manifest.weights_from, layer=manifest.layer,
+        name, weights=weights or manifest.weights_from, layer=manifest.layer,
         classes=manifest.classes if zero_shot else None,
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
     )  # fmt: skip

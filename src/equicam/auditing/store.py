@@ -12,8 +12,9 @@ resuming needs no order. A shard's maps are written before its items: if the ite
 """
 
 import fcntl
+import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from equicam.auditing import schema1
 from equicam.auditing.manifest import SCHEMA_VERSION, Manifest, read_manifest, refuse_difference
@@ -28,8 +30,10 @@ from equicam.auditing.stored_maps import StoredMaps
 from equicam.data.digests import file_digest
 from equicam.data.items import Item, valid_utf8
 from equicam.errors import EquicamError
-from equicam.shards import TEMPORARY_SUFFIX, read_table, write_atomic, write_table
+from equicam.shards import TEMPORARY_SUFFIX, encode_table, read_table, write_atomic, write_table
 
+OPENING = ".opening-"
+"""Begins the name of a note that a shard is being decoded; it stays where a decoder died."""
 ITEMS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -94,7 +98,14 @@ class RunStore:
                 got="no manifest.json in it" if self.folder.is_dir() else "no such folder",
                 fix="equicam audit first",
             )
-        return read_manifest(path.read_text(encoding="utf-8"), where=valid_utf8(str(self.folder)))
+        manifest = read_manifest(path.read_bytes(), where=valid_utf8(str(self.folder)))
+        rows = _row_count(self.folder / "sample.parquet")
+        if rows is not None and rows != manifest.images:
+            raise EquicamError(
+                f"the run {valid_utf8(str(self.folder))}", needs="as many images in manifest.json as in sample.parquet",
+                got=f"{manifest.images} and {rows}", fix="restoring both files",
+            )  # fmt: skip
+        return manifest
 
     @property
     def shard_count(self) -> int:
@@ -103,8 +114,17 @@ class RunStore:
 
     def path(self, kind: str, number: int) -> Path:
         """The file of a shard of items or maps, written or not."""
+        return self.folder / self.name(kind, number)
+
+    def name(self, kind: str, number: int) -> str:
+        """The name of a shard's file within the run."""
         stem = "part" if self.manifest.schema == 1 else "shard"
-        return self.folder / kind / f"{stem}-{number:06d}.parquet"
+        return f"{kind}/{stem}-{number:06d}.parquet"
+
+    def names(self) -> list[str]:
+        """The names of all files that a finished run is sealed with."""
+        shards = [self.name(kind, n) for kind in ("items", "maps") for n in range(self.shard_count)]
+        return ["manifest.json", "sample.parquet", *shards]
 
     def pending(self) -> list[int]:
         """The shards that are not there yet, or only in half."""
@@ -114,10 +134,20 @@ class RunStore:
         """Whether a shard is there, items and maps."""
         return all(self.path(kind, number).is_file() for kind in ("items", "maps"))
 
-    def write_shard(self, number: int, items: pa.Table, maps: pa.Table) -> None:
-        """Write a shard: its maps, then its items."""
-        write_table(self.path("maps", number), maps)
-        write_table(self.path("items", number), items)
+    def write_shard(
+        self,
+        number: int,
+        items: pa.Table,
+        maps: pa.Table,
+        announce: Callable[[int, dict[str, str]], None] = lambda _number, _digests: None,
+    ) -> dict[str, str]:
+        """Write a shard, its maps first; returns the SHA-256 of both, which `announce` gets before they are written."""
+        encoded = {"maps": encode_table(maps), "items": encode_table(items)}
+        digests = {kind: hashlib.sha256(data).hexdigest() for kind, data in encoded.items()}
+        announce(number, digests)
+        for kind, data in encoded.items():
+            write_atomic(self.path(kind, number), data)
+        return digests
 
     def read_shard(self, kind: str, number: int, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a shard of items or maps, with present names."""
@@ -168,10 +198,7 @@ class RunStore:
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the manifest, the sample and every shard of a finished run, by name."""
-        shards = [self.path(kind, n) for kind in ("items", "maps") for n in range(self.shard_count)]
-        names = ["manifest.json", "sample.parquet"]
-        names += [str(path.relative_to(self.folder)) for path in shards]
-        return {name: file_digest(self.folder / name) for name in names}
+        return {name: file_digest(self.folder / name) for name in self.names()}
 
     def refuse_foreign(self) -> None:
         """Refuse a folder with files of others; leftovers of a run killed while it started are not foreign."""
@@ -182,7 +209,12 @@ class RunStore:
         foreign = [
             p for p in self.folder.iterdir() if p.name not in ours and not p.name.endswith(TEMPORARY_SUFFIX)
         ]
-        if foreign or shards:
+        if shards:
+            raise EquicamError(
+                f"resuming {valid_utf8(str(self.folder))}", needs="its manifest.json", got="no such file",
+                fix="restoring it, or another --out",
+            )  # fmt: skip
+        if foreign:
             raise EquicamError(
                 f"{valid_utf8(str(self.folder))!r}", needs="an empty or new folder, or a run", got="other files in it",
                 fix="another --out",
@@ -190,8 +222,7 @@ class RunStore:
 
     def begin(self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str]) -> None:
         """Lay out the folder, or check that it holds the same run; a run without any shard may be replaced."""
-        path = self.folder / "manifest.json"
-        if self._started():
+        if self.started():
             self.refuse_schema1()
             before = self.manifest
             if (before.data, before.images) != (manifest.data, manifest.images):
@@ -201,6 +232,10 @@ class RunStore:
         self.refuse_foreign()
         for kind in ("items", "maps"):
             (self.folder / kind).mkdir(parents=True, exist_ok=True)
+        self.write_head(manifest, items, calibration)
+
+    def write_head(self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str]) -> None:
+        """Write the sample and the manifest."""
         chosen = set(calibration)
         columns = {
             "id": [item.id for item in items],
@@ -210,15 +245,17 @@ class RunStore:
             "calibration": [item.id in chosen for item in items],
         }
         write_table(self.folder / "sample.parquet", pa.table(columns, schema=SAMPLE))
-        write_atomic(path, manifest.dumps().encode())  # last: with it the run exists
+        # last: with it the run exists
+        write_atomic(self.folder / "manifest.json", manifest.dumps().encode())
         self.__dict__.pop("manifest", None)
 
-    def _started(self) -> bool:
+    def started(self) -> bool:
+        """Whether a shard was written."""
         return (self.folder / "manifest.json").is_file() and any(self.folder.glob("*/*-*.parquet"))
 
     def refuse_schema1(self, fix: str = "equicam audit with another --out") -> None:
         """Refuse to continue a run that equicam 0.1.0 wrote."""
-        if self._started() and self.manifest.schema != SCHEMA_VERSION:
+        if self.started() and self.manifest.schema != SCHEMA_VERSION:
             raise EquicamError(
                 f"resuming {valid_utf8(str(self.folder))}", needs=f"a run of schema {SCHEMA_VERSION}",
                 got="one that equicam 0.1.0 wrote, which can be read but not continued",
@@ -257,6 +294,14 @@ class RunStore:
             yield handle
         finally:
             os.close(handle)
+
+
+def _row_count(path: Path) -> int | None:
+    """The rows of a Parquet file; None if it is missing or damaged."""
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, ValueError, pa.ArrowException):
+        return None
 
 
 def _with_ids(table: pa.Table, ids: Iterable[str]) -> pa.Table:

@@ -77,6 +77,7 @@ class Triage:
     bad: int
     quotas: dict[str, int]  # places of the queue by class; classes of one name together
     seed: int
+    no_evidence: str | None = None  # why the head of the queue was not tested for signal or noise
     without_evidence: tuple[str, ...] = ()  # head of the queue, but not the images that were explained
 
     def to_json(self) -> dict[str, Any]:

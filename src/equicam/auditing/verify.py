@@ -3,16 +3,19 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from equicam.auditing.audit import sealed
 from equicam.auditing.compute import compute_shard, preprocess_to_array
+from equicam.auditing.integrity import logged_digests, sealed
 from equicam.auditing.log import Log
-from equicam.auditing.reload import Reloaded
+from equicam.auditing.queue_files import FILES as QUEUE_FILES
+from equicam.auditing.reload import NotNamedError, Reloaded
+from equicam.auditing.signing import verify_seals
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.data.decoding import decode_image
@@ -36,6 +39,7 @@ class Verification:
     recomputed: int
     problems: tuple[str, ...]
     worst: Mapping[str, float] = field(default_factory=dict)  # largest differences, and least Pearson of maps
+    notes: tuple[str, ...] = ()  # what is no difference, but good to know
     log_error: str | None = None  # why the result is not in the log; an archived run may be read-only
 
     @property
@@ -46,20 +50,35 @@ class Verification:
 
 def verify_run(
     store: RunStore,
-    reloaded: Reloaded | None,
+    reload: Callable[[], Reloaded],
     *,
     sample: int,
     seed: int = 0,
     noted_hash: str | None = None,
+    public_key: str | Path | None = None,
     tick: Callable[[int], None] = lambda _count: None,
 ) -> Verification:
-    """Check files and log, and recompute a sample if the run was reloaded; the result goes into the log."""
+    """Check files, log and rows, then recompute a sample; the result goes into the log.
+
+    `reload` is called only if nothing differs by then: a run that was tampered with names nothing that is loaded.
+    """
     files, problems = check_files(store)
     events, chain = check_log(store, noted_hash)
-    recomputed, more, worst = 0, list[str](), dict[str, float]()
-    if reloaded is not None and sample:
-        recomputed, more, worst = recompute(store, reloaded, count=sample, seed=seed, tick=tick)
-    found = Verification(files, events, recomputed, (*problems, *chain, *more), worst)
+    seals, notes = check_seals(store, public_key)
+    problems = [*problems, *chain, *seals]
+    if not problems:
+        problems = check_rows(store)
+    recomputed, worst = 0, dict[str, float]()
+    if sample and problems:
+        notes.append("nothing was computed again, because of these differences")
+    elif sample:
+        try:
+            recomputed, problems, worst = recompute(store, reload(), count=sample, seed=seed, tick=tick)
+        except NotNamedError as error:
+            notes.append(f"nothing was computed again: {error}")
+        except EquicamError as error:
+            problems = [f"nothing could be computed again: {error}"]
+    found = Verification(files, events, recomputed, tuple(problems), worst, tuple(notes))
     try:
         Log(store.folder).add("verified", {"problems": len(found.problems), "recomputed": recomputed})
     except OSError as error:
@@ -68,10 +87,10 @@ def verify_run(
 
 
 def check_files(store: RunStore) -> tuple[int, list[str]]:
-    """Every file of a finished run against its digest, and the digests and the queue against the log."""
+    """Every file of a run against the digests in its log and in digests.json; returns how many were read."""
     path = store.folder / "digests.json"
     problems: list[str] = []
-    known: dict[str, str] = {}
+    known: dict[str, Any] = {}
     if missing := len(store.pending()):
         problems.append(
             f"the run is not finished: {missing} of {store.shard_count} shards are missing; equicam audit goes on"
@@ -83,19 +102,64 @@ def check_files(store: RunStore) -> tuple[int, list[str]]:
         known = read_json(path) if path.is_file() else {}
         if known and not sealed(store, log):
             problems.append("digests.json is not the one the log was sealed with")
+        logged = logged_digests(store, log) if store.manifest.schema > 1 else known
         triaged = log.events("triaged")
-        queued: dict[str, str] = triaged[-1].payload.get("files", {}) if triaged else {}
+        queued: Any = triaged[-1].payload.get("files") if triaged else None
     except (EquicamError, OSError) as error:
         return 0, [*problems, str(error)]
-    for name, digest in (known | queued).items():
+    names = store.names()
+    wanted = {name: logged.get(name) for name in names if known or (store.folder / name).is_file()}
+    if known and known != wanted:
+        odd = [name for name in sorted({*known, *wanted}) if known.get(name) != wanted.get(name)]
+        problems.append(f"digests.json and the log do not agree on {', '.join(map(repr, odd[:3]))}")
+    if isinstance(queued, dict):
+        # names come from the log, which a stranger may have written: only those a queue has
+        wanted |= {name: queued[name] for name in QUEUE_FILES if name in queued}
+    for name, digest in wanted.items():
         try:
             now = file_digest(store.folder / name)
         except OSError as error:
             problems.append(f"{name} cannot be read: {error.strerror}")
             continue
         if now != digest:
-            problems.append(f"{name} is not as it was written (SHA-256 {digest[:12]}…, now {now[:12]}…)")
-    return len(known) + len(queued), problems
+            before = f"SHA-256 {str(digest)[:12]}…" if digest else "which the log does not know"
+            problems.append(f"{name} is not as it was written ({before}, now {now[:12]}…)")
+    return len(wanted), problems
+
+
+def check_rows(store: RunStore) -> list[str]:
+    """Whether the rows are those of the sample, and every explained image has its map."""
+    problems: list[str] = []
+    try:
+        sample = store.sample()
+        if sample.num_rows != store.manifest.images:
+            problems.append(
+                f"sample.parquet has {sample.num_rows} images, manifest.json {store.manifest.images}"
+            )
+        for number in range(store.shard_count):
+            items, maps = (store.read_shard(kind, number) for kind in ("items", "maps"))
+            ids = items["id"].to_pylist()
+            if ids != sample.filter(pc.equal(sample["shard"], number))["id"].to_pylist():
+                problems.append(f"{store.name('items', number)} has other images than the sample")
+            explained = items.filter(pc.equal(items["status"], "ok"))["id"].to_pylist()
+            if maps["id"].to_pylist() != explained:
+                problems.append(f"{store.name('maps', number)} has other maps than images explained")
+    except (EquicamError, KeyError, pa.ArrowException) as error:
+        problems.append(f"rows: {error}")
+    return problems
+
+
+def check_seals(store: RunStore, public_key: str | Path | None) -> tuple[list[str], list[str]]:
+    """Signed seals against the log; and notes on events after the last seal and on a clock that went back."""
+    notes: list[str] = []
+    try:
+        notes = Log(store.folder).clock_jumps()
+        if public_key is None:
+            return [], notes
+        problems, more = verify_seals(store.folder, public_key)
+    except (EquicamError, OSError) as error:
+        return ([] if public_key is None else [str(error)]), notes
+    return problems, notes + more
 
 
 def check_log(store: RunStore, noted_hash: str | None = None) -> tuple[int, list[str]]:
@@ -105,6 +169,8 @@ def check_log(store: RunStore, noted_hash: str | None = None) -> tuple[int, list
         events, problems = log.events(), log.problems()
     except (OSError, ValueError) as error:
         return 0, [f"log: {error}"]
+    if not events:
+        problems.append("events.sqlite holds no event")
     if noted_hash and noted_hash not in {event.hash for event in events}:
         problems.append(
             f"the event with hash {noted_hash[:12]}… is not there: the log was cut off or rewritten"
@@ -129,6 +195,8 @@ def recompute(
         rows, before = store.rows(item.id for item in chosen), store.maps(item.id for item in chosen)
     except EquicamError as error:
         return 0, [f"nothing could be computed again: {error}"], {}
+    if not chosen and ok:
+        return 0, ["nothing could be computed again: none of its images is there"], {}
     recomputed = 0
     problems: list[str] = []
     worst = {"confidence": 0.0, "peum_score": 0.0, "eq": 0.0, "map": 1.0}

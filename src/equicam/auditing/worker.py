@@ -14,8 +14,9 @@ import torch
 from equicam import __version__
 from equicam.auditing.compute import AuditContext, compute_shard, preprocess_to_array
 from equicam.auditing.manifest import Manifest
-from equicam.auditing.store import RunStore
+from equicam.auditing.store import OPENING, RunStore
 from equicam.data.decoding import DecodedImage, DecoderPool, decode_image
+from equicam.data.digests import file_digest
 from equicam.engines.worker import ModelSource, Shard, SharedFolder, load_checked, load_preprocessing
 from equicam.errors import EquicamError
 from equicam.models.images import VisibleBoxes
@@ -43,7 +44,7 @@ class AuditJob:
     def decode(self, shard: Shard) -> list[DecodedImage]:
         """The images of a shard; one that killed a worker before is isolated and becomes a row with a reason."""
         number, items = shard
-        note = self.folder.enter() / f".opening-{number:06d}{TEMPORARY_SUFFIX}"
+        note = self.folder.enter() / f"{OPENING}{number:06d}{TEMPORARY_SUFFIX}"
         if note.exists():  # the last worker that decoded this shard died
             with closing(self._decoders()) as decoders:
                 found = decoders.decode_isolated(items)
@@ -63,7 +64,7 @@ class AuditJob:
         with closing(self._decoders()) as decoders:
             yield from decoders.decode_shards([items for _, items in shards])
 
-    def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], None]:
+    def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], dict[str, str]]:
         """Load the model, refuse versions or weights that would give other rows, and return the computation."""
         store = RunStore(self.folder.enter())
         if found := differences(dict(self.manifest.versions), dict(versions())):
@@ -73,12 +74,13 @@ class AuditJob:
         model = load_checked(self.model_source, device, self.manifest.weights)
         context = AuditContext(model, self.manifest.recipe, self.calibration)
 
-        def compute(number: int, decoded: list[DecodedImage]) -> None:
+        def compute(number: int, decoded: list[DecodedImage]) -> dict[str, str]:
             # another worker may have written this shard after being presumed dead; keep it
             if not store.has_shard(number):
                 items, maps = compute_shard(context, decoded)
                 if not store.has_shard(number):
-                    store.write_shard(number, items, maps)
+                    return store.write_shard(number, items, maps)
+            return {kind: file_digest(store.path(kind, number)) for kind in ("items", "maps")}
 
         return compute
 

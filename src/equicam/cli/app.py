@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from equicam.cli.audit import audit, report, triage, verify
+from equicam.cli.audit import audit, report, seal, triage, verify
 from equicam.cli.demo import demo
 from equicam.cli.evaluate import evaluate
 from equicam.cli.explain import explain
@@ -16,7 +16,7 @@ from equicam.cli.shared import say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 for command in (
-    demo, explain, audit, triage, review, report, verify, evaluate, reproduce, finetune, models, methods, scores, doctor,
+    demo, explain, audit, triage, review, report, verify, seal, evaluate, reproduce, finetune, models, methods, scores, doctor,
 ):  # fmt: skip
     app.command()(command)
 

@@ -1,4 +1,4 @@
-"""The commands of an audit: audit, triage, report, verify."""
+"""The commands of an audit: audit, triage, report, verify, seal."""
 
 import os
 import shlex
@@ -78,7 +78,7 @@ def audit(
             source, loaded, out, method=method, views=parse_views(views), split=split, n=n, calibrate=calibrate,
             fill=fill, as_published=as_published, tau=tau, gamma=gamma, dtype=parse_dtype(dtype), compiled=compile_,
             seed=seed, shard_size=shard_size, workers=workers or DECODERS, weights_from=absolute_weights(weights),
-            engine=chosen, progress=progress,
+            engine=chosen, progress=progress, notice=say,
         )  # fmt: skip
         print_audit(run)
     if len(run.manifest.angles) > 1:
@@ -99,6 +99,7 @@ def triage(
         int, typer.Option(min=0, help="Images at the head of the queue to test for signal or noise.")
     ] = 40,
     seed: options.Seed = 0,
+    model: options.TrustedModel = None,
     source: options.MovedSource = None,
     weights: options.MovedWeights = None,
     device: options.Device = None,
@@ -116,7 +117,8 @@ def triage(
         opened = equicam.open_run(run)
         ranked = opened.triage(
             budget, by, control=control, alpha=alpha, unstable=unstable,
-            quotas=quotas, evidence=evidence, seed=seed, source=source, weights=weights, device=device, tick=tick,
+            quotas=quotas, evidence=evidence, seed=seed, model=model, source=source, weights=weights, device=device,
+            tick=tick,
         )  # fmt: skip
         print_triage(opened, ranked)
     say(f"next: equicam review {shlex.quote(str(run))}")
@@ -148,13 +150,18 @@ def verify(
             "--hash", help="Hash of an event, noted elsewhere as the report prints it.", show_default=False
         ),
     ] = None,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(help="Public key of the seals that `equicam seal --sign` made.", show_default=False),
+    ] = None,
+    model: options.TrustedModel = None,
     source: options.MovedSource = None,
     weights: options.MovedWeights = None,
     device: options.Device = None,
 ) -> None:
-    """Check a run: every file against its digest, the log's hash chain, and a random sample explained again.
+    """Check a run: every file against its digest, the log's hash chain, the rows, and a random sample explained again.
 
-    Exits with 1 and names the differences, if there are any.
+    Exits with 1 and names the differences, if there are any; then nothing is loaded or explained again.
 
     Example: `equicam verify run --sample 50`
     """
@@ -162,8 +169,31 @@ def verify(
         import equicam
 
         found = equicam.open_run(run).verify(
-            sample, seed=seed, noted_hash=noted_hash, source=source, weights=weights, device=device, tick=tick
-        )
+            sample, seed=seed, noted_hash=noted_hash, public_key=public_key, model=model, source=source,
+            weights=weights, device=device, tick=tick,
+        )  # fmt: skip
     print_verification(found)
     if not found.ok:
         raise typer.Exit(1)
+
+
+def seal(
+    run: options.RunFolder,
+    sign: Annotated[
+        Path | None,
+        typer.Option(help="Ed25519 private key (PEM or OpenSSH) to sign the seal with.", show_default=False),
+    ] = None,
+) -> None:
+    """Print the hash of the log's last event, to be noted elsewhere, and sign it.
+
+    `equicam verify --hash` and `equicam verify --public-key` show later whether the log was cut off or rewritten.
+
+    Example: `equicam seal run --sign key.pem`
+    """
+    with exit_on_error():
+        import equicam
+
+        found = equicam.open_run(run).seal(sign)
+    say(f"event {found.event} of {found.time}: {found.hash}")
+    if found.signature:
+        say(f"signed by {found.public_key}; seals.json keeps the signature: {found.signature}")

@@ -35,6 +35,8 @@ def print_triage(run: "Run", ranked: "Triage") -> None:
             f"({missing} shards to go); these come first by name, not at random"
         )
     print_queue(ranked)
+    if ranked.no_evidence:
+        say(f"no evidence on the head of the queue: {ranked.no_evidence}")
     if skipped := len(ranked.without_evidence):
         say(f"no evidence on {skipped} images, which are not the ones that were explained")
 
@@ -87,6 +89,8 @@ def print_verification(found: "Verification") -> None:
     say(
         f"{found.files} files, {found.events} events and {found.recomputed} recomputed images{_largest(found)}: {result}"
     )
+    for note in found.notes:
+        say(f"note: {note}")
     if found.log_error:
         say(f"note: this result is not in the log, which could not be written: {found.log_error}")
 

@@ -13,6 +13,14 @@ RunFolder = Annotated[
     Path, Argument(metavar="RUN", help="Folder that `equicam audit` wrote.", show_default=False)
 ]
 
+TrustedModel = Annotated[
+    str | None,
+    Option(
+        "--model",
+        help="The run's model, if it is not a library's: a run may name any code, and is not obeyed.",
+        show_default="the run's, if a library publishes it",
+    ),
+]
 ModelName = Annotated[str, Option("--model", help="Name from `equicam models`, or FILE.py:FACTORY.")]
 Weights = Annotated[
     str | None,

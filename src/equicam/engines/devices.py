@@ -34,8 +34,8 @@ class Devices:
         """Cpu or cuda."""
         return self.names[0].partition(":")[0]
 
-    def work(self, job: Job, shards: Sequence[Shard]) -> Iterator[int]:
-        """Compute the shards; yield each number once it is written. Shards of a failed worker stay."""
+    def work(self, job: Job, shards: Sequence[Shard]) -> Iterator[tuple[int, Any]]:
+        """Compute the shards; yield each number and result once it is written. Shards of a failed worker stay."""
         # spawn, because a forked child of a process that has used CUDA cannot use it
         context = multiprocessing.get_context("spawn")
         running: dict[Any, tuple[str, SpawnProcess]] = {}
@@ -56,7 +56,7 @@ class Devices:
                 for receiver in [one for one in running if one in ready]:
                     name, worker = running[receiver]
                     message = _receive(receiver)
-                    if isinstance(message, int):
+                    if isinstance(message, tuple):
                         yield message
                         continue
                     worker.join()
@@ -69,10 +69,10 @@ class Devices:
                 worker.join()
 
 
-def _receive(receiver: Any) -> int | str | None:
-    """The number of a written shard, an error message, or None at the end."""
+def _receive(receiver: Any) -> tuple[int, Any] | str | None:
+    """The number and result of a written shard, an error message, or None at the end."""
     try:
-        message: int | str = receiver.recv()
+        message: tuple[int, Any] | str = receiver.recv()
     except EOFError:
         return None
     return message
@@ -107,8 +107,7 @@ def _worker(
     try:
         compute = job.prepare(device)
         for (number, _), decoded in zip(shards, job.decode_ahead(shards), strict=True):
-            compute(number, decoded)
-            pipe.send(number)
+            pipe.send((number, compute(number, decoded)))
     except (EquicamError, OSError) as error:
         pipe.send(str(error))
     except Exception as error:

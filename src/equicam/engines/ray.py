@@ -3,6 +3,7 @@
 Ray schedules, throttles and retries; this is the only module that imports it.
 """
 
+import json
 import logging
 import os
 import pickle
@@ -45,8 +46,8 @@ class Cluster:
         """Cpu or cuda."""
         return self.device
 
-    def work(self, job: Job, shards: Sequence[Shard]) -> Iterator[int]:
-        """Compute the shards; yield each number once it is written, in any order."""
+    def work(self, job: Job, shards: Sequence[Shard]) -> Iterator[tuple[int, Any]]:
+        """Compute the shards; yield each number and result once it is written, in any order."""
         with _connected(self.address, self.actors) as ray, _ray_errors_as_ours(ray):
             actors, decoders = self._counts(ray)
             sent = ray.put(job)
@@ -69,7 +70,7 @@ class Cluster:
                         "the cluster", needs="to compute every shard", got=row["problem"],
                         fix="the same command once that is fixed: written shards stay",
                     )  # fmt: skip
-                yield int(row["shard"])
+                yield int(row["shard"]), json.loads(row["result"])
 
     def _counts(self, ray: Any) -> tuple[int, int]:
         """The number of actors (by default one per GPU, or all CPUs but one), and of CPUs left to decode images."""
@@ -125,20 +126,20 @@ class _Worker:
     def __init__(self, sent: Any, device: str) -> None:
         self._problem = ""
         try:
-            self._compute: Callable[[int, Any], None] = _fetch_job(sent).prepare(device)
+            self._compute: Callable[[int, Any], Any] = _fetch_job(sent).prepare(device)
         except (EquicamError, OSError) as error:
             self._problem = _with_host(error)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Compute and write one shard."""
         number, decoded, problem = (batch[name][0].as_py() for name in ("shard", "decoded", "problem"))
-        problem = problem or self._problem
+        problem, result = problem or self._problem, None
         if not problem:
             try:
-                self._compute(number, pickle.loads(decoded))  # noqa: S301  # our own
+                result = self._compute(number, pickle.loads(decoded))  # noqa: S301  # our own
             except (EquicamError, OSError) as error:
                 problem = _with_host(error)
-        return pa.table({"shard": [number], "problem": [problem]})
+        return pa.table({"shard": [number], "problem": [problem], "result": [json.dumps(result)]})
 
 
 def _with_host(error: Exception) -> str:

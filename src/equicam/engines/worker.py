@@ -36,8 +36,8 @@ class Job(Protocol):
     def decode_ahead(self, shards: Sequence[Shard]) -> Iterator[Any]:
         """The same for many shards in order, decoding the next ones while the caller computes one."""
 
-    def prepare(self, device: str) -> Callable[[int, Any], None]:
-        """Load the model; return the function that computes and writes a decoded shard."""
+    def prepare(self, device: str) -> Callable[[int, Any], Any]:
+        """Load the model; return the function that computes and writes a decoded shard, and returns plain values."""
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def _send_shards(
     )
     sizes = {number: len(items) for number, items in pending}
     with closing(engine.work(job, pending)) as written:  # type: ignore[type-var]
-        for number in written:
+        for number, _ in written:
             done(sizes[number])
 
 

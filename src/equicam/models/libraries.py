@@ -109,8 +109,10 @@ def from_open_clip(request: Request) -> Model:
         raise unknown_name("open_clip architecture", arch, open_clip.list_models())
     classes = require_classes(request.name, request.classes)
     pretrained = None if request.weights else tag or None
+    tags = open_clip.list_pretrained_tags_by_model(arch)
+    if pretrained is not None and pretrained not in tags:  # open_clip would take it for a file
+        raise unknown_name(f"weights of open_clip's {arch}", pretrained, tags)
     if pretrained is None and request.weights is None:
-        tags = open_clip.list_pretrained_tags_by_model(arch)
         raise EquicamError(
             f"open_clip {arch!r}",
             needs="pretrained weights",
@@ -135,13 +137,14 @@ def from_hf(request: Request) -> Model:
     transformers = _import("transformers", extra="hf")
 
     def fetch() -> tuple[Any, Any, Any, Any]:
-        config = transformers.AutoConfig.from_pretrained(request.name)
-        processor = transformers.AutoImageProcessor.from_pretrained(request.name)
+        safe = {"trust_remote_code": False}  # code of a repository is never executed
+        config = transformers.AutoConfig.from_pretrained(request.name, **safe)
+        processor = transformers.AutoImageProcessor.from_pretrained(request.name, **safe)
         zero_shot = hasattr(config, "text_config")
         kind = transformers.AutoModel if zero_shot else transformers.AutoModelForImageClassification
         untrained = request.random or request.file
-        model = kind.from_config(config) if untrained else kind.from_pretrained(request.name)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(request.name) if zero_shot else None
+        model = kind.from_config(config, **safe) if untrained else kind.from_pretrained(request.name, **safe)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(request.name, **safe) if zero_shot else None
         return config, processor, model, tokenizer
 
     config, processor, model, tokenizer = from_hf_hub(request.name, fetch)

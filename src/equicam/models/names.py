@@ -21,6 +21,15 @@ def absolute_weights(weights: str | Path | None) -> str | None:
     return str(file.absolute()) if file else None if weights is None else str(weights)
 
 
+def is_library_model(name: str) -> bool:
+    """Whether the name can only be one of a list that a library publishes: no file, no folder, no repository of a hub."""
+    library, colon, rest = name.partition(":")
+    listed = not colon or library in ("timm", "open_clip")
+    # an open_clip name has a tag behind a slash
+    inner = (rest if colon else name).replace("/", "", 1) if library == "open_clip" else rest or name
+    return listed and ".py" not in name and not set(inner) & {"/", "\\", ":"} and bool(inner)
+
+
 def absolute_model(name: str) -> str:
     """The same model by a name that holds in every working folder: only FILE.py:FACTORY is a file."""
     path, colon, factory = name.partition(".py:")

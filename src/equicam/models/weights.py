@@ -3,6 +3,7 @@
 import hashlib
 import json
 import mmap
+import os
 import pickle
 import pickletools
 import struct
@@ -24,6 +25,8 @@ UNREADABLE = (
     pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError, struct.error,
 )  # fmt: skip
 """Errors of torch's reader on bytes that it did not write."""
+FORCE_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""An environment variable of torch."""
 LEGACY_PICKLES = 5
 """The pickles in a row that torch.save wrote before its zip files."""
 
@@ -48,10 +51,7 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
-        raise EquicamError(
-            f"weights {str(file)!r}", needs="a file of tensors alone, which loads without running code",
-            got=_describe(file, error), fix="saving model.state_dict() or a safetensors file",
-        ) from error  # fmt: skip
+        raise _not_tensors(file, error) from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
@@ -72,7 +72,7 @@ def stored_classes(file: Path) -> tuple[str, ...] | None:
     try:
         with safe_open(file, framework="pt") as found:
             names = json.loads((found.metadata() or {}).get("classes", "null"))
-    except (SafetensorError, ValueError):
+    except (SafetensorError, ValueError, RecursionError, OSError):
         return None
     return tuple(names) if isinstance(names, list) and all(isinstance(n, str) for n in names) else None
 
@@ -84,6 +84,30 @@ def fingerprint(module: nn.Module) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\0".encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+@contextmanager
+def only_tensors() -> Iterator[None]:
+    """Inside `with`, torch.load takes nothing but tensors, whoever calls it and with whatever options.
+
+    torchvision loads the files of its cache without that. The switch is the process's, and only ever stricter.
+    """
+    before = os.environ.get(FORCE_TENSORS)
+    os.environ[FORCE_TENSORS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(FORCE_TENSORS, None)
+        else:
+            os.environ[FORCE_TENSORS] = before
+
+
+def _not_tensors(file: Path, error: Exception) -> EquicamError:
+    return EquicamError(
+        f"weights {str(file)!r}", needs="a file of tensors alone, which loads without running code",
+        got=_describe(file, error), fix="saving model.state_dict() or a safetensors file",
+    )  # fmt: skip
 
 
 def _describe(file: Path, error: Exception) -> str:
@@ -167,22 +191,29 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> N
 
 def from_torch_hub(name: str, build: Callable[[], nn.Module], *, file: str) -> nn.Module:
     """The module that `build` makes from torch's cache, or from a download into it."""
+    path = Path(torch.hub.get_dir()) / "checkpoints" / file
     try:
-        return build()
+        with only_tensors():
+            return build()
     except OSError as error:
-        raise _absent(name, f"{torch.hub.get_dir()}/checkpoints/{file}", error) from error
+        raise _absent(name, str(path), error) from error
+    except UNREADABLE as error:
+        if not path.is_file():
+            raise
+        raise _not_tensors(path, error) from error
 
 
 def from_hf_hub(name: str, build: Callable[[], T]) -> T:
     """The result of `build` from Hugging Face's cache, or from a download; an unreachable hub fails at once."""
     try:
-        with _offline():
+        with _offline(), only_tensors():
             return build()
     except (OSError, RuntimeError) as missing:
         if not _reachable():
             raise _absent(name, hub_cache(), missing) from missing
     try:
-        return build()
+        with only_tensors():
+            return build()
     except (OSError, RuntimeError) as error:
         raise _absent(name, hub_cache(), error) from error
 

@@ -1,0 +1,134 @@
+"""The files of a run against its log: digests enter it as files are written, and are compared on resuming and sealing.
+
+    started, resumed   digests of manifest.json and sample.parquet
+    shard              digests of a shard's items and maps
+    completed          digest of digests.json, which lists all of them
+
+A file that the log does not know, or knows otherwise, is never sealed: a shard is computed again, the sample is written
+again, and anything else is refused.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from equicam.auditing.log import Log
+from equicam.auditing.store import OPENING, RunStore
+from equicam.data.digests import file_digest
+from equicam.data.items import valid_utf8
+from equicam.errors import EquicamError
+from equicam.shards import TEMPORARY_SUFFIX, write_atomic
+
+Notice = Callable[[str], None]
+"""Called with a sentence for the user."""
+HEADS = ("manifest.json", "sample.parquet")
+
+
+def log_start(store: RunStore, log: Log, pending: int) -> None:
+    """Note that computing starts or goes on, and the digests of what it starts from."""
+    kind = "resumed" if log.events() else "started"
+    digests = {name: file_digest(store.folder / name) for name in HEADS}
+    log.add(kind, {"pending": pending, "shards": store.shard_count, "files": digests})
+
+
+def log_shard(log: Log, number: int, digests: dict[str, str]) -> None:
+    """Note the digests of a shard's files."""
+    log.add("shard", {"shard": number, **digests})
+
+
+def logged_digests(store: RunStore, log: Log) -> dict[str, str]:
+    """The last digest that the log holds of each file of the run, by name."""
+    found: dict[str, str] = {}
+    for event in log.events():
+        digests: Any = {}
+        if event.kind in ("started", "resumed"):
+            digests = event.payload.get("files")
+        elif event.kind == "shard" and isinstance(number := event.payload.get("shard"), int):
+            digests = {
+                store.name(kind, number): event.payload[kind]
+                for kind in ("items", "maps")
+                if kind in event.payload
+            }
+        if isinstance(digests, dict):
+            found |= {str(name): str(digest) for name, digest in digests.items()}
+    return found
+
+
+def refuse_lost_log(store: RunStore, log: Log) -> None:
+    """Refuse to continue a run whose log is gone or broken: nothing could tell whether its shards are its own."""
+    if not store.started():
+        return
+    problems = log.problems()
+    if not problems and not set(HEADS) <= set(logged_digests(store, log)):
+        problems.append(f"{log.path.name} does not say what the run was started with")
+    if problems:
+        raise EquicamError(
+            f"resuming {valid_utf8(str(store.folder))}", needs="its log, events.sqlite, as it was written",
+            got=f"none: {log.path.name} is not there" if not log.path.is_file() else "; ".join(problems),
+            fix="restoring that file, or another --out",
+        )  # fmt: skip
+
+
+def heal(store: RunStore, log: Log, write_head: Callable[[], None], notice: Notice) -> None:
+    """Remove shards that are not as the log has them, and write manifest and sample again if they are damaged.
+
+    `write_head` writes both as this call would; if the log knows them otherwise, resuming is refused.
+    """
+    logged = logged_digests(store, log)
+    damaged = [name for name in HEADS if _digest(store, name) != logged.get(name)]
+    if damaged:
+        write_head()
+        if still := [name for name in HEADS if _digest(store, name) != logged.get(name)]:
+            raise EquicamError(
+                f"resuming {valid_utf8(str(store.folder))}", needs=f"{still[0]} as it was written", got="another file",
+                fix="restoring it, or another --out",
+            )  # fmt: skip
+        notice(f"{' and '.join(damaged)} was not as it was written, and is written again")
+    shards = [n for n in range(store.shard_count) if store.has_shard(n) and not _as_logged(store, n, logged)]
+    for number in shards:
+        for kind in ("items", "maps"):
+            store.path(kind, number).unlink()
+        notice(f"shard {number} was not as the log has it, and is computed again")
+    if damaged or shards:
+        log.add("damaged", {"files": damaged, "shards": shards})
+
+
+def remove_temporary(store: RunStore, *, all_of_them: bool) -> None:
+    """Remove what a killed writer left; notes on shards whose decoding died stay until the run is finished."""
+    for folder in (store.folder, store.folder / "items", store.folder / "maps"):
+        for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+            if all_of_them or not path.name.startswith(OPENING):
+                path.unlink(missing_ok=True)
+
+
+def seal(store: RunStore, log: Log) -> None:
+    """Write digests.json, and an event with its digest; a file that is not as the log has it is never sealed."""
+    logged, now = logged_digests(store, log), store.digests()
+    if changed := [name for name, digest in now.items() if logged.get(name) != digest]:
+        raise EquicamError(
+            valid_utf8(str(store.folder)), needs="the files it wrote, as it wrote them",
+            got=f"{len(changed)} changed while it was computed ({', '.join(changed[:3])})",
+            fix="the same command again, which computes them again",
+        )  # fmt: skip
+    text = json.dumps(now, indent=1).encode()
+    write_atomic(store.folder / "digests.json", text)
+    log.add("completed", {"digests": hashlib.sha256(text).hexdigest()})
+
+
+def sealed(store: RunStore, log: Log) -> bool:
+    """Whether digests.json is the file whose digest the log holds."""
+    path, events = store.folder / "digests.json", log.events("completed")
+    return path.is_file() and bool(events) and events[-1].payload.get("digests") == file_digest(path)
+
+
+def _as_logged(store: RunStore, number: int, logged: dict[str, str]) -> bool:
+    names = [store.name(kind, number) for kind in ("items", "maps")]
+    return all(_digest(store, name) == logged.get(name) for name in names)
+
+
+def _digest(store: RunStore, name: str) -> str | None:
+    try:
+        return file_digest(store.folder / name)
+    except OSError:
+        return ""

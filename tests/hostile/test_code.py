@@ -1,0 +1,273 @@
+"""Data never becomes code: what a run, a weights file or a cache names or contains is never executed."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+import equicam
+from equicam.auditing.log import Log
+from equicam.auditing.store import RunStore
+from equicam.errors import EquicamError
+from equicam.models import libraries
+from equicam.models.names import is_library_model
+from tests.audit.conftest import equicam_command
+from tests.audit.test_run import log_and_seal_again
+
+
+class Touch:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.fixture
+def strangers_run(whole, tmp_path) -> tuple[Path, Path]:
+    """A run whose manifest names a factory that leaves a file, with digests, log and chain in order."""
+    out, left = tmp_path / "run", tmp_path / "ran"
+    shutil.copytree(whole, out)
+    factory = tmp_path / "evil.py"
+    factory.write_text(
+        f"from pathlib import Path\nPath({str(left)!r}).touch()\n"
+        "import equicam\ndef build(): return equicam.load('embedded')\n"
+    )
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest | {"model": f"{factory}:build"}))
+    forget_and_log_again(out)
+    return out, left
+
+
+def forget_and_log_again(out: Path) -> None:
+    """A new log for the files as they are."""
+    from equicam.auditing.integrity import log_start
+
+    (out / "events.sqlite").unlink()
+    store = RunStore(out)
+    log_start(store, Log(out), 0)
+    log_and_seal_again(out)
+
+
+def test_a_factory_in_a_run_is_not_executed_by_verify_or_triage(strangers_run):
+    out, left = strangers_run
+    code, said = equicam_command("verify", out, "--sample", "4")
+    assert code == 0, said
+    assert "no differences" in said
+    assert "0 recomputed images" in said
+    assert "evil.py:build" in said
+    assert "--model" in said
+    code, said = equicam_command("triage", out, "--budget", "4", "--evidence", "2")
+    assert code == 0, said
+    assert "no evidence on the head of the queue" in said
+    assert "--model" in said
+    for command in (("report", out), ("verify", out, "--sample", "0"), ("seal", out)):
+        assert equicam_command(*command)[0] == 0
+    assert not left.exists()
+
+
+def test_the_command_line_may_name_it(strangers_run):
+    out, left = strangers_run
+    name = RunStore(out).manifest.model
+    code, said = equicam_command("verify", out, "--sample", "4", "--model", name)
+    assert code == 0, said
+    assert "4 recomputed images" in said
+    assert left.exists()
+    code, said = equicam_command("triage", out, "--budget", "4", "--evidence", "2", "--model", name)
+    assert code == 0, said
+    assert (out / "evidence.json").is_file()
+    code, said = equicam_command("verify", out, "--sample", "4", "--model", "embedded")  # the same weights
+    assert code == 0, said
+
+
+def test_differences_stop_any_loading_and_all_are_named(strangers_run, monkeypatch):
+    out, left = strangers_run
+    path = RunStore(out).path("items", 1)
+    path.write_bytes(path.read_bytes()[:-4] + b"PAR2")
+    (out / "sample.parquet").write_bytes(b"no")
+
+    def load(*_args, **_options):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("equicam.auditing.reload.load", load)
+    code, said = equicam_command("verify", out, "--sample", "4", "--model", RunStore(out).manifest.model)
+    assert code == 1
+    assert "items/shard-000001.parquet is not as it was written" in said
+    assert "sample.parquet is not as it was written" in said
+    assert "nothing was computed again" in said
+    assert not left.exists()
+
+
+def test_a_missing_image_does_not_hide_the_other_differences(patches, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(patches, source)
+    run = equicam.audit(source, equicam.load("embedded"), tmp_path / "run", views=2, shard_size=8)
+    (source / "03.png").unlink()
+    found = run.verify(24)
+    assert [p for p in found.problems if "needs the images it was computed from" in p]
+    run.store.path("maps", 0).write_bytes(b"no")
+    found = run.verify(24)
+    assert any(p.startswith("maps/shard-000000.parquet") for p in found.problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("resnet50", True),
+        ("embedded", True),
+        ("timm:vit_small_patch16_224.augreg_in21k", True),
+        ("open_clip:ViT-B-16/openai", True),
+        ("models.py:build", False),
+        ("./models.py", False),
+        ("hf:stranger/model", False),
+        ("timm:hf-hub:stranger/model", False),
+        ("timm:local-dir:/tmp/x", False),
+        ("open_clip:local-dir:/tmp/x", False),
+        ("open_clip:ViT-B-16//tmp/evil.pt", False),
+        ("open_clip:hf-hub:a/b", False),
+        ("stranger:thing", False),
+        ("..\\evil", False),
+        ("", False),
+    ],
+)
+def test_only_names_of_libraries_are_taken_from_a_run(name, is_one):
+    assert is_library_model(name) is is_one
+
+
+def test_a_run_at_a_url_is_not_fetched(whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest | {"source": "http://127.0.0.1:9/images"}))
+    forget_and_log_again(out)
+    found = equicam.open_run(out).verify(2)
+    assert found.ok
+    assert found.recomputed == 0
+    assert "--source" in found.notes[-1]
+
+
+def test_a_pickle_in_the_cache_of_torchvision_is_not_executed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    cache = tmp_path / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    name = Path(torchvision.models.ResNet18_Weights.IMAGENET1K_V1.url).name
+    (cache / name).write_bytes(pickle.dumps({"fc.weight": Touch(tmp_path / "ran")}, protocol=2))
+    with pytest.raises(EquicamError, match="loads without running code"):
+        equicam.load("resnet18")
+    torch.save({"fc.weight": Touch(tmp_path / "ran")}, cache / name)
+    with pytest.raises(EquicamError, match="imports posix.system"):
+        equicam.load("resnet18")
+    assert not (tmp_path / "ran").exists()
+    # the file that belongs there is loaded
+    torch.manual_seed(0)
+    honest = torchvision.models.resnet18()
+    torch.save(honest.state_dict(), cache / name)
+    assert torch.equal(equicam.load("resnet18").module.fc.weight, honest.fc.weight)
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_code_of_a_repository_is_never_trusted(monkeypatch):
+    """`trust_remote_code` is False in every call."""
+    told = []
+
+    class Auto:
+        @staticmethod
+        def from_pretrained(_name, **options):
+            told.append(options.get("trust_remote_code"))
+            raise OSError("not here")
+
+    class Fake:
+        AutoConfig = AutoImageProcessor = AutoModel = AutoModelForImageClassification = AutoTokenizer = Auto
+
+    monkeypatch.setattr(libraries, "_import", lambda *_a, **_k: Fake)
+    monkeypatch.setattr("equicam.models.weights._reachable", lambda: True)
+    with pytest.raises(EquicamError):
+        equicam.load("hf:stranger/model")
+    assert told
+    assert set(told) == {False}
+    source = Path(libraries.__file__).read_text()
+    calls = source.count("from_pretrained(request.name") + source.count("from_config(config")
+    assert calls == source.count("**safe)") == 5
+
+
+def test_a_tag_of_open_clip_is_not_a_file(tmp_path):
+    pytest.importorskip("open_clip")
+    (tmp_path / "evil.pt").write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
+    with pytest.raises(EquicamError, match="weights of open_clip's ViT-B-16"):
+        equicam.load(f"open_clip:ViT-B-16/{tmp_path / 'evil.pt'}", classes=["a", "b"])
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("classes", ["[" * 100_000, '{"a": 1}', "[1, 2]", "nonsense", '["a", ["b"]]'])
+def test_odd_metadata_of_weights_is_ignored(tmp_path, classes):
+    model = equicam.load("embedded")
+    save_file(dict(model.module.state_dict()), tmp_path / "w.safetensors", {"classes": classes})
+    loaded = equicam.load("embedded", weights=tmp_path / "w.safetensors")
+    assert loaded.classes == model.classes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"schema": []}',
+        b'{"schema": 2}',
+        b'{"schema": 2, "recipe": []}',
+        b'{"schema": 1, "method": {}}',
+    ],
+)
+def test_a_manifest_that_is_none_is_refused_in_a_sentence(whole, tmp_path, text):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    (out / "manifest.json").write_bytes(text)
+    for command in ("verify", "triage", "report", "seal"):
+        code, said = equicam_command(command, out)
+        assert code == 2, said
+        assert "manifest.json" in said or "schema version" in said
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"images": -1},
+        {"images": 10**15},
+        {"images": "24"},
+        {"shard_size": 0},
+        {"shard_size": 1.5},
+        {"classes": "ab"},
+        {"classes": [1, 2]},
+        {"versions": "x"},
+        {"model": ["evil.py:build"]},
+        {"layer": None},
+        {"source": 3},
+        {"recipe": {"views": "many"}},
+        {"recipe": {"views": [0.0, "x"]}},
+        {"recipe": {"method": {"a": [1]}}},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_odd_values_is_refused_in_a_sentence(whole, tmp_path, change):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    if "recipe" in change:
+        change = {"recipe": manifest["recipe"] | change["recipe"]}
+    (out / "manifest.json").write_text(json.dumps(manifest | change))
+    for command in ("verify", "triage", "report"):
+        code, said = equicam_command(command, out)
+        assert code == 2, said
+        assert "manifest.json" in said
+        assert "Traceback" not in said

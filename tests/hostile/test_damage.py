@@ -1,0 +1,249 @@
+"""A run's files are damaged, forged or lost, before and after it is finished: every case is healed or found, none is sealed."""
+
+import shutil
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import equicam
+from equicam.auditing import log as logging
+from equicam.auditing.log import Log
+from equicam.auditing.store import RunStore
+from equicam.errors import EquicamError
+from tests.audit.conftest import OPTIONS, equicam_command
+from tests.audit.test_run import drawn, rows
+
+ITEMS, MAPS = "items/shard-000001.parquet", "maps/shard-000001.parquet"
+LOST = (4, 5)
+"""Shards that the unfinished run does not have yet."""
+
+
+def flip(path: Path, _run: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 4
+    path.write_bytes(data)
+
+
+def cut(path: Path, _run: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def delete(path: Path, _run: Path) -> None:
+    path.unlink()
+
+
+def forge(path: Path, run: Path) -> None:
+    """Another whole file of the same kind."""
+    if path.name == "manifest.json":
+        path.write_text(path.read_text().replace('"source": "', '"source": "/elsewhere'))
+    elif path.name == "sample.parquet":
+        shutil.copy(run / ITEMS, path)
+    elif path.name == "events.sqlite":
+        path.unlink()
+        Log(run).add("started", {"pending": 6, "shards": 6})
+    elif path.name == "digests.json":
+        path.write_text(path.read_text().replace("a", "b"))
+    else:
+        shutil.copy(path.with_name(path.name.replace("1", "2")), path)
+
+
+DAMAGES: tuple[Callable[[Path, Path], None], ...] = (flip, cut, delete, forge)
+UNFINISHED = ("manifest.json", "sample.parquet", ITEMS, MAPS, "events.sqlite")
+
+
+@pytest.fixture(scope="module")
+def unfinished(whole, tmp_path_factory) -> Path:
+    """The run as a kill leaves it: two shards are not there, and the log does not know them."""
+    out = tmp_path_factory.mktemp("unfinished") / "run"
+    shutil.copytree(whole, out)
+    events = Log(out).events()
+    for name in ("digests.json", "events.sqlite"):
+        (out / name).unlink()
+    for number in LOST:
+        for kind in ("items", "maps"):
+            RunStore(out).path(kind, number).unlink()
+    log = Log(out)
+    for event in events:
+        if event.kind != "completed" and event.payload.get("shard") not in LOST:
+            log.add(event.kind, event.payload)
+    assert len(log.events("shard")) == 4
+    return out
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
+@pytest.mark.parametrize("name", UNFINISHED)
+def test_damage_to_an_unfinished_run_is_healed_or_found(patches, whole, unfinished, tmp_path, name, damage):
+    out = tmp_path / "run"
+    shutil.copytree(unfinished, out)
+    before = (out / name).read_bytes()
+    damage(out / name, out)
+    assert not (out / name).is_file() or (out / name).read_bytes() != before
+    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
+    assert "Traceback" not in said
+    if code:
+        assert code == 2, said
+        assert name in said or (name == "manifest.json" and "the settings it was started with" in said)
+        assert not (out / "digests.json").exists()
+        assert name not in (ITEMS, MAPS), "a damaged shard is computed again"
+        return
+    assert rows(out) == rows(whole)
+    assert drawn(out) == drawn(whole)
+    assert equicam.open_run(out).verify(2).ok
+    if name in (ITEMS, MAPS) and damage is not delete:
+        assert "shard 1 was not as the log has it, and is computed again" in said
+    if name == "sample.parquet":
+        assert "sample.parquet was not as it was written, and is written again" in said
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
+@pytest.mark.parametrize("name", (*UNFINISHED, "digests.json"))
+def test_damage_to_a_finished_run_is_found(whole, tmp_path, name, damage):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    damage(out / name, out)
+    code, said = equicam_command("verify", out, "--sample", "0")
+    assert code in (1, 2), said
+    assert "Traceback" not in said
+    assert name in said or (name == "events.sqlite" and "log" in said)
+
+
+def test_a_forged_row_is_not_sealed_while_the_run_is_computed(patches, tmp_path):
+    """Somebody writes another shard over one of ours before the last is computed."""
+    out = tmp_path / "run"
+
+    def tamper(done: int, total: int, _computed: int) -> None:
+        if done == total:
+            shutil.copy(RunStore(out).path("items", 1), RunStore(out).path("items", 0))
+
+    model = equicam.load("embedded")
+    with pytest.raises(EquicamError, match=r"items/shard-000000\.parquet"):
+        equicam.audit(patches, model, out, views=2, shard_size=6, progress=tamper)
+    assert not (out / "digests.json").exists()
+    with pytest.warns(UserWarning, match="shard 0 was not as the log has it"):
+        run = equicam.audit(patches, model, out, views=2, shard_size=6)
+    assert run.verify(0).ok
+
+
+def test_leftover_temporary_files_are_removed(patches, whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    for folder in (out, out / "items", out / "maps"):
+        (folder / ".shard-000001.parquet.abc.tmp").write_bytes(b"half")
+    (out / ".opening-000003.tmp").touch()
+    assert equicam_command("audit", patches, "--out", out, *OPTIONS)[0] == 0
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_rows_that_are_not_the_samples_are_found_whatever_the_digests_say(whole, tmp_path):
+    from tests.audit.test_run import log_and_seal_again
+
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    shutil.copy(RunStore(out).path("items", 2), RunStore(out).path("items", 1))
+    log_and_seal_again(out)
+    problems = equicam.open_run(out).verify(4).problems
+    assert f"{ITEMS} has other images than the sample" in problems
+    assert f"{MAPS} has other maps than images explained" in problems
+
+
+def test_digests_of_other_files_are_not_read(whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    text = (out / "digests.json").read_text()
+    (out / "digests.json").write_text(text.replace('"sample.parquet"', '"../../../../dev/zero"'))
+    found = equicam.open_run(out).verify(0)
+    assert any("'../../../../dev/zero'" in problem for problem in found.problems)
+
+
+def test_a_clock_that_went_back_is_noted(whole, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    assert equicam.open_run(out).verify(0).notes == ()
+
+    real = datetime
+
+    class Yesterday(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return real.now(tz) - timedelta(hours=3)
+
+    monkeypatch.setattr(logging, "datetime", Yesterday)
+    Log(out).add("note", {"text": "late"})
+    monkeypatch.undo()
+    found = equicam.open_run(out).verify(0)
+    assert found.ok
+    assert found.notes[0].startswith("the clock went back by 2:59:59.")
+
+
+def test_a_signed_seal_finds_a_cut_and_a_rewritten_log(whole, tmp_path):
+    pytest.importorskip("cryptography")
+    from cryptography.hazmat.primitives import serialization as files
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    def write_keys(name: str) -> tuple[Path, Path]:
+        key = Ed25519PrivateKey.generate()
+        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
+        private.write_bytes(
+            key.private_bytes(files.Encoding.PEM, files.PrivateFormat.PKCS8, files.NoEncryption())
+        )
+        public.write_bytes(key.public_key().public_bytes(files.Encoding.OpenSSH, files.PublicFormat.OpenSSH))
+        return private, public
+
+    (private, public), (other_private, other_public) = write_keys("ours"), write_keys("others")
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    code, said = equicam_command("seal", out)
+    assert code == 0, said
+    assert Log(out).last() in said
+    assert not (out / "seals.json").exists()
+    assert "no seal by the key" in " ".join(equicam.open_run(out).verify(0, public_key=public).problems)
+    code, said = equicam_command("seal", out, "--sign", private)
+    assert code == 0, said
+    code, said = equicam_command("verify", out, "--sample", "0", "--public-key", public)
+    assert code == 0, said
+    assert "1 later events are not covered" not in said  # sealed last
+    found = equicam.open_run(out).verify(0, public_key=public)  # the event of the check before
+    assert found.ok
+    assert "1 later events are not covered" in found.notes[-1]
+    assert not equicam.open_run(out).verify(0, public_key=other_public).ok
+
+    events = Log(out).events()
+
+    def rewritten(keep: int) -> Path:
+        """The log with its first events, chained anew by somebody with write access."""
+        copy = tmp_path / f"rewritten-{keep}"
+        shutil.copytree(out, copy)
+        (copy / "events.sqlite").unlink()
+        log = Log(copy)
+        for event in events[:keep]:
+            log.add(event.kind, event.payload, who=event.who)
+        assert log.problems() == []
+        return copy
+
+    for keep in (len(events), len(events) - 3):
+        copy = rewritten(keep)
+        assert equicam.open_run(copy).verify(0).ok  # the chain alone does not show it
+        problems = equicam.open_run(copy).verify(0, public_key=public).problems
+        assert any("the log was cut off or rewritten" in problem for problem in problems), problems
+    # signed again by somebody else, with our key's name on it
+    seal = equicam.open_run(copy).seal(other_private)
+    text = (copy / "seals.json").read_text()
+    (copy / "seals.json").write_text(
+        text.replace(str(seal.public_key), str(equicam.open_run(out).seal(private).public_key))
+    )
+    problems = equicam.open_run(copy).verify(0, public_key=public).problems
+    assert any("was not signed with the key" in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----", "x" * 100_000]
+)
+def test_a_key_that_is_none_is_refused_in_a_sentence(whole, tmp_path, text):
+    pytest.importorskip("cryptography")
+    (tmp_path / "key.pem").write_text(text)
+    code, said = equicam_command("seal", whole, "--sign", tmp_path / "key.pem")
+    assert code == 2
+    assert "openssl genpkey -algorithm ed25519" in said
+    assert equicam_command("seal", whole, "--sign", tmp_path / "none.pem")[0] == 2
