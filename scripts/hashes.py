@@ -15,6 +15,7 @@ TARGET = Path(__file__).parents[1] / "requirements-hashed.txt"
 
 
 def main() -> None:
+    """Write the file."""
     installed = json.loads(Path(sys.argv[1]).read_text())["install"]
     lines = []
     for one in installed:

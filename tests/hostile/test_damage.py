@@ -98,7 +98,7 @@ def test_damage_to_an_unfinished_run_is_healed_or_found(patches, whole, unfinish
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
-@pytest.mark.parametrize("name", (*UNFINISHED, "digests.json"))
+@pytest.mark.parametrize("name", [*UNFINISHED, "digests.json"])
 def test_damage_to_a_finished_run_is_found(whole, tmp_path, name, damage):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
