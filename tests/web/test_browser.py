@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from equicam.auditing.log import Log
-from equicam.review.queue import item_key
 from equicam.shards import read_table
 from tests.audit.faked import HOSTILE
-from tests.web.conftest import large_run
+from tests.web.conftest import key_of, large_run
 from tests.web.server_process import ServerProcess
 from tests.web.test_command import free_port
 
@@ -91,7 +90,7 @@ def test_queue_item_verdict_next_export_by_keyboard(run, watched):
         page.wait_for_url("**/item/**")
         assert page.title().startswith("Image 2")
         rows = {row["id"]: row for row in run.read_items().to_pylist()}
-        name = next(i for i in rows if item_key(i) in page.url)
+        name = next(i for i in rows if key_of(run, i) in page.url)
         before = page.content()
         assert page.get_by_text("shown after your verdict").count() == 2
         assert f"{rows[name]['confidence']:.3f}" not in before
@@ -229,7 +228,7 @@ def test_hostile_names_do_nothing(run, watched):
         wait_until_ready(page)
         page.wait_for_timeout(300)
         for name in ids:
-            page.goto(f"{server.home}/item/{item_key(name)}")
+            page.goto(f"{server.home}/item/{key_of(run, name)}")
             page.keyboard.press("n")
             page.keyboard.type("<script>alert(2)</script>")
             with page.expect_navigation():
