@@ -39,6 +39,7 @@ class Listener(socket.socket):
         self.most = min(MAX_CONNECTIONS, _max_descriptors() // 2)
         self._waiting: dict[int, socket.socket] = {}  # without a whole request, the oldest first
         self._busy: dict[int, socket.socket] = {}
+        self._ending: list[socket.socket] = []  # shut down, but not closed by the event loop yet
         self._closings, self._last_closing = 0, 0.0
 
     def listen(self, _backlog: int = 0, /) -> None:
@@ -47,6 +48,9 @@ class Listener(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection, and close others while there are too many."""
+        self._ending = [one for one in self._ending if one.fileno() != -1]
+        if len(self._ending) > self.most // 4:
+            raise BlockingIOError  # the event loop comes back after it has closed them
         connection, address = super().accept()
         self.forget(connection.fileno())  # a descriptor may be used again
         self._waiting[connection.fileno()] = connection
@@ -80,6 +84,7 @@ class Listener(socket.socket):
         among = self._waiting if len(self._waiting) > 1 else self._busy
         descriptor = next(iter(among))
         connection = among.pop(descriptor)
+        self._ending.append(connection)
         if connection.fileno() == descriptor:  # else it is closed already
             self.report_closing()
             with contextlib.suppress(OSError):
