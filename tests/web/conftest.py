@@ -45,9 +45,9 @@ def key_of(run, name):
 class Client:
     """The browser of one reviewer."""
 
-    def __init__(self, access, app, name=None):
+    def __init__(self, access, app, name=None, link=None):
         self.http = TestClient(app, base_url=HOME, follow_redirects=False)
-        assert self.http.get(f"/?token={access.tokens[None]}").status_code == 303
+        assert self.http.get(f"/?token={access.tokens[link]}").status_code == 303
         if name:
             assert self.post("/api/reviewer", {"name": name}).status_code == 200
 
@@ -81,12 +81,12 @@ class Client:
 class Server:
     """The review application of a run."""
 
-    def __init__(self, run, *, blind=True, reviewer=None, exposed=False):
-        self.run, self.access = run, Access(port=PORT, reviewer=reviewer, exposed=exposed)
+    def __init__(self, run, *, blind=True, **access):
+        self.run, self.access = run, Access(port=PORT, **access)
         self.app = make_app(run, self.access, blind=blind)
 
-    def client(self, name="ana"):
-        return Client(self.access, self.app, name)
+    def client(self, name="ana", link=None):
+        return Client(self.access, self.app, name, link)
 
 
 @pytest.fixture(scope="session")
