@@ -172,7 +172,9 @@ def test_no_number_in_any_response_finds_the_controls(ranked):
     assert 0.45 < np.mean(control) < 0.55
     table = [features(client, entry) for entry in entries]
     found = {name: auc([row[name] for row in table], control) for name in table[0]}
-    print("AUC at most", max(found.items(), key=lambda one: one[1]), "of", len(found), "bound", bound(control))
+    print(
+        "AUC at most", max(found.items(), key=lambda one: one[1]), "of", len(found), "bound", bound(control)
+    )
     assert {name: area for name, area in found.items() if area >= bound(control)} == {}
     # what blinding withholds would have found them
     queue, renderer = (

@@ -37,7 +37,7 @@ SECURITY_HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-_HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
+_HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>[1-9][0-9]{0,4}))?")
 _BROWSER = re.compile(r"[0-9A-Za-z_-]{43}")
 
 

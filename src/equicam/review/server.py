@@ -87,18 +87,21 @@ def _tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
                 f"{option} {path}", needs="a PEM file that can be read", got=error.strerror,
                 fix="its path, and its permissions",
             ) from error  # fmt: skip
+    locked = False
+
+    def refuse_password() -> str:
+        nonlocal locked
+        locked = True
+        return ""
+
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, refuse_password)
     except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or str(error)
-        what = {
-            "KEY_VALUES_MISMATCH": "a key of another certificate",
-            "NO_START_LINE": "a file that is no PEM",
-            "BAD_DECRYPT": "a key with a password",
-        }
+        mismatch = getattr(error, "reason", "") == "KEY_VALUES_MISMATCH"
+        got = "a key of another certificate" if mismatch else "a file that is damaged or no PEM"
         raise EquicamError(
             f"--certificate {certificate} --key {key}", needs="a PEM certificate and its key without a password",
-            got=what.get(reason, reason), fix="the pair that belongs together",
+            got="a key with a password" if locked else got, fix="the pair that belongs together",
         ) from error  # fmt: skip
     return {"ssl_certfile": certificate, "ssl_keyfile": key}
 
