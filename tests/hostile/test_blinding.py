@@ -352,7 +352,7 @@ def test_a_new_key_changes_keys_and_keeps_verdicts(tmp_path):
     assert reviewed["key"] == key_of(run, Log(run.folder).events("verdict")[0].payload["item"]) != key
 
 
-def test_purposes_and_parts_are_apart():
+def test_purposes_and_values_are_apart():
     key = ReviewKey(bytes(32))
     assert (
         len(

@@ -24,9 +24,9 @@ class ReviewKey:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def digest(self, purpose: str, *parts: str) -> str:
-        """64 hexadecimal digits for these parts; those of one purpose say nothing about another's."""
-        return hmac.digest(self._secret, json.dumps([purpose, *parts]).encode(), "sha256").hex()
+    def digest(self, purpose: str, *values: str) -> str:
+        """64 hexadecimal digits for these values; those of one purpose say nothing about another's."""
+        return hmac.digest(self._secret, json.dumps([purpose, *values]).encode(), "sha256").hex()
 
 
 def read_review_key(folder: Path, *, create: bool = True) -> ReviewKey:
