@@ -45,15 +45,6 @@ def test_odd_hosts_are_refused(run, exposed, path):
     assert client.get("/static/review.css").status_code == 200
 
 
-def test_a_host_that_looks_like_a_path_opens_no_image(run):
-    """Starlette builds `request.url` from the Host header; nothing may depend on it."""
-    server = Server(run, exposed=True)
-    key = server.client("ana").list()[0]["key"]
-    client = TestClient(server.app, base_url=HOME, follow_redirects=False)
-    response = client.get(f"/image/{key}/map", headers={"host": f"[fe80::1%/static/#]:{PORT}"})
-    assert response.status_code == 421
-
-
 @pytest.mark.parametrize(
     "origin", ["http://[::1", "http://evil.example", "https://127.0.0.1", "null", "", "//"]
 )

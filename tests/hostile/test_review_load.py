@@ -132,14 +132,14 @@ HALF_HEADERS = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 
 
 @pytest.mark.parametrize(
-    ("connections", "files"),
+    ("connections", "files", "beginning"),
     [
-        (200, 128),
-        pytest.param(1100, 4096, marks=pytest.mark.slow),
-        pytest.param(1500, 1024, marks=pytest.mark.slow),
+        (200, 128, HALF_HEADERS),
+        pytest.param(1100, 4096, HALF_HEADERS, marks=pytest.mark.slow),
+        pytest.param(1500, 1024, HALF_HEADERS, marks=pytest.mark.slow),
+        pytest.param(1500, 1024, b"", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("beginning", [HALF_HEADERS, b""], ids=["half headers", "nothing sent"])
 def test_connections_without_a_request_leave_room_for_a_reviewer(run, connections, files, beginning):
     with ServerProcess(run, before=LIMITED.format(files)) as server:
         reviewer = Reviewer(server)

@@ -37,7 +37,8 @@ class Client(threading.Thread):
         parts = urlsplit(self.server.address)
         self.link = http.client.HTTPConnection("127.0.0.1", parts.port, timeout=30)
         self.cookie = ""
-        self.cookie = self.request("GET", f"/?{parts.query}")[1].split(";")[0]
+        cookies = self.request("GET", f"/?{parts.query}")[1]
+        self.cookie = "; ".join(cookie.split(";")[0] for cookie in cookies)
         self.secret = re.search(r'data-csrf="([^"]+)"', self.request("GET", "/reviewer")[0].decode())[1]
         self.request("POST", "/api/reviewer", {"name": f"reviewer {self.number}"})
         rows = json.loads(self.request("GET", "/api/queue?limit=200")[0])["items"]
@@ -47,7 +48,7 @@ class Client(threading.Thread):
             began = time.monotonic()
             self.request("GET", f"/item/{key}")
             self.took.append(time.monotonic() - began)
-            for kind in ("input", "presented", "map", "peum", "strip"):
+            for kind in ("input", "map"):
                 self.request("GET", f"/image/{key}/{kind}")
             body = {
                 "key": key,
@@ -57,6 +58,8 @@ class Client(threading.Thread):
             }
             self.request("POST", "/api/verdict", body)
             self.verdicts += 1
+            for kind in ("presented", "peum", "strip"):  # shown with the verdict
+                self.request("GET", f"/image/{key}/{kind}")
             time.sleep(PAUSE * (0.5 + self.random.random()))
 
     def request(self, method, path, body=None):
@@ -66,7 +69,7 @@ class Client(threading.Thread):
         self.link.request(method, path, None if body is None else json.dumps(body), headers)
         response = self.link.getresponse()
         self.status[response.status] += 1
-        return response.read(), response.headers.get("set-cookie", "")
+        return response.read(), response.headers.get_all("set-cookie", [])
 
 
 def test_fifty_clients_for_a_minute(tmp_path):

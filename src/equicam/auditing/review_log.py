@@ -136,18 +136,16 @@ class ReviewLog:
             return frozenset(found)
 
     def register(self, reviewer: str, browser: str, *, blind: bool) -> None:
-        """Log that a browser uses this name; once per name, and again where it opens the run without blinding."""
+        """Log that a browser uses this name from now on; nothing if it does already."""
         with self._lock:
-            self.refresh()
-            known = self._names.get(browser, [])
-            if known[-1:] == [reviewer] and (blind or reviewer in self._unblinded):
+            if self._is_current(reviewer, browser, blind=blind):
                 return
-            payload = {
-                "browser": browser,
-                "blind": blind,
-                "also": [name for name in known if name != reviewer],
-            }
-            self.log.add("also known as" if payload["also"] else "reviewer registered", payload, who=reviewer)
+            self.refresh()  # another server may have registered it
+            if self._is_current(reviewer, browser, blind=blind):
+                return
+            also = [name for name in self._names.get(browser, ()) if name != reviewer]
+            payload = {"browser": browser, "blind": blind, "also": also}
+            self.log.add("also known as" if also else "reviewer registered", payload, who=reviewer)
             self.refresh()
 
     def add_verdict(
@@ -207,6 +205,10 @@ class ReviewLog:
                 "this note", needs="a mark of its own", got="one used before", fix="sending it again"
             )
         return added
+
+    def _is_current(self, reviewer: str, browser: str, *, blind: bool) -> bool:
+        last = self._names.get(browser, [])[-1:]
+        return last == [reviewer] and (blind or reviewer in self._unblinded)
 
     def _revealed(self, reviewer: str, item: str) -> bool:
         """Whether this person has seen what blinding hides of an image: after a verdict, or without blinding."""

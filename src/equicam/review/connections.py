@@ -19,7 +19,6 @@ MAX_CONNECTIONS = 512
 MAX_ARRIVAL_SECONDS = 15  # for a whole request, headers and body
 MAX_HEADER_BYTES = 8 << 10
 MAX_REQUEST_BYTES = MAX_HEADER_BYTES + MAX_BODY_BYTES
-ACCEPTS_AT_ONCE = 64  # before the connections accepted so far are served
 PENDING_CONNECTIONS = 1024  # that the system holds until they are accepted
 FLOOD_CLOSINGS = 10  # connections closed, with no quiet between them
 QUIET_SECONDS = 60
@@ -37,6 +36,8 @@ class Listener(socket.socket):
         self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MAX_REQUEST_BYTES)  # so that no read gets more
         self.most = min(MAX_CONNECTIONS, _max_descriptors() // 2)
+        # few at once: a request must be read before the connections after it can make it the oldest
+        self.accepts_at_once = max(1, self.most // 32)
         self._waiting: dict[int, socket.socket] = {}  # without a whole request, the oldest first
         self._busy: dict[int, socket.socket] = {}
         self._ending: list[socket.socket] = []  # shut down, but not closed by the event loop yet

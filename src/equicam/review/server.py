@@ -17,7 +17,7 @@ from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
 from equicam.review.app import make_app
 from equicam.review.auth import Access
-from equicam.review.connections import ACCEPTS_AT_ONCE, MAX_HEADER_BYTES, Listener, ReviewProtocol
+from equicam.review.connections import MAX_HEADER_BYTES, Listener, ReviewProtocol
 
 PORT = 8321
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -67,7 +67,7 @@ def serve_review(
         protocol: Any = partial(ReviewProtocol, listener)
         config = uvicorn.Config(
             app, http=protocol, ws="none", log_level="error", access_log=False, server_header=False,
-            backlog=ACCEPTS_AT_ONCE, h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=3, **tls,
+            backlog=listener.accepts_at_once, h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=3, **tls,
         )  # fmt: skip
         uvicorn.Server(config).run(sockets=[listener])
 
