@@ -38,7 +38,7 @@ def reload_run(
             where, needs="the weights it was computed with", got="others", fix="restoring them"
         )
     ids = set(store.sample()["id"].to_pylist())
-    found = find_items(source or manifest.source, split=manifest.split)
+    found = find_items(source or manifest.source, split=manifest.split, from_user=source is not None)
     items = sorted((item for item in found if item.id in ids), key=lambda item: item.id)
     if digest_items(items) != manifest.data:
         raise EquicamError(

@@ -1,7 +1,7 @@
 """The ILSVRC-2012 validation set: in synset folders, or flat with its devkit; boxes where annotations exist."""
 
+import io
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,16 @@ from xml.parsers import expat
 
 import numpy as np
 
-from equicam.data.folders import SUFFIXES, item_at, list_files, read_lines, subfolders
+from equicam.data.files import MAX_LIST_BYTES, read_file
+from equicam.data.folders import (
+    SUFFIXES,
+    PathParts,
+    item_at,
+    list_files,
+    read_lines,
+    report_skipped,
+    subfolders,
+)
 from equicam.data.items import Box, Item, parse_box
 from equicam.errors import EquicamError
 
@@ -44,11 +53,13 @@ def _synsets(folder: Path) -> list[str]:
 
 def _in_synsets(base: Path, synsets: list[str], annotations: Annotations) -> list[Item] | None:
     numbers = {name: i for i, name in enumerate(synsets)} if len(synsets) == 1000 else {}
+    skipped: list[PathParts] = []
     items = [
         _with_boxes(item_at(base, (name, *parts), label=numbers.get(name, name)), annotations, synset=name)
         for name in synsets
-        for parts in list_files(base / name, SUFFIXES)
+        for parts in list_files(base / name, SUFFIXES, skipped)
     ]
+    report_skipped(base, skipped)
     return sorted(items, key=lambda item: item.id) or None
 
 
@@ -77,8 +88,10 @@ def _by_number(root: Path, truth: Path) -> list[Item]:
 def _numbered(root: Path) -> list[tuple[Path, str, int]]:
     """Validation images and their numbers, from the first folder that contains some."""
     for base in (root / name for name in IMAGES if (root / name).is_dir()):
-        names = [name for (name,) in list_files(base, SUFFIXES, depth=1)]
+        skipped: list[PathParts] = []
+        names = [name for (name,) in list_files(base, SUFFIXES, skipped, depth=1)]
         if found := [(base, name, int(match[1])) for name in names if (match := NUMBERED.fullmatch(name))]:
+            report_skipped(base, [*skipped, *((name,) for name in names if not NUMBERED.fullmatch(name))])
             return found
     raise EquicamError(
         f"ImageNet in {str(root)!r}", needs="images ILSVRC2012_val_00000001.JPEG …", got="none",
@@ -89,14 +102,14 @@ def _numbered(root: Path) -> list[tuple[Path, str, int]]:
 def _synsets_by_class(meta: Path) -> dict[str, str]:
     """WNID by ILSVRC2012_ID as text, as in the ground truth; ids above 1000 are groups of classes."""
     import scipy.io
-    from scipy.io.matlab import MatReadError
 
     try:
-        rows = np.atleast_1d(scipy.io.loadmat(meta, squeeze_me=True)["synsets"])
+        data, _ = read_file(meta, what=f"file {str(meta)!r}", limit=MAX_LIST_BYTES)
+        rows = np.atleast_1d(scipy.io.loadmat(io.BytesIO(data), squeeze_me=True)["synsets"])
         pairs = [(int(row["ILSVRC2012_ID"]), str(row["WNID"])) for row in rows]
-    except (
-        OSError, ValueError, TypeError, LookupError, NotImplementedError, MatReadError, zlib.error,
-    ) as error:  # fmt: skip
+    except EquicamError:
+        raise
+    except Exception as error:
         raise EquicamError(
             f"file {str(meta)!r}", needs="synsets with ILSVRC2012_ID and WNID", got=repr(error),
             fix="a fresh copy of the devkit",
@@ -145,16 +158,10 @@ def read_boxes(file: Path) -> tuple[Box, ...]:
     parser.StartElementHandler, parser.EndElementHandler = start, lambda _: path.pop()
     parser.CharacterDataHandler, parser.buffer_text = text, True
     try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_ANNOTATION_BYTES + 1)
-        if len(data) > MAX_ANNOTATION_BYTES:
-            raise EquicamError(
-                what, needs=f"at most {MAX_ANNOTATION_BYTES} bytes", got="more", fix="the original file"
-            )
-        parser.Parse(data, True)
+        parser.Parse(read_file(file, what=what, limit=MAX_ANNOTATION_BYTES)[0], True)
     except EquicamError:
         raise
-    except (expat.ExpatError, OSError, ValueError, LookupError) as error:
+    except (expat.ExpatError, ValueError, LookupError) as error:
         raise EquicamError(what, needs="well-formed XML", got=error, fix="a fresh copy of it") from error
     return tuple(
         parse_box((b.get(k, "") for k in ("xmin", "ymin", "xmax", "ymax")), what=what) for b in found
