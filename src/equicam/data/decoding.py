@@ -38,10 +38,10 @@ InputBox = Callable[[tuple[int, int]], Box]
 """From an image's width and height, the box of it that the model's input shows."""
 SHARDS_AHEAD = 2
 """Shards decoded while one is computed."""
-MAX_SECONDS = 60.0
+MAX_SECONDS = 120.0
 """For one image: fetching, decoding and preprocessing it."""
 MAX_MEMORY_BYTES = 4 * 2**30
-"""Of a worker, beyond what it starts with; the largest images allowed need up to 3 GiB."""
+"""Of a worker, beyond what it starts with; the largest images allowed need up to 3.4 GiB."""
 LIMITS = "EQUICAM_DECODE_LIMITS"
 """The environment variable that multiplies both, for a slow store or a preprocessing of one's own."""
 ATTEMPTS = 3
