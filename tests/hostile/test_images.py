@@ -69,11 +69,13 @@ def test_damaged_exif_is_an_image_or_an_error(tmp_path, name):
 
 
 def test_damage_elsewhere_leaves_the_orientation_readable(tmp_path):
-    """Writing EXIF back without its orientation fails on a tag of another type than its name says."""
-    damaged = exif().replace(b"\x01\x0f\x00\x02", b"\x01\x0f\x00\x07")  # the maker as raw bytes
-    damaged = damaged.replace(b"\x01\x32\x00\x02", b"\x01\x32\x00\x0c")  # the time as floats
-    (tmp_path / "a.jpg").write_bytes(encode("png", exif=damaged))
-    assert np.array_equal(open_image(tmp_path / "a.jpg"), np.rot90(PIXELS, -1))
+    """Pillow writes EXIF back without its orientation, which fails on a tag of another type than its value has."""
+    whole, path = exif(), tmp_path / "a.png"
+    for tag in (0x010F, 0x011A, 0x0132, 0x8825):
+        for kind in range(20):
+            at = whole.index(tag.to_bytes(2, "big")) + 3
+            path.write_bytes(encode("png", exif=whole[:at] + bytes([kind]) + whole[at + 1 :]))
+            assert np.array_equal(open_image(path), np.rot90(PIXELS, -1)), (tag, kind)
 
 
 def test_an_unreadable_orientation_is_said_never_guessed(tmp_path):

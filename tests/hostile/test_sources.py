@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import struct
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import scipy.io
 
 from equicam.data.items import Item, open_item
 from equicam.data.sources import find_items
@@ -186,6 +188,23 @@ def test_damaged_lists_of_published_sets_are_refused(tmp_path):
         (devkit / "meta.mat").write_bytes(data)
         with pytest.raises(EquicamError, match=r"meta\.mat' needs synsets"):
             find_items(devkit)
+
+
+def test_a_file_that_crashes_its_reader_is_refused(tmp_path, monkeypatch):
+    """SciPy's reader of MATLAB files ends by a segmentation fault on some damaged ones."""
+    for name in ("ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_validation_ground_truth.txt", "meta.mat"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(scipy.io, "loadmat", lambda *_, **__: os.kill(os.getpid(), signal.SIGSEGV))
+    with pytest.raises(EquicamError, match="ends the process reading it"):
+        find_items(tmp_path)
+
+
+def test_bytes_that_are_no_text_can_be_printed(tmp_path):
+    for name in ("images", "image_class_labels", "bounding_boxes", "train_test_split"):
+        (tmp_path / f"{name}.txt").write_bytes(b"1 a\n\xff b\n")
+    with pytest.raises(EquicamError, match="a new image number") as refused:
+        find_items(tmp_path)
+    str(refused.value).encode()
 
 
 def test_what_a_folder_leaves_out_is_said(tmp_path, caplog):

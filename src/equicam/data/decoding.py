@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.data.items import Box, Item, read_item
-from equicam.data.processes import end_with_parent, limit_memory
+from equicam.data.processes import call_alone, end_with_parent, limit_memory, limit_time
 from equicam.data.remote import file_stat
 from equicam.errors import EquicamError
 from equicam.reasons import Reason
@@ -133,8 +132,6 @@ class DecoderPool:
         )
         self._workers = workers
         self._image_bytes, self._shard_size = image_bytes, shard_size
-        # forked, because a model's preprocessing may be any function, picklable or not
-        self._context = multiprocessing.get_context("fork")
         self._start_pool()
 
     def decode_shards(self, shards: Sequence[Sequence[Item]]) -> Iterator[list[DecodedImage]]:
@@ -175,16 +172,10 @@ class DecoderPool:
         """Decode an image in a process of its own, whose exit says whether the time was up."""
         reason = Reason("killed-decoder")
         for _ in range(ATTEMPTS):
-            receiver, sender = self._context.Pipe(duplex=False)
-            worker = self._context.Process(target=_send_decoded, args=(item, sender, self._settings))
-            worker.start()
-            sender.close()
-            with receiver, contextlib.suppress(EOFError, OSError):
-                found: DecodedImage = receiver.recv()
-                worker.join()
+            found, exit_code = call_alone(_decode_one, item, self._settings)
+            if isinstance(found, DecodedImage):
                 return found
-            worker.join()
-            if worker.exitcode == -signal.SIGALRM:
+            if exit_code == -signal.SIGALRM:
                 reason = Reason("decoding-timeout", {"seconds": self._settings.seconds})
                 break
         return DecodedImage(item, **asdict(file_stat(item.path)), reason=reason)
@@ -192,8 +183,10 @@ class DecoderPool:
     def _start_pool(self) -> None:
         # a new buffer as well: workers of a broken pool may still be writing to the old one
         self._buffer = SharedBuffer(self._image_bytes, (SHARDS_AHEAD + 1) * self._shard_size)
+        # forked, because a model's preprocessing may be any function, picklable or not
+        context = multiprocessing.get_context("fork")
         self._pool = ProcessPoolExecutor(
-            self._workers, self._context, _start_worker, (self._settings, self._buffer)
+            self._workers, context, _start_worker, (self._settings, self._buffer)
         )
 
 
@@ -236,9 +229,6 @@ def _start_worker(settings: Settings, buffer: SharedBuffer | None) -> None:
     with contextlib.suppress(OSError):
         os.close(settings.lock)
     end_with_parent(settings.parent)
-    # by default the signal ends the process, which no decoder in C can delay
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     limit_memory(settings.memory_bytes)
@@ -248,15 +238,15 @@ def _start_worker(settings: Settings, buffer: SharedBuffer | None) -> None:
 def _decode(item: Item, slot: int) -> Reply:
     """Decode one image; its pixels go into shared memory if it has a slot."""
     settings: Settings = _worker["settings"]
-    signal.setitimer(signal.ITIMER_REAL, settings.seconds)
+    limit_time(settings.seconds)
     found = decode_image(item, settings.preprocess, settings.input_box)
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    limit_time(0)
     if slot < 0 or found.x is None or not _worker["buffer"].put(slot, found.x):
         return found, None
     return replace(found, x=None), found.x.shape
 
 
-def _send_decoded(item: Item, sender: Connection, settings: Settings) -> None:
-    """The whole life of a worker that decodes one image."""
+def _decode_one(item: Item, settings: Settings) -> DecodedImage:
+    """The whole work of a process that decodes one image."""
     _start_worker(settings, None)
-    sender.send(_decode(item, -1)[0])
+    return _decode(item, -1)[0]
