@@ -5,7 +5,7 @@ PROCESSES ?= 2
 MARKS ?= not slow and not gpu and not browser
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all test-browser lint types format embedded-model readme-image bench dist clean
+.PHONY: help setup demo test test-all test-browser fuzz lint types format embedded-model readme-image bench dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -31,6 +31,9 @@ test-all: setup ## run the slow tests too
 
 test-browser: setup ## test the review page in a real Chromium
 	$(BIN)/python -m pytest tests/web -m browser
+
+fuzz: setup ## decode 100,000 damaged images and lists with the limits of an audit; FUZZ="--minutes 3" for less
+	$(BIN)/python tests/hostile/fuzz.py $(FUZZ)
 
 lint: setup ## run ruff, and check the imports between layers
 	$(BIN)/ruff check .

@@ -81,6 +81,8 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     # a bad image
     "unreadable": _unreadable,
     "killed-decoder": lambda _: "decoding it killed the process: the file is not safe to open",
+    "decoding-timeout": lambda v: f"decoding it takes more than {v['seconds']:g} s",
+    "out-of-memory": lambda _: "decoding it takes more memory than one image may",
     "not-finite": lambda _: "preprocessing made NaN or infinity of it",
     "refused": lambda v: f"{v['what']} needs {v['needs']}, got {v['got']}; try {v['fix']}",
     # an image in the queue
@@ -97,6 +99,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "odd-size": lambda _: (
         "odd size: the image is not square or the feature grid does not divide it, so rotations are less exact"
     ),
+    "orientation-unread": lambda _: "the EXIF orientation cannot be read: the map is of the image as stored",
     "signal-percentile": _percentile,
     "signal-undefined": lambda v: f"{SIGNALS[v['signal']]} is undefined here",
     "prediction-changes": _prediction_changes,

@@ -16,6 +16,7 @@ from equicam.auditing import SHARD_SIZE
 from equicam.auditing.queue_files import rank_again, rank_run, read_evidence, read_queue, write_queue
 from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
+from equicam.data.remote import is_allowed
 from equicam.data.sources import find_items
 from equicam.recipe import Recipe
 
@@ -164,7 +165,8 @@ def open_run(folder: str | Path, source: str | None = None) -> Run:
     if source is None:
         return Run(store)
     items = find_items(source, split=manifest.split)
-    return Run(RunStore(Path(folder), moved={i.id: valid_utf8(str(i.path.absolute())) for i in items}))
+    moved = {i.id: valid_utf8(str(i.path.absolute())) for i in items if is_allowed(i.path)}
+    return Run(RunStore(Path(folder), moved=moved))
 
 
 def audit(

@@ -9,6 +9,7 @@ from equicam.reasons import _SENTENCES, Reason, describe, from_rows
 
 VALUES = {
     "unreadable": {"error": "OSError", "message": "image file is truncated"},
+    "decoding-timeout": {"seconds": 60.0},
     "refused": {"what": "a", "needs": "b", "got": "c", "fix": "d"},
     "signal-percentile": {"signal": "peum", "value": 0.0312, "above_percent": 93},
     "signal-undefined": {"signal": "disagreement"},

@@ -300,14 +300,14 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
 
 def test_a_picture_that_kills_its_process_is_a_row_with_a_reason(patches, tmp_path, monkeypatch):
 
-    real = decoding.open_item
+    real = decoding.read_item
 
     def deadly(item):
         if item.id in ("05.png", "06.png"):
             os._exit(9)
         return real(item)
 
-    monkeypatch.setattr(decoding, "open_item", deadly)
+    monkeypatch.setattr(decoding, "read_item", deadly)
     run = equicam.audit(patches, equicam.load("embedded"), tmp_path / "run", views=4, shard_size=8)
     bad = {row["id"]: why(row) for row in run.items.to_pylist() if row["status"] == "bad"}
     assert bad.keys() == {"05.png", "06.png"}

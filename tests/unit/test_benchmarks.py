@@ -123,7 +123,7 @@ BAD_XML = {
     "corner": ("<a><object><bndbox><xmin>1</xmin></bndbox></object></a>", "four numbers"),
     "number": (XML.replace("40.5", "tall"), "four numbers"),
     "reversed": (XML.replace("40.5", "1"), "four numbers"),
-    "large": ("<a>" + " " * MAX_ANNOTATION_BYTES + "</a>", f"at most {MAX_ANNOTATION_BYTES} bytes"),
+    "large": ("<a>" + " " * MAX_ANNOTATION_BYTES + "</a>", f"at most {MAX_ANNOTATION_BYTES:,} bytes"),
 }
 
 
@@ -199,7 +199,7 @@ def test_a_broken_cub_is_reported(tmp_path, changed, reason):
 
 def test_a_cub_without_boxes_is_reported(tmp_path):
     (birds(tmp_path) / "bounding_boxes.txt").unlink()
-    refused(tmp_path, "bounding_boxes.txt' needs to exist and be readable")
+    refused(tmp_path, "bounding_boxes.txt' needs an existing file")
 
 
 PATCHES = np.random.default_rng(1).integers(0, 255, (5, 96, 96, 3), dtype=np.uint8)

@@ -286,7 +286,9 @@ def test_deep_folders_and_pipes(tmp_path):
     touch(made[-1], "1.png")
     os.mkfifo(tmp_path / "d/pipe.png")
     try:
-        assert known(find_items(tmp_path)) == {f"{'d/' * 1200}1.png": "d"}
+        assert known(find_items(tmp_path)) == {f"{'d/' * 1200}1.png": "d", "d/pipe.png": "d"}
+        with pytest.raises(EquicamError, match="a named pipe"):  # a row with a reason
+            open_item(find_items(tmp_path / "d/*.png")[0])
     finally:
         (made[-1] / "1.png").unlink()
         (tmp_path / "d/pipe.png").unlink()

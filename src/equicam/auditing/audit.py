@@ -95,7 +95,7 @@ def compute_run(
     with store.writing() as lock:
         log = Log(store.folder)
         refuse_lost_log(store, log)
-        remove_temporary(store, all_of_them=False)
+        remove_temporary(store)
         store.begin(manifest, items, calibration)
         if store.started():
             heal(store, log, partial(store.write_head, manifest, items, calibration), notice)
@@ -116,7 +116,6 @@ def compute_run(
             _follow(written, shards, len(items), progress)
         if pending or not sealed(store, log):
             seal(store, log)
-        remove_temporary(store, all_of_them=True)
 
 
 def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:

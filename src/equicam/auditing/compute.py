@@ -124,6 +124,8 @@ def _row(d: DecodedImage, facts: dict[str, Any], refused: Reason | None, seconds
         name: getattr(d, name) for name in ("sha256", "bytes", "mtime_ns", "width", "height", "input_box")
     }
     row |= {**facts, "status": "bad" if reason else "ok", "seconds": d.seconds + (0 if reason else seconds)}
+    if d.as_stored and not reason:
+        row["flags"] = sorted([*row["flags"], "orientation-unread"])
     if reason:
         row |= {"reason": reason.code, "reason_values": reason.to_row()["values"]}
     return row

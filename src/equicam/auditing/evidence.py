@@ -14,8 +14,7 @@ import torch
 
 from equicam.auditing.reload import Reloaded
 from equicam.auditing.store import RunStore
-from equicam.data.digests import content_digest
-from equicam.data.items import Item, open_item
+from equicam.data.items import Item, read_item
 from equicam.errors import EquicamError
 from equicam.evaluation import causal, statistics
 from equicam.evaluation.controls import item_seed
@@ -82,10 +81,11 @@ def evidence(
     for start in range(0, len(items), IMAGES_PER_BATCH):
         some, images = [], []
         for item in items[start : start + IMAGES_PER_BATCH]:
-            if content_digest(item) != rows[item.id].get("sha256"):
-                continue
             try:
-                images.append(preprocess_image(model, open_item(item)))
+                content = read_item(item)
+                if content.sha256 != rows[item.id].get("sha256"):
+                    continue
+                images.append(preprocess_image(model, content.decode().image))
                 some.append(item)
             except (EquicamError, OSError, ValueError):
                 continue

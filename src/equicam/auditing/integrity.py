@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from equicam.auditing.log import Log
-from equicam.auditing.store import OPENING, RunStore
+from equicam.auditing.store import RunStore
 from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
@@ -94,12 +94,11 @@ def heal(store: RunStore, log: Log, write_head: Callable[[], None], notice: Noti
         log.add("damaged", {"files": damaged, "shards": shards})
 
 
-def remove_temporary(store: RunStore, *, all_of_them: bool) -> None:
-    """Remove what a killed writer left; notes on shards whose decoding died stay until the run is finished."""
+def remove_temporary(store: RunStore) -> None:
+    """Remove what a killed writer left."""
     for folder in (store.folder, store.folder / "items", store.folder / "maps"):
         for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-            if all_of_them or not path.name.startswith(OPENING):
-                path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def seal(store: RunStore, log: Log) -> None:

@@ -40,7 +40,8 @@ def reload_run(
     manifest, where = store.manifest, f"the run {valid_utf8(str(store.folder))}"
     if source is None and is_url(manifest.source):
         raise NotNamedError(
-            where, needs="--source, because its images are at a URL", got="none", fix=f"--source {manifest.source}"
+            where, needs="--source, because anybody may have written the URL of its images", got="none",
+            fix=f"--source {manifest.source}",
         )  # fmt: skip
     if not isinstance(model, Model):
         model = _load_model(store, model or library_model(store), weights, device)
@@ -49,7 +50,7 @@ def reload_run(
             where, needs="the weights it was computed with", got="others", fix="restoring them"
         )
     ids = set(store.sample()["id"].to_pylist())
-    found = find_items(source or manifest.source, split=manifest.split)
+    found = find_items(source or manifest.source, split=manifest.split, from_user=source is not None)
     items = sorted((item for item in found if item.id in ids), key=lambda item: item.id)
     if digest_items(items) != manifest.data:
         raise EquicamError(

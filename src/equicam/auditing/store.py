@@ -32,8 +32,6 @@ from equicam.data.items import Item, valid_utf8
 from equicam.errors import EquicamError
 from equicam.shards import TEMPORARY_SUFFIX, encode_table, read_table, write_atomic, write_table
 
-OPENING = ".opening-"
-"""Begins the name of a note that a shard is being decoded; it stays where a decoder died."""
 ITEMS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),

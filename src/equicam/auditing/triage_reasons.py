@@ -25,7 +25,7 @@ def triage_reasons(
     elif not found:
         found.append(Reason("signal-undefined", {"signal": by}))
     found += _view_reasons(row, angles)
-    found += [Reason(flag) for flag in ("low-coverage", "odd-size") if flag in flags]
+    found += [Reason(flag) for flag in ("orientation-unread", "low-coverage", "odd-size") if flag in flags]
     if row["confidence"] is not None and row["confidence"] < LOW_CONFIDENCE:
         found.append(Reason("low-confidence", {"confidence": row["confidence"]}))
     return found

@@ -14,14 +14,14 @@ import torch
 from equicam import __version__
 from equicam.auditing.compute import AuditContext, compute_shard, preprocess_to_array
 from equicam.auditing.manifest import Manifest
-from equicam.auditing.store import OPENING, RunStore
-from equicam.data.decoding import DecodedImage, DecoderPool, decode_image
+from equicam.auditing.store import RunStore
+from equicam.data.decoding import DecodedImage, DecoderPool
 from equicam.data.digests import file_digest
 from equicam.engines.worker import ModelSource, Shard, SharedFolder, load_checked, load_preprocessing
 from equicam.errors import EquicamError
 from equicam.models.images import VisibleBoxes
 from equicam.readers.model import Model
-from equicam.shards import TEMPORARY_SUFFIX, differences
+from equicam.shards import differences
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,15 @@ class AuditJob:
         return self.manifest.shard_size * self.image_bytes
 
     def decode(self, shard: Shard) -> list[DecodedImage]:
-        """The images of a shard; one that killed a worker before is isolated and becomes a row with a reason."""
-        number, items = shard
-        note = self.folder.enter() / f"{OPENING}{number:06d}{TEMPORARY_SUFFIX}"
-        if note.exists():  # the last worker that decoded this shard died
-            with closing(self._decoders()) as decoders:
-                found = decoders.decode_isolated(items)
-        else:
-            note.touch()
-            try:
-                preprocess, visible_box = self._preprocessing()
-                found = [decode_image(item, preprocess, visible_box) for item in items]
-            except Exception:
-                note.unlink(missing_ok=True)  # an exception is not a death
-                raise
-        note.unlink(missing_ok=True)
+        """The images of a shard, decoded by a child process: its limits and its death are not this process's."""
+        _, items = shard
+        with closing(self._decoders(workers=1)) as decoders:
+            (found,) = decoders.decode_shards([items])
         return found
 
     def decode_ahead(self, shards: Sequence[Shard]) -> Iterator[list[DecodedImage]]:
         """Shards decoded by child processes, ahead of the caller."""
-        with closing(self._decoders()) as decoders:
+        with closing(self._decoders(self.workers)) as decoders:
             yield from decoders.decode_shards([items for _, items in shards])
 
     def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], dict[str, str]]:
@@ -84,14 +73,12 @@ class AuditJob:
 
         return compute
 
-    def _preprocessing(self) -> tuple["partial[np.ndarray]", VisibleBoxes]:
+    def _decoders(self, workers: int) -> DecoderPool:
         model = self.preprocessing or load_preprocessing(self.model_source)
-        return partial(preprocess_to_array, model), VisibleBoxes(model)
-
-    def _decoders(self) -> DecoderPool:
         return DecoderPool(
-            *self._preprocessing(),
-            workers=self.workers,
+            partial(preprocess_to_array, model),
+            VisibleBoxes(model),
+            workers=workers,
             image_bytes=self.image_bytes,
             shard_size=self.manifest.shard_size,
         )

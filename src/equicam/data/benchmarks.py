@@ -54,7 +54,7 @@ def _table(file: Path) -> dict[str, str]:
     found = {}
     for line, text in enumerate(read_lines(file), 1):
         number, _, rest = text.partition(" ")
-        if not rest or number in found:
+        if not rest or number in found or not re.fullmatch("[0-9]{1,9}", number):
             raise EquicamError(
                 f"file {str(file)!r}, line {line},", needs="a new image number and a value",
                 got=repr(text)[:80], fix="a fresh copy of it",

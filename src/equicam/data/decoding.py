@@ -1,4 +1,7 @@
-"""Images decoded in worker processes ahead of the device; an image that kills its worker becomes a row with a reason.
+"""Images decoded in worker processes ahead of the device, each within limits of time and memory.
+
+An image that takes too long or kills its worker becomes a row with a reason: the pool breaks, the images it had not
+finished are decoded again, each in a process of its own, and how that process ends tells why.
 
 Workers close the run's lock when they start and die with their parent, so nothing of a killed run blocks the next.
 They leave pixels in memory shared with their parent, because a pipe would make the computing process copy them. The
@@ -6,10 +9,11 @@ memory has no name, so the system frees it when the processes end.
 """
 
 import contextlib
-import hashlib
+import math
 import mmap
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from equicam.data.digests import file_digest
-from equicam.data.items import Box, Item, open_item, prefetch
-from equicam.data.processes import end_with_parent
+from equicam.data.items import Box, Item, read_item
+from equicam.data.processes import call_alone, end_with_parent, limit_memory, limit_time
 from equicam.data.remote import file_stat
+from equicam.errors import EquicamError
 from equicam.reasons import Reason
 
 Preprocess = Callable[[Image.Image], NDArray[np.float32]]
@@ -33,6 +37,14 @@ InputBox = Callable[[tuple[int, int]], Box]
 """From an image's width and height, the box of it that the model's input shows."""
 SHARDS_AHEAD = 2
 """Shards decoded while one is computed."""
+MAX_SECONDS = 120.0
+"""For one image: fetching, decoding and preprocessing it."""
+MAX_MEMORY_BYTES = 4 * 2**30
+"""Of a worker, beyond what it starts with; the largest images allowed need up to 3.4 GiB."""
+LIMITS = "EQUICAM_DECODE_LIMITS"
+"""The environment variable that multiplies both, for a slow store or a preprocessing of one's own."""
+ATTEMPTS = 3
+"""Times an image is decoded alone before its row says that it kills the process: others may have killed it."""
 
 
 @dataclass(frozen=True)
@@ -47,32 +59,32 @@ class DecodedImage:
     width: int | None = None
     height: int | None = None
     input_box: Box | None = None
+    as_stored: bool = False  # its EXIF orientation cannot be read
     reason: Reason | None = None
     seconds: float = 0.0
 
 
 def failure_reason(error: Exception) -> Reason:
     """Why an image could not be decoded or preprocessed; every exception counts."""
+    if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+        return Reason("out-of-memory")
     return Reason("unreadable", {"error": type(error).__name__, "message": str(error)})
 
 
 def decode_image(item: Item, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
-    """Decode and preprocess one image; any exception on the way becomes its reason."""
+    """Read an image's file once, digest, decode and preprocess it; any exception on the way becomes its reason."""
     start = time.perf_counter()
     found = DecodedImage(item)
     try:
-        found = replace(found, **asdict(file_stat(item.path)))
-        if item.index is None and found.bytes is not None:
-            item = prefetch(item)
-            found = replace(found, sha256=file_digest(item.path))
-        image = open_item(item)
-        size = (image.width, image.height)
-        if item.index is not None:
-            found = replace(found, sha256=hashlib.sha256(image.tobytes()).hexdigest())
-        found = replace(found, width=size[0], height=size[1])
+        content = read_item(item)
+        found = replace(found, **asdict(content.stat), sha256=content.sha256)
+        upright = content.decode()
+        image, size = upright.image, upright.image.size
+        found = replace(found, width=size[0], height=size[1], as_stored=upright.orientation is None)
         found = replace(found, x=preprocess(image), input_box=input_box(size))
     except Exception as error:  # noqa: BLE001  # a bad image never ends a run
-        found = replace(found, x=None, reason=failure_reason(error))
+        stat = file_stat(item.path) if found.sha256 is None else None
+        found = replace(found, **asdict(stat) if stat else {}, x=None, reason=failure_reason(error))
     return replace(found, seconds=time.perf_counter() - start)
 
 
@@ -114,89 +126,127 @@ class DecoderPool:
         lock: int = -1,
     ) -> None:
         """Images of another size than `image_bytes` once preprocessed are pickled instead of shared."""
-        self._settings = (preprocess, input_box, lock, os.getpid())
+        scale = limits_scale()
+        self._settings = Settings(
+            preprocess, input_box, lock, os.getpid(), MAX_SECONDS * scale, int(MAX_MEMORY_BYTES * scale)
+        )
         self._workers = workers
         self._image_bytes, self._shard_size = image_bytes, shard_size
         self._start_pool()
 
     def decode_shards(self, shards: Sequence[Sequence[Item]]) -> Iterator[list[DecodedImage]]:
         """The decoded images of every shard, in order; a shard's pixels are valid until the next is requested."""
-        waiting: list[tuple[Sequence[Item], SharedBuffer, int, list[Future[Reply]]]] = []
+        waiting: list[_Submitted] = []
         for number, shard in enumerate(shards):
-            first = number % (SHARDS_AHEAD + 1) * self._shard_size
-            waiting.append((shard, self._buffer, first, self._submit(shard, first)))
+            waiting.append(self._submit(shard, number % (SHARDS_AHEAD + 1) * self._shard_size))
             if len(waiting) > SHARDS_AHEAD:
-                yield self._results(*waiting.pop(0))
+                yield self._results(waiting.pop(0))
         for rest in waiting:
-            yield self._results(*rest)
+            yield self._results(rest)
 
     def close(self) -> None:
         """Wait for the images being decoded, drop the others, and end the workers."""
         self._pool.shutdown(cancel_futures=True)
 
-    def decode_isolated(self, items: Sequence[Item]) -> list[DecodedImage]:
-        """Decode each image in a process of its own, so that only a deadly image is lost."""
-        return [self._decode_isolated(item) for item in items]
+    def _submit(self, shard: Sequence[Item], first: int) -> "_Submitted":
+        futures: list[Future[Reply]] = []
+        with contextlib.suppress(BrokenProcessPool):
+            for i, item in enumerate(shard):
+                slot = first + i if i < self._shard_size else -1
+                futures.append(self._pool.submit(_decode, item, slot))
+        return _Submitted(shard, first, futures, self._pool, self._buffer)
 
-    def _submit(self, shard: Sequence[Item], first: int) -> list[Future[Reply]]:
-        try:
-            slots = [first + i if i < self._shard_size else -1 for i in range(len(shard))]
-            return [self._pool.submit(_decode, *one) for one in zip(shard, slots, strict=True)]
-        except BrokenProcessPool:
-            return []
+    def _results(self, submitted: "_Submitted") -> list[DecodedImage]:
+        replies: dict[int, DecodedImage] = {}
+        for i, future in enumerate(submitted.futures):
+            with contextlib.suppress(BrokenProcessPool, MemoryError):
+                found, shape = future.result()
+                x = found.x if shape is None else submitted.buffer.at(submitted.first + i, shape)
+                replies[i] = replace(found, x=x)
+        if len(replies) < len(submitted.shard) and submitted.pool is self._pool:
+            self._start_pool()
+        # an image of this shard or of one ahead killed a worker: decoding each alone finds it
+        return [replies.get(i) or self._decode_alone(item) for i, item in enumerate(submitted.shard)]
 
-    def _results(
-        self, shard: Sequence[Item], buffer: SharedBuffer, first: int, futures: Sequence[Future[Reply]]
-    ) -> list[DecodedImage]:
-        try:
-            if len(futures) == len(shard):
-                replies = [future.result() for future in futures]
-                return [
-                    found if shape is None else replace(found, x=buffer.at(first + i, shape))
-                    for i, (found, shape) in enumerate(replies)
-                ]
-        except BrokenProcessPool:
-            pass
-        # an image of this shard or of one ahead killed a worker: find it by decoding each alone
-        isolated = self.decode_isolated(shard)
-        self._start_pool()
-        return isolated
-
-    def _decode_isolated(self, item: Item) -> DecodedImage:
-        with self._new_pool(1) as single:
-            try:
-                return single.submit(_decode, item, -1).result()[0]
-            except BrokenProcessPool:
-                return DecodedImage(item, **asdict(file_stat(item.path)), reason=Reason("killed-decoder"))
+    def _decode_alone(self, item: Item) -> DecodedImage:
+        """Decode an image in a process of its own, whose exit says whether the time was up."""
+        reason = Reason("killed-decoder")
+        for _ in range(ATTEMPTS):
+            found, exit_code = call_alone(_decode_one, item, self._settings)
+            if isinstance(found, DecodedImage):
+                return found
+            if exit_code == -signal.SIGALRM:
+                reason = Reason("decoding-timeout", {"seconds": self._settings.seconds})
+                break
+        return DecodedImage(item, **asdict(file_stat(item.path)), reason=reason)
 
     def _start_pool(self) -> None:
         # a new buffer as well: workers of a broken pool may still be writing to the old one
         self._buffer = SharedBuffer(self._image_bytes, (SHARDS_AHEAD + 1) * self._shard_size)
-        self._pool = self._new_pool(self._workers)
-
-    def _new_pool(self, workers: int) -> ProcessPoolExecutor:
         # forked, because a model's preprocessing may be any function, picklable or not
         context = multiprocessing.get_context("fork")
-        return ProcessPoolExecutor(workers, context, _start_worker, (self._buffer, *self._settings))
+        self._pool = ProcessPoolExecutor(
+            self._workers, context, _start_worker, (self._settings, self._buffer)
+        )
+
+
+def limits_scale() -> float:
+    """The factor of the limits of time and memory that the user sets in the environment."""
+    text = os.environ.get(LIMITS) or "1"
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise EquicamError(LIMITS, needs="a factor above 0", got=repr(text), fix=f"{LIMITS}=4")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a worker needs besides the images."""
+
+    preprocess: Preprocess
+    input_box: InputBox
+    lock: int  # a file descriptor of the parent's, to be closed
+    parent: int
+    seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    """A shard in the hands of the workers."""
+
+    shard: Sequence[Item]
+    first: int  # its first slot
+    futures: Sequence[Future[Reply]]
+    pool: ProcessPoolExecutor
+    buffer: SharedBuffer
 
 
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(
-    buffer: SharedBuffer, preprocess: Preprocess, input_box: InputBox, lock: int, parent: int
-) -> None:
+def _start_worker(settings: Settings, buffer: SharedBuffer | None) -> None:
     with contextlib.suppress(OSError):
-        os.close(lock)
-    end_with_parent(parent)
+        os.close(settings.lock)
+    end_with_parent(settings.parent)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    _worker.update(preprocess=preprocess, input_box=input_box, buffer=buffer)
+    limit_memory(settings.memory_bytes)
+    _worker.update(settings=settings, buffer=buffer)
 
 
 def _decode(item: Item, slot: int) -> Reply:
     """Decode one image; its pixels go into shared memory if it has a slot."""
-    found = decode_image(item, _worker["preprocess"], _worker["input_box"])
+    settings: Settings = _worker["settings"]
+    limit_time(settings.seconds)
+    found = decode_image(item, settings.preprocess, settings.input_box)
+    limit_time(0)
     if slot < 0 or found.x is None or not _worker["buffer"].put(slot, found.x):
         return found, None
     return replace(found, x=None), found.x.shape
+
+
+def _decode_one(item: Item, settings: Settings) -> DecodedImage:
+    """The whole work of a process that decodes one image."""
+    _start_worker(settings, None)
+    return _decode(item, -1)[0]

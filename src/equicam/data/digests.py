@@ -1,15 +1,13 @@
 """SHA-256 of files and of images."""
 
 import hashlib
+from pathlib import Path
 
-from equicam.data.items import Item, open_item
-from equicam.data.remote import AnyPath, RemotePath
+from equicam.data.items import Item, read_item
 
 
-def file_digest(path: AnyPath) -> str:
+def file_digest(path: Path) -> str:
     """SHA-256 of a file."""
-    if isinstance(path, RemotePath):
-        return hashlib.sha256(path.read_bytes()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -17,8 +15,6 @@ def file_digest(path: AnyPath) -> str:
 def content_digest(item: Item) -> str | None:
     """SHA-256 of an image's file, or of its pixels if the file holds several images; None if it cannot be read."""
     try:
-        if item.index is None:
-            return file_digest(item.path)
-        return hashlib.sha256(open_item(item).tobytes()).hexdigest()
+        return read_item(item).sha256
     except (OSError, ValueError):
         return None

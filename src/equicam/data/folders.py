@@ -1,10 +1,12 @@
 """Images below a folder. File names are untrusted: they are matched and escaped."""
 
+import logging
 import os
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from equicam.data.files import MAX_LIST_BYTES, read_file
 from equicam.data.items import Item, valid_utf8
 from equicam.data.remote import AnyPath, RemotePath
 from equicam.errors import EquicamError
@@ -13,6 +15,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", "
 
 PathParts = tuple[str, ...]
 """A path relative to a folder, split at the separators."""
+_log = logging.getLogger(__name__)
 
 
 def has_image_suffix(name: str) -> bool:
@@ -22,19 +25,44 @@ def has_image_suffix(name: str) -> bool:
 
 def list_items(root: AnyPath) -> list[Item]:
     """Every image below a folder, sorted by id; its first subfolder is its label."""
+    skipped: list[PathParts] = []
     items = (
         make_item(parts, path, label=_escape(parts[0]) if len(parts) > 1 else None)
-        for parts, path in list_images(root)
+        for parts, path in list_images(root, skipped)
     )
-    return sorted(items, key=lambda item: item.id)
+    found = sorted(items, key=lambda item: item.id)
+    report_skipped(root, skipped)
+    return found
 
 
-def list_images(root: AnyPath, *, depth: int | None = None) -> list[tuple[PathParts, AnyPath]]:
-    """Image files below a folder: relative path and file."""
-    if isinstance(root, RemotePath):
-        found = root.list_files() if depth is None else [f for f in root.list_files() if len(f[0]) <= depth]
-        return [(parts, path) for parts, path in found if has_image_suffix(parts[-1])]
-    return [(parts, root.joinpath(*parts)) for parts in list_files(root, SUFFIXES, depth=depth)]
+def list_images(
+    root: AnyPath, skipped: list[PathParts], *, depth: int | None = None
+) -> list[tuple[PathParts, AnyPath]]:
+    """Image files below a folder, by relative path; entries that are hidden or no images are added to `skipped`."""
+    if isinstance(root, Path):
+        return [(parts, root.joinpath(*parts)) for parts in list_files(root, SUFFIXES, skipped, depth=depth)]
+    found: list[tuple[PathParts, AnyPath]] = []
+    for parts, path in root.list_files():
+        if depth is None or len(parts) <= depth:
+            if has_image_suffix(parts[-1]) and not is_hidden(parts):
+                found.append((parts, path))
+            else:
+                skipped.append(parts)
+    return found
+
+
+def is_hidden(parts: PathParts) -> bool:
+    """Whether a file or one of its folders has a name that starts with a dot."""
+    return any(part.startswith(".") for part in parts)
+
+
+def report_skipped(source: AnyPath, skipped: Sequence[PathParts]) -> None:
+    """Tell the user which entries of a source are no images of it, in one line."""
+    if skipped:
+        names = quote_names(_escape("/".join(parts)) for parts in skipped)
+        _log.warning(
+            "source %r: %d left out, hidden or not an image by the name: %s", str(source), len(skipped), names
+        )
 
 
 def item_at(root: Path, parts: PathParts, *, label: int | str | None = None) -> Item:
@@ -47,11 +75,15 @@ def make_item(parts: PathParts, path: AnyPath, *, label: int | str | None = None
     return Item(_escape("/".join(parts)), path, label)
 
 
-def list_files(root: Path, suffixes: Collection[str], *, depth: int | None = None) -> list[PathParts]:
+def list_files(
+    root: Path, suffixes: Collection[str], skipped: list[PathParts] | None = None, *, depth: int | None = None
+) -> list[PathParts]:
     """Files with these suffixes, sorted; hidden ones are excluded, and no folder is entered twice.
 
-    Real folders come before symbolic links to folders, and a link to a parent of `root` is not followed.
+    Real folders come before symbolic links to folders, and a link to a parent of `root` is not followed. All other
+    entries are added to `skipped`. A pipe or device counts as a file: opening it fails with a reason.
     """
+    skipped = [] if skipped is None else skipped
     found: list[PathParts] = []
     real = root.resolve()
     entered = {_identity(folder) for folder in real.parents}
@@ -60,15 +92,20 @@ def list_files(root: Path, suffixes: Collection[str], *, depth: int | None = Non
         parts = todo.popleft()
         folder = root.joinpath(*parts)
         if (identity := _identity(folder)) in entered:
+            skipped.append(parts)
             continue
         entered.add(identity)
         for entry in _entries(folder):
             below = (*parts, entry.name)
-            kind = _kind(entry)
-            if kind == "folder" and (depth is None or len(below) < depth):
-                (todo.append if entry.is_symlink() else todo.appendleft)(below)
-            elif kind == "file" and _suffix(entry.name) in suffixes:
+            if entry.name.startswith("."):
+                skipped.append(below)
+            elif _is_folder(entry):
+                if depth is None or len(below) < depth:
+                    (todo.append if entry.is_symlink() else todo.appendleft)(below)
+            elif _suffix(entry.name) in suffixes:
                 found.append(below)
+            else:
+                skipped.append(below)
     return sorted(found)
 
 
@@ -76,7 +113,7 @@ def subfolders(root: AnyPath) -> list[str]:
     """The sorted names of the folders directly inside, hidden ones excluded."""
     if isinstance(root, RemotePath):
         return root.subfolders()
-    return [entry.name for entry in _entries(root) if _kind(entry) == "folder"]
+    return [entry.name for entry in _entries(root) if not entry.name.startswith(".") and _is_folder(entry)]
 
 
 def quote_names(names: Iterable[str], *, limit: int = 8) -> str:
@@ -88,12 +125,8 @@ def quote_names(names: Iterable[str], *, limit: int = 8) -> str:
 
 def read_lines(file: Path) -> list[str]:
     """The stripped lines of a text file; invalid UTF-8 is kept, because lines contain file names."""
-    try:
-        text = file.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise EquicamError(
-            f"file {str(file)!r}", needs="to exist and be readable", got=error.strerror, fix="a fresh copy"
-        ) from error
+    data, _ = read_file(file, what=f"file {str(file)!r}", limit=MAX_LIST_BYTES)
+    text = data.decode("utf-8", "surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
     return [line.strip() for line in text.rstrip().split("\n")]
 
 
@@ -108,23 +141,17 @@ def _suffix(name: str) -> str:
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
+            return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         raise _unreadable(folder, error) from error
-    return sorted(visible, key=lambda entry: entry.name)
 
 
-def _kind(entry: os.DirEntry[str]) -> str:
-    """Folder, file, or other (a pipe or device, never opened); links are followed."""
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder or a link to one; a link to nothing counts as a file, which is then reported missing."""
     try:
-        if entry.is_dir():
-            return "folder"
-        if entry.is_file():
-            return "file"
-        entry.stat()
+        return entry.is_dir()
     except OSError:
-        return "file"  # keep a broken link, so that the missing file is reported
-    return "other"
+        return False
 
 
 def _identity(folder: Path) -> tuple[int, int]:

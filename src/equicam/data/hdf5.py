@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equicam.data.image_files import MAX_PIXELS
+from equicam.data.files import refuse_irregular
+from equicam.data.image_files import refuse_size
 from equicam.errors import EquicamError
 
 MAX_OPEN_FILES = 8
+MAX_IMAGES = 10_000_000
+"""In one file; PatchCamelyon's largest has 262,144."""
 _LOCKS: dict[int, Lock] = {}  # by process id: a fork may copy a lock that is held
 
 
@@ -45,8 +48,11 @@ def read_labels(path: Path, *, count: int) -> list[int]:
 
 def _count(images: Any, path: Path) -> int:
     shape = images.shape
-    if len(shape) != 4 or shape[3] != 3 or images.dtype != np.uint8 or shape[1] * shape[2] > MAX_PIXELS:
+    if shape is None or len(shape) != 4 or shape[3] != 3 or images.dtype != np.uint8:
         raise _invalid(path, "8-bit images [n, H, W, 3] in 'x'", f"{shape} of {images.dtype}")
+    if shape[0] > MAX_IMAGES:
+        raise _invalid(path, f"at most {MAX_IMAGES:,} images", f"{shape[0]:,}")
+    refuse_size(shape[2], shape[1], f"file {str(path)!r}")
     return int(shape[0])
 
 
@@ -56,21 +62,24 @@ def _dataset(path: Path, name: str) -> Iterator[Any]:
     h5py = _h5py()
     with _LOCKS.setdefault(os.getpid(), Lock()):
         try:
-            _, dataset = _open(os.path.abspath(path), name, os.getpid())  # noqa: PTH100  # links stay links
+            file, dataset = _open(os.path.abspath(path), name, os.getpid())  # noqa: PTH100  # links stay links
             if not isinstance(dataset, h5py.Dataset):
                 raise _invalid(path, f"a dataset {name!r}", f"a {type(dataset).__name__}")
+            if dataset.file != file or dataset.external or dataset.is_virtual:
+                raise _invalid(path, f"the data of {name!r} in it", "a reference to another file")
             yield dataset
         except EquicamError:
             raise
         except FileNotFoundError as error:
             raise _invalid(path, "an existing file", "No such file") from error
-        except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        except Exception as error:  # h5py has no exceptions of its own
             raise _invalid(path, f"a whole HDF5 file with a dataset {name!r}", error) from error
 
 
 @lru_cache(maxsize=MAX_OPEN_FILES)
 def _open(path: str, name: str, pid: int) -> tuple[Any, Any]:  # noqa: ARG001  # a forked process opens its own files
     """File and dataset; the dataset caches the chunk that neighbouring images share."""
+    refuse_irregular(os.stat(path), f"file {path!r}")  # noqa: PTH116
     file = _h5py().File(path, "r")
     return file, file[name]
 

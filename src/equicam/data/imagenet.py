@@ -1,7 +1,7 @@
 """The ILSVRC-2012 validation set: in synset folders, or flat with its devkit; boxes where annotations exist."""
 
+import io
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +9,18 @@ from xml.parsers import expat
 
 import numpy as np
 
-from equicam.data.folders import SUFFIXES, item_at, list_files, read_lines, subfolders
-from equicam.data.items import Box, Item, parse_box
+from equicam.data.files import MAX_LIST_BYTES, read_file
+from equicam.data.folders import (
+    SUFFIXES,
+    PathParts,
+    item_at,
+    list_files,
+    read_lines,
+    report_skipped,
+    subfolders,
+)
+from equicam.data.items import Box, Item, parse_box, valid_utf8
+from equicam.data.processes import call_alone, limit_memory, limit_time
 from equicam.errors import EquicamError
 
 IMAGES = ("", "val", "ILSVRC2012_img_val")
@@ -20,6 +30,7 @@ NOT_IMAGES = {*ANNOTATIONS, "data", "ILSVRC2012_devkit_t12"}
 TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 SYNSET, NUMBERED = re.compile("n[0-9]{8}"), re.compile(r"ILSVRC2012_val_([0-9]{8})\.[A-Za-z]+")
 MAX_ANNOTATION_BYTES = 2**20  # the published ones have about a thousand
+MAX_META_SECONDS, MAX_META_MEMORY = 60.0, 2**30  # to read meta.mat, which takes a second
 
 Annotations = Mapping[tuple[str, str], Path]
 """XML files by synset folder ("" for none) and stem."""
@@ -44,11 +55,13 @@ def _synsets(folder: Path) -> list[str]:
 
 def _in_synsets(base: Path, synsets: list[str], annotations: Annotations) -> list[Item] | None:
     numbers = {name: i for i, name in enumerate(synsets)} if len(synsets) == 1000 else {}
+    skipped: list[PathParts] = []
     items = [
         _with_boxes(item_at(base, (name, *parts), label=numbers.get(name, name)), annotations, synset=name)
         for name in synsets
-        for parts in list_files(base / name, SUFFIXES)
+        for parts in list_files(base / name, SUFFIXES, skipped)
     ]
+    report_skipped(base, skipped)
     return sorted(items, key=lambda item: item.id) or None
 
 
@@ -77,8 +90,10 @@ def _by_number(root: Path, truth: Path) -> list[Item]:
 def _numbered(root: Path) -> list[tuple[Path, str, int]]:
     """Validation images and their numbers, from the first folder that contains some."""
     for base in (root / name for name in IMAGES if (root / name).is_dir()):
-        names = [name for (name,) in list_files(base, SUFFIXES, depth=1)]
+        skipped: list[PathParts] = []
+        names = [name for (name,) in list_files(base, SUFFIXES, skipped, depth=1)]
         if found := [(base, name, int(match[1])) for name in names if (match := NUMBERED.fullmatch(name))]:
+            report_skipped(base, [*skipped, *((name,) for name in names if not NUMBERED.fullmatch(name))])
             return found
     raise EquicamError(
         f"ImageNet in {str(root)!r}", needs="images ILSVRC2012_val_00000001.JPEG …", got="none",
@@ -88,20 +103,28 @@ def _numbered(root: Path) -> list[tuple[Path, str, int]]:
 
 def _synsets_by_class(meta: Path) -> dict[str, str]:
     """WNID by ILSVRC2012_ID as text, as in the ground truth; ids above 1000 are groups of classes."""
-    import scipy.io
-    from scipy.io.matlab import MatReadError
-
-    try:
-        rows = np.atleast_1d(scipy.io.loadmat(meta, squeeze_me=True)["synsets"])
-        pairs = [(int(row["ILSVRC2012_ID"]), str(row["WNID"])) for row in rows]
-    except (
-        OSError, ValueError, TypeError, LookupError, NotImplementedError, MatReadError, zlib.error,
-    ) as error:  # fmt: skip
+    data, _ = read_file(meta, what=f"file {str(meta)!r}", limit=MAX_LIST_BYTES)
+    found, exit_code = call_alone(_read_synsets, data)  # SciPy crashes on damaged files
+    if not isinstance(found, dict):
         raise EquicamError(
-            f"file {str(meta)!r}", needs="synsets with ILSVRC2012_ID and WNID", got=repr(error),
-            fix="a fresh copy of the devkit",
-        ) from error  # fmt: skip
-    return {str(number): synset for number, synset in pairs if 1 <= number <= 1000}
+            f"file {str(meta)!r}", needs="synsets with ILSVRC2012_ID and WNID",
+            got=found or f"a file that ends the process reading it ({exit_code})", fix="a fresh copy of the devkit",
+        )  # fmt: skip
+    return found
+
+
+def _read_synsets(data: bytes) -> dict[str, str] | str:
+    """The synsets, or what is wrong with them."""
+    import scipy.io
+
+    limit_time(MAX_META_SECONDS)
+    limit_memory(MAX_META_MEMORY)
+    try:
+        rows = np.atleast_1d(scipy.io.loadmat(io.BytesIO(data), squeeze_me=True)["synsets"])
+        pairs = [(int(row["ILSVRC2012_ID"]), str(row["WNID"])) for row in rows]
+        return {str(number): valid_utf8(synset) for number, synset in pairs if 1 <= number <= 1000}
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with it
+        return valid_utf8(repr(error)[:200])
 
 
 def _in_devkit(root: Path, name: str) -> Path | None:
@@ -145,16 +168,10 @@ def read_boxes(file: Path) -> tuple[Box, ...]:
     parser.StartElementHandler, parser.EndElementHandler = start, lambda _: path.pop()
     parser.CharacterDataHandler, parser.buffer_text = text, True
     try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_ANNOTATION_BYTES + 1)
-        if len(data) > MAX_ANNOTATION_BYTES:
-            raise EquicamError(
-                what, needs=f"at most {MAX_ANNOTATION_BYTES} bytes", got="more", fix="the original file"
-            )
-        parser.Parse(data, True)
+        parser.Parse(read_file(file, what=what, limit=MAX_ANNOTATION_BYTES)[0], True)
     except EquicamError:
         raise
-    except (expat.ExpatError, OSError, ValueError, LookupError) as error:
+    except (expat.ExpatError, ValueError, LookupError) as error:
         raise EquicamError(what, needs="well-formed XML", got=error, fix="a fresh copy of it") from error
     return tuple(
         parse_box((b.get(k, "") for k in ("xmin", "ymin", "xmax", "ymax")), what=what) for b in found

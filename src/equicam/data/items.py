@@ -4,14 +4,16 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import zip_longest
 
 from PIL import Image
 
 from equicam.data import hdf5
-from equicam.data.image_files import exif_orientation, open_image
-from equicam.data.remote import AnyPath, RemotePath, file_stats
+from equicam.data.files import MAX_IMAGE_BYTES, read_file
+from equicam.data.image_files import UprightImage, decode, open_image
+from equicam.data.remote import AnyPath, FileStat, RemotePath, file_stat, file_stats
 from equicam.errors import EquicamError
 
 Box = tuple[float, float, float, float]
@@ -30,23 +32,47 @@ class Item:
     index: int | None = None  # the position in a file that contains many images
 
 
-def open_item(item: Item) -> Image.Image:
-    """The item's image as upright 8-bit RGB; raises an EquicamError if it cannot be read."""
+@dataclass(frozen=True)
+class ItemContent:
+    """What an item's file holds, read once: digest and image come from the same bytes, even if the file changes."""
+
+    item: Item
+    data: bytes = field(repr=False)  # the file, or the pixels of one image of a file that contains many
+    stat: FileStat
+    size: tuple[int, int] | None = None  # width and height of the pixels
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the data."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    def decode(self) -> UprightImage:
+        """The image as upright 8-bit RGB; raises an EquicamError if it cannot be decoded."""
+        if self.size is None:
+            return decode(self.data, f"image {str(self.item.path)!r}")
+        return UprightImage(Image.frombytes("RGB", self.size, self.data), 1)
+
+
+def read_item(item: Item) -> ItemContent:
+    """Read an item's file, once; raises an EquicamError if it cannot be read."""
+    what = f"image {str(item.path)!r}"
     if item.index is None:
-        return open_image(item.path)
+        return ItemContent(item, *read_file(item.path, what=what, limit=MAX_IMAGE_BYTES))
     if isinstance(item.path, RemotePath):
         raise EquicamError("an HDF5 file", needs="to be on a disk", got=str(item.path), fix="a copy of it")
-    return Image.fromarray(hdf5.read_image(item.path, item.index))
+    pixels = hdf5.read_image(item.path, item.index)
+    return ItemContent(item, pixels.tobytes(), file_stat(item.path), (pixels.shape[1], pixels.shape[0]))
 
 
-def prefetch(item: Item) -> Item:
-    """The item with a remote file's content in memory, so that it can be read more than once."""
-    return replace(item, path=item.path.with_content()) if isinstance(item.path, RemotePath) else item
+def open_item(item: Item) -> Image.Image:
+    """The item's image as upright 8-bit RGB; raises an EquicamError if it cannot be read."""
+    return open_image(item.path) if item.index is None else read_item(item).decode().image
 
 
-def upright_box(item: Item, size: tuple[int, int], box: Box) -> Box:
-    """A box of the image as stored, in the image as opened (of this size), which EXIF may have rotated."""
-    orientation = 1 if item.index is not None else exif_orientation(item.path)
+def upright_box(orientation: int | None, size: tuple[int, int], box: Box) -> Box:
+    """A box of the image as stored, in the upright image (of this size), to which the orientation was applied."""
+    if orientation is None:
+        return box
     width, height = size if orientation < 5 else (size[1], size[0])  # as stored
     moves: dict[int, Callable[[float, float], tuple[float, float]]] = {
         2: lambda x, y: (width - x, y),

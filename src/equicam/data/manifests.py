@@ -4,15 +4,28 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
+from equicam.data.files import open_regular
 from equicam.data.folders import quote_names
 from equicam.data.items import Item, parse_box, valid_utf8
-from equicam.data.remote import AnyPath, RemotePath, as_path, is_url
+from equicam.data.remote import (
+    ALLOW_SCHEMES,
+    AnyPath,
+    RemotePath,
+    as_path,
+    is_allowed,
+    is_url,
+    may_open,
+    scheme,
+)
 from equicam.errors import EquicamError
 
 NAMES = ("items.csv", "items.parquet")
 COLUMNS = ("path", "id", "label", "boxes", "region", "split")
+MAX_LINE = 2**20
+"""Characters of a CSV line."""
 
 Row = tuple[int, Mapping[str, Any]]
 """Line number (from 1; in CSV the header is line 1) and cells by column."""
@@ -25,30 +38,41 @@ def find_manifest(folder: AnyPath) -> AnyPath | None:
 
 def read_manifest(path: AnyPath, *, split: str | None) -> list[Item]:
     """The items of an image list in its order, all or those of one split; the image files need not exist."""
+    rows = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
+    items: list[Item] = []
+    lines: dict[str, int] = {}
+    splits: set[str] = set()
     try:
-        rows = list(_parquet(path) if path.suffix.lower() == ".parquet" else _csv(path))
+        for line, cells in rows:
+            if split is not None:
+                if "split" not in cells:
+                    raise _wrong(path, "a column 'split'", quote_names(cells), "no split, or that column")
+                splits.add(str(cells["split"] or ""))
+                if cells["split"] != split:
+                    continue
+            item = _item(cells, path, f"{_name(path)}, line {line}")
+            # at once, because a small Parquet file may repeat one row a billion times
+            if item.id in lines:
+                raise EquicamError(
+                    f"{_name(path)}, line {line},", needs="a unique id",
+                    got=f"{item.id!r} as in line {lines[item.id]}", fix="a column id without repetitions",
+                )  # fmt: skip
+            lines[item.id] = line
+            items.append(item)
     except OSError as error:
         raise _wrong(path, "a file that can be read", error, "a fresh copy of it") from error
-    if split is not None:
-        rows = _of_split(rows, path, split)
-    if not rows:
+    if split is not None and splits and not items:
+        raise _wrong(path, f"rows of split {split!r}", f"splits {quote_names(splits - {''})}", "one of these")
+    if not items:
         raise _wrong(path, "at least one row", "none", "one row per image")
-    items = [_item(cells, path, f"{_name(path)}, line {line}") for line, cells in rows]
-    lines: dict[str, int] = {}
-    for (line, _), item in zip(rows, items, strict=True):
-        if item.id in lines:
-            raise EquicamError(
-                f"{_name(path)}, line {line},", needs="a unique id",
-                got=f"{item.id!r} as in line {lines[item.id]}", fix="a column id without repetitions",
-            )  # fmt: skip
-        lines[item.id] = line
+    _refuse_strangers(items, path)
     return items
 
 
 def _csv(path: AnyPath) -> Iterator[Row]:
     """Rows of text; invalid UTF-8 is kept, because a path may contain it."""
     with io.TextIOWrapper(_file(path), "utf-8-sig", "surrogateescape", newline="") as file:
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(_lines(file, path), strict=True)
         try:
             columns = [name.strip() for name in next(reader, [])]
             _check(columns, path)
@@ -59,7 +83,7 @@ def _csv(path: AnyPath) -> Iterator[Row]:
                         got=len(cells), fix="quotes around cells that hold a comma",
                     )  # fmt: skip
                 if cells:
-                    yield reader.line_num, dict(zip(columns, cells, strict=False))
+                    yield reader.line_num, dict(zip_longest(columns, cells, fillvalue=""))
         except csv.Error as error:
             raise EquicamError(
                 f"{_name(path)}, line {reader.line_num},", needs="well-formed CSV", got=error,
@@ -67,8 +91,15 @@ def _csv(path: AnyPath) -> Iterator[Row]:
             ) from error  # fmt: skip
 
 
+def _lines(file: io.TextIOWrapper, path: AnyPath) -> Iterator[str]:
+    """The lines of a text file; one without end, as in a sparse file, is refused."""
+    while line := file.readline(MAX_LINE):
+        if len(line) == MAX_LINE:
+            raise _wrong(path, f"lines of less than {MAX_LINE:,} characters", "a longer one", "CSV as text")
+        yield line
+
+
 def _parquet(path: AnyPath) -> Iterator[Row]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
@@ -76,10 +107,12 @@ def _parquet(path: AnyPath) -> Iterator[Row]:
             source = pq.ParquetFile(file)
             columns = list(source.schema_arrow.names)
             _check(columns, path)
-            rows = source.read([name for name in COLUMNS if name in columns]).to_pylist()
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+            batches = source.iter_batches(1024, columns=[name for name in COLUMNS if name in columns])
+            yield from enumerate((cells for batch in batches for cells in batch.to_pylist()), 1)
+    except (EquicamError, OSError):
+        raise
+    except Exception as error:  # Arrow reports damage as one of a dozen exceptions
         raise _wrong(path, "a whole Parquet file", error, "a fresh copy of it") from error
-    yield from enumerate(rows, 1)
 
 
 def _check(columns: list[str], path: AnyPath) -> None:
@@ -89,13 +122,14 @@ def _check(columns: list[str], path: AnyPath) -> None:
         raise _wrong(path, "each column once", f"{quote_names(repeated)} twice", "other names")
 
 
-def _of_split(rows: list[Row], path: AnyPath, split: str) -> list[Row]:
-    if rows and not any("split" in cells for _, cells in rows):
-        raise _wrong(path, "a column 'split'", quote_names(rows[0][1]), "no split, or that column")
-    splits = {str(cells.get("split") or "") for _, cells in rows}
-    if split not in splits:
-        raise _wrong(path, f"rows of split {split!r}", f"splits {quote_names(splits - {''})}", "one of these")
-    return [(line, cells) for line, cells in rows if cells.get("split") == split]
+def _refuse_strangers(items: list[Item], path: AnyPath) -> None:
+    """Refuse a list of nothing but URLs that only it names; a few among other rows are rows with a reason."""
+    named = {scheme(item.path) for item in items}
+    if not any(is_allowed(item.path) for item in items):
+        raise _wrong(
+            path, f"permission to open {', '.join(f'{one}://' for one in sorted(named))}, which only it names",
+            "none", f"{ALLOW_SCHEMES}={','.join(sorted(named))} in the environment",
+        )  # fmt: skip
 
 
 def _item(cells: Mapping[str, Any], manifest: AnyPath, what: str) -> Item:
@@ -114,9 +148,13 @@ def _item(cells: Mapping[str, Any], manifest: AnyPath, what: str) -> Item:
 
 
 def _resolve(manifest: AnyPath, path: str, what: str) -> AnyPath:
-    """An image's path, relative to the list's folder unless it is a URL."""
+    """An image's path, relative to the list's folder unless it is a URL; not every URL may be opened."""
     if is_url(path):
-        return as_path(path)
+        try:
+            found = as_path(path)
+        except EquicamError as error:
+            raise EquicamError(f"{what},", needs=error.needs, got=error.got, fix=error.fix) from error
+        return found if may_open(path, manifest) else RemotePath(path, allowed=False)
     if isinstance(manifest, RemotePath) and (path.startswith("/") or ".." in path.split("/")):
         raise EquicamError(
             f"{what},", needs="a path below the list's folder", got=repr(path)[:80], fix="a URL"
@@ -125,11 +163,18 @@ def _resolve(manifest: AnyPath, path: str, what: str) -> AnyPath:
 
 
 def _file(path: AnyPath) -> io.BytesIO | io.BufferedReader:
-    return io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path.open("rb")
+    if isinstance(path, RemotePath):
+        return io.BytesIO(path.read_bytes())
+    return open_regular(path, _name(path))
 
 
 def _text(cells: Mapping[str, Any], column: str, what: str) -> str:
     value = cells.get(column)
+    if isinstance(value, str) and len(value) > csv.field_size_limit():
+        raise EquicamError(
+            f"{what},", needs=f"at most {csv.field_size_limit():,} characters in column {column!r}",
+            got=f"{len(value):,}", fix="a shorter text",
+        )  # fmt: skip
     if value is None or isinstance(value, str):
         return value or ""
     if column == "id" and isinstance(value, int):

@@ -1,9 +1,16 @@
-"""Child processes that never outlive their parent."""
+"""Child processes that never outlive their parent, with bounds on their time and memory."""
 
+import contextlib
 import ctypes
+import multiprocessing
 import os
+import resource
 import signal
 import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 
@@ -15,3 +22,42 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def call_alone(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int | None]:
+    """What a function returns in a forked process of its own, and that process's exit code; None if it died."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_result, args=(sender, function, arguments))
+    process.start()
+    sender.close()
+    found = None
+    with receiver, contextlib.suppress(EOFError, OSError):
+        found = receiver.recv()
+    process.join()
+    return found, process.exitcode
+
+
+def _send_result(sender: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    sender.send(function(*arguments))
+
+
+def limit_time(seconds: float) -> None:
+    """End this process by SIGALRM after so many seconds, even inside C code; 0 takes the limit back."""
+    # the signal's default action ends the process; a handler in Python would wait for C code to return
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def limit_memory(extra: int) -> None:
+    """Let this process map no more than `extra` bytes beyond what it maps now; more raises a MemoryError.
+
+    Only Linux reports and limits what a process maps.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        present = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        wanted = present + extra
+        if hard == resource.RLIM_INFINITY or wanted < hard:
+            resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))

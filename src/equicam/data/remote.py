@@ -1,6 +1,7 @@
 """Files at a URL (s3://, gs://, memory://, any protocol of fsspec), with the few methods of a Path that are needed."""
 
-import io
+import contextlib
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -18,6 +19,10 @@ from equicam.errors import EquicamError
 
 RETRY_WAITS_S = (0.5, 2.0)
 """Seconds to wait before each retry of a request that failed."""
+ALLOW_SCHEMES = "EQUICAM_ALLOW_SCHEMES"
+"""The environment variable with the protocols that image lists may name, besides that of the list itself."""
+LOCAL = ("file", "local")
+"""The protocols of files on this machine."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -35,14 +40,16 @@ class RemotePath:
 
     url: str
     stat: FileStat | None = field(default=None, compare=False)  # from a listing: saves a request per file
-    content: bytes | None = field(default=None, compare=False, repr=False)  # set by `with_content`
+    allowed: bool = field(
+        default=True, compare=False
+    )  # False: named by a list, not by the user; never requested
 
     def __str__(self) -> str:
         return self.url
 
     def __truediv__(self, child: str) -> "RemotePath":
-        """A path below this one; a URL replaces it."""
-        return RemotePath(child if is_url(child) else f"{self.url.rstrip('/')}/{child}")
+        """A path below this one."""
+        return RemotePath(f"{self.url.rstrip('/')}/{child}")
 
     @property
     def name(self) -> str:
@@ -83,12 +90,8 @@ class RemotePath:
 
     def read_bytes(self) -> bytes:
         """The whole file, in one request where the store supports it."""
-        found: bytes = self._request("cat_file") if self.content is None else self.content
+        found: bytes = self._request("cat_file")
         return found
-
-    def with_content(self) -> "RemotePath":
-        """The same path with its content in memory, so that a second read makes no request."""
-        return replace(self, content=self.read_bytes())
 
     def subfolders(self) -> list[str]:
         """The sorted names of the folders directly inside, hidden ones excluded."""
@@ -101,22 +104,22 @@ class RemotePath:
         return self.stat or _file_stat(self._request("info"))
 
     def list_files(self) -> "list[tuple[tuple[str, ...], RemotePath]]":
-        """Every file below, with its path relative to here as components; hidden ones are excluded."""
+        """Every file below, with its path relative to here as components."""
+        found, listing = [], self._request("find", detail=True)
         root = self._system()[1].rstrip("/")
-        found = []
-        for path, info in self._request("find", detail=True).items():
+        for path, info in listing.items():
             parts = tuple(path[len(root) :].strip("/").split("/"))
-            if all(parts) and not any(part.startswith(".") for part in parts):
+            if all(parts):
                 found.append((parts, replace(self / "/".join(parts), stat=_file_stat(info))))
         return sorted(found, key=lambda pair: pair[0])
 
     def _request(self, method: str, **options: Any) -> Any:
-        """Call the file system, with retries; every failure is raised as an OSError."""
-        system, path = self._system()
+        """Call the file system, with retries; every failure is an OSError or, before any request, an EquicamError."""
         for wait in (*RETRY_WAITS_S, None):
             try:
+                system, path = self._system()
                 return getattr(system, method)(path, **options)
-            except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError):
+            except (EquicamError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError):
                 raise
             except Exception as error:  # every store has exceptions of its own
                 if wait is None:
@@ -126,7 +129,12 @@ class RemotePath:
 
     def _system(self) -> tuple[fsspec.AbstractFileSystem, str]:
         """The file system and the path in it; fsspec caches one instance per process, also after a fork."""
-        protocol = self.url.partition("://")[0].lower()
+        protocol = scheme(self.url)
+        if not self.allowed:
+            raise EquicamError(
+                f"image {self.url!r}", needs=f"permission to open {protocol}://, because only a list names it",
+                got="none", fix=f"{ALLOW_SCHEMES}={protocol}, or a copy on a disk",
+            )  # fmt: skip
         try:
             system, path = url_to_fs(protocol + self.url[len(protocol) :])
         except ImportError as error:
@@ -155,21 +163,42 @@ def is_url(text: object) -> bool:
     return _URL.match(str(text)) is not None
 
 
+def scheme(url: object) -> str:
+    """The protocol of a URL in small letters; "file" for a local path."""
+    return str(url).partition("://")[0].lower() if is_url(url) else "file"
+
+
+def may_open(url: str, source: object) -> bool:
+    """Whether a URL that a source names may be opened: by the source's own protocol, or one the user allowed.
+
+    A chain of protocols (zip://…::https://…) may not.
+    """
+    allowed = {*(LOCAL if scheme(source) in LOCAL else (scheme(source),))}
+    allowed |= {*os.environ.get(ALLOW_SCHEMES, "").replace(",", " ").lower().split()}
+    return "::" not in url and scheme(url) in allowed
+
+
+def is_allowed(path: AnyPath) -> bool:
+    """Whether a path may be opened; a URL that only a list names may not."""
+    return isinstance(path, Path) or path.allowed
+
+
 def as_path(text: str | Path | RemotePath) -> AnyPath:
     """A local or remote path; a URL with a password is refused, because results contain the URL."""
     if isinstance(text, RemotePath) or not is_url(text):
         return text if isinstance(text, RemotePath) else Path(text)
-    if urlsplit(str(text)).password:
+    if scheme(text) in LOCAL and "::" not in str(text):
+        return Path(str(text).partition("://")[2])
+    try:
+        password = urlsplit(str(text)).password
+    except ValueError as error:
+        raise EquicamError("a URL", needs="a host and a path", got=error, fix="s3://bucket/folder") from error
+    if password:
         raise EquicamError(
             "a URL", needs="no password in it, because it is written into results", got="one with a password",
             fix="the settings of the store's own library",
         )  # fmt: skip
     return RemotePath(str(text))
-
-
-def as_file(path: AnyPath | str) -> Any:
-    """An argument for a function that opens paths or file objects: remote files are read into memory."""
-    return io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path
 
 
 def file_stat(path: AnyPath) -> FileStat:
@@ -193,9 +222,13 @@ def _file_stat(info: dict[str, Any]) -> FileStat:
     """Stores name the modification time differently, and some have none."""
     names = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
     when = next((info[name] for name in names if info.get(name) is not None), None)
-    if isinstance(when, str):
-        when = datetime.fromisoformat(when)
-    if isinstance(when, datetime):
-        when = when.timestamp()
-    size = info.get("size")
-    return FileStat(None if size is None else int(size), None if when is None else int(float(when) * 1e9))
+    size, mtime_ns = info.get("size"), None
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # a time in words, say
+        if isinstance(when, str):
+            when = datetime.fromisoformat(when)
+        if isinstance(when, datetime):
+            when = when.timestamp()
+        mtime_ns = None if when is None else int(float(when) * 1e9)
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return FileStat(None if size is None else int(size), mtime_ns)
+    return FileStat(None, mtime_ns)

@@ -8,24 +8,35 @@ from pathlib import Path
 from equicam.data.benchmarks import LAYOUTS, patch_camelyon_file
 from equicam.data.folders import (
     SUFFIXES,
+    PathParts,
     has_image_suffix,
+    is_hidden,
     list_images,
     list_items,
     make_item,
     quote_names,
+    report_skipped,
     subfolders,
 )
 from equicam.data.items import Item
 from equicam.data.manifests import find_manifest, read_manifest
-from equicam.data.remote import AnyPath, RemotePath, as_path
+from equicam.data.remote import AnyPath, RemotePath, as_path, may_open
 from equicam.errors import EquicamError
 
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
 
-def find_items(source: str | Path, *, split: str | None = None) -> list[Item]:
-    """The items of a source, with unique ids in valid UTF-8; no image is opened."""
+def find_items(source: str | Path, *, split: str | None = None, from_user: bool = True) -> list[Item]:
+    """The items of a source, with unique ids in valid UTF-8; no image is opened.
+
+    A URL that does not come from the user (`from_user`) but from a file is refused, unless its protocol is allowed.
+    """
     path = as_path(source)
+    if not from_user and isinstance(path, RemotePath) and not may_open(str(path), Path()):
+        raise EquicamError(
+            f"source {str(source)!r}", needs="to be named by you, because anybody may have written this URL",
+            got="none", fix=f"--source {source}",
+        )  # fmt: skip
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError as error:
@@ -100,13 +111,15 @@ def _matching(pattern: AnyPath, split: str | None) -> list[Item]:
     root = RemotePath("/".join(parts[:fixed])) if isinstance(pattern, RemotePath) else Path(*parts[:fixed])
     wanted = parts[fixed:]
     depth = None if "**" in wanted else len(wanted)
-    images = list_images(root, depth=depth) if root.is_dir() else []
+    skipped: list[PathParts] = []
+    images = list_images(root, skipped, depth=depth) if root.is_dir() else []
     found = [make_item(names, path) for names, path in images if _matches(names, wanted)]
     if not found:
         raise EquicamError(
             f"pattern {str(pattern)!r}", needs=f"images ({' '.join(SUFFIXES)}) that match it",
             got=f"none of {len(images)} in {str(root)!r}", fix="a folder, or ** for folders at any depth",
         )  # fmt: skip
+    report_skipped(pattern, [p for p in skipped if not is_hidden(p) and _matches(p, wanted)])
     return sorted(found, key=lambda item: item.id)
 
 

@@ -13,12 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from equicam.data.decoding import failure_reason
-from equicam.data.image_files import to_rgb
+from equicam.data.image_files import to_rgb, warn_if_as_stored
 from equicam.data.items import (
     Item,
     digest_files,
-    open_item,
-    prefetch,
+    read_item,
     sample_by_class,
     upright_box,
     valid_utf8,
@@ -108,15 +107,17 @@ def load_image(
     model: Model, item: Item, *, with_regions: bool = True
 ) -> tuple[Float[Tensor, "c H W"], GroundTruth]:
     """An image as the model's input and, for metrics that need them, its boxes and label region in the same frame."""
-    item = prefetch(item)
-    image = open_item(item)
+    upright = read_item(item).decode()
+    image = warn_if_as_stored(upright, f"image {item.id!r}")
     if not with_regions:
         return preprocess_image(model, image), GroundTruth()
-    size = (image.width, image.height)
+    size, orientation = (image.width, image.height), upright.orientation
     by_area = sorted(item.boxes, key=lambda b: -(b[2] - b[0]) * (b[3] - b[1]))
-    masks = [box_mask(model, size, upright_box(item, size, b)) >= 0.5 for b in by_area]
+    masks = [box_mask(model, size, upright_box(orientation, size, b)) >= 0.5 for b in by_area]
     boxes = [mask for mask in masks if mask.any()]
-    region = None if item.region is None else box_mask(model, size, upright_box(item, size, item.region))
+    region = None
+    if item.region is not None:
+        region = box_mask(model, size, upright_box(orientation, size, item.region))
     if region is not None and region.sum() < 1:
         region = None
     cropped = (bool(item.boxes) and not boxes) or (item.region is not None and region is None)

@@ -208,7 +208,7 @@ def _cards(
         Card(
             _image_facts(ranked, rows[name], evidence.get(name), manifest)
             | {"verdicts": _verdicts(log, name), "notes": [asdict(n) for n in log.notes(name)]},
-            render.render_images(rows[name], maps.get(name), manifest.angles, fetch=bool(store.moved)),
+            render.render_images(rows[name], maps.get(name), manifest.angles, fetch=name in store.moved),
         )
         for name, ranked in zip(ids, queue, strict=True)
     ]

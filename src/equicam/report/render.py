@@ -1,7 +1,6 @@
 """Images of one row of a run for a page: the model's input, maps over it, and the views' aligned maps."""
 
 import base64
-import hashlib
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,7 @@ from PIL import Image
 from scipy import ndimage
 
 from equicam.auditing.stored_maps import StoredMaps
-from equicam.data.digests import file_digest
-from equicam.data.items import Item, open_item, prefetch
+from equicam.data.items import Item, read_item
 from equicam.data.remote import as_path, file_stat, is_url
 from equicam.errors import EquicamError
 from equicam.report import overlay as overlays
@@ -120,13 +118,12 @@ def read_input(row: Mapping[str, Any], size: Size, *, fetch: bool = False) -> Rg
             return "The file is no longer where it was when it was explained."
         if file_stat(path).bytes != row["bytes"]:
             return "The file has changed since it was explained, so it is not shown."
-        item = prefetch(Item(row["id"], path, index=row.get("index")))
-        path, image = item.path, open_item(item)
+        content = read_item(Item(row["id"], path, index=row.get("index")))
+        if content.sha256 != row["sha256"]:
+            return "The file has changed since it was explained, so it is not shown."
+        image = content.decode().image
     except (EquicamError, OSError, ValueError, MemoryError, RuntimeError):
         return "The file can no longer be read as an image."
-    digest = file_digest(path) if item.index is None else hashlib.sha256(image.tobytes()).hexdigest()
-    if digest != row["sha256"]:
-        return "The file has changed since it was explained, so it is not shown."
     return _crop(image, row["input_box"], size)
 
 

@@ -1,0 +1,279 @@
+"""Damage generated images and source lists at random, and decode them as an audit's workers do.
+
+    python tests/hostile/fuzz.py --minutes 3
+
+A finding is an exception other than EquicamError, an image that takes too long or kills its worker, or memory above the
+limit. Every case has a number; seed and number make it again: --seed S --only N.
+"""
+
+import argparse
+import contextlib
+import io
+import logging
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import equicam
+from equicam.auditing.compute import preprocess_to_array
+from equicam.data import decoding
+from equicam.data.decoding import DecodedImage, DecoderPool
+from equicam.data.items import Item
+from equicam.data.processes import limit_memory
+from equicam.data.sources import find_items
+from equicam.errors import EquicamError
+from equicam.models.images import VisibleBoxes, input_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.hostile.generate import SAVED, WITH_EXIF, encode, exif, mutate
+
+SHARD = 250
+SOURCES_PER_SHARD = 50
+SECONDS, MEMORY = 20.0, 4 * 2**30
+EXPECTED = {"unreadable", "out-of-memory"}
+"""Reasons that are no finding; an unreadable image must be so by an EquicamError."""
+
+
+def make_image(seed: int, number: int) -> tuple[str, bytes]:
+    """Case `number`: its format, and the bytes of the image."""
+    random = Random(f"image {seed} {number}")
+    name = random.choice(list(SAVED))
+    shape = random.choice(((48, 64, 3), (48, 64, 3), (9, 5, 3), (48, 64), (300, 200, 3)))
+    pixels = np.random.default_rng(random.randrange(8)).integers(0, 255, shape, dtype=np.uint8)
+    options: dict[str, object] = {}
+    if name in WITH_EXIF and random.random() < 0.7:
+        options["exif"] = exif(random.randrange(10))
+        if random.random() < 0.5:
+            options["exif"] = b"Exif\0\0" + mutate(exif(random.randrange(10))[6:], random)[:60_000]
+    if name in ("jpeg", "png", "webp", "tiff") and random.random() < 0.3:
+        options["icc_profile"] = mutate(random.randbytes(200), random)
+    if name == "tiff" and random.random() < 0.5:
+        options["tiffinfo"] = {274: random.randrange(10), 282: 72.0, 305: "x" * random.randrange(40)}
+    data = encode(name, pixels, **options)
+    for _ in range(random.choice((0, 1, 1, 1, 2, 3))):
+        data = mutate(data, random)
+    return name, data
+
+
+def make_source(seed: int, number: int, folder: Path) -> str:
+    """Source `number`, written into the folder; returns its kind."""
+    random = Random(f"source {seed} {number}")
+    kind = random.choice(("csv", "parquet", "cub", "xml", "mat", "hdf5"))
+    if kind == "csv":
+        rows = [
+            ["path", "id", "label", "boxes", "region", "split"],
+            ["a.png", "1", "cat", "0 0 1 1;2 2 3 3", "0 0 9 9", "test"],
+        ]
+        rows += [[f"{i}.png", f"i{i}", str(i), "", "", "train"] for i in range(20)]
+        (folder / "items.csv").write_bytes(mutate("\n".join(map(",".join, rows)).encode(), random))
+    elif kind == "parquet":
+        buffer = io.BytesIO()
+        table = pa.table(
+            {"path": [f"{i}.png" for i in range(50)], "label": list(range(50)), "boxes": ["0 0 1 1"] * 50}
+        )
+        pq.write_table(table, buffer, compression=random.choice(("snappy", "zstd", "none")))
+        (folder / "items.parquet").write_bytes(mutate(buffer.getvalue(), random))
+    elif kind == "cub":
+        lines = {
+            "images": "a/b.jpg",
+            "image_class_labels": "1",
+            "bounding_boxes": "0 0 5.0 5.0",
+            "train_test_split": "0",
+        }
+        for name, text in lines.items():
+            data = "\n".join(f"{i} {text}{i if name == 'images' else ''}" for i in range(1, 20)).encode()
+            (folder / f"{name}.txt").write_bytes(mutate(data, random) if random.random() < 0.5 else data)
+    elif kind == "xml":
+        (folder / "n01440764").mkdir()
+        (folder / "bbox").mkdir()
+        (folder / "n01440764/a.JPEG").touch()
+        text = "<a><object><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></a>"
+        (folder / "bbox/a.xml").write_bytes(mutate(text.encode(), random))
+    elif kind == "mat":
+        import scipy.io
+
+        (folder / "ILSVRC2012_val_00000001.JPEG").touch()
+        (folder / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n")
+        buffer = io.BytesIO()
+        dtype = [("ILSVRC2012_ID", "O"), ("WNID", "O")]
+        synsets = np.array([(i, f"n{i:08}") for i in range(1, 20)], dtype=dtype)
+        scipy.io.savemat(buffer, {"synsets": synsets}, do_compression=random.random() < 0.5)
+        (folder / "meta.mat").write_bytes(mutate(buffer.getvalue(), random))
+    else:
+        for name, data in (("x", np.zeros((6, 8, 8, 3), np.uint8)), ("y", np.zeros((6, 1, 1, 1), np.uint8))):
+            buffer = io.BytesIO()
+            with h5py.File(buffer, "w") as file:
+                file.create_dataset(name, data=data, compression="gzip" if random.random() < 0.5 else None)
+            path = folder / f"camelyonpatch_level_2_split_test_{name}.h5"
+            path.write_bytes(
+                mutate(buffer.getvalue(), random) if random.random() < 0.7 else buffer.getvalue()
+            )
+    return kind
+
+
+def check_image(found: DecodedImage) -> str:
+    """What is wrong with the outcome; empty if nothing."""
+    if found.reason is None:
+        return "" if found.x is not None and np.isfinite(found.x).all() else "no pixels and no reason"
+    if found.reason.code not in EXPECTED:
+        return found.reason.code
+    if found.reason.code == "unreadable" and found.reason.values["error"] != "EquicamError":
+        return f"{found.reason.values['error']}: {found.reason.values['message'][:200]}"
+    return ""
+
+
+def read_sources(seed: int, numbers: Sequence[int], sender: object) -> None:
+    """In a process of its own: read each source, and send the number before and the outcome after."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    limit_memory(MEMORY)
+    for number in numbers:
+        folder = Path(tempfile.mkdtemp(prefix="source-"))
+        try:
+            kind = make_source(seed, number, folder)
+            sender.send((number, kind, None))
+            signal.setitimer(signal.ITIMER_REAL, SECONDS)
+            outcome = ""
+            try:
+                for item in find_items(folder)[:3]:
+                    with contextlib.suppress(EquicamError):
+                        decoding.read_item(item).decode()
+            except EquicamError as error:
+                str(error).encode()
+            except Exception as error:  # noqa: BLE001  # the finding
+                outcome = f"{type(error).__name__}: {error}"[:300]
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            sender.send((number, kind, outcome))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def try_sources(seed: int, numbers: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """Numbers of sources, each with its finding or an empty text."""
+    left = list(numbers)
+    while left:
+        context = multiprocessing.get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=read_sources, args=(seed, left, sender))
+        process.start()
+        sender.close()
+        at, kind = left[0], "?"
+        with receiver, contextlib.suppress(EOFError):
+            while left:
+                at, kind, outcome = receiver.recv()
+                if outcome is not None:
+                    left.remove(at)
+                    yield at, f"{kind} source: {outcome}" if outcome else ""
+        process.join()
+        if left:  # it died on this one
+            left.remove(at)
+            name = (
+                signal.Signals(-process.exitcode).name
+                if process.exitcode and process.exitcode < 0
+                else process.exitcode
+            )
+            yield at, f"{kind} source: the process ended by {name}"
+
+
+def shards(options: argparse.Namespace, folder: Path, end: float) -> Iterator[list[Item]]:
+    """Files of damaged images, written as they are needed."""
+    numbers = range(options.images) if options.only is None else range(options.only, options.only + 1)
+    for start in range(0, len(numbers), SHARD):
+        if time.monotonic() > end:
+            return
+        items = []
+        for number in numbers[start : start + SHARD]:
+            name, data = make_image(options.seed, number)
+            path = folder / f"{number}-{name}"
+            path.write_bytes(data)
+            items.append(Item(str(number), path))
+        yield items
+
+
+def main() -> int:
+    """Run until the images or the minutes are used up."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=int, default=100_000)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1, help="processes that decode")
+    parser.add_argument("--only", type=int, default=None, help="one number, to make a finding again")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable()
+    if options.only is None:  # decoders in C complain about every file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    decoding.MAX_SECONDS, decoding.MAX_MEMORY_BYTES = SECONDS, MEMORY
+    model = equicam.load("embedded")
+    preprocess, boxes = partial(preprocess_to_array, model), VisibleBoxes(model)
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.monotonic()
+    findings: list[str] = []
+    outcomes: Counter[str] = Counter()
+    done = sources = 0
+
+    def find(what: str, number: int, problem: str) -> None:
+        if problem:
+            findings.append(f"{what} {number}: {problem}")
+            again = f"{sys.executable} {sys.argv[0]} --seed {options.seed} --only {number}"
+            print(f"\nFINDING {findings[-1]}\n  again: {again}", flush=True)
+
+    with tempfile.TemporaryDirectory(
+        prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+    ) as temporary:
+        folder = Path(temporary)
+        with closing(
+            DecoderPool(
+                preprocess, boxes, workers=options.processes, image_bytes=input_bytes(model), shard_size=SHARD
+            )
+        ) as pool:
+            end = start + options.minutes * 60
+            for decoded in pool.decode_shards(shards(options, folder, end)):  # type: ignore[arg-type]
+                for found in decoded:
+                    find("image", int(found.item.id), check_image(found))
+                    outcomes[found.reason.code if found.reason else "ok"] += 1
+                    found.item.path.unlink()
+                done += len(decoded)
+                numbers = (
+                    [options.only]
+                    if options.only is not None
+                    else range(sources, sources + SOURCES_PER_SHARD)
+                )
+                for number, problem in try_sources(options.seed, numbers):
+                    find("source", number, problem)
+                    sources += 1
+                rate = done / (time.monotonic() - start)
+                text = ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
+                print(
+                    f"\r{done} images ({text}), {sources} sources, {rate:.0f} images/s, {len(findings)} findings",
+                    end=" ",
+                    flush=True,
+                )
+    peak = (resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss - base) * 1024
+    if peak > MEMORY:
+        findings.append(f"a worker took {peak / 2**30:.1f} GiB")
+    print(f"\nlargest worker: {max(0, peak) / 2**30:.2f} GiB more than this process; seed {options.seed}")
+    print("\n".join(findings) or "no findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

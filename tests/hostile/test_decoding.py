@@ -1,0 +1,233 @@
+"""Every image becomes a row in bounded time and memory, with the digest of the bytes that were decoded."""
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import equicam
+from equicam.auditing.compute import preprocess_to_array
+from equicam.auditing.worker import AuditJob
+from equicam.data import decoding
+from equicam.data.decoding import DecoderPool, decode_image, limits_scale
+from equicam.data.items import Item, read_item
+from equicam.data.sources import find_items
+from equicam.engines.worker import ModelFromName, SharedFolder
+from equicam.errors import EquicamError
+from equicam.models.images import input_bytes
+from equicam.reasons import describe
+from equicam.report.render import read_input
+from tests.hostile.generate import encode, png, write_socket
+
+TRIGGER = 200
+"""The value of the pixels of the image on which a preprocessing misbehaves."""
+
+
+def box(size: tuple[int, int]) -> tuple[float, float, float, float]:
+    return 0.0, 0.0, float(size[0]), float(size[1])
+
+
+def plain(image) -> np.ndarray:
+    return np.asarray(image, np.float32).mean((0, 1))
+
+
+def on_trigger(act, image) -> np.ndarray:
+    """The mean colour, after `act` for the image that triggers it."""
+    if int(np.asarray(image)[0, 0, 0]) == TRIGGER:
+        act()
+    return plain(image)
+
+
+def never_ends() -> None:
+    """Inside C code that holds the interpreter: no handler in Python would run."""
+    re.match("(a+)+$", "a" * 60 + "b")
+
+
+def fills_memory() -> None:
+    np.ones(2**30, np.uint8).sum()
+
+
+@pytest.fixture
+def items(tmp_path) -> list[Item]:
+    """Six images of one colour each; the third is the trigger."""
+    for i, value in enumerate((10, 20, TRIGGER, 30, 40, 50)):
+        pixels = np.full((32, 32, 3), value, np.uint8)
+        (tmp_path / f"{i}.png").write_bytes(encode("png", pixels))
+    return find_items(tmp_path)
+
+
+def decoded(items, preprocess, *, workers: int = 2) -> list[decoding.DecodedImage]:
+    with closing(DecoderPool(preprocess, box, workers=workers, image_bytes=12, shard_size=2)) as pool:
+        shards = [items[i : i + 2] for i in range(0, len(items), 2)]
+        return [
+            replace(one, x=None if one.x is None else one.x.copy()) for found in pool.decode_shards(shards) for one in found
+        ]  # fmt: skip
+
+
+def check_others(items, found) -> None:
+    """All rows are there in order, and all but the third have their own pixels."""
+    assert [one.item for one in found] == items
+    means = [None if one.x is None else one.x.tolist() for one in found]
+    expected = [[float(v)] * 3 for v in (10, 20, TRIGGER, 30, 40, 50)]
+    assert means[:2] + means[3:] == expected[:2] + expected[3:]
+
+
+def test_an_image_that_takes_too_long_is_a_row(items, monkeypatch):
+    monkeypatch.setattr(decoding, "MAX_SECONDS", 0.5)
+    found = decoded(items, partial(on_trigger, never_ends))
+    check_others(items, found)
+    assert found[2].reason.code == "decoding-timeout"
+    assert describe(found[2].reason) == "decoding it takes more than 0.5 s"
+    assert found[2].bytes
+
+
+def test_an_image_that_takes_too_much_memory_is_a_row(items, monkeypatch):
+    monkeypatch.setattr(decoding, "MAX_MEMORY_BYTES", 2**29)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    found = decoded(items, partial(on_trigger, fills_memory))
+    check_others(items, found)
+    assert found[2].reason.code == "out-of-memory"
+    assert found[2].sha256
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    monkeypatch.setenv("EQUICAM_DECODE_LIMITS", "4")
+    assert all(one.reason is None for one in decoded(items, partial(on_trigger, fills_memory)))
+
+
+def test_the_factor_of_the_limits_is_checked(monkeypatch):
+    for text in ("no", "0", "-1", "nan", "inf"):
+        monkeypatch.setenv("EQUICAM_DECODE_LIMITS", text)
+        with pytest.raises(EquicamError, match="a factor above 0"):
+            limits_scale()
+
+
+@pytest.mark.parametrize(
+    ("act", "code"), [(never_ends, "decoding-timeout"), (fills_memory, "out-of-memory"), (partial(os._exit, 9), "killed-decoder")]
+)  # fmt: skip
+def test_other_engines_have_the_same_limits_and_keep_none(items, tmp_path, monkeypatch, act, code):
+    """On Ray, a task decodes a shard: nothing of it may stay in the process, which belongs to Ray."""
+    model = equicam.load("embedded")
+    run = equicam.audit(tmp_path, model, tmp_path / "run", views=1, workers=1)
+    usual = model.preprocess
+
+    def preprocess(image):
+        on_trigger(act, image)
+        return usual(image)
+
+    source = ModelFromName("embedded")
+    job = AuditJob(
+        SharedFolder.at(run.folder / "manifest.json"), run.manifest, frozenset(), source,
+        replace(source.preprocessing_only(model), preprocess=preprocess), 1, input_bytes(model),
+    )  # fmt: skip
+    monkeypatch.setattr(decoding, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(decoding, "MAX_MEMORY_BYTES", 2**29)
+    before = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
+    found = job.decode((0, items))
+    assert [one.item for one in found] == items
+    assert [one.reason and one.reason.code for one in found] == [None, None, code, None, None, None]
+    for one in found[:2] + found[3:]:
+        np.testing.assert_array_equal(
+            one.x, decode_image(one.item, partial(preprocess_to_array, model), box).x
+        )
+    assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_worker_killed_from_outside_is_not_the_images_fault(items, tmp_path):
+    """Killed in the pool, and again when the image is decoded alone."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+
+    def wait_to_be_killed() -> None:
+        for i in range(2):
+            with contextlib.suppress(FileExistsError):
+                (notes / f"{i}").touch(exist_ok=False)
+                (notes / f"{i}.pid").write_text(str(os.getpid()))
+                time.sleep(30)
+
+    def kill() -> None:
+        for i in range(2):
+            while not (notes / f"{i}.pid").exists() or not (notes / f"{i}.pid").read_text():
+                time.sleep(0.01)
+            os.kill(int((notes / f"{i}.pid").read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    found = decoded(items, partial(on_trigger, wait_to_be_killed))
+    killer.join()
+    check_others(items, found)
+    assert found[2].reason is None
+    assert found[2].x.tolist() == [TRIGGER] * 3
+
+
+def test_an_image_that_kills_every_worker_is_a_row(items):
+    found = decoded(items, partial(on_trigger, partial(os._exit, 9)))
+    check_others(items, found)
+    assert found[2].reason.code == "killed-decoder"
+
+
+def _swap(path: Path, data: tuple[bytes, bytes], stop) -> None:
+    """Replace a file as fast as possible, each time whole."""
+    other = path.with_suffix(".new")
+    while not stop.is_set():
+        for one in data:
+            other.write_bytes(one)
+            other.replace(path)
+
+
+def test_the_digest_is_that_of_the_image_explained(tmp_path):
+    """However often the file is replaced meanwhile."""
+    path = tmp_path / "a.png"
+    dark, light = (encode("png", np.full((32, 32, 3), v, np.uint8)) for v in (10, 240))
+    of = {hashlib.sha256(dark).hexdigest(): 10.0, hashlib.sha256(light).hexdigest(): 240.0}
+    path.write_bytes(dark)
+    stop = multiprocessing.Event()
+    swapper = multiprocessing.get_context("fork").Process(target=_swap, args=(path, (dark, light), stop))
+    swapper.start()
+    wrong, seen = 0, set()
+    item = Item("a", path)
+    row = {"id": "a", "path": str(path), "bytes": len(light), "sha256": hashlib.sha256(light).hexdigest(), "input_box": None}  # fmt: skip
+    try:
+        for _ in range(3000):
+            found = decode_image(item, plain, box)
+            seen.add(found.sha256)
+            wrong += of[found.sha256] != found.x[0]
+            shown = read_input(row, (8, 8))
+            wrong += not isinstance(shown, str) and int(shown[0, 0, 0]) != 240
+            content = read_item(item)
+            wrong += int(np.asarray(content.decode().image)[0, 0, 0]) != of[content.sha256]
+    finally:
+        stop.set()
+        swapper.join()
+    assert wrong == 0
+    assert seen == set(of), "the file was replaced while it was read"
+
+
+def test_every_entry_of_a_list_is_a_row(tmp_path):
+    (tmp_path / "good.png").write_bytes(encode("png"))
+    (tmp_path / "long.png").write_bytes(png(1, 200_000))
+    os.mkfifo(tmp_path / "pipe.png")
+    write_socket(tmp_path / "socket.png")
+    with (tmp_path / "sparse.png").open("wb") as file:
+        file.truncate(8 * 10**12)
+    names = ["good.png", "long.png", "pipe.png", "socket.png", "sparse.png", "/dev/zero", "/dev/stdin", "/", "absent.png", "nul\0.png"]  # fmt: skip
+    (tmp_path / "items.csv").write_text("\n".join(["path", *names]))
+    run = equicam.audit(
+        tmp_path, equicam.load("embedded"), tmp_path / "run", views=2, shard_size=4, workers=1
+    )
+    rows = {row["id"]: row for row in run.items.to_pylist()}
+    assert rows.keys() == set(names)
+    assert {name for name, row in rows.items() if row["status"] == "ok"} == {"good.png"}
+    assert all(row["reason"] == "unreadable" for name, row in rows.items() if name != "good.png")
+    equicam.audit(tmp_path, equicam.load("embedded"), tmp_path / "run", views=2, shard_size=4, workers=1)
