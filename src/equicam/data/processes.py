@@ -42,7 +42,7 @@ def _send_result(sender: Connection, function: Callable[..., Any], arguments: Se
     sender.send(function(*arguments))
 
 
-def limit_time(seconds: float) -> None:
+def limit_time(seconds: int | float) -> None:
     """End this process by SIGALRM after so many seconds, even inside C code; 0 takes the limit back."""
     # the signal's default action ends the process; a handler in Python would wait for C code to return
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
