@@ -66,6 +66,19 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         ) from error  # fmt: skip
 
 
+def refuse_other_columns(path: Path, table: pa.Table, schema: pa.Schema, needed: Sequence[str]) -> None:
+    """Refuse a table that lacks a needed column, or has one of the schema's with another type."""
+    missing = [name for name in needed if name not in table.column_names]
+    odd = [
+        f.name for f in schema if f.name in table.column_names and table.schema.field(f.name).type != f.type
+    ]
+    if missing or odd:
+        raise EquicamError(
+            str(path), needs="the columns it was written with",
+            got="; ".join([f"no {name}" for name in missing] + [f"another type of {name}" for name in odd]), fix="restoring it",
+        )  # fmt: skip
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; the error for a damaged file names it."""
     try:

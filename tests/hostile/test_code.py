@@ -6,6 +6,8 @@ import pickle
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torchvision
@@ -270,4 +272,60 @@ def test_a_manifest_with_odd_values_is_refused_in_a_sentence(whole, tmp_path, ch
         code, said = equicam_command(command, out)
         assert code == 2, said
         assert "manifest.json" in said
+        assert "Traceback" not in said
+
+
+@pytest.fixture(scope="module")
+def ranked(whole, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("ranked") / "run"
+    shutil.copytree(whole, out)
+    equicam.open_run(out).triage(budget=6, evidence=2)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("triage.json", {"options": []}),
+        ("triage.json", {"options": None}),
+        ("triage.json", {"options": {"control": ["x"]}}),
+        ("triage.json", {"options": {"budget": {"a": 1}}}),
+        ("triage.json", {"options": {"seed": 1e308}}),
+        ("triage.json", {"options": {"evil": 1}}),
+        ("evidence.json", {"00.png": [[]]}),
+        ("evidence.json", {"00.png": {"lines": -1}}),
+        ("evidence.json", {"00.png": {"lines": ["a"], "verdict": {}}}),
+        ("evidence.json", {"00.png": None}),
+    ],
+    ids=str,
+)
+def test_odd_values_in_the_files_of_a_queue_are_refused_in_a_sentence(ranked, tmp_path, name, change):
+    out = tmp_path / "run"
+    shutil.copytree(ranked, out)
+    (out / name).write_text(json.dumps(json.loads((out / name).read_text()) | change))
+    code, said = equicam_command("report", out)
+    assert code == 2, said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "name", ["items/shard-000001.parquet", "maps/shard-000001.parquet", "triage.parquet"]
+)
+@pytest.mark.parametrize("damage", ["a column of another type", "a column less", "another table"])
+def test_tables_with_other_columns_are_refused_in_a_sentence(ranked, tmp_path, name, damage):
+    out = tmp_path / "run"
+    shutil.copytree(ranked, out)
+    table = pq.read_table(out / name)
+    if damage == "a column of another type":
+        table = table.set_column(0, "id", pa.array(range(table.num_rows)))
+    elif damage == "a column less":
+        table = table.drop_columns(["id"])
+    else:
+        table = pa.table({"x": [1, 2, 3]})
+    pq.write_table(table, out / name)
+    for command in ("report", "triage", "verify"):
+        if command == "triage" and not name.startswith("items"):
+            continue  # it reads the items, and writes the queue anew
+        code, said = equicam_command(command, out)
+        assert code in (1, 2), said
         assert "Traceback" not in said

@@ -14,11 +14,24 @@ from equicam.auditing.store import RunStore
 from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
-from equicam.shards import json_ready, read_json, read_table, write_atomic
+from equicam.shards import json_ready, read_json, read_table, refuse_other_columns, write_atomic
 
 if TYPE_CHECKING:
     from equicam.auditing.triage import Triage
 
+OLDEST_COLUMNS = (
+    "id",
+    "arm",
+    "rank",
+    "place",
+    "peum_score",
+    "target",
+    "class",
+    "confidence",
+    "flags",
+    "reasons",
+)
+"""Every queue has these; later ones have more."""
 FILES = ("triage.parquet", "triage.json", "queue.csv", "fiftyone/samples.json", "evidence.json")
 
 
@@ -63,7 +76,15 @@ def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triag
 def read_queue(store: RunStore) -> pa.Table:
     """triage.parquet as written; a queue of 0.1.0 gets present names."""
     refuse_unranked(store)
-    return schema1.translate_triage(read_table(store.folder / "triage.parquet"))
+    return _translated(store, read_table(store.folder / "triage.parquet"))
+
+
+def _translated(store: RunStore, written: pa.Table) -> pa.Table:
+    from equicam.auditing.triage import ROWS
+
+    found = schema1.translate_triage(written)
+    refuse_other_columns(store.folder / "triage.parquet", found, ROWS, OLDEST_COLUMNS)
+    return found
 
 
 def rank_again(store: RunStore) -> "Triage":
@@ -72,9 +93,14 @@ def rank_again(store: RunStore) -> "Triage":
     refuse_unranked(store, "report", "triage.json")  # written last: a triage may have been killed before it
     before = read_json(store.folder / "triage.json")
     key = read_review_key(store.folder, create=False) if before.get("keyed") else None
-    found = _rank(store, before["options"], key)
+    try:
+        found = _rank(store, before["options"], key)
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:  # anybody may have written the file
+        raise EquicamError(
+            valid_utf8(str(store.folder / "triage.json")), needs="the options of a triage", got=error, fix="equicam triage again"
+        ) from error  # fmt: skip
     written = read_table(store.folder / "triage.parquet")
-    rows = schema1.translate_triage(written)
+    rows = _translated(store, written)
     shared = [name for name in found.rows.column_names if name in rows.column_names]  # old queues have fewer
     if schema1.wrote_triage(written):
         shared.remove("reasons")  # sentences there
@@ -90,4 +116,14 @@ def rank_again(store: RunStore) -> "Triage":
 def read_evidence(store: RunStore) -> dict[str, Any]:
     """The signal-or-noise evidence by image id; empty if none was computed."""
     path = store.folder / "evidence.json"
-    return read_json(path) if path.is_file() else {}
+    found = read_json(path) if path.is_file() else {}
+    for name, one in found.items():
+        lines = one.get("lines") if isinstance(one, dict) else None
+        if not isinstance(lines, list) or not all(
+            isinstance(line, str) for line in (*lines, one.get("verdict"))
+        ):
+            raise EquicamError(
+                valid_utf8(str(path)), needs="a verdict and lines for every image", got=f"none for {name!r}",
+                fix="equicam triage again",
+            )  # fmt: skip
+    return found

@@ -67,7 +67,8 @@ def translate_items(table: pa.Table) -> pa.Table:
 
 def wrote_triage(table: pa.Table) -> bool:
     """Whether 0.1.0 wrote this queue: its reasons are sentences."""
-    return bool(pa.types.is_string(table.schema.field("reasons").type.value_type))
+    kind = table.schema.field("reasons").type if "reasons" in table.column_names else pa.null()
+    return pa.types.is_list(kind) and bool(pa.types.is_string(kind.value_type))
 
 
 def translate_triage(table: pa.Table) -> pa.Table:

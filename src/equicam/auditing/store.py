@@ -26,12 +26,21 @@ import pyarrow.parquet as pq
 
 from equicam.auditing import schema1
 from equicam.auditing.manifest import SCHEMA_VERSION, Manifest, read_manifest, refuse_difference
-from equicam.auditing.stored_maps import StoredMaps
+from equicam.auditing.stored_maps import MAPS, StoredMaps
 from equicam.data.digests import file_digest
 from equicam.data.items import Item, valid_utf8
 from equicam.errors import EquicamError
-from equicam.shards import TEMPORARY_SUFFIX, encode_table, read_table, write_atomic, write_table
+from equicam.shards import (
+    TEMPORARY_SUFFIX,
+    encode_table,
+    read_table,
+    refuse_other_columns,
+    write_atomic,
+    write_table,
+)
 
+ADDED: tuple[str, ...] = ()
+"""Columns that the first runs of this schema do not have."""
 ITEMS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -151,7 +160,11 @@ class RunStore:
         """The rows of a shard of items or maps, with present names."""
         path = self.path(kind, number)
         if self.manifest.schema > 1:
-            return read_table(path, columns)
+            table, schema = read_table(path, columns), ITEMS if kind == "items" else MAPS
+            refuse_other_columns(
+                path, table, schema, columns or [name for name in schema.names if name not in ADDED]
+            )
+            return table
         names = schema1.ITEMS if kind == "items" else schema1.MAPS
         old = None if columns is None else schema1.old_columns(columns, names)
         if kind == "maps":

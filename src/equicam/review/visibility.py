@@ -14,12 +14,13 @@ from itertools import chain, islice
 from typing import Any
 
 from equicam.auditing.manifest import Manifest
+from equicam.auditing.queue_files import read_evidence
 from equicam.auditing.review_log import VERDICTS, Note, ReviewLog, Verdict
 from equicam.reasons import SIGNALS, describe, from_rows
 from equicam.report.rows import class_name, peum_undefined
 from equicam.report.text import visible
 from equicam.review.queue import Queue, QueueFilter, QueueItem, awaits_second
-from equicam.shards import json_ready, read_json
+from equicam.shards import json_ready
 
 MAX_NAME_IN_LIST = 80  # characters
 BLIND_KINDS = frozenset({"input", "map", "thumb", "thumb-plain", "scale"})
@@ -175,10 +176,7 @@ def _views(row: Mapping[str, Any], manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def _evidence(queue: Queue, item: QueueItem) -> dict[str, Any] | None:
-    path = queue.store.folder / "evidence.json"
-    if not path.is_file():
-        return None
-    found = read_json(path).get(item.id)
+    found = read_evidence(queue.store).get(item.id)
     return found and {
         "verdict": visible(found["verdict"], 600),
         "lines": [visible(line, 600) for line in found["lines"]],
