@@ -1,6 +1,7 @@
 """Whatever a file holds, it is an image or an EquicamError: never another decoder, another exception, or a hang."""
 
 import contextlib
+import io
 import json
 import os
 import time
@@ -57,7 +58,7 @@ def test_damaged_exif_is_an_image_or_an_error(tmp_path, name):
     opened = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(400):
+        for _ in range(200):
             damaged = bytearray(exif())
             for _ in range(random.randint(1, 4)):
                 damaged[random.randrange(6, len(damaged))] = random.randrange(256)
@@ -67,7 +68,7 @@ def test_damaged_exif_is_an_image_or_an_error(tmp_path, name):
                 opened += 1
             except EquicamError:
                 pass
-    assert opened > 300
+    assert opened > 150
 
 
 def test_damage_elsewhere_leaves_the_orientation_readable(tmp_path):
@@ -104,7 +105,7 @@ def test_any_damage_is_an_image_or_an_error(tmp_path, name):
     data = encode(name, **({"exif": exif()} if name in WITH_EXIF else {}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(150):
+        for _ in range(100):
             path.write_bytes(mutate(data, random))
             with contextlib.suppress(EquicamError):
                 assert open_image(path).mode == "RGB"

@@ -194,7 +194,7 @@ def test_a_file_that_crashes_its_reader_is_refused(tmp_path, monkeypatch):
     """SciPy's reader of MATLAB files ends by a segmentation fault on some damaged ones."""
     for name in ("ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_validation_ground_truth.txt", "meta.mat"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(scipy.io, "loadmat", lambda *_, **__: os.kill(os.getpid(), signal.SIGSEGV))
+    monkeypatch.setattr(scipy.io, "loadmat", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(EquicamError, match="ends the process reading it"):
         find_items(tmp_path)
 

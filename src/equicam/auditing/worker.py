@@ -3,8 +3,8 @@
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib import metadata
 
 import numpy as np
@@ -44,9 +44,9 @@ class AuditJob:
     def decode(self, shard: Shard) -> list[DecodedImage]:
         """The images of a shard, decoded by a child process: its limits and its death are not this process's."""
         _, items = shard
-        with closing(self._decoders(workers=1)) as decoders:
-            (found,) = decoders.decode_shards([items])
-        return found
+        (found,) = self._lone_decoder.decode_shards([items])
+        # copied, because the next shard's pixels take their place
+        return [one if one.x is None else replace(one, x=one.x.copy()) for one in found]
 
     def decode_ahead(self, shards: Sequence[Shard]) -> Iterator[list[DecodedImage]]:
         """Shards decoded by child processes, ahead of the caller."""
@@ -72,6 +72,11 @@ class AuditJob:
             return {kind: file_digest(store.path(kind, number)) for kind in ("items", "maps")}
 
         return compute
+
+    @cached_property
+    def _lone_decoder(self) -> DecoderPool:
+        """One child process for all shards that this process decodes; it ends with this process."""
+        return self._decoders(workers=1)
 
     def _decoders(self, workers: int) -> DecoderPool:
         model = self.preprocessing or load_preprocessing(self.model_source)

@@ -240,7 +240,7 @@ def _decode(item: Item, slot: int) -> Reply:
     settings: Settings = _worker["settings"]
     limit_time(settings.seconds)
     found = decode_image(item, settings.preprocess, settings.input_box)
-    limit_time(0)
+    limit_time(0.0)
     if slot < 0 or found.x is None or not _worker["buffer"].put(slot, found.x):
         return found, None
     return replace(found, x=None), found.x.shape
