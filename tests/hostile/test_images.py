@@ -1,7 +1,6 @@
 """Whatever a file holds, it is an image or an EquicamError: never another decoder, another exception, or a hang."""
 
 import contextlib
-import io
 import json
 import os
 import time
