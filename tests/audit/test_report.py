@@ -24,6 +24,7 @@ from equicam.errors import EquicamError
 from equicam.report import render
 from equicam.report.page import write_report
 from equicam.report.text import visible
+from equicam.shards import read_table, write_table
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, evidence_of, fake_run, triaged
 
 
@@ -267,8 +268,9 @@ def test_other_sets_of_views(tmp_path, angles):
 
 def test_an_unfinished_run_says_so(tmp_path):
     run = fake_run(tmp_path)
-    manifest = run.folder / "manifest.json"
-    manifest.write_text(replace(run.manifest, shard_size=20).dumps())
+    sample = read_table(run.folder / "sample.parquet")
+    write_table(run.folder / "sample.parquet", pa.concat_tables([sample, sample]))
+    (run.folder / "manifest.json").write_text(replace(run.manifest, images=2 * len(sample)).dumps())
     run = RunStore(run.folder)
     assert "This run is not finished." in Page(write_report(run, triaged(run, queue=1)).read_text()).text
 

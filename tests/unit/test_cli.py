@@ -171,7 +171,7 @@ def test_a_demo_with_differences_ends_with_1(tmp_path, monkeypatch):
     monkeypatch.setattr(run.Run, "verify", lambda *_args, **_options: differs)
     result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "10"])
     assert result.exit_code == 1, result.output
-    assert "0 recomputed images: 1 differences" in result.output
+    assert "0 recomputed images: 1 difference" in result.output
 
 
 def test_models_and_their_search():
