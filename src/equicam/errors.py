@@ -10,5 +10,9 @@ class EquicamError(ValueError):
         return _rebuild, (type(self), self.what, self.needs, str(self.got), self.fix)
 
 
+class NotNamedError(EquicamError):
+    """A run names code, a file or an address: only the caller may choose those, because anybody may have written the run."""
+
+
 def _rebuild(kind: type[EquicamError], what: str, needs: str, got: str, fix: str) -> EquicamError:
     return kind(what, needs=needs, got=got, fix=fix)

@@ -18,6 +18,7 @@ from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.data.remote import is_allowed
 from equicam.data.sources import find_items
+from equicam.errors import NotNamedError
 from equicam.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Run:
         # all that may fail or take long comes before the first write: files and log belong together
         if head:
             from equicam.auditing.evidence import evidence_on
-            from equicam.auditing.reload import NotNamedError, reload_run
+            from equicam.auditing.reload import reload_run
 
             try:
                 reloaded = reload_run(self.store, model=model, source=source, weights=weights, device=device)

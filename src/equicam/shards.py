@@ -115,7 +115,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The differences of two fingerprints, one phrase per difference."""
     keys = sorted({*before, *now})
     return [
-        f"{key} was {_short(before.get(key))}, is {_short(now.get(key))}"
+        f"{key} was {shorten(before.get(key))}, is {shorten(now.get(key))}"
         for key in keys
         if before.get(key) != now.get(key)
     ]
@@ -171,7 +171,8 @@ class Shards:
         return pa.concat_tables([read_table(self.path(number)) for number in range(count)])
 
 
-def _short(value: Any) -> str:
+def shorten(value: Any) -> str:
+    """A value of JSON as text for a message, at most 80 characters."""
     text = "absent" if value is None else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}…"
 

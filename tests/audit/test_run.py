@@ -21,7 +21,7 @@ from PIL import Image
 import equicam
 from equicam.auditing import audit as running
 from equicam.auditing import verify as verifying
-from equicam.auditing.integrity import log_shard, seal
+from equicam.auditing.integrity import complete, log_shard
 from equicam.auditing.log import Log
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
@@ -329,12 +329,12 @@ def test_a_malicious_pickle_as_weights_does_not_run(patches, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def log_and_seal_again(out):
-    """What somebody with write access can do: give every file its digest in the log, and seal the run."""
+def log_and_complete_again(out):
+    """What somebody with write access can do: give every file its digest in the log, and complete the run again."""
     store, log = RunStore(out), Log(out)
     for number in range(store.shard_count):
         log_shard(log, number, {kind: file_digest(store.path(kind, number)) for kind in ("items", "maps")})
-    seal(store, log)
+    complete(store, log)
 
 
 def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
@@ -358,7 +358,7 @@ def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
     assert "items/shard-000002.parquet is not as it was written" in said
     assert "event 1 was changed" in said
     assert "0 recomputed images" in said
-    log_and_seal_again(forged)
+    log_and_complete_again(forged)
     code, said = equicam_command("verify", forged, "--sample", "24")
     assert code == 1
     assert f"{table[1]['id']!r}: peum_score 0.00000, now" in said
@@ -513,7 +513,7 @@ def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, whole, tmp_pat
     assert code == 1
     assert "queue.csv is not as it was written" in said
     assert "ffffffffffff… is not there" in said
-    log_and_seal_again(out)
+    log_and_complete_again(out)
     (out / "queue.csv").write_bytes((out / "queue.csv").read_bytes().removesuffix(b"more\n"))
     code, said = equicam_command("verify", out, "--sample", "24")
     assert code == 1
@@ -714,11 +714,16 @@ def test_images_without_evidence_are_counted(whole, tmp_path):
     assert "no evidence on 1 images, which are not the ones that were explained" in output
 
 
-def test_a_triage_killed_before_its_last_file_is_made_first(whole, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
-    run = equicam.open_run(out)
+@pytest.fixture
+def ranked(whole, tmp_path):
+    """A finished run with a queue of six."""
+    run = equicam.open_run(shutil.copytree(whole, tmp_path / "run"))
     run.triage(6, evidence=0)
+    return run
+
+
+def test_a_triage_killed_before_its_last_file_is_made_first(ranked):
+    run, out = ranked, ranked.folder
     run.report()
     (out / "triage.json").unlink()
     code, output = equicam_command("report", out)
@@ -726,11 +731,8 @@ def test_a_triage_killed_before_its_last_file_is_made_first(whole, tmp_path):
     assert "needs a queue to report, got none; try equicam triage first" in output
 
 
-def test_a_report_refuses_a_queue_whose_reasons_or_values_changed(whole, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
-    run = equicam.open_run(out)
-    run.triage(6, evidence=0)
+def test_a_report_refuses_a_queue_whose_reasons_or_values_changed(ranked):
+    run, out = ranked, ranked.folder
     written = pq.read_table(out / "triage.parquet")
     for column in ("confidence", "reasons"):
         cells = written[column].to_pylist()

@@ -6,8 +6,9 @@ import subprocess
 import pytest
 
 from tests.audit.conftest import patches, whole
+from tests.web.conftest import run, shared_run
 
-__all__ = ["certificate", "patches", "whole"]
+__all__ = ["certificate", "patches", "run", "shared_run", "whole"]
 
 
 @pytest.fixture(scope="session")

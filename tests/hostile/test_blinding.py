@@ -7,7 +7,6 @@ import hmac
 import json
 import os
 import re
-import shutil
 import stat
 import threading
 from itertools import product
@@ -22,7 +21,6 @@ from equicam.auditing.log import Log
 from equicam.auditing.queue_files import rank_again, rank_run, write_queue
 from equicam.auditing.review_key import ReviewKey, read_review_key
 from equicam.auditing.review_log import ReviewLog
-from equicam.auditing.store import RunStore
 from equicam.auditing.triage import _controls, _entropy, triage
 from equicam.errors import EquicamError
 from equicam.review.images import ImageRenderer
@@ -31,7 +29,7 @@ from equicam.shards import read_table
 from tests.audit.faked import fake_run
 from tests.audit.test_triage import ANGLES, table
 from tests.audit.test_triage import run as random_rows
-from tests.web.conftest import Client, Server, key_of, large_run, rank
+from tests.web.conftest import Client, Server, key_of, large_run
 
 KINDS = ("input", "map", "thumb", "peum")
 STANDARD_DEVIATIONS = 3
@@ -369,17 +367,6 @@ def test_purposes_and_values_are_apart():
 
 
 # --- notes and names --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def shared_run(tmp_path_factory):
-    """Read only."""
-    return rank(fake_run(tmp_path_factory.mktemp("shared")))
-
-
-@pytest.fixture
-def run(shared_run, tmp_path):
-    return RunStore(shutil.copytree(shared_run.folder, tmp_path / "run"))
 
 
 def test_a_note_reveals_nothing_of_an_image_without_a_verdict(run):

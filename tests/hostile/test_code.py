@@ -20,7 +20,7 @@ from equicam.errors import EquicamError
 from equicam.models import libraries
 from equicam.models.names import is_library_model
 from tests.audit.conftest import equicam_command
-from tests.audit.test_run import log_and_seal_again
+from tests.audit.test_run import log_and_complete_again
 
 
 class Touch:
@@ -56,7 +56,7 @@ def forget_and_log_again(out: Path) -> None:
     (out / "events.sqlite").unlink()
     store = RunStore(out)
     log_start(store, Log(out), 0)
-    log_and_seal_again(out)
+    log_and_complete_again(out)
 
 
 def test_a_factory_in_a_run_is_not_executed_by_verify_or_triage(strangers_run):

@@ -18,7 +18,7 @@ from equicam.auditing.log import Log
 from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
 from tests.audit.conftest import OPTIONS, equicam_command
-from tests.audit.test_run import drawn, rows
+from tests.audit.test_run import drawn, log_and_complete_again, rows
 
 ITEMS, MAPS = "items/shard-000001.parquet", "maps/shard-000001.parquet"
 LOST = (4, 5)
@@ -92,6 +92,7 @@ def test_damage_to_an_unfinished_run_is_healed_or_found(patches, whole, unfinish
         assert name in said or (name == "manifest.json" and "the settings it was started with" in said)
         assert not (out / "digests.json").exists()
         assert name not in (ITEMS, MAPS), "a damaged shard is computed again"
+        assert name != "sample.parquet" or damage is forge, "a damaged sample is written again"
         return
     assert rows(out) == rows(whole)
     assert drawn(out) == drawn(whole)
@@ -141,12 +142,10 @@ def test_leftover_temporary_files_are_removed(patches, whole, tmp_path):
 
 
 def test_rows_that_are_not_the_samples_are_found_whatever_the_digests_say(whole, tmp_path):
-    from tests.audit.test_run import log_and_seal_again
-
     out = tmp_path / "run"
     shutil.copytree(whole, out)
     shutil.copy(RunStore(out).path("items", 2), RunStore(out).path("items", 1))
-    log_and_seal_again(out)
+    log_and_complete_again(out)
     problems = equicam.open_run(out).verify(4).problems
     assert f"{ITEMS} has other images than the sample" in problems
     assert f"{MAPS} has other maps than images explained" in problems
@@ -181,21 +180,26 @@ def test_a_clock_that_went_back_is_noted(whole, tmp_path, monkeypatch):
     assert found.notes[0].startswith("the clock went back by 2:59:59.")
 
 
-def test_a_signed_seal_finds_a_cut_and_a_rewritten_log(whole, tmp_path):
+def write_keys(folder: Path, name: str) -> tuple[Path, Path]:
+    """A new private key as PEM, and its public key as OpenSSH writes it."""
     pytest.importorskip("cryptography")
     from cryptography.hazmat.primitives import serialization as files
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    def write_keys(name: str) -> tuple[Path, Path]:
-        key = Ed25519PrivateKey.generate()
-        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
-        private.write_bytes(
-            key.private_bytes(files.Encoding.PEM, files.PrivateFormat.PKCS8, files.NoEncryption())
-        )
-        public.write_bytes(key.public_key().public_bytes(files.Encoding.OpenSSH, files.PublicFormat.OpenSSH))
-        return private, public
+    key = Ed25519PrivateKey.generate()
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    private.write_bytes(
+        key.private_bytes(files.Encoding.PEM, files.PrivateFormat.PKCS8, files.NoEncryption())
+    )
+    public.write_bytes(key.public_key().public_bytes(files.Encoding.OpenSSH, files.PublicFormat.OpenSSH))
+    return private, public
 
-    (private, public), (other_private, other_public) = write_keys("ours"), write_keys("others")
+
+def test_a_signed_seal_finds_a_cut_and_a_rewritten_log(whole, tmp_path):
+    (private, public), (other_private, other_public) = (
+        write_keys(tmp_path, "ours"),
+        write_keys(tmp_path, "others"),
+    )
     out = tmp_path / "run"
     shutil.copytree(whole, out)
     code, said = equicam_command("seal", out)
@@ -263,24 +267,11 @@ def rewrite(path: Path, **columns) -> None:
 
 
 def test_a_file_written_again_after_a_signed_seal_is_found(whole, tmp_path):
-    pytest.importorskip("cryptography")
-    from cryptography.hazmat.primitives import serialization as files
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from tests.audit.test_run import log_and_seal_again
-
-    key, out = Ed25519PrivateKey.generate(), tmp_path / "run"
-    private, public = tmp_path / "key.pem", tmp_path / "key.pub"
-    private.write_bytes(
-        key.private_bytes(files.Encoding.PEM, files.PrivateFormat.PKCS8, files.NoEncryption())
-    )
-    public.write_bytes(
-        key.public_key().public_bytes(files.Encoding.PEM, files.PublicFormat.SubjectPublicKeyInfo)
-    )
+    out, (private, public) = tmp_path / "run", write_keys(tmp_path, "ours")
     shutil.copytree(whole, out)
     equicam.open_run(out).seal(private)
     rewrite(out / ITEMS, disagreement=lambda _: 0.0)
-    log_and_seal_again(out)  # appended: nothing of the log is cut or rewritten
+    log_and_complete_again(out)  # appended: nothing of the log is cut or rewritten
     assert equicam.open_run(out).verify(0).ok
     problems = equicam.open_run(out).verify(0, public_key=public).problems
     assert f"{ITEMS} was written again after the last seal" in problems
@@ -313,12 +304,10 @@ def test_a_damaged_run_is_not_sealed(whole, tmp_path):
     ids=["nan", "another height", "another grid"],
 )
 def test_odd_maps_are_differences(whole, tmp_path, name, columns, expected):
-    from tests.audit.test_run import log_and_seal_again
-
     out = tmp_path / "run"
     shutil.copytree(whole, out)
     rewrite(out / name, **columns)
-    log_and_seal_again(out)
+    log_and_complete_again(out)
     found = equicam.open_run(out).verify(24)
     assert any(expected in problem for problem in found.problems), found.problems
 
@@ -351,7 +340,7 @@ def test_a_pipe_or_device_in_place_of_a_file_does_not_hang(whole, tmp_path, kind
     else:
         (out / ITEMS).symlink_to("/dev/zero")
     found = equicam.open_run(out).verify(0)
-    assert any(ITEMS in problem or "not finished" in problem for problem in found.problems)
+    assert any(problem.startswith(f"{ITEMS} cannot be read") for problem in found.problems)
 
 
 @pytest.mark.parametrize(

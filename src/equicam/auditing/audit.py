@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from equicam.auditing.compute import AuditContext, compute_shard, preprocess_to_array
 from equicam.auditing.integrity import (
     Notice,
+    complete,
     heal,
+    is_complete,
     log_shard,
     log_start,
     refuse_lost_log,
     remove_temporary,
-    seal,
-    sealed,
 )
 from equicam.auditing.log import Log
 from equicam.auditing.manifest import Manifest
@@ -114,8 +114,8 @@ def compute_run(
                 )  # fmt: skip
                 written = _compute_on(engine, job, shards, log)
             _follow(written, shards, len(items), progress)
-        if pending or not sealed(store, log):
-            seal(store, log)
+        if pending or not is_complete(store, log):
+            complete(store, log)
 
 
 def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:

@@ -102,8 +102,8 @@ def remove_temporary(store: RunStore) -> None:
             path.unlink(missing_ok=True)
 
 
-def seal(store: RunStore, log: Log) -> None:
-    """Write digests.json, and an event with its digest; a file that is not as the log has it is never sealed."""
+def complete(store: RunStore, log: Log) -> None:
+    """Write digests.json, and an event with its digest; refused if a file is not as the log has it."""
     logged, now = logged_digests(store, log), store.digests()
     if changed := [name for name, digest in now.items() if logged.get(name) != digest]:
         raise EquicamError(
@@ -116,7 +116,7 @@ def seal(store: RunStore, log: Log) -> None:
     log.add("completed", {"digests": hashlib.sha256(text).hexdigest()})
 
 
-def sealed(store: RunStore, log: Log) -> bool:
+def is_complete(store: RunStore, log: Log) -> bool:
     """Whether digests.json is the file whose digest the log holds."""
     path, events = store.folder / "digests.json", log.events("completed")
     return path.is_file() and bool(events) and events[-1].payload.get("digests") == file_digest(path)
@@ -137,7 +137,7 @@ def check_files(store: RunStore) -> tuple[int, list[str]]:
         log = Log(store.folder)
         finished = path.is_file()
         known = read_json(path) if finished else {}
-        if finished and not sealed(store, log):
+        if finished and not is_complete(store, log):
             problems.append("digests.json is not the one the log was sealed with")
         logged = logged_digests(store, log) if store.manifest.schema > 1 else known
         triaged = log.events("triaged")

@@ -8,7 +8,7 @@ from typing import Any
 from equicam.auditing.schema1 import translate_manifest
 from equicam.errors import EquicamError
 from equicam.recipe import Recipe
-from equicam.shards import differences, parse_object
+from equicam.shards import differences, parse_object, shorten
 
 SCHEMA_VERSION = 2
 
@@ -95,7 +95,7 @@ def read_manifest(text: str | bytes, *, where: str) -> Manifest:
             )  # fmt: skip
         for name, check in VALID.items():
             if not check(found[name]):
-                raise ValueError(f"{name} = {_short(found[name])}")
+                raise ValueError(f"{name} = {shorten(found[name])}")
         found["recipe"] = _read_recipe(found["recipe"])
         found["classes"] = None if found["classes"] is None else tuple(found["classes"])
         found["versions"] = tuple((name, version) for name, version in found["versions"])
@@ -113,15 +113,10 @@ def _read_recipe(found: Mapping[str, Any]) -> Recipe:
     recipe = Recipe.from_json(found)
     angles = recipe.views
     if not isinstance(angles, tuple) or not angles or not all(isinstance(a, int | float) for a in angles):
-        raise ValueError(f"recipe.views = {_short(angles)}")
+        raise ValueError(f"recipe.views = {shorten(angles)}")
     if not isinstance(recipe.method, str):
-        raise ValueError(f"recipe.method = {_short(recipe.method)}")
+        raise ValueError(f"recipe.method = {shorten(recipe.method)}")
     return recipe
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def refuse_difference(before: Manifest, now: Manifest, *, where: str) -> None:

@@ -7,9 +7,8 @@ from equicam.auditing.audit import resolve_recipe
 from equicam.auditing.compute import AuditContext
 from equicam.auditing.store import RunStore
 from equicam.data.items import Item, digest_items, valid_utf8
-from equicam.data.remote import is_url
 from equicam.data.sources import find_items
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, NotNamedError
 from equicam.models.load import load
 from equicam.models.names import is_library_model, weights_file
 from equicam.models.weights import fingerprint
@@ -24,10 +23,6 @@ class Reloaded:
     items: list[Item]
 
 
-class NotNamedError(EquicamError):
-    """A run names code or an address on a network: only the caller may choose those, because anybody may have written the run."""
-
-
 def reload_run(
     store: RunStore,
     *,
@@ -38,11 +33,6 @@ def reload_run(
 ) -> Reloaded:
     """The model, by the caller or one of a library that the manifest names, and the images; refuse others than the run's."""
     manifest, where = store.manifest, f"the run {valid_utf8(str(store.folder))}"
-    if source is None and is_url(manifest.source):
-        raise NotNamedError(
-            where, needs="--source, because anybody may have written the URL of its images", got="none",
-            fix=f"--source {manifest.source}",
-        )  # fmt: skip
     if not isinstance(model, Model):
         model = _load_model(store, model or library_model(store), weights, device)
     if (model.classes or ()) != (manifest.classes or ()):

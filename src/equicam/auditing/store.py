@@ -39,8 +39,6 @@ from equicam.shards import (
     write_table,
 )
 
-ADDED: tuple[str, ...] = ()
-"""Columns that the first runs of this schema do not have."""
 ITEMS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -161,9 +159,7 @@ class RunStore:
         path = self.path(kind, number)
         if self.manifest.schema > 1:
             table, schema = read_table(path, columns), ITEMS if kind == "items" else MAPS
-            refuse_other_columns(
-                path, table, schema, columns or [name for name in schema.names if name not in ADDED]
-            )
+            refuse_other_columns(path, table, schema, columns or schema.names)
             return table
         names = schema1.ITEMS if kind == "items" else schema1.MAPS
         old = None if columns is None else schema1.old_columns(columns, names)

@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 from equicam.auditing.compute import compute_shard, preprocess_to_array
 from equicam.auditing.integrity import check_files
 from equicam.auditing.log import Log
-from equicam.auditing.reload import NotNamedError, Reloaded
+from equicam.auditing.reload import Reloaded
 from equicam.auditing.signing import verify_seals
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.data.decoding import decode_image
 from equicam.data.digests import content_digest
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, NotNamedError
 from equicam.models.images import VisibleBoxes
 from equicam.models.weights import fingerprint
 from equicam.reasons import Reason, describe
@@ -98,10 +98,12 @@ def check_rows(store: RunStore) -> list[str]:
             problems.append(
                 f"sample.parquet has {sample.num_rows} images, manifest.json {store.manifest.images}"
             )
+        by_shard: dict[int, list[str]] = {}
+        for name, number in zip(sample["id"].to_pylist(), sample["shard"].to_pylist(), strict=True):
+            by_shard.setdefault(number, []).append(name)
         for number in range(store.shard_count):
             items, maps = (store.read_shard(kind, number) for kind in ("items", "maps"))
-            ids = items["id"].to_pylist()
-            if ids != sample.filter(pc.equal(sample["shard"], number))["id"].to_pylist():
+            if items["id"].to_pylist() != by_shard.get(number, []):
                 problems.append(f"{store.name('items', number)} has other images than the sample")
             explained = items.filter(pc.equal(items["status"], "ok"))["id"].to_pylist()
             if maps["id"].to_pylist() != explained:

@@ -21,7 +21,7 @@ from equicam.data.folders import (
 from equicam.data.items import Item
 from equicam.data.manifests import find_manifest, read_manifest
 from equicam.data.remote import AnyPath, RemotePath, as_path, may_open
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, NotNamedError
 
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
@@ -33,7 +33,7 @@ def find_items(source: str | Path, *, split: str | None = None, from_user: bool 
     """
     path = as_path(source)
     if not from_user and isinstance(path, RemotePath) and not may_open(str(path), Path()):
-        raise EquicamError(
+        raise NotNamedError(
             f"source {str(source)!r}", needs="to be named by you, because anybody may have written this URL",
             got="none", fix=f"--source {source}",
         )  # fmt: skip

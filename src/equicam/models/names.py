@@ -24,10 +24,11 @@ def absolute_weights(weights: str | Path | None) -> str | None:
 def is_library_model(name: str) -> bool:
     """Whether the name can only be one of a list that a library publishes: no file, no folder, no repository of a hub."""
     library, colon, rest = name.partition(":")
+    inner = rest if colon else name
+    if library == "open_clip":
+        inner = inner.replace("/", "", 1)  # its names have a tag behind a slash
     listed = not colon or library in ("timm", "open_clip")
-    # an open_clip name has a tag behind a slash
-    inner = (rest if colon else name).replace("/", "", 1) if library == "open_clip" else rest or name
-    return listed and ".py" not in name and not set(inner) & {"/", "\\", ":"} and bool(inner)
+    return listed and bool(inner) and ".py" not in name and not set(inner) & {"/", "\\", ":"}
 
 
 def absolute_model(name: str) -> str:

@@ -38,8 +38,9 @@ class Listener(socket.socket):
         self.most = min(MAX_CONNECTIONS, _max_descriptors() // 2)
         # few at once: a request must be read before the connections after it can make it the oldest
         self.accepts_at_once = max(1, self.most // 32)
-        self._waiting: dict[int, socket.socket] = {}  # without a whole request, the oldest first
-        self._busy: dict[int, socket.socket] = {}
+        # sockets, not descriptors: a descriptor is used again before TLS says that its connection is lost
+        self._waiting: dict[socket.socket, None] = {}  # without a whole request, the oldest first
+        self._busy: dict[socket.socket, None] = {}
         self._ending: list[socket.socket] = []  # shut down, but not closed by the event loop yet
         self._closings, self._last_closing = 0, 0.0
 
@@ -49,25 +50,26 @@ class Listener(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection, and close others while there are too many."""
-        self._ending = [one for one in self._ending if one.fileno() != -1]
+        self._ending = [one for one in self._ending if _is_open(one)]
         if len(self._ending) > self.most // 4:
             raise BlockingIOError  # the event loop comes back after it has closed them
         connection, address = super().accept()
-        self.forget(connection.fileno())  # a descriptor may be used again
-        self._waiting[connection.fileno()] = connection
+        self._waiting = {one: None for one in self._waiting if _is_open(one)} | {connection: None}
+        self._busy = {one: None for one in self._busy if _is_open(one)}
         while len(self._waiting) + len(self._busy) > self.most:
             self._close_oldest()
         return connection, address
 
-    def mark(self, descriptor: int, *, whole: bool) -> None:
-        """Note that a connection's request has arrived, or that its response is sent and it waits for the next."""
-        connection = self.forget(descriptor)
-        if connection is not None:
-            (self._busy if whole else self._waiting)[descriptor] = connection
+    def find(self, descriptor: int) -> socket.socket | None:
+        """The counted connection that has this descriptor now."""
+        return next((one for one in (*self._waiting, *self._busy) if one.fileno() == descriptor), None)
 
-    def forget(self, descriptor: int) -> socket.socket | None:
-        """Take a connection out of the count."""
-        return self._waiting.pop(descriptor, None) or self._busy.pop(descriptor, None)
+    def mark(self, connection: socket.socket | None, *, whole: bool) -> None:
+        """Note that a connection's request has arrived, or that its response is sent and it waits for the next."""
+        before, after = (self._waiting, self._busy) if whole else (self._busy, self._waiting)
+        if connection in before:  # else it is being closed
+            del before[connection]
+            after[connection] = None
 
     def report_closing(self) -> None:
         """Count a connection that was closed early; many make a flood, which gets one line of log."""
@@ -83,13 +85,12 @@ class Listener(socket.socket):
     def _close_oldest(self) -> None:
         """The one that waits longest, but not the newest; if all have whole requests, the oldest of those."""
         among = self._waiting if len(self._waiting) > 1 else self._busy
-        descriptor = next(iter(among))
-        connection = among.pop(descriptor)
+        connection = next(iter(among))
+        del among[connection]
         self._ending.append(connection)
-        if connection.fileno() == descriptor:  # else it is closed already
-            self.report_closing()
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # its transport reads the end and closes it
+        self.report_closing()
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)  # its transport reads the end and closes it
 
 
 class ReviewProtocol(H11Protocol):
@@ -98,7 +99,7 @@ class ReviewProtocol(H11Protocol):
     def __init__(self, listener: Listener, **given: Any) -> None:
         super().__init__(**given)
         self._listener = listener
-        self._descriptor = -1
+        self._connection: socket.socket | None = None
         self._bytes = 0
         self._whole = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -106,13 +107,12 @@ class ReviewProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A new connection has the same time as a request."""
         super().connection_made(transport)
-        self._descriptor = transport.get_extra_info("socket").fileno()
+        self._connection = self._listener.find(transport.get_extra_info("socket").fileno())
         self._start_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is left to wait for."""
         self._stop_deadline()
-        self._listener.forget(self._descriptor)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -137,7 +137,7 @@ class ReviewProtocol(H11Protocol):
             self._stop_deadline()
         if whole != self._whole:
             self._whole = whole
-            self._listener.mark(self._descriptor, whole=whole)
+            self._listener.mark(self._connection, whole=whole)
 
     def _start_deadline(self) -> None:
         if self._deadline is None:
@@ -153,6 +153,10 @@ class ReviewProtocol(H11Protocol):
         if self._bytes and not self.transport.is_closing():  # browsers also open connections in advance
             self._listener.report_closing()
         self.transport.abort()
+
+
+def _is_open(connection: socket.socket) -> bool:
+    return connection.fileno() != -1
 
 
 def _max_descriptors() -> int:
