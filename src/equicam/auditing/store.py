@@ -53,6 +53,9 @@ ITEMS = pa.schema(
         pa.field("top5", pa.list_(pa.int32())),
         pa.field("top5_confidence", pa.list_(pa.float32())),
         pa.field("peum_score", pa.float64()),
+        # mean Pearson of the presented view's own map with every other view's, aligned; null for one view
+        pa.field("stability", pa.float64()),
+        pa.field("stability_by_view", pa.list_(pa.float32())),
         pa.field("disagreement", pa.float64()),  # 1 − mean Pearson over all pairs of views; null for one view
         pa.field("flip_rate", pa.float32()),
         pa.field("views_kept", pa.int32()),  # views with a weight above 0
