@@ -9,6 +9,7 @@ import pytest
 
 import equicam
 from equicam.auditing.queue_files import read_queue
+from equicam.auditing.review_key import read_review_key
 from equicam.auditing.review_log import ReviewLog
 from equicam.auditing.store import ITEMS, RunStore
 from equicam.auditing.triage import triage
@@ -115,7 +116,12 @@ def test_it_is_ranked_by_peum_as_before_and_reported(new, old):
     assert [describe(r) for r in from_rows(run.queue()[0]["reasons"])] == [PEUM_SENTENCE]
     assert run.report().is_file()  # of the queue that 0.1.0 wrote
     found = run.triage(8, evidence=0)
-    expected = triage(new.read_items(), budget=8, angles=new.manifest.angles, classes=new.manifest.classes)
+    options = {
+        "angles": new.manifest.angles,
+        "classes": new.manifest.classes,
+        "key": read_review_key(old.folder),
+    }
+    expected = triage(new.read_items(), budget=8, **options)
     same = ["id", "arm", "rank", "place", "peum_score", "reasons"]
     assert found.rows.select(same).equals(expected.rows.select(same))
     assert "not compared: disagreement is undefined" in found.quality.advice

@@ -11,10 +11,12 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
+from equicam.auditing.review_key import read_review_key
 from equicam.auditing.store import SAMPLE, RunStore
 from equicam.auditing.triage import ROWS, triage
 from equicam.review.app import make_app
 from equicam.review.auth import Access
+from equicam.review.queue import item_key
 from equicam.shards import write_table
 from tests.audit.faked import fake_run
 
@@ -35,12 +37,17 @@ def rank(run, *, budget="60%", by="peum"):
     return run
 
 
+def key_of(run, name):
+    """The key of an image in this run's URLs."""
+    return item_key(read_review_key(run.folder), name)
+
+
 class Client:
     """The browser of one reviewer."""
 
-    def __init__(self, access, app, name=None):
+    def __init__(self, access, app, name=None, link=None):
         self.http = TestClient(app, base_url=HOME, follow_redirects=False)
-        assert self.http.get(f"/?token={access.token}").status_code == 303
+        assert self.http.get(f"/?token={access.tokens[link]}").status_code == 303
         if name:
             assert self.post("/api/reviewer", {"name": name}).status_code == 200
 
@@ -74,12 +81,12 @@ class Client:
 class Server:
     """The review application of a run."""
 
-    def __init__(self, run, *, blind=True, reviewer=None, exposed=False):
-        self.run, self.access = run, Access(port=PORT, reviewer=reviewer, exposed=exposed)
+    def __init__(self, run, *, blind=True, **access):
+        self.run, self.access = run, Access(port=PORT, **access)
         self.app = make_app(run, self.access, blind=blind)
 
-    def client(self, name="ana"):
-        return Client(self.access, self.app, name)
+    def client(self, name="ana", link=None):
+        return Client(self.access, self.app, name, link)
 
 
 @pytest.fixture(scope="session")

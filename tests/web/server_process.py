@@ -11,21 +11,23 @@ from tests.audit.conftest import COMMAND, ENV
 
 
 class ServerProcess:
-    """A running `equicam review`, and clients that opened its address."""
+    """A running `equicam review`, and clients that opened its address; `before` is code that its process runs first."""
 
-    def __init__(self, run, *options):
+    def __init__(self, run, *options, before=""):
         self.process = subprocess.Popen(
-            [*COMMAND, "review", str(run.folder), "--no-browser", *map(str, options)],
+            [*COMMAND[:-1], f"{before}\n{COMMAND[-1]}", "review", str(run.folder), "--no-browser", *map(str, options)],
             env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        self.output = []
+        self.output, self.links = [], {}
         for line in self.process.stdout:
             self.output.append(line)
-            if found := re.search(r"review: (http\S+)", line):
-                self.address = found[1]
+            if found := re.search(r"review(?: as (.+))?: (http\S+)", line):
+                self.links[found[1]] = found[2]
+            elif self.links:
                 break
         else:
             raise AssertionError("".join(self.output))
+        self.address = next(iter(self.links.values()))
         parts = urlsplit(self.address)
         self.home, self.port = f"{parts.scheme}://{parts.netloc}", parts.port
 
@@ -46,7 +48,7 @@ class ServerProcess:
     def stop(self):
         if self.process.poll() is None:
             self.process.terminate()
-        self.process.communicate(timeout=20)
+        self.output.append(self.process.communicate(timeout=20)[0] or "")
 
     def __enter__(self):
         return self

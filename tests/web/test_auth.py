@@ -41,7 +41,7 @@ def unauthorised(server, **options):
 def test_without_the_token_nothing_opens(server, path):
     response = unauthorised(server).get(path)
     assert response.status_code == 401
-    assert server.access.token not in response.text
+    assert server.access.tokens[None] not in response.text
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "é", "x" * 5000])
@@ -53,25 +53,25 @@ def test_a_wrong_token_opens_nothing(server, token):
 
 def test_the_token_becomes_a_cookie_and_leaves_the_address(server):
     client = unauthorised(server)
-    response = client.get(f"/item/abc?flag=blank&token={server.access.token}")
+    response = client.get(f"/item/abc?flag=blank&token={server.access.tokens[None]}")
     assert (response.status_code, response.headers["location"]) == (303, "/item/abc?flag=blank")
     cookie = response.headers["set-cookie"]
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
-    assert server.access.token not in cookie
+    assert server.access.tokens[None] not in cookie
     assert client.get("/reviewer").status_code == 200
 
 
 def test_the_redirect_stays_on_this_host(server):
-    response = unauthorised(server).get(f"//evil.example/x?token={server.access.token}")
+    response = unauthorised(server).get(f"//evil.example/x?token={server.access.tokens[None]}")
     assert response.headers["location"].startswith("/")
     assert not response.headers["location"].startswith("//")
 
 
 def test_every_start_has_its_own_token_and_rejects_old_cookies(run):
     first, second = Server(run), Server(run)
-    assert first.access.token != second.access.token
+    assert first.access.tokens[None] != second.access.tokens[None]
     client = unauthorised(first)
-    client.get(f"/?token={first.access.token}")
+    client.get(f"/?token={first.access.tokens[None]}")
     other = unauthorised(second, cookies=dict(client.cookies))
     assert other.get("/reviewer").status_code == 401
 
@@ -80,7 +80,7 @@ def test_every_start_has_its_own_token_and_rejects_old_cookies(run):
     "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil.example:{PORT}", "", f"a@127.0.0.1:{PORT}", f"127.0.0.1:{PORT}/x", "[::1"]
 )  # fmt: skip
 def test_other_host_names_are_refused(server, host):
-    response = unauthorised(server).get(f"/?token={server.access.token}", headers={"host": host})
+    response = unauthorised(server).get(f"/?token={server.access.tokens[None]}", headers={"host": host})
     assert response.status_code == 421
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from equicam.auditing.log import Log
-from equicam.review.queue import item_key
 from equicam.shards import read_table
 from tests.audit.faked import HOSTILE
-from tests.web.conftest import large_run
+from tests.web.conftest import key_of, large_run
 from tests.web.server_process import ServerProcess
 from tests.web.test_command import free_port
 
@@ -91,7 +90,7 @@ def test_queue_item_verdict_next_export_by_keyboard(run, watched):
         page.wait_for_url("**/item/**")
         assert page.title().startswith("Image 2")
         rows = {row["id"]: row for row in run.read_items().to_pylist()}
-        name = next(i for i in rows if item_key(i) in page.url)
+        name = next(i for i in rows if key_of(run, i) in page.url)
         before = page.content()
         assert page.get_by_text("shown after your verdict").count() == 2
         assert f"{rows[name]['confidence']:.3f}" not in before
@@ -99,9 +98,8 @@ def test_queue_item_verdict_next_export_by_keyboard(run, watched):
         assert page.locator("#layer-map").evaluate("e => getComputedStyle(e).visibility") == "hidden"
         page.keyboard.press("o")
         assert page.locator("#layer-map").evaluate("e => getComputedStyle(e).visibility") == "visible"
-        page.keyboard.press("]")
-        assert page.locator("#view-title").inner_text() == "View at 20°"
-        assert page.locator("#layer-view").get_attribute("src").endswith("view-1")
+        assert page.locator("#strip, #layer-peum, #layer-view, .flag").count() == 0
+        page.keyboard.press("]")  # there are no views yet
         page.keyboard.press("-")
         assert page.locator("#layer-map").evaluate("e => e.style.opacity") == "0.65"
         page.keyboard.press("r")
@@ -114,6 +112,9 @@ def test_queue_item_verdict_next_export_by_keyboard(run, watched):
         until(page, "document.getElementById('live').textContent.startsWith('Saved')")
         assert f"{rows[name]['confidence']:.3f}" in page.content()
         assert page.locator('.verdict[aria-pressed="true"]').inner_text().startswith("Shortcut or artefact")
+        page.keyboard.press("]")
+        assert page.locator("#view-title").inner_text() == "View at 20°"
+        assert page.locator("#layer-view").get_attribute("src").endswith("view-1")
         with page.expect_navigation():
             page.keyboard.press("Enter")
         assert page.title().startswith("Image 3")
@@ -229,7 +230,7 @@ def test_hostile_names_do_nothing(run, watched):
         wait_until_ready(page)
         page.wait_for_timeout(300)
         for name in ids:
-            page.goto(f"{server.home}/item/{item_key(name)}")
+            page.goto(f"{server.home}/item/{key_of(run, name)}")
             page.keyboard.press("n")
             page.keyboard.type("<script>alert(2)</script>")
             with page.expect_navigation():
@@ -305,3 +306,41 @@ def test_two_reviewers_in_two_browsers(run, watched):
     found = Log(run.folder).events("verdict")
     assert {(e.who, e.payload["verdict"]) for e in found} == {("ana", "supports"), ("bo", "wrong-region")}
     assert len({e.payload["item"] for e in found}) == 1
+
+
+def test_a_second_name_in_the_same_browser_is_known(run, watched):
+    with ServerProcess(run, "--reviewer", "ana") as server:
+        page = watched().page
+        page.goto(server.address)
+        wait_until_ready(page)
+        page.keyboard.press("1")
+        until(page, "document.getElementById('reviewed').textContent === '1'")
+        page.goto(f"{server.home}/reviewer")
+        assert "names used in one browser count as one person" in page.inner_text("main")
+        page.fill("#name", "bo")
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        wait_until_ready(page)
+        page.keyboard.press("2")
+        until(page, "document.getElementById('reviewed').textContent === '1'")
+    kinds = [
+        (e.kind, e.who)
+        for e in Log(run.folder).events()
+        if e.kind in ("reviewer registered", "also known as")
+    ]
+    assert kinds == [("reviewer registered", "ana"), ("also known as", "bo")]
+    assert [(e.who, e.payload["blind"]) for e in Log(run.folder).events("verdict")] == [
+        ("ana", True),
+        ("bo", False),
+    ]
+
+
+def test_a_personal_link_opens_under_its_name(run, watched):
+    with ServerProcess(run, "--reviewer", "ana", "--reviewer", "bo") as server:
+        page = watched().page
+        page.goto(server.links["bo"])
+        wait_until_ready(page)
+        assert page.locator("a.reviewer bdi").inner_text() == "bo"
+        page.goto(f"{server.home}/reviewer")
+        assert page.locator("h1").inner_text() == "Reviewing as bo"
+        assert page.locator("#reviewer-form").count() == 0

@@ -104,7 +104,7 @@ def test_without_fastapi_it_names_the_package_to_install(run, monkeypatch, capsy
     for module in ("equicam.review.app", "equicam.review.server"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(typer.Exit):
-        review(run.folder, None, True, None, "127.0.0.1", False, False, None, None)
+        review(run.folder, None, True, None, "127.0.0.1", False, None, None, False, None, None)
     assert "pip install 'equicam[review]'" in " ".join(capsys.readouterr().out.split())
 
 

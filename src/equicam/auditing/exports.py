@@ -21,7 +21,7 @@ BLIND = ("place", "id", "class", "target", "confidence", "flags", "reasons")
 
 
 def write_csv(triage: "Triage", path: Path) -> None:
-    """For reviewers, in order of place; text that a spreadsheet would run as a formula gets a leading apostrophe."""
+    """For reviewers, in order of place, which the run's key decides."""
     write_atomic(path, as_csv(BLIND, _by_place(triage)))
 
 

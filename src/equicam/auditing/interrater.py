@@ -1,11 +1,12 @@
 """Statistics of verdicts: do two reviewers agree, and does the queue find more than chance would.
 
 A hit is a map that a reviewer rejects: a shortcut or artefact, or the wrong region. The majority of its reviewers decides
-an image; if they are even, or all request a second reviewer, it is open and counts in no rate.
+an image; if they are even, or all request a second reviewer, it is open and counts in no rate. Names that shared a
+browser are one reviewer, whose first verdict on an image is the earliest under any of them.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -44,7 +45,7 @@ class ReviewSummary:
     """Counts and rates over all verdicts of a run."""
 
     counts: dict[str, dict[str, int]]  # standing verdicts by arm
-    reviewers: dict[str, int]  # images by reviewer
+    reviewers: dict[str, int]  # images by reviewer; several names of one are joined by " = "
     reviewed: int
     reviewed_twice: int  # images with two reviewers or more
     changed: int  # verdicts that replaced another
@@ -64,6 +65,8 @@ def summarise_reviews(review_log: ReviewLog, arms: Mapping[str, str]) -> ReviewS
     given = [v for v in review_log.verdicts() if v.item in arms]
     if not given:
         return None
+    person = {name: " = ".join(sorted(review_log.same_person(name))) for name in {v.reviewer for v in given}}
+    given = [replace(v, reviewer=person[v.reviewer]) for v in given]
     last = {(v.item, v.reviewer): v for v in given}
     first = {(v.item, v.reviewer): v for v in reversed(given)}
     counts = {arm: dict.fromkeys(VERDICTS, 0) for arm in ("queue", "control")}

@@ -9,6 +9,7 @@ import pyarrow as pa
 from equicam.auditing import schema1
 from equicam.auditing.exports import write_csv, write_fiftyone, write_parquet
 from equicam.auditing.log import Log
+from equicam.auditing.review_key import ReviewKey, read_review_key
 from equicam.auditing.store import RunStore
 from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
@@ -22,11 +23,15 @@ FILES = ("triage.parquet", "triage.json", "queue.csv", "fiftyone/samples.json", 
 
 
 def rank_run(store: RunStore, options: Mapping[str, Any]) -> "Triage":
-    """Rank the rows of a run: a function of the rows and the options alone."""
+    """Rank the rows of a run: a function of the rows, the options and the run's key alone."""
+    return _rank(store, options, read_review_key(store.folder))
+
+
+def _rank(store: RunStore, options: Mapping[str, Any], key: ReviewKey | None) -> "Triage":
     from equicam.auditing.triage import triage  # loads SciPy, which reading a queue does not need
 
     manifest = store.manifest
-    return triage(store.read_items(), angles=manifest.angles, classes=manifest.classes, **options)
+    return triage(store.read_items(), angles=manifest.angles, classes=manifest.classes, key=key, **options)
 
 
 def write_queue(
@@ -65,16 +70,16 @@ def rank_again(store: RunStore) -> "Triage":
     """The triage of the queue that was written, refused if the rows have changed since."""
     refuse_unranked(store, "report")
     refuse_unranked(store, "report", "triage.json")  # written last: a triage may have been killed before it
-    found = rank_run(store, read_json(store.folder / "triage.json")["options"])
+    before = read_json(store.folder / "triage.json")
+    key = read_review_key(store.folder, create=False) if before.get("keyed") else None
+    found = _rank(store, before["options"], key)
     written = read_table(store.folder / "triage.parquet")
-    before = schema1.translate_triage(written)
-    shared = [
-        name for name in found.rows.column_names if name in before.column_names
-    ]  # old queues have fewer
+    rows = schema1.translate_triage(written)
+    shared = [name for name in found.rows.column_names if name in rows.column_names]  # old queues have fewer
     if schema1.wrote_triage(written):
         shared.remove("reasons")  # sentences there
     # JSON has null for NaN, which does not equal itself
-    if json_ready(found.rows.select(shared).to_pylist()) != json_ready(before.select(shared).to_pylist()):
+    if json_ready(found.rows.select(shared).to_pylist()) != json_ready(rows.select(shared).to_pylist()):
         raise EquicamError(
             valid_utf8(str(store.folder)), needs="the queue of the present rows", got="one made before the run went on",
             fix="equicam triage again",

@@ -1,7 +1,9 @@
 """The review log: verdicts and notes of reviewers on a run's images, stored as events of the run's log.
 
 A verdict is never changed: a reviewer's next one on the same image replaces it and both stay in the log. `blind` marks a
-verdict given before the reviewer saw the prediction or the verdicts of others.
+verdict given before the reviewer saw the prediction or the verdicts of others, under any name.
+
+Each browser has a mark in the log and the names it used: names that share a browser are taken for one person.
 """
 
 import threading
@@ -73,6 +75,8 @@ class ReviewLog:
         self._standing: dict[str, dict[str, Verdict]] = {}
         self._marks: dict[str, Verdict | Note] = {}  # by the mark of the request that added it
         self._second_requested: set[str] = set()
+        self._names: dict[str, list[str]] = {}  # by the mark of the browser, in order of use
+        self._unblinded: set[str] = set()  # names that opened the run without blinding
 
     def refresh(self) -> int:
         """Read new events; returns the number of the last one."""
@@ -112,6 +116,40 @@ class ReviewLog:
         """Each reviewer's last verdict on an image."""
         return {v.reviewer: v for v in self.verdicts(item)}
 
+    def names(self, browser: str) -> tuple[str, ...]:
+        """The names a browser used, the last one last."""
+        with self._lock:
+            return tuple(self._names.get(browser, ()))
+
+    def is_registered(self, reviewer: str) -> bool:
+        """Whether any browser used this name."""
+        with self._lock:
+            return any(reviewer in names for names in self._names.values())
+
+    def same_person(self, reviewer: str) -> frozenset[str]:
+        """The name itself, and every name that shares a browser with it or with one of them."""
+        with self._lock:
+            found, before = {reviewer}, 0
+            while len(found) > before:
+                before = len(found)
+                found.update(*(names for names in self._names.values() if not found.isdisjoint(names)))
+            return frozenset(found)
+
+    def register(self, reviewer: str, browser: str, *, blind: bool) -> None:
+        """Log that a browser uses this name; once per name, and again where it opens the run without blinding."""
+        with self._lock:
+            self.refresh()
+            known = self._names.get(browser, [])
+            if known[-1:] == [reviewer] and (blind or reviewer in self._unblinded):
+                return
+            payload = {
+                "browser": browser,
+                "blind": blind,
+                "also": [name for name in known if name != reviewer],
+            }
+            self.log.add("also known as" if payload["also"] else "reviewer registered", payload, who=reviewer)
+            self.refresh()
+
     def add_verdict(
         self,
         item: str,
@@ -148,9 +186,8 @@ class ReviewLog:
                     "a changed verdict", needs="a reason", got="none", fix="a word on why it changes"
                 )
             payload = {"item": item, "verdict": verdict, "reason": reason, "mark": mark}
-            self.log.add(
-                "verdict", payload | {"blind": blind and not before, "changes": last or None}, who=reviewer
-            )
+            blind = blind and not self._revealed(reviewer, item)
+            self.log.add("verdict", payload | {"blind": blind, "changes": last or None}, who=reviewer)
             self.refresh()
             if added := self._known(mark, reviewer, item, verdict, reason):
                 return added
@@ -171,6 +208,11 @@ class ReviewLog:
             )
         return added
 
+    def _revealed(self, reviewer: str, item: str) -> bool:
+        """Whether this person has seen what blinding hides of an image: after a verdict, or without blinding."""
+        names = self.same_person(reviewer)
+        return not names.isdisjoint(self._unblinded) or any(item in self._standing.get(n, {}) for n in names)
+
     def _known(self, mark: str, reviewer: str, item: str, verdict: str, reason: str) -> Verdict | None:
         known = self._marks.get(mark)
         if known is None:
@@ -187,6 +229,13 @@ class ReviewLog:
 
     def _take(self, event: Event) -> None:
         payload, item = event.payload, event.payload.get("item")
+        browser = payload.get("browser")
+        if event.kind in ("reviewer registered", "also known as") and isinstance(browser, str):
+            names = self._names.setdefault(browser, [])
+            names[:] = [*(name for name in names if name != event.who), event.who]
+            if not payload.get("blind"):
+                self._unblinded.add(event.who)
+            return
         if not isinstance(item, str):
             return
         added: Verdict | Note

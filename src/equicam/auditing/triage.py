@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from equicam.auditing.review_key import ReviewKey
 from equicam.auditing.signal_quality import SignalQuality, signal_quality
 from equicam.auditing.signals import COLUMNS, ranking_scores, refuse_unknown, signal_values
 from equicam.auditing.triage_reasons import triage_reasons
@@ -78,11 +79,14 @@ class Triage:
     quotas: dict[str, int]  # places of the queue by class; classes of one name together
     seed: int
     no_evidence: str | None = None  # why the head of the queue was not tested for signal or noise
+    keyed: bool = False  # the control arm and the places need the run's key
     without_evidence: tuple[str, ...] = ()  # head of the queue, but not the images that were explained
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, null where undefined or infinite."""
-        plain = {name: getattr(self, name) for name in ("by", "budget", "ok", "bad", "quotas", "seed")}
+        plain = {
+            name: getattr(self, name) for name in ("by", "budget", "ok", "bad", "quotas", "seed", "keyed")
+        }
         plain |= {"guarantee": asdict(self.guarantee), "quality": self.quality and asdict(self.quality)}
         found: dict[str, Any] = json_ready(plain | {"rows": self.rows.to_pylist()})
         return found
@@ -105,8 +109,12 @@ def triage(
     angles: Sequence[int | float],
     classes: Sequence[str] | None = None,
     seed: int = 0,
+    key: ReviewKey | None = None,
 ) -> Triage:
-    """Rank images by a signal and deal `budget` reviews: a share `control` to a random arm, the rest to the queue."""
+    """Rank images by a signal and deal `budget` reviews: a share `control` to a random arm, the rest to the queue.
+
+    With the run's `key`, nobody without it can compute which images the seed draws for the control arm.
+    """
     ok = items.filter(pc.field("status") == "ok").sort_by("id")
     refuse_unknown(by, ok)
     if len(angles) < 2:
@@ -124,7 +132,8 @@ def triage(
         raise EquicamError(
             "unstable", needs="an Eq, above −1 and at most 1", got=unstable, fix="unstable=0.5"
         )
-    rng = np.random.default_rng(_entropy(seed, ok["id"].to_pylist()))
+    ids = ok["id"].to_pylist()
+    rng = np.random.default_rng(_entropy(seed, ids))
     scores = {name: ranking_scores(ok, name) for name in COLUMNS}
     score, target = scores[by], ok["target"].fill_null(-1).to_numpy()
     order = np.lexsort((rng.permutation(len(score)), -score))
@@ -134,6 +143,8 @@ def triage(
     queue = _by_class(order, target, places)
     # places left over by rounding go by rank, whatever the class
     queue = np.concatenate([queue, order[~np.isin(order, queue)][: reviews - controls - len(queue)]])
+    if key is not None:
+        rng = np.random.default_rng(int(key.digest("control arm", str(seed), *ids), 16))
     control_arm = rng.choice(np.setdiff1d(order, queue), controls, replace=False)
     chosen = rng.permutation(np.concatenate([queue, control_arm]))
     eq, named = ok["eq"].to_numpy(), Counter[str]()
@@ -151,6 +162,7 @@ def triage(
         bad=items.num_rows - len(score),
         quotas=dict(named),
         seed=seed,
+        keyed=key is not None,
     )
 
 

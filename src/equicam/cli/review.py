@@ -3,7 +3,7 @@
 import threading
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +11,18 @@ from equicam.cli import options
 from equicam.cli.shared import console, exit_on_error, say
 from equicam.errors import EquicamError
 
+if TYPE_CHECKING:
+    from equicam.review.server import Links
+
 
 def review(
     run: options.RunFolder,
     reviewer: Annotated[
-        str | None, typer.Option(help="Name of the reviewer.", show_default="the login name")
+        list[str] | None,
+        typer.Option(
+            help="Name of the reviewer. Given several times, or with --expose: a personal link for each.",
+            show_default="the login name",
+        ),
     ] = None,
     blinding: Annotated[
         bool,
@@ -29,6 +36,12 @@ def review(
     expose: Annotated[
         bool, typer.Option("--expose", help="Let other machines reach the page; read the warning it prints.")
     ] = False,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM certificate: serve over TLS (https).", show_default=False)
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="PEM private key of the certificate.", show_default=False)
+    ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     source: options.MovedSource = None,
     export: Annotated[
@@ -57,19 +70,27 @@ def review(
                 fix="pip install 'equicam[review]'",
             ) from error  # fmt: skip
         serve_review(
-            store, reviewer=reviewer, blind=blinding, port=port, host=host, expose=expose,
-            announce=lambda address: _announce(address, expose=expose, browser=browser),
+            store, reviewers=reviewer or (), blind=blinding, port=port, host=host, expose=expose,
+            certificate=certificate, key=key,
+            announce=lambda links: _announce(links, expose=expose, browser=browser, tls=certificate is not None),
         )  # fmt: skip
 
 
-def _announce(address: str, *, expose: bool, browser: bool) -> None:
+def _announce(links: "Links", *, expose: bool, browser: bool, tls: bool) -> None:
     if expose:
         console.print(
-            "[yellow]exposed:[/yellow] everyone who can reach this port and has the address below can see the images of the run "
-            "and give verdicts under any name, and the traffic is not encrypted. ssh -L to a page on 127.0.0.1 is safer.",
+            "[yellow]exposed:[/yellow] everyone who can reach this port and has an address below can see the images of the run and "
+            f"give verdicts under {'any name' if None in links else 'its name'}; for other machines it has this machine's name or "
+            "address. ssh -L to a page on 127.0.0.1 is safer.",
             soft_wrap=True,
         )
-    say(f"review: {address}")
+    if expose and not tls:
+        console.print(
+            "[yellow]not encrypted:[/yellow] without --certificate, everything sent is readable on the network.",
+            soft_wrap=True,
+        )
+    for name, address in links.items():
+        say(f"review: {address}" if name is None else f"review as {name}: {address}")
     say("Ctrl-C stops the page; every verdict is saved the moment it is given.")
-    if browser:
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+    if browser and None in links:
+        threading.Thread(target=webbrowser.open, args=(links[None],), daemon=True).start()

@@ -7,9 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from equicam.auditing.review_log import reviewer_name
+from equicam.errors import EquicamError
 from equicam.review import visibility
 from equicam.review.auth import json_error
-from equicam.review.context import ReviewContext, filters_of, reviewer_of, session_of
+from equicam.review.context import ReviewContext, filters_of, session_of
 from equicam.review.queue import MAX_ITEMS_PER_RESPONSE
 
 Mark = Annotated[str, Field(pattern=r"^[0-9A-Za-z-]{8,64}$")]
@@ -56,7 +57,7 @@ def api_routes(context: ReviewContext) -> APIRouter:
 def _add_reads(router: APIRouter, context: ReviewContext) -> None:
     @router.get("/queue")
     def list_items(request: Request, offset: int = 0, limit: int = 60) -> dict[str, Any]:
-        reviewer = reviewer_of(request)
+        reviewer = context.reviewer_of(request)
         queue = context.current_queue()
         selected = context.filter.select(queue, reviewer, filters_of(request))
         own = context.log.standing(reviewer)
@@ -73,12 +74,12 @@ def _add_reads(router: APIRouter, context: ReviewContext) -> None:
 
     @router.get("/progress")
     def progress(request: Request) -> dict[str, Any]:
-        reviewer = reviewer_of(request)
+        reviewer = context.reviewer_of(request)
         return visibility.progress(context.current_queue(), context.filter, reviewer)
 
     @router.get("/item/{key}")
     def item_facts(request: Request, key: str) -> Response:
-        reviewer = reviewer_of(request)
+        reviewer = context.reviewer_of(request)
         queue = context.current_queue()
         item = queue.find(key)
         if item is None:
@@ -89,7 +90,7 @@ def _add_reads(router: APIRouter, context: ReviewContext) -> None:
 def _add_posts(router: APIRouter, context: ReviewContext) -> None:
     @router.post("/verdict")
     def add_verdict(request: Request, post: VerdictPost) -> Response:
-        reviewer = reviewer_of(request)
+        reviewer = context.reviewer_of(request, acts=True)
         queue = context.current_queue()
         item = queue.find(post.key)
         if item is None:
@@ -104,7 +105,7 @@ def _add_posts(router: APIRouter, context: ReviewContext) -> None:
 
     @router.post("/note")
     def add_note(request: Request, post: NotePost) -> Response:
-        reviewer = reviewer_of(request)
+        reviewer = context.reviewer_of(request, acts=True)
         item = context.current_queue().find(post.key)
         if item is None:
             return _not_in_queue()
@@ -113,9 +114,15 @@ def _add_posts(router: APIRouter, context: ReviewContext) -> None:
 
     @router.post("/reviewer")
     def set_reviewer(request: Request, post: ReviewerPost) -> dict[str, str]:
-        session = session_of(request)
-        session.reviewer = reviewer_name(post.name)
-        return {"reviewer": session.reviewer}
+        session, name = session_of(request), reviewer_name(post.name)
+        if session.fixed and name != session.reviewer:
+            raise EquicamError(
+                "this link", needs=f"the name {session.reviewer}", got=name, fix="the link of that reviewer"
+            )
+        context.reviewer(session)  # the name so far may have shown verdicts
+        session.reviewer = name
+        context.reviewer(session, acts=True)
+        return {"reviewer": name}
 
 
 def _not_in_queue() -> Response:

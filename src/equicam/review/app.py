@@ -19,7 +19,8 @@ from equicam.report.text import FLAGS
 from equicam.review import visibility
 from equicam.review.api import api_routes
 from equicam.review.auth import Access, AuthMiddleware, json_error
-from equicam.review.context import ReviewContext, filters_of, reviewer_of, session_of
+from equicam.review.context import ReviewContext, filters_of, session_of
+from equicam.review.images import pad
 from equicam.review.queue import FILTERS
 from equicam.review.verdict_files import encode_verdicts
 
@@ -52,32 +53,35 @@ def _add_pages(app: FastAPI, context: ReviewContext) -> None:
     @app.get("/")
     def queue_page(request: Request) -> Response:
         session = session_of(request)
-        if session.reviewer is None:
+        queue, reviewer = context.current_queue(), context.reviewer(session)
+        if reviewer is None:
             return RedirectResponse("/reviewer", 303)
-        progress = visibility.progress(context.current_queue(), context.filter, session.reviewer)
+        progress = visibility.progress(queue, context.filter, reviewer)
         chosen = {name: request.query_params.get(name, "") for name in FILTERS}
         return context.render_page("queue.html.j2", session, progress=progress, flags=FLAGS, chosen=chosen)
 
     @app.get("/item/{key}")
     def item_page(request: Request, key: str) -> Response:
         session = session_of(request)
-        if session.reviewer is None:
+        queue, reviewer = context.current_queue(), context.reviewer(session)
+        if reviewer is None:
             return RedirectResponse("/reviewer", 303)
-        queue = context.current_queue()
         item = queue.find(key)
         if item is None:
             return context.render_page("not_found.html.j2", session, status=404)
         filters = filters_of(request)
         return context.render_page(
             "item.html.j2", session, flags=FLAGS, filters=filters,
-            item=visibility.item_facts(queue, item, context.filter, session.reviewer, context.manifest),
-            neighbours=context.neighbours(queue, item, session.reviewer, filters),
+            item=visibility.item_facts(queue, item, context.filter, reviewer, context.manifest),
+            neighbours=context.neighbours(queue, item, reviewer, filters),
             missing=context.images.missing_reason(queue, item),
         )  # fmt: skip
 
     @app.get("/reviewer")
     def reviewer_page(request: Request) -> Response:
-        return context.render_page("reviewer.html.j2", session_of(request))
+        session = session_of(request)
+        context.reviewer(session)
+        return context.render_page("reviewer.html.j2", session)
 
 
 def _add_images(app: FastAPI, context: ReviewContext) -> None:
@@ -93,19 +97,23 @@ def _image(context: ReviewContext, request: Request, key: str, kind: str) -> Res
     # only the colour scale has no item
     if not context.images.has_kind(kind) or (item is None) != (kind == "scale"):
         return json_error(404, "there is no such image")
+    reviewer = context.reviewer(session_of(request))
+    if item is not None and kind not in visibility.BLIND_KINDS and not context.reveals(item, reviewer):
+        return json_error(404, "this is shown after your verdict")
     headers = {"etag": f'"{context.images.etag(queue, item, kind)}"'}
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
     rendered = context.images.render(queue, item, kind)
     if rendered is None:
         return json_error(404, "there is nothing to show here")
-    return Response(rendered[0], media_type=rendered[1], headers=headers)
+    data, media_type = rendered
+    return Response(pad(data, kind) if context.blind else data, media_type=media_type, headers=headers)
 
 
 def _add_exports(app: FastAPI, context: ReviewContext) -> None:
     @app.get("/export/verdicts.{suffix}")
     def export(request: Request, suffix: str) -> Response:
-        reviewer = reviewer_of(request)
+        reviewer = context.reviewer_of(request)
         queue = context.current_queue()
         own = None if context.filter.reveals_arms(queue, reviewer) else reviewer
         if suffix not in MEDIA_TYPES:

@@ -1,25 +1,30 @@
 """Access to the review page: a token once, then a cookie, and no request from another site.
 
-The middleware wraps the whole application, so that no route can forget it. It refuses foreign host names, large
-bodies, requests without a session and forged posts before any route runs, and adds the security headers to every
-response.
+The middleware wraps the whole application, so that no route can forget it. It refuses foreign host names, requests
+without a session and forged posts from their headers alone, then large and slow bodies, all before any route runs, and
+adds the security headers to every response. It never reads `request.url`, which holds whatever the Host header says.
 """
 
+import asyncio
 import ipaddress
+import re
 import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY_BYTES = 16_384
+MAX_BODY_SECONDS = 10
 MAX_SESSIONS = 500
+BROWSER_COOKIE = "equicam-browser"
+BROWSER_COOKIE_SECONDS = 365 * 24 * 3600
 CSRF_HEADER = "x-equicam-csrf"
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -32,27 +37,47 @@ SECURITY_HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>[1-9][0-9]{0,4}))?")
+_BROWSER = re.compile(r"[0-9A-Za-z_-]{43}")
 
 
 @dataclass
 class Session:
-    """One browser that came with the token."""
+    """One browser that came with a token."""
 
     reviewer: str | None
+    browser: str  # a random string that the browser keeps for a year
+    suggested: str | None = None  # a name for a browser that has none yet
+    fixed: bool = False  # a personal link has one name
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
 
 
 class Access:
-    """The token of this start, the hosts it answers to, and the open sessions."""
+    """The tokens of this start, the hosts it answers to, and the open sessions.
+
+    With `personal` names there is a token for each of them and none for everybody. Otherwise a session begins as
+    `reviewer`, or is offered the name `login`.
+    """
 
     def __init__(
-        self, *, port: int, hosts: Iterable[str] = (), exposed: bool = False, reviewer: str | None
+        self,
+        *,
+        port: int,
+        hosts: Iterable[str] = (),
+        exposed: bool = False,
+        reviewer: str | None = None,
+        login: str | None = None,
+        personal: Iterable[str] = (),
+        tls: bool = False,
     ) -> None:
-        self.token = secrets.token_urlsafe(32)
+        self.tokens: dict[str | None, str] = {
+            name: secrets.token_urlsafe(32) for name in (*personal,) or (None,)
+        }
         self.cookie = (
             f"equicam-review-{port}"  # browsers share cookies between ports, so the name holds the port
         )
-        self.port, self.exposed, self.reviewer = port, exposed, reviewer
+        self.port, self.exposed, self.tls = port, exposed, tls
+        self.reviewer, self.login = reviewer, login
         self.hosts = {*LOOPBACK_HOSTS, *(host.lower() for host in hosts)}
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._lock = threading.Lock()
@@ -63,30 +88,44 @@ class Access:
         Starlette's TrustedHostMiddleware ignores the port and cannot allow every IP address. DNS rebinding needs a
         host name, so an address is safe.
         """
-        name = host.lower().removesuffix(f":{self.port}")
-        if name == host.lower() and self.port != 80:  # browsers leave out only port 80
+        found = _HOST.fullmatch(host.lower())
+        if found is None or int(found["port"] or (443 if self.tls else 80)) != self.port:
             return False
-        return name in self.hosts or (self.exposed and _is_ip_address(name))
+        return found["name"] in self.hosts or (self.exposed and _is_ip_address(found["name"]))
 
-    def open_session(self, token: str) -> str | None:
-        """The cookie of a new session; None for a wrong token."""
-        if not secrets.compare_digest(token.encode(), self.token.encode()):
+    def open_session(self, token: str, browser: str | None) -> tuple[str, Session] | None:
+        """A new session and its cookie; None for a wrong token. `browser` is what this browser has kept."""
+        matches = [
+            name
+            for name, one in self.tokens.items()
+            if secrets.compare_digest(token.encode("utf-8", "replace"), one.encode())
+        ]
+        if not matches:
             return None
+        if browser is None or not _BROWSER.fullmatch(browser):
+            browser = secrets.token_urlsafe(32)
+        name = matches[0]
+        session = Session(name or self.reviewer, browser, self.login, fixed=name is not None)
         cookie = secrets.token_urlsafe(32)
         with self._lock:
-            self._sessions[cookie] = Session(self.reviewer)
+            self._sessions[cookie] = session
             while len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
-        return cookie
+        return cookie, session
 
     def session(self, request: Request) -> Session | None:
         """The session of a request's cookie."""
-        try:
-            cookie = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)
-        except CookieError:
-            return None
+        cookie = _read_cookie(request, self.cookie)
         with self._lock:
-            return self._sessions.get(cookie.value) if cookie else None
+            return self._sessions.get(cookie) if cookie else None
+
+
+def _read_cookie(request: Request, name: str) -> str | None:
+    try:
+        found = SimpleCookie(request.headers.get("cookie", "")).get(name)
+    except CookieError:
+        return None
+    return found.value if found else None
 
 
 class AuthMiddleware:
@@ -103,47 +142,66 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        send = _with_security_headers(send)
-        body = await _read_body(receive) if scope["method"] not in ("GET", "HEAD") else b""
-        request = Request(scope)
-        refusal = self._refuse(request, body)
+        send, request = _with_security_headers(send), Request(scope)
+        session = self.access.session(request)
+        refusal = self._refuse(request, session)
+        body = b""
+        if refusal is None and request.method == "POST":
+            try:
+                async with asyncio.timeout(MAX_BODY_SECONDS):
+                    body = await _read_body(receive)
+            except TimeoutError:
+                refusal = json_error(408, f"a post must arrive within {MAX_BODY_SECONDS} seconds")
+            except ValueError:
+                refusal = json_error(413, f"a post may have at most {MAX_BODY_BYTES:,} bytes")
         if refusal is not None:
+            if request.method not in ("GET", "HEAD"):
+                refusal.headers["connection"] = "close"  # the rest of the body is not read
             await refusal(scope, receive, send)
             return
-        scope.setdefault("state", {})["session"] = self.access.session(request)
-        await self.app(scope, _replay(body or b"", receive), send)
+        scope.setdefault("state", {})["session"] = session
+        await self.app(scope, _replay(body, receive), send)
 
-    def _refuse(self, request: Request, body: bytes | None) -> Response | None:
-        """The response to a request that must not reach the application."""
-        if not self.access.allows_host(request.headers.get("host", "")):
+    def _refuse(self, request: Request, session: Session | None) -> Response | None:
+        """The response to a request that must not reach the application; the headers decide."""
+        hosts, path = request.headers.getlist("host"), request.scope["path"]
+        if len(hosts) != 1 or not self.access.allows_host(hosts[0]):
             return json_error(421, "this server answers only to the address it was started with")
-        if body is None:
-            return json_error(413, f"a post may have at most {MAX_BODY_BYTES:,} bytes")
         if request.method not in ("GET", "HEAD", "POST"):
             return json_error(405, "only GET, HEAD and POST")
         if request.method == "GET" and "token" in request.query_params:
             return self._redeem_token(request)
-        if request.url.path.startswith("/static/") and request.method != "POST":
+        if path.startswith("/static/") and request.method != "POST":
             return None
-        session = self.access.session(request)
         if session is None:
-            return _unauthorised(request)
+            return _unauthorised(path)
         return _refuse_forged_post(request, session) if request.method == "POST" else None
 
     def _redeem_token(self, request: Request) -> Response:
         """Exchange the token for a cookie that scripts cannot read, and remove it from the address bar."""
-        cookie = self.access.open_session(request.query_params["token"])
-        if cookie is None:
-            return _unauthorised(request)
-        query = [(k, v) for k, v in parse_qsl(request.url.query, keep_blank_values=True) if k != "token"]
-        path = "/" + request.url.path.lstrip("/\\")
+        path = "/" + request.scope["path"].lstrip("/\\")
+        opened = self.access.open_session(
+            request.query_params["token"], _read_cookie(request, BROWSER_COOKIE)
+        )
+        if opened is None:
+            return _unauthorised(path)
+        cookie, session = opened
+        query = [(k, v) for k, v in request.query_params.multi_items() if k != "token"]
         response = RedirectResponse(path + (f"?{urlencode(query)}" if query else ""), status_code=303)
-        response.set_cookie(self.access.cookie, cookie, httponly=True, samesite="strict", path="/")
+        secure = self.access.tls
+        # lax, because a link in a message is opened from another site
+        response.set_cookie(
+            BROWSER_COOKIE, session.browser, max_age=BROWSER_COOKIE_SECONDS, httponly=True, samesite="lax",
+            path="/", secure=secure,
+        )  # fmt: skip
+        response.set_cookie(
+            self.access.cookie, cookie, httponly=True, samesite="strict", path="/", secure=secure
+        )
         return response
 
 
-def _unauthorised(request: Request) -> Response:
-    if request.url.path.startswith(("/api/", "/image/", "/export/")):
+def _unauthorised(path: str) -> Response:
+    if path.startswith(("/api/", "/image/", "/export/")):
         return json_error(
             401, "the server was restarted, or this browser has not opened the address it printed"
         )
@@ -155,7 +213,7 @@ def _refuse_forged_post(request: Request, session: Session) -> Response | None:
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return json_error(403, "this post came from another site")
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
+    if origin is not None and origin.lower().partition("://")[2] != request.headers["host"].lower():
         return json_error(403, "this post came from another site")
     secret = request.headers.get(CSRF_HEADER, "")
     if not secrets.compare_digest(secret.encode(), session.csrf.encode()):
@@ -181,8 +239,8 @@ def _with_security_headers(send: Send) -> Send:
     return send_with_headers
 
 
-async def _read_body(receive: Receive) -> bytes | None:
-    """The whole body, or None if it is too large."""
+async def _read_body(receive: Receive) -> bytes:
+    """The whole body; a ValueError if it is too large."""
     body = bytearray()
     while True:
         message = await receive()
@@ -190,7 +248,7 @@ async def _read_body(receive: Receive) -> bytes | None:
             return bytes(body)
         body += message.get("body", b"")
         if len(body) > MAX_BODY_BYTES:
-            return None
+            raise ValueError("too large")
         if not message.get("more_body"):
             return bytes(body)
 

@@ -26,8 +26,9 @@ class ReviewContext:
         self.manifest = store.manifest
         self.log = ReviewLog(store.folder)
         self.queues = QueueLoader(store, blind=blind)
+        self.secret = self.queues.secret
         self.filter = QueueFilter(self.queues, self.log)
-        self.images = ImageRenderer(self.manifest.angles)
+        self.images = ImageRenderer(self.manifest.angles, self.secret)
         self.workers = ThreadPoolExecutor(2, "render")  # so that rendering never delays a verdict
         self.templates = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
@@ -40,16 +41,52 @@ class ReviewContext:
         self.log.refresh()
         return self.queues.current()
 
+    def reviewer(self, session: Session, *, acts: bool = False) -> str | None:
+        """The name this session has now: that of its link, the last one of its browser, or the login name.
+
+        None where another browser has taken the login name: there the page shows a form for a name.
+        A name is registered with the browser when it acts (chooses it, posts), or can see what its verdicts revealed.
+        """
+        mark = self._browser_mark(session)
+        if session.reviewer is None:
+            offered = session.suggested
+            free = offered if offered is not None and not self.log.is_registered(offered) else None
+            session.reviewer = next(reversed(self.log.names(mark)), free)
+        name = session.reviewer
+        if name is not None and (acts or not self.blind or self.log.standing(name)):
+            self.log.register(name, mark, blind=self.blind)
+        return name
+
+    def _browser_mark(self, session: Session) -> str:
+        return self.secret.digest("browser", session.browser)[:16]
+
+    def reveals(self, item: QueueItem, reviewer: str | None) -> bool:
+        """Whether this reviewer may see what blinding hides of an image until the verdict."""
+        if not self.blind:
+            return True
+        if reviewer is not None and item.id not in self.log.standing(reviewer):
+            self.log.refresh()  # another server may have stored the verdict
+        return reviewer is not None and item.id in self.log.standing(reviewer)
+
     def render_page(
         self, template: str, session: Session, *, status: int = 200, **values: Any
     ) -> HTMLResponse:
         """A page for this session."""
         shared = {
             "csrf": session.csrf, "reviewer": session.reviewer, "blind": self.blind, "verdicts": VERDICTS,
-            "run": self.store.folder.name, "run_id": f"{self.manifest.data[:12]}{self.manifest.weights[:12]}",
-            "manifest": self.manifest,
+            "run": self.store.folder.name, "run_id": self.secret.digest("run")[:24], "manifest": self.manifest,
+            "fixed": session.fixed, "suggested": session.suggested,
         }  # fmt: skip
         return HTMLResponse(self.templates.get_template(template).render(shared | values), status)
+
+    def reviewer_of(self, request: Request, *, acts: bool = False) -> str:
+        """The reviewer's name; refused where none was given yet."""
+        reviewer = self.reviewer(session_of(request), acts=acts)
+        if reviewer is None:
+            raise EquicamError(
+                "a review", needs="a reviewer's name", got="none", fix="giving your name at /reviewer"
+            )
+        return reviewer
 
     def neighbours(
         self, queue: Queue, item: QueueItem, reviewer: str, filters: dict[str, str]
@@ -67,16 +104,6 @@ def session_of(request: Request) -> Session:
     """The session that the middleware found."""
     session: Session = request.state.session
     return session
-
-
-def reviewer_of(request: Request) -> str:
-    """The reviewer's name; refused where none was given yet."""
-    reviewer = session_of(request).reviewer
-    if reviewer is None:
-        raise EquicamError(
-            "a review", needs="a reviewer's name", got="none", fix="giving your name at /reviewer"
-        )
-    return reviewer
 
 
 def filters_of(request: Request) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Images for the page, rendered from the run's own rows: never a file as it is, never one the run does not name."""
 
-import hashlib
 import io
 import re
 import threading
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from equicam.auditing.review_key import ReviewKey
 from equicam.review.queue import Queue, QueueItem
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ LAYER_PX, THUMB_PX, TILE_PX = 256, 176, 96  # longer sides; maps are coarse and 
 MAX_INPUT_PX = 900
 MAX_PNG_PX = 320  # larger input images are sent as JPEG
 MAX_CACHE_BYTES = 64 << 20
+BLOCK_BYTES, THUMB_BLOCK_BYTES = 128 << 10, 32 << 10  # sizes of images under blinding are multiples of these
 RENDERING_VERSION = "2"  # part of every ETag: change it when the same arrays look different
 KINDS = re.compile(r"input|map|presented|peum|strip|thumb|thumb-plain|scale|(?:view|thumb)-([0-9]{1,3})")
 
@@ -31,8 +32,8 @@ Encoded = tuple[bytes, str]
 class ImageRenderer:
     """Renders images on demand and caches the last ones."""
 
-    def __init__(self, angles: Sequence[float]) -> None:
-        self.angles = tuple(angles)
+    def __init__(self, angles: Sequence[float], secret: ReviewKey) -> None:
+        self.angles, self.secret = tuple(angles), secret
         self._cache: OrderedDict[str, Encoded | None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -42,13 +43,13 @@ class ImageRenderer:
         return found is not None and (found[1] is None or int(found[1]) < len(self.angles))
 
     def etag(self, queue: Queue, item: QueueItem | None, kind: str) -> str:
-        """A digest that changes with everything the image is rendered from."""
+        """A tag that changes with everything the image is rendered from, and reveals nothing of it."""
         sources = [RENDERING_VERSION, kind]
         if item is not None:
             row = queue.row(item)
             maps = queue.store.path("maps", item.shard)
             sources += [str(row.get("sha256")), item.key, _file_version(maps), _file_version(row["path"])]
-        return hashlib.sha256("\n".join(sources).encode("utf-8", "replace")).hexdigest()[:32]
+        return self.secret.digest("etag", *sources)[:32]
 
     def render(self, queue: Queue, item: QueueItem | None, kind: str) -> Encoded | None:
         """The image; None if there is nothing to render: no input image, no map, or only one view."""
@@ -127,6 +128,12 @@ class ImageRenderer:
         from equicam.report import render
 
         return render.align(render.stretch(maps.view_maps[view], size), self.angles[view])
+
+
+def pad(data: bytes, kind: str) -> bytes:
+    """An image with zeros after its end, which decoders ignore, so that its size reveals nothing of its map."""
+    block = THUMB_BLOCK_BYTES if kind.startswith("thumb") else BLOCK_BYTES
+    return data + bytes(-len(data) % block)
 
 
 def _grid(row: dict[str, Any], maps: "StoredMaps | None") -> tuple[int, int]:

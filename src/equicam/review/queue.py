@@ -1,4 +1,8 @@
-"""The review queue: its order, its filters, and the rows behind each item, read one shard at a time."""
+"""The review queue: its order, its filters, and the rows behind each item, read one shard at a time.
+
+A reviewer can fetch keys, order and version, so all three come from the run's secret. Under blinding the order is a
+shuffle that depends on nothing else; otherwise it is that of rank.
+"""
 
 import hashlib
 import threading
@@ -13,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from equicam.auditing.queue_files import read_queue, refuse_unranked
+from equicam.auditing.review_key import ReviewKey, read_review_key
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.signals import ranked_by
 from equicam.auditing.store import RunStore
@@ -42,13 +47,12 @@ class Queue:
     """The review queue as one triage ranked it."""
 
     store: RunStore
-    version: str  # digest of triage.parquet: another version is another order
+    version: str  # another triage.parquet is another version and, under blinding, another order
     triage: pa.Table
     ranked_by: str
     items: tuple[QueueItem, ...]  # in review order
     position: Mapping[str, int]  # by key
     position_by_id: Mapping[str, int]
-    flag_counts: Mapping[str, int]
     arm_counts: Mapping[str, int]
 
     def find(self, key: str) -> QueueItem | None:
@@ -97,6 +101,7 @@ class QueueLoader:
 
     def __init__(self, store: RunStore, *, blind: bool) -> None:
         self.store, self.blind = store, blind
+        self.secret = read_review_key(store.folder)
         self._lock = threading.Lock()
         self._loaded: tuple[tuple[int, int], Queue] | None = None
 
@@ -108,44 +113,35 @@ class QueueLoader:
             stat = path.stat()
             version = (stat.st_mtime_ns, stat.st_ino)
             if self._loaded is None or self._loaded[0] != version:
-                self._loaded = (version, _load_queue(self.store, path, blind=self.blind))
+                self._loaded = (version, _load_queue(self.store, path, self.secret, blind=self.blind))
             return self._loaded[1]
 
 
-def _load_queue(store: RunStore, path: Path, *, blind: bool) -> Queue:
-    version = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+def _load_queue(store: RunStore, path: Path, secret: ReviewKey, *, blind: bool) -> Queue:
+    version = secret.digest("version", hashlib.sha256(path.read_bytes()).hexdigest())[:16]
     triage, sample = read_queue(store), store.sample()
     shard_of = dict(zip(sample["id"].to_pylist(), sample["shard"].to_pylist(), strict=True))
     columns = [triage[name].to_pylist() for name in ("id", "arm", "class", "flags")]
     ranked = [
-        QueueItem(item_key(name), name, row, shard_of.get(name, 0), arm, predicted, tuple(flags or ()))
+        QueueItem(
+            item_key(secret, name), name, row, shard_of.get(name, 0), arm, predicted, tuple(flags or ())
+        )
         for row, (name, arm, predicted, flags) in enumerate(zip(*columns, strict=True))
     ]
     rank = triage["rank"].to_pylist()
-    ranked.sort(key=lambda item: rank[item.triage_row])
-    items = _interleave_controls(ranked, salt=version) if blind else tuple(ranked)
+    ranked.sort(key=lambda item: secret.digest("order", version, item.id) if blind else rank[item.triage_row])
+    items = tuple(ranked)
     return Queue(
         store, version, triage, ranked_by(triage), items,
         position={item.key: i for i, item in enumerate(items)},
         position_by_id={item.id: i for i, item in enumerate(items)},
-        flag_counts=dict(sorted(Counter(flag for item in items for flag in item.flags).items())),
         arm_counts=dict(sorted(Counter(item.arm for item in items).items(), reverse=True)),
     )  # fmt: skip
 
 
-def item_key(name: str) -> str:
+def item_key(secret: ReviewKey, name: str) -> str:
     """The key that stands for an image's id in URLs."""
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:20]
-
-
-def _interleave_controls(ranked: list[QueueItem], *, salt: str) -> tuple[QueueItem, ...]:
-    """Keep the queue in rank order and put every control at a uniform random position, so that order reveals no arm."""
-    queue = [item for item in ranked if item.arm == "queue"]
-    share = {item.key: (i + 0.5) / len(queue) for i, item in enumerate(queue)}
-    for item in ranked:
-        if item.arm != "queue":
-            share[item.key] = int(hashlib.sha256(f"{salt} {item.key}".encode()).hexdigest()[:13], 16) / 16**13
-    return tuple(sorted(ranked, key=lambda item: share[item.key]))
+    return secret.digest("item", name)[:20]
 
 
 class QueueFilter:
@@ -164,7 +160,7 @@ class QueueFilter:
         return not self.queues.blind or self.reviewed(queue, reviewer) == len(queue.items)
 
     def select(self, queue: Queue, reviewer: str, filters: Mapping[str, str]) -> tuple[QueueItem, ...]:
-        """The items that pass, in order. Under blinding, a class finds only items this reviewer has given a verdict on."""
+        """The items that pass, in order. Under blinding, classes and flags find only items with this reviewer's verdict."""
         filters = {name: value for name, value in filters.items() if value}
         if not filters:
             return queue.items
@@ -184,11 +180,12 @@ class QueueFilter:
         return selected
 
     def _passes(self, item: QueueItem, filters: Mapping[str, str], own: Mapping[str, Any]) -> bool:
+        revealed = not self.queues.blind or item.id in own
         for name, value in filters.items():
             if name == "flag":
-                passes = value in item.flags
+                passes = revealed and value in item.flags
             elif name == "class":
-                passes = item.predicted == value and (not self.queues.blind or item.id in own)
+                passes = revealed and item.predicted == value
             elif name == "arm":
                 passes = item.arm == value
             elif value == "unreviewed":
@@ -205,6 +202,7 @@ class QueueFilter:
 
 
 def awaits_second(log: ReviewLog, name: str) -> bool:
-    """Whether the only reviewer of an image has requested a second one."""
+    """Whether the only reviewer of an image, under whatever names, has requested a second one."""
     found = log.by_reviewer(name)
-    return len(found) == 1 and next(iter(found.values())).verdict == "second-reviewer"
+    requested = [v.reviewer for v in found.values() if v.verdict == "second-reviewer"]
+    return bool(requested) and found.keys() <= log.same_person(requested[0])

@@ -2,7 +2,11 @@
 
 import getpass
 import socket
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -13,52 +17,103 @@ from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
 from equicam.review.app import make_app
 from equicam.review.auth import Access
+from equicam.review.connections import ACCEPTS_AT_ONCE, MAX_HEADER_BYTES, Listener, ReviewProtocol
 
 PORT = 8321
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+Links = dict[str | None, str]
+"""The addresses of the page with their tokens, by the reviewer whom each is for; None: for everybody."""
 
 
 def serve_review(
     store: RunStore,
     *,
-    announce: Callable[[str], None],
-    reviewer: str | None = None,
+    announce: Callable[[Links], None],
+    reviewers: Sequence[str] = (),
     blind: bool = True,
     port: int | None = None,
     host: str = "127.0.0.1",
     expose: bool = False,
+    certificate: Path | None = None,
+    key: Path | None = None,
 ) -> None:
-    """Serve the page; `announce` gets its address, which holds the token, once the port listens."""
+    """Serve the page; `announce` gets its addresses once the port listens.
+
+    Several reviewers, or those of an exposed page, get a link each, and the names of its sessions are fixed.
+    """
     if host not in LOOPBACK and not expose:
         raise EquicamError(
             f"--host {host}", needs="--expose, because others can then reach the page", got="no --expose",
             fix="leaving --host out and ssh -L from elsewhere",
         )  # fmt: skip
     refuse_unranked(store)
-    name = reviewer_name(reviewer) if reviewer else None if expose else _login_name()
+    tls = _tls_options(certificate, key)
+    names = list(dict.fromkeys(map(reviewer_name, reviewers)))
+    personal = names if expose or len(names) > 1 else []
+    name = names[0] if names and not personal else None
     with _listen(host, port) as listener:
         port = listener.getsockname()[1]
-        hosts = (host, socket.gethostname()) if expose else ()
-        access = Access(port=port, hosts=hosts, exposed=expose, reviewer=name)
+        access = Access(
+            port=port, hosts=(host, socket.gethostname()) if expose else (), exposed=expose, reviewer=name,
+            login=None if expose or names else _login_name(), personal=personal, tls=bool(tls),
+        )  # fmt: skip
         app = make_app(store, access, blind=blind)
-        Log(store.folder).add("review opened", {"blind": blind, "exposed": expose}, who=name or "equicam")
+        opened = {"blind": blind, "exposed": expose} | ({"reviewers": personal} if personal else {})
+        Log(store.folder).add("review opened", opened, who=name or access.login or "equicam")
         shown = f"[{host}]" if ":" in host else "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
-        announce(f"http://{shown}:{port}/?token={access.token}")
+        home = f"{'https' if tls else 'http'}://{shown}:{port}"
+        announce({who: f"{home}/?token={token}" for who, token in access.tokens.items()})
+        protocol: Any = partial(ReviewProtocol, listener)
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3
-        )
+            app, http=protocol, ws="none", log_level="error", access_log=False, server_header=False,
+            backlog=ACCEPTS_AT_ONCE, h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=3, **tls,
+        )  # fmt: skip
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listen(host: str, port: int | None) -> socket.socket:
-    """A listening socket on the given port; without one, on PORT if it is free, else on any free port."""
+def _tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
+    """Options of uvicorn for TLS, after loading both files once; empty without a certificate."""
+    if certificate is None and key is None:
+        return {}
+    if certificate is None or key is None:
+        missing, given = ("--certificate", "--key") if certificate is None else ("--key", "--certificate")
+        raise EquicamError("TLS", needs="--certificate and --key", got=f"only {given}", fix=missing)
+    for option, path in (("--certificate", certificate), ("--key", key)):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise EquicamError(
+                f"{option} {path}", needs="a PEM file that can be read", got=error.strerror,
+                fix="its path, and its permissions",
+            ) from error  # fmt: skip
+    locked = False
+
+    def refuse_password() -> str:
+        nonlocal locked
+        locked = True
+        return ""
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, refuse_password)
+    except (ssl.SSLError, ValueError) as error:
+        mismatch = getattr(error, "reason", "") == "KEY_VALUES_MISMATCH"
+        got = "a key of another certificate" if mismatch else "a file that is damaged or no PEM"
+        raise EquicamError(
+            f"--certificate {certificate} --key {key}", needs="a PEM certificate and its key without a password",
+            got="a key with a password" if locked else got, fix="the pair that belongs together",
+        ) from error  # fmt: skip
+    return {"ssl_certfile": certificate, "ssl_keyfile": key}
+
+
+def _listen(host: str, port: int | None) -> Listener:
+    """A bound socket on the given port; without one, on PORT if it is free, else on any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in (port,) if port else (PORT, 0):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = Listener(family)
         try:
             listener.bind((host, candidate))
-            listener.listen(128)
+            listener.listen()
         except OSError as error:
             listener.close()
             if candidate == PORT and port is None:

@@ -17,12 +17,20 @@ SUFFIXES = ("csv", "json")
 
 
 def encode_verdicts(log: ReviewLog, triage: pa.Table, suffix: str, *, reviewer: str | None = None) -> bytes:
-    """All verdicts with the columns of the triage; with `reviewer`, only theirs and without those columns."""
+    """All verdicts with the columns of the triage; with `reviewer`, only theirs and without those columns.
+
+    A reviewer's note on an image without their verdict does not name the image, because a name may hold the label.
+    """
     complete = reviewer is None
     rows = verdict_rows(log, triage, reviewer=reviewer, with_triage=complete)
     if suffix == "csv":
         return as_csv([*COLUMNS, *(TRIAGE_COLUMNS if complete else ())], rows)
-    notes = [asdict(note) for note in log.notes() if complete or note.reviewer == reviewer]
+    revealed = {row["item"] for row in rows}
+    notes = [
+        asdict(note) | ({} if complete or note.item in revealed else {"item": None})
+        for note in log.notes()
+        if complete or note.reviewer == reviewer
+    ]
     content = json_ready({"complete": complete, "verdicts": rows, "notes": notes})
     return json.dumps(content, indent=1, allow_nan=False).encode()
 

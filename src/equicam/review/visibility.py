@@ -1,8 +1,9 @@
 """Which facts of an image a reviewer may see, and when: the blinding policy.
 
-Under blinding, an image's name (which often contains the label), label, prediction, probabilities, signals and the
-verdicts and notes of others are visible after the reviewer's own first verdict on it. Rank, arm and evidence (only the
-head of the queue has any) are visible once that reviewer has given a verdict on every image.
+Under blinding, a reviewer sees an image and its map. Everything that tells how the image ranks or what the model made of
+it is visible after the reviewer's own first verdict: name (which often contains the label), label, prediction,
+probabilities, signals, flags, reasons, PEUM and the maps of single views, and the verdicts and notes of others. Rank,
+arm and evidence (only the head of the queue has any) are visible once that reviewer has given a verdict on every image.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,8 +14,7 @@ from itertools import chain, islice
 from typing import Any
 
 from equicam.auditing.manifest import Manifest
-from equicam.auditing.review_log import VERDICTS, ReviewLog, Verdict
-from equicam.auditing.signals import REVEALING
+from equicam.auditing.review_log import VERDICTS, Note, ReviewLog, Verdict
 from equicam.reasons import SIGNALS, describe, from_rows
 from equicam.report.rows import class_name, peum_undefined
 from equicam.report.text import visible
@@ -22,8 +22,8 @@ from equicam.review.queue import Queue, QueueFilter, QueueItem, awaits_second
 from equicam.shards import json_ready, read_json
 
 MAX_NAME_IN_LIST = 80  # characters
-PREDICTION_REASONS = frozenset({"low-confidence"})
-"""Codes of reasons that reveal the prediction; `REVEALING` has those that reveal the rank."""
+BLIND_KINDS = frozenset({"input", "map", "thumb", "thumb-plain", "scale"})
+"""The kinds of images that a reviewer may see before the verdict."""
 
 
 def list_entry(
@@ -37,7 +37,7 @@ def list_entry(
         "position": queue.position[item.key] + 1,
         "verdict": verdict.verdict if verdict else None,
         "previous_event": verdict.number if verdict else 0,
-        "flags": list(item.flags),
+        "flags": list(item.flags) if revealed else [],
         "awaits_second": verdict is None and awaits_second(log, item.id),
         "name": visible(_shorten(item.id)) if revealed else None,
         "class": visible(item.predicted, 60) if revealed else None,
@@ -54,7 +54,8 @@ def progress(queue: Queue, queue_filter: QueueFilter, reviewer: str) -> dict[str
     log, blind = queue_filter.log, queue_filter.queues.blind
     own = {name: v for name, v in log.standing(reviewer).items() if name in queue.position_by_id}
     counts = Counter(v.verdict for v in own.values())
-    visible_items = (queue.items[queue.position_by_id[name]] for name in own) if blind else queue.items
+    visible_items = [queue.items[queue.position_by_id[name]] for name in own] if blind else queue.items
+    flags = Counter(flag for item in visible_items for flag in item.flags)
     classes = Counter(item.predicted for item in visible_items if item.predicted is not None)
     requested = log.second_requested() & queue.position_by_id.keys()
     return {
@@ -63,7 +64,7 @@ def progress(queue: Queue, queue_filter: QueueFilter, reviewer: str) -> dict[str
         "total": len(queue.items),
         "reviewed": len(own),
         "verdicts": {name: counts[name] for name in VERDICTS},
-        "flags": dict(queue.flag_counts),
+        "flags": dict(sorted(flags.items())),
         "classes": dict(sorted(classes.items())),
         "awaiting_second": sum(name not in own and awaits_second(log, name) for name in requested),
         "arms": dict(queue.arm_counts) if queue_filter.reveals_arms(queue, reviewer) else None,
@@ -101,8 +102,7 @@ def item_facts(
     own = [v for v in verdicts if v.reviewer == reviewer]
     blinded = queue_filter.queues.blind and not own
     triage, maps = queue.triage_facts(item), queue.maps(item)
-    hidden = REVEALING[queue.ranked_by] | PREDICTION_REASONS if blinded else frozenset()
-    reasons = [reason for reason in from_rows(triage["reasons"]) if reason.code not in hidden]
+    reasons = [] if blinded else from_rows(triage["reasons"])
     facts: dict[str, Any] = {
         "key": item.key,
         "position": queue.position[item.key] + 1,
@@ -110,13 +110,13 @@ def item_facts(
         "blinded": blinded,
         "previous_event": own[-1].number if own else 0,
         "verdict": own[-1].verdict if own else None,
-        "flags": list(item.flags),
+        "flags": [] if blinded else list(item.flags),
         "reasons": [visible(describe(reason)) for reason in reasons],
-        "views": _views(row, manifest, blinded=blinded) if maps is not None else [],
+        "views": [] if blinded or maps is None else _views(row, manifest),
         "presented_view": next((i for i, angle in enumerate(manifest.angles) if angle % 360 == 0), None),
         "has_map": maps is not None,
         "verdicts": [asdict(v) for v in (own if blinded else verdicts)],
-        "notes": [asdict(n) for n in log.notes(item.id) if not blinded or n.reviewer == reviewer],
+        "notes": [_note(n) for n in log.notes(item.id) if not blinded or n.reviewer == reviewer],
         "awaits_second": awaits_second(log, item.id),
         "grid": None if maps is None else f"{maps.map.shape[1]} × {maps.map.shape[0]}",
         "revealed": None,
@@ -152,14 +152,17 @@ def _revealed(row: Mapping[str, Any], item: QueueItem, manifest: Manifest) -> di
     }
 
 
-def _views(row: Mapping[str, Any], manifest: Manifest, *, blinded: bool) -> list[dict[str, Any]]:
-    """One entry per view; its prediction is hidden under blinding. A single view has no strip."""
+def _note(note: Note) -> dict[str, Any]:
+    """A note as its image's page shows it: without the image's name, which may still be hidden."""
+    return {name: value for name, value in asdict(note).items() if name != "item"}
+
+
+def _views(row: Mapping[str, Any], manifest: Manifest) -> list[dict[str, Any]]:
+    """One entry per view. A single view has no strip."""
     if len(manifest.angles) < 2:
         return []
     empty = [None] * len(manifest.angles)
-    confidences, top1 = (
-        empty if blinded else row[name] or empty for name in ("view_confidence", "view_top1")
-    )
+    confidences, top1 = (row[name] or empty for name in ("view_confidence", "view_top1"))
     return [
         {
             "degrees": f"{angle:g}°",

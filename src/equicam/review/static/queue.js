@@ -9,6 +9,7 @@ const MAX_CHUNKS = 40; // held at once
 const GAP = 12; // pixels between cards
 const VERDICTS = [...document.querySelectorAll("#meter i")].map((one) => one.dataset.verdict);
 const LABELS = Object.fromEntries([...document.querySelectorAll("#filters select[name=verdict] option")].map((o) => [o.value, o.textContent]));
+const blind = document.querySelector('meta[name="equicam"]').dataset.blind;
 const angles = list.dataset.angles.split(" ");
 
 let chunks = new Map();
@@ -30,7 +31,9 @@ const filters = () => {
 };
 const query = () => (filters().size ? `?${filters()}` : "");
 const itemAt = (index) => chunks.get(Math.floor(index / CHUNK))?.[index % CHUNK];
-const thumbnail = (item) => `/image/${item.key}/${overlay ? (view < 0 ? "thumb" : `thumb-${view}`) : "thumb-plain"}`;
+// Under blinding the views of an image are shown after the verdict on it.
+const hasViews = (item) => item.verdict || !blind;
+const thumbnail = (item) => `/image/${item.key}/${overlay ? (view < 0 || !hasViews(item) ? "thumb" : `thumb-${view}`) : "thumb-plain"}`;
 const indexInHash = () => Number(new URLSearchParams(location.hash.slice(1)).get("at")) || 0;
 
 const load = async (number) => {
