@@ -19,7 +19,15 @@ from equicam.shards import json_ready, read_json, read_table, write_atomic
 if TYPE_CHECKING:
     from equicam.auditing.triage import Triage
 
-FILES = ("triage.parquet", "triage.json", "queue.csv", "fiftyone/samples.json", "evidence.json")
+FILES = (
+    "triage.parquet",
+    "triage.json",
+    "queue.csv",
+    "fiftyone/samples.json",
+    "evidence.json",
+    "stability.parquet",
+)
+REMOVED_OPTIONS = {"alpha"}
 
 
 def rank_run(store: RunStore, options: Mapping[str, Any]) -> "Triage":
@@ -31,7 +39,14 @@ def _rank(store: RunStore, options: Mapping[str, Any], key: ReviewKey | None) ->
     from equicam.auditing.triage import triage  # loads SciPy, which reading a queue does not need
 
     manifest = store.manifest
-    return triage(store.read_items(), angles=manifest.angles, classes=manifest.classes, key=key, **options)
+    return triage(
+        store.read_items(),
+        angles=manifest.angles,
+        classes=manifest.classes,
+        key=key,
+        read_maps=store.maps,
+        **options,
+    )
 
 
 def write_queue(
@@ -72,7 +87,9 @@ def rank_again(store: RunStore) -> "Triage":
     refuse_unranked(store, "report", "triage.json")  # written last: a triage may have been killed before it
     before = read_json(store.folder / "triage.json")
     key = read_review_key(store.folder, create=False) if before.get("keyed") else None
-    found = _rank(store, before["options"], key)
+    # queues made before there was a choice are by PEUM, and older ones have options that are gone
+    options = {"by": "peum"} | {k: v for k, v in before["options"].items() if k not in REMOVED_OPTIONS}
+    found = _rank(store, options, key)
     written = read_table(store.folder / "triage.parquet")
     rows = schema1.translate_triage(written)
     shared = [name for name in found.rows.column_names if name in rows.column_names]  # old queues have fewer
