@@ -58,7 +58,7 @@ def from_rows(rows: Iterable[Mapping[str, Any]] | None) -> list[Reason]:
 
 def _percentile(v: Mapping[str, Any]) -> str:
     name, value = SIGNALS[v["signal"]], v["value"]
-    return f"{name} {value:.3g}: more uncertain than {v['above_percent']} % of the images"
+    return f"{name} {value:.3g}: higher than on {v['above_percent']} % of the images"
 
 
 def _prediction_changes(v: Mapping[str, Any]) -> str:

@@ -96,8 +96,9 @@ class Run:
         options = {
             "by": by, "budget": budget, "control": control, "unstable": unstable, "quotas": quotas, "seed": seed,
         }  # fmt: skip
-        if self.manifest.schema == 1 and len(self.manifest.angles) > 1:
-            write_table(self.folder / STABILITY_FILE, self.stored_stability())
+        measured = self.folder / STABILITY_FILE
+        if self.manifest.schema == 1 and not measured.is_file():
+            write_table(measured, self.stored_stability())
         found = rank_run(self.store, options)
         head = [row["id"] for row in found.queue()[:evidence]]
         measured = None

@@ -34,6 +34,7 @@ class StabilityCheck:
 
     pearson: Correlation
     mean_difference: float  # mean of |stability − Eq|
+    bias: float  # mean of stability − Eq
     sentence: str
 
 
@@ -177,11 +178,12 @@ def _check(instability: Floats, eq: Floats) -> StabilityCheck | None:
         return None
     stability, eq = 1 - instability[defined], eq[defined]
     r, apart = statistics.pearson(stability, eq), float(np.abs(stability - eq).mean())
+    bias = float((stability - eq).mean())
     sentence = (
         f"stability, from the views' own angles, and Eq, measured at seven others, have a correlation of {_text(r)} and "
-        f"differ by {apart:.2f} on average"
+        f"differ by {apart:.2f} on average (stability − Eq: {bias:+.2f})"
     )
-    return StabilityCheck(r, apart, sentence)
+    return StabilityCheck(r, apart, bias, sentence)
 
 
 def _text(e: Estimate | Correlation, *, share: bool = False) -> str:

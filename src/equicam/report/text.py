@@ -13,6 +13,14 @@ FLAGS = {
     "odd-size": "the image is not square, or the feature grid does not divide it: rotations are less exact",
 }
 
+SIGNAL_MEANINGS = {
+    "stability": "1 − the mean correlation of the presented view’s own map with every other view’s, aligned",
+    "peum": "the variance between the views’ maps of an image",
+    "disagreement": "1 − the mean correlation over all pairs of the views’ aligned maps",
+    "doubt": "1 − the mean probability of the predicted class over the views",
+    "risk": "the mean of the ranks of instability and doubt",
+}
+
 
 def visible(text: object, most: int = MAX_CHARACTERS) -> str:
     """Foreign text on one line: controls, direction marks and piles of accents are escaped, and the length is bounded."""
