@@ -32,7 +32,7 @@ def test_blinding_names_the_signal_and_hides_its_values(by_disagreement):
     for one in client.list():
         facts = client.get(f"/api/item/{one['key']}").json()
         assert not any(r.startswith(("disagreement ", "the view")) for r in facts["reasons"])
-        assert "more uncertain" not in client.get(f"/item/{one['key']}").text
+        assert "higher than on" not in client.get(f"/item/{one['key']}").text
         assert "<dt>Disagreement</dt>" not in client.get(f"/item/{one['key']}").text
 
 

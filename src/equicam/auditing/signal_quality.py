@@ -141,9 +141,7 @@ def _differences(ordered: Mapping[str, Floats], bad: np.ndarray, by: str) -> dic
     }
 
 
-def _better(
-    signals: Mapping[str, SignalScores], differences: Mapping[str, Estimate], by: str
-) -> str | None:
+def _better(signals: Mapping[str, SignalScores], differences: Mapping[str, Estimate], by: str) -> str | None:
     mine = signals[by]
     ahead = [
         name

@@ -64,15 +64,19 @@ def signal_values(items: pa.Table, by: str) -> Floats:
     if by == "risk":
         instability, doubt = signal_values(items, "stability"), signal_values(items, "doubt")
         return (_rank_shares(instability) + _rank_shares(doubt)) / 2
-    # correlations with a flat map mean nothing
-    values = np.where(flagged(items, FLAT), np.nan, _numbers(items[by]))
-    return 1 - values if by == "stability" else values
+    if by == "stability":
+        return 1 - column_values(items, by)
+    return _correlations(items, by)
 
 
 def column_values(items: pa.Table, by: str) -> Floats:
     """The signal as the triage table holds it: its column has stability itself."""
-    values = signal_values(items, by)
-    return 1 - values if by == "stability" else values
+    return _correlations(items, by) if by == "stability" else signal_values(items, by)
+
+
+def _correlations(items: pa.Table, column: str) -> Floats:
+    """A column made of correlations, which mean nothing with a flat map."""
+    return np.where(flagged(items, FLAT), np.nan, _numbers(items[column]))
 
 
 def ranking_scores(items: pa.Table, by: str) -> Floats:

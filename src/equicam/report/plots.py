@@ -43,7 +43,7 @@ def signal_histogram(signal: Column, queued: Bool[np.ndarray, " n"], *, name: st
     with rc_context(_STYLE):
         figure, axes = _axes(name, "images")
         edges = np.linspace(0, _top(signal), min(40, max(12, round(len(signal) ** 0.5))) + 1)
-        _stack(axes, signal, queued, edges)
+        _stack(axes, signal, queued, edges.tolist())
         return _svg(figure, "signal", f"Histogram of {name}; the queued share of each bar is hatched.")
 
 
@@ -55,7 +55,7 @@ def stability_histogram(stability: Column, queued: Bool[np.ndarray, " n"], *, un
         figure, axes = _axes("stability", "images")
         low = min(0.0, unstable, float(stability.min(initial=0.0)))
         edges = np.linspace(low, 1, min(40, max(12, round(len(stability) ** 0.5))) + 1)
-        _stack(axes, stability, queued, edges)
+        _stack(axes, stability, queued, edges.tolist())
         axes.axvline(unstable, color=INK, linestyle=(0, (5, 3)), linewidth=1)
         axes.annotate(
             "unstable", (unstable, 1), (-4, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
@@ -68,7 +68,7 @@ def stability_histogram(stability: Column, queued: Bool[np.ndarray, " n"], *, un
         )
 
 
-def angle_curve(angles: Sequence[float], correlations: Sequence[float | None]) -> Markup:
+def angle_curve(angles: Sequence[int | float], correlations: Sequence[int | float | None]) -> Markup:
     """The correlation of each view's map with the presented view's over the angle, as a small drawing; "" without any.
 
     Views below LOW_CORRELATION, where the map moves, are filled triangles.
@@ -84,10 +84,10 @@ def angle_curve(angles: Sequence[float], correlations: Sequence[float | None]) -
     width, height, left, top, bottom = 300, 96, 30, 6, 16
     right, floor = width - 14, height - bottom
 
-    def x(angle: float) -> float:
+    def x(angle: int | float) -> float:
         return left + (right - left) * angle / 360
 
-    def y(r: float) -> float:
+    def y(r: int | float) -> float:
         return top + (floor - top) * (1 - max(r, CURVE_LOW)) / (1 - CURVE_LOW)
 
     lowest = min(known, key=lambda pair: pair[1])
@@ -114,9 +114,7 @@ def angle_curve(angles: Sequence[float], correlations: Sequence[float | None]) -
                 f'<path d="M{h - 3.6:.1f} {v + 3:.1f}h7.2L{h:.1f} {v - 3.6:.1f}z" fill="currentColor"/>'
             )
         else:
-            parts.append(
-                f'<circle cx="{h:.1f}" cy="{v:.1f}" r="2.4" fill="none" stroke="currentColor"/>'
-            )
+            parts.append(f'<circle cx="{h:.1f}" cy="{v:.1f}" r="2.4" fill="none" stroke="currentColor"/>')
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704  # numbers alone
 
 
@@ -168,10 +166,10 @@ def signal_against_drift(
         )
 
 
-def _stack(axes: Axes, values: Column, queued: Bool[np.ndarray, " n"], edges: Column) -> None:
+def _stack(axes: Axes, values: Column, queued: Bool[np.ndarray, " n"], edges: list[float]) -> None:
     """A histogram with the queued share of each bar hatched."""
     axes.hist(
-        [values[~queued], values[queued]], edges.tolist(), stacked=True, label=["other images", "in the queue"],
+        [values[~queued], values[queued]], edges, stacked=True, label=["other images", "in the queue"],
         color=[REST, QUEUED], edgecolor="white", linewidth=0.5,
     )  # fmt: skip
     for patch in axes.containers[-1] if axes.containers else ():
