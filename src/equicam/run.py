@@ -96,9 +96,9 @@ class Run:
         options = {
             "by": by, "budget": budget, "control": control, "unstable": unstable, "quotas": quotas, "seed": seed,
         }  # fmt: skip
-        measured = self.folder / STABILITY_FILE
-        if self.manifest.schema == 1 and not measured.is_file():
-            write_table(measured, self.stored_stability())
+        stability = self.folder / STABILITY_FILE
+        if self.manifest.schema == 1 and not stability.is_file():
+            write_table(stability, self.stored_stability())
         found = rank_run(self.store, options)
         head = [row["id"] for row in found.queue()[:evidence]]
         measured = None

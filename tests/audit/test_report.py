@@ -250,9 +250,10 @@ def test_many_bad_images_are_counted(tmp_path):
 def test_a_run_without_calibration_or_queue(tmp_path):
     run = fake_run(tmp_path, calibrate=0, bad=0)
     page = Page(write_report(run, triaged(run, queue=0, controls=0)).read_text())
-    assert "Not measured" in page.text
+    assert "Quality of the queue" not in page.text
+    assert "have a stability below 0.5" in page.text
     assert "Nothing is in the queue." in page.text
-    assert len(page.every("svg")) == 2
+    assert len(page.every("svg")) == 3
 
 
 @pytest.mark.parametrize("angles", [(0.0,), (-60.0, 60.0, 180.0), tuple(7.2 * t for t in range(50))])

@@ -131,7 +131,7 @@ def odd_rows(n=150, seed=0):
             {"view_agreement": [None, 0.1, 0.2, 0.3, 0.4, math.nan]}, {"flags": ["blank"]}, {"flags": ["flipped", "constant"]},
             {"flags": ["none-kept"], "views_kept": 0, "peum_score": 0.0}, {"views_kept": 1, "peum_score": 0.0}, {"views_kept": None},
             {"peum_score": math.nan}, {"peum_score": None}, {"flags": None}, {"stability": None}, {"stability": math.nan},
-            {"view_confidence": None}, {"view_confidence": [None, 0.5, math.nan, 0.5, 0.5, 0.5]},
+            {"view_confidence": None}, {"view_confidence": [None, float(rng.uniform()), math.nan, 0.5, 0.5, 0.5]},
         )[i % 19]  # fmt: skip
         rows.append(row)
     return rows
@@ -272,7 +272,8 @@ def test_every_signal_is_measured_on_the_same_pictures():
         score = np.array(list(slow_signal(rows, by).values()))
         assert tells.captured.value == len(worst & set(np.argsort(-score)[:12])) / 12
         assert tells.captured.low < tells.captured.value < tells.captured.high
-        assert tells.auroc.value == pytest.approx(np.mean(score[drift > 0.5][:, None] > score[drift <= 0.5]))
+        bad, good = score[drift > 0.5][:, None], score[drift <= 0.5]
+        assert tells.auroc.value == pytest.approx(np.mean((bad > good) + (bad == good) / 2))
         assert tells.spearman.r == pytest.approx(statistics.spearman_r(score, drift))
     for by, difference in other.differences.items():
         gap = found.signals[by].auroc.value - found.signals["peum"].auroc.value

@@ -16,6 +16,7 @@ from equicam.reasons import SIGNALS
 
 MIN_IMAGES, MIN_UNSTABLE = 100, 10  # with fewer, no signal is judged
 TENTH = 0.10
+RESAMPLES = 1000  # of each interval; there are five signals
 UNKNOWN = Estimate(NAN, NAN, NAN, 0)
 
 
@@ -127,7 +128,9 @@ def _signal_scores(signal: Floats, drift: Floats, bad: np.ndarray) -> SignalScor
     worst = max(1, round(TENTH * drift.size))
     captured = statistics.proportion(round(worst * statistics.capture(signal, drift, budget=TENTH)), worst)
     return SignalScores(
-        statistics.spearman(signal, drift), statistics.bootstrap(statistics.auroc, signal, bad), captured
+        statistics.spearman(signal, drift, resamples=RESAMPLES),
+        statistics.bootstrap(statistics.auroc, signal, bad, resamples=RESAMPLES),
+        captured,
     )
 
 
@@ -136,7 +139,9 @@ def _differences(ordered: Mapping[str, Floats], bad: np.ndarray, by: str) -> dic
     # several signals are compared with one, so each interval is wider (Bonferroni)
     level = 1 - 0.05 / max(1, len(others))
     return {
-        name: statistics.paired_difference(statistics.auroc, bad, ordered[name], ordered[by], level=level)
+        name: statistics.paired_difference(
+            statistics.auroc, bad, ordered[name], ordered[by], level=level, resamples=RESAMPLES
+        )
         for name in others
     }
 

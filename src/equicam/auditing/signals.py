@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from equicam.errors import EquicamError
 
@@ -117,5 +116,7 @@ def _rank_shares(values: Floats) -> Floats:
     """Ranks from 0 for the lowest to 1 for the highest; ties share theirs, and NaN stays NaN."""
     known = np.isfinite(values)
     shares = np.full(values.shape, np.nan)
-    shares[known] = (rankdata(values[known]) - 1) / max(1, int(known.sum()) - 1)
+    _, which, count = np.unique(values[known], return_inverse=True, return_counts=True)
+    average = np.cumsum(count) - (count + 1) / 2  # SciPy has it, but loads slowly
+    shares[known] = average[which] / max(1, int(known.sum()) - 1)
     return shares

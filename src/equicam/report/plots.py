@@ -91,20 +91,21 @@ def angle_curve(angles: Sequence[int | float], correlations: Sequence[int | floa
         return top + (floor - top) * (1 - max(r, CURVE_LOW)) / (1 - CURVE_LOW)
 
     lowest = min(known, key=lambda pair: pair[1])
-    parts = [
-        f'<svg class="curve" viewBox="0 0 {width} {height}" role="img" aria-label="Correlation of each view’s map with '
-        f'the presented view’s by angle; lowest {lowest[1]:.2f} at {lowest[0]:g} degrees.">'
-    ]
+    label = (
+        "Correlation of each view’s map with the presented view’s by angle; "
+        f"lowest {lowest[1]:.2f} at {lowest[0]:g} degrees."
+    )
+    parts = [f'<svg class="curve" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">']
     for r in (1.0, LOW_CORRELATION, 0.0):
         dashes = ' stroke-dasharray="5 3"' if r == LOW_CORRELATION else ""
         parts.append(
             f'<line x1="{left}" x2="{right}" y1="{y(r):.1f}" y2="{y(r):.1f}" stroke="#8a8594" stroke-width=".8"{dashes}/>'
             f'<text x="{left - 5}" y="{y(r) + 3.5:.1f}" text-anchor="end" font-size="10" fill="currentColor">{r:g}</text>'
         )
-    for angle in (0, 90, 180, 270, 360):
-        parts.append(
-            f'<text x="{x(angle):.1f}" y="{height - 3}" text-anchor="middle" font-size="10" fill="currentColor">{angle}°</text>'
-        )
+    parts += [
+        f'<text x="{x(tick):.1f}" y="{height - 3}" text-anchor="middle" font-size="10" fill="currentColor">{tick}°</text>'
+        for tick in (0, 90, 180, 270, 360)
+    ]
     line = " ".join(f"{x(angle):.1f},{y(r):.1f}" for angle, r in known)
     parts.append(f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.2"/>')
     for angle, r in known:
