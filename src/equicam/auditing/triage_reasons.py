@@ -46,8 +46,8 @@ def triage_reasons(
 
 
 def _view_reasons(row: Mapping[str, Any], by: str, angles: Sequence[int | float]) -> list[Reason]:
-    # what moves the map is told by the correlations with the presented view, where the signal is not about all pairs
-    code, column = ("map-moves", "stability_by_view")
+    # PEUM and disagreement compare all views; the other signals are about the presented view's own map
+    code, column = "map-moves", "stability_by_view"
     if by in ("peum", "disagreement"):
         code, column = "views-disagree", "view_agreement"
     top1, correlations, n = row["view_top1"] or (), row[column] or (), len(angles)
