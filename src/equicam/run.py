@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from equicam.auditing import SHARD_SIZE
 from equicam.auditing.queue_files import rank_again, rank_run, read_evidence, read_queue, write_queue
-from equicam.auditing.store import RunStore
+from equicam.auditing.store import STABILITY_FILE, RunStore
 from equicam.data.items import valid_utf8
 from equicam.data.remote import is_allowed
 from equicam.data.sources import find_items
 from equicam.recipe import Recipe
+from equicam.shards import write_table
 
 if TYPE_CHECKING:
     from equicam.auditing.manifest import Manifest
@@ -74,10 +75,9 @@ class Run:
     def triage(
         self,
         budget: str | int = "10%",
-        by: str = "peum",
+        by: str = "stability",
         *,
         control: float = 0.20,
-        alpha: float = 0.10,
         unstable: float = 0.5,
         quotas: bool = True,
         evidence: int = 40,
@@ -95,9 +95,11 @@ class Run:
         weights are now.
         """
         options = {
-            "by": by, "budget": budget, "control": control, "alpha": alpha, "unstable": unstable, "quotas": quotas,
-            "seed": seed,
+            "by": by, "budget": budget, "control": control, "unstable": unstable, "quotas": quotas, "seed": seed,
         }  # fmt: skip
+        stability = self.folder / STABILITY_FILE
+        if self.manifest.schema == 1 and not stability.is_file():
+            write_table(stability, self.stored_stability())
         found = rank_run(self.store, options)
         head = [row["id"] for row in found.queue()[:evidence]]
         measured = None
@@ -116,6 +118,16 @@ class Run:
                 found = replace(found, without_evidence=tuple(name for name in head if name not in measured))
         write_queue(self.store, found, options, measured)
         return found
+
+    def stored_stability(self, *, side: int | None = 224) -> pa.Table:
+        """id, stability and stability_by_view of every image, from the stored maps enlarged to `side` pixels.
+
+        The rows of a run have both already, from maps at pixel size; this is for runs of 0.1.0, which have
+        neither. `side` None compares the maps as they are stored.
+        """
+        from equicam.auditing.stored_stability import stored_stability
+
+        return stored_stability(self.store, side=side)
 
     def report(self, top: int = 40) -> Path:
         """Write report.html and report.json on the queue's first `top` images; returns the page's path."""

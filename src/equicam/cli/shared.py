@@ -46,7 +46,6 @@ TYPED = {
     "seed": "--seed",
     "calibrate": "--calibrate",
     "by": "--by",
-    "alpha": "--alpha",
     "control": "--control",
     "unstable": "--unstable",
 }

@@ -129,7 +129,8 @@ def item_facts(
         facts["revealed"] = _revealed(row, item, manifest)
         facts["revealed"] |= {
             "ranked_by": SIGNALS[queue.ranked_by],
-            "disagreement": triage.get("disagreement"),
+            **{name: triage.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
+            "stability_by_view": row["stability_by_view"],
         }
     if queue_filter.reveals_arms(queue, reviewer):
         facts |= {"arm": item.arm, "rank": triage["rank"], "evidence": _evidence(queue, item)}
