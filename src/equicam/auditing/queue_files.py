@@ -34,6 +34,17 @@ def _rank(store: RunStore, options: Mapping[str, Any], key: ReviewKey | None) ->
     return triage(store.read_items(), angles=manifest.angles, classes=manifest.classes, key=key, **options)
 
 
+def extend_run(store: RunStore, more: int) -> tuple["Triage", dict[str, Any]]:
+    """The queue that was written, with `more` reviews after it, and the options that rank it so."""
+    refuse_unranked(store, "extend")
+    before = rank_again(store)  # only a queue of the present rows can be extended
+    options: dict[str, Any] = dict(read_json(store.folder / "triage.json")["options"])
+    options["extended"] = [*options.get("extended", ()), more]
+    return _rank(
+        store, options, read_review_key(store.folder, create=False) if before.keyed else None
+    ), options
+
+
 def write_queue(
     store: RunStore, found: "Triage", options: Mapping[str, Any], evidence: Mapping[str, Any] | None
 ) -> None:

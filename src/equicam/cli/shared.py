@@ -49,6 +49,7 @@ TYPED = {
     "alpha": "--alpha",
     "control": "--control",
     "unstable": "--unstable",
+    "more": "--more",
 }
 """How an argument of the library is typed on the command line."""
 ARGUMENT = re.compile(rf"\b({'|'.join(TYPED)})=(\"[^\"]*\"|\S+)")
