@@ -152,17 +152,16 @@ def _sentence(r: Remainder) -> str:
     c = r.counts
     sentences = [_about_unopened(r)]
     if r.recall_bound is not None and c.found:
-        sentences.append(
-            f"The review has found at least {_percent_down(r.recall_bound)} of all wrong maps: {c.found:,}."
-        )
+        share = "all there are" if r.recall_bound == 1 else f"at least {_percent_down(r.recall_bound)} of all"
+        sentences.append(f"The review has found {_count(c.found, 'wrong map')}, {share}.")
     elif c.reviewed:
         sentences.append("The review has found no wrong map.")
     if c.reviewed and c.reviewed < c.controls:
         left = c.controls - c.reviewed
-        sentences.append(f"{_images(left)} of the control arm {_are(left)} not reviewed yet.")
+        sentences.append(f"{_count(left, 'image')} of the control arm {_are(left)} not reviewed yet.")
     if c.queue_left:
         sentences.append(
-            f"{_images(c.queue_left)} of the queue {_are(c.queue_left)} not reviewed yet; this does not cover "
+            f"{_count(c.queue_left, 'image')} of the queue {_are(c.queue_left)} not reviewed yet; this does not cover "
             f"{'it' if c.queue_left == 1 else 'them'}."
         )
     return " ".join(sentences)
@@ -187,13 +186,13 @@ def _about_unopened(r: Remainder) -> str:
         )
     which = " outside the queue that" if c.queue_left else ""
     return (
-        f"Of the {r.unopened:,} maps{which} nobody opened at most {_percent_up(r.unopened_bound)} are wrong "
+        f"Of the {_count(r.unopened, 'map')}{which} nobody opened at most {_percent_up(r.unopened_bound)} are wrong "
         f"({100 * r.confidence:g} % confidence; {wrong:,} of {c.reviewed:,} random ones {_were(wrong)}{undecided})."
     )
 
 
-def _images(count: int) -> str:
-    return f"{count:,} image{'' if count == 1 else 's'}"
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _are(count: int) -> str:

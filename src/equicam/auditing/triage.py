@@ -200,8 +200,8 @@ def _controls(reviews: int, ok: int, control: int | float) -> int:
 
 
 def _more_reviews(more: int, free: int) -> int:
-    if isinstance(more, bool) or not isinstance(more, int) or more < 1:
-        raise EquicamError("more", needs="a number of reviews from 1", got=repr(more), fix="more=50")
+    if more < 1:
+        raise EquicamError("more", needs="a number of reviews from 1", got=more, fix="more=50")
     if not free:
         raise EquicamError(
             "more",
