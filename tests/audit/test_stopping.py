@@ -234,8 +234,12 @@ def test_verdicts_are_counted_by_arm_and_by_what_they_represent(tmp_path):
 
 # Simulated audits
 
-AUDITS, IMAGES, QUEUE, CONTROLS, MORE_QUEUE, MORE_CONTROLS = 2000, 400, 40, 50, 30, 30
+AUDITS, IMAGES, QUEUE, CONTROLS, MORE_QUEUE, MORE_CONTROLS = 2000, 1000, 60, 80, 40, 40
 QUALITIES = {"random": 0.0, "good": 2.0, "perfect": 1e9}
+
+
+def lowest(keys, count):
+    return keys <= np.partition(keys, count - 1, axis=1)[:, count - 1 : count]
 
 
 def simulate(rng, prevalence, quality, extends):
@@ -245,13 +249,13 @@ def simulate(rng, prevalence, quality, extends):
     wrong = np.take_along_axis(wrong, order, axis=1)
     keys = rng.random(wrong.shape)
     keys[:, :QUEUE] = 2
-    control = np.argsort(np.argsort(keys, axis=1), axis=1) < CONTROLS
+    control = lowest(keys, CONTROLS)
     if not extends:
         return wrong, QUEUE, control
     # controls outside the longer queue stay; as many are drawn to them as to have MORE_CONTROLS more
-    keys = np.where(control, -1, rng.random(wrong.shape))
+    keys = rng.random(wrong.shape) - control
     keys[:, : QUEUE + MORE_QUEUE] = 2
-    control = np.argsort(np.argsort(keys, axis=1), axis=1) < CONTROLS + MORE_CONTROLS
+    control = lowest(keys, CONTROLS + MORE_CONTROLS)
     return wrong, QUEUE + MORE_QUEUE, control
 
 
@@ -266,6 +270,7 @@ def test_bounds_hold_as_often_as_they_state(extends):
         opened = control.copy()
         opened[:, :queue] = True
         n = int(control[0].sum())
+        assert (control.sum(1) == n).all()
         sums = (
             (wrong & ~undecided & control).sum(1), (undecided & control).sum(1), (wrong & ~undecided & opened).sum(1),
             (undecided & opened).sum(1),

@@ -250,12 +250,12 @@ def _deal(
     is_control = np.isin(following, arms.controls)
     passed, queued = following[is_control], following[~is_control]
     rest = np.setdiff1d(left, np.concatenate([following, arms.controls]))
-    drawn = rng.choice(rest, controls + passed.size, replace=False)
+    added = rng.choice(rest, controls + passed.size, replace=False)
     return _Arms(
         queue=np.concatenate([arms.queue, queued]),
-        controls=np.concatenate([np.setdiff1d(arms.controls, passed), drawn]),
+        controls=np.concatenate([np.setdiff1d(arms.controls, passed), added]),
         passed=np.concatenate([arms.passed, passed]),
-        chosen=np.concatenate([arms.chosen, rng.permutation(np.concatenate([queued, drawn]))]),
+        chosen=np.concatenate([arms.chosen, rng.permutation(np.concatenate([queued, added]))]),
     )
 
 
