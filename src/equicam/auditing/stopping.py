@@ -151,11 +151,14 @@ def _outside_bound(c: Counts, n: int, confidence: float) -> float:
 def _sentence(r: Remainder) -> str:
     c = r.counts
     sentences = [_about_unopened(r)]
+    undecided = (
+        f" ({c.undecided_everywhere:,} undecided, not counted as found)" if c.undecided_everywhere else ""
+    )
     if r.recall_bound is not None and c.found:
         share = "all there are" if r.recall_bound == 1 else f"at least {_percent_down(r.recall_bound)} of all"
-        sentences.append(f"The review has found {_count(c.found, 'wrong map')}, {share}.")
+        sentences.append(f"The review has found {_count(c.found, 'wrong map')}, {share}{undecided}.")
     elif c.reviewed:
-        sentences.append("The review has found no wrong map.")
+        sentences.append(f"The review has found no wrong map{undecided}.")
     if c.reviewed and c.reviewed < c.controls:
         left = c.controls - c.reviewed
         sentences.append(f"{_count(left, 'image')} of the control arm {_are(left)} not reviewed yet.")

@@ -120,7 +120,7 @@ def triage(
 
     Example: `equicam triage run --budget 5% --by disagreement`, and later `equicam triage run --more 50`
     """
-    with exit_on_error(), count_progress("signal or noise", evidence) as tick:
+    with exit_on_error(), count_progress("signal or noise", 0 if more else evidence) as tick:
         import equicam
 
         opened = equicam.open_run(run)
