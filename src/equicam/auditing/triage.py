@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -36,6 +36,7 @@ ROWS = pa.schema(
         pa.field("arm", pa.string(), nullable=False),  # queue or control
         pa.field("rank", pa.int32(), nullable=False),  # among all ok images; 1 is the least trustworthy
         pa.field("place", pa.int32(), nullable=False),  # order of review, in which the arms are mixed
+        pa.field("represents_rest", pa.bool_()),  # a random draw from the images outside the queue
         pa.field("by", pa.string()),  # the signal it is ranked by
         pa.field("stability", pa.float64()),
         pa.field("peum_score", pa.float64()),
@@ -109,13 +110,15 @@ def triage(
     angles: Sequence[int | float],
     classes: Sequence[str] | None = None,
     seed: int = 0,
+    extended: Sequence[int] = (),
     key: ReviewKey | None = None,
     read_maps: ReadMaps = lambda _ids: {},
 ) -> Triage:
     """Rank images by a signal and deal `budget` reviews: a share `control` to a random arm, the rest to the queue.
 
-    With the run's `key`, nobody without it can compute which images the seed draws for the control arm. `read_maps`
-    gives the maps whose peaks are compared in the reasons.
+    Each number of `extended` deals as many reviews more, after those before. With the run's `key`, nobody without it can
+    compute which images the seed draws for the control arm. `read_maps` gives the maps whose peaks are compared in the
+    reasons.
     """
     ok = items.filter(pc.field("status") == "ok").sort_by("id")
     refuse_unknown(by, ok)
@@ -137,21 +140,22 @@ def triage(
     scores = {name: ranking_scores(ok, name) for name in COLUMNS}
     score, target = scores[by], ok["target"].fill_null(-1).to_numpy()
     order = np.lexsort((rng.permutation(len(score)), -score))
-    reviews = _reviews(budget, len(score))
-    controls = _controls(reviews, len(score), control)
-    places = class_quotas(Counter(target.tolist()), reviews - controls) if quotas else {}
-    queue = _by_class(order, target, places)
-    # places left over by rounding go by rank, whatever the class
-    queue = np.concatenate([queue, order[~np.isin(order, queue)][: reviews - controls - len(queue)]])
-    if key is not None:
-        rng = np.random.default_rng(int(key.digest("control arm", str(seed), *ids), 16))
-    control_arm = rng.choice(np.setdiff1d(order, queue), controls, replace=False)
-    chosen = rng.permutation(np.concatenate([queue, control_arm]))
+    arms = _Arms()
+    for number, more in enumerate((_reviews(budget, len(score)), *extended)):
+        free = len(score) - arms.chosen.size
+        if number:
+            more = _more_reviews(more, free)
+        if key is not None:
+            purpose = f"control arm, extension {number}" if number else "control arm"
+            rng = np.random.default_rng(int(key.digest(purpose, str(seed), *ids), 16))
+        controls = _controls(more, free, control)
+        arms = _deal(arms, order, target, places=more - controls, controls=controls, quotas=quotas, rng=rng)
+    reviews, queue = arms.chosen.size, np.concatenate([arms.queue, arms.passed])
     eq, named = ok["eq"].to_numpy(), Counter[str]()
-    for one in target[queue].tolist() if quotas else ():
+    for one in target[arms.queue].tolist() if quotas else ():
         named[_class_name(one, classes)] += 1
     return Triage(
-        rows=_rows(ok, order, chosen, set(queue.tolist()), score, by, angles, classes, read_maps),
+        rows=_rows(ok, order, arms, score, by, angles, classes, read_maps),
         by=by,
         unstable=_unstable_maps(column_values(ok, "stability"), queue, below=unstable),
         quality=signal_quality(
@@ -195,6 +199,66 @@ def _controls(reviews: int, ok: int, control: int | float) -> int:
     return min(max(math.floor(control * reviews + 0.5), int(reviews >= 5)), reviews - 1)
 
 
+def _more_reviews(more: int, free: int) -> int:
+    if more < 1:
+        raise EquicamError("more", needs="a number of reviews from 1", got=more, fix="more=50")
+    if not free:
+        raise EquicamError(
+            "more",
+            needs="images that are in no arm yet",
+            got="none: every image is under review",
+            fix="equicam report",
+        )
+    return min(more, free)
+
+
+def _no_images() -> Indices:
+    return np.array([], dtype=np.intp)
+
+
+@dataclass(frozen=True)
+class _Arms:
+    """Images dealt so far, as indices."""
+
+    queue: Indices = field(default_factory=_no_images)
+    controls: Indices = field(default_factory=_no_images)  # a random sample of the images outside the queue
+    passed: Indices = field(default_factory=_no_images)  # controls whose rank an extended queue has reached
+    chosen: Indices = field(default_factory=_no_images)  # all of them, by place
+
+
+def _deal(
+    arms: _Arms,
+    order: Indices,
+    target: NDArray[Any],
+    *,
+    places: int,
+    controls: int,
+    quotas: bool,
+    rng: np.random.Generator,
+) -> _Arms:
+    """Lengthen the queue by the next `places` images and the random sample of the rest by `controls`.
+
+    Images of the control arm among the next ones stay there, and as many more are drawn in their stead: the controls
+    outside the queue are a simple random sample of the images outside it, however often the queue was extended.
+    """
+    left = order[~np.isin(order, np.concatenate([arms.queue, arms.passed]))]
+    following = _by_class(
+        left, target, class_quotas(Counter(target[left].tolist()), places) if quotas else {}
+    )
+    # places left over by rounding go by rank, whatever the class
+    following = np.concatenate([following, left[~np.isin(left, following)][: places - len(following)]])
+    is_control = np.isin(following, arms.controls)
+    passed, queued = following[is_control], following[~is_control]
+    rest = np.setdiff1d(left, np.concatenate([following, arms.controls]))
+    added = rng.choice(rest, controls + passed.size, replace=False)
+    return _Arms(
+        queue=np.concatenate([arms.queue, queued]),
+        controls=np.concatenate([np.setdiff1d(arms.controls, passed), added]),
+        passed=np.concatenate([arms.passed, passed]),
+        chosen=np.concatenate([arms.chosen, rng.permutation(np.concatenate([queued, added]))]),
+    )
+
+
 def _by_class(order: Indices, target: NDArray[Any], places: dict[int, int]) -> Indices:
     left, queue = dict(places), []
     for i in order.tolist():
@@ -213,8 +277,7 @@ def _class_name(target: int | None, classes: Sequence[str] | None) -> str:
 def _rows(
     ok: pa.Table,
     order: Indices,
-    chosen: Indices,
-    queue: set[int],
+    arms: _Arms,
     score: Floats,
     by: str,
     angles: Sequence[int | float],
@@ -224,10 +287,12 @@ def _rows(
     rank = np.argsort(order) + 1
     lower = 100 * np.searchsorted(np.sort(score), score) // max(len(score), 1)
     columns = {column: column_values(ok, name) for name, column in COLUMNS.items()}
-    signal, rows = signal_values(ok, by), ok.take(chosen).to_pylist()
+    queue, controls = set(arms.queue.tolist()), set(arms.controls.tolist())
+    signal, rows = signal_values(ok, by), ok.take(arms.chosen).to_pylist()
     maps = read_maps([row["id"] for row in rows])
-    for place, (i, row) in enumerate(zip(chosen.tolist(), rows, strict=True), start=1):
+    for place, (i, row) in enumerate(zip(arms.chosen.tolist(), rows, strict=True), start=1):
         row |= {"arm": "queue" if i in queue else "control", "rank": rank[i], "place": place, "by": by}
+        row["represents_rest"] = i in controls
         row |= {"class": _class_name(row["target"], classes), "flags": row["flags"] or []}
         row |= {column: json_ready(float(values[i])) for column, values in columns.items()}
         reasons = triage_reasons(

@@ -19,6 +19,7 @@ from equicam.cli.shared import (
     parse_views,
     say,
 )
+from equicam.shards import read_json
 
 DECODERS = max(1, min(8, (os.cpu_count() or 2) - 1))
 """Processes that decode images, unless the user gives another number."""
@@ -100,6 +101,14 @@ def triage(
         int, typer.Option(min=0, help="Images at the head of the queue to test for signal or noise.")
     ] = 40,
     seed: options.Seed = 0,
+    more: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Extend the queue there is by this many reviews; with no other option.",
+            show_default=False,
+        ),
+    ] = None,
     model: options.TrustedModel = None,
     source: options.MovedSource = None,
     weights: options.MovedWeights = None,
@@ -110,16 +119,16 @@ def triage(
     Writes `triage.parquet` (all images), `queue.csv` and `fiftyone/` (for reviewers, with blinding) into the run, and
     `evidence.json` for the head of the queue.
 
-    Example: `equicam triage run --budget 5% --by risk`
+    Example: `equicam triage run --budget 5% --by risk`, and later `equicam triage run --more 50`
     """
-    with exit_on_error(), count_progress("signal or noise", evidence) as tick:
+    with exit_on_error(), count_progress("signal or noise", 0 if more else evidence) as tick:
         import equicam
 
         opened = equicam.open_run(run)
         ranked = opened.triage(
             budget, by, control=control, unstable=unstable,
-            quotas=quotas, evidence=evidence, seed=seed, model=model, source=source, weights=weights, device=device,
-            tick=tick,
+            quotas=quotas, evidence=evidence, seed=seed, more=more, model=model, source=source, weights=weights,
+            device=device, tick=tick,
         )  # fmt: skip
         print_triage(opened, ranked)
     say(f"next: equicam review {shlex.quote(str(run))}")
@@ -138,6 +147,8 @@ def report(
         import equicam
 
         path = equicam.open_run(run, source).report(top)
+        if left := read_json(path.with_suffix(".json"))["remainder"]:
+            say(left["sentence"])
     say(f"report: {path}")
 
 

@@ -48,6 +48,7 @@ TYPED = {
     "by": "--by",
     "control": "--control",
     "unstable": "--unstable",
+    "more": "--more",
 }
 """How an argument of the library is typed on the command line."""
 ARGUMENT = re.compile(rf"\b({'|'.join(TYPED)})=(\"[^\"]*\"|\S+)")

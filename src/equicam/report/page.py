@@ -139,6 +139,7 @@ def _facts(
         "by": triage.by,
         "unstable": asdict(triage.unstable),
         "quality": None if triage.quality is None else asdict(triage.quality),
+        "remainder": _remainder(log, triage, ok.num_rows),
         "review": _review(log, triage),
         "bad": [
             {"id": row["id"], "reason": describe(_reason(row))}
@@ -169,6 +170,15 @@ def _review(log: ReviewLog, triage: RankedQueue) -> dict[str, Any] | None:
     arms = dict(zip(triage.rows["id"].to_pylist(), triage.rows["arm"].to_pylist(), strict=True))
     found = summarise_reviews(log, arms)
     return None if found is None else found.to_json() | {"of": len(arms)}
+
+
+def _remainder(log: ReviewLog, triage: RankedQueue, ok: int) -> dict[str, Any] | None:
+    """What can be stated of the maps nobody opened; None if nothing is under review."""
+    if not triage.rows.num_rows:
+        return None
+    from equicam.auditing.stopping import count_verdicts, remainder
+
+    return remainder(count_verdicts(log, triage.rows, ok)).to_json()
 
 
 def _plots(
