@@ -170,7 +170,7 @@ class Run:
         self,
         sample: int = 20,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         noted_hash: str | None = None,
         public_key: str | Path | None = None,
         model: "Model | str | None" = None,
@@ -198,7 +198,7 @@ class Run:
         """The number and hash of the log's last event, to be noted elsewhere; `sign` is an Ed25519 key to sign it with."""
         from equicam.auditing.signing import seal_run
 
-        return seal_run(self.store.folder, sign)
+        return seal_run(self.store, sign)
 
 
 def _refuse_with_more(options: dict[str, Any]) -> None:

@@ -59,7 +59,9 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a table from Parquet; the error for a damaged file names it."""
     try:
         return pq.read_table(path, columns=None if columns is None else list(columns))
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # of the file system; pyarrow's own have no number
         raise EquicamError(
             str(path), needs="to be as it was written", got=next(iter(str(error).splitlines()), "no Parquet"),
             fix="deleting it and computing it again",

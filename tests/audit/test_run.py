@@ -74,14 +74,12 @@ def test_killed_twice_it_ends_as_if_never_disturbed(patches, whole, tmp_path):
     killed_and_resumed(patches, tmp_path / "run", kills=2, seed=1)
     assert rows(tmp_path / "run") == rows(whole)
     assert drawn(tmp_path / "run") == drawn(whole)
-    assert not list((tmp_path / "run").rglob("*.tmp"))[
-        4:
-    ]  # at most one temporary file for each kill and kind
+    assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
 @pytest.mark.slow
-def test_killed_a_dozen_times_it_ends_as_if_never_disturbed(patches, whole, tmp_path):
-    for seed in range(3):
+def test_killed_a_hundred_times_it_ends_as_if_never_disturbed(patches, whole, tmp_path):
+    for seed in range(25):
         out = tmp_path / f"run{seed}"
         killed_and_resumed(patches, out, kills=4, seed=seed)
         assert rows(out) == rows(whole)
@@ -364,7 +362,7 @@ def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
     code, said = equicam_command("verify", forged, "--sample", "24")
     assert code == 1
     assert f"{table[1]['id']!r}: peum_score 0.00000, now" in said
-    assert "1 differences" in said
+    assert "1 difference" in said
 
 
 def test_verify_sees_a_changed_picture_and_an_unfinished_run(patches, tmp_path):

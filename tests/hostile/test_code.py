@@ -156,6 +156,24 @@ def test_a_run_at_a_url_is_not_fetched(whole, tmp_path):
     assert "--source" in found.notes[-1]
 
 
+def test_a_weights_file_that_only_a_run_names_is_not_opened(patches, tmp_path):
+    model = equicam.load("embedded")
+    save_file(dict(model.module.state_dict()), tmp_path / "w.safetensors")
+    out = tmp_path / "run"
+    code, said = equicam_command(
+        "audit", patches, "--out", out, "--views", "2", "--n", "4", "--weights", tmp_path / "w.safetensors"
+    )
+    assert code == 0, said
+    assert f"--weights {tmp_path / 'w.safetensors'}" in said  # the next command names it
+    code, said = equicam_command("verify", out, "--sample", "2")
+    assert code == 0, said
+    assert "0 recomputed images" in said
+    assert "--weights" in said
+    code, said = equicam_command("verify", out, "--sample", "2", "--weights", tmp_path / "w.safetensors")
+    assert code == 0, said
+    assert "2 recomputed images" in said
+
+
 def test_a_pickle_in_the_cache_of_torchvision_is_not_executed(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     cache = tmp_path / "hub" / "checkpoints"
@@ -251,6 +269,7 @@ def test_a_manifest_that_is_none_is_refused_in_a_sentence(whole, tmp_path, text)
         {"shard_size": 1.5},
         {"classes": "ab"},
         {"classes": [1, 2]},
+        {"classes": ["\ud800", "b"]},
         {"versions": "x"},
         {"model": ["evil.py:build"]},
         {"layer": None},

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 from equicam.auditing.log import Log
+from equicam.auditing.queue_files import FILES as QUEUE_FILES
 from equicam.auditing.store import RunStore
 from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
-from equicam.shards import TEMPORARY_SUFFIX, write_atomic
+from equicam.shards import TEMPORARY_SUFFIX, read_json, write_atomic
 
 Notice = Callable[[str], None]
 """Called with a sentence for the user."""
@@ -37,10 +38,10 @@ def log_shard(log: Log, number: int, digests: dict[str, str]) -> None:
     log.add("shard", {"shard": number, **digests})
 
 
-def logged_digests(store: RunStore, log: Log) -> dict[str, str]:
-    """The last digest that the log holds of each file of the run, by name."""
+def logged_digests(store: RunStore, log: Log, *, until: int | None = None) -> dict[str, str]:
+    """The last digest that the log, up to an event, holds of each file of the run, by name."""
     found: dict[str, str] = {}
-    for event in log.events():
+    for event in log.events()[:until]:
         digests: Any = {}
         if event.kind in ("started", "resumed"):
             digests = event.payload.get("files")
@@ -121,6 +122,49 @@ def sealed(store: RunStore, log: Log) -> bool:
     return path.is_file() and bool(events) and events[-1].payload.get("digests") == file_digest(path)
 
 
+def check_files(store: RunStore) -> tuple[int, list[str]]:
+    """Every file of a run against the digests in its log and in digests.json; returns how many were read."""
+    path = store.folder / "digests.json"
+    problems: list[str] = []
+    known: dict[str, Any] = {}
+    if missing := len(store.pending()):
+        problems.append(
+            f"the run is not finished: {missing} of {store.shard_count} shards are missing; equicam audit goes on"
+        )
+    elif not path.is_file():
+        problems.append("digests.json is missing; equicam audit seals the run again")
+    try:
+        log = Log(store.folder)
+        finished = path.is_file()
+        known = read_json(path) if finished else {}
+        if finished and not sealed(store, log):
+            problems.append("digests.json is not the one the log was sealed with")
+        logged = logged_digests(store, log) if store.manifest.schema > 1 else known
+        triaged = log.events("triaged")
+        queued: Any = triaged[-1].payload.get("files") if triaged else None
+    except (EquicamError, OSError) as error:
+        return 0, [*problems, str(error)]
+    names = store.names()
+    wanted = {name: logged.get(name) for name in names if finished or (store.folder / name).is_file()}
+    if finished and known != wanted:
+        odd = [name for name in sorted({*known, *wanted}) if known.get(name) != wanted.get(name)]
+        problems.append(f"digests.json and the log do not agree on {', '.join(map(repr, odd[:3]))}")
+    if isinstance(queued, dict):
+        # names come from the log, which a stranger may have written: only those a queue has
+        wanted |= {name: queued[name] for name in QUEUE_FILES if name in queued}
+    for name, digest in wanted.items():
+        try:
+            now = file_digest(store.folder / name)
+        except (EquicamError, OSError) as error:
+            why = error.got if isinstance(error, EquicamError) else error.strerror
+            problems.append(f"{name} cannot be read: {why}")
+            continue
+        if now != digest:
+            before = f"SHA-256 {str(digest)[:12]}…" if digest else "which the log does not know"
+            problems.append(f"{name} is not as it was written ({before}, now {now[:12]}…)")
+    return len(wanted), problems
+
+
 def _as_logged(store: RunStore, number: int, logged: dict[str, str]) -> bool:
     names = [store.name(kind, number) for kind in ("items", "maps")]
     return all(_digest(store, name) == logged.get(name) for name in names)
@@ -129,5 +173,5 @@ def _as_logged(store: RunStore, number: int, logged: dict[str, str]) -> bool:
 def _digest(store: RunStore, name: str) -> str | None:
     try:
         return file_digest(store.folder / name)
-    except OSError:
+    except (EquicamError, OSError):
         return ""

@@ -61,6 +61,8 @@ class Log:
                 database.execute("ROLLBACK")
                 return before
             last = database.execute("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1").fetchone()
+            if last:
+                _refuse_odd((last[0], last[1]))
             number, previous = (last[0] + 1, last[1]) if last else (1, FIRST)
             time = datetime.now(UTC).isoformat(timespec="milliseconds")
             text = json.dumps(payload, sort_keys=True, ensure_ascii=True)
@@ -112,7 +114,10 @@ class Log:
         if not self.path.is_file():
             return []
         with self._open() as database:
-            return database.execute(f"{_ALL} WHERE number > ? ORDER BY number", (after,)).fetchall()
+            rows = database.execute(f"{_ALL} WHERE number > ? ORDER BY number", (after,)).fetchall()
+        for row in rows:
+            _refuse_odd(row)
+        return rows
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -127,6 +132,17 @@ class Log:
 
 def _hash(row: tuple[Any, ...]) -> str:
     return hashlib.sha256(json.dumps(list(row), ensure_ascii=True).encode()).hexdigest()
+
+
+def _refuse_odd(row: tuple[Any, ...]) -> None:
+    """SQLite keeps values of any type in any column, and a stranger may have made the table."""
+    if not isinstance(row[0], int) or not all(isinstance(value, str) for value in row[1:]):
+        raise EquicamError(
+            "events.sqlite",
+            needs="a number and texts in every event",
+            got="values of other types",
+            fix="restoring it",
+        )
 
 
 def _marked(database: sqlite3.Connection, mark: object) -> Event | None:

@@ -17,11 +17,12 @@ MAX_IMAGES = 10**9
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    """Text that can be written in UTF-8: JSON allows halves of characters."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _is_text_or_none(value: object) -> bool:
-    return value is None or isinstance(value, str)
+    return value is None or _is_text(value)
 
 
 def _is_count(value: object) -> bool:

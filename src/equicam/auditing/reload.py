@@ -11,7 +11,7 @@ from equicam.data.remote import is_url
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.models.load import load
-from equicam.models.names import is_library_model
+from equicam.models.names import is_library_model, weights_file
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 
@@ -45,6 +45,10 @@ def reload_run(
         )  # fmt: skip
     if not isinstance(model, Model):
         model = _load_model(store, model or library_model(store), weights, device)
+    if (model.classes or ()) != (manifest.classes or ()):
+        raise EquicamError(
+            where, needs="the model's own class names", got="others in manifest.json", fix="restoring it"
+        )
     if fingerprint(model.module) != manifest.weights:
         raise EquicamError(
             where, needs="the weights it was computed with", got="others", fix="restoring them"
@@ -89,6 +93,11 @@ def _load_model(store: RunStore, name: str, weights: str | None, device: str | N
     import torch
 
     manifest = store.manifest
+    if weights is None and (file := weights_file(manifest.weights_from)):
+        raise NotNamedError(
+            f"the run {valid_utf8(str(store.folder))}", needs="--weights, because a run may name any file and is not obeyed",
+            got="none", fix=f"--weights {shlex.quote(str(file))}",
+        )  # fmt: skip
     zero_shot = name.startswith(("open_clip:", "hf:"))
     return load(
         name, weights=weights or manifest.weights_from, layer=manifest.layer,

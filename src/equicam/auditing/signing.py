@@ -8,11 +8,14 @@ signed seal; each must still be on the chain.
 import base64
 import binascii
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from equicam.auditing.integrity import check_files, logged_digests
 from equicam.auditing.log import Event, Log
+from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.shards import parse_object, write_atomic
@@ -36,12 +39,13 @@ class Seal:
         return b"equicam seal\n" + json.dumps([self.event, self.hash, self.time]).encode()
 
 
-def seal_run(folder: Path, sign: str | Path | None = None) -> Seal:
-    """Seal the log as it is; with a key, the seal is signed and kept in `seals.json`."""
-    log = Log(folder)
-    if problems := log.problems() if log.path.is_file() else ["events.sqlite is not there"]:
+def seal_run(store: RunStore, sign: str | Path | None = None) -> Seal:
+    """Seal a run whose files are as its log has them; with a key, the seal is signed and kept in `seals.json`."""
+    folder, log = store.folder, Log(store.folder)
+    problems = log.problems() if log.path.is_file() else ["events.sqlite is not there"]
+    if problems := problems or ([] if log.events() else ["the log is empty"]) or check_files(store)[1]:
         raise EquicamError(
-            f"sealing {valid_utf8(str(folder))}", needs="a log whose chain holds", got="; ".join(problems),
+            f"sealing {valid_utf8(str(folder))}", needs="files and a log as they were written", got="; ".join(problems[:3]),
             fix="equicam verify first",
         )  # fmt: skip
     if sign is None:
@@ -56,16 +60,17 @@ def seal_run(folder: Path, sign: str | Path | None = None) -> Seal:
     return signed
 
 
-def verify_seals(folder: Path, public_key: str | Path) -> tuple[list[str], list[str]]:
+def verify_seals(store: RunStore, public_key: str | Path) -> tuple[list[str], list[str]]:
     """What is wrong with the seals by this key, and notes on what they do not cover."""
     from cryptography.exceptions import InvalidSignature
 
     key = _read_key(public_key, private=False)
     raw = base64.b64encode(key.public_bytes_raw()).decode()
+    folder, log = store.folder, Log(store.folder)
     seals = [seal for seal in _read_seals(folder) if seal.public_key == raw]
     if not seals:
         return [f"{FILE} has no seal by the key {public_key}"], []
-    events = {event.number: event.hash for event in Log(folder).events()}
+    events = {event.number: event.hash for event in log.events()}
     problems = []
     for seal in seals:
         try:
@@ -78,8 +83,15 @@ def verify_seals(folder: Path, public_key: str | Path) -> tuple[list[str], list[
                 f"the sealed event {seal.event} ({seal.hash[:12]}…) is not there: the log was cut off or rewritten"
             )
     last = max(seal.event for seal in seals)
-    later = sum(number > last for number in events)
-    return problems, [f"the last seal is of event {last}; {later} later events are not covered"] * bool(later)
+    before, now = logged_digests(store, log, until=last), logged_digests(store, log)
+    problems += [
+        f"{name} was written again after the last seal" for name in before if now[name] != before[name]
+    ]
+    later = Counter(event.kind for event in log.events(after=last))
+    kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(later.items()))
+    return problems, [f"the last seal is of event {last}; later events are not covered: {kinds}"] * bool(
+        later
+    )
 
 
 def _of(event: Event) -> Seal:

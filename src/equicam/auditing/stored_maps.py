@@ -7,6 +7,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from equicam.errors import EquicamError
+
 MAPS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -41,9 +43,14 @@ class StoredMaps:
             )
             return values
 
-        return StoredMaps(
-            read("map").reshape(grid), read("peum").reshape(grid), read("view_maps").reshape(-1, *grid)
-        )
+        try:
+            return StoredMaps(
+                read("map").reshape(grid), read("peum").reshape(grid), read("view_maps").reshape(-1, *grid)
+            )
+        except (TypeError, ValueError) as error:
+            raise EquicamError(
+                f"the maps of {row['id']!r}", needs="to be as they were written", got=error, fix="restoring their shard"
+            ) from error  # fmt: skip
 
     def to_row(self, name: str) -> dict[str, Any]:
         """As a row of the maps table: float16 of values divided by their largest, so that none vanishes or overflows."""

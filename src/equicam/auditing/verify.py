@@ -1,5 +1,6 @@
 """Is a run what it claims to be: files against their digests, the log's chain, and a sample computed again."""
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,20 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from equicam.auditing.compute import compute_shard, preprocess_to_array
-from equicam.auditing.integrity import logged_digests, sealed
+from equicam.auditing.integrity import check_files
 from equicam.auditing.log import Log
-from equicam.auditing.queue_files import FILES as QUEUE_FILES
 from equicam.auditing.reload import NotNamedError, Reloaded
 from equicam.auditing.signing import verify_seals
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.data.decoding import decode_image
-from equicam.data.digests import content_digest, file_digest
+from equicam.data.digests import content_digest
 from equicam.errors import EquicamError
 from equicam.models.images import VisibleBoxes
 from equicam.models.weights import fingerprint
 from equicam.reasons import Reason, describe
-from equicam.shards import read_json
 
 TOLERANCES = {"confidence": 2e-3, "peum_score": 2e-4, "eq": 5e-3, "map": 0.999}
 """Largest difference of confidence, PEUM and Eq, and least Pearson of maps, that other batches or libraries may cause."""
@@ -53,7 +52,7 @@ def verify_run(
     reload: Callable[[], Reloaded],
     *,
     sample: int,
-    seed: int = 0,
+    seed: int | None = None,
     noted_hash: str | None = None,
     public_key: str | Path | None = None,
     tick: Callable[[int], None] = lambda _count: None,
@@ -61,7 +60,9 @@ def verify_run(
     """Check files, log and rows, then recompute a sample; the result goes into the log.
 
     `reload` is called only if nothing differs by then: a run that was tampered with names nothing that is loaded.
+    Without a `seed` the sample is drawn anew, so that nobody can know which images to leave as they were.
     """
+    seed = secrets.randbelow(2**32) if seed is None else seed
     files, problems = check_files(store)
     events, chain = check_log(store, noted_hash)
     seals, notes = check_seals(store, public_key)
@@ -80,51 +81,12 @@ def verify_run(
             problems = [f"nothing could be computed again: {error}"]
     found = Verification(files, events, recomputed, tuple(problems), worst, tuple(notes))
     try:
-        Log(store.folder).add("verified", {"problems": len(found.problems), "recomputed": recomputed})
+        Log(store.folder).add(
+            "verified", {"problems": len(found.problems), "recomputed": recomputed, "seed": seed}
+        )
     except OSError as error:
         return replace(found, log_error=str(error))
     return found
-
-
-def check_files(store: RunStore) -> tuple[int, list[str]]:
-    """Every file of a run against the digests in its log and in digests.json; returns how many were read."""
-    path = store.folder / "digests.json"
-    problems: list[str] = []
-    known: dict[str, Any] = {}
-    if missing := len(store.pending()):
-        problems.append(
-            f"the run is not finished: {missing} of {store.shard_count} shards are missing; equicam audit goes on"
-        )
-    elif not path.is_file():
-        problems.append("digests.json is missing; equicam audit seals the run again")
-    try:
-        log = Log(store.folder)
-        known = read_json(path) if path.is_file() else {}
-        if known and not sealed(store, log):
-            problems.append("digests.json is not the one the log was sealed with")
-        logged = logged_digests(store, log) if store.manifest.schema > 1 else known
-        triaged = log.events("triaged")
-        queued: Any = triaged[-1].payload.get("files") if triaged else None
-    except (EquicamError, OSError) as error:
-        return 0, [*problems, str(error)]
-    names = store.names()
-    wanted = {name: logged.get(name) for name in names if known or (store.folder / name).is_file()}
-    if known and known != wanted:
-        odd = [name for name in sorted({*known, *wanted}) if known.get(name) != wanted.get(name)]
-        problems.append(f"digests.json and the log do not agree on {', '.join(map(repr, odd[:3]))}")
-    if isinstance(queued, dict):
-        # names come from the log, which a stranger may have written: only those a queue has
-        wanted |= {name: queued[name] for name in QUEUE_FILES if name in queued}
-    for name, digest in wanted.items():
-        try:
-            now = file_digest(store.folder / name)
-        except OSError as error:
-            problems.append(f"{name} cannot be read: {error.strerror}")
-            continue
-        if now != digest:
-            before = f"SHA-256 {str(digest)[:12]}…" if digest else "which the log does not know"
-            problems.append(f"{name} is not as it was written ({before}, now {now[:12]}…)")
-    return len(wanted), problems
 
 
 def check_rows(store: RunStore) -> list[str]:
@@ -156,7 +118,7 @@ def check_seals(store: RunStore, public_key: str | Path | None) -> tuple[list[st
         notes = Log(store.folder).clock_jumps()
         if public_key is None:
             return [], notes
-        problems, more = verify_seals(store.folder, public_key)
+        problems, more = verify_seals(store, public_key)
     except (EquicamError, OSError) as error:
         return ([] if public_key is None else [str(error)]), notes
     return problems, notes + more
@@ -247,7 +209,7 @@ def _compare(
             )
     r = _correlation(before.map, StoredMaps.from_row(now_maps.to_pylist()[0]).map)
     worst["map"] = min(worst["map"], r)
-    if r < TOLERANCES["map"]:
+    if not r >= TOLERANCES["map"]:
         problems.append(
             f"{name!r}: map correlates {r:.4f} with the stored one (at least {TOLERANCES['map']})"
         )
@@ -255,6 +217,9 @@ def _compare(
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Pearson's r; 0 for maps of different sizes or with values that are no numbers."""
+    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return 0.0
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return 1.0 if np.ptp(a) == np.ptp(b) else 0.0
     return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])

@@ -70,7 +70,7 @@ def audit(
     """
     with exit_on_error(interrupted=f"; the same command resumes ({out})"), audit_progress() as progress:
         import equicam
-        from equicam.models.names import absolute_weights
+        from equicam.models.names import absolute_weights, is_library_model, weights_file
 
         loaded, chosen = load_on_engine(
             model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors
@@ -83,7 +83,10 @@ def audit(
         )  # fmt: skip
         print_audit(run)
     if len(run.manifest.angles) > 1:
-        say(f"next: equicam triage {shlex.quote(str(out))} --budget 10%")
+        # a run's own files and code are not obeyed, so they are named again
+        again = [] if is_library_model(model) else ["--model", model]
+        again += ["--weights", weights] if weights and weights_file(weights) else []
+        say(f"next: equicam triage {shlex.join([str(out), '--budget', '10%', *again])}")
     else:
         say("a run with one view cannot be ranked: it has no other view to disagree with; try --views 6")
 
@@ -155,7 +158,7 @@ def report(
 def verify(
     run: options.RunFolder,
     sample: Annotated[int, typer.Option(min=0, help="Number of random images to explain again.")] = 20,
-    seed: options.Seed = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sample.", show_default="drawn anew")] = None,
     noted_hash: Annotated[
         str | None,
         typer.Option(
@@ -207,5 +210,6 @@ def seal(
 
         found = equicam.open_run(run).seal(sign)
     say(f"event {found.event} of {found.time}: {found.hash}")
+    say("note this hash where nobody can change it; equicam verify --hash takes it")
     if found.signature:
         say(f"signed by {found.public_key}; seals.json keeps the signature: {found.signature}")

@@ -85,7 +85,8 @@ def print_verification(found: "Verification") -> None:
     """Print the differences, if there are any, and the extent of the checks."""
     for problem in found.problems:
         console.print(f"[red]differs[/red] {escape(plain(problem))}", soft_wrap=True)
-    result = f"{len(found.problems)} differences" if found.problems else "no differences"
+    count = len(found.problems)
+    result = f"{count} difference{'s' if count > 1 else ''}" if count else "no differences"
     say(
         f"{found.files} files, {found.events} events and {found.recomputed} recomputed images{_largest(found)}: {result}"
     )

@@ -3,12 +3,13 @@
 import hashlib
 from pathlib import Path
 
+from equicam.data.files import open_regular
 from equicam.data.items import Item, read_item
 
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file."""
-    with path.open("rb") as file:
+    with open_regular(path, str(path)) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
