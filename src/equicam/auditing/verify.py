@@ -60,7 +60,7 @@ def verify_run(
     """Check files, log and rows, then recompute a sample; the result goes into the log.
 
     `reload` is called only if nothing differs by then: a run that was tampered with names nothing that is loaded.
-    Without a `seed` the sample is drawn anew, so that nobody can know which images to leave as they were.
+    Without a `seed` the sample is another each time, so that nobody can know which images to leave as they were.
     """
     seed = secrets.randbelow(2**32) if seed is None else seed
     files, problems = check_files(store)

@@ -158,7 +158,7 @@ def report(
 def verify(
     run: options.RunFolder,
     sample: Annotated[int, typer.Option(min=0, help="Number of random images to explain again.")] = 20,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sample.", show_default="drawn anew")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sample.", show_default="another each time")] = None,
     noted_hash: Annotated[
         str | None,
         typer.Option(
