@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from equicam.core.chain import scale_to_unit, value_range
 from equicam.core.fusion import FusedMap, Fusion, fuse
 from equicam.core.health import flag_names, health
-from equicam.core.uncertainty import disagreement, peum
+from equicam.core.uncertainty import correlate_views, peum
 from equicam.core.views import Fill, Views, select
 from equicam.errors import EquicamError
 from equicam.methods import Method, resolve, resolve_fill
@@ -27,6 +27,7 @@ from equicam.runtime.view_reader import Target, ViewReader, as_targets
 
 UNUSED_VIEW = {
     "view_confidence": torch.nan, "view_flips": 0, "view_kept": 0, "view_used": 0, "view_top1": -1, "view_maps": 0,
+    "stability_by_view": torch.nan,
 }  # fmt: skip
 """The value of a view that views="auto" did not need."""
 
@@ -39,6 +40,11 @@ class Explanation:
     raw: Float[Tensor, "b H W"]  # just before the last min–max
     peum: Float[Tensor, "b H W"]  # variance of the views' aligned maps
     peum_score: Float[Tensor, " b"]  # mean of peum
+    stability: Float[
+        Tensor, " b"
+    ]  # mean Pearson of the presented view's own map with every other's, aligned; NaN for one view
+    stability_by_view: Float[Tensor, "b t"]  # the same for each view; NaN where the view was not used
+    disagreement: Float[Tensor, " b"]  # 1 − mean Pearson over all pairs of views; NaN for one view
     target: Int[Tensor, " b"]  # the class explained
     confidence: Float[Tensor, " b"]  # its probability in the presented image
     view_confidence: Float[Tensor, "b t"]  # its probability in each view; NaN where the view was not used
@@ -54,7 +60,6 @@ class Explanation:
     views: Views
     layer: str | None = None
     probabilities: Float[Tensor, "b y"] | None = None  # of the presented image; None without a model
-    disagreement: Float[Tensor, " b"] | None = None  # over all pairs of views; None without `pairwise=True`
 
     def __len__(self) -> int:
         return len(self.target)
@@ -92,19 +97,17 @@ def explain(
     return explain_batch(Executor(model, recipe, max_views_per_forward), x, target)
 
 
-def explain_batch(
-    executor: Executor, x: Float[Tensor, "b c H W"], target: Target = None, *, pairwise: bool = False
-) -> Explanation:
-    """Explain a preprocessed batch by the executor's recipe; `pairwise` adds the disagreement of all pairs of views."""
+def explain_batch(executor: Executor, x: Float[Tensor, "b c H W"], target: Target = None) -> Explanation:
+    """Explain a preprocessed batch by the executor's recipe."""
     method, fill = resolve(executor.recipe), resolve_fill(executor.recipe)
     views = method.fusion.views
     found = executor.run(
         method.reader,
-        partial(explain_group, method=method, fill=fill, pairwise=pairwise),
+        partial(explain_group, method=method, fill=fill),
         x,
         as_targets(target, x),
         views_per_image=views.count_with_presented,
-        key=("explain", method, fill, pairwise) if method.capturable and fill != "coverage" else None,
+        key=("explain", method, fill) if method.capturable and fill != "coverage" else None,
     )
     flags = flag_names(found.pop("flags"))
     layer = None if executor.model is None else executor.model.layer
@@ -118,22 +121,21 @@ def explain_group(
     *,
     method: Method,
     fill: Fill,
-    pairwise: bool = False,
 ) -> dict[str, Tensor]:
     """The paper's procedure, on images whose views fit one forward pass."""
     fusion = method.fusion
     if fusion.adaptive is not None:
         parts = list(until_converged(reader, x, target, method.combine, fusion, fill))
-        return merge_images(parts, partial(measure, pairwise=pairwise), fusion.views, UNUSED_VIEW)
+        return merge_images(parts, measure, fusion.views, UNUSED_VIEW)
     # Read every view. The presented view's top-1 class is the target, unless one is given, and is fixed for all views.
     readings = reader.read(x, fusion.views, target)
     # Weigh the views, align them, average them, and finish the chain once.
     fused = fuse(readings, method.combine, fusion, fill)
     # Measure how far the views disagree, and whether the map is healthy.
-    return measure(fused, pairwise=pairwise)
+    return measure(fused)
 
 
-def measure(fused: FusedMap, *, pairwise: bool = False) -> dict[str, Tensor]:
+def measure(fused: FusedMap) -> dict[str, Tensor]:
     """Every tensor of an explanation by its name; `flags` as a table of booleans."""
     readings, order = fused.readings, fused.order
     with side_stream(fused):  # nothing on the way to the map waits for the uncertainty
@@ -144,9 +146,8 @@ def measure(fused: FusedMap, *, pairwise: bool = False) -> dict[str, Tensor]:
             "peum": variance,
             "peum_score": variance.mean((-2, -1)),
             "view_maps": select(own, order).transpose(0, 1),
+            **view_correlations(fused),
         }
-        if pairwise:
-            uncertainty["disagreement"] = disagreement(select(fused.aligned_maps, order))
     top1 = select(readings.top1, order)
     kept, flips = fused.gate > 0, top1 != readings.top1[0]
     low, width = value_range(fused.raw)
@@ -167,6 +168,19 @@ def measure(fused: FusedMap, *, pairwise: bool = False) -> dict[str, Tensor]:
         found["probabilities"] = readings.probabilities
     join_side_stream()
     return found | uncertainty
+
+
+def view_correlations(fused: FusedMap) -> dict[str, Tensor]:
+    """Stability, whole and by view, and disagreement."""
+    order, every = fused.order, correlate_views(fused.maps_in_presented_frame)
+    # disagreement is of the maps as they are averaged, and of the fusion's views alone
+    same = fused.alignment.enabled and len(order) == len(every.with_presented)
+    averaged = every if same else correlate_views(select(fused.aligned_maps, order))
+    return {
+        "stability": every.stability,
+        "stability_by_view": select(every.with_presented, order).T,
+        "disagreement": averaged.disagreement,
+    }
 
 
 @runtime_checkable

@@ -10,7 +10,13 @@ from typing import Any
 
 from equicam.errors import EquicamError
 
-SIGNALS = {"peum": "PEUM", "disagreement": "disagreement"}
+SIGNALS = {
+    "stability": "instability",
+    "peum": "PEUM",
+    "disagreement": "disagreement",
+    "doubt": "doubt",
+    "risk": "risk",
+}
 """The signals that rank images, as sentences name them."""
 
 
@@ -52,7 +58,7 @@ def from_rows(rows: Iterable[Mapping[str, Any]] | None) -> list[Reason]:
 
 def _percentile(v: Mapping[str, Any]) -> str:
     name, value = SIGNALS[v["signal"]], v["value"]
-    return f"{name} {value:.3g}: more uncertain than {v['above_percent']} % of the images"
+    return f"{name} {value:.3g}: higher than on {v['above_percent']} % of the images"
 
 
 def _prediction_changes(v: Mapping[str, Any]) -> str:
@@ -64,13 +70,25 @@ def _prediction_changes(v: Mapping[str, Any]) -> str:
     return f"the prediction changes at {' and '.join(angles)}, {len(angles)} of {views} views"
 
 
-def _views_disagree(v: Mapping[str, Any]) -> str:
+def _least_alike(v: Mapping[str, Any]) -> str:
+    """The angles with the lowest correlations, three of them by name."""
     pairs = list(zip(v["angles"], v["correlations"], strict=True))
     least = ", ".join(f"{angle:g}° (r = {r:.2f})" for angle, r in pairs[:3])
-    more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
-    if len(pairs) == 1:
-        return f"the view at {least} disagrees with the others on the place"
-    return f"the views at {least}{more} disagree with the others on the place"
+    return least + (f" and {len(pairs) - 3} more" if len(pairs) > 3 else "")
+
+
+def _views_disagree(v: Mapping[str, Any]) -> str:
+    if len(v["angles"]) == 1:
+        return f"the view at {_least_alike(v)} disagrees with the others on the place"
+    return f"the views at {_least_alike(v)} disagree with the others on the place"
+
+
+def _map_moves(v: Mapping[str, Any]) -> str:
+    return f"the map moves when the image is rotated by {_least_alike(v)}, {len(v['angles'])} of {v['views']} views"
+
+
+def _peak_jumps(v: Mapping[str, Any]) -> str:
+    return f"its peak jumps by {100 * v['share']:.0f} % of the image's diagonal at {v['angle']:g}°"
 
 
 def _unreadable(v: Mapping[str, Any]) -> str:
@@ -103,6 +121,8 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "signal-percentile": _percentile,
     "signal-undefined": lambda v: f"{SIGNALS[v['signal']]} is undefined here",
     "prediction-changes": _prediction_changes,
+    "map-moves": _map_moves,
+    "peak-jumps": _peak_jumps,
     "views-disagree": _views_disagree,
     "low-confidence": lambda v: f"low confidence (p = {v['confidence']:.2f})",
     # a sentence of a 0.1.0 run, which stored no codes

@@ -7,23 +7,33 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from equicam.auditing import SHARD_SIZE
-from equicam.auditing.queue_files import rank_again, rank_run, read_evidence, read_queue, write_queue
-from equicam.auditing.store import RunStore
+from equicam.auditing.queue_files import (
+    extend_run,
+    rank_again,
+    rank_run,
+    read_evidence,
+    read_queue,
+    write_queue,
+)
+from equicam.auditing.store import STABILITY_FILE, RunStore
 from equicam.data.items import valid_utf8
 from equicam.data.remote import is_allowed
 from equicam.data.sources import find_items
-from equicam.errors import NotNamedError
+from equicam.errors import EquicamError, NotNamedError
 from equicam.recipe import Recipe
+from equicam.shards import write_table
 
 if TYPE_CHECKING:
     from equicam.auditing.manifest import Manifest
     from equicam.auditing.signing import Seal
+    from equicam.auditing.stopping import Remainder
     from equicam.auditing.triage import Triage
     from equicam.auditing.verify import Verification
     from equicam.engines.devices import Devices
@@ -75,14 +85,14 @@ class Run:
     def triage(
         self,
         budget: str | int = "10%",
-        by: str = "peum",
+        by: str = "stability",
         *,
         control: float = 0.20,
-        alpha: float = 0.10,
         unstable: float = 0.5,
         quotas: bool = True,
         evidence: int = 40,
         seed: int = 0,
+        more: int | None = None,
         model: "Model | str | None" = None,
         source: str | None = None,
         weights: str | None = None,
@@ -94,11 +104,24 @@ class Run:
         Evidence needs the model: a run's own is loaded by name only if a library publishes it, because anybody may have
         written the run; name another here, or there is no evidence. `source` and `weights` say where moved images and
         weights are now.
+
+        `more` extends the queue there is by as many reviews, with the options it was written with; it goes alone. What
+        was dealt before keeps arm, rank and place, and the evidence stays as it is.
         """
-        options = {
-            "by": by, "budget": budget, "control": control, "alpha": alpha, "unstable": unstable, "quotas": quotas,
-            "seed": seed,
+        options: dict[str, Any] = {
+            "by": by, "budget": budget, "control": control, "unstable": unstable, "quotas": quotas, "seed": seed,
         }  # fmt: skip
+        stability = self.folder / STABILITY_FILE
+        if self.manifest.schema == 1 and not stability.is_file():
+            write_table(stability, self.stored_stability())
+        if more is not None:
+            others = options | {
+                "evidence": evidence, "model": model, "source": source, "weights": weights, "device": device,
+            }  # fmt: skip
+            _refuse_with_more(others)
+            found, options = extend_run(self.store, more)
+            write_queue(self.store, found, options, None)
+            return found
         found = rank_run(self.store, options)
         head = [row["id"] for row in found.queue()[:evidence]]
         measured = None
@@ -118,11 +141,30 @@ class Run:
         write_queue(self.store, found, options, measured)
         return found
 
+    def stored_stability(self, *, side: int | None = 224) -> pa.Table:
+        """id, stability and stability_by_view of every image, from the stored maps enlarged to `side` pixels.
+
+        The rows of a run have both already, from maps at pixel size; this is for runs of 0.1.0, which have
+        neither. `side` None compares the maps as they are stored.
+        """
+        from equicam.auditing.stored_stability import stored_stability
+
+        return stored_stability(self.store, side=side)
+
     def report(self, top: int = 40) -> Path:
         """Write report.html and report.json on the queue's first `top` images; returns the page's path."""
         from equicam.report.page import write_report
 
         return write_report(self.store, rank_again(self.store), evidence=read_evidence(self.store), top=top)
+
+    def remainder(self) -> "Remainder":
+        """What can be stated of the maps that nobody opened, by the verdicts so far."""
+        from equicam.auditing.review_log import ReviewLog
+        from equicam.auditing.stopping import count_verdicts, remainder
+
+        ranked, log = rank_again(self.store), ReviewLog(self.store.folder)
+        log.refresh()
+        return remainder(count_verdicts(log, ranked.rows, ranked.ok))
 
     def verify(
         self,
@@ -157,6 +199,16 @@ class Run:
         from equicam.auditing.signing import seal_run
 
         return seal_run(self.store, sign)
+
+
+def _refuse_with_more(options: dict[str, Any]) -> None:
+    """Refuse options of `Run.triage` other than its defaults: an extended queue keeps those it was written with."""
+    defaults = signature(Run.triage).parameters
+    if given := [name for name, value in options.items() if value != defaults[name].default]:
+        raise EquicamError(
+            "more", needs="no other option: an extended queue keeps those it was written with",
+            got=", ".join(given), fix="more alone, or a new triage without it",
+        )  # fmt: skip
 
 
 def open_run(folder: str | Path, source: str | None = None) -> Run:

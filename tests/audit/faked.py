@@ -51,17 +51,20 @@ RANKED = pa.schema(
 
 
 @dataclass(frozen=True)
-class Guarantee:
+class Unstable:
     sentence: str
-    unstable: float = 0.5
-    threshold: float = float("inf")
+    below: float = 0.5
+    count: int = 5
+    undefined: float = float("inf")
 
 
 @dataclass(frozen=True)
 class Worth:
     sentence: str
     n: int
-    advice: str = "disagreement finds 30 % of the worst tenth: too few to recommend one"
+    comparison: str = "share of the worst tenth found in a tenth: PEUM 30 %"
+    advice: str | None = "--by disagreement finds unstable maps better here"
+    check: None = None
 
 
 def blob(rng, at, width=2.2, grid=12):
@@ -79,7 +82,8 @@ def views_of(rng, unrest):
     ]
     units = np.stack([(p - p.min()) / np.ptp(p) for p in back])
     agree = [np.corrcoef(p.ravel(), (sum(back) - p).ravel())[0, 1] for p in back]
-    return np.stack(planes), np.mean(back, axis=0), units.var(0), np.array(agree)
+    stable = [np.corrcoef(p.ravel(), back[0].ravel())[0, 1] for p in back]
+    return np.stack(planes), np.mean(back, axis=0), units.var(0), np.array(agree), np.array(stable)
 
 
 def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=None):
@@ -94,9 +98,9 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
         image = draw(i % 60, seed=3).image if pictures is None else pictures(i)
         Image.fromarray(image).save(path)
         unrest = (2.2 if i < len(HOSTILE) + 3 else 0.3) + 3.2 * rng.beta(1.2, 4)
-        planes, fused, peum, agree = views_of(rng, 0 if name == BLANK else unrest)
+        planes, fused, peum, agree, stable = views_of(rng, 0 if name == BLANK else unrest)
         if name == BLANK:
-            planes, fused, peum, agree = 0 * planes, 0 * fused, 0 * peum, 0 * agree
+            planes, fused, peum, agree, stable = 0 * planes, 0 * fused, 0 * peum, 0 * agree, 0 * stable
         arrays = [a.astype(np.float32) for a in (fused, peum, planes[: len(angles)])]
         maps.append(StoredMaps(*arrays).to_row(name))
         target = int(rng.integers(2))
@@ -121,6 +125,8 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
                 "target": target,
                 "confidence": probs[0],
                 "peum_score": float(peum.mean()),
+                "stability": float(stable[1 : len(angles)].mean()) if len(angles) > 1 else None,
+                "stability_by_view": stable[: len(angles)].tolist(),
                 "disagreement": float(1 - agree.mean()) if len(angles) > 1 else None,
                 "flip_rate": flips.mean(),
                 "views_kept": len(angles),
@@ -202,16 +208,11 @@ def triaged(run, *, queue=16, controls=3):
         "and 5.21 [3.97, 6.42] times the catch of chance at this budget; PEUM finds them better than chance",
         calibrated,
     )
-    sentence = (
-        "Reviewing every picture with a PEUM of at least 0.0312 or whose PEUM says nothing (53 of 320, 16.6%) misses at "
-        "most 0.1 of the unstable explanations on average, if the calibrated pictures are a random draw; learnt from 34 "
-        "unstable explanations (Eq < 0.5) among 200 calibrated pictures. Budget and guarantee are not promised "
-        "together: the present queue holds 28 of these 53, so it does not cover the guarantee."
-    )
+    unstable = Unstable("5 of 24 maps (20.8 %) have a stability below 0.5, 5 of them in the queue")
     return SimpleNamespace(
         rows=pa.Table.from_pylist(rows, schema=RANKED),
         by="peum",
-        guarantee=Guarantee(sentence),
+        unstable=unstable,
         quality=worth if calibrated else None,
     )
 

@@ -15,6 +15,8 @@ VALUES = {
     "signal-undefined": {"signal": "disagreement"},
     "prediction-changes": {"angles": [40.0, 60.0, 80.0], "views": 18},
     "views-disagree": {"angles": [140.0], "correlations": [0.31]},
+    "map-moves": {"angles": [160.0, 20.0], "correlations": [-0.38, 0.4], "views": 18},
+    "peak-jumps": {"share": 0.431, "angle": 260.0},
     "low-confidence": {"confidence": 0.34},
     "text": {"text": "as 0.1.0 wrote it"},
 }
@@ -34,9 +36,13 @@ def test_sentences():
     said = {code: describe(Reason(code, values)) for code, values in VALUES.items()}
     assert said["unreadable"] == "image file is truncated"
     assert said["refused"] == "a needs b, got c; try d"
-    assert said["signal-percentile"] == "PEUM 0.0312: more uncertain than 93 % of the images"
+    assert said["signal-percentile"] == "PEUM 0.0312: higher than on 93 % of the images"
     assert said["prediction-changes"] == "the prediction changes at 40°, 60° and 1 more of 18 views"
     assert said["views-disagree"] == "the view at 140° (r = 0.31) disagrees with the others on the place"
+    assert said["map-moves"] == (
+        "the map moves when the image is rotated by 160° (r = -0.38), 20° (r = 0.40), 2 of 18 views"
+    )
+    assert said["peak-jumps"] == "its peak jumps by 43 % of the image's diagonal at 260°"
     assert (
         describe(Reason("unreadable", {"error": "ZeroDivisionError", "message": ""})) == "ZeroDivisionError"
     )

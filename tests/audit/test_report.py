@@ -115,13 +115,13 @@ def test_undefined_numbers_are_null(made):
         raise AssertionError(name)
 
     json.loads(made.path.with_suffix(".json").read_text(), parse_constant=refuse)
-    assert made.facts["guarantee"]["threshold"] is None
+    assert made.facts["unstable"]["undefined"] is None
     assert any(q["evidence"] and q["evidence"]["alike"] is None for q in made.facts["queue"])
 
 
 def test_the_page_shows_the_numbers_of_the_json(made):
     text = made.page.text
-    assert made.triage.guarantee.sentence in text
+    assert made.triage.unstable.sentence in text
     assert made.triage.quality.sentence[1:] in text
     assert f"{made.facts['summary']['median_peum']:.3g}" in text
     for q in made.facts["queue"]:
@@ -198,7 +198,7 @@ def test_a_real_triage_is_taken_as_it_is(made, tmp_path):
         classes=made.run.manifest.classes,
     )
     page = Page(write_report(made.run, found, out=tmp_path / "real.html").read_text())
-    assert found.guarantee.sentence in page.text
+    assert found.unstable.sentence in page.text
     assert found.quality.sentence[1:] in page.text
     facts = json.loads((tmp_path / "real.json").read_text())
     assert facts["summary"]["queue"] == sum(arm == "queue" for arm in found.rows["arm"].to_pylist())
@@ -251,9 +251,10 @@ def test_many_bad_images_are_counted(tmp_path):
 def test_a_run_without_calibration_or_queue(tmp_path):
     run = fake_run(tmp_path, calibrate=0, bad=0)
     page = Page(write_report(run, triaged(run, queue=0, controls=0)).read_text())
-    assert "Not measured" in page.text
+    assert "Quality of the queue" not in page.text
+    assert "have a stability below 0.5" in page.text
     assert "Nothing is in the queue." in page.text
-    assert len(page.every("svg")) == 2
+    assert len(page.every("svg")) == 3
 
 
 @pytest.mark.parametrize("angles", [(0.0,), (-60.0, 60.0, 180.0), tuple(7.2 * t for t in range(50))])
@@ -286,7 +287,7 @@ def test_a_broken_log_is_reported(tmp_path):
 def test_a_triage_of_another_run_is_refused(made):
     rows = made.triage.rows.slice(0, 1).to_pylist()
     other = pa.Table.from_pylist([{**rows[0], "id": "elsewhere.png", "arm": "queue"}])
-    stranger = SimpleNamespace(rows=other, by="peum", guarantee=made.triage.guarantee, quality=None)
+    stranger = SimpleNamespace(rows=other, by="peum", unstable=made.triage.unstable, quality=None)
     with pytest.raises(EquicamError, match=r"needs a triage of this run, got 'elsewhere.png'"):
         write_report(made.run, stranger)
 
@@ -300,17 +301,17 @@ def test_names_that_would_hurt_the_run_are_refused(made, name):
 def test_a_report_needs_no_torch(made, tmp_path):
     code = f"""
         import sys
-        sys.modules["torch"] = None
         from pathlib import Path
         from types import SimpleNamespace
         import pyarrow as pa
         from dataclasses import make_dataclass
         from equicam.auditing.store import RunStore
         from equicam.report.page import write_report
-        guarantee = make_dataclass("Guarantee", ["sentence", "unstable"])("No guarantee.", 0.5)
+        unstable = make_dataclass("Unstable", ["sentence", "below", "count"])("None.", 0.5, 0)
         rows = pa.ipc.open_file({str(tmp_path / "rows.arrow")!r}).read_all()
-        triage = SimpleNamespace(rows=rows, by="peum", guarantee=guarantee, quality=None)
+        triage = SimpleNamespace(rows=rows, by="peum", unstable=unstable, quality=None)
         print(write_report(RunStore(Path({str(made.run.folder)!r})), triage, out=Path({str(tmp_path / "r.html")!r})))
+        assert "torch" not in sys.modules
     """
     with pa.ipc.new_file(tmp_path / "rows.arrow", made.triage.rows.schema) as file:
         file.write_table(made.triage.rows)

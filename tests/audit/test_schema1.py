@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import equicam
+from equicam.auditing.log import Log
 from equicam.auditing.queue_files import read_queue
 from equicam.auditing.review_key import read_review_key
 from equicam.auditing.review_log import ReviewLog
@@ -16,7 +17,7 @@ from equicam.auditing.triage import triage
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
 from tests.audit.conftest import equicam_command
-from tests.audit.faked import fake_run
+from tests.audit.faked import BLANK, UNREADABLE, fake_run
 
 # The names 0.1.0 used, in its order.
 OLD_ITEMS = {
@@ -64,7 +65,7 @@ def rewrite_as_010(run: RunStore, folder) -> RunStore:
     names = [{"shard": "part", "calibration": "calibrated"}.get(name, name) for name in sample.column_names]
     pq.write_table(sample.rename_columns(names), folder / "sample.parquet")
     (folder / "manifest.json").write_text(json.dumps(old_manifest(run.manifest)))
-    found = triage(items, budget=8, angles=run.manifest.angles, classes=run.manifest.classes)
+    found = triage(items, by="peum", budget=8, angles=run.manifest.angles, classes=run.manifest.classes)
     columns = {old: found.rows[new] for old, new in OLD_TRIAGE.items()}
     columns["reasons"] = pa.array([[PEUM_SENTENCE]] * found.rows.num_rows, pa.list_(pa.string()))
     pq.write_table(pa.table(columns), folder / "triage.parquet")
@@ -91,11 +92,13 @@ def old(new, tmp_path):
 def test_rows_have_the_present_names_and_values(new, old):
     found, expected = equicam.open_run(old.folder).items, new.read_items()
     assert found.column_names == ITEMS.names
-    assert found["disagreement"].null_count == found.num_rows  # another formula there
+    for column in ("disagreement", "stability", "stability_by_view"):
+        assert found[column].null_count == found.num_rows  # another formula there, or none
     codes = {code for code in found["reason"].to_pylist() if code}
     assert codes == {"text"}
     assert [why(row) for row in found.to_pylist()] == [why(row) for row in expected.to_pylist()]
-    same = [n for n in ITEMS.names if n not in ("disagreement", "reason", "reason_values")]
+    other = ("disagreement", "stability", "stability_by_view", "reason", "reason_values")
+    same = [n for n in ITEMS.names if n not in other]
     assert found.select(same).to_pylist() == expected.select(same).to_pylist()
     some = ["peum_score", "id", "reason_values"]
     assert old.read_items(some).column_names == some
@@ -115,17 +118,37 @@ def test_it_is_ranked_by_peum_as_before_and_reported(new, old):
     run = equicam.open_run(old.folder)
     assert [describe(r) for r in from_rows(run.queue()[0]["reasons"])] == [PEUM_SENTENCE]
     assert run.report().is_file()  # of the queue that 0.1.0 wrote
-    found = run.triage(8, evidence=0)
+    found = run.triage(8, by="peum", evidence=0)
     options = {
         "angles": new.manifest.angles,
         "classes": new.manifest.classes,
         "key": read_review_key(old.folder),
     }
-    expected = triage(new.read_items(), budget=8, **options)
+    expected = triage(new.read_items(), by="peum", budget=8, **options)
     same = ["id", "arm", "rank", "place", "peum_score", "reasons"]
     assert found.rows.select(same).equals(expected.rows.select(same))
-    assert "not compared: disagreement is undefined" in found.quality.advice
+    assert set(found.quality.signals) == {"stability", "peum", "doubt", "risk"}
     assert run.report().is_file()
+
+
+def test_its_stability_comes_from_its_maps_and_ranks_by_default(new, old):
+    run = equicam.open_run(old.folder)
+    found = run.triage(8, evidence=0)
+    assert found.by == "stability"
+    measured = run.stored_stability().to_pylist()
+    rows = {row["id"]: row for row in run.items.to_pylist()}
+    assert sum(rows[one["id"]]["stability"] == one["stability"] for one in measured) == len(measured) > 20
+    assert all(len(rows[one["id"]]["stability_by_view"]) == 18 for one in measured)
+    assert rows[UNREADABLE]["stability"] is None
+    stored = {row["id"]: row["stability"] for row in new.read_items().to_pylist() if row["status"] == "ok"}
+    pairs = [(stored[one["id"]], one["stability"]) for one in measured if one["id"] != BLANK]
+    assert np.corrcoef(np.array(pairs).T)[0, 1] > 0.95  # the whole square there, the disc here
+    assert run.read_items(["id", "stability"]).column_names == ["id", "stability"]
+    assert run.report().is_file()  # the same ranks again, without torch
+    assert "stability.parquet" in Log(old.folder).events("triaged")[-1].payload["files"]
+    (old.folder / "stability.parquet").unlink()
+    with pytest.raises(EquicamError, match="needs a run that stores it"):
+        run.report()
 
 
 def test_disagreement_and_resuming_are_refused_with_a_way_out(old, new, tmp_path):

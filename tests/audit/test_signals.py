@@ -15,9 +15,11 @@ from equicam.auditing.exports import write_csv
 from equicam.auditing.log import Log
 from equicam.auditing.review_log import TRIAGE_COLUMNS, ReviewLog, verdict_rows
 from equicam.auditing.signal_quality import UNKNOWN, SignalScores, _better
-from equicam.auditing.signals import ranked_by, ranking_scores, signal_values
+from equicam.auditing.signals import REVEALING, column_values, ranked_by, ranking_scores
 from equicam.auditing.store import ITEMS
-from equicam.auditing.triage import ROWS, _guarantee, triage
+from equicam.auditing.stored_maps import StoredMaps
+from equicam.auditing.triage import ROWS, triage
+from equicam.auditing.triage_reasons import peak_jump
 from equicam.cli.app import app
 from equicam.errors import EquicamError
 from equicam.evaluation import statistics
@@ -37,6 +39,9 @@ def picture(name, apart=0.1, **more):
         "path": name,
         "peum_score": 0.01,
         "disagreement": apart,
+        "stability": 0.6,
+        "stability_by_view": [1.0] + [0.6] * 5,
+        "view_confidence": [0.8] * 6,
         "target": 0,
         "confidence": 0.9,
         "views_kept": 6,
@@ -70,7 +75,49 @@ def slow_peum(row):
     return None if quiet or row["peum_score"] is None or math.isnan(row["peum_score"]) else row["peum_score"]
 
 
-SLOW = {"peum": slow_peum, "disagreement": slow_disagreement}
+def slow_stability(row):
+    """1 − stability."""
+    flat = "blank" in row["flags"] or "constant" in row["flags"]
+    return None if flat or row["stability"] is None or math.isnan(row["stability"]) else 1 - row["stability"]
+
+
+def slow_doubt(row):
+    """1 − the mean confidence of the views that have one; a flat map is not judged at all."""
+    known = [p for p in row["view_confidence"] or () if p is not None and not math.isnan(p)]
+    flat = "blank" in row["flags"] or "constant" in row["flags"]
+    return None if flat or not known else 1 - sum(known) / len(known)
+
+
+SLOW = {
+    "stability": slow_stability,
+    "peum": slow_peum,
+    "disagreement": slow_disagreement,
+    "doubt": slow_doubt,
+}
+
+
+def slow_shares(values):
+    """The share of the others below each, those equal by half."""
+    heard = [v for v in values if v is not None]
+    others = max(1, len(heard) - 1)
+    return [
+        None if v is None else (sum(h < v for h in heard) + (sum(h == v for h in heard) - 1) / 2) / others
+        for v in values
+    ]
+
+
+def slow_signal(rows, by):
+    """The signal of every row by id; None where it says nothing."""
+    if by != "risk":
+        return {row["id"]: SLOW[by](row) for row in rows}
+    every = [
+        slow_doubt(row | {"flags": []}) for row in rows
+    ]  # a flat map's prediction has its place among the others
+    pairs = zip(slow_shares([slow_stability(row) for row in rows]), slow_shares(every), strict=True)
+    return {
+        row["id"]: None if None in pair or "blank" in row["flags"] else sum(pair) / 2
+        for row, pair in zip(rows, pairs, strict=True)
+    }
 
 
 def odd_rows(n=150, seed=0):
@@ -78,12 +125,14 @@ def odd_rows(n=150, seed=0):
     rng, rows = np.random.default_rng(seed), []
     for i in range(n):
         row = picture(f"p{i:03d}", float(rng.uniform(0, 1.5)), peum_score=float(rng.gamma(2, 0.01)))
+        row |= {"stability": float(rng.uniform(-0.2, 1)), "view_confidence": rng.uniform(0, 1, 6).tolist()}
         row |= (
             {}, {}, {}, {"disagreement": None}, {"view_agreement": []}, {"disagreement": math.nan},
             {"view_agreement": [None, 0.1, 0.2, 0.3, 0.4, math.nan]}, {"flags": ["blank"]}, {"flags": ["flipped", "constant"]},
             {"flags": ["none-kept"], "views_kept": 0, "peum_score": 0.0}, {"views_kept": 1, "peum_score": 0.0}, {"views_kept": None},
-            {"peum_score": math.nan}, {"peum_score": None}, {"flags": None},
-        )[i % 15]  # fmt: skip
+            {"peum_score": math.nan}, {"peum_score": None}, {"flags": None}, {"stability": None}, {"stability": math.nan},
+            {"view_confidence": None}, {"view_confidence": [None, float(rng.uniform()), math.nan, 0.5, 0.5, 0.5]},
+        )[i % 19]  # fmt: skip
         rows.append(row)
     return rows
 
@@ -98,18 +147,18 @@ def whole(row):
 @pytest.mark.parametrize("by", SIGNALS)
 def test_a_score_is_the_slow_one_and_what_says_nothing_stands_first(by):
     rows = odd_rows()
-    slow = {row["id"]: SLOW[by](whole(row)) for row in rows}
+    slow = slow_signal([whole(row) for row in rows], by)
     items = pa.concat_tables([table(rows[:70]), table([]), table(rows[70:])])
     score = dict(zip(items["id"].to_pylist(), ranking_scores(items, by), strict=True))
     assert {name for name, value in slow.items() if value is None} == {
         n for n, s in score.items() if s == np.inf
     }
     for name, value in slow.items():
-        assert value is None or score[name] == pytest.approx(value, abs=1e-12)
+        assert value is None or score[name] == pytest.approx(value, abs=1e-7)  # confidence is float32
     got = ranks(triage(items, by=by, budget="100%", quotas=False, angles=ANGLES))
     mute = [name for name, value in slow.items() if value is None]
     heard = sorted((name for name in slow if name not in mute), key=lambda name: -slow[name])
-    assert 20 < len(mute) < 80
+    assert 10 < len(mute) < 80
     assert sorted(got[name] for name in mute) == list(range(1, len(mute) + 1))
     assert [got[name] for name in heard] == list(range(len(mute) + 1, len(rows) + 1))
 
@@ -120,12 +169,12 @@ def test_on_a_run_each_signal_ranks_by_itself(tmp_path):
     orders = {}
     for by in SIGNALS:
         got = ranks(triage(run.read_items(), by=by, budget="100%", quotas=False, angles=run.manifest.angles))
-        slow = {row["id"]: SLOW[by](row) for row in rows}
+        slow = slow_signal(rows, by)
         orders[by] = sorted(slow, key=lambda name: -math.inf if slow[name] is None else -slow[name])
         assert sorted(got, key=got.get) == orders[by]
-    assert orders["peum"] != orders["disagreement"]
+    assert len({tuple(order) for order in orders.values()}) == len(SIGNALS)
     assert ranks(triage(run.read_items(), angles=run.manifest.angles)) == ranks(
-        triage(run.read_items(), by="peum", angles=run.manifest.angles)
+        triage(run.read_items(), by="stability", angles=run.manifest.angles)
     )
 
 
@@ -140,16 +189,16 @@ def test_a_gate_that_keeps_no_view_silences_peum_and_not_the_agreement_of_all_vi
     found = triage(table(rows), by="disagreement", budget="100%", angles=ANGLES)
     told = {row["id"]: sentences(row) for row in found.rows.to_pylist()}
     assert told["a"][0].startswith("no view kept the prediction")
-    assert told["a"][1] == "disagreement 0.8: more uncertain than 33 % of the images"
+    assert told["a"][1] == "disagreement 0.8: higher than on 33 % of the images"
     assert told["c"][0].startswith("only one view kept")
-    assert told["b"][0] == "disagreement 0.9: more uncertain than 66 % of the images"
+    assert told["b"][0] == "disagreement 0.9: higher than on 66 % of the images"
 
 
 @pytest.mark.parametrize(("kept", "code"), [(0, "none-kept"), (1, "one-kept")])
 def test_no_kept_view_and_one_say_nothing_even_without_a_flag(kept, code):
     rows = table([picture("a", views_kept=kept), picture("b", views_kept=None)])
     assert ranking_scores(rows, "peum").tolist() == [np.inf, 0.01]
-    found = triage(rows, budget="100%", angles=ANGLES).rows.to_pylist()
+    found = triage(rows, by="peum", budget="100%", angles=ANGLES).rows.to_pylist()
     codes = {row["id"]: [reason["code"] for reason in row["reasons"]] for row in found}
     assert codes == {"a": [code], "b": ["signal-percentile"]}
 
@@ -166,81 +215,106 @@ def test_a_flat_map_has_no_disagreement():
 
 
 def test_another_signal_is_refused_and_so_is_one_the_run_does_not_hold():
-    with pytest.raises(EquicamError, match=r"by needs peum or disagreement, got 'entropy'; try disagreement"):
+    with pytest.raises(
+        EquicamError, match=r"by needs one of stability, peum, .*risk, got 'entropy'; try stability"
+    ):
         triage(table([picture("a")]), by="entropy", angles=ANGLES)
     with pytest.raises(EquicamError, match=r"needs a run that stores it.*try equicam triage --by peum"):
         triage(table([picture("a", None)]), by="disagreement", angles=ANGLES)
+    for by in ("stability", "risk"):
+        with pytest.raises(EquicamError, match=r"needs a run that stores it.*try equicam triage --by peum"):
+            triage(table([picture("a", stability=None)]), by=by, angles=ANGLES)
     with pytest.raises(EquicamError, match="one view, which has no disagreement to rank by"):
         triage(table([picture("a")]), by="disagreement", angles=(0,))
     assert triage(table([]), by="disagreement", angles=ANGLES).rows.num_rows == 0
 
 
-def test_the_threshold_is_one_of_the_signal():
-    rows = [picture(f"{i:02d}", i / 100, eq=0.2 if i >= 30 else 0.9) for i in range(50)]
-    told = triage(table(rows), by="disagreement", budget="10%", quotas=False, angles=ANGLES).guarantee
-    assert (told.threshold, told.needed) == (pytest.approx(0.31), 19)
-    assert "with a disagreement of at least 0.31, or whose disagreement says nothing" in told.sentence
-    assert "PEUM" not in told.sentence
-
-
-def calibrated(n=120, *, peum=0.0, apart=0.0, seed=0):
+def calibrated(n=120, *, seed=0, **known):
     """Pictures with Eq, of which each signal knows as much as it is told to."""
     rng, rows = np.random.default_rng(seed), []
     for i in range(n):
         drift = rng.uniform()
-        heard = peum * drift + rng.uniform()
-        seen = apart * drift + rng.uniform()
-        rows.append(picture(f"{i:04d}", 0.3 * seen, peum_score=0.01 * heard, eq=1 - drift))
+        heard = {
+            by: known.get(by, 0.0) * drift + rng.uniform()
+            for by in ("peum", "disagreement", "stability", "doubt")
+        }
+        rows.append(
+            picture(
+                f"{i:04d}",
+                0.3 * heard["disagreement"],
+                peum_score=0.01 * heard["peum"],
+                stability=1 - 0.3 * heard["stability"],
+                view_confidence=[1 - 0.2 * heard["doubt"]] * 6,
+                eq=1 - drift,
+            )
+        )
     return rows
 
 
 @cache
-def quality(by="peum", n=120, **known):
+def quality(by="stability", n=120, **known):
     return triage(table(calibrated(n, **known)), by=by, angles=ANGLES).quality
 
 
-def test_both_signals_are_measured_on_the_same_pictures():
-    rows = calibrated(peum=0.5, apart=2)
-    found, other = (triage(table(rows), by=by, angles=ANGLES).quality for by in SIGNALS)
-    assert (found.signals, found.difference, found.better) == (other.signals, other.difference, other.better)
-    assert (found.spearman, found.auroc) == (found.signals["peum"].spearman, found.signals["peum"].auroc)
-    assert other.auroc == found.signals["disagreement"].auroc
+def test_every_signal_is_measured_on_the_same_pictures():
+    rows = calibrated(peum=0.5, disagreement=2, stability=4)
+    found, other = (triage(table(rows), by=by, angles=ANGLES).quality for by in ("stability", "peum"))
+    assert set(found.signals) == set(SIGNALS)
+    assert found.signals == other.signals
+    assert (found.spearman, found.auroc) == (
+        found.signals["stability"].spearman,
+        found.signals["stability"].auroc,
+    )
+    assert other.auroc == found.signals["peum"].auroc
     drift = np.array([1 - row["eq"] for row in rows])
     worst = set(np.argsort(-drift)[:12])
     for by, tells in found.signals.items():
-        score = np.array([SLOW[by](row) for row in rows])
+        score = np.array(list(slow_signal(rows, by).values()))
         assert tells.captured.value == len(worst & set(np.argsort(-score)[:12])) / 12
         assert tells.captured.low < tells.captured.value < tells.captured.high
-        assert tells.auroc.value == pytest.approx(np.mean(score[drift > 0.5][:, None] > score[drift <= 0.5]))
+        bad, good = score[drift > 0.5][:, None], score[drift <= 0.5]
+        assert tells.auroc.value == pytest.approx(np.mean((bad > good) + (bad == good) / 2))
         assert tells.spearman.r == pytest.approx(statistics.spearman_r(score, drift))
-    gap = found.signals["disagreement"].auroc.value - found.signals["peum"].auroc.value
-    assert found.difference.value == pytest.approx(gap)
-    assert found.difference.low < gap < found.difference.high
+    for by, difference in other.differences.items():
+        gap = found.signals[by].auroc.value - found.signals["peum"].auroc.value
+        assert difference.value == pytest.approx(gap)
+        assert difference.low < gap < difference.high
+    assert set(other.differences) == set(SIGNALS) - {"peum"}
+    for named in SIGNALS.values():
+        assert f"{named} " in found.comparison
 
 
-@pytest.mark.parametrize("by", SIGNALS)
-def test_one_is_recommended_where_the_interval_separates_them(by):
-    for better, known in {"disagreement": {"apart": 3}, "peum": {"peum": 3}}.items():
-        found = quality(by, **known)
-        assert found.better == better
-        assert f": --by {better} finds them better" in found.advice
-        assert found.advice.endswith("and ranks here") == (by == better)
-    assert quality(by, apart=3).sentence.endswith(
-        "disagreement finds them better than chance"
-        if by == "disagreement"
-        else "PEUM is not shown to find them"
+def test_stability_is_checked_against_eq():
+    rows = [row | {"stability": 0.8 * row["eq"] + 0.05} for row in calibrated(60)]
+    check = triage(table(rows), angles=ANGLES).quality.check
+    apart = np.array([row["stability"] - row["eq"] for row in rows])
+    assert check.pearson.r == pytest.approx(1)
+    assert check.mean_difference == pytest.approx(np.abs(apart).mean())
+    assert check.bias == pytest.approx(apart.mean())
+    assert f"differ by {np.abs(apart).mean():.2f} on average" in check.sentence
+    assert (
+        triage(table([r | {"stability": None} for r in rows]), by="peum", angles=ANGLES).quality.check is None
     )
 
 
+def test_another_signal_is_recommended_only_where_the_interval_separates_them():
+    for by, better in (("peum", "disagreement"), ("stability", "disagreement"), ("disagreement", "peum")):
+        found = quality(by, **{better: 4.0})
+        assert found.better == better
+        assert found.advice.startswith(f"--by {better} finds unstable maps better here: ")
+        assert found.sentence.endswith(f"{SIGNALS[by]} is not shown to find them")
+    ranking = quality("disagreement", disagreement=4.0)
+    assert (ranking.better, ranking.advice) == (None, None)
+    assert ranking.sentence.endswith("disagreement finds them better than chance")
+
+
 def test_none_is_recommended_where_it_does_not():
-    alike = quality(peum=2, apart=2)
-    assert alike.difference.low < 0 < alike.difference.high
-    assert (alike.better, alike.advice.endswith(": neither is shown to be better")) == (None, True)
-    blind = quality()
-    assert (blind.better, blind.advice.endswith(": neither is shown to find them")) == (None, True)
-    few = quality(n=60, apart=3)
-    assert few.difference.low > 0
-    assert (few.better, few.advice.endswith(": too few to recommend one")) == (None, True)
+    alike = quality("peum", peum=2.0, disagreement=2.0)
+    assert alike.differences["disagreement"].low < 0 < alike.differences["disagreement"].high
+    assert (alike.better, alike.advice) == (None, None)
+    few = quality("peum", n=60, disagreement=4.0)
+    assert few.differences["disagreement"].low > 0
+    assert (few.better, few.advice, few.sentence.endswith("too few to say")) == (None, None, True)
 
 
 def tells(low, caught):
@@ -251,39 +325,115 @@ def tells(low, caught):
 def test_what_stands_against_a_recommendation():
     ahead, behind = Estimate(0.3, 0.2, 0.4, 200), Estimate(-0.3, -0.4, -0.2, 200)
     good, bad = tells(0.7, 0.5), tells(0.4, 0.1)
-    assert _better({"disagreement": good, "peum": bad}, ahead) == "disagreement"
-    assert _better({"disagreement": bad, "peum": good}, behind) == "peum"
-    assert (
-        _better({"disagreement": tells(0.45, 0.5), "peum": tells(0.1, 0.1)}, ahead) is None
-    )  # not above chance
-    assert _better({"disagreement": tells(0.7, 0.0), "peum": bad}, ahead) is None  # finds fewer of the worst
-    assert _better({"disagreement": good, "peum": bad}, Estimate(0.3, -0.01, 0.6, 200)) is None
-    assert _better({"disagreement": good, "peum": bad}, UNKNOWN) is None
+
+    def better(mine, other, difference):
+        return _better({"peum": mine, "risk": other}, {"risk": difference}, "peum")
+
+    assert better(bad, good, ahead) == "risk"
+    assert better(good, bad, behind) is None
+    assert better(tells(0.1, 0.1), tells(0.45, 0.5), ahead) is None  # not above chance
+    assert better(bad, tells(0.7, 0.0), ahead) is None  # finds fewer of the worst
+    assert better(bad, good, Estimate(0.3, -0.01, 0.6, 200)) is None
+    assert better(bad, good, UNKNOWN) is None
 
 
-def test_choosing_on_the_pictures_that_set_the_threshold_costs_a_little():
-    """Two equally good signals, of which the one with the higher AUROC is taken every time."""
-    rng, missed = np.random.default_rng(0), []
-    for _ in range(600):
-        bad = rng.random(200) < 0.2
-        drawn = [(rng.normal(size=200) + bad, rng.normal(size=400) + 1.0) for _ in range(2)]
-        found = [
-            _guarantee(here, np.where(bad, 0.2, 0.8), np.arange(0), alpha=0.1, unstable=0.5).threshold
-            for here, _ in drawn
+def test_doubt_is_of_all_views_and_risk_of_ranks():
+    rows = table(
+        [
+            picture("a", view_confidence=[0.9, 0.1, None, None, None, None], stability=0.9),
+            picture("b", view_confidence=[0.8] * 6, stability=0.1),
+            picture("c", view_confidence=[0.7] * 6, stability=0.5),
+            picture("d", view_confidence=[0.6] * 6, stability=0.5),
         ]
-        rates = [(new < threshold).mean() for threshold, (_, new) in zip(found, drawn, strict=True)]
-        better = int(np.argmax([statistics.auroc(here, bad) for here, _ in drawn]))
-        missed.append((rates[0], rates[better]))
-    fixed, chosen = np.mean(missed, axis=0)
-    assert 0.08 < fixed < 0.10
-    assert 0.005 < chosen - fixed < 0.025
+    )
+    assert column_values(rows, "doubt") == pytest.approx([0.5, 0.2, 0.3, 0.4], abs=1e-6)
+    assert column_values(rows, "risk") == pytest.approx(
+        [(0 + 1) / 2, (1 + 0) / 2, (0.5 + 1 / 3) / 2, (0.5 + 2 / 3) / 2]
+    )
+    assert column_values(rows, "stability").tolist() == [0.9, 0.1, 0.5, 0.5]
+    found = triage(rows, by="risk", budget="100%", angles=ANGLES).rows
+    assert found.filter(pa.compute.field("rank") == 1)["id"].to_pylist() == ["d"]
+    assert found.select(["id", "stability", "doubt", "risk"]).sort_by("id").to_pylist()[1] == {
+        "id": "b", "stability": 0.1, "doubt": pytest.approx(0.2), "risk": 0.5,
+    }  # fmt: skip
+
+
+def test_the_reasons_follow_the_signal():
+    moved = {
+        "stability_by_view": [1.0, 0.4, 0.6, -0.1, 0.49, 0.5],
+        "view_agreement": [0.9, 0.9, 0.2, 0.9, 0.9, 0.9],
+    }
+    rows = table([picture("a", **moved), picture("b", stability_by_view=[0.0] * 6)])
+    for by, code, angles in (
+        ("stability", "map-moves", [180.0, 60.0, 240.0]),
+        ("risk", "map-moves", [180.0, 60.0, 240.0]),
+        ("doubt", "map-moves", [180.0, 60.0, 240.0]),
+        ("peum", "views-disagree", [120.0]),
+        ("disagreement", "views-disagree", [120.0]),
+    ):
+        found = triage(rows, by=by, budget="100%", angles=ANGLES).rows.to_pylist()
+        reasons = {row["id"]: {r.code: r.values for r in from_rows(row["reasons"])} for row in found}
+        assert reasons["a"][code]["angles"] == angles
+        assert not {"map-moves", "views-disagree"} - {code} & set(reasons["a"])
+        if code == "map-moves":  # the presented view does not move, even if its own map is constant
+            assert 0.0 not in reasons["b"][code]["angles"]
+            assert len(reasons["b"][code]["angles"]) == 5
+
+
+def test_the_peak_jumps_as_far_as_the_aligned_maps_say():
+    import torch
+
+    from equicam.core.views import Views
+
+    rng, n = np.random.default_rng(0), 41
+    grid = np.hypot(*np.meshgrid(*[np.arange(n) - (n - 1) / 2] * 2))
+    for _ in range(20):
+        planes = rng.normal(size=(6, n, n)).astype(np.float32) * (grid < n / 2 - 2)
+        for plane in planes:  # one clear peak each, inside the disc
+            y, x = np.argwhere(grid < n / 2 - 3)[rng.integers(int((grid < n / 2 - 3).sum()))]
+            plane[y - 1 : y + 2, x - 1 : x + 2] += 20 * np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]])
+        aligned = Views(ANGLES).align(torch.from_numpy(planes)[:, None], "zeros")[:, 0].numpy()
+        at = [np.array(np.unravel_index(one.argmax(), one.shape)) for one in aligned]
+        jumps = [np.linalg.norm(one - at[0]) / math.hypot(n, n) for one in at]
+        share, angle = peak_jump(StoredMaps(planes[0], planes[0], planes), ANGLES)
+        assert share == pytest.approx(max(jumps), abs=1.5 / n)
+        assert jumps[ANGLES.index(angle)] == pytest.approx(max(jumps), abs=1.5 / n)
+
+
+def test_a_large_jump_of_the_peak_is_a_reason_and_a_small_or_undefined_one_is_none():
+    def maps(*peaks):
+        planes = np.zeros((6, 9, 9), np.float32)
+        for plane, (y, x) in zip(planes, peaks, strict=False):
+            plane[y, x] = 1
+        return StoredMaps(planes[0], planes[0], planes)
+
+    far = maps((4, 4), (4, 4), (4, 4), (4, 0), (4, 4), (4, 4))
+    near = maps((4, 4), (4, 4), (4, 4), (4, 3), (4, 4), (4, 4))
+    flat = maps()
+    rows = table([picture("far"), picture("near"), picture("flat"), picture("none")])
+    read = {"far": far, "near": near, "flat": flat}
+    wanted = []
+
+    def read_maps(ids):
+        wanted.extend(ids)
+        return read
+
+    for by in SIGNALS:
+        found = triage(rows, by=by, budget="100%", angles=ANGLES, read_maps=read_maps).rows.to_pylist()
+        jumps = {
+            row["id"]: r.values for row in found for r in from_rows(row["reasons"]) if r.code == "peak-jumps"
+        }
+        expected = {"far": {"share": pytest.approx(4 / math.hypot(9, 9)), "angle": 180.0}}
+        assert jumps == (expected if by in ("stability", "risk") else {})
+    assert set(wanted) == {"far", "near", "flat", "none"}
+    assert peak_jump(far, (30, 60, 120, 180, 240, 300)) == (0.0, 0.0)  # no presented view
 
 
 def test_a_signal_that_says_nothing_is_not_compared():
-    rows = [row | {"disagreement": None} for row in calibrated(150, peum=3)]
+    rows = [row | {"disagreement": None} for row in calibrated(150, peum=3.0)]
     found = triage(table(rows), angles=ANGLES)
-    assert found.quality.better is None
-    assert found.quality.advice == "not compared: disagreement is undefined on every calibration image"
+    assert "disagreement" not in {**found.quality.signals, **found.quality.differences}
+    assert "disagreement" not in found.quality.comparison
     json.dumps(found.to_json(), allow_nan=False)
 
 
@@ -300,19 +450,37 @@ def test_the_signal_is_ranked_by(by):
 @pytest.mark.parametrize("by", SIGNALS)
 def test_reviewers_get_nothing_of_what_ranks(by, tmp_path):
     rows = [
-        picture(f"{i:02d}", i / 100, view_top1=[0, 1, 0, 0, 0, 0], view_agreement=[0.1 + i / 100] * 6)
+        picture(
+            f"{i:02d}", i / 100, view_top1=[0, 1, 0, 0, 0, 0], view_agreement=[0.1 + i / 100] * 6, confidence=0.4,
+            stability=i / 100, stability_by_view=[1.0] + [i / 100] * 5, view_confidence=[i / 40] * 6,
+        )
         for i in range(20)
-    ]
-    found = triage(table(rows), by=by, budget="100%", angles=ANGLES)
-    assert all(any(r.startswith("the views at") for r in sentences(row)) for row in found.rows.to_pylist())
+    ]  # fmt: skip
+    planes = np.zeros((6, 9, 9), np.float32)
+    planes[:, 4, 4], planes[3, 4, 0] = 1, 2
+    maps = {row["id"]: StoredMaps(planes[0], planes[0], planes) for row in rows}
+    found = triage(table(rows), by=by, budget="100%", angles=ANGLES, read_maps=lambda _ids: maps)
+    every = [sentences(row) for row in found.rows.to_pylist()]
+    if by in ("stability", "risk"):
+        assert all(any("its peak jumps" in r for r in one) for one in every)
+    assert all(any(r.startswith(("the views at", "the map moves")) for r in one) for one in every)
     write_csv(found, tmp_path / "queue.csv")
     with (tmp_path / "queue.csv").open(newline="") as file:
         reasons = [row["reasons"] for row in csv.DictReader(file)]
-    assert all("the prediction changes at 60°" in text for text in reasons)
+    hidden = {
+        "stability": ("the map moves", "its peak jumps"),
+        "peum": (),
+        "disagreement": ("(r = ",),
+        "doubt": ("low confidence", "the prediction changes"),
+        "risk": ("the map moves", "its peak jumps", "low confidence", "the prediction changes"),
+    }[by]
     for text in reasons:
         assert not any(reason.startswith(f"{SIGNALS[by]} ") for reason in text.split("; "))
-        assert "more uncertain" not in text
-        assert ("(r = " in text) == (by == "peum")  # these numbers are the rank, where disagreement ranks
+        for word in ("higher than on", *hidden):
+            assert word not in text
+    shown = {"the prediction changes", "low confidence"} - {*hidden}
+    assert all(word in text for text in reasons for word in shown)
+    assert set(REVEALING) == set(SIGNALS)
 
 
 @pytest.mark.parametrize("by", SIGNALS)
@@ -325,16 +493,21 @@ def test_the_report_follows_the_signal(by, tmp_path):
     text, facts = Page(path.read_text()).text, json.loads(path.with_suffix(".json").read_text())
     named, ok = SIGNALS[by], run.read_items().filter(pa.compute.field("status") == "ok")
     assert facts["by"] == by
-    assert f"the most uncertain by {named} first" in text
-    assert f"Ranked by {named}. On the same images {found.quality.advice}" in text
+    assert f"the least trustworthy by {named} first" in text
+    assert f"Ranked by {named}. M{found.quality.sentence[1:]}" in text
+    assert found.quality.comparison[1:] in text
+    assert found.quality.check.sentence[1:] in text
+    assert found.unstable.sentence in text
     assert f"Does {named} find unstable maps?" in text
-    assert f"median {named}" in text
     assert f"Undefined {named} is not low {named}." in text
-    assert f"Histogram of {named}; " in path.read_text()
-    assert facts["summary"]["median_disagreement"] == np.nanmedian(signal_values(ok, "disagreement"))
+    assert "Histogram of stability, " in path.read_text()
+    assert (f"Histogram of {named}; " in path.read_text()) == (by != "stability")
+    for one in SIGNALS:
+        assert facts["summary"][f"median_{one}"] == np.nanmedian(column_values(ok, one))
     for q in facts["queue"]:
-        value = q["disagreement"]
-        assert value is None or (f"{value:.4f}" in text) == (by == "disagreement")
+        for one, form in (("stability", ".3f"), ("disagreement", ".4f"), ("doubt", ".3f"), ("risk", ".3f")):
+            assert q[one] is None or f"{q[one]:{form}}" in text
+    assert path.read_text().count('class="curve"') == len(facts["queue"])
     if by == "disagreement":
         assert "Does PEUM find unstable maps?" not in text
         assert "by PEUM" not in text
@@ -364,16 +537,21 @@ def test_the_command_ranks_by_the_signal_and_says_so(run):
         assert read_json(run.folder / "report.json")["by"] == by
 
 
-def test_the_command_says_which_signal_tells(tmp_path):
+def test_the_command_says_how_good_the_signals_are(tmp_path):
     run = fake_run(tmp_path)
     done = command("triage", run.folder, "--by", "disagreement", "--budget", "50%", "--evidence", "0")
-    assert f"PEUM or disagreement: {read_json(run.folder / 'triage.json')['quality']['advice']}" in done.said
-    assert done.said.count("too few to recommend one") == 1
+    told = read_json(run.folder / "triage.json")
+    for sentence in (told["unstable"], told["quality"], told["quality"]["check"]):
+        assert sentence["sentence"] in done.said
+    assert told["quality"]["comparison"] in done.said
+    assert "--alpha" not in " ".join(command("triage", "--help").said.split())
 
 
 def test_the_command_refuses_another_signal(run):
     done = command("triage", run.folder, "--by", "entropy")
-    assert (done.code, done.said) == (2, "by needs peum or disagreement, got 'entropy'; try disagreement")
+    assert (done.code, done.said) == (
+        2, "by needs one of stability, peum, disagreement, doubt, risk, got 'entropy'; try stability",
+    )  # fmt: skip
 
 
 def test_a_triage_made_before_there_was_a_choice_is_by_peum(run):
@@ -381,6 +559,7 @@ def test_a_triage_made_before_there_was_a_choice_is_by_peum(run):
     told = read_json(run.folder / "triage.json")
     for key in (told, told["options"]):
         del key["by"]
+    told["options"]["alpha"] = 0.1  # an option of that time
     told["rows"] = [{k: v for k, v in row.items() if k not in ("by", "disagreement")} for row in told["rows"]]
     (run.folder / "triage.json").write_text(json.dumps(told))
     old = read_table(run.folder / "triage.parquet").drop_columns(["by", "disagreement"])
@@ -388,7 +567,7 @@ def test_a_triage_made_before_there_was_a_choice_is_by_peum(run):
     done = command("report", run.folder)
     assert done.code == 0, done.said
     assert read_json(run.folder / "report.json")["by"] == "peum"
-    assert "the most uncertain by PEUM first" in Page((run.folder / "report.html").read_text()).text
+    assert "the least trustworthy by PEUM first" in Page((run.folder / "report.html").read_text()).text
     readings = ReviewLog(run.folder)
     readings.add_verdict(
         old["id"][0].as_py(),

@@ -1,4 +1,4 @@
-"""The queue, its blind arm and its guarantee, against slow and obvious versions of themselves."""
+"""The queue and its blind arm, against slow and obvious versions of themselves; most are ranked by PEUM."""
 
 import csv
 import json
@@ -17,12 +17,17 @@ from scipy.stats import chisquare
 
 from equicam.auditing.exports import write_csv, write_fiftyone, write_parquet
 from equicam.auditing.store import ITEMS
-from equicam.auditing.triage import _guarantee, class_quotas, triage
+from equicam.auditing.triage import class_quotas
+from equicam.auditing.triage import triage as rank
 from equicam.cli import audit_output
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
 
 ANGLES = (0, 60, 120, 180, 240, 300)
+
+
+def triage(items, **options):
+    return rank(items, **{"by": "peum", **options})
 
 
 def picture(name, peum=0.01, target=0, **more):
@@ -174,7 +179,7 @@ def test_another_budget_is_refused_in_a_sentence(budget):
 
 
 def test_shares_outside_their_range_are_refused():
-    for bad in ({"control": 1}, {"control": -0.1}, {"alpha": 0.0}, {"alpha": 1.0}):
+    for bad in ({"control": 1}, {"control": -0.1}):
         with pytest.raises(EquicamError, match="needs a share"):
             triage(table([picture("a")]), angles=ANGLES, **bad)
     with pytest.raises(EquicamError, match="angles needs those of 'a', got 4 for 6 views"):
@@ -204,7 +209,7 @@ def test_no_pictures_no_reviews():
         found = triage(table(rows), angles=ANGLES)
         assert (found.rows.num_rows, found.budget, found.ok, found.bad) == (0, 0, 0, len(rows))
         assert found.quality is None
-        assert found.guarantee.threshold is None
+        assert found.unstable.count == 0
         json.dumps(found.to_json(), allow_nan=False)
 
 
@@ -250,9 +255,9 @@ def test_reasons_are_words():
     rows[4] |= {"peum_score": float("nan")}
     found = triage(table(rows), budget="100%", angles=ANGLES)
     told = {row["id"]: sentences(row) for row in reviewed(found)}
-    assert told["99"] == ["PEUM 0.099: more uncertain than 94 % of the images"]
+    assert told["99"] == ["PEUM 0.099: higher than on 94 % of the images"]
     assert told["98"] == [
-        "PEUM 0.098: more uncertain than 93 % of the images",
+        "PEUM 0.098: higher than on 93 % of the images",
         "the prediction changes at 60° and 240°, 2 of 6 views",
         "the views at 240° (r = -0.30), 60° (r = 0.12), 180° (r = 0.40) and 1 more disagree with the others on the place",
     ]
@@ -279,85 +284,26 @@ def test_a_run_of_one_view_has_nothing_to_rank_by():
         triage(table([picture("a", 0.0)]), angles=(0,))
 
 
-def slow_threshold(scores, alpha):
-    """The largest λ that leaves (missed + 1) / (n + 1) ≤ α; None where none does."""
-    allowed = [
-        value for value in scores
-        if Fraction(sum(s < value for s in scores) + 1, len(scores) + 1) <= Fraction(str(alpha))
-    ]  # fmt: skip
-    return max(allowed) if allowed else None
-
-
-def test_the_threshold_is_the_largest_that_keeps_the_promise():
-    rng = np.random.default_rng(0)
-    for n in range(80):
-        scores = np.round(rng.gamma(2, 1, n), int(rng.integers(0, 3)))  # with ties
-        scores[rng.random(n) < 0.1] = np.inf
-        eq = np.where(rng.random(n) < 0.7, 0.2, 0.8)
-        alpha = float(rng.choice([0.05, 0.1, 0.29, 0.3, 0.5]))
-        found = _guarantee(scores, eq, np.arange(0), alpha=alpha, unstable=0.5)
-        bad = scores[eq < 0.5].tolist()
-        assert found.threshold == slow_threshold(bad, alpha)
-        assert (found.threshold is None) == (len(bad) < 1 / Fraction(str(alpha)) - 1)
-        if found.threshold is not None:
-            assert found.needed == sum(s >= found.threshold for s in scores)
-    exact = _guarantee(np.arange(99.0), np.zeros(99), np.arange(0), alpha=0.29, unstable=0.5)
-    assert exact.threshold == 28  # 0.29 · 100 is below 29 in floating point
-
-
-@pytest.mark.parametrize(
-    ("found", "digits", "quiet"), [(9, 9, 0), (19, 9, 0), (33, 9, 0.2), (19, 1, 0.1), (39, 0, 0)]
-)
-def test_the_guarantee_holds(found, digits, quiet):
-    """Unstable PEUMs that are exchangeable but not independent: each draw has its own scale."""
-    alpha, draws, new = 0.10, 4000, 50
-    rng = np.random.default_rng(found + digits)
-    scale = rng.gamma(1, 1, (draws, 1))
-    scores = np.round(scale * rng.gamma(2, 1, (draws, found + new)), digits)
-    scores[rng.random(scores.shape) < quiet] = np.inf
-    missed = np.empty(draws)
-    for i in range(draws):
-        told = _guarantee(scores[i, :found], np.zeros(found), np.arange(0), alpha=alpha, unstable=0.5)
-        missed[i] = (scores[i, found:] < told.threshold).mean()
-    error = 3 * missed.std() / draws**0.5
-    assert missed.mean() <= alpha + error
-    if digits == 9:  # without ties the rate is known
-        assert abs(missed.mean() - math.floor(alpha * (found + 1)) / (found + 1)) < error
-    assert 0.001 < error < 0.006
-
-
-def test_too_few_unstable_give_no_guarantee_and_say_how_many_are_needed():
-    rows = [picture(f"{i:02d}", i / 100, eq=0.2 if i < 5 else 0.9) for i in range(40)]
-    told = triage(table(rows), angles=ANGLES).guarantee
-    assert (told.calibration_size, told.unstable_found, told.threshold, told.needed) == (40, 5, None, None)
-    assert told.sentence == (
-        "No guarantee: 5 unstable maps (Eq < 0.5) among 40 calibration images; missing at most 10 % of them "
-        "needs 9, 4 more."
+def test_unstable_maps_are_counted_and_not_predicted():
+    rows = [picture(f"{i:02d}", stability=i / 50) for i in range(50)]
+    rows += [picture("flat", stability=0.9, flags=["blank"]), picture("none", stability=None)]
+    found = rank(table(rows), budget=10, control=0, quotas=False, angles=ANGLES)
+    assert (found.unstable.count, found.unstable.in_queue, found.unstable.undefined) == (25, 8, 2)
+    assert found.unstable.sentence == (
+        "25 of 52 maps (48.1 %) have a stability below 0.5, 8 of them in the queue; 2 have none"
     )
+    assert found.quality is None
+    less = rank(table(rows), unstable=0.2, angles=ANGLES)
+    assert (less.unstable.below, less.unstable.count) == (0.2, 10)
+    assert less.to_json()["unstable"]["count"] == 10
+    unknown = triage(table([picture("a")]), angles=ANGLES).unstable
+    assert (unknown.count, unknown.sentence) == (0, "no map has a stability: it was not measured")
 
 
-def test_the_guarantee_says_whether_the_queue_covers_it():
-    rows = [picture(f"{i:02d}", i / 100, eq=0.2 if i >= 30 else 0.9) for i in range(50)]
-    rows += [picture("quiet", 0.0, views_kept=0, flags=["none-kept"])]
-    little = triage(table(rows), budget="10%", quotas=False, angles=ANGLES).guarantee
-    assert (little.threshold, little.needed) == (0.31, 20)
-    assert little.needed_share == 20 / 51
-    assert "0.31, or whose PEUM says nothing (20 of 51, 39.2 %) misses at most 10 %" in little.sentence
-    assert (
-        "not promised together: the present queue holds 5 of these 20, so it does not cover"
-        in little.sentence
-    )
-    much = triage(table(rows), budget="60%", quotas=False, angles=ANGLES).guarantee
-    assert much.sentence.endswith("the present queue holds 20 of these 20, so it covers the guarantee.")
-
-
-def test_where_only_silent_pictures_are_unstable_they_are_the_ones_needed():
+def test_where_only_silent_pictures_are_unstable_the_signal_finds_them():
     rows = [picture(f"{i:02d}", 0.0, views_kept=0, flags=["none-kept"], eq=0.1) for i in range(20)]
     rows += [picture(f"a{i:02d}", i / 100, eq=0.9) for i in range(20)]
     found = triage(table(rows), budget="100%", angles=ANGLES)
-    assert (found.guarantee.threshold, found.guarantee.needed) == (math.inf, 20)
-    assert "every image whose PEUM says nothing (20 of 40, 50.0 %)" in found.guarantee.sentence
-    assert found.to_json()["guarantee"]["threshold"] is None
     assert found.quality.auroc.value == 1
     assert math.isnan(found.quality.outside.value)  # nothing is outside
 
@@ -380,7 +326,7 @@ def test_worth_is_measured_on_the_calibrated():
     assert worth.auroc.low > 0.5
     assert worth.lift.value > 1
     assert worth.held_out.lift.value > 1
-    assert worth.sentence.startswith(f"measured on {len(known)} images: ")
+    assert worth.sentence.startswith(f"measured on {len(known)} images at seven other angles: ")
     assert worth.sentence.endswith("PEUM finds them better than chance")
     json.dumps(found.to_json(), allow_nan=False)
 
@@ -441,7 +387,7 @@ def test_what_reviewers_get_is_blind(tmp_path):
     assert [int(row["place"]) for row in read] == list(range(1, found.budget + 1))
     for row in (*read, *samples):
         assert not {"arm", "rank", "peum_score"} & set(row)
-        assert not any(word in json.dumps(row) for word in ("control", "queue", "more uncertain"))
+        assert not any(word in json.dumps(row) for word in ("control", "queue", "higher than"))
     whole = pq.read_table(tmp_path / "queue.parquet")
     assert whole.equals(found.rows)
     assert set(whole["arm"].to_pylist()) == {"queue", "control"}
@@ -469,8 +415,8 @@ def test_reasons_are_readable_in_any_terminal(capsys, monkeypatch, columns):
     why = "the views at 60° (r = 0.35), 80° (r = 0.35) and 3 more disagree on the place"
     row = {"rank": 7, "id": "patch.png", "class": "tumour [x]", "confidence": 0.5, "peum_score": 0.05}
     row["reasons"] = [Reason("text", {"text": why}).to_row()]
-    guarantee = SimpleNamespace(sentence="what is promised")
-    ranked = SimpleNamespace(by="peum", budget=2, guarantee=guarantee, quality=None, queue=lambda: [row])
+    unstable = SimpleNamespace(sentence="how many are unstable")
+    ranked = SimpleNamespace(by="peum", budget=2, unstable=unstable, quality=None, queue=lambda: [row])
     audit_output.print_queue(ranked)
     said = capsys.readouterr().out
     assert why in said

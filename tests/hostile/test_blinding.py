@@ -273,7 +273,7 @@ def by_position(listed, total, controls, seed, ids):
 def test_the_seed_does_not_give_away_the_control_arm_of_the_exports(tmp_path, keyed):
     items = table(random_rows(1500))
     key = ReviewKey(KEY) if keyed else None
-    found = triage(items, budget="20%", control=0.4, quotas=False, angles=ANGLES, key=key)
+    found = triage(items, by="peum", budget="20%", control=0.4, quotas=False, angles=ANGLES, key=key)
     write_csv(found, tmp_path / "queue.csv")
     with (tmp_path / "queue.csv").open(newline="") as file:
         listed = [row["id"] for row in csv.DictReader(file)]

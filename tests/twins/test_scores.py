@@ -14,7 +14,7 @@ import equicam
 from equicam.core.chain import Chain
 from equicam.core.combine import grad_cam, grad_cam_rectified, layer_cam
 from equicam.core.correlation import pearson
-from equicam.core.uncertainty import disagreement
+from equicam.core.uncertainty import correlate_views
 from equicam.core.views import Views, disc, rotate
 from equicam.evaluation import causal, controls, faithfulness, localisation, uncertainty
 from equicam.evaluation.blur import gaussian
@@ -346,7 +346,7 @@ def test_boxes_by_hand():
 
 def test_disagreement_is_the_mean_over_pairs():
     maps = torch.stack([planes(2, seed=s) for s in range(4)])
-    found = disagreement(maps, "disc")
+    found = correlate_views(maps, "disc").disagreement
     for i in range(2):
         pairs = [
             1 - scipy_stats.pearsonr(picked(maps[s, i], "disc"), picked(maps[t, i], "disc"))[0]

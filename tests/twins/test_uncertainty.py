@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from equicam.core.alignment import Alignment
-from equicam.core.uncertainty import disagreement, peum
+from equicam.core.uncertainty import correlate_views, peum
 from equicam.core.views import Views, disc
 from tests.conftest import pictures
+
+
+def disagreement(maps, region="disc"):
+    return correlate_views(maps, region).disagreement
 
 
 def pairwise_disagreement(maps: np.ndarray, inside: np.ndarray) -> float:
@@ -32,6 +36,28 @@ def test_disagreement_is_the_mean_over_all_pairs(region):
     expected = [pairwise_disagreement(maps[:, i].numpy(), inside) for i in range(3)]
     assert found.tolist() == pytest.approx(expected, abs=1e-12)
     assert disagreement(maps.float(), region).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("region", ["disc", "full"])
+def test_stability_is_the_mean_correlation_with_the_presented_view(region):
+    maps = torch.cat((pictures(5, 20, 20).abs(), pictures(5, 20, 20).abs().flip(0)))[:6]
+    maps[2, 1] = 0.25  # a constant map of one view
+    maps[0, 2] = 0.5  # and of a presented one
+    assert maps.std() > 0.01
+    inside = disc((20, 20), maps.device).numpy() if region == "disc" else np.ones((20, 20), bool)
+    found = correlate_views(maps, region)
+    pixels = maps.numpy()[:, :, inside]
+
+    def r(a: np.ndarray, b: np.ndarray) -> float:
+        return 0.0 if min(a.std(), b.std()) < 1e-8 else float(np.corrcoef(a, b)[0, 1])
+
+    expected = np.array([[r(pixels[0, i], pixels[t, i]) for i in range(3)] for t in range(6)])
+    assert found.with_presented.numpy() == pytest.approx(expected, abs=1e-12)
+    assert found.stability.tolist() == pytest.approx(expected[1:].mean(0), abs=1e-12)
+    assert correlate_views(maps.float(), region).stability.tolist() == pytest.approx(
+        expected[1:].mean(0), abs=1e-6
+    )
+    assert correlate_views(maps[:1]).stability.isnan().all()
 
 
 def test_one_view_has_nothing_to_disagree_with():

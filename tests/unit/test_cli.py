@@ -158,9 +158,20 @@ def test_the_demo_audits_ranks_verifies_and_reports(tmp_path):
     assert "no differences" in result.output
     assert str(run / "report.html") in result.output
     assert "Synthetic" in result.output
+    assert "the first tenth by instability holds " in " ".join(result.output.split())
     assert "patch-" in (run / "report.html").read_text()
     assert len(list((tmp_path / "demo" / "images-10").iterdir())) == 10
     assert (run / "evidence.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_default_demo_finds_three_times_as_many_of_the_worst_as_chance(tmp_path):
+    from equicam.demo import run_demo
+
+    quality = run_demo(tmp_path).triage.quality
+    assert quality.n == 100
+    assert quality.signals["stability"].captured.value >= 0.3
+    assert quality.auroc.low > 0.5
 
 
 def test_a_demo_with_differences_ends_with_1(tmp_path, monkeypatch):

@@ -24,10 +24,7 @@ from equicam.evaluation.equivariance import ANGLES, equivariance
 from equicam.evaluation.loading import load_image
 from equicam.evaluation.metrics import METRICS, Metric
 from equicam.evaluation.table import MetricRows
-from equicam.explain import explain_batch
 from equicam.models.images import box_mask
-from equicam.recipe import Recipe
-from equicam.runtime.executor import Executor
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 ANGLES_2 = (45, 90)
@@ -82,16 +79,17 @@ def test_peum_disagreement_and_predictions(cnn):
         cnn,
         x,
         methods=["grad-cam", "equigrad-cam"],
-        scores=["eq", "peum", "disagreement", "calibration"],
+        scores=["eq", "peum", "disagreement", "stability", "calibration"],
         angles=ANGLES_2,
     )
-    e = explain_batch(Executor(cnn, Recipe()), x, pairwise=True)
-    assert equicam.explain(cnn, x).disagreement is None
+    e = equicam.explain(cnn, x)
     found, _ = value(table, "peum", "equigrad-cam", "full")
     assert list(found.values()) == pytest.approx(e.peum_score.tolist(), rel=1e-9)
     assert not value(table, "peum", "grad-cam", "full")[0]
     found, _ = value(table, "disagreement", "equigrad-cam", "disc")
     assert list(found.values()) == pytest.approx(e.disagreement.tolist(), rel=1e-9)
+    found, _ = value(table, "stability", "equigrad-cam", "disc")
+    assert list(found.values()) == pytest.approx(e.stability.tolist(), rel=1e-9)
     presented, _ = value(table, "presented-confidence")
     assert list(presented.values()) == pytest.approx(e.confidence.tolist())
     with torch.no_grad():

@@ -32,7 +32,7 @@ def test_blinding_names_the_signal_and_hides_its_values(by_disagreement):
     for one in client.list():
         facts = client.get(f"/api/item/{one['key']}").json()
         assert not any(r.startswith(("disagreement ", "the view")) for r in facts["reasons"])
-        assert "more uncertain" not in client.get(f"/item/{one['key']}").text
+        assert "higher than on" not in client.get(f"/item/{one['key']}").text
         assert "<dt>Disagreement</dt>" not in client.get(f"/item/{one['key']}").text
 
 
@@ -78,3 +78,32 @@ def test_exported_verdicts_name_the_signal(by_disagreement):
     row = json.loads(client.get("/export/verdicts.json").text)["verdicts"][0]
     assert row["by"] == "disagreement"
     assert row["disagreement"] > 0
+
+
+def test_stability_and_its_curve_are_shown_open_and_hidden_under_blinding(tmp_path):
+    run = rank(fake_run(tmp_path, calibrate=0), by="stability")
+    blinded = Server(run).client()
+    assert "ranked by instability" in Page(blinded.get("/").text).text
+    for one in blinded.list():
+        page = blinded.get(f"/item/{one['key']}").text
+        assert not any(
+            word in page for word in ('class="curve"', "<dt>Stability</dt>", "the map moves", "its peak")
+        )
+        assert blinded.get(f"/api/item/{one['key']}").json()["revealed"] is None
+    client = Server(run, blind=False).client()
+    rows = {row["id"]: row for row in run.read_items().to_pylist()}
+    values = []
+    for one in client.list():
+        facts, page = client.get(f"/api/item/{one['key']}").json(), client.get(f"/item/{one['key']}").text
+        known = facts["revealed"]
+        assert page.count('class="curve"') == 1
+        assert (
+            known["stability_by_view"] == pytest.approx(rows[known["name"]]["stability_by_view"])
+            if known["name"] in rows
+            else True
+        )
+        shown = "undefined" if known["stability"] is None else f"{known['stability']:.3f}"
+        assert f"Stability {shown}" in Page(page).text
+        values += [known["stability"]] if known["stability"] is not None else []
+    assert len(values) > 5
+    assert values == sorted(values)  # the least stable first

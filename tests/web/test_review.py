@@ -20,6 +20,7 @@ from equicam.auditing.log import Log
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.store import RunStore
 from equicam.review.queue import MAX_ITEMS_PER_RESPONSE, QueueLoader
+from equicam.run import Run
 from equicam.shards import read_table, write_table
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, fake_run
 from tests.web.conftest import Server, key_of, large_run, rank
@@ -518,3 +519,50 @@ def test_a_name_with_a_path_in_it_is_only_a_name(run, name):
     )
     assert client.get(f"/item/{quote(name)}").status_code == 404
     assert client.get(f"/item/{quote(name, safe='')}").status_code == 404
+
+
+def test_what_is_left_is_stated_only_to_reviewers_who_have_finished(tmp_path):
+    run = fake_run(tmp_path, calibrate=0)
+    opened = Run(run)
+    opened.triage(10, evidence=0, control=0.3)
+    server = Server(run)
+    ana, bo = server.client("ana"), server.client("bo")
+    rows = ana.list()
+    for i, row in enumerate(rows):
+        assert ana.get("/api/progress").json()["remainder"] is None
+        ana.decide(row["key"], "shortcut" if i % 2 else "supports")
+    stated = opened.remainder().sentence
+    assert stated.startswith("Of the ")
+    assert ana.get("/api/progress").json()["remainder"] == stated
+    assert stated in ana.get("/").text
+    for row in bo.list()[1:]:
+        bo.decide(row["key"], "supports")
+    for path in ("/", "/api/progress", "/api/queue", f"/api/item/{bo.list()[0]['key']}"):
+        text = bo.get(path).text  # one image to go, whose verdict might tell its arm
+        assert "nobody opened" not in text
+        assert "confidence;" not in text
+    bo.decide(bo.list()[0]["key"], "supports")
+    both = opened.remainder().sentence
+    assert both != stated
+    assert {one.get("/api/progress").json()["remainder"] for one in (ana, bo)} == {both}
+    opened.triage(more=4)
+    assert ana.get("/api/progress").json()["remainder"] is None
+    assert (
+        Server(run, blind=False)
+        .client("cy")
+        .get("/api/progress")
+        .json()["remainder"]
+        .endswith("not reviewed yet; this does not cover them.")
+    )
+
+
+def test_a_queue_that_is_being_written_states_nothing(tmp_path):
+    run = fake_run(tmp_path, calibrate=0)
+    Run(run).triage(10, evidence=0)
+    client = Server(run, blind=False).client("ana")
+    assert client.get("/api/progress").json()["remainder"]
+    rank(run, budget=12)  # triage.parquet alone
+    assert client.get("/api/progress").json()["remainder"] is None
+    (run.folder / "triage.json").unlink()
+    assert client.get("/api/progress").json()["remainder"] is None
+    assert "hidden" in re.search(r'<p class="remainder"[^>]*>', client.get("/").text)[0]

@@ -134,7 +134,7 @@ def _row(d: DecodedImage, facts: dict[str, Any], refused: Reason | None, seconds
 def _explain(
     context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str]
 ) -> tuple[Facts, dict[str, StoredMaps]]:
-    e = explain_batch(context.executor, x, pairwise=True)
+    e = explain_batch(context.executor, x)
     facts = _facts(e, ids)
     wanted = [i for i, name in enumerate(ids) if name in context.calibration]
     if wanted:
@@ -148,7 +148,6 @@ def _explain(
 
 def _facts(e: Explanation, ids: Sequence[str]) -> Facts:
     assert e.probabilities is not None  # noqa: S101  # an audit always has a model
-    assert e.disagreement is not None  # noqa: S101  # and asks for it
     top = e.probabilities.topk(min(5, e.probabilities.shape[1]), dim=1)
     columns: dict[str, list[Any]] = {
         "target": e.target.tolist(),
@@ -156,7 +155,9 @@ def _facts(e: Explanation, ids: Sequence[str]) -> Facts:
         "top5": top.indices.tolist(),
         "top5_confidence": top.values.tolist(),
         "peum_score": e.peum_score.double().tolist(),
-        "disagreement": [None if math.isnan(value) else value for value in e.disagreement.tolist()],
+        "stability": _nulls(e.stability),
+        "stability_by_view": e.stability_by_view.tolist(),
+        "disagreement": _nulls(e.disagreement),
         "flip_rate": e.view_flips.double().mean(1).tolist(),
         "views_kept": e.view_kept.sum(1).tolist(),
         "view_confidence": e.view_confidence.tolist(),
@@ -165,6 +166,11 @@ def _facts(e: Explanation, ids: Sequence[str]) -> Facts:
         "flags": [sorted(flags) for flags in e.flags],
     }
     return {name: {key: values[i] for key, values in columns.items()} for i, name in enumerate(ids)}
+
+
+def _nulls(values: Float[Tensor, " b"]) -> list[float | None]:
+    """Null where undefined, as for a single view."""
+    return [None if math.isnan(value) else value for value in values.tolist()]
 
 
 def view_agreement(e: Explanation) -> Float[Tensor, "b t"]:

@@ -5,7 +5,7 @@ an image; if they are even, or all request a second reviewer, it is open and cou
 browser are one reviewer, whose first verdict on an image is the earliest under any of them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -62,11 +62,9 @@ class ReviewSummary:
 
 def summarise_reviews(review_log: ReviewLog, arms: Mapping[str, str]) -> ReviewSummary | None:
     """The verdicts on the images of these arms; None if there are none."""
-    given = [v for v in review_log.verdicts() if v.item in arms]
+    given = _by_person(review_log, arms)
     if not given:
         return None
-    person = {name: " = ".join(sorted(review_log.same_person(name))) for name in {v.reviewer for v in given}}
-    given = [replace(v, reviewer=person[v.reviewer]) for v in given]
     last = {(v.item, v.reviewer): v for v in given}
     first = {(v.item, v.reviewer): v for v in reversed(given)}
     counts = {arm: dict.fromkeys(VERDICTS, 0) for arm in ("queue", "control")}
@@ -87,6 +85,19 @@ def summarise_reviews(review_log: ReviewLog, arms: Mapping[str, str]) -> ReviewS
         standing=_rates(by_item, arms),
         pairs=tuple(_pair(a, b, first) for a, b in combinations(sorted(reviewers), 2) if _both(a, b, first)),
     )
+
+
+def first_verdicts(review_log: ReviewLog, images: Container[str]) -> dict[str, list[str]]:
+    """The first verdict of each reviewer on each of these images that has one."""
+    given = _by_person(review_log, images)
+    return _by_item({(v.item, v.reviewer): v for v in reversed(given)}.values())
+
+
+def _by_person(review_log: ReviewLog, images: Container[str]) -> list[Verdict]:
+    """Verdicts in the order they were given; names that shared a browser are joined."""
+    given = [v for v in review_log.verdicts() if v.item in images]
+    person = {name: " = ".join(sorted(review_log.same_person(name))) for name in {v.reviewer for v in given}}
+    return [replace(v, reviewer=person[v.reviewer]) for v in given]
 
 
 def majority(verdicts: Iterable[str]) -> bool | None:

@@ -32,7 +32,15 @@ OLDEST_COLUMNS = (
     "reasons",
 )
 """Every queue has these; later ones have more."""
-FILES = ("triage.parquet", "triage.json", "queue.csv", "fiftyone/samples.json", "evidence.json")
+FILES = (
+    "triage.parquet",
+    "triage.json",
+    "queue.csv",
+    "fiftyone/samples.json",
+    "evidence.json",
+    "stability.parquet",
+)
+REMOVED_OPTIONS = {"alpha"}
 
 
 def rank_run(store: RunStore, options: Mapping[str, Any]) -> "Triage":
@@ -44,7 +52,30 @@ def _rank(store: RunStore, options: Mapping[str, Any], key: ReviewKey | None) ->
     from equicam.auditing.triage import triage  # loads SciPy, which reading a queue does not need
 
     manifest = store.manifest
-    return triage(store.read_items(), angles=manifest.angles, classes=manifest.classes, key=key, **options)
+    return triage(
+        store.read_items(),
+        angles=manifest.angles,
+        classes=manifest.classes,
+        key=key,
+        read_maps=store.maps,
+        **options,
+    )
+
+
+def _present_options(written: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a triage.json; queues made before there was a choice are by PEUM, and some options are gone."""
+    return {"by": "peum"} | {k: v for k, v in written["options"].items() if k not in REMOVED_OPTIONS}
+
+
+def extend_run(store: RunStore, more: int) -> tuple["Triage", dict[str, Any]]:
+    """The queue that was written, with `more` reviews after it, and the options that rank it so."""
+    refuse_unranked(store, "extend")
+    before = rank_again(store)  # only a queue of the present rows can be extended
+    options = _present_options(read_json(store.folder / "triage.json"))
+    options["extended"] = [*options.get("extended", ()), more]
+    return _rank(
+        store, options, read_review_key(store.folder, create=False) if before.keyed else None
+    ), options
 
 
 def write_queue(
@@ -94,7 +125,7 @@ def rank_again(store: RunStore) -> "Triage":
     before = read_json(store.folder / "triage.json")
     key = read_review_key(store.folder, create=False) if before.get("keyed") else None
     try:
-        found = _rank(store, before["options"], key)
+        found = _rank(store, _present_options(before), key)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:  # anybody may have written the file
         raise EquicamError(
             valid_utf8(str(store.folder / "triage.json")), needs="the options of a triage", got=error, fix="equicam triage again"

@@ -27,7 +27,9 @@ VERDICTS = {
 COLUMNS = (
     "number", "time", "reviewer", "item", "verdict", "reason", "blind", "changes", "first", "stands", "previous", "hash",
 )  # fmt: skip
-TRIAGE_COLUMNS = ("arm", "rank", "by", "peum_score", "disagreement", "class", "confidence")
+TRIAGE_COLUMNS = (
+    "arm", "rank", "by", "stability", "peum_score", "disagreement", "doubt", "risk", "class", "confidence",
+)  # fmt: skip
 RENAMED = {"second-reader": "second-reviewer"}  # verdicts of 0.1.0
 MAX_TEXT_CHARS, MAX_NAME_CHARS = 2000, 60
 

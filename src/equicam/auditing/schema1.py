@@ -1,7 +1,7 @@
 """Runs that equicam 0.1.0 wrote (schema 1): their names translated to ours on reading.
 
-Such a run can be read, reported, reviewed, verified and ranked by PEUM. It stores no disagreement over all pairs of
-views, and it cannot be resumed.
+Such a run can be read, reported, reviewed, verified and ranked. It stores no stability, which `Run.triage` measures on
+its maps, and no disagreement over all pairs of views; and it cannot be resumed.
 """
 
 import json
@@ -10,6 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
+NOT_STORED = {
+    "stability": pa.float64(),
+    "stability_by_view": pa.list_(pa.float32()),
+    "disagreement": pa.float64(),
+}
+"""Columns of the items that 0.1.0 did not write."""
 ITEMS = {
     "prob": "confidence",
     "top5_prob": "top5_confidence",
@@ -63,6 +69,15 @@ def translate_items(table: pa.Table) -> pa.Table:
         table = table.set_column(at, "reason", pa.array(codes, pa.string()))
         table = table.add_column(at + 1, "reason_values", pa.array(values, pa.string()))
     return table
+
+
+def fill_stability(items: pa.Table, measured: pa.Table) -> pa.Table:
+    """Rows with the stability that was measured later, by id."""
+    known = {row["id"]: row for row in measured.to_pylist()}
+    for name in ("stability", "stability_by_view"):
+        values = pa.array([known.get(one, {}).get(name) for one in items["id"].to_pylist()], NOT_STORED[name])
+        items = items.set_column(items.column_names.index(name), name, values)
+    return items
 
 
 def wrote_triage(table: pa.Table) -> bool:

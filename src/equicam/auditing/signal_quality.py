@@ -1,8 +1,8 @@
 """How well signals find unstable maps, measured on the calibration subset, and which signal to rank by.
 
-Both signals are measured on the same images. One is recommended only if the interval of the difference of their AUROCs,
-bootstrapped on the same images, excludes 0, the signal finds unstable maps better than chance, and it finds no fewer of
-the worst tenth.
+The calibration subset has Eq, the rotation test at seven angles of its own. Every signal is measured on the same images.
+Another than the ranking signal is recommended only if the interval of the difference of their AUROCs, bootstrapped on
+the same images, lies above 0, it finds unstable maps better than chance, and it finds no fewer of the worst tenth.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from equicam.reasons import SIGNALS
 
 MIN_IMAGES, MIN_UNSTABLE = 100, 10  # with fewer, no signal is judged
 TENTH = 0.10
+RESAMPLES = 1000  # of each interval; there are five signals
 UNKNOWN = Estimate(NAN, NAN, NAN, 0)
 
 
@@ -26,6 +27,16 @@ class SignalScores:
     spearman: Correlation  # with 1 − Eq; where the signal is undefined it ranks highest
     auroc: Estimate  # for unstable
     captured: Estimate  # share of the tenth with the lowest Eq that is in the signal's first tenth
+
+
+@dataclass(frozen=True)
+class StabilityCheck:
+    """How far stability, measured on the views' angles, is from Eq, measured on others."""
+
+    pearson: Correlation
+    mean_difference: float  # mean of |stability − Eq|
+    bias: float  # mean of stability − Eq
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -41,10 +52,12 @@ class SignalQuality:
     unstable: Estimate  # share of all
     outside: Estimate  # share of the images outside the queue
     sentence: str
-    signals: dict[str, SignalScores]  # every signal
-    difference: Estimate  # AUROC of disagreement − AUROC of PEUM, on the same bootstrap draws
-    better: str | None  # the signal to rank by; None: undecided
-    advice: str
+    signals: dict[str, SignalScores]  # every signal that is defined somewhere
+    comparison: str  # the same as a sentence
+    differences: dict[str, Estimate]  # AUROC of every other signal − that of the ranking signal, paired
+    better: str | None  # another signal that finds unstable maps better; None: none is shown to
+    advice: str | None
+    check: StabilityCheck | None  # None: the rows have no stability
 
 
 def signal_quality(
@@ -58,9 +71,13 @@ def signal_quality(
     outside[queue] = False
     bad, outside, values = eq[known] < unstable, outside[known], scores[by][known]
     drift, defined = 1 - eq[known], np.isfinite(values)
-    ordered = {name: _finite(score[known]) for name, score in scores.items()}
+    ordered = {
+        name: _finite(score[known])
+        for name, score in scores.items()
+        if name == by or np.isfinite(score[known]).any()
+    }
     signals = {name: _signal_scores(signal, drift, bad) for name, signal in ordered.items()}
-    difference = statistics.paired_difference(statistics.auroc, bad, ordered["disagreement"], ordered["peum"])
+    differences = _differences(ordered, bad, by)
     # how many more of the unstable maps the queue holds than a random draw of its size
     captured = statistics.proportion(int((bad & ~outside).sum()), int(bad.sum()))
     fraction = len(queue) / len(eq)
@@ -74,13 +91,13 @@ def signal_quality(
     enough = bool(bad.size >= MIN_IMAGES and min(bad.sum(), (~bad).sum()) >= MIN_UNSTABLE)
     judgement = "finds them better than chance" if mine.auroc.low > 0.5 else "is not shown to find them"
     sentence = (
-        f"measured on {bad.size} images: {_text(overall, share=True)} are unstable (Eq < {unstable:g}), outside the queue "
-        f"{_text(missed, share=True)}; {SIGNALS[by]} and 1 − Eq have a Spearman correlation of {_text(mine.spearman)}, an AUROC of "
-        f"{_text(mine.auroc)} and {_text(lift)} times the capture of chance at this budget; "
-        f"{f'{SIGNALS[by]} {judgement}' if enough else 'too few to say'}"
+        f"measured on {bad.size} images at seven other angles: {_text(overall, share=True)} are unstable (Eq < {unstable:g}), "
+        f"outside the queue {_text(missed, share=True)}; {SIGNALS[by]} finds {_text(mine.captured, share=True)} of the worst "
+        f"tenth in its first tenth, where chance finds 10 %, has an AUROC of {_text(mine.auroc)} for unstable maps and a "
+        f"Spearman correlation of {_text(mine.spearman)} with 1 − Eq, and the queue holds {_text(lift)} times as many of "
+        f"them as a random draw; {f'{SIGNALS[by]} {judgement}' if enough else 'too few to say'}"
     )
-    undefined = [SIGNALS[name] for name, score in scores.items() if not np.isfinite(score[known]).any()]
-    better = _better(signals, difference) if enough and not undefined else None
+    better = _better(signals, differences, by) if enough else None
     return SignalQuality(
         n=bad.size,
         spearman=mine.spearman,
@@ -92,9 +109,11 @@ def signal_quality(
         outside=missed,
         sentence=sentence,
         signals=signals,
-        difference=difference,
+        comparison=_comparison(signals),
+        differences=differences,
         better=better,
-        advice=_advice(signals, difference, better, by=by, enough=enough, undefined=undefined),
+        advice=None if better is None else _advice(signals, differences, better, by),
+        check=_check(scores["stability"][known], eq[known]),
     )
 
 
@@ -109,44 +128,65 @@ def _signal_scores(signal: Floats, drift: Floats, bad: np.ndarray) -> SignalScor
     worst = max(1, round(TENTH * drift.size))
     captured = statistics.proportion(round(worst * statistics.capture(signal, drift, budget=TENTH)), worst)
     return SignalScores(
-        statistics.spearman(signal, drift), statistics.bootstrap(statistics.auroc, signal, bad), captured
+        statistics.spearman(signal, drift, resamples=RESAMPLES),
+        statistics.bootstrap(statistics.auroc, signal, bad, resamples=RESAMPLES),
+        captured,
     )
 
 
-def _better(signals: Mapping[str, SignalScores], difference: Estimate) -> str | None:
-    if not (difference.low > 0 or difference.high < 0):
-        return None
-    first, second = ("disagreement", "peum") if difference.low > 0 else ("peum", "disagreement")
-    mine, other = signals[first], signals[second]
-    return first if mine.auroc.low > 0.5 and mine.captured.value >= other.captured.value else None
+def _differences(ordered: Mapping[str, Floats], bad: np.ndarray, by: str) -> dict[str, Estimate]:
+    others = [name for name in ordered if name != by]
+    # several signals are compared with one, so each interval is wider (Bonferroni)
+    level = 1 - 0.05 / max(1, len(others))
+    return {
+        name: statistics.paired_difference(
+            statistics.auroc, bad, ordered[name], ordered[by], level=level, resamples=RESAMPLES
+        )
+        for name in others
+    }
+
+
+def _better(signals: Mapping[str, SignalScores], differences: Mapping[str, Estimate], by: str) -> str | None:
+    mine = signals[by]
+    ahead = [
+        name
+        for name, difference in differences.items()
+        if difference.low > 0
+        and signals[name].auroc.low > 0.5
+        and signals[name].captured.value >= mine.captured.value
+    ]
+    return max(ahead, key=lambda name: signals[name].auroc.value, default=None)
+
+
+def _comparison(signals: Mapping[str, SignalScores]) -> str:
+    each = [
+        f"{SIGNALS[name]} {_text(one.captured, share=True)} and {_text(one.auroc)}"
+        for name, one in signals.items()
+    ]
+    return f"share of the worst tenth found in a tenth, and AUROC for unstable maps: {'; '.join(each)}; chance 10 % and 0.50"
 
 
 def _advice(
-    signals: Mapping[str, SignalScores],
-    difference: Estimate,
-    better: str | None,
-    *,
-    by: str,
-    enough: bool,
-    undefined: list[str],
+    signals: Mapping[str, SignalScores], differences: Mapping[str, Estimate], better: str, by: str
 ) -> str:
-    if undefined:
-        verb = "are" if len(undefined) > 1 else "is"
-        return f"not compared: {' and '.join(undefined)} {verb} undefined on every calibration image"
-    mine, other = signals["disagreement"], signals["peum"]
-    if better:
-        end = f"--by {better} finds them better" + (", and ranks here" if better == by else "")
-    elif not enough:
-        end = "too few to recommend one"
-    elif max(mine.auroc.low, other.auroc.low) <= 0.5:
-        end = "neither is shown to find them"
-    else:
-        end = "neither is shown to be better"
     return (
-        f"disagreement finds {_text(mine.captured, share=True)} of the worst tenth in its first tenth, PEUM "
-        f"{_text(other.captured, share=True)}, chance 10 %; for unstable maps an AUROC of {_text(mine.auroc)} against "
-        f"{_text(other.auroc)}, a difference of {_text(difference)}: {end}"
+        f"--by {better} finds unstable maps better here: an AUROC of {_text(signals[better].auroc)} against "
+        f"{_text(signals[by].auroc)} of {SIGNALS[by]}, a difference of {_text(differences[better])}"
     )
+
+
+def _check(instability: Floats, eq: Floats) -> StabilityCheck | None:
+    defined = np.isfinite(instability)
+    if not defined.any():
+        return None
+    stability, eq = 1 - instability[defined], eq[defined]
+    r, apart = statistics.pearson(stability, eq), float(np.abs(stability - eq).mean())
+    bias = float((stability - eq).mean())
+    sentence = (
+        f"stability, from the views' own angles, and Eq, measured at seven others, have a correlation of {_text(r)} and "
+        f"differ by {apart:.2f} on average (stability − Eq: {bias:+.2f})"
+    )
+    return StabilityCheck(r, apart, bias, sentence)
 
 
 def _text(e: Estimate | Correlation, *, share: bool = False) -> str:

@@ -6,6 +6,7 @@
     maps/shard-*.parquet    its map, PEUM and view maps at layer resolution, float16
     digests.json            SHA-256 of manifest, sample and shards, once all shards are there
     events.sqlite           the log: each event is chained to the one before
+    stability.parquet       only for a run of 0.1.0: stability, measured on its maps by triage
 
 A shard is written atomically, so it is there whole or not at all; pending shards are those that are not there, and
 resuming needs no order. A shard's maps are written before its items: if the items are there, so are the maps.
@@ -39,6 +40,8 @@ from equicam.shards import (
     write_table,
 )
 
+STABILITY_FILE = "stability.parquet"
+"""Stability measured on the stored maps of a run that has none in its rows."""
 ITEMS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -58,6 +61,9 @@ ITEMS = pa.schema(
         pa.field("top5", pa.list_(pa.int32())),
         pa.field("top5_confidence", pa.list_(pa.float32())),
         pa.field("peum_score", pa.float64()),
+        # mean Pearson of the presented view's own map with every other view's, aligned; null for one view
+        pa.field("stability", pa.float64()),
+        pa.field("stability_by_view", pa.list_(pa.float32())),
         pa.field("disagreement", pa.float64()),  # 1 − mean Pearson over all pairs of views; null for one view
         pa.field("flip_rate", pa.float32()),
         pa.field("views_kept", pa.int32()),  # views with a weight above 0
@@ -165,10 +171,10 @@ class RunStore:
         old = None if columns is None else schema1.old_columns(columns, names)
         if kind == "maps":
             return schema1.rename(read_table(path, old), names)
-        known = old and [name for name in old if name != "disagreement"]
+        known = old and [name for name in old if name not in schema1.NOT_STORED]
         found = schema1.translate_items(read_table(path, known))
-        nulls = pa.nulls(found.num_rows, pa.float64())
-        found = found.append_column("disagreement", nulls)
+        for name, kind_of_value in schema1.NOT_STORED.items():
+            found = found.append_column(name, pa.nulls(found.num_rows, kind_of_value))
         return found.select(
             [n for n in ITEMS.names if n in found.column_names] if columns is None else columns
         )
@@ -183,7 +189,13 @@ class RunStore:
         written = [n for n in range(self.shard_count) if self.path("items", n).is_file()]
         if not written:
             return ITEMS.empty_table() if columns is None else ITEMS.empty_table().select(list(columns))
-        found = pa.concat_tables([self.read_shard("items", n, columns) for n in written])
+        measured = self.folder / STABILITY_FILE
+        if self.manifest.schema == 1 and measured.is_file():
+            found = pa.concat_tables([self.read_shard("items", n) for n in written])
+            found = schema1.fill_stability(found, read_table(measured))
+            found = found if columns is None else found.select(list(columns))
+        else:
+            found = pa.concat_tables([self.read_shard("items", n, columns) for n in written])
         if self.moved and "path" in found.column_names:
             ids, paths = found["id"].to_pylist(), found["path"].to_pylist()
             now = [self.moved.get(name, path) for name, path in zip(ids, paths, strict=True)]

@@ -1,6 +1,6 @@
 """Which maps to review first: a queue ranked by a signal, a blind random control arm, and how good the queue is.
 
-Rank 1 is the most uncertain image. Where the signal says nothing (a blank or constant map; for PEUM, fewer than two
+Rank 1 is the least trustworthy image. Where the signal says nothing (a blank or constant map; for PEUM, fewer than two
 views kept) an image is not certain: it ranks before the highest. Ties are broken by a permutation seeded by `seed`,
 not by name.
 """
@@ -10,8 +10,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from equicam.auditing.review_key import ReviewKey
 from equicam.auditing.signal_quality import SignalQuality, signal_quality
-from equicam.auditing.signals import COLUMNS, ranking_scores, refuse_unknown, signal_values
+from equicam.auditing.signals import COLUMNS, column_values, ranking_scores, refuse_unknown, signal_values
+from equicam.auditing.stored_maps import StoredMaps
 from equicam.auditing.triage_reasons import triage_reasons
 from equicam.errors import EquicamError
 from equicam.evaluation.statistics import Floats, Indices
@@ -33,11 +34,15 @@ ROWS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
         pa.field("arm", pa.string(), nullable=False),  # queue or control
-        pa.field("rank", pa.int32(), nullable=False),  # among all ok images; 1 is the most uncertain
+        pa.field("rank", pa.int32(), nullable=False),  # among all ok images; 1 is the least trustworthy
         pa.field("place", pa.int32(), nullable=False),  # order of review, in which the arms are mixed
+        pa.field("represents_rest", pa.bool_()),  # a random draw from the images outside the queue
         pa.field("by", pa.string()),  # the signal it is ranked by
+        pa.field("stability", pa.float64()),
         pa.field("peum_score", pa.float64()),
         pa.field("disagreement", pa.float64()),
+        pa.field("doubt", pa.float64()),
+        pa.field("risk", pa.float64()),
         pa.field("target", pa.int32()),
         pa.field("class", pa.string()),
         pa.field("confidence", pa.float32()),
@@ -47,21 +52,18 @@ ROWS = pa.schema(
 )
 
 
+ReadMaps = Callable[[Iterable[str]], Mapping[str, StoredMaps]]
+"""The stored maps of these images, by id."""
+
+
 @dataclass(frozen=True)
-class Guarantee:
-    """λ = the ⌊α (n_u + 1)⌋-th smallest score of n_u unstable maps: reviewing scores ≥ λ misses at most α of them.
+class UnstableMaps:
+    """How many maps are unstable: counted, because stability is measured on every image."""
 
-    That is P(score < λ | unstable) ≤ α over draws of calibration and new images that are exchangeable; λ = ∞ where only
-    images whose score says nothing are needed. The score is the signal the queue is ranked by.
-    """
-
-    alpha: float
-    unstable: float  # a map is unstable when its Eq is below this
-    calibration_size: int
-    unstable_found: int
-    threshold: float | None
-    needed: int | None  # images with a score ≥ λ, or one that says nothing
-    needed_share: float | None
+    below: float  # a map is unstable when its stability is below this
+    count: int
+    in_queue: int
+    undefined: int  # maps without a stability: blank, constant, or not measured
     sentence: str
 
 
@@ -71,7 +73,7 @@ class Triage:
 
     rows: pa.Table
     by: str  # the signal they are ranked by
-    guarantee: Guarantee
+    unstable: UnstableMaps
     quality: SignalQuality | None  # None: no calibration subset
     budget: int
     ok: int
@@ -87,7 +89,7 @@ class Triage:
         plain = {
             name: getattr(self, name) for name in ("by", "budget", "ok", "bad", "quotas", "seed", "keyed")
         }
-        plain |= {"guarantee": asdict(self.guarantee), "quality": self.quality and asdict(self.quality)}
+        plain |= {"unstable": asdict(self.unstable), "quality": self.quality and asdict(self.quality)}
         found: dict[str, Any] = json_ready(plain | {"rows": self.rows.to_pylist()})
         return found
 
@@ -100,20 +102,23 @@ class Triage:
 def triage(
     items: pa.Table,
     *,
-    by: str = "peum",
+    by: str = "stability",
     budget: str | int = "10%",
     control: int | float = 0.20,
-    alpha: float = 0.10,
     unstable: int | float = 0.5,
     quotas: bool = True,
     angles: Sequence[int | float],
     classes: Sequence[str] | None = None,
     seed: int = 0,
+    extended: Sequence[int] = (),
     key: ReviewKey | None = None,
+    read_maps: ReadMaps = lambda _ids: {},
 ) -> Triage:
     """Rank images by a signal and deal `budget` reviews: a share `control` to a random arm, the rest to the queue.
 
-    With the run's `key`, nobody without it can compute which images the seed draws for the control arm.
+    Each number of `extended` deals as many reviews more, after those before. With the run's `key`, nobody without it can
+    compute which images the seed draws for the control arm. `read_maps` gives the maps whose peaks are compared in the
+    reasons.
     """
     ok = items.filter(pc.field("status") == "ok").sort_by("id")
     refuse_unknown(by, ok)
@@ -126,34 +131,33 @@ def triage(
         )
     if not 0 <= control < 1:
         raise EquicamError("control", needs="a share from 0 to below 1", got=control, fix="control=0.20")
-    if not 0 < alpha < 1:
-        raise EquicamError("alpha", needs="a share between 0 and 1", got=alpha, fix="alpha=0.10")
     if not -1 < unstable <= 1:
         raise EquicamError(
-            "unstable", needs="an Eq, above −1 and at most 1", got=unstable, fix="unstable=0.5"
+            "unstable", needs="a stability, above −1 and at most 1", got=unstable, fix="unstable=0.5"
         )
     ids = ok["id"].to_pylist()
     rng = np.random.default_rng(_entropy(seed, ids))
     scores = {name: ranking_scores(ok, name) for name in COLUMNS}
     score, target = scores[by], ok["target"].fill_null(-1).to_numpy()
     order = np.lexsort((rng.permutation(len(score)), -score))
-    reviews = _reviews(budget, len(score))
-    controls = _controls(reviews, len(score), control)
-    places = class_quotas(Counter(target.tolist()), reviews - controls) if quotas else {}
-    queue = _by_class(order, target, places)
-    # places left over by rounding go by rank, whatever the class
-    queue = np.concatenate([queue, order[~np.isin(order, queue)][: reviews - controls - len(queue)]])
-    if key is not None:
-        rng = np.random.default_rng(int(key.digest("control arm", str(seed), *ids), 16))
-    control_arm = rng.choice(np.setdiff1d(order, queue), controls, replace=False)
-    chosen = rng.permutation(np.concatenate([queue, control_arm]))
+    arms = _Arms()
+    for number, more in enumerate((_reviews(budget, len(score)), *extended)):
+        free = len(score) - arms.chosen.size
+        if number:
+            more = _more_reviews(more, free)
+        if key is not None:
+            purpose = f"control arm, extension {number}" if number else "control arm"
+            rng = np.random.default_rng(int(key.digest(purpose, str(seed), *ids), 16))
+        controls = _controls(more, free, control)
+        arms = _deal(arms, order, target, places=more - controls, controls=controls, quotas=quotas, rng=rng)
+    reviews, queue = arms.chosen.size, np.concatenate([arms.queue, arms.passed])
     eq, named = ok["eq"].to_numpy(), Counter[str]()
-    for one in target[queue].tolist() if quotas else ():
+    for one in target[arms.queue].tolist() if quotas else ():
         named[_class_name(one, classes)] += 1
     return Triage(
-        rows=_rows(ok, order, chosen, set(queue.tolist()), score, by, angles, classes),
+        rows=_rows(ok, order, arms, score, by, angles, classes, read_maps),
         by=by,
-        guarantee=_guarantee(score, eq, queue, alpha=alpha, unstable=unstable, by=by),
+        unstable=_unstable_maps(column_values(ok, "stability"), queue, below=unstable),
         quality=signal_quality(
             scores, eq, queue, by=by, share=reviews / max(len(score), 1), unstable=unstable
         ),
@@ -195,6 +199,66 @@ def _controls(reviews: int, ok: int, control: int | float) -> int:
     return min(max(math.floor(control * reviews + 0.5), int(reviews >= 5)), reviews - 1)
 
 
+def _more_reviews(more: int, free: int) -> int:
+    if more < 1:
+        raise EquicamError("more", needs="a number of reviews from 1", got=more, fix="more=50")
+    if not free:
+        raise EquicamError(
+            "more",
+            needs="images that are in no arm yet",
+            got="none: every image is under review",
+            fix="equicam report",
+        )
+    return min(more, free)
+
+
+def _no_images() -> Indices:
+    return np.array([], dtype=np.intp)
+
+
+@dataclass(frozen=True)
+class _Arms:
+    """Images dealt so far, as indices."""
+
+    queue: Indices = field(default_factory=_no_images)
+    controls: Indices = field(default_factory=_no_images)  # a random sample of the images outside the queue
+    passed: Indices = field(default_factory=_no_images)  # controls whose rank an extended queue has reached
+    chosen: Indices = field(default_factory=_no_images)  # all of them, by place
+
+
+def _deal(
+    arms: _Arms,
+    order: Indices,
+    target: NDArray[Any],
+    *,
+    places: int,
+    controls: int,
+    quotas: bool,
+    rng: np.random.Generator,
+) -> _Arms:
+    """Lengthen the queue by the next `places` images and the random sample of the rest by `controls`.
+
+    Images of the control arm among the next ones stay there, and as many more are drawn in their stead: the controls
+    outside the queue are a simple random sample of the images outside it, however often the queue was extended.
+    """
+    left = order[~np.isin(order, np.concatenate([arms.queue, arms.passed]))]
+    following = _by_class(
+        left, target, class_quotas(Counter(target[left].tolist()), places) if quotas else {}
+    )
+    # places left over by rounding go by rank, whatever the class
+    following = np.concatenate([following, left[~np.isin(left, following)][: places - len(following)]])
+    is_control = np.isin(following, arms.controls)
+    passed, queued = following[is_control], following[~is_control]
+    rest = np.setdiff1d(left, np.concatenate([following, arms.controls]))
+    added = rng.choice(rest, controls + passed.size, replace=False)
+    return _Arms(
+        queue=np.concatenate([arms.queue, queued]),
+        controls=np.concatenate([np.setdiff1d(arms.controls, passed), added]),
+        passed=np.concatenate([arms.passed, passed]),
+        chosen=np.concatenate([arms.chosen, rng.permutation(np.concatenate([queued, added]))]),
+    )
+
+
 def _by_class(order: Indices, target: NDArray[Any], places: dict[int, int]) -> Indices:
     left, queue = dict(places), []
     for i in order.tolist():
@@ -213,47 +277,45 @@ def _class_name(target: int | None, classes: Sequence[str] | None) -> str:
 def _rows(
     ok: pa.Table,
     order: Indices,
-    chosen: Indices,
-    queue: set[int],
+    arms: _Arms,
     score: Floats,
     by: str,
     angles: Sequence[int | float],
     classes: Sequence[str] | None,
+    read_maps: ReadMaps,
 ) -> pa.Table:
     rank = np.argsort(order) + 1
     lower = 100 * np.searchsorted(np.sort(score), score) // max(len(score), 1)
-    signals = {column: signal_values(ok, name) for name, column in COLUMNS.items()}
-    rows = ok.take(chosen).to_pylist()
-    for place, (i, row) in enumerate(zip(chosen.tolist(), rows, strict=True), start=1):
+    columns = {column: column_values(ok, name) for name, column in COLUMNS.items()}
+    queue, controls = set(arms.queue.tolist()), set(arms.controls.tolist())
+    signal, rows = signal_values(ok, by), ok.take(arms.chosen).to_pylist()
+    maps = read_maps([row["id"] for row in rows])
+    for place, (i, row) in enumerate(zip(arms.chosen.tolist(), rows, strict=True), start=1):
         row |= {"arm": "queue" if i in queue else "control", "rank": rank[i], "place": place, "by": by}
+        row["represents_rest"] = i in controls
         row |= {"class": _class_name(row["target"], classes), "flags": row["flags"] or []}
-        row |= {column: json_ready(float(values[i])) for column, values in signals.items()}
-        reasons = triage_reasons(row, by, angles, None if np.isinf(score[i]) else int(lower[i]))
+        row |= {column: json_ready(float(values[i])) for column, values in columns.items()}
+        reasons = triage_reasons(
+            row,
+            by,
+            angles,
+            value=float(signal[i]),
+            above_percent=None if np.isinf(score[i]) else int(lower[i]),
+            maps=maps.get(row["id"]),
+        )
         row["reasons"] = [reason.to_row() for reason in reasons]
     return pa.Table.from_pylist([{name: row[name] for name in ROWS.names} for row in rows], schema=ROWS)
 
 
-def _guarantee(
-    score: Floats, eq: Floats, queue: Indices, *, alpha: float, unstable: int | float, by: str = "peum"
-) -> Guarantee:
-    found, exact = np.sort(score[eq < unstable]), Fraction(str(alpha))
-    n, place = int(np.count_nonzero(~np.isnan(eq))), math.floor(exact * (found.size + 1))
-    basis = f"{found.size} unstable maps (Eq < {unstable:g}) among {n} calibration images"
-    if not place:
-        least = math.ceil(1 / exact) - 1
-        text = f"No guarantee: {basis}; missing at most {100 * alpha:g} % of them needs {least}, {least - found.size} more."
-        return Guarantee(alpha, unstable, n, found.size, None, None, None, text)
-    threshold = float(found[place - 1])
-    must = score >= threshold
-    needed, held = int(must.sum()), int(must[queue].sum())
-    which = f"whose {SIGNALS[by]} says nothing"
-    if np.isfinite(threshold):
-        which = f"with a {SIGNALS[by]} of at least {threshold:.4g}, or {which}"
-    covered = "so it covers the guarantee" if held == needed else "so it does not cover the guarantee"
-    text = (
-        f"Reviewing every image {which} ({needed} of {score.size}, {100 * needed / score.size:.1f} %) misses at most "
-        f"{100 * alpha:g} % of the unstable maps on average, if the calibration images are a random draw; computed "
-        f"from {basis}. Budget and guarantee are not promised together: the present queue holds {held} of these {needed}, "
-        f"{covered}."
-    )
-    return Guarantee(alpha, unstable, n, found.size, threshold, needed, needed / score.size, text)
+def _unstable_maps(stability: Floats, queue: Indices, *, below: int | float) -> UnstableMaps:
+    unstable, undefined = stability < below, int(np.isnan(stability).sum())
+    count, held = int(unstable.sum()), int(unstable[queue].sum())
+    none = f"; {undefined} have none" if undefined else ""
+    sentence = "no map has a stability: it was not measured"
+    if undefined < stability.size:
+        share = 100 * count / stability.size
+        sentence = (
+            f"{count:,} of {stability.size:,} maps ({share:.1f} %) have a stability below {below:g}, {held:,} of them in the queue"
+            f"{none}"
+        )
+    return UnstableMaps(float(below), count, held, undefined, sentence)

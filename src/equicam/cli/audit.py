@@ -19,6 +19,7 @@ from equicam.cli.shared import (
     parse_views,
     say,
 )
+from equicam.shards import read_json
 
 DECODERS = max(1, min(8, (os.cpu_count() or 2) - 1))
 """Processes that decode images, unless the user gives another number."""
@@ -34,7 +35,7 @@ def audit(
     calibrate: Annotated[
         int,
         typer.Option(
-            help="Measure Eq on this many random images, to know how well the queue finds unstable maps."
+            help="Measure Eq on this many random images at seven other angles, as a check of stability and signals."
         ),
     ] = 0,
     split: options.Split = None,
@@ -92,36 +93,45 @@ def audit(
 
 def triage(
     run: options.RunFolder,
-    by: Annotated[str, typer.Option(help="Signal to rank by: peum or disagreement.")] = "peum",
+    by: Annotated[
+        str, typer.Option(help="Signal to rank by: stability, peum, disagreement, doubt or risk.")
+    ] = "stability",
     budget: Annotated[str, typer.Option(help="Images that can be reviewed: 10% or a number.")] = "10%",
     control: Annotated[float, typer.Option(help="Share of the budget for the random control arm.")] = 0.20,
-    alpha: Annotated[float, typer.Option(help="Share of unstable maps the guarantee may miss.")] = 0.10,
-    unstable: Annotated[float, typer.Option(help="Eq below which a map counts as unstable.")] = 0.5,
+    unstable: Annotated[float, typer.Option(help="Stability below which a map counts as unstable.")] = 0.5,
     quotas: Annotated[bool, typer.Option(help="Give each class places in the queue by its size.")] = True,
     evidence: Annotated[
         int, typer.Option(min=0, help="Images at the head of the queue to test for signal or noise.")
     ] = 40,
     seed: options.Seed = 0,
+    more: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Extend the queue there is by this many reviews; with no other option.",
+            show_default=False,
+        ),
+    ] = None,
     model: options.TrustedModel = None,
     source: options.MovedSource = None,
     weights: options.MovedWeights = None,
     device: options.Device = None,
 ) -> None:
-    """Rank a run for review: the queue, a random control arm, and how well the queue finds unstable maps here.
+    """Rank a run for review: the queue, a random control arm, and how many maps are unstable.
 
     Writes `triage.parquet` (all images), `queue.csv` and `fiftyone/` (for reviewers, with blinding) into the run, and
     `evidence.json` for the head of the queue.
 
-    Example: `equicam triage run --budget 5% --by disagreement`
+    Example: `equicam triage run --budget 5% --by risk`, and later `equicam triage run --more 50`
     """
-    with exit_on_error(), count_progress("signal or noise", evidence) as tick:
+    with exit_on_error(), count_progress("signal or noise", 0 if more else evidence) as tick:
         import equicam
 
         opened = equicam.open_run(run)
         ranked = opened.triage(
-            budget, by, control=control, alpha=alpha, unstable=unstable,
-            quotas=quotas, evidence=evidence, seed=seed, model=model, source=source, weights=weights, device=device,
-            tick=tick,
+            budget, by, control=control, unstable=unstable,
+            quotas=quotas, evidence=evidence, seed=seed, more=more, model=model, source=source, weights=weights,
+            device=device, tick=tick,
         )  # fmt: skip
         print_triage(opened, ranked)
     say(f"next: equicam review {shlex.quote(str(run))}")
@@ -140,6 +150,8 @@ def report(
         import equicam
 
         path = equicam.open_run(run, source).report(top)
+        if left := read_json(path.with_suffix(".json"))["remainder"]:
+            say(left["sentence"])
     say(f"report: {path}")
 
 

@@ -43,7 +43,6 @@ def print_triage(run: "Run", ranked: "Triage") -> None:
 
 def print_queue(ranked: "Triage") -> None:
     """Print the head of the queue with its reasons, and how well the ranking finds unstable maps."""
-    from equicam.auditing.signals import COLUMNS
     from equicam.reasons import SIGNALS, describe, from_rows
 
     queue, signal = ranked.queue(), SIGNALS[ranked.by]
@@ -59,7 +58,8 @@ def print_queue(ranked: "Triage") -> None:
         reasons = from_rows(row["reasons"])
         # the value has a column of its own; an image without the reason has no value to rank by
         others = [describe(reason) for reason in reasons if reason.code != "signal-percentile"]
-        value = "–" if len(others) == len(reasons) else f"{row[COLUMNS[ranked.by]]:.4f}"
+        values = [r.values["value"] for r in reasons if r.code == "signal-percentile"]
+        value = f"{values[0]:.4f}" if values else "–"
         name, label, why = (escape(plain(text)) for text in (row["id"], row["class"], "; ".join(others)))
         cells = (str(row["rank"]), name, label, f"{row['confidence']:.2f}", value)
         table.add_row(*cells, *([why] if wide else []))
@@ -71,14 +71,14 @@ def print_queue(ranked: "Triage") -> None:
     console.print(table)
     if not wide:
         console.print("reasons, by rank:", notes)
-    say(ranked.guarantee.sentence)
-    if ranked.quality:
-        say(ranked.quality.sentence)
-        say(f"PEUM or disagreement: {ranked.quality.advice}")
-    else:
-        say(
-            "No calibration subset: how well the queue finds unstable maps is unknown. equicam audit --calibrate N measures it."
-        )
+    say(ranked.unstable.sentence)
+    if not ranked.quality:
+        return
+    say(ranked.quality.sentence)
+    say(ranked.quality.comparison)
+    for more in (ranked.quality.check and ranked.quality.check.sentence, ranked.quality.advice):
+        if more:
+            say(more)
 
 
 def print_verification(found: "Verification") -> None:

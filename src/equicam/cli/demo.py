@@ -18,13 +18,14 @@ def demo(
     Example: `equicam demo --out demo`
     """
     with exit_on_error(interrupted="; the same command resumes"), audit_progress() as progress:
-        from equicam.demo import run_demo
+        from equicam.demo import run_demo, worst_tenth_sentence
         from equicam.reasons import describe, from_rows
 
         result = run_demo(out, count, progress=progress)
     print_audit(result.run)
     print_triage(result.run, result.triage)
     print_verification(result.verification)
+    say(worst_tenth_sentence(result.triage))
     worst = result.triage.queue()[:3]
     say(f"first in the queue, {len(worst)} of them:")
     for row in worst:

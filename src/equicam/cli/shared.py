@@ -46,9 +46,9 @@ TYPED = {
     "seed": "--seed",
     "calibrate": "--calibrate",
     "by": "--by",
-    "alpha": "--alpha",
     "control": "--control",
     "unstable": "--unstable",
+    "more": "--more",
 }
 """How an argument of the library is typed on the command line."""
 ARGUMENT = re.compile(rf"\b({'|'.join(TYPED)})=(\"[^\"]*\"|\S+)")

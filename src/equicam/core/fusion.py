@@ -171,8 +171,13 @@ class FusedMap:
 
     @property
     def aligned_maps(self) -> Float[Tensor, "s b H W"]:
-        """h_t: each view's own map in the presented frame, the presented view first."""
+        """h_t: each view's own map, the presented view first; aligned if the fusion aligns."""
         return self.readings.aligned_maps(self.combine, self.alignment)
+
+    @property
+    def maps_in_presented_frame(self) -> Float[Tensor, "s b H W"]:
+        """Each view's own map aligned, whether the fusion aligns or not."""
+        return self.readings.aligned_maps(self.combine, replace(self.alignment, enabled=True))
 
 
 def fuse(readings: ViewReadings, combine: Combine, fusion: Fusion, fill: Fill) -> FusedMap:

@@ -1,5 +1,7 @@
 """How far the views of an image disagree once they are aligned."""
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -14,23 +16,40 @@ def peum(aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment) -> Float[
     return alignment.variance(aligned_maps)
 
 
-def disagreement(aligned_maps: Float[Tensor, "t b H W"], region: Region = "disc") -> Float[Tensor, " b"]:
-    """1 − mean Pearson correlation over all pairs of views; NaN for one view, which has nothing to disagree with.
+@dataclass(frozen=True)
+class ViewCorrelations:
+    """Pearson correlations between the aligned maps of an image's views; 0 with a constant map."""
+
+    with_presented: Float[Tensor, "t b"]  # of each view with the presented one, which is the first
+    of_pairs: Float[Tensor, " b"]  # mean over all pairs of views; NaN for one view
+
+    @property
+    def stability(self) -> Float[Tensor, " b"]:
+        """The rotation test of the presented view's own map: its mean correlation with the others; NaN for one view."""
+        return self.with_presented[1:].mean(0)
+
+    @property
+    def disagreement(self) -> Float[Tensor, " b"]:
+        """1 − the mean over all pairs."""
+        return 1 - self.of_pairs
+
+
+def correlate_views(aligned_maps: Float[Tensor, "t b H W"], region: Region = "disc") -> ViewCorrelations:
+    """The correlations of views, the presented one first.
 
     With z_t the map of view t at mean 0 and norm 1, Σ_{s≠t} r_st = |Σ_t z_t|² − Σ_t |z_t|²: no matrix of pairs is
-    needed. A constant map has z = 0, and so correlation 0 with every other.
+    needed. A constant map has z = 0.
     """
     views = len(aligned_maps)
-    if views == 1:
-        return torch.full(aligned_maps.shape[1:2], torch.nan, dtype=torch.float64, device=aligned_maps.device)
     pixels = select_pixels(aligned_maps, region)
     centred = pixels - pixels.mean(-1, keepdim=True, dtype=torch.float64).to(pixels.dtype)
     norm = torch.linalg.vector_norm(centred, dim=-1, dtype=torch.float64)
     constant = norm < CONSTANT_BELOW * pixels.shape[-1] ** 0.5
-    scale = torch.where(constant, 0, 1 / norm).to(pixels.dtype)
-    total = torch.linalg.vector_norm((centred * scale[..., None]).sum(0), dim=-1, dtype=torch.float64)
+    z = centred * torch.where(constant, 0, 1 / norm).to(pixels.dtype)[..., None]
+    with_presented = (z * z[0]).sum(-1, dtype=torch.float64)
+    total = torch.linalg.vector_norm(z.sum(0), dim=-1, dtype=torch.float64)
     pairs: Tensor = total.square() - (~constant).sum(0)
-    return 1 - pairs / (views * (views - 1))
+    return ViewCorrelations(with_presented, pairs / (views * (views - 1)) if views > 1 else pairs * torch.nan)
 
 
 def mean_converged(

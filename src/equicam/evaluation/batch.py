@@ -49,6 +49,7 @@ class MethodMaps:
     null_map: Float[Tensor, "H W"]  # its map when no view shows anything
     peum: Float[Tensor, "b H W"] | None = None
     disagreement: Float[Tensor, " b"] | None = None
+    stability: Float[Tensor, " b"] | None = None
     views_used: Int[Tensor, " b"] | None = None  # of the presented images, where images differ
     traces: Sequence[LayerTrace] = ()
     combine: Combine | None = None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equicam.core.combine import Combine, grad_cam_rectified
 from equicam.core.fusion import FusedMap, fuse
-from equicam.core.uncertainty import disagreement, peum
+from equicam.core.uncertainty import correlate_views, peum
 from equicam.core.views import Fill, Views, select
 from equicam.evaluation.stages import LayerTrace
 from equicam.methods import Method
@@ -27,7 +27,7 @@ class KeptTensors:
     """Which tensors metrics need in addition to the maps."""
 
     trace: bool  # activations and gradients of methods of one view
-    uncertainty: bool  # PEUM and disagreement of methods of several views
+    uncertainty: bool  # PEUM, disagreement and stability of methods of several views
     as_published: bool
 
 
@@ -84,7 +84,8 @@ def _measure(fused: FusedMap, *, kept: KeptTensors, adaptive: bool = False) -> T
         compared = order[:AUTHORS_VIEWS_COMPARED] if kept.as_published else order
         maps = select(fused.aligned_maps, compared)
         found["peum"] = peum(fused.aligned_maps, fused.alignment)
-        found["disagreement"] = disagreement(maps, "full" if kept.as_published else "disc")
+        found["disagreement"] = correlate_views(maps, "full" if kept.as_published else "disc").disagreement
+        found["stability"] = correlate_views(fused.maps_in_presented_frame).stability
     if kept.trace and len(order) == 1 and readings.stage == "features" and readings.logits is not None:
         activations, gradients = (value[0] for value in readings.values)
         rectified = torch.full_like(readings.target, fused.combine is grad_cam_rectified, dtype=torch.bool)

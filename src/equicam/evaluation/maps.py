@@ -206,6 +206,7 @@ class MapComputer:
             null_map,
             presented.get(f"{one.name}.peum"),
             presented.get(f"{one.name}.disagreement"),
+            presented.get(f"{one.name}.stability"),
             presented.get(f"{one.name}.views_used"),
             [trace for trace, _ in traces],
             traces[0][1] or one.method.combine if traces else None,

@@ -26,7 +26,7 @@ COVERAGE = "coverage"
 """The control that is a method of its own: a map that does not depend on the image."""
 COVERAGE_VIEWS = Views.evenly(18)
 """The views whose coverage that control shows."""
-VIEW_METRICS = {"peum", "disagreement", "calibration"}
+VIEW_METRICS = {"peum", "disagreement", "stability", "calibration"}
 """Metrics of the views of one map."""
 REGION_METRICS = {"energy", "pointing", "box-iou"}
 """Metrics that need the place of the object."""

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -246,8 +246,14 @@ def _signal_columns(table: pa.Table, method: str) -> list[tuple[str, MetricColum
         ("peum (disc)", "peum", method, "disc"),
         ("disagreement", "disagreement", method, "disc"),
         ("disagreement", "disagreement", method, "full"),
+        ("stability", "stability", method, "disc"),
         ("flip-rate", "flip-rate", None, None),
         ("confidence-drop", "confidence-drop", None, None),
     ]
     found = [(name, pick(table, score, of, region, required=False)) for name, score, of, region in places]
+    # a signal is high where a map is unstable
+    found = [
+        ("1 − stability", replace(rows, value=1 - rows.value)) if name == "stability" else (name, rows)
+        for name, rows in found
+    ]
     return [(name, rows) for name, rows in found if len(rows)]

@@ -15,16 +15,19 @@ SIGNALS = {
     "confidence drop": "confidence-drop",
 }
 MISCLASSIFIED = {"PEUM": "peum (full)", "flip": "flip-rate", "confdrop": "confidence-drop"}
+CAPTURE = {"PEUM": "peum (full)", "disagreement": "disagreement", "1 − stability": "1 − stability"}
 SIX_VIEWS = "theirs compares six of the 18 views; over all pairs disagreement is the better signal"
 
 
 def measure(context: Context) -> Iterator[Row]:
     """Pearson with 1 − Eq(grad-cam), lift at a held-out threshold, AUROC for wrong predictions."""
-    tables = context.evaluate_both(["grad-cam", "equigrad-cam"], ["eq", "peum", "disagreement"])
+    tables = context.evaluate_both(["grad-cam", "equigrad-cam"], ["eq", "peum", "disagreement", "stability"])
     found = tables.map(_signals)
     for name, signal in SIGNALS.items():
         r = found.map(lambda of, signal: correlation(of[signal].pearson), signal)
         yield compare(f"audit.r.{name}", r, label=f"r of {signal}", tolerance=0.06)
+    r = found.map(lambda of: correlation(of["1 − stability"].pearson))
+    yield compare("", r, label="r of 1 − stability", published="not in the text")
     ahead = found.map(lambda of: of["disagreement"].behind_peum)
     artefact = SIX_VIEWS if ahead.clean is not None and ahead.clean.high < 0 else ""
     yield compare("audit.diff", ahead, label="PEUM ahead of disagreement", artefact=artefact, reason=artefact)
@@ -36,9 +39,10 @@ def measure(context: Context) -> Iterator[Row]:
         auroc = found.map(lambda of, signal: of[signal].wrong, signal)
         label = f"{signal}: AUROC for wrong predictions"
         yield compare(f"audit.auroc.{name}", auroc, label=label, tolerance=0.06)
-    capture = found.map(lambda of: of["peum (full)"].capture)
-    label = "PEUM: capture of the worst tenth, × chance"
-    yield compare("", capture, label=label, published="not in the text")
+    for name, signal in CAPTURE.items():
+        capture = found.map(lambda of, signal: of[signal].capture, signal)
+        label = f"{name}: capture of the worst tenth, × chance"
+        yield compare("", capture, label=label, published="not in the text")
 
 
 def _signals(found: Evaluation) -> dict[str, SignalSummary]:

@@ -24,7 +24,7 @@ def measure(context: Context) -> Iterator[Row]:
     """PEUM against 1 − Eq of Grad-CAM; the share of the worst tenth found in the first tenth and fifth."""
     if not context.domain:
         return
-    found = context.evaluate_both(["grad-cam", "equigrad-cam"], ["eq", "peum", "disagreement"])
+    found = context.evaluate_both(["grad-cam", "equigrad-cam"], ["eq", "peum", "disagreement", "stability"])
     peum = found.map(lambda e: _pair(e, "peum", "full"))
     r = peum.map(lambda pair: statistics.pearson(*pair))
     start, label = f"peum.{context.claimed_domain}", "r of PEUM with 1 − Eq"
@@ -40,6 +40,9 @@ def measure(context: Context) -> Iterator[Row]:
     disagreement = found.map(lambda e: _pair(e, "disagreement", e.region))
     value = disagreement.map(lambda pair: statistics.bootstrap(in_tenth, *pair))
     yield compare("", value, label="worst tenth found in a tenth, by disagreement of the views")
+    instability = found.map(_instability)
+    value = instability.map(lambda pair: statistics.bootstrap(in_tenth, *pair))
+    yield compare("", value, label="worst tenth found in a tenth, by 1 − stability")
     known = context.claimed_domain in DOMAINS
     chance = peum.map(
         lambda pair: number(statistics.capture(0 * pair[1], pair[1], budget=WORST), len(pair[1]))
@@ -53,6 +56,11 @@ def measure(context: Context) -> Iterator[Row]:
 def _pair(found: Evaluation, signal: str, region: str) -> Pair:
     value = summary.pick(found.table, signal, "equigrad-cam", region).value
     return value, 1 - summary.pick(found.table, "eq", "grad-cam", found.region).value
+
+
+def _instability(found: Evaluation) -> Pair:
+    stability, drift = _pair(found, "stability", "disc")
+    return 1 - stability, drift
 
 
 def _found(signal: Floats, badness: Floats, *, budget: float) -> float:

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from equicam.auditing.log import Log
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.review_log import VERDICTS, ReviewLog
-from equicam.auditing.signals import signal_values
+from equicam.auditing.signals import column_values, signal_values
 from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
@@ -31,7 +31,7 @@ from equicam.report import plots, render
 from equicam.report.overlay import MAX_DEVIATION
 from equicam.report.render import RenderedImages
 from equicam.report.rows import class_name, peum_undefined
-from equicam.report.text import FLAGS, visible
+from equicam.report.text import FLAGS, SIGNAL_MEANINGS, visible
 from equicam.shards import json_ready, write_atomic
 
 MAX_BAD_ROWS = 100  # of the table of bad images
@@ -52,12 +52,12 @@ class RankedQueue(Protocol):
         """The signal that ranks."""
 
     @property
-    def guarantee(self) -> Any:
-        """A dataclass with its `sentence` and the Eq below which a map is `unstable`."""
+    def unstable(self) -> Any:
+        """A dataclass with its `sentence` and the stability `below` which a map is unstable."""
 
     @property
     def quality(self) -> Any:
-        """A dataclass with its `sentence` and its `advice` on the signal to rank by, or None."""
+        """A dataclass with its `sentence`, a `comparison` of signals, a `check` of stability and an `advice`, or None."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Card:
 
     facts: dict[str, Any]  # also in the JSON
     images: RenderedImages
+    curve: Markup  # stability by view
 
 
 def write_report(
@@ -96,6 +97,7 @@ def write_report(
         max_deviation=MAX_DEVIATION, scale=render.data_url(render.colour_scale()),
         thinned=len(manifest.angles) > render.MAX_TILES, class_name=partial(class_name, classes=manifest.classes),
         verdicts=VERDICTS, ranked_by=SIGNALS[triage.by],
+        signal_meaning=SIGNAL_MEANINGS[triage.by],
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(json_file, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())
@@ -115,13 +117,12 @@ def _facts(
     event_log = Log(store.folder)
     events, ok = event_log.events(), items.filter(pc.equal(items["status"], "ok"))
     bad = items.filter(pc.not_equal(items["status"], "ok"))
-    columns = (
-        signal_values(ok, "peum"),
-        signal_values(ok, "disagreement"),
-        _numbers(ok["flip_rate"]),
-        _numbers(ok["eq"]),
-    )
-    peum, disagreement, flips, eq = (v[np.isfinite(v)] for v in columns)
+    columns = {f"median_{name}": column_values(ok, name) for name in SIGNALS}
+    medians = {
+        name: float(np.median(known)) if len(known := values[np.isfinite(values)]) else None
+        for name, values in columns.items()
+    }
+    flips, eq = (v[np.isfinite(v)] for v in (_numbers(ok["flip_rate"]), _numbers(ok["eq"])))
     return {
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "manifest": manifest.to_json() | {"angles": list(manifest.angles)},
@@ -131,14 +132,14 @@ def _facts(
             "ok": ok.num_rows,
             "bad": bad.num_rows,
             "queue": len(queue),
-            "median_peum": float(np.median(peum)) if len(peum) else None,
-            "median_disagreement": float(np.median(disagreement)) if len(disagreement) else None,
+            **medians,
             "flipping": float((flips > 0).mean()) if len(flips) else None,
             "calibrated": len(eq),
         },
         "by": triage.by,
-        "guarantee": asdict(triage.guarantee),
+        "unstable": asdict(triage.unstable),
         "quality": None if triage.quality is None else asdict(triage.quality),
+        "remainder": _remainder(log, triage, ok.num_rows),
         "review": _review(log, triage),
         "bad": [
             {"id": row["id"], "reason": describe(_reason(row))}
@@ -171,6 +172,15 @@ def _review(log: ReviewLog, triage: RankedQueue) -> dict[str, Any] | None:
     return None if found is None else found.to_json() | {"of": len(arms)}
 
 
+def _remainder(log: ReviewLog, triage: RankedQueue, ok: int) -> dict[str, Any] | None:
+    """What can be stated of the maps nobody opened; None if nothing is under review."""
+    if not triage.rows.num_rows:
+        return None
+    from equicam.auditing.stopping import count_verdicts, remainder
+
+    return remainder(count_verdicts(log, triage.rows, ok)).to_json()
+
+
 def _plots(
     items: pa.Table, queue: Sequence[Mapping[str, Any]], triage: RankedQueue, views: int
 ) -> dict[str, Markup]:
@@ -178,12 +188,14 @@ def _plots(
     ok = items.filter(pc.equal(items["status"], "ok"))
     signal, flips, eq = signal_values(ok, triage.by), _numbers(ok["flip_rate"]), _numbers(ok["eq"])
     queued, name = _is_queued(ok, queue).to_numpy(), SIGNALS[triage.by]
-    found = {"signal": plots.signal_histogram(signal, queued, name=name)}
+    below = float(triage.unstable.below)
+    found = {"stability": plots.stability_histogram(column_values(ok, "stability"), queued, unstable=below)}
+    if triage.by != "stability":
+        found["signal"] = plots.signal_histogram(signal, queued, name=name)
     found["flips"] = plots.flip_histogram(np.rint(views * flips[np.isfinite(flips)]).astype(np.int64), views)
     if (both := np.isfinite(signal) & np.isfinite(eq)).any():
-        line = 1 - float(triage.guarantee.unstable)
         found["drift"] = plots.signal_against_drift(
-            signal[both], 1 - eq[both], queued[both], unstable=line, name=name
+            signal[both], 1 - eq[both], queued[both], unstable=1 - below, name=name
         )
     return {name: Markup(svg) for name, svg in found.items()}  # noqa: S704
 
@@ -209,6 +221,7 @@ def _cards(
             _image_facts(ranked, rows[name], evidence.get(name), manifest)
             | {"verdicts": _verdicts(log, name), "notes": [asdict(n) for n in log.notes(name)]},
             render.render_images(rows[name], maps.get(name), manifest.angles, fetch=name in store.moved),
+            plots.angle_curve(manifest.angles, rows[name]["stability_by_view"] or ()),
         )
         for name, ranked in zip(ids, queue, strict=True)
     ]
@@ -229,7 +242,8 @@ def _image_facts(
         "rank": ranked["rank"],
         "class": class_name(row["target"], manifest.classes),
         **{name: row[name] for name in copied},
-        "disagreement": ranked.get("disagreement"),
+        **{name: ranked.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
+        "stability_by_view": row["stability_by_view"],
         "flags": list(row["flags"] or []),
         "peum_undefined": peum_undefined(row, views=len(manifest.angles)),
         "reasons": [describe(reason) for reason in from_rows(ranked["reasons"])],

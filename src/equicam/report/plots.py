@@ -2,19 +2,24 @@
 
 import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from equicam.auditing.triage_reasons import LOW_CORRELATION
+
 Column = Float[np.ndarray, " n"]
 INK, QUEUED, REST = "#26232e", "#5b2a86", "#d9d6e0"
 MAX_POINTS = 2000
+CURVE_LOW = -0.5  # the lower end of a curve over angles
 _STYLE: Any = {
     "svg.hashsalt": "equicam",
     "svg.fonttype": "none",
@@ -38,14 +43,80 @@ def signal_histogram(signal: Column, queued: Bool[np.ndarray, " n"], *, name: st
     with rc_context(_STYLE):
         figure, axes = _axes(name, "images")
         edges = np.linspace(0, _top(signal), min(40, max(12, round(len(signal) ** 0.5))) + 1)
-        axes.hist(
-            [signal[~queued], signal[queued]], edges.tolist(), stacked=True, label=["other images", "in the queue"],
-            color=[REST, QUEUED], edgecolor="white", linewidth=0.5,
-        )  # fmt: skip
-        for patch in axes.containers[-1] if axes.containers else ():
-            patch.set_hatch("////")
-        axes.legend(frameon=False, loc="upper right", reverse=True)
+        _stack(axes, signal, queued, edges.tolist())
         return _svg(figure, "signal", f"Histogram of {name}; the queued share of each bar is hatched.")
+
+
+def stability_histogram(stability: Column, queued: Bool[np.ndarray, " n"], *, unstable: float) -> str:
+    """The distribution of stability; left of the line a map is unstable."""
+    known = np.isfinite(stability)
+    stability, queued = stability[known], queued[known]
+    with rc_context(_STYLE):
+        figure, axes = _axes("stability", "images")
+        low = min(0.0, unstable, float(stability.min(initial=0.0)))
+        edges = np.linspace(low, 1, min(40, max(12, round(len(stability) ** 0.5))) + 1)
+        _stack(axes, stability, queued, edges.tolist())
+        axes.axvline(unstable, color=INK, linestyle=(0, (5, 3)), linewidth=1)
+        axes.annotate(
+            "unstable", (unstable, 1), (-4, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
+            fontsize=8, ha="right", va="top",
+        )  # fmt: skip
+        return _svg(
+            figure,
+            "stability",
+            "Histogram of stability, with the line below which maps are unstable; the queued share of each bar is hatched.",
+        )
+
+
+def angle_curve(angles: Sequence[int | float], correlations: Sequence[int | float | None]) -> Markup:
+    """The correlation of each view's map with the presented view's over the angle, as a small drawing; "" without any.
+
+    Views below LOW_CORRELATION, where the map moves, are filled triangles.
+    """
+    known = sorted(
+        (angle % 360, r)
+        for angle, r in zip(angles, correlations, strict=False)
+        if r is not None and np.isfinite(r)
+    )
+    if len(known) < 2:
+        return Markup()
+    known += [(360.0, r) for angle, r in known[:1] if angle == 0]  # the circle closes
+    width, height, left, top, bottom = 300, 96, 30, 6, 16
+    right, floor = width - 14, height - bottom
+
+    def x(angle: int | float) -> float:
+        return left + (right - left) * angle / 360
+
+    def y(r: int | float) -> float:
+        return top + (floor - top) * (1 - max(r, CURVE_LOW)) / (1 - CURVE_LOW)
+
+    lowest = min(known, key=lambda pair: pair[1])
+    label = (
+        "Correlation of each view’s map with the presented view’s by angle; "
+        f"lowest {lowest[1]:.2f} at {lowest[0]:g} degrees."
+    )
+    parts = [f'<svg class="curve" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">']
+    for r in (1.0, LOW_CORRELATION, 0.0):
+        dashes = ' stroke-dasharray="5 3"' if r == LOW_CORRELATION else ""
+        parts.append(
+            f'<line x1="{left}" x2="{right}" y1="{y(r):.1f}" y2="{y(r):.1f}" stroke="#8a8594" stroke-width=".8"{dashes}/>'
+            f'<text x="{left - 5}" y="{y(r) + 3.5:.1f}" text-anchor="end" font-size="10" fill="currentColor">{r:g}</text>'
+        )
+    parts += [
+        f'<text x="{x(tick):.1f}" y="{height - 3}" text-anchor="middle" font-size="10" fill="currentColor">{tick}°</text>'
+        for tick in (0, 90, 180, 270, 360)
+    ]
+    line = " ".join(f"{x(angle):.1f},{y(r):.1f}" for angle, r in known)
+    parts.append(f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.2"/>')
+    for angle, r in known:
+        h, v = x(angle), y(r)
+        if r < LOW_CORRELATION:
+            parts.append(
+                f'<path d="M{h - 3.6:.1f} {v + 3:.1f}h7.2L{h:.1f} {v - 3.6:.1f}z" fill="currentColor"/>'
+            )
+        else:
+            parts.append(f'<circle cx="{h:.1f}" cy="{v:.1f}" r="2.4" fill="none" stroke="currentColor"/>')
+    return Markup("".join([*parts, "</svg>"]))  # noqa: S704  # numbers alone
 
 
 def flip_histogram(flips: Int[np.ndarray, " n"], views: int) -> str:
@@ -94,6 +165,17 @@ def signal_against_drift(
             "drift",
             f"{name} against 1 − Eq, one mark per image, with the line above which maps are unstable.",
         )
+
+
+def _stack(axes: Axes, values: Column, queued: Bool[np.ndarray, " n"], edges: list[float]) -> None:
+    """A histogram with the queued share of each bar hatched."""
+    axes.hist(
+        [values[~queued], values[queued]], edges, stacked=True, label=["other images", "in the queue"],
+        color=[REST, QUEUED], edgecolor="white", linewidth=0.5,
+    )  # fmt: skip
+    for patch in axes.containers[-1] if axes.containers else ():
+        patch.set_hatch("////")
+    axes.legend(frameon=False, loc="upper right", reverse=True)
 
 
 def _axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:

@@ -14,6 +14,14 @@ FLAGS = {
     "orientation-unread": "the EXIF orientation of the file cannot be read: the map is of the image as stored",
 }
 
+SIGNAL_MEANINGS = {
+    "stability": "1 − the mean correlation of the presented view’s own map with every other view’s, aligned",
+    "peum": "the variance between the views’ maps of an image",
+    "disagreement": "1 − the mean correlation over all pairs of the views’ aligned maps",
+    "doubt": "1 − the mean probability of the predicted class over the views",
+    "risk": "the mean of the ranks of instability and doubt",
+}
+
 
 def visible(text: object, most: int = MAX_CHARACTERS) -> str:
     """Foreign text on one line: controls, direction marks and piles of accents are escaped, and the length is bounded."""

@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
+from equicam.report.plots import angle_curve
 from equicam.report.text import visible
 from equicam.review import visibility
 from equicam.review.auth import Session
@@ -34,7 +35,7 @@ class ReviewContext:
             loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
-        self.templates.filters["visible"] = visible
+        self.templates.filters |= {"visible": visible, "angle_curve": angle_curve}
 
     def current_queue(self) -> Queue:
         """The present queue, with the log read to its end."""

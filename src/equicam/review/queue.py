@@ -23,6 +23,7 @@ from equicam.auditing.signals import ranked_by
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.errors import EquicamError
+from equicam.shards import read_json
 
 MAX_ITEMS_PER_RESPONSE = 200
 MAX_CACHED_SELECTIONS = 32
@@ -150,6 +151,7 @@ class QueueFilter:
     def __init__(self, queues: QueueLoader, log: ReviewLog) -> None:
         self.queues, self.log = queues, log
         self._selections: dict[tuple[Any, ...], tuple[QueueItem, ...]] = {}
+        self._remainder: tuple[tuple[str, int, int], str | None] | None = None
 
     def reviewed(self, queue: Queue, reviewer: str) -> int:
         """The number of items with a verdict of this reviewer."""
@@ -158,6 +160,22 @@ class QueueFilter:
     def reveals_arms(self, queue: Queue, reviewer: str) -> bool:
         """Whether this reviewer may see arms: without blinding, or once no verdict is left that they could bias."""
         return not self.queues.blind or self.reviewed(queue, reviewer) == len(queue.items)
+
+    def remainder(self, queue: Queue) -> str | None:
+        """What can be stated of the maps nobody opened; None while a triage is being written."""
+        # imported here: it loads SciPy, which most pages do not need
+        from equicam.auditing.stopping import count_verdicts, remainder
+
+        path = queue.store.folder / "triage.json"
+        if not path.is_file():
+            return None
+        written = (queue.version, self.log.last_event, path.stat().st_mtime_ns)
+        if self._remainder is None or self._remainder[0] != written:
+            triage, sentence = read_json(path), None
+            if [row["id"] for row in triage.get("rows", ())] == queue.triage["id"].to_pylist():
+                sentence = remainder(count_verdicts(self.log, queue.triage, triage["ok"])).sentence
+            self._remainder = (written, sentence)
+        return self._remainder[1]
 
     def select(self, queue: Queue, reviewer: str, filters: Mapping[str, str]) -> tuple[QueueItem, ...]:
         """The items that pass, in order. Under blinding, classes and flags find only items with this reviewer's verdict."""

@@ -3,7 +3,8 @@
 Under blinding, a reviewer sees an image and its map. Everything that tells how the image ranks or what the model made of
 it is visible after the reviewer's own first verdict: name (which often contains the label), label, prediction,
 probabilities, signals, flags, reasons, PEUM and the maps of single views, and the verdicts and notes of others. Rank,
-arm and evidence (only the head of the queue has any) are visible once that reviewer has given a verdict on every image.
+arm, evidence (only the head of the queue has any) and the statement on the maps nobody opened are visible once that
+reviewer has given a verdict on every image.
 """
 
 from bisect import bisect_left, bisect_right
@@ -59,6 +60,7 @@ def progress(queue: Queue, queue_filter: QueueFilter, reviewer: str) -> dict[str
     flags = Counter(flag for item in visible_items for flag in item.flags)
     classes = Counter(item.predicted for item in visible_items if item.predicted is not None)
     requested = log.second_requested() & queue.position_by_id.keys()
+    reveals_arms = queue_filter.reveals_arms(queue, reviewer)
     return {
         "version": queue.version,
         "reviewer": reviewer,
@@ -68,7 +70,9 @@ def progress(queue: Queue, queue_filter: QueueFilter, reviewer: str) -> dict[str
         "flags": dict(sorted(flags.items())),
         "classes": dict(sorted(classes.items())),
         "awaiting_second": sum(name not in own and awaits_second(log, name) for name in requested),
-        "arms": dict(queue.arm_counts) if queue_filter.reveals_arms(queue, reviewer) else None,
+        "arms": dict(queue.arm_counts) if reveals_arms else None,
+        # it counts the control arm: before, a change with a verdict would tell the arm of its image
+        "remainder": queue_filter.remainder(queue) if reveals_arms else None,
         "ranked_by": SIGNALS[queue.ranked_by],
     }
 
@@ -129,7 +133,8 @@ def item_facts(
         facts["revealed"] = _revealed(row, item, manifest)
         facts["revealed"] |= {
             "ranked_by": SIGNALS[queue.ranked_by],
-            "disagreement": triage.get("disagreement"),
+            **{name: triage.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
+            "stability_by_view": row["stability_by_view"],
         }
     if queue_filter.reveals_arms(queue, reviewer):
         facts |= {"arm": item.arm, "rank": triage["rank"], "evidence": _evidence(queue, item)}

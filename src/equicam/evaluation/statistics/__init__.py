@@ -31,11 +31,11 @@ from equicam.evaluation.statistics.intervals import (
     skill,
     weighted_mean,
 )
-from equicam.evaluation.statistics.shares import difference, kappa, proportion
+from equicam.evaluation.statistics.shares import difference, kappa, proportion, upper_bound
 
 __all__ = [
     "NAN", "Column", "Comparison", "Correlation", "Estimate", "Floats", "HeldOut", "Ids", "Indices", "auroc",
     "bonferroni", "bootstrap", "capture", "capture_lift", "compare", "difference", "held_out_lift", "holm", "kappa",
     "mean", "mean_ratio", "means_by_bin", "paired_difference", "pearson", "pearson_r", "pooled_mean", "proportion",
-    "skill", "spearman", "spearman_r", "weighted_mean",
+    "skill", "spearman", "spearman_r", "upper_bound", "weighted_mean",
 ]  # fmt: skip

@@ -186,6 +186,8 @@ const decide = async (verdict) => {
 const showProgress = (progress) => {
   $("reviewed").textContent = progress.reviewed.toLocaleString("en");
   $("meter").setAttribute("aria-valuenow", progress.reviewed);
+  $("remainder").textContent = progress.remainder || "";
+  $("remainder").hidden = !progress.remainder;
   for (const verdict of VERDICTS) {
     const count = progress.verdicts[verdict];
     document.querySelector(`[data-count="${verdict}"]`).textContent = count;

@@ -1,0 +1,427 @@
+"""What a review may state when it stops: the bounds against slow twins and simulated audits, and extended queues."""
+
+import itertools
+import json
+import math
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy.stats import chisquare
+
+import equicam
+from equicam.auditing.log import Log
+from equicam.auditing.queue_files import rank_again, read_queue
+from equicam.auditing.review_key import ReviewKey
+from equicam.auditing.review_log import ReviewLog
+from equicam.auditing.stopping import Counts, count_verdicts, is_wrong, more_readings, remainder
+from equicam.auditing.triage import triage
+from equicam.errors import EquicamError
+from equicam.evaluation.statistics import upper_bound
+from tests.audit.conftest import equicam_command
+from tests.audit.faked import Page, fake_run
+from tests.audit.test_triage import ANGLES, picture, table
+from tests.audit.test_triage import run as made_up
+from tests.audit.test_verdicts import said
+
+KEY = ReviewKey(b"k" * 32)
+
+
+def counts(**given):
+    """A finished review of 155 controls from 9,755 images outside the queue."""
+    usual = dict.fromkeys(Counts.__annotations__, 0) | {"outside": 9755, "controls": 155, "reviewed": 155}
+    return Counts(**(usual | given))
+
+
+# Bounds
+
+
+def slow_bound(k, n, confidence):
+    """The largest p, to 1e-9, at which k successes or fewer are still as likely as 1 − confidence."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-9:
+        p = (low + high) / 2
+        at_most_k = math.fsum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1))
+        low, high = (p, high) if at_most_k >= 1 - confidence else (low, p)
+    return low
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+def test_the_bound_is_that_of_searching(confidence):
+    for n in (1, 2, 7, 30, 155):
+        for k in {0, 1, n // 3, n - 1, n} - {n + 1}:
+            assert upper_bound(k, n, confidence=confidence) == pytest.approx(
+                slow_bound(k, n, confidence), abs=2e-9
+            )
+
+
+def test_the_bound_by_hand():
+    assert upper_bound(0, 155) == pytest.approx(1 - 0.05 ** (1 / 155), abs=1e-12)
+    assert round(100 * upper_bound(0, 155), 3) == 1.914
+    assert upper_bound(4, 4) == 1
+    for k, n in ((-1, 3), (4, 3)):
+        with pytest.raises(EquicamError, match="successes needs a count from 0 to 3"):
+            upper_bound(k, n)
+    with pytest.raises(EquicamError, match="confidence needs a share"):
+        upper_bound(0, 3, confidence=1.5)
+
+
+def test_no_hit_in_155():
+    found = remainder(counts(found=40))
+    bound = 1 - 0.05 ** (1 / 155)
+    assert found.outside_bound == pytest.approx(bound)
+    assert found.unopened == 9600
+    assert found.unopened_bound == pytest.approx(bound * 9755 / 9600)
+    assert found.unopened_share == 0
+    assert found.recall == 1
+    assert found.recall_bound == pytest.approx(40 / (40 + bound * 9755))
+    assert found.sentence == (
+        "Of the 9,600 maps nobody opened at most 2 % are wrong (95 % confidence; 0 of 155 random ones were). "
+        "The review has found 40 wrong maps, at least 17 % of all."
+    )
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_undecided_maps_weaken_every_bound():
+    decided = remainder(counts(wrong=2, found=42))
+    unsure = counts(wrong=2, undecided=3, found=42, undecided_everywhere=10)
+    found = remainder(unsure)
+    missed = upper_bound(5, 155) * 9755 - 2  # the undecided may be right, so only two wrong maps are known
+    assert found.unopened_bound == pytest.approx(missed / 9600)
+    assert found.unopened_bound > decided.unopened_bound
+    assert found.recall_bound == pytest.approx(42 / (42 + 10 + missed))
+    assert found.recall_bound < decided.recall_bound
+    assert found.unopened_share == 2 / 152
+    assert found.sentence == (
+        "Of the 9,600 maps nobody opened at most 6.8 % are wrong (95 % confidence; 5 of 155 random ones were, counting 3 "
+        "undecided as wrong). The review has found 42 wrong maps, at least 6 % of all (10 undecided, not counted as found)."
+    )
+
+
+def test_what_is_not_reviewed_is_stated():
+    part = remainder(counts(controls=160, wrong=1, found=9, queue_left=12))
+    assert part.sentence.startswith(
+        "Of the 9,600 maps outside the queue that nobody opened at most 3.1 % are"
+    )
+    assert "1 of 155 random ones was)" in part.sentence
+    assert part.sentence.endswith(
+        "5 images of the control arm are not reviewed yet. "
+        "12 images of the queue are not reviewed yet; this does not cover them."
+    )
+    assert remainder(counts(queue_left=1)).sentence.endswith(
+        "1 image of the queue is not reviewed yet; this does not cover it."
+    )
+    assert remainder(counts()).sentence.endswith("The review has found no wrong map.")
+
+
+def test_without_a_random_verdict_there_is_no_bound():
+    nothing = (None,) * 5
+    for given, why in (
+        ({"reviewed": 0, "found": 7}, "none of the 155 random ones, the control arm, is reviewed."),
+        ({"reviewed": 0, "controls": 0}, "there is no control arm."),
+    ):
+        found = remainder(counts(**given))
+        assert (
+            found.outside_bound, found.unopened_share, found.unopened_bound, found.recall, found.recall_bound
+        ) == nothing  # fmt: skip
+        assert found.sentence.startswith("Nothing can be stated")
+        assert found.sentence.endswith(why)
+    only_unsure = remainder(counts(reviewed=3, undecided=3, undecided_everywhere=3))
+    assert only_unsure.unopened_bound == 1
+    assert only_unsure.unopened_share is only_unsure.recall is None
+
+
+def test_where_nothing_is_left_the_count_is_exact():
+    whole = remainder(counts(outside=155, wrong=3, found=8))
+    assert (whole.unopened, whole.unopened_bound, whole.recall_bound) == (0, 0, 1)
+    assert whole.sentence == (
+        "All 155 maps outside the queue are reviewed; 3 of them are wrong. The review has found 8 wrong maps, all there are."
+    )
+    queue = remainder(counts(outside=0, controls=0, reviewed=0, found=8))
+    assert queue.sentence == "Every map is in the queue. The review has found 8 wrong maps, all there are."
+    assert remainder(counts(outside=0, controls=0, reviewed=0)).recall is None
+
+
+@pytest.mark.parametrize("share", [0.004, 0.0203, 0.05, 0.3, 0.777, 0.99951])
+def test_sentences_round_to_the_safe_side(share):
+    from equicam.auditing.stopping import _percent_down, _percent_up
+
+    up, down = (float(text.removesuffix(" %")) / 100 for text in (_percent_up(share), _percent_down(share)))
+    assert down <= share + 1e-12
+    assert up >= share - 1e-12
+    assert up - share <= 0.001
+    assert share - down <= 0.01
+
+
+def slow_more(c, share):
+    """Count on until the statement is supported."""
+    for n in range(c.reviewed, c.outside):
+        if upper_bound(c.wrong + c.undecided, n) * c.outside - c.wrong <= share * (c.outside - n):
+            return n - c.reviewed
+    return None
+
+
+def test_how_many_more_readings_is_that_of_counting_on():
+    rng, answers = np.random.default_rng(0), Counter()
+    for _ in range(40):
+        outside = int(rng.integers(20, 500))
+        reviewed = int(rng.integers(1, outside // 2))
+        wrong = int(rng.integers(0, min(4, reviewed + 1)))
+        undecided = int(rng.integers(0, min(2, reviewed - wrong + 1)))
+        c = counts(outside=outside, controls=reviewed, reviewed=reviewed, wrong=wrong, undecided=undecided)
+        for share in (0.2, 0.05, 0.01):
+            found = more_readings(c, share)
+            assert found == slow_more(c, share)
+            answers[found is None, found == 0] += 1
+    assert len(answers) == 3  # none, some, and too many all occur
+
+
+def test_more_readings_make_the_statement_true():
+    c = counts(wrong=1, found=1)
+    for text, more in remainder(c).more_readings.items():
+        then = counts(wrong=1, found=1, controls=155 + more, reviewed=155 + more)
+        assert remainder(then).unopened_bound <= float(text)
+        if more:
+            before = counts(wrong=1, found=1, controls=154 + more, reviewed=154 + more)
+            assert remainder(before).unopened_bound > float(text)
+    assert remainder(counts(outside=300)).more_readings == {"0.05": 0, "0.02": None, "0.01": None}
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "wrong"),
+    [
+        (["supports"], False),
+        (["shortcut"], True),
+        (["wrong-region", "shortcut", "supports"], True),
+        (["supports", "shortcut"], None),
+        (["unsure"], None),
+        (["second-reviewer"], None),
+        (["second-reviewer", "supports"], False),
+        (["second-reviewer", "shortcut"], True),
+        (["unsure", "supports"], None),
+        (["unsure", "supports", "supports"], False),
+        (["unsure", "shortcut", "shortcut"], True),
+    ],
+)
+def test_which_maps_are_wrong(verdicts, wrong):
+    assert is_wrong(verdicts) is wrong
+
+
+def test_verdicts_are_counted_by_arm_and_by_what_they_represent(tmp_path):
+    log = ReviewLog(tmp_path)
+    arm = {"q0": "queue", "q1": "queue", "q2": "queue"} | {f"c{i}": "control" for i in range(6)}
+    given = {
+        "q0": "shortcut", "q1": "unsure", "c0": "supports", "c1": "wrong-region", "c2": "unsure", "c5": "shortcut",
+        "elsewhere": "shortcut",
+    }  # fmt: skip
+    for name, verdict in given.items():
+        said(log, name, "ana", verdict)
+    said(log, "c0", "ana", "shortcut")  # the first verdict counts
+    rows = pa.table({"id": list(arm), "arm": list(arm.values())})
+    usual = {"outside": 97, "controls": 6, "reviewed": 4, "wrong": 2, "undecided": 1}
+    assert count_verdicts(log, rows, 100) == Counts(
+        **usual, found=3, undecided_everywhere=2, queue_left=1
+    )  # a queue without the column
+    represents = [name in ("c0", "c1", "c2", "c3") for name in arm]
+    extended = rows.append_column("represents_rest", pa.array(represents))
+    usual = {"outside": 95, "controls": 4, "reviewed": 3, "wrong": 1, "undecided": 1}
+    assert count_verdicts(log, extended, 100) == Counts(
+        **usual, found=3, undecided_everywhere=2, queue_left=2
+    )  # c4, which the queue has reached, is not reviewed either
+
+
+# Simulated audits
+
+AUDITS, IMAGES, QUEUE, CONTROLS, MORE_QUEUE, MORE_CONTROLS = 2000, 1000, 60, 80, 40, 40
+QUALITIES = {"random": 0.0, "good": 2.0, "perfect": 1e9}
+
+
+def lowest(keys, count):
+    return keys <= np.partition(keys, count - 1, axis=1)[:, count - 1 : count]
+
+
+def simulate(rng, prevalence, quality, extends):
+    """Which maps are wrong, by rank; which of them lie in the queue; which are random controls."""
+    wrong = rng.random((AUDITS, IMAGES)) < prevalence
+    order = np.argsort(-(QUALITIES[quality] * wrong + rng.standard_normal(wrong.shape)), axis=1)
+    wrong = np.take_along_axis(wrong, order, axis=1)
+    keys = rng.random(wrong.shape)
+    keys[:, :QUEUE] = 2
+    control = lowest(keys, CONTROLS)
+    if not extends:
+        return wrong, QUEUE, control
+    # controls outside the longer queue stay; as many are drawn to them as to have MORE_CONTROLS more
+    keys = rng.random(wrong.shape) - control
+    keys[:, : QUEUE + MORE_QUEUE] = 2
+    control = lowest(keys, CONTROLS + MORE_CONTROLS)
+    return wrong, QUEUE + MORE_QUEUE, control
+
+
+@pytest.mark.parametrize("extends", [False, True])
+def test_bounds_hold_as_often_as_they_state(extends):
+    rng, least, cover = np.random.default_rng(11), 0.95 - 3 * math.sqrt(0.95 * 0.05 / AUDITS), {}
+    cases = [(*case, 0) for case in itertools.product((0.005, 0.02, 0.10), QUALITIES)]
+    cases += [(0.02, "good", 0.1), (0.10, "random", 0.1)]
+    for prevalence, quality, unsure in cases:
+        wrong, queue, control = simulate(rng, prevalence, quality, extends)
+        undecided = rng.random(wrong.shape) < unsure
+        opened = control.copy()
+        opened[:, :queue] = True
+        n = int(control[0].sum())
+        assert (control.sum(1) == n).all()
+        sums = (
+            (wrong & ~undecided & control).sum(1), (undecided & control).sum(1), (wrong & ~undecided & opened).sum(1),
+            (undecided & opened).sum(1),
+        )  # fmt: skip
+        unopened, missed, all_wrong = IMAGES - queue - n, (wrong & ~opened).sum(1), wrong.sum(1)
+        stated, truth = {}, zip(*(s.tolist() for s in (*sums, missed, all_wrong)), strict=True)
+        share_holds = recall_holds = 0
+        for k, u, found, u_all, left, total in truth:
+            if (k, u, found, u_all) not in stated:
+                c = counts(outside=IMAGES - queue, controls=n, reviewed=n, wrong=k, undecided=u, found=found,
+                           undecided_everywhere=u_all)  # fmt: skip
+                stated[k, u, found, u_all] = remainder(c, shares=())
+            r = stated[k, u, found, u_all]
+            share_holds += left / unopened <= r.unopened_bound
+            recall_holds += total == 0 or found / total >= r.recall_bound
+        cover[prevalence, quality, unsure] = share_holds / AUDITS, recall_holds / AUDITS
+    assert all(min(pair) >= least for pair in cover.values()), cover
+    assert min(share for share, _ in cover.values()) < 0.985, cover  # and not because they state nothing
+
+
+# Extended queues
+
+
+def without_representing(rows):
+    return [{k: v for k, v in row.items() if k != "represents_rest"} for row in rows]
+
+
+@pytest.mark.parametrize("quotas", [True, False])
+@pytest.mark.parametrize("key", [KEY, None])
+def test_an_extension_keeps_what_was_dealt(quotas, key):
+    items = table(made_up(300))
+    options = {"budget": 40, "angles": ANGLES, "quotas": quotas, "key": key, "control": 0.3}
+    before = triage(items, **options).rows.to_pylist()
+    assert [row["represents_rest"] for row in before] == [row["arm"] == "control" for row in before]
+    extended = []
+    for more in (20, 35, 7):
+        extended.append(more)
+        found = triage(items, **options, extended=extended)
+        rows = found.rows.to_pylist()
+        assert found.budget == len(rows) == len(before) + more
+        assert without_representing(rows[: len(before)]) == without_representing(before)
+        assert [row["place"] for row in rows] == list(range(1, len(rows) + 1))
+        assert len({row["id"] for row in rows}) == len(rows)
+        new = Counter(row["arm"] for row in rows[len(before) :])
+        passed = [
+            row for row in before if row["represents_rest"] and not rows[row["place"] - 1]["represents_rest"]
+        ]
+        assert new["control"] == math.floor(0.3 * more + 0.5) + len(passed)
+        assert sum(row["represents_rest"] for row in rows) == 12 + sum(
+            math.floor(0.3 * one + 0.5) for one in extended
+        )
+        reached = [row for row in rows if not row["represents_rest"]]
+        assert {row["arm"] for row in rows if row["represents_rest"]} == {"control"}
+        if not quotas:
+            assert sorted(row["rank"] for row in reached) == list(range(1, len(reached) + 1))
+        before = rows
+    assert any(row["arm"] == "control" for row in reached)  # the queue did reach some
+    other = triage(items, **(options | {"key": ReviewKey(b"o" * 32)}), extended=extended).rows.to_pylist()
+    assert {row["id"] for row in other} != {row["id"] for row in rows}
+
+
+def test_an_extended_queue_is_still_the_head_of_every_class():
+    items = table(made_up(300))
+    whole = triage(items, budget="100%", angles=ANGLES).rows.to_pylist()
+    found = triage(items, budget=60, angles=ANGLES, extended=[40, 40], key=KEY).rows.to_pylist()
+    reached = {row["id"] for row in found if not row["represents_rest"]}
+    for one in {row["target"] for row in whole}:
+        by_rank = sorted((row for row in whole if row["target"] == one), key=lambda row: row["rank"])
+        inside = [row["id"] in reached for row in by_rank]
+        assert inside == sorted(inside, reverse=True)
+        assert sum(inside) >= Fraction(len(by_rank) * 96, len(whole)) - 2
+
+
+def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
+    items = table([picture(f"{i:02d}", i / 100) for i in range(12)])
+    options = {"budget": 6, "control": 0.34, "quotas": False, "angles": ANGLES, "extended": [3]}
+    samples, places = Counter(), Counter()
+    for i in range(1000):
+        rows = triage(items, key=ReviewKey(i.to_bytes(32)), **options).rows.to_pylist()
+        samples[tuple(sorted(row["id"] for row in rows if row["represents_rest"]))] += 1
+        places.update(row["place"] for row in rows[6:] if row["represents_rest"])
+    rest = [f"{i:02d}" for i in range(6)]  # 4 and 2 places of the queue
+    assert set(samples) == set(itertools.combinations(rest, 3))
+    assert chisquare(list(samples.values())).pvalue > 1e-3
+    assert chisquare([places[i] for i in (7, 8, 9)]).pvalue > 1e-3
+
+
+def test_an_extension_ends_with_the_images():
+    items = table([picture(f"{i:02d}", i / 100) for i in range(30)])
+    found = triage(items, budget=10, angles=ANGLES, extended=[500], key=KEY)
+    assert found.budget == found.rows.num_rows == 30
+    with pytest.raises(EquicamError, match="more needs images that are in no arm yet"):
+        triage(items, budget=10, angles=ANGLES, extended=[500, 1], key=KEY)
+    for bad in (0, -5):
+        with pytest.raises(EquicamError, match="more needs a number of reviews from 1"):
+            triage(items, budget=10, angles=ANGLES, extended=[bad], key=KEY)
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    return fake_run(tmp_path_factory.mktemp("extended"), calibrate=0)
+
+
+def test_a_run_is_extended_reviewed_and_reported(whole_run):
+    run = equicam.open_run(whole_run.folder)
+    with pytest.raises(EquicamError, match="needs a queue to extend"):
+        run.triage(more=5)
+    run.triage(12, evidence=0, control=0.4, seed=3)
+    first = read_queue(run.store).to_pylist()
+    log = ReviewLog(run.folder)
+    for row in first:
+        said(log, row["id"], "ana", "shortcut" if row["arm"] == "queue" else "supports")
+    assert run.remainder().counts.queue_left == 0
+    for given in ({"by": "disagreement"}, {"budget": 3}, {"seed": 3}, {"evidence": 0}, {"model": "embedded"}):
+        with pytest.raises(EquicamError, match=f"no other option.*got {next(iter(given))}"):
+            run.triage(more=5, **given)
+    assert read_queue(run.store).to_pylist() == first
+    run.triage(more=5)
+    code, output = equicam_command("triage", run.folder, "--more", 4)
+    assert code == 0, output
+    rows = read_queue(run.store).to_pylist()
+    assert without_representing(rows[:12]) == without_representing(first)
+    assert len(rows) == 21
+    stored = json.loads((run.folder / "triage.json").read_text())
+    assert stored["options"]["extended"] == [5, 4]
+    assert stored["options"]["seed"] == 3
+    events = [event.payload for event in Log(run.folder).events() if event.kind == "triaged"]
+    assert [event["options"].get("extended") for event in events] == [None, [5], [5, 4]]
+    assert rank_again(run.store).rows.to_pylist() == rows
+    found = run.remainder()
+    assert found.counts.queue_left == sum(not row["represents_rest"] for row in rows[12:])
+    assert found.counts.reviewed == sum(row["represents_rest"] for row in rows[:12])
+    assert found.counts.found == 7
+    code, output = equicam_command("report", run.folder)
+    assert code == 0, output
+    assert found.sentence in " ".join(output.split())
+    assert json.loads((run.folder / "report.json").read_text())["remainder"] == found.to_json()
+    page = Page((run.folder / "report.html").read_text()).text
+    assert found.sentence in page
+    assert page.index(found.sentence) < page.index("Guarantee and measured quality")
+    differences = " ".join(run.verify(sample=0).problems)
+    assert "digests.json" in differences  # which this run has not
+    assert not any(name in differences for name in ("triage", "queue.csv", "fiftyone"))
+
+
+def test_a_report_states_what_is_missing(tmp_path):
+    run = equicam.open_run(fake_run(tmp_path, calibrate=0).folder)
+    run.triage(10, evidence=0)
+    code, output = equicam_command("report", run.folder)
+    assert code == 0
+    assert "Nothing can be stated yet about the" in output
