@@ -297,6 +297,10 @@ def test_bounds_hold_as_often_as_they_state(extends):
 # Extended queues
 
 
+def triage_by_peum(items, **options):
+    return triage(items, by="peum", **options)
+
+
 def without_representing(rows):
     return [{k: v for k, v in row.items() if k != "represents_rest"} for row in rows]
 
@@ -306,12 +310,12 @@ def without_representing(rows):
 def test_an_extension_keeps_what_was_dealt(quotas, key):
     items = table(made_up(300))
     options = {"budget": 40, "angles": ANGLES, "quotas": quotas, "key": key, "control": 0.3}
-    before = triage(items, **options).rows.to_pylist()
+    before = triage_by_peum(items, **options).rows.to_pylist()
     assert [row["represents_rest"] for row in before] == [row["arm"] == "control" for row in before]
     extended = []
     for more in (20, 35, 7):
         extended.append(more)
-        found = triage(items, **options, extended=extended)
+        found = triage_by_peum(items, **options, extended=extended)
         rows = found.rows.to_pylist()
         assert found.budget == len(rows) == len(before) + more
         assert without_representing(rows[: len(before)]) == without_representing(before)
@@ -331,14 +335,16 @@ def test_an_extension_keeps_what_was_dealt(quotas, key):
             assert sorted(row["rank"] for row in reached) == list(range(1, len(reached) + 1))
         before = rows
     assert any(row["arm"] == "control" for row in reached)  # the queue did reach some
-    other = triage(items, **(options | {"key": ReviewKey(b"o" * 32)}), extended=extended).rows.to_pylist()
+    other = triage_by_peum(
+        items, **(options | {"key": ReviewKey(b"o" * 32)}), extended=extended
+    ).rows.to_pylist()
     assert {row["id"] for row in other} != {row["id"] for row in rows}
 
 
 def test_an_extended_queue_is_still_the_head_of_every_class():
     items = table(made_up(300))
-    whole = triage(items, budget="100%", angles=ANGLES).rows.to_pylist()
-    found = triage(items, budget=60, angles=ANGLES, extended=[40, 40], key=KEY).rows.to_pylist()
+    whole = triage_by_peum(items, budget="100%", angles=ANGLES).rows.to_pylist()
+    found = triage_by_peum(items, budget=60, angles=ANGLES, extended=[40, 40], key=KEY).rows.to_pylist()
     reached = {row["id"] for row in found if not row["represents_rest"]}
     for one in {row["target"] for row in whole}:
         by_rank = sorted((row for row in whole if row["target"] == one), key=lambda row: row["rank"])
@@ -352,7 +358,7 @@ def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
     options = {"budget": 6, "control": 0.34, "quotas": False, "angles": ANGLES, "extended": [3]}
     samples, places = Counter(), Counter()
     for i in range(1000):
-        rows = triage(items, key=ReviewKey(i.to_bytes(32)), **options).rows.to_pylist()
+        rows = triage_by_peum(items, key=ReviewKey(i.to_bytes(32)), **options).rows.to_pylist()
         samples[tuple(sorted(row["id"] for row in rows if row["represents_rest"]))] += 1
         places.update(row["place"] for row in rows[6:] if row["represents_rest"])
     rest = [f"{i:02d}" for i in range(6)]  # 4 and 2 places of the queue
@@ -363,13 +369,13 @@ def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
 
 def test_an_extension_ends_with_the_images():
     items = table([picture(f"{i:02d}", i / 100) for i in range(30)])
-    found = triage(items, budget=10, angles=ANGLES, extended=[500], key=KEY)
+    found = triage_by_peum(items, budget=10, angles=ANGLES, extended=[500], key=KEY)
     assert found.budget == found.rows.num_rows == 30
     with pytest.raises(EquicamError, match="more needs images that are in no arm yet"):
-        triage(items, budget=10, angles=ANGLES, extended=[500, 1], key=KEY)
+        triage_by_peum(items, budget=10, angles=ANGLES, extended=[500, 1], key=KEY)
     for bad in (0, -5):
         with pytest.raises(EquicamError, match="more needs a number of reviews from 1"):
-            triage(items, budget=10, angles=ANGLES, extended=[bad], key=KEY)
+            triage_by_peum(items, budget=10, angles=ANGLES, extended=[bad], key=KEY)
 
 
 @pytest.fixture(scope="module")
@@ -413,7 +419,7 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
     assert json.loads((run.folder / "report.json").read_text())["remainder"] == found.to_json()
     page = Page((run.folder / "report.html").read_text()).text
     assert found.sentence in page
-    assert page.index(found.sentence) < page.index("Guarantee and measured quality")
+    assert page.index(found.sentence) < page.index("Unstable maps, and the queue’s quality")
     differences = " ".join(run.verify(sample=0).problems)
     assert "digests.json" in differences  # which this run has not
     assert not any(name in differences for name in ("triage", "queue.csv", "fiftyone"))

@@ -113,6 +113,7 @@ IDS = ["b", "a", "c", "a", "b", "e", "c", "c", "d", "e", "f", "a"]
         (weighted_mean, [noise(12), np.abs(noise(12, 1))]),
         (skill, [noise(12), noise(12, 1) / 9]),
         (pearson_r, [noise(12), noise(12, 1)]),
+        (spearman_r, [noise(12).round(), noise(12, 1)]),
         (lambda a, b: float(np.median(a) * b.max()), [noise(12), noise(12, 1)]),
     ],
 )
@@ -134,6 +135,20 @@ def test_sums_and_rows_draw_the_same_images(statistic, count, cluster):
     assert astuple(fast) == pytest.approx(astuple(slow), rel=1e-12)
     assert fast.low < fast.value < fast.high
     assert find(mean, columns[0], seed=4).low != find(mean, columns[0]).low
+
+
+@pytest.mark.parametrize("cluster", [None, np.arange(300) // 2])
+def test_counts_and_rows_draw_the_same_images(cluster):
+    signal, other, drift = (noise(300, i, nan=0.05).round(1) for i in range(3))
+    bad = np.where(np.isnan(drift), NAN, drift > 0.5)
+    assert 0 < np.nansum(bad) < 150 and len(np.unique(signal)) < 100  # ties
+    find = partial(bootstrap, cluster=cluster, resamples=200)
+    for statistic, columns in ((auroc, (signal, bad)), (spearman_r, (signal, drift))):
+        fast, slow = find(statistic, *columns), find(lambda *c, of=statistic: of(*c), *columns)
+        assert astuple(fast) == pytest.approx(astuple(slow), rel=1e-12)
+    gap = partial(paired_difference, cluster=cluster, resamples=200)
+    fast, slow = gap(auroc, bad, signal, other), gap(lambda *c: auroc(*c), bad, signal, other)
+    assert astuple(fast) == pytest.approx(astuple(slow), rel=1e-10)
 
 
 def test_bootstrap_counts_images_with_a_defined_row():

@@ -51,6 +51,15 @@ def cluster_codes(cluster: Ids | None, kept: NDArray[np.bool_]) -> Indices:
     return np.unique(ids[kept], return_inverse=True)[1]
 
 
+def group_ties(values: Floats) -> tuple[Indices, Indices, Indices]:
+    """The order of the values, where each group of equal ones begins in it, and each row's group."""
+    order = np.argsort(values, kind="stable")
+    _, starts, group = np.unique(values[order], return_index=True, return_inverse=True)
+    back = np.empty_like(order)
+    back[order] = group
+    return order, starts, back
+
+
 def ratio(top: Any, bottom: Any) -> Floats:
     """Quotient, NaN where bottom is 0."""
     bottom = np.asarray(bottom, dtype=np.float64)

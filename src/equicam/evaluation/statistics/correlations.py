@@ -13,10 +13,19 @@ from equicam.evaluation.statistics.columns import (
     Floats,
     Ids,
     complete_rows,
+    group_ties,
     has_no_spread,
     ratio,
 )
-from equicam.evaluation.statistics.intervals import SUMS, BootstrapOptions, Estimate, Statistic, bootstrap
+from equicam.evaluation.statistics.intervals import (
+    COUNTS,
+    SUMS,
+    BootstrapOptions,
+    Estimate,
+    Gap,
+    Statistic,
+    bootstrap,
+)
 
 
 @dataclass(frozen=True)
@@ -69,11 +78,7 @@ def paired_difference(
     **options: Unpack[BootstrapOptions],
 ) -> Estimate:
     """statistic(signal_a, target) − statistic(signal_b, target), both on the same resample of images."""
-
-    def gap(y: Floats, a: Floats, b: Floats) -> float:
-        return statistic(a, y) - statistic(b, y)
-
-    return bootstrap(gap, target, signal_a, signal_b, cluster=cluster, **options)
+    return bootstrap(Gap(statistic), target, signal_a, signal_b, cluster=cluster, **options)
 
 
 def _moments(a: Floats, b: Floats) -> tuple[Floats, ...]:
@@ -88,6 +93,24 @@ def _r_of_moments(n: Floats, a: Floats, b: Floats, aa: Floats, bb: Floats, ab: F
 
 
 SUMS[pearson_r] = (_moments, _r_of_moments)
+
+
+def _spearman_of_counts(a: Floats, b: Floats, counts: Floats) -> Floats:
+    x, y, n = _ranks_of_counts(a, counts), _ranks_of_counts(b, counts), counts.sum(1, keepdims=True)
+    x, y = (v - (counts * v).sum(1, keepdims=True) / n for v in (x, y))
+    xx, yy, xy = ((counts * v).sum(1) for v in (x * x, y * y, x * y))
+    return ratio(xy, np.sqrt(xx * yy))
+
+
+def _ranks_of_counts(values: Floats, counts: Floats) -> Floats:
+    """Average ranks of the rows of every resample; those of rows that were not chosen mean nothing."""
+    order, starts, group = group_ties(values)
+    ties = np.add.reduceat(counts[:, order], starts, axis=1)
+    ranks: Floats = (np.cumsum(ties, axis=1) - (ties - 1) / 2)[:, group]
+    return ranks
+
+
+COUNTS[spearman_r] = _spearman_of_counts
 
 
 def _correlation(

@@ -7,8 +7,16 @@ import numpy as np
 from scipy.stats import rankdata
 
 from equicam.errors import EquicamError
-from equicam.evaluation.statistics.columns import NAN, Column, Floats, complete_rows, ratio, refuse_outside
-from equicam.evaluation.statistics.intervals import Estimate, bootstrap, mean
+from equicam.evaluation.statistics.columns import (
+    NAN,
+    Column,
+    Floats,
+    complete_rows,
+    group_ties,
+    ratio,
+    refuse_outside,
+)
+from equicam.evaluation.statistics.intervals import COUNTS, Estimate, bootstrap, mean
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,18 @@ def auroc(signal: Column, positive: Column) -> float:
         raise EquicamError("positive", needs="0, 1 or NaN", got=y, fix="y > threshold")
     p, q = y.sum(), (1 - y).sum()
     return float(ratio(rankdata(s) @ y - p * (p + 1) / 2, p * q))
+
+
+def _auroc_of_counts(signal: Floats, positive: Floats, counts: Floats) -> Floats:
+    order, starts, _ = group_ties(signal)
+    positives, negatives = (
+        np.add.reduceat(counts[:, order] * y[order], starts, axis=1) for y in (positive, 1 - positive)
+    )
+    below = np.cumsum(negatives, axis=1) - negatives / 2
+    return ratio((positives * below).sum(1), positives.sum(1) * negatives.sum(1))
+
+
+COUNTS[auroc] = _auroc_of_counts
 
 
 def capture(signal: Column, badness: Column, *, budget: int | float = 0.10) -> float:
