@@ -14,6 +14,7 @@ from reproduce_plots import Rows, write_plot
 from equicam.paper import EXPERIMENTS, load_experiment
 from equicam.paper.rows import Remark
 
+BEGIN, END = "<!-- benchmarks/signals.py writes from here -->", "<!-- to here -->"
 DOCS = Path(__file__).parents[1] / "docs"
 PLOTS = DOCS / "reproduce"
 HEAD = """# The paper, regenerated
@@ -93,13 +94,14 @@ def main() -> None:
         for f in folders
     }
     PLOTS.mkdir(exist_ok=True)
+    page = DOCS / "reproduce.md"
     text = (
         HEAD
         + "## What was found beyond the paper\n\n"
         + "\n".join(
             findings({name: {n: run_rows(found) for n, found in of.items()} for name, of in kept.items()})
         )
-        + "\n\n"
+        + f"\n\n{signals_section(page.read_text())}\n\n"
     )
     for name, experiments in kept.items():
         title, command = heading(name)
@@ -110,7 +112,12 @@ def main() -> None:
             text += fine_tunes(json.loads(tunes.read_text()))
         for experiment, found in experiments.items():
             text += section(experiment, found, plot(name, experiment, run_rows(found)))
-    (DOCS / "reproduce.md").write_text(text + not_run(kept))
+    page.write_text(text + not_run(kept))
+
+
+def signals_section(page: str) -> str:
+    """What `benchmarks/signals.py` wrote into the page, which stays."""
+    return BEGIN + page.split(BEGIN)[1].split(END)[0] + END
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -1,0 +1,246 @@
+"""Which signal finds which maps: every signal of a queue, by network, for three questions, from audits of real images.
+
+    python benchmarks/signals.py 'ResNet-50, ImageNet=nets.py:original,resnet50.safetensors,imagenet-val' \
+        'ViT-S/14, aerial=nets.py:vit_small,plain0/weights.safetensors,aerial,test' --device cuda --figures signals.json
+
+An audit of every image, with Eq measured at the seven angles on all of them, gives the rows that `equicam triage` ranks
+by. Asked of every signal: does it find maps that are unstable (Grad-CAM's Eq at other angles), maps of EquiGrad-CAM whose
+maximum lies outside every box of the object, and wrong predictions? Flat maps, which stand first in a queue whatever the
+signal, are counted and left out. Intervals are 95 %, bootstrapped by image.
+
+Networks that are in the file of figures already are not measured again; `--page docs/reproduce.md` writes the section.
+"""
+
+import argparse
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import equicam
+from equicam.auditing.signals import COLUMNS, FLAT, flagged, ranking_scores
+from equicam.evaluation import statistics
+from equicam.evaluation.selection import pick
+from equicam.evaluation.statistics import Floats
+
+NAMES = {
+    "stability": "1 − stability",
+    "peum": "PEUM",
+    "disagreement": "disagreement",
+    "doubt": "doubt",
+    "risk": "risk",
+    "confidence": "1 − confidence",
+}
+QUESTIONS = {
+    "r": "unstable: r with 1 − Eq",
+    "found": "unstable: worst tenth found in a tenth, %",
+    "unstable": "unstable: AUROC for Eq < .5",
+    "outside": "maximum outside every box: AUROC",
+    "wrong": "prediction wrong: AUROC",
+}
+CHANCE = {"r": 0.0, "found": 0.10, "unstable": 0.5, "outside": 0.5, "wrong": 0.5}
+# what we promise: (network begins with, views, signal, question, at least)
+PROMISES = (
+    *((name, 18, "stability", *goal) for name in ("ResNet-50, ImageNet", "MobileNetV2, ImageNet")
+      for goal in (("r", 0.93), ("found", 0.72), ("unstable", 0.97))),
+    *((name, 6, "stability", "r", 0.90) for name in ("ResNet-50, ImageNet", "MobileNetV2, ImageNet")),
+    ("ViT-S/14, aerial", 18, "stability", "r", 0.90),
+    ("ViT-S/14, aerial", 18, "stability", "found", 0.60),
+    ("ResNet-50, ImageNet", 18, "risk", "outside", 0.73),
+)  # fmt: skip
+BEGIN, END = "<!-- benchmarks/signals.py writes from here -->", "<!-- to here -->"
+
+
+def measure(spec: str, views: tuple[int, ...], device: str, n: int | None) -> dict[str, Any]:
+    """The figures of one network."""
+    architecture, weights, data, *rest = spec.split(",")
+    split = rest[0] if rest else None
+    model = equicam.load(architecture, weights=weights or None, device=device)
+    truth = equicam.evaluate(
+        model, data, split=split, n=n, methods=["equigrad-cam"], scores=["pointing"], angles=[90]
+    )
+    found: dict[str, Any] = {"views": {}}
+    for count in views:
+        with tempfile.TemporaryDirectory() as folder:
+            every = 1 << 20  # calibrate every image
+            run = equicam.audit(data, model, folder, views=count, split=split, n=n, calibrate=every)
+            items = run.items.sort_by("id")
+            if items["status"].to_pylist() != ["ok"] * items.num_rows:
+                raise SystemExit(f"{spec}: images that cannot be read or explained")
+            flat = flagged(items, FLAT)
+            found |= {"images": items.num_rows, "mean_eq": float(np.mean(items["eq"].to_numpy()))}
+            items = items.filter(pa.array(~flat))
+            other = {"flat": int(flat.sum()), "stored": _stored(run, items)}
+            found["views"][str(count)] = _figures(items, truth) | other
+    return found
+
+
+def _figures(items: pa.Table, truth: pa.Table) -> dict[str, Any]:
+    ids = np.array(items["id"].to_pylist(), dtype=object)
+    eq = items["eq"].to_numpy()
+    drift, unstable = 1 - eq, (eq < 0.5).astype(np.float64)
+    outside = 1 - pick(truth, "pointing", "equigrad-cam", "boxes").by_id(ids)
+    wrong = pick(truth, "misclassified").by_id(ids)
+    signals = {name: ranking_scores(items, name) for name in COLUMNS}
+    signals["confidence"] = 1 - items["confidence"].to_numpy().astype(np.float64)
+    found: dict[str, Any] = {"unstable": float(unstable.mean()), "signals": {}}
+    found |= {"outside": statistics.mean(outside), "wrong": statistics.mean(wrong)}
+    for name, values in signals.items():
+        known = np.isfinite(values)
+        first = np.where(known, values, 2 * np.abs(values[known]).max() + 1)  # undefined stands first
+        r = statistics.pearson(np.where(known, values, np.nan), drift)
+        found["signals"][name] = {
+            "r": {"value": r.r, "low": r.low, "high": r.high},
+            "found": asdict(statistics.bootstrap(statistics.capture, first, drift)),
+            "unstable": _auroc(first, unstable),
+            "outside": _auroc(first, outside),
+            "wrong": _auroc(first, wrong),
+        }
+    return found
+
+
+def _auroc(signal: Floats, positive: Floats) -> dict[str, Any]:
+    return asdict(statistics.bootstrap(statistics.auroc, signal, positive))
+
+
+def _stored(run: Any, items: pa.Table) -> dict[str, float]:
+    """How far stability from the stored maps is from that of maps at pixel size."""
+    exact, found = items["stability"].to_numpy(), {}
+    for name, side in (("enlarged", 224), ("layer", None)):
+        stored = run.stored_stability(side=side)
+        stored = stored.filter(pc.is_in(stored["id"], items["id"])).sort_by("id")
+        other = stored["stability"].to_numpy()
+        found[f"{name}_r"] = statistics.pearson_r(other, exact)
+        found[f"{name}_difference"] = statistics.mean(np.abs(other - exact))
+        found[f"{name}_r_with_eq"] = statistics.pearson_r(other, items["eq"].to_numpy())
+    return found
+
+
+def table(figures: dict[str, Any], question: str) -> list[str]:
+    """A table of one question: networks down, signals across."""
+    lines = ["| network | views | " + " | ".join(NAMES.values()) + " |", "|---" * (len(NAMES) + 2) + "|"]
+    for network, of in figures.items():
+        for views, found in of["views"].items():
+            cells = [_cell(found["signals"][signal][question], question) for signal in NAMES]
+            if any(cells):
+                lines.append(f"| {network} | {views} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cell(of: dict[str, float], question: str) -> str:
+    numbers = [of[name] for name in ("value", "low", "high")]
+    if not np.isfinite(numbers[0]):
+        return ""
+    scale, digits = (100, 0) if question == "found" else (1, 3)
+    value, low, high = (f"{scale * v:.{digits}f}".replace("0.", ".") for v in numbers)
+    return f"{value} [{low}, {high}]"
+
+
+def findings(figures: dict[str, Any]) -> list[str]:
+    """In words, by rule: the highest figure of every network, and the signals not shown to be above chance."""
+    lines = []
+    for question, title in QUESTIONS.items():
+        best: dict[str, list[str]] = {}
+        failing: dict[str, list[str]] = {}
+        for network, of in figures.items():
+            signals = of["views"][max(of["views"], key=int)]["signals"]
+            values = {name: one[question] for name, one in signals.items()}
+            if not np.isfinite(values["stability"]["value"]):
+                continue
+            best.setdefault(max(values, key=lambda name: values[name]["value"]), []).append(network)
+            for name, one in values.items():
+                if not one["low"] > CHANCE[question]:
+                    failing.setdefault(name, []).append(network)
+        asked = sum(map(len, best.values()))
+        ahead, behind = (
+            "; ".join(f"{NAMES[name]} ({_listed(where, asked)})" for name, where in of.items())
+            for of in (best, failing)
+        )
+        line = f"- **{title[0].upper()}{title[1:]}.** The highest: {ahead}."
+        lines.append(line + (f" Not shown to be above chance: {behind}." if behind else ""))
+    return lines
+
+
+def _listed(names: list[str], of: int) -> str:
+    whole = {1: "the only one", 2: "both"}.get(of, f"all {of}")
+    return whole if len(names) == of else ", ".join(name.replace(", ", " on ") for name in names)
+
+
+def promises(figures: dict[str, Any]) -> list[str]:
+    """What we promise, and what was measured."""
+    lines = ["| promised | measured | |", "|---|---|---|"]
+    for network, views, signal, question, least in PROMISES:
+        of = figures.get(network, {"views": {}})["views"].get(str(views))
+        if of is not None:
+            value = of["signals"][signal][question]["value"]
+            promised = (
+                f"{network}, {views} views, {NAMES[signal]}, {QUESTIONS[question]}: at least {least:.2f}"
+            )
+            lines.append(f"| {promised} | {value:.3f} | {'holds' if value >= least else '**fails**'} |")
+    return lines
+
+
+def section(figures: dict[str, Any]) -> str:
+    """All of it in Markdown."""
+    parts = ["## Which signal finds which maps", "", __doc__.split("\n\n")[2].strip(), ""]
+    for network, of in figures.items():
+        most = of["views"][max(of["views"], key=int)]
+        known = [f"mean Eq {of['mean_eq']:.3f}", f"flat maps: {most['flat']}"]
+        known += [f"of the others {100 * most['unstable']:.0f} % unstable (Eq < .5)"]
+        known += [
+            f"{100 * most[name]:.0f} % {words}"
+            for name, words in (("outside", "with the maximum outside every box"), ("wrong", "wrong"))
+            if np.isfinite(most[name])
+        ]
+        parts.append(f"- {network}: {of['images']:,} images, {', '.join(known)}")
+    parts += ["", *findings(figures), ""]
+    for question, title in QUESTIONS.items():
+        parts += [f"### {title[0].upper()}{title[1:]}", "", *table(figures, question), ""]
+    parts += ["### Stability from the maps that a run stores", ""]
+    parts += ["| network | views | r with stability at pixel size | mean difference | r with Eq (pixel size) | at layer resolution: r, difference, r with Eq |"]  # fmt: skip
+    parts += ["|---" * 6 + "|"]
+    for network, of in figures.items():
+        for views, found in of["views"].items():
+            s = found["stored"]
+            parts.append(
+                f"| {network} | {views} | {s['enlarged_r']:.5f} | {s['enlarged_difference']:.4f} | "
+                f"{s['enlarged_r_with_eq']:.3f} ({found['signals']['stability']['r']['value']:.3f}) | "
+                f"{s['layer_r']:.4f}, {s['layer_difference']:.3f}, {s['layer_r_with_eq']:.3f} |"
+            )
+    parts += ["", "### What we promise", "", *promises(figures)]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("networks", nargs="*", help="NAME=MODEL,WEIGHTS,DATA[,SPLIT]")
+    parser.add_argument("--views", type=int, nargs="+", default=[18, 6])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--n", type=int, help="a class-spread sample of the images")
+    parser.add_argument("--figures", type=Path, help="figures are kept here")
+    parser.add_argument("--page", type=Path, help="write the section into this page, between its marks")
+    given = parser.parse_args()
+    kept = given.figures is not None and given.figures.is_file()
+    figures: dict[str, Any] = json.loads(given.figures.read_text()) if kept else {}
+    for network in given.networks:
+        name, spec = network.split("=", 1)
+        if name not in figures:
+            figures[name] = measure(spec, tuple(given.views), given.device, given.n)
+            if given.figures:
+                given.figures.write_text(json.dumps(figures, indent=1))
+    text = section(figures)
+    print(text)
+    if given.page:
+        before, rest = given.page.read_text().split(BEGIN)
+        given.page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()
