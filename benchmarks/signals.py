@@ -4,7 +4,7 @@
         'ViT-S/14, aerial=nets.py:vit_small,plain0/weights.safetensors,aerial,test' --device cuda --figures signals.json
 
 An audit of every image, with Eq measured at the seven angles on all of them, gives the rows that `equicam triage` ranks
-by. Asked of every signal: does it find maps that are unstable (Grad-CAM's Eq at other angles), maps of EquiGrad-CAM whose
+by. Of every signal: does it find maps that are unstable (Grad-CAM's Eq at other angles), maps of EquiGrad-CAM whose
 maximum lies outside every box of the object, and wrong predictions? Flat maps, which stand first in a queue whatever the
 signal, are counted and left out. Intervals are 95 %, bootstrapped by image.
 
@@ -156,9 +156,9 @@ def findings(figures: dict[str, Any]) -> list[str]:
             for name, one in values.items():
                 if not one["low"] > CHANCE[question]:
                     failing.setdefault(name, []).append(network)
-        asked = sum(map(len, best.values()))
+        networks = sum(map(len, best.values()))
         ahead, behind = (
-            "; ".join(f"{NAMES[name]} ({_listed(where, asked)})" for name, where in of.items())
+            "; ".join(f"{NAMES[name]} ({_listed(where, networks)})" for name, where in of.items())
             for of in (best, failing)
         )
         line = f"- **{title[0].upper()}{title[1:]}.** The highest: {ahead}."

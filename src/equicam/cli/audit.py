@@ -19,7 +19,6 @@ from equicam.cli.shared import (
     parse_views,
     say,
 )
-from equicam.shards import read_json
 
 DECODERS = max(1, min(8, (os.cpu_count() or 2) - 1))
 """Processes that decode images, unless the user gives another number."""
@@ -148,6 +147,7 @@ def report(
     """
     with exit_on_error():
         import equicam
+        from equicam.shards import read_json
 
         path = equicam.open_run(run, source).report(top)
         if left := read_json(path.with_suffix(".json"))["remainder"]:
