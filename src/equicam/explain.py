@@ -172,10 +172,11 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
 
 def view_correlations(fused: FusedMap) -> dict[str, Tensor]:
     """Stability, whole and by view, and disagreement."""
-    order, every = fused.order, correlate_views(fused.maps_in_presented_frame)
+    order, radius = fused.order, fused.views.radius
+    every = correlate_views(fused.maps_in_presented_frame, radius=radius)
     # disagreement is of the maps as they are averaged, and of the fusion's views alone
     same = fused.alignment.enabled and len(order) == len(every.with_presented)
-    averaged = every if same else correlate_views(select(fused.aligned_maps, order))
+    averaged = every if same else correlate_views(select(fused.aligned_maps, order), radius=radius)
     return {
         "stability": every.stability,
         "stability_by_view": select(every.with_presented, order).T,

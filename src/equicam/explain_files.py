@@ -64,12 +64,12 @@ def explained_image(
 ) -> ExplainedImage:
     """Image `i` of an explanation as arrays and plain values; `facts` come first in its JSON."""
     used = explanation.view_used[i].nonzero().flatten()
-    angles = [explanation.views.angles[t] for t in used.tolist()]
-    rotated = to_display_images(model, Views(tuple(angles)).act(x[i : i + 1].float())[:, 0])
+    shown = Views([explanation.views.transforms[t] for t in used.tolist()])
+    rotated = to_display_images(model, shown.act(x[i : i + 1].float())[:, 0])
     confidences = explanation.view_confidence[i, used].tolist()
     flips, kept = explanation.view_flips[i, used].tolist(), explanation.view_kept[i, used].tolist()
     maps = explanation.view_maps[i, used].cpu().numpy()
-    views = tuple(map(ViewImage, angles, rotated, maps, confidences, flips, kept))
+    views = tuple(map(ViewImage, shown.labels, rotated, maps, confidences, flips, kept))
     target, confidence = int(explanation.target[i]), float(explanation.confidence[i])
     name = model.classes[target] if model.classes else str(target)
     facts = facts | {
@@ -78,8 +78,7 @@ def explained_image(
         "target": target,
         "class": name,
         "confidence": confidence,
-        "views": len(angles),
-        "angles": angles,
+        "views": list(shown.labels),
         "view_confidence": confidences,
         "view_flips": flips,
         "view_kept": kept,

@@ -14,7 +14,7 @@ class Recipe:
     """Every option that is recorded with a map. A new one is a field here; `explain`, `audit` and the commands pass it."""
 
     method: Any = "equigrad-cam"  # a name from `equicam.methods()`, or a Method or Fusion of the caller's
-    views: Any = None  # how many, angles in degrees, or "auto"; None: as many as the method has
+    views: Any = None  # how many, plain values of `Views`, or "auto"; None: as many as the method has
     fill: str | None = None  # reflect, zeros or coverage; None: reflect, or zeros as published
     as_published: bool = False  # the paper authors' view grid, fill and method variants
     tau: int | float | None = None  # confidence below which PCF drops a view
@@ -29,7 +29,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Accept Views and torch dtypes, and keep plain values."""
-        object.__setattr__(self, "views", getattr(self.views, "angles", self.views))
+        plain = getattr(self.views, "to_plain", None)
+        object.__setattr__(self, "views", self.views if plain is None else plain())
         if self.dtype is not None:
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
 
@@ -49,7 +50,9 @@ class Recipe:
                 fix="the equicam version that wrote it",
             )  # fmt: skip
         views = found.get("views")
-        return Recipe(**{**found, "views": tuple(views) if isinstance(views, list) else views})
+        if isinstance(views, list):
+            views = tuple(tuple(one) if isinstance(one, list) else one for one in views)
+        return Recipe(**{**found, "views": views})
 
     def fingerprint(self) -> str:
         """SHA-256 of its JSON: equal recipes, equal fingerprints."""

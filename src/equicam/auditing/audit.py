@@ -119,16 +119,15 @@ def compute_run(
 
 
 def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
-    """The recipe with its angles, fill and autocast type spelled out, and a description of its method."""
+    """The recipe with its views, fill and autocast type spelled out, and a description of its method."""
     method = resolve(recipe)
     if method.fusion.adaptive is not None:
         raise EquicamError(
             "an audit", needs="the same views of every image, because PEUM ranks them against each other",
             got="views='auto'", fix="views=12",
         )  # fmt: skip
-    angles = tuple(float(a) for a in method.fusion.views.angles)
     dtype = None if recipe.dtype == str(model.dtype).removeprefix("torch.") else recipe.dtype
-    resolved = replace(recipe, views=angles, fill=resolve_fill(recipe), dtype=dtype)
+    resolved = replace(recipe, views=method.fusion.views, fill=resolve_fill(recipe), dtype=dtype)
     return resolved, describe_method(method)
 
 
@@ -137,7 +136,9 @@ def describe_method(method: Method) -> str:
     fusion = method.fusion
     stages = f"{fusion.align_at}→{fusion.mean_at}"
     functions = [_describe_callable(fn) for fn in (method.reader.read, method.combine)]
-    return " · ".join([*functions, f"{list(fusion.views.angles)}", stages, _describe_callable(fusion.weigh)])
+    return " · ".join(
+        [*functions, f"{list(fusion.views.to_plain())}", stages, _describe_callable(fusion.weigh)]
+    )
 
 
 def _describe_callable(fn: Any) -> str:

@@ -27,15 +27,17 @@ def pixels_in(planes: Float[Tensor, "*n h w"], region: Region) -> Float[Tensor, 
     return select_pixels(planes, region).double()
 
 
-def select_pixels(planes: Float[Tensor, "*n h w"], region: Region) -> Float[Tensor, "*n p"]:
-    """The region's pixels of every plane."""
+def select_pixels(
+    planes: Float[Tensor, "*n h w"], region: Region, radius: float = 1.0
+) -> Float[Tensor, "*n p"]:
+    """The region's pixels of every plane; of the disc, those within a share of its radius."""
     if region not in REGIONS:
         raise EquicamError("region", needs=f"one of {', '.join(REGIONS)}", got=repr(region), fix='"disc"')
     pixels = planes.flatten(-2)
     if region == "full":
         return pixels
     # by index: a mask must be counted first, which synchronises with the device
-    return pixels.index_select(-1, disc_pixels((planes.shape[-2], planes.shape[-1]), planes.device))
+    return pixels.index_select(-1, disc_pixels((planes.shape[-2], planes.shape[-1]), planes.device, radius))
 
 
 def standardise(pixels: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:

@@ -13,7 +13,7 @@ from equicam.core.views import disc_pixels
 
 def peum(aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment) -> Float[Tensor, "b H W"]:
     """PEUM: σ² = Σ_t w_t (h_t − h̄)², h_t the aligned map of view t and h̄ = Σ_t w_t h_t."""
-    return alignment.variance(aligned_maps)
+    return alignment.at_pixels.variance(aligned_maps)
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,16 @@ class ViewCorrelations:
         return 1 - self.of_pairs
 
 
-def correlate_views(aligned_maps: Float[Tensor, "t b H W"], region: Region = "disc") -> ViewCorrelations:
-    """The correlations of views, the presented one first.
+def correlate_views(
+    aligned_maps: Float[Tensor, "t b H W"], region: Region = "disc", radius: float = 1.0
+) -> ViewCorrelations:
+    """The correlations of views, the presented one first, inside the disc or a part of its radius.
 
     With z_t the map of view t at mean 0 and norm 1, Σ_{s≠t} r_st = |Σ_t z_t|² − Σ_t |z_t|²: no matrix of pairs is
     needed. A constant map has z = 0.
     """
     views = len(aligned_maps)
-    pixels = select_pixels(aligned_maps, region)
+    pixels = select_pixels(aligned_maps, region, radius)
     centred = pixels - pixels.mean(-1, keepdim=True, dtype=torch.float64).to(pixels.dtype)
     norm = torch.linalg.vector_norm(centred, dim=-1, dtype=torch.float64)
     constant = norm < CONSTANT_BELOW * pixels.shape[-1] ** 0.5
@@ -63,7 +65,10 @@ def mean_converged(
     inside = disc_pixels((aligned_maps.shape[-2], aligned_maps.shape[-1]), aligned_maps.device)
     variance, mean = (
         plane.flatten(1)[:, inside].double()
-        for plane in (peum(aligned_maps, alignment), alignment.mean(aligned_maps))
+        for plane in (
+            peum(aligned_maps, alignment),
+            alignment.at_pixels.mean(aligned_maps, aligned_maps.shape),
+        )
     )
     count = 1 / (alignment.weights.double() ** 2).sum(0)
     return (count >= 2) & (variance.mean(1).sqrt() / count <= tolerance * mean.std(1, correction=0))

@@ -1,26 +1,28 @@
-"""Rotations of images and planes. No other module computes with angles.
+"""Views of images: the transforms of a set acting on pixels, and planes read from the views taken back.
 
-Angles are degrees, positive counter-clockwise as displayed. One bilinear `grid_sample` with reflection about the
-border pixels equals reflect-pad, rotate, crop. Multiples of 90° that map the grid onto itself are exact.
+One bilinear `grid_sample` with reflection about the border pixels equals reflect-pad, transform, crop.
+Flips and multiples of 90° that map the grid onto itself are exact. A `Window` of a larger image is presented in its place:
+views are cut from the whole, so that a rotated corner shows what is there.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
-from torch.nn.functional import grid_sample
+from torch.nn.functional import grid_sample, pad
 
 from equicam.core.constants import constant
+from equicam.core.transforms import Degrees, Element, Transform, as_transform, canvas_size, inner_radius
 from equicam.errors import EquicamError
 
-Degrees = int | float
-Fill = Literal["reflect", "zeros", "coverage"]
-"""How a rotated plane is filled outside the image. `coverage` fills zeros and divides them out of the mean."""
+Fill = Literal["reflect", "zeros", "coverage", "canvas"]
+"""How an aligned plane is filled where its view saw nothing. `coverage` fills zeros and divides them out of the mean;
+`canvas` does so on a larger grid that holds all of every view, and crops it."""
 FILLS: tuple[Fill, ...] = get_args(Fill)
 
 
@@ -29,6 +31,40 @@ def as_fill(fill: str) -> Fill:
     if fill not in FILLS:
         raise EquicamError("fill", needs=f"one of {', '.join(FILLS)}", got=repr(fill), fix='fill="reflect"')
     return fill
+
+
+@dataclass(frozen=True)
+class Window:
+    """The central part of a larger image that is presented, and how: every view is cut from the whole in one look.
+
+    With several presentations, the images are as many equal groups, one after the other.
+    """
+
+    size: tuple[int, int]
+    presentations: tuple[Transform, ...] = (Transform(),)
+
+    def crop(self, x: Shaped[Tensor, "*m H W"]) -> Shaped[Tensor, "*m h w"]:
+        """The window without a transform."""
+        return crop_centre(x, self.size)
+
+
+def crop_centre(x: Shaped[Tensor, "*m H W"], size: tuple[int, int]) -> Shaped[Tensor, "*m h w"]:
+    """The central rows and columns. Differences in size must be even, so that the centre stays."""
+    top, left = ((whole - part) // 2 for whole, part in zip(x.shape[-2:], size, strict=True))
+    if min(top, left) < 0 or (x.shape[-2] - size[0]) % 2 or (x.shape[-1] - size[1]) % 2:
+        raise EquicamError(
+            "window", needs="a size below that of the images by even numbers",
+            got=f"{size[0]}×{size[1]} of {x.shape[-2]}×{x.shape[-1]}", fix="images with one row or column less",
+        )  # fmt: skip
+    return x[..., top : top + size[0], left : left + size[1]]
+
+
+def transform_all(
+    x: Float[Tensor, "*m H W"], elements: Sequence[Element], *, fill: Fill = "reflect"
+) -> Float[Tensor, "a *m H W"]:
+    """Every transform of x."""
+    planes = x.reshape(1, -1, *x.shape[-2:])
+    return _transform(planes, [as_transform(e) for e in elements], fill).view(len(elements), *x.shape)
 
 
 def rotate(
@@ -42,33 +78,38 @@ def rotate_all(
     x: Float[Tensor, "*m H W"], angles: Sequence[Degrees], *, fill: Fill = "reflect"
 ) -> Float[Tensor, "a *m H W"]:
     """R_θ x for every angle."""
-    planes = x.reshape(1, -1, *x.shape[-2:])
-    return _rotate(planes, [float(a) for a in angles], fill).view(len(angles), *x.shape)
+    return transform_all(x, angles, fill=fill)
 
 
 def rotate_each(
     x: Float[Tensor, "b c H W"], degrees: Float[Tensor, " b"], *, fill: Fill = "reflect"
 ) -> Float[Tensor, "b c H W"]:
     """Every image rotated by its own angle, exactly as `rotate` does."""
-    return _rotate(x, degrees.tolist(), fill)
+    return _transform(x, [Transform(d) for d in degrees.tolist()], fill)
 
 
 @dataclass(frozen=True)
 class Views:
-    """A set of rotations: `act` makes the views of an image, `align` rotates planes read from them back."""
+    """A set of transforms: `act` makes the views of an image, `align` takes planes read from them back.
 
-    angles: tuple[Degrees, ...]
+    Numbers are rotations in degrees.
+    """
 
-    def __post_init__(self) -> None:
+    transforms: tuple[Transform, ...]
+
+    def __init__(self, transforms: Sequence[Element]) -> None:
         try:
-            angles = tuple(float(a) for a in self.angles)
-        except (TypeError, ValueError):
-            angles = ()
-        if not angles or not all(map(math.isfinite, angles)):
+            found = tuple(map(as_transform, transforms))
+        except (TypeError, ValueError, EquicamError):
+            found = ()
+        if not found:
             raise EquicamError(
-                "Views", needs="at least one finite angle", got=self.angles, fix="Views.evenly(18)"
+                "Views",
+                needs="at least one finite angle or Transform",
+                got=transforms,
+                fix="Views.evenly(18)",
             )
-        object.__setattr__(self, "angles", angles)
+        object.__setattr__(self, "transforms", found)
 
     @staticmethod
     def evenly(count: int, *, start: Degrees = 0) -> "Views":
@@ -77,15 +118,57 @@ class Views:
             raise EquicamError(
                 "Views.evenly", needs="a count of 1 or more", got=count, fix="Views.evenly(18)"
             )
-        return Views(tuple(start + 360.0 * t / count for t in range(count)))
+        return Views([start + 360.0 * t / count for t in range(count)])
+
+    @staticmethod
+    def dihedral(count: int) -> "Views":
+        """Rotations by multiples of 720° / count, each followed by its reflection; 8 map a square grid onto itself."""
+        if count < 2 or count % 2:
+            raise EquicamError("Views.dihedral", needs="an even count", got=count, fix="Views.dihedral(18)")
+        angles = [720.0 * t / count for t in range(count // 2)]
+        return Views([Transform(angle, mirrored) for angle in angles for mirrored in (False, True)])
+
+    @staticmethod
+    def scales(*factors: int | float) -> "Views":
+        """The image about its centre, larger or smaller."""
+        return Views([Transform(scale=factor) for factor in factors])
+
+    @staticmethod
+    def shifts(*shares: tuple[int | float, int | float]) -> "Views":
+        """The image moved right and down by shares of its shorter side."""
+        return Views([Transform(shift=share) for share in shares])
+
+    def __mul__(self, first: "Views") -> "Views":
+        """Every transform of `first` followed by every one of ours, each once."""
+        every = (own.after(other) for own in self.transforms for other in first.transforms)
+        return Views(list({one.key: one for one in every}.values()))
 
     def __len__(self) -> int:
-        return len(self.angles)
+        return len(self.transforms)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The views for people."""
+        return tuple(one.label for one in self.transforms)
+
+    def to_plain(self) -> tuple[Any, ...]:
+        """Plain values that `Views` accepts."""
+        return tuple(one.to_plain() for one in self.transforms)
+
+    @property
+    def radius(self) -> float:
+        """The share of the disc's radius inside which every aligned plane shows what its view has seen."""
+        return inner_radius(self.transforms)
 
     @property
     def presented(self) -> int | None:
-        """The index of the presented view (0°), if it is among them."""
-        return next((t for t, a in enumerate(self.angles) if a % 360 == 0), None)
+        """The index of the presented view, if it is among them."""
+        return next((t for t, one in enumerate(self.transforms) if one.is_identity), None)
+
+    @cached_property
+    def inverses(self) -> tuple[Transform, ...]:
+        """The transforms that take planes back."""
+        return tuple(one.inverse() for one in self.transforms)
 
     @property
     def count_with_presented(self) -> int:
@@ -93,54 +176,67 @@ class Views:
         return len(self) + (self.presented is None)
 
     def presented_first(self) -> tuple["Views", list[int]]:
-        """These views with 0° first (added if missing), and the position of each of ours in that order."""
+        """These views with the presented one first (added if missing), and the position of each of ours in that order."""
         presented = self.presented
         rest = [t for t in range(len(self)) if t != presented]
         index = {t: 1 + i for i, t in enumerate(rest)} | ({} if presented is None else {presented: 0})
-        ordered = Views((0.0, *(self.angles[t] for t in rest)))
+        ordered = Views([Transform(), *(self.transforms[t] for t in rest)])
         return ordered, [index[t] for t in range(len(self))]
 
     def union(self, other: "Views") -> "Views":
         """These views, then those of the other that are not among them."""
-        known = {a % 360 for a in self.angles}
-        return Views((*self.angles, *(a for a in other.angles if a % 360 not in known)))
+        known = {one.key for one in self.transforms}
+        return Views([*self.transforms, *(one for one in other.transforms if one.key not in known)])
 
     def indices_in(self, other: "Views") -> list[int]:
         """Where each of our views stands among the other's."""
-        index = {angle % 360: t for t, angle in enumerate(other.angles)}
-        return [index[angle % 360] for angle in self.angles]
+        index = {one.key: t for t, one in enumerate(other.transforms)}
+        return [index[one.key] for one in self.transforms]
 
-    def act(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "t b c H W"]:
-        """R_θt x for every view, reflected where a view reaches outside the image."""
-        return rotate_all(x, self.angles)
+    def act(self, x: Float[Tensor, "b c H W"], window: Window | None = None) -> Float[Tensor, "t b c h w"]:
+        """Every view of the images, or of a window in them; reflected where a view reaches outside."""
+        if window is None:
+            return transform_all(x, self.transforms)
+        groups = x.view(len(window.presentations), -1, *x.shape[1:])
+        seen = [
+            _transform(
+                group.reshape(1, -1, *x.shape[-2:]), [one.after(presented) for one in self.transforms], "reflect", window.size
+            ).view(len(self), *group.shape[:2], *window.size)
+            for presented, group in zip(window.presentations, groups, strict=True)
+        ]  # fmt: skip
+        return seen[0] if len(seen) == 1 else torch.cat(seen, dim=1)
 
-    def align(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m h w"]:
-        """M_t y_t: every view's planes rotated back to the presented frame."""
+    def align(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m H W"]:
+        """M_t y_t: every view's planes taken back to the presented frame; on the canvas, if that is the fill."""
+        if fill == "canvas":
+            planes = _on_canvas(planes)
         flat = planes.reshape(len(self), -1, *planes.shape[-2:])
-        return _rotate(flat, [-a for a in self.angles], fill).view(planes.shape)
+        return _transform(flat, self.inverses, fill).view(planes.shape)
 
     def align_transposed(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m h w"]:
-        """M_tᵀ y_t: how much every cell of a view's own grid counts in its aligned plane."""
+        """M_tᵀ y_t: how much every cell of a view's own grid counts in its aligned plane, which has the same grid."""
         # on the CPU, where this scatter is deterministic
         with torch.enable_grad():
             zero = torch.zeros(planes.shape, dtype=torch.float64, requires_grad=True)
             (counts,) = torch.autograd.grad(self.align(zero, fill), zero, planes.cpu().double())
         return counts.to(planes)
 
-    def coverage(self, size: tuple[int, int], *, like: Tensor) -> Float[Tensor, "t h w"]:
+    def coverage(
+        self, size: tuple[int, int], *, like: Tensor, fill: Fill = "zeros"
+    ) -> Float[Tensor, "t H W"]:
         """M_t 1 with zeros outside: the share of each cell that view t covers."""
         ones = torch.ones((len(self), *size), dtype=like.dtype, device=like.device)
-        return self.align(ones, "zeros")
+        return self.align(ones, "canvas" if fill == "canvas" else "zeros")
 
 
-def disc(size: tuple[int, int], device: torch.device) -> Bool[Tensor, "H W"]:
-    """Pixels that stay in the image at every angle: within half the shorter side of the centre."""
-    return constant(_disc, size, device)
+def disc(size: tuple[int, int], device: torch.device, radius: float = 1.0) -> Bool[Tensor, "H W"]:
+    """Pixels that stay in the image at every angle: within half the shorter side of the centre, or a share of it."""
+    return constant(_disc, size, device, radius)
 
 
-def disc_pixels(size: tuple[int, int], device: torch.device) -> Int[Tensor, " p"]:
+def disc_pixels(size: tuple[int, int], device: torch.device, radius: float = 1.0) -> Int[Tensor, " p"]:
     """Indices of the disc's pixels in a flattened plane."""
-    return constant(_disc_pixels, size, device)
+    return constant(_disc_pixels, size, device, radius)
 
 
 def column_means(
@@ -157,15 +253,15 @@ def select(x: Shaped[Tensor, "s *m"], rows: Sequence[int]) -> Shaped[Tensor, "t 
     return x[constant(_index, tuple(rows), x.device)]
 
 
-def _disc(size: tuple[int, int], device: torch.device) -> Tensor:
+def _disc(size: tuple[int, int], device: torch.device, radius: float) -> Tensor:
     height, width = size
     y = torch.arange(height, dtype=torch.float64)[:, None] - (height - 1) / 2
     x = torch.arange(width, dtype=torch.float64)[None, :] - (width - 1) / 2
-    return (x**2 + y**2 <= (min(size) / 2) ** 2).to(device)
+    return (x**2 + y**2 <= (radius * min(size) / 2) ** 2).to(device)
 
 
-def _disc_pixels(size: tuple[int, int], device: torch.device) -> Tensor:
-    return _disc(size, device).flatten().nonzero().flatten()
+def _disc_pixels(size: tuple[int, int], device: torch.device, radius: float) -> Tensor:
+    return _disc(size, device, radius).flatten().nonzero().flatten()
 
 
 def _column_means(
@@ -179,49 +275,83 @@ def _index(rows: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(rows, device=device)
 
 
-def _rotate(x: Float[Tensor, "s m H W"], angles: Sequence[float], fill: Fill) -> Float[Tensor, "t m H W"]:
-    """Planes rotated by each angle: one set of planes for all angles (s = 1), or one for each (s = t)."""
-    height, width = x.shape[-2:]
+def _transform(
+    x: Float[Tensor, "s m H W"],
+    transforms: Sequence[Transform],
+    fill: Fill,
+    size: tuple[int, int] | None = None,
+) -> Float[Tensor, "t m h w"]:
+    """Planes under each transform: one set of planes for all (s = 1), or one for each (s = t); of a window's size."""
+    height, width = size = size or (x.shape[-2], x.shape[-1])
     as_fill(fill)
     if min(height, width) < 2:
         raise EquicamError(
             "a rotation", needs="a grid of 2×2 or more", got=f"{height}×{width}", fix="a layer with a finer grid"
         )  # fmt: skip
-    exact_step = 90 if height == width else 180
+    step = 90 if height == width else 180
     runs = [
         (exact, list(run))
-        for exact, run in groupby(range(len(angles)), lambda t: angles[t] % exact_step == 0)
+        for exact, run in groupby(range(len(transforms)), lambda t: _is_exact(transforms[t], step))
     ]
     inexact = [run for exact, run in runs if not exact]
     sampled: list[Tensor] = []
     if inexact:
         source = x if len(x) == 1 else torch.cat([x[run[0] : run[-1] + 1] for run in inexact])
-        every = _sample(source, tuple(angles[t] for run in inexact for t in run), fill)
+        every = _sample(source, tuple(transforms[t] for run in inexact for t in run), fill, size)
         sampled = list(torch.split(every, [len(run) for run in inexact]))
     pieces: list[Tensor] = []
     for exact, run in runs:
         if exact:
-            pieces += [torch.rot90(x[t % len(x)], round(angles[t] / 90) % 4, (-2, -1))[None] for t in run]
+            pieces += [_exact(crop_centre(x[t % len(x)], size), transforms[t])[None] for t in run]
         else:
             pieces.append(sampled.pop(0))
     return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _sample(x: Float[Tensor, "s m H W"], angles: tuple[float, ...], fill: Fill) -> Float[Tensor, "t m H W"]:
-    """Bilinear samples of the planes at every angle."""
-    grid = constant(_sampling_grid, angles, x.shape[-2], x.shape[-1], x.dtype, x.device)
+def _on_canvas(planes: Float[Tensor, "*m h w"]) -> Float[Tensor, "*m H W"]:
+    size = (planes.shape[-2], planes.shape[-1])
+    top, left = ((whole - part) // 2 for whole, part in zip(canvas_size(size), size, strict=True))
+    return pad(planes, (left, left, top, top))
+
+
+def _is_exact(one: Transform, step: int) -> bool:
+    return one.is_rigid and one.key[0] % step == 0
+
+
+def _exact(planes: Float[Tensor, "m H W"], one: Transform) -> Float[Tensor, "m H W"]:
+    turned = planes.flip(-2) if one.mirrored else planes
+    return torch.rot90(turned, round(one.degrees / 90) % 4, (-2, -1))
+
+
+def _sample(
+    x: Float[Tensor, "s m H W"], transforms: tuple[Transform, ...], fill: Fill, size: tuple[int, int]
+) -> Float[Tensor, "t m h w"]:
+    """Bilinear samples of the planes under every transform."""
+    grid = constant(_sampling_grid, transforms, size, (x.shape[-2], x.shape[-1]), x.dtype, x.device)
     padding = "reflection" if fill == "reflect" else "zeros"
-    return grid_sample(x.expand(len(angles), -1, -1, -1), grid, "bilinear", padding, align_corners=True)
+    return grid_sample(x.expand(len(transforms), -1, -1, -1), grid, "bilinear", padding, align_corners=True)
 
 
 def _sampling_grid(
-    angles: tuple[float, ...], height: int, width: int, dtype: torch.dtype, device: torch.device
+    transforms: tuple[Transform, ...],
+    size: tuple[int, int],
+    whole: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Float[Tensor, "t H W 2"]:
-    """The point each output pixel samples, in `grid_sample`'s units (±1 are the centres of the border pixels)."""
-    theta = torch.deg2rad(torch.tensor(angles, dtype=torch.float64))[:, None, None]
-    y = torch.arange(height, dtype=torch.float64)[:, None] - (height - 1) / 2
-    x = torch.arange(width, dtype=torch.float64)[None, :] - (width - 1) / 2
-    source_x = x * theta.cos() - y * theta.sin()
-    source_y = x * theta.sin() + y * theta.cos()
-    grid = torch.stack((source_x * 2 / (width - 1), source_y * 2 / (height - 1)), dim=-1)
+    """The point of the whole that each output pixel samples, in `grid_sample`'s units (±1: centres of border pixels)."""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64)[:, None, None]
+
+    height, width = size
+    theta = torch.deg2rad(column([one.degrees for one in transforms]))
+    scale = column([one.scale for one in transforms])
+    right, down = (column([one.shift[i] * min(size) for one in transforms]) for i in (0, 1))
+    y = torch.arange(height, dtype=torch.float64)[:, None] - (height - 1) / 2 - down
+    x = torch.arange(width, dtype=torch.float64)[None, :] - (width - 1) / 2 - right
+    source_x = (x * theta.cos() - y * theta.sin()) / scale
+    source_y = (x * theta.sin() + y * theta.cos()) / scale
+    source_y = source_y * column([-1.0 if one.mirrored else 1.0 for one in transforms])
+    grid = torch.stack((source_x * 2 / (whole[1] - 1), source_y * 2 / (whole[0] - 1)), dim=-1)
     return grid.to(dtype=dtype, device=device)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from equicam.core.combine import Combine
 from equicam.core.correlation import Region
-from equicam.core.views import Degrees, Fill
+from equicam.core.transforms import Degrees
+from equicam.core.views import Fill
 from equicam.evaluation.reasons import ReasonCode
 from equicam.evaluation.stages import LayerTrace
 

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equicam.core.correlation import Region
-from equicam.core.views import Degrees, rotate, rotate_each
+from equicam.core.transforms import Degrees
+from equicam.core.views import rotate, rotate_each
 from equicam.evaluation.batch import Predict, target_probability
 from equicam.evaluation.faithfulness import blur_out
 from equicam.evaluation.similarity import constant_in_region, region_mask

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equicam.core.correlation import Region
-from equicam.core.views import Degrees, Fill, rotate_all
+from equicam.core.transforms import Degrees
+from equicam.core.views import Fill, rotate_all
 from equicam.evaluation.batch import target_probability
 from equicam.evaluation.similarity import MEASURES, constant_in_region, own_and_others
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from equicam.core.views import Degrees, Fill
+from equicam.core.transforms import Degrees
+from equicam.core.views import Fill
 from equicam.data.items import Item
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, Shard, SharedFolder

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equicam.core.fusion import Fusion
-from equicam.core.views import Degrees, Fill, Views
+from equicam.core.transforms import Degrees
+from equicam.core.views import Fill, Views
 from equicam.errors import EquicamError
 from equicam.evaluation.controls import CONTROLS, blur_maps
 from equicam.methods import METHODS, Method, resolve, resolve_fill
@@ -142,7 +143,7 @@ def describe(spec: MapSpec) -> str:
     parts = [
         _name(spec.explainer or m.reader.read),
         _name(m.combine),
-        f"{list(f.views.angles)}" if f.adaptive is None else f"{f.adaptive}",
+        f"{list(f.views.to_plain())}" if f.adaptive is None else f"{f.adaptive}",
         f"{f.align_at}→{f.mean_at}",
         _name(f.weigh),
     ]

@@ -14,7 +14,8 @@ from torch import Tensor
 from equicam.core.chain import Chain, Stage, is_constant
 from equicam.core.combine import Combine, Features, grad_cam, grad_cam_rectified
 from equicam.core.correlation import CONSTANT_BELOW, Region, pearson
-from equicam.core.views import Degrees, Fill, rotate
+from equicam.core.transforms import Degrees
+from equicam.core.views import Fill, rotate
 from equicam.evaluation.reasons import ReasonCode
 from equicam.evaluation.similarity import own_and_others, region_mask, size_of
 

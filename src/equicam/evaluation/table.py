@@ -9,7 +9,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equicam.core.views import Degrees
+from equicam.core.transforms import Degrees
 from equicam.errors import EquicamError
 
 SCHEMA = pa.schema(

@@ -7,7 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.core.correlation import Region
-from equicam.core.views import Degrees, rotate
+from equicam.core.transforms import Degrees
+from equicam.core.views import rotate
 from equicam.evaluation.batch import target_probability
 from equicam.evaluation.similarity import spearman
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from equicam.core.correlation import CONSTANT_BELOW
+from equicam.core.transforms import as_transform
 from equicam.core.weights import KeepConfident
 from equicam.evaluation import faithfulness, statistics, summary
 from equicam.evaluation.equivariance import ANGLES
@@ -48,14 +49,14 @@ def measure(context: Context) -> Iterator[Row]:
 
 def _constants(side: int) -> Iterator[Row]:
     views = resolve(Recipe("equigrad-cam")).fusion.views
-    grid = {angle % 360 for angle in views.angles}
+    grid = {one.key for one in views.transforms}
     for name, value in (
         ("T", len(views)),
         ("tau", KeepConfident().tau),
         ("insdel_steps", faithfulness.STEPS),
         ("insdel_blur_sigma", _sigma()),
         ("const_std_threshold", CONSTANT_BELOW),
-        ("eq_angles_off_grid", sum(angle % 360 not in grid for angle in ANGLES)),
+        ("eq_angles_off_grid", sum(as_transform(angle).key not in grid for angle in ANGLES)),
     ):
         label, near = f"{name} = {value:g}", 1e-4 * abs(value)
         yield compare(f"const.{name}", Both(number(value), None), label=label, tolerance=near)

@@ -33,7 +33,7 @@ def measure(context: Context) -> Iterator[Row]:
     spread = found.peum[i].double().sqrt().cpu().numpy() / MAX_DEVIATION
     mean = found.layer_map[i] / (float(found.layer_map[i].max()) or 1.0)
     panels = [
-        [(f"rotated {a:g}°", p) for a, p in zip(views.angles, rotated, strict=True)],
+        [(f"view {label}", p) for label, p in zip(views.labels, rotated, strict=True)],
         [("its own map", _cells(p / scale, size)) for p in own[:, 0]],
         [("aligned", _cells(p / scale, size)) for p in aligned[:, 0]],
     ]

@@ -19,7 +19,7 @@ VIEWS_PER_ROW = 9
 class ViewImage:
     """One rotated view: the model's input and its map."""
 
-    degrees: float
+    label: str
     image: RgbImage
     map: Float[np.ndarray, "h w"]
     confidence: float
@@ -77,4 +77,4 @@ def safe_stem(path: str, taken: set[str]) -> str:
 
 def _caption(view: ViewImage) -> str:
     remark = "\nother class" if view.flips else "" if view.kept else "\nleft out"
-    return f"{view.degrees:g}°, p = {view.confidence:.2f}{remark}"
+    return f"{view.label}, p = {view.confidence:.2f}{remark}"

@@ -40,7 +40,7 @@ class ViewReader:
     def extend(self, readings: ViewReadings, x: Float[Tensor, "b c H W"], views: Views) -> ViewReadings:
         """The same readings, with those of the views that are not among them yet."""
         every = readings.views.union(views)
-        added = Views(every.angles[len(readings.views) :])
+        added = Views(every.transforms[len(readings.views) :])
         more = self._read(x, added, readings.target, readings.logits)
         pairs = zip(readings.values, more.values, strict=True)
         return ViewReadings(
