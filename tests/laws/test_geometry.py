@@ -80,8 +80,8 @@ def test_positive_is_counter_clockwise_as_torchvision_and_pillow_have_it():
 def test_presented_first_keeps_every_view_and_its_place(count, start):
     views = Views.evenly(count, start=start)
     ordered, place = views.presented_first()
-    assert ordered.angles[0] == 0
-    assert [ordered.angles[p] % 360 for p in place] == [a % 360 for a in views.angles]
+    assert ordered.to_plain()[0] == 0
+    assert [ordered.to_plain()[p] % 360 for p in place] == [a % 360 for a in views.to_plain()]
     assert len(ordered) == count + (views.presented is None)
     assert (views.presented is None) == (start == -180 and count % 2 == 1)
 

@@ -215,7 +215,7 @@ def test_with_views_the_presented_one_is_first_asked_and_its_class_kept():
     model, x = net("vit"), pictures(6, seed=4)
     found = equicam.explain(model, x, views=8)
     with torch.no_grad():
-        said = torch.stack([model.module(equicam.rotate(x, a)) for a in found.views.angles], 1)
+        said = torch.stack([model.module(equicam.rotate(x, a)) for a in found.views.to_plain()], 1)
     assert torch.equal(found.target, said[:, 0].argmax(1))
     assert found.view_flips.any()
     assert torch.equal(found.view_flips, said.argmax(2) != found.target[:, None])

@@ -270,7 +270,7 @@ def test_a_view_explains_the_pinned_class_even_where_it_flips():
     flipped = e.view_flips.nonzero()
     assert len(flipped)
     for i, t in flipped.tolist():
-        view = equicam.rotate(x[i : i + 1], e.views.angles[t])
+        view = equicam.rotate(x[i : i + 1], e.views.to_plain()[t])
         pinned = equicam.explain(model, view, method="grad-cam", target=int(e.target[i]))
         own = equicam.explain(model, view, method="grad-cam")
         assert int(own.target) != int(e.target[i])

@@ -27,7 +27,7 @@ def slow(model, picture, method, tolerance):
     for count in (6, 12, 24):
         found = equicam.explain(model, picture, method=method, views=count)
         maps = []
-        for t, angle in enumerate(found.views.angles):
+        for t, angle in enumerate(found.views.to_plain()):
             one = equicam.explain(
                 model, equicam.rotate(picture, angle), method="grad-cam", target=found.target
             )
@@ -57,7 +57,7 @@ def test_auto_is_the_first_grid_that_has_settled(kind, method):
     for tolerance in (0.04, AdaptiveViews().tolerance, 0.3):
         mine = replace(auto, fusion=replace(auto.fusion, adaptive=AdaptiveViews(tolerance=tolerance)))
         found = equicam.explain(model, x, method=mine)
-        assert len(found.views.angles) == 24
+        assert len(found.views.to_plain()) == 24
         for i, picture in enumerate(x):
             twin, count = slow(model, picture[None], method, tolerance)
             counts.add(count)

@@ -46,7 +46,7 @@ def test_every_fusion_weigher_and_fill(net, align_at, mean_at, weigh, fill):
     fusion = Fusion(Views.evenly(5), align_at, mean_at, ours)
     found = equicam.explain(equicam.wrap(net, layer="trunk"), x, method=fusion, fill=fill)
     twin = slow.Slow(net.trunk, net.rest).explain(
-        x[0].numpy(), fusion.views.angles, align_at, mean_at, theirs, fill
+        x[0].numpy(), fusion.views.to_plain(), align_at, mean_at, theirs, fill
     )
     assert twin["view_kept"].sum() == (3 if weigh == "pcf" else 5)  # the gate bites, and leaves something
     agree(found, twin)
@@ -63,7 +63,7 @@ def test_every_combine(net, combine, align_at, mean_at, fill):
     found = equicam.explain(equicam.wrap(net, layer="trunk"), x, method=method, fill=fill)
     written_out = slow.Slow(net.trunk, net.rest, combine=getattr(slow, combine.__name__))
     twin = written_out.explain(
-        x[0].numpy(), method.fusion.views.angles, align_at, mean_at, lambda p, top: 1, fill
+        x[0].numpy(), method.fusion.views.to_plain(), align_at, mean_at, lambda p, top: 1, fill
     )
     agree(found, twin)
 
@@ -74,7 +74,7 @@ def test_nothing_kept_falls_back_to_the_presented_view(net, fill):
     fusion = Fusion(Views((20.0, 200.0)), "features", "features", KeepConfident(1.0))
     found = equicam.explain(equicam.wrap(net, layer="trunk"), x, method=fusion, fill=fill)
     twin = slow.Slow(net.trunk, net.rest).explain(
-        x[0].numpy(), fusion.views.angles, "features", "features", lambda p, top: 0.0, fill
+        x[0].numpy(), fusion.views.to_plain(), "features", "features", lambda p, top: 0.0, fill
     )
     agree(found, twin)
     alone = equicam.explain(equicam.wrap(net, layer="trunk"), x, method="grad-cam")
@@ -108,7 +108,7 @@ def test_tokens_on_a_grid_that_is_not_square(prefix, combine):
     written_out = slow.Slow(trunk, rest, planes, getattr(slow, combine))
     agree(
         found,
-        written_out.explain(x[0].numpy(), fusion.views.angles, "features", "features", lambda p, top: 1),
+        written_out.explain(x[0].numpy(), fusion.views.to_plain(), "features", "features", lambda p, top: 1),
     )
     assert found.view_maps.shape == (1, 3, 6, 4)
 
@@ -123,7 +123,7 @@ def test_channels_last_features():
     )
     agree(
         found,
-        written_out.explain(x[0].numpy(), fusion.views.angles, "features", "features", lambda p, top: 1),
+        written_out.explain(x[0].numpy(), fusion.views.to_plain(), "features", "features", lambda p, top: 1),
     )
 
 

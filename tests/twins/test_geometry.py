@@ -25,7 +25,7 @@ def test_column_means_are_the_column_means_of_the_turning_matrix(fill):
     matrix = torch.stack(
         [
             torch.from_numpy(np.stack([slow.turn(e.numpy(), -a, fill) for e in basis])).flatten(1).T
-            for a in views.angles
+            for a in views.to_plain()
         ]
     )  # M_t[p, q]
     expected = matrix.mean(1).view(4, 1, h, w)

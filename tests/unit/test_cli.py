@@ -50,7 +50,7 @@ def test_explain_writes_three_images_and_the_facts(tmp_path, patch):
     e = equicam.explain(model, patch, views=6)
     assert facts["target"] == int(e.target)
     assert facts["class"] == model.classes[int(e.target)]
-    assert facts["angles"] == list(e.views.angles)
+    assert facts["views"] == list(e.views.labels)
     np.testing.assert_allclose(facts["confidence"], e.confidence[0], atol=1e-5)
     np.testing.assert_allclose(facts["view_confidence"], e.view_confidence[0], atol=1e-5)
     np.testing.assert_allclose(facts["peum_score"], e.peum_score[0], atol=1e-6)

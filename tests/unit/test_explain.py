@@ -26,19 +26,19 @@ def test_fields_have_the_promised_shapes_and_ranges(cnn, x):
     torch.testing.assert_close(e.peum_score, e.peum.mean((1, 2)))
     assert (e.peum_score > 0).all()
     assert e.layer == "trunk"
-    assert e.views.angles == (0, 60, 120, 180, 240, 300)
+    assert e.views.to_plain() == (0, 60, 120, 180, 240, 300)
     assert len(e.flags) == 2
 
 
 def test_eighteen_views_unless_told_otherwise(cnn, x):
-    assert len(equicam.explain(cnn, x).views.angles) == 18
+    assert len(equicam.explain(cnn, x).views.to_plain()) == 18
     assert equicam.explain(cnn, x, views=7).view_confidence.shape == (2, 7)
-    assert equicam.explain(cnn, x, views=Views((0, 10))).views.angles == (0, 10)
+    assert equicam.explain(cnn, x, views=Views((0, 10))).views.to_plain() == (0, 10)
 
 
 def test_as_published_is_the_authors_grid_fill_and_variants(cnn, x):
     published = equicam.explain(cnn, x, views=6, as_published=True)
-    assert published.views.angles == (-180, -120, -60, 0, 60, 120)
+    assert published.views.to_plain() == (-180, -120, -60, 0, 60, 120)
     by_hand = equicam.explain(cnn, x, views=Views.evenly(6, start=-180), fill="zeros")
     assert_alive(published.map)
     assert torch.equal(published.map, by_hand.map)
@@ -49,12 +49,12 @@ def test_as_published_is_the_authors_grid_fill_and_variants(cnn, x):
         ours = equicam.explain(cnn, x, method=method, fill="zeros")
         theirs = equicam.explain(cnn, x, method=method, as_published=True)
         assert not torch.allclose(ours.map, theirs.map, atol=1e-6), method
-    assert equicam.explain(cnn, x, method="grad-cam", as_published=True).views.angles == (0,)
+    assert equicam.explain(cnn, x, method="grad-cam", as_published=True).views.to_plain() == (0,)
 
 
 def test_three_views_of_the_authors_grid_lack_the_presented_one(cnn, x):
     e = equicam.explain(cnn, x, views=3, as_published=True)
-    assert e.views.angles == (-180, -60, 60)
+    assert e.views.to_plain() == (-180, -60, 60)
     assert e.view_confidence.shape == (2, 3)
     assert e.target.tolist() == cnn.module(x).argmax(1).tolist()
 
