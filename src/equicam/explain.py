@@ -1,5 +1,6 @@
 """Explain images: read rotated views, align what was read, average, and measure how far the views disagree."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -11,15 +12,17 @@ from torch import Tensor, nn
 from equicam.core.chain import scale_to_unit, value_range
 from equicam.core.fusion import FusedMap, Fusion, fuse
 from equicam.core.health import flag_names, health
+from equicam.core.transforms import margin_needed
 from equicam.core.uncertainty import correlate_views, peum
-from equicam.core.views import Fill, Views, select
+from equicam.core.views import Fill, Views, Window, crop_centre, select
 from equicam.errors import EquicamError
 from equicam.methods import Method, resolve, resolve_fill
-from equicam.models.images import Images, as_batch
+from equicam.models.images import Images, as_batch, open_images
+from equicam.models.surround import preprocess_surround, stack_surrounds
 from equicam.models.wrap import wrap
 from equicam.readers.external import external
 from equicam.readers.model import Model
-from equicam.recipe import Recipe
+from equicam.recipe import CONTEXTS, Recipe
 from equicam.runtime.adaptive import merge_images, until_converged
 from equicam.runtime.executor import Executor
 from equicam.runtime.streams import join_side_stream, side_stream
@@ -56,7 +59,7 @@ class Explanation:
     view_maps: Float[
         Tensor, "b t h w"
     ]  # each view's own rectified plane at the layer's resolution, not aligned
-    flags: tuple[frozenset[str], ...]  # of blank, constant, flipped, none-kept, low-coverage, odd-size
+    flags: tuple[frozenset[str], ...]  # of blank, constant, flipped, none-kept, low-coverage, odd-size, edge
     views: Views
     layer: str | None = None
     probabilities: Float[Tensor, "b y"] | None = None  # of the presented image; None without a model
@@ -76,6 +79,8 @@ def explain(
     as_published: bool = False,
     tau: int | float | None = None,
     gamma: int | float | None = None,
+    context: str = "none",
+    window: int | tuple[int, int] | None = None,
     dtype: torch.dtype | None = None,
     max_views_per_forward: int | None = None,
     compiled: bool = False,
@@ -83,22 +88,72 @@ def explain(
     """Explain the model's top-1 class (or `target`) on preprocessed tensors, PIL images or paths.
 
     `views` is how many or which; "auto" uses 6, 12 or 24, as many as each image's mean needs to converge. `fill` is
-    "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and variants). `dtype` runs the network
-    under autocast. `compiled` compiles the network for each new batch size, and on CUDA captures calls as graphs.
+    "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and variants). `context="auto"` cuts views
+    from what the model's preprocessing crops away; `window` is the height and width in the middle of a larger tensor
+    that the model sees, the rest being its context. `dtype` runs the network under autocast. `compiled` compiles the
+    network for each new batch size, and on CUDA captures calls as graphs.
     """
     if not isinstance(model, Model):
-        model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
+        given = images if window is None or not isinstance(images, Tensor) else _in_window(images, window)[0]
+        model = wrap(model, example=as_batch(None, given) if isinstance(given, Tensor) else None)
     with torch.inference_mode(False):
-        x = as_batch(model, images, check=False)
+        x, size, margins = _with_context(model, images, context, window)
     recipe = Recipe(
         method=method, views=views, fill=fill, as_published=as_published, tau=tau, gamma=gamma,
-        dtype=_dtype_name(dtype, x.device), compiled=compiled,
+        context="none" if size is None else "auto", dtype=_dtype_name(dtype, x.device), compiled=compiled,
     )  # fmt: skip
-    return explain_batch(Executor(model, recipe, max_views_per_forward), x, target)
+    shown = None if size is None else Window(size)
+    return explain_batch(Executor(model, recipe, max_views_per_forward), x, target, shown, margins)
 
 
-def explain_batch(executor: Executor, x: Float[Tensor, "b c H W"], target: Target = None) -> Explanation:
-    """Explain a preprocessed batch by the executor's recipe."""
+def _with_context(
+    model: Model, images: Images, context: str, window: int | tuple[int, int] | None
+) -> tuple[Float[Tensor, "b c H W"], tuple[int, int] | None, list[tuple[int, int]]]:
+    """The batch; the size of the window in it, if it has context; and the margin that each image has around that."""
+    if context not in CONTEXTS:
+        raise EquicamError(
+            "context", needs=f"one of {', '.join(CONTEXTS)}", got=repr(context), fix='context="auto"'
+        )
+    if isinstance(images, Tensor):
+        if window is None:
+            return as_batch(model, images, check=False), None, []
+        _, x, size = _in_window(as_batch(model, images, check=False), window)
+        margin = ((x.shape[-2] - size[0]) // 2, (x.shape[-1] - size[1]) // 2)
+        return x, size, [margin] * len(x)
+    if window is not None:
+        raise EquicamError(
+            "window", needs="a tensor of preprocessed pixels", got="images or paths", fix='context="auto"'
+        )
+    if context == "none":
+        return as_batch(model, images, check=False), None, []
+    found = [preprocess_surround(model, image) for image in open_images(images)]
+    whole, size = stack_surrounds(found)
+    return as_batch(model, whole, check=False), size, [one.margin for one in found]
+
+
+def _in_window(
+    x: Tensor, window: int | tuple[int, int]
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c H W"], tuple[int, int]]:
+    """The window, the images around it (without a last row or column that would shift the centre), and its size."""
+    height, width = (window, window) if isinstance(window, int) else window
+    if not 2 <= height <= x.shape[-2] or not 2 <= width <= x.shape[-1]:
+        raise EquicamError(
+            "window", needs=f"at least 2 and at most {x.shape[-2]}×{x.shape[-1]}, the size of the images",
+            got=f"{height}×{width}", fix="window=224, or no window",
+        )  # fmt: skip
+    rows, columns = x.shape[-2] - (x.shape[-2] - height) % 2, x.shape[-1] - (x.shape[-1] - width) % 2
+    x = x[..., :rows, :columns]
+    return crop_centre(x, (height, width)), x, (height, width)
+
+
+def explain_batch(
+    executor: Executor,
+    x: Float[Tensor, "b c H W"],
+    target: Target = None,
+    window: Window | None = None,
+    margins: Sequence[tuple[int, int]] = (),
+) -> Explanation:
+    """Explain a preprocessed batch by the executor's recipe, or a window in it, with the margin each image has."""
     method, fill = resolve(executor.recipe), resolve_fill(executor.recipe)
     views = method.fusion.views
     found = executor.run(
@@ -108,8 +163,15 @@ def explain_batch(executor: Executor, x: Float[Tensor, "b c H W"], target: Targe
         as_targets(target, x),
         views_per_image=views.count_with_presented,
         key=("explain", method, fill) if method.capturable and fill != "coverage" else None,
+        window=window,
     )
     flags = flag_names(found.pop("flags"))
+    if window is not None:
+        rows, columns = margin_needed(views.transforms, window.size)
+        flags = tuple(
+            named | {"edge"} if margin[0] < rows or margin[1] < columns else named
+            for named, margin in zip(flags, margins, strict=True)
+        )
     layer = None if executor.model is None else executor.model.layer
     return Explanation(**found, flags=flags, views=views, layer=layer)
 

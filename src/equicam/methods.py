@@ -170,8 +170,14 @@ def resolve(recipe: Recipe) -> Method:
 
 
 def resolve_fill(recipe: Recipe) -> Fill:
-    """The fill a recipe names; its default is reflect, or zeros as published."""
-    return as_fill(recipe.fill or ("zeros" if recipe.as_published else "reflect"))
+    """The fill a recipe names; its default is reflect, zeros as published, or canvas where views have context."""
+    if recipe.as_published and recipe.context != "none":
+        raise EquicamError(
+            "context", needs="none: the authors' views are of the input alone", got=repr(recipe.context),
+            fix="as_published=False",
+        )  # fmt: skip
+    default = "zeros" if recipe.as_published else "reflect" if recipe.context == "none" else "canvas"
+    return as_fill(recipe.fill or default)
 
 
 def _find(recipe: Recipe) -> Method:

@@ -8,6 +8,8 @@ from typing import Any
 
 from equicam.errors import EquicamError
 
+CONTEXTS = ("none", "auto")
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -17,6 +19,7 @@ class Recipe:
     views: Any = None  # how many, plain values of `Views`, or "auto"; None: as many as the method has
     fill: str | None = None  # reflect, zeros or coverage; None: reflect, or zeros as published
     as_published: bool = False  # the paper authors' view grid, fill and method variants
+    context: str = "none"  # auto: views are cut from a surround, where there is one
     tau: int | float | None = None  # confidence below which PCF drops a view
     gamma: int | float | None = None  # exponent of the soft gate
     dtype: Any = (

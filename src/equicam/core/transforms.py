@@ -122,6 +122,22 @@ def canvas_size(size: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
+def margin_needed(transforms: Sequence[Transform], size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns around an image of this size (height, width) that its views show."""
+    rows, columns = ((length - 1) / 2 for length in size)
+    reach_down = reach_right = 0.0
+    for one in transforms:
+        back = one.inverse()
+        for corner in ((columns, rows), (columns, -rows)):
+            right, down = back._linear(corner)
+            away_right, away_down = (share * min(size) for share in back.shift)
+            reach_right = max(reach_right, abs(right) + abs(away_right))
+            reach_down = max(reach_down, abs(down) + abs(away_down))
+    return tuple(
+        max(0, math.ceil(reach - half - 1e-6)) for reach, half in ((reach_down, rows), (reach_right, columns))
+    )  # type: ignore[return-value]
+
+
 def inner_radius(transforms: Sequence[Transform]) -> float:
     """The share of the inscribed disc's radius that stays inside it under every transform and its inverse."""
     reach = [1.0]

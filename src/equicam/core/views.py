@@ -35,17 +35,10 @@ def as_fill(fill: str) -> Fill:
 
 @dataclass(frozen=True)
 class Window:
-    """The central part of a larger image that is presented, and how: every view is cut from the whole in one look.
-
-    With several presentations, the images are as many equal groups, one after the other.
-    """
+    """The central part of a larger image that is presented, and how: every view is cut from the whole in one look."""
 
     size: tuple[int, int]
-    presentations: tuple[Transform, ...] = (Transform(),)
-
-    def crop(self, x: Shaped[Tensor, "*m H W"]) -> Shaped[Tensor, "*m h w"]:
-        """The window without a transform."""
-        return crop_centre(x, self.size)
+    presentation: Transform = Transform()  # noqa: RUF009  # frozen
 
 
 def crop_centre(x: Shaped[Tensor, "*m H W"], size: tuple[int, int]) -> Shaped[Tensor, "*m h w"]:
@@ -197,14 +190,9 @@ class Views:
         """Every view of the images, or of a window in them; reflected where a view reaches outside."""
         if window is None:
             return transform_all(x, self.transforms)
-        groups = x.view(len(window.presentations), -1, *x.shape[1:])
-        seen = [
-            _transform(
-                group.reshape(1, -1, *x.shape[-2:]), [one.after(presented) for one in self.transforms], "reflect", window.size
-            ).view(len(self), *group.shape[:2], *window.size)
-            for presented, group in zip(window.presentations, groups, strict=True)
-        ]  # fmt: skip
-        return seen[0] if len(seen) == 1 else torch.cat(seen, dim=1)
+        transforms = [one.after(window.presentation) for one in self.transforms]
+        found = _transform(x.reshape(1, -1, *x.shape[-2:]), transforms, "reflect", window.size)
+        return found.view(len(self), *x.shape[:2], *window.size)
 
     def align(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m H W"]:
         """M_t y_t: every view's planes taken back to the presented frame; on the canvas, if that is the fill."""

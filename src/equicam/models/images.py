@@ -1,6 +1,6 @@
 """From images to a batch on the model's device, and from a batch back to images that can be displayed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -43,14 +43,18 @@ def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Floa
 
 
 def _load(model: Model | None, images: Any) -> Float[Tensor, "b c H W"]:
+    return stack_images([preprocess_image(model, image) for image in open_images(images)])
+
+
+def open_images(images: Any) -> Iterator[Image.Image]:
+    """PIL images of what the caller gave."""
     images = [images] if isinstance(images, ImageLike) else list(images)
     if not images or not all(isinstance(image, ImageLike) for image in images):
         kinds = sorted({type(image).__name__ for image in images}) or "an empty list"
         raise EquicamError(
             "images", needs="a tensor, PIL images or paths", got=kinds, fix="torch.stack on tensors"
         )
-    loaded = (image if isinstance(image, Image.Image) else open_image(image) for image in images)
-    return stack_images([preprocess_image(model, image) for image in loaded])
+    return (image if isinstance(image, Image.Image) else open_image(image) for image in images)
 
 
 def stack_images(tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b c H W"]:
@@ -68,11 +72,14 @@ def stack_images(tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b 
 
 def preprocess_image(model: Model | None, image: Image.Image) -> Float[Tensor, "c H W"]:
     """One image as the model's input."""
-    preprocess = model.preprocess if model else None
-    tensor: Tensor = (preprocess or standard_preprocessing(256, 224, IMAGENET_MEAN, IMAGENET_STD))(
-        to_rgb(image)
-    )
+    tensor: Tensor = preprocessing_of(model)(to_rgb(image))
     return tensor
+
+
+def preprocessing_of(model: Model | None) -> Any:
+    """The model's preprocessing; ImageNet's, where it has none of its own."""
+    preprocess = model.preprocess if model else None
+    return preprocess or standard_preprocessing(256, 224, IMAGENET_MEAN, IMAGENET_STD)
 
 
 @cache

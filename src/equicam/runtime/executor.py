@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from equicam.core.views import Window, crop_centre
 from equicam.errors import EquicamError
 from equicam.readers.batch_size import views_that_fit
 from equicam.readers.checks import Check, raise_failed
@@ -56,16 +57,18 @@ class Executor:
         *,
         views_per_image: int,
         key: Hashable | None = None,
+        window: Window | None = None,
     ) -> Tensors:
-        """The work's results for all images.
+        """The work's results for all images, or for a window in them.
 
         `key` identifies the work for capture: calls with equal keys and shapes must do the same. Without one, or
         where the work may synchronise with the device, it runs eagerly.
         """
         with_gradient = torch.is_grad_enabled()
-        if key is not None and self._captures(x, views_per_image):
+        presented = x if window is None else crop_centre(x, window.size)
+        if key is not None and self._captures(presented, views_per_image):
             with self.context(x.device, constants=False):
-                replayed = self._replay(reader, work, x, target, key)
+                replayed = self._replay(reader, work, x, target, key, window)
             if replayed is not None:
                 graph, found = replayed
                 return graph.raise_failed(
@@ -75,10 +78,10 @@ class Executor:
             raise_failed([_check_finite(x)])
 
             def run_group(rows: slice, fit: int) -> Tensors:
-                views = self.view_reader(reader, fit, with_gradient=with_gradient)
+                views = self.view_reader(reader, fit, with_gradient=with_gradient, window=window)
                 return _run(work, views, x[rows], None if target is None else target[rows])
 
-            return _concatenate(list(self.groups(x, views_per_image, run_group)))
+            return _concatenate(list(self.groups(presented, views_per_image, run_group)))
 
     @contextmanager
     def context(self, device: torch.device, *, constants: bool = True) -> Iterator[None]:
@@ -114,10 +117,17 @@ class Executor:
             done = rows.stop
 
     def view_reader(
-        self, reader: Reader, max_views_per_forward: int, *, with_gradient: bool = False
+        self,
+        reader: Reader,
+        max_views_per_forward: int,
+        *,
+        with_gradient: bool = False,
+        window: Window | None = None,
     ) -> ViewReader:
         """A reader of views for one group of images."""
-        return ViewReader(self._network(reader), reader, max_views_per_forward, self.autocast, with_gradient)
+        return ViewReader(
+            self._network(reader), reader, max_views_per_forward, self.autocast, with_gradient, window
+        )
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -144,6 +154,7 @@ class Executor:
         x: Float[Tensor, "b c H W"],
         target: Int[Tensor, " b"] | None,
         key: Hashable,
+        window: Window | None,
     ) -> tuple[CapturedGraph, Tensors] | None:
         """A captured graph and its results, still on their way; None where the capture ran out of memory, now or before."""
         network = self._network(reader)
@@ -151,7 +162,7 @@ class Executor:
         model = network.model
 
         def whole(images: Tensor, wanted: Tensor | None) -> tuple[Tensors, DeferredChecks]:
-            views = self.view_reader(reader, sys.maxsize)
+            views = self.view_reader(reader, sys.maxsize, window=window)
             views.checks.add([_check_finite(images)])
             return work(views, images, wanted), views.checks
 
@@ -161,7 +172,7 @@ class Executor:
                 return CapturedGraph(whole, (x, target), tensors)
 
         about = (model.layer, model.layout, model.rectify_weights, model.classes, self.autocast)
-        full_key = (about, reader, key, shape_key((x, target)))
+        full_key = (about, reader, key, window, shape_key((x, target)))
         cache = graphs_of(model.module)
         if full_key in cache.too_large:
             return None

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.core.fusion import ViewReadings
-from equicam.core.views import Views
+from equicam.core.views import Views, Window
 from equicam.errors import EquicamError
 from equicam.readers.checks import Check
 from equicam.readers.forward import Forward, Network, no_gradient
@@ -28,6 +28,7 @@ class ViewReader:
     max_views_per_forward: int
     autocast: torch.dtype | None = None
     with_gradient: bool = False  # the caller's grad mode, for an explainer of the caller's
+    window: Window | None = None  # the part of the images that is presented; None: all of them
     checks: DeferredChecks = field(default_factory=DeferredChecks)
 
     def read(
@@ -65,9 +66,9 @@ class ViewReader:
     ) -> ViewReadings:
         """`presented` are the presented view's logits where it has been read before and is not among these views."""
         b = len(x)
-        rotated = views.act(x)
+        seen = views.act(x, self.window)
         # only the views of a single image are split: a group of several images already fits one pass
-        pieces = rotated.tensor_split(-(-len(views) * b // self.max_views_per_forward) if b == 1 else 1)
+        pieces = seen.tensor_split(-(-len(views) * b // self.max_views_per_forward) if b == 1 else 1)
         predictions: list[Forward] = []
         readings: list[Reading] = []
         with nullcontext() if self.network is None else self.network.frozen():
@@ -90,7 +91,7 @@ class ViewReader:
                 readings.append(self._read_piece(batch, forward, targets))
                 del forward  # before the next pass, so that only one pass's features are alive
         assert target is not None  # noqa: S101  # set by the first piece
-        return self._join(predictions, readings, views, target, (x.shape[-2], x.shape[-1]))
+        return self._join(predictions, readings, views, target, (seen.shape[-2], seen.shape[-1]))
 
     def _forward(self, batch: Float[Tensor, "n c H W"]) -> Forward | None:
         if self.reader.forward is None or self.network is None:
