@@ -2,9 +2,9 @@
 
 In the presented frame, h̃ = T⁻¹ h(T x) for a presentation T: drift is the tenth with the largest |h − h̃|, agreement the
 tenth with the largest min(h, h̃). Each region is blurred out of the image and, carried by T, out of T x ("rotated",
-whatever T does); the metric is the class probability lost. A drop alone says little, because regions of other shape, place and saliency drop too: hence
-the controls. `as_published`: the full square with zero fill (whose corners count as drift) and single pixels chosen at
-random, whose blurring is noise all over the object.
+whatever T does); the metric is the class probability lost. A drop alone says little, because regions of other shape,
+place and saliency drop too: hence the controls. `as_published`: the full square with zero fill (whose corners count as
+drift) and single pixels chosen at random, whose blurring is noise all over the object.
 """
 
 from collections.abc import Sequence
@@ -71,9 +71,7 @@ def occlusion(
         aligned = transform_all(own, [inverse], fill=fill)[0]
         masks = regions(maps[0], aligned, frame, streams, views.radius, as_published=as_published)
         x_rotated = transform_all(x, [one])[0]
-        constant = constant_in_region(maps[0], frame, views.radius) | constant_in_region(
-            own, frame, views.radius
-        )
+        constant = constant_in_region(torch.stack((maps[0], own)), frame, views.radius).any(0)
         constant_at.append(constant)
         # every region in both frames in one pass: [regions, b, …]
         mask = torch.stack([masks[name].to(x.dtype) for name in names])

@@ -7,7 +7,6 @@ every presentation shows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,10 +19,9 @@ from equicam.evaluation.batch import target_probability
 from equicam.evaluation.similarity import MEASURES, constant_in_region, own_and_others
 
 ANGLES: tuple[Degrees, ...] = (15, 30, 45, 60, 90, 135, 180)
-Group = Literal["rotation", "dihedral", "scale", "shift"]
-GROUPS: dict[Group, tuple[Transform, ...]] = {
-    "rotation": tuple(Transform(angle) for angle in ANGLES),
-    "dihedral": tuple(Transform(angle, mirrored=True) for angle in (0, *ANGLES)),
+GROUPS: dict[str, tuple[Transform, ...]] = {
+    "rotation": tuple(Transform(float(angle)) for angle in ANGLES),
+    "dihedral": tuple(Transform(float(angle), mirrored=True) for angle in (0, *ANGLES)),
     "scale": tuple(Transform(scale=factor) for factor in (0.8, 0.9, 1.1, 1.25)),
     "shift": tuple(
         Transform(shift=(share * right, share * down))
@@ -56,8 +54,8 @@ def equivariance(
     views = Views(presentations)
     reference = transform_all(presented, views.transforms, fill=fill)
     own, others = own_and_others(MEASURES[measure](moved, reference, region, views.radius))
-    constant = [constant_in_region(maps, region, views.radius) for maps in (moved, reference)]
-    return Eq(own, others, constant[0] | constant[1])
+    constant = constant_in_region(torch.stack((moved, reference)), region, views.radius).any(0)
+    return Eq(own, others, constant)
 
 
 def consistent(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Bool[Tensor, "a b"]:

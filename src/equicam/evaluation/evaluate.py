@@ -22,7 +22,7 @@ from equicam.data.items import Item
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, Shard, SharedFolder
 from equicam.errors import EquicamError
-from equicam.evaluation.equivariance import GROUPS, Group
+from equicam.evaluation.equivariance import GROUPS
 from equicam.evaluation.fingerprint import evaluation_fingerprint, explainer_digests
 from equicam.evaluation.loading import Sample, load_ahead, make_sample, refuse_duplicates
 from equicam.evaluation.maps import MapComputer
@@ -52,7 +52,7 @@ def evaluate(
     n: int | None = None,
     split: str | None = None,
     views: ViewCount = None,
-    group: Group = "rotation",
+    group: str = "rotation",
     angles: Sequence[Degrees] | None = None,
     fill: Fill | None = None,
     as_published: bool = False,
@@ -156,31 +156,32 @@ def _split_evenly(items: Sequence[Item]) -> list[Sequence[Item]]:
 
 
 def _presentations(
-    group: Group, angles: Sequence[Degrees] | None, *, as_published: bool
+    group: str, angles: Sequence[Degrees] | None, *, as_published: bool
 ) -> tuple[Transform, ...]:
     """The presentations of a group; of rotations and reflections, at the angles given."""
     if group not in GROUPS:
-        raise EquicamError("group", needs=f"one of {', '.join(GROUPS)}", got=repr(group), fix='"rotation"')
+        raise EquicamError(
+            "group", needs=f"one of {', '.join(GROUPS)}", got=repr(group), fix='group="rotation"'
+        )
     if as_published and group != "rotation":
         raise EquicamError(
-            "as_published", needs="group rotation, the only one in the paper", got=group, fix="leaving as_published out"
+            "as_published", needs="group rotation, the paper's", got=group, fix="as_published=False"
         )  # fmt: skip
     if angles is None:
         return GROUPS[group]
     if group not in ("rotation", "dihedral"):
-        raise EquicamError(
-            "angles", needs="group rotation or dihedral", got=group, fix="leaving the angles out"
-        )
-    finite = all(map(math.isfinite, angles))
-    found = tuple(Transform(float(angle), mirrored=group == "dihedral") for angle in angles if finite)
-    if not found or any(one.is_identity for one in found):
+        raise EquicamError("angles", needs="group rotation or dihedral", got=group, fix="angles=None")
+    found = tuple(
+        Transform(float(angle), mirrored=group == "dihedral") for angle in angles if math.isfinite(angle)
+    )
+    if not found or len(found) < len(angles) or any(one.is_identity for one in found):
         needs = "rotations other than 0°" if group == "rotation" else "finite numbers of degrees"
         raise EquicamError("angles", needs=needs, got=list(angles), fix="angles=[15, 45, 90]")
     refuse_duplicates("angles", [one.key[0] for one in found])
     return found
 
 
-def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: Group) -> None:
+def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: str) -> None:
     if isinstance(scores, str) or not scores or (unknown := [s for s in scores if s not in METRICS]):
         got = repr(scores) if isinstance(scores, str) or not scores else ", ".join(map(repr, unknown))
         raise EquicamError("scores", needs=f"a list of {', '.join(METRICS)}", got=got, fix='["eq"]')
@@ -201,7 +202,7 @@ def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: Group) ->
                 f"score {name!r}",
                 needs="group rotation",
                 got=group,
-                fix=f"leaving {name} out, or group rotation",
+                fix='group="rotation"',
             )
 
 

@@ -73,13 +73,8 @@ def _each_eq(batch: EvaluatedBatch, measure: str = "pearson") -> Iterator[tuple[
     for method, own in batch.methods.items():
         for region in REGIONS:
             eq = equivariance(
-                own.maps[1:],
-                own.maps[0],
-                batch.presentations,
-                measure=measure,
-                region=region,
-                fill=batch.fill,
-            )
+                own.maps[1:], own.maps[0], batch.presentations, measure=measure, region=region, fill=batch.fill
+            )  # fmt: skip
             yield method, region, eq
 
 

@@ -14,7 +14,6 @@ from equicam.core.transforms import Transform
 from equicam.core.views import Fill, Views
 from equicam.errors import EquicamError
 from equicam.evaluation.controls import CONTROLS, blur_maps
-from equicam.evaluation.equivariance import Group
 from equicam.methods import METHODS, Method, resolve, resolve_fill
 from equicam.readers.external import external
 from equicam.recipe import Recipe
@@ -72,7 +71,7 @@ class EvaluationSpec:
     presentations: tuple[Transform, ...]  # of every image, after the presented one
     label_names: tuple[str, ...] = ()  # the labels of the whole source, where they are words
     max_views_per_forward: int | None = None
-    group: Group = "rotation"  # of the presentations
+    group: str = "rotation"  # of the presentations
 
     @property
     def fill(self) -> Fill:
