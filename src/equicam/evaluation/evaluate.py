@@ -68,8 +68,8 @@ def evaluate(
 
     `images` is a folder or manifest, PIL images, paths, items or a preprocessed batch; `n` takes a class-spread sample
     of them. `methods` are names, or a dict of names and methods, fusions or explainers `(x, target) → map` of yours.
-    `group` is how images are presented: rotation (by `angles`, seven by default), dihedral (mirrored, then rotated by
-    0° and these), scale or shift.
+    `group` is how images are presented: rotation (by seven angles, or by `angles`), dihedral (mirrored, then rotated by
+    0° and the seven, or by `angles`), scale or shift.
     With `out` (a Parquet file) an interrupted evaluation resumes where it stopped, and `engine` may be several devices
     or a Ray cluster.
     """
