@@ -167,8 +167,9 @@ class Shards:
         write_table(self.path(number), table)
 
     def read(self, count: int) -> pa.Table:
-        """All shards in order."""
-        return pa.concat_tables([read_table(self.path(number)) for number in range(count)])
+        """All shards in order; null in a column that a shard of an earlier version lacks."""
+        tables = [read_table(self.path(number)) for number in range(count)]
+        return pa.concat_tables(tables, promote_options="default")
 
 
 def shorten(value: Any) -> str:

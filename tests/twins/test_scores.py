@@ -6,6 +6,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 from scipy import stats as scipy_stats
 from skimage.metrics import structural_similarity
 from torchvision.transforms.v2.functional import gaussian_blur
@@ -15,11 +16,12 @@ from equicam.core.chain import Chain
 from equicam.core.combine import grad_cam, grad_cam_rectified, layer_cam
 from equicam.core.correlation import pearson
 from equicam.core.uncertainty import correlate_views
-from equicam.core.views import Views, disc, rotate
+from equicam.core.views import Views, disc, rotate, transform_all
 from equicam.evaluation import causal, controls, faithfulness, localisation, uncertainty
 from equicam.evaluation.blur import gaussian
 from equicam.evaluation.equivariance import (
     ANGLES,
+    GROUPS,
     confidence_kept,
     consistent,
     equivariance,
@@ -47,12 +49,23 @@ def planes(count: int, seed: int = 0, size: int = SIZE) -> torch.Tensor:
     return found
 
 
-def picked(plane: torch.Tensor, region: str) -> np.ndarray:
+def picked(plane: torch.Tensor | np.ndarray, region: str, radius: float = 1.0) -> np.ndarray:
     inside = np.ones((SIZE, SIZE), bool)
     if region == "disc":
         y, x = np.mgrid[:SIZE, :SIZE] - (SIZE - 1) / 2
-        inside = np.hypot(y, x) <= SIZE / 2
-    return plane.numpy()[inside]
+        inside = np.hypot(y, x) <= radius * SIZE / 2
+    return np.asarray(plane)[inside]
+
+
+def warp(plane: torch.Tensor | np.ndarray, one) -> np.ndarray:
+    """A plane flipped, rotated, scaled and shifted by SciPy; outside by reflection about the border pixels."""
+    middle = (SIZE - 1) / 2
+    y, x = np.mgrid[:SIZE, :SIZE] - middle
+    y, x = y - one.shift[1] * SIZE, x - one.shift[0] * SIZE
+    cos, sin = np.cos(np.deg2rad(one.degrees)), np.sin(np.deg2rad(one.degrees))
+    y, x = (x * sin + y * cos) / one.scale, (x * cos - y * sin) / one.scale
+    y = -y if one.mirrored else y
+    return ndimage.map_coordinates(np.asarray(plane), (y + middle, x + middle), order=1, mode="mirror")
 
 
 REFERENCES = {
@@ -131,6 +144,48 @@ def test_equivariance_is_the_loop(region, fill):
             assert found.value[a, i].item() == pytest.approx(scores[i], abs=1e-12)
             assert found.floor[a, i].item() == pytest.approx(np.mean(others), abs=1e-12)
     assert found.constant.tolist() == [[False] * 3, [False, False, True]]
+
+
+@pytest.mark.parametrize("region", ["disc", "full"])
+@pytest.mark.parametrize(("group", "radius"), [("dihedral", 1.0), ("scale", 0.8), ("shift", 0.8)])
+def test_equivariance_under_other_groups_is_the_loop(group, radius, region):
+    presented, group = planes(3), GROUPS[group]
+    moved = torch.stack([planes(3, seed=10 + s) for s in range(len(group))])
+    found = equivariance(moved, presented, group, region=region)
+    pixels = len(picked(presented[0], region, radius))
+    assert 300 < pixels < SIZE**2 or region == "full"
+    for a, one in enumerate(group):
+        reference = [warp(plane, one) for plane in presented]
+        assert np.abs(reference[0] - presented[0].numpy()).max() > 0.05
+        for i in range(3):
+            own = picked(moved[a, i], region, radius)
+            every = [scipy_stats.pearsonr(own, picked(plane, region, radius))[0] for plane in reference]
+            others = [r for j, r in enumerate(every) if j != i]
+            assert found.value[a, i].item() == pytest.approx(every[i], abs=1e-9)
+            assert found.floor[a, i].item() == pytest.approx(np.mean(others), abs=1e-9)
+    assert not found.constant.any()
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("group", ["scale", "shift"])
+def test_pixels_that_a_presentation_does_not_show_do_not_count(group, measure):
+    presented = planes(2)
+    moved = transform_all(presented, GROUPS[group]) ** 2
+    elsewhere = torch.where(disc((SIZE, SIZE), moved.device, 0.8), moved, 1 - moved)
+    assert_alive(moved.flatten(0, 1), elsewhere.flatten(0, 1))
+    found, same = (
+        equivariance(maps, presented, GROUPS[group], measure=measure) for maps in (moved, elsewhere)
+    )
+    assert torch.equal(found.value, same.value)
+    assert torch.equal(found.floor, same.floor)
+    full = [
+        equivariance(maps, presented, GROUPS[group], measure=measure, region="full").value
+        for maps in (moved, elsewhere)
+    ]
+    assert (full[0] - full[1]).abs().min() > 1e-3
+    outside = torch.where(disc((SIZE, SIZE), moved.device, 0.8), 0.3, moved)
+    assert outside.flatten(2).std(2).min() > 0.01
+    assert equivariance(outside, presented, GROUPS[group], measure=measure).constant.all()
 
 
 def test_a_perfectly_equivariant_map_scores_one_and_a_lone_image_has_no_floor():
@@ -300,6 +355,33 @@ def test_occlusion_is_the_loop(as_published):
     assert max(v.abs().max() for v in found.presented.values()) > 1e-3
 
 
+@pytest.mark.parametrize("group", ["dihedral", "scale", "shift"])
+def test_occlusion_under_other_groups_is_the_loop(group):
+    group = GROUPS[group][-2:]
+    x, target = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64), torch.tensor([0, 1])
+    maps = torch.stack([planes(2, seed=s) for s in range(3)])
+    found = causal.occlusion(bright, x, maps, group, target, seeds=[4, 5])
+    radius = Views(group).radius
+    streams = [torch.Generator().manual_seed(s) for s in (4, 5)]
+    outside = ~disc((SIZE, SIZE), x.device, radius)
+    for a, one in enumerate(group):
+        moved, aligned = transform_all(x, [one])[0], transform_all(maps[a + 1], [one.inverse()])[0]
+        masks = causal.regions(maps[0], aligned, "disc", streams, radius, as_published=False)
+        for name, mask in masks.items():
+            assert mask.any()
+            assert not (mask & outside).any()
+            for i in range(2):
+                carried = transform_all(mask[i].double(), [one])[0] >= 0.5
+                for drops, image, where in (
+                    (found.presented, x[i], mask[i]),
+                    (found.rotated, moved[i], carried),
+                ):
+                    hidden = torch.where(where, gaussian_blur(image[None], [51, 51], [10.0, 10.0])[0], image)
+                    before, after = (bright(v[None])[0, target[i]].item() for v in (image, hidden))
+                    assert drops[name][a, i].item() == pytest.approx(before - after, abs=1e-9)
+    assert max(v.abs().max() for v in found.presented.values()) > 1e-3
+
+
 def test_occlusion_skips_constant_maps_and_a_lone_image_has_no_other():
     x, target = torch.randn(1, 3, SIZE, SIZE, dtype=torch.float64), torch.tensor([0])
     maps = torch.stack([planes(1), planes(1, seed=1), torch.zeros(1, SIZE, SIZE, dtype=torch.float64)])
@@ -367,6 +449,23 @@ def test_calibration_compares_in_the_presented_frame():
     elsewhere = rotate(spot, 90)
     assert uncertainty.calibration(elsewhere, maps, (90, 180), "disc").max() < 0.5
     assert uncertainty.calibration(torch.zeros_like(spot), maps, (90, 180), "disc").isnan().all()
+
+
+@pytest.mark.parametrize("group", ["dihedral", "scale", "shift"])
+def test_calibration_under_other_groups_is_the_loop(group):
+    maps, peum, group = (
+        torch.stack([planes(2, seed=s) for s in range(3)]),
+        planes(2, seed=9),
+        GROUPS[group][-2:],
+    )
+    found = uncertainty.calibration(peum, maps, group, "disc")
+    radius = Views(group).radius
+    aligned = [transform_all(m, [one.inverse()])[0] for m, one in zip(maps[1:], group, strict=True)]
+    for i in range(2):
+        drift = np.mean([(m[i] - maps[0, i]).numpy() ** 2 for m in aligned], axis=0)
+        expected = scipy_stats.spearmanr(picked(peum[i], "disc", radius), picked(drift, "disc", radius))[0]
+        assert np.std(drift) > 0.01
+        assert found[i].item() == pytest.approx(expected, abs=1e-9)
 
 
 OPTIONS = {"target": torch.tensor([0, 1, 0]), "size": (24, 24)}

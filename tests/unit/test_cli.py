@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import typer
 from PIL import Image
@@ -254,9 +255,36 @@ def test_evaluate_prints_values_floors_and_skill_and_keeps_rows(tmp_path, patche
     assert "methods was" in other.output
 
 
+@pytest.mark.parametrize(("group", "label"), [("dihedral", "45° mirrored"), ("scale", "× 1.25")])
+def test_evaluate_under_another_group(tmp_path, group, label):
+    for i in range(6):
+        folder = tmp_path / "source" / ("normal", "tumour")[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw(i, seed=7).image).save(folder / f"{i}.png")
+    out = tmp_path / "rows.parquet"
+    command = ["evaluate", str(tmp_path / "source"), "--methods", "grad-cam", "--group", group, "--n", "6"]
+    result = RUN.invoke(app, [*command, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "skill" in result.output
+    rows = [r for r in pq.read_table(out).to_pylist() if r["score"] == "eq" and r["region"] == "disc"]
+    values = [r["value"] for r in rows if r["presentation"] == label]
+    assert len(values) == 6
+    assert np.std([r["value"] for r in rows]) > 0.01
+    assert 0.2 < np.mean(values) < 1
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        (
+            ["--group", "mirror"],
+            "group needs one of rotation, dihedral, scale, shift, got 'mirror'; try --group rotation",
+        ),
+        (
+            ["--group", "shift", "--as-published"],
+            "as_published needs group rotation, the paper's, got shift; try no",
+        ),
+        (["--group", "shift", "--details"], "--details needs --group rotation or dihedral, got shift"),
         (["--scores", "eqq"], "scores needs a list of"),
         (["--methods", "grad-kam"], "method needs one of"),
         (["--dtype", "int8"], "dtype needs bfloat16 or float16"),

@@ -230,7 +230,9 @@ def test_every_metric_runs_and_every_undefined_row_has_a_reason(small, folder):
         views=4,
     )
     rows = table.to_pylist()
-    assert table.column_names == ["id", "method", "score", "angle", "region", "value", "floor", "reason"]
+    assert table.column_names == [
+        "id", "method", "score", "angle", "presentation", "region", "value", "floor", "reason",
+    ]  # fmt: skip
     undefined = [r for r in rows if np.isnan(r["value"])]
     assert all(r["reason"] for r in undefined)
     wrong, _ = value(table, "misclassified")

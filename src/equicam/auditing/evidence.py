@@ -18,7 +18,7 @@ from equicam.data.items import Item, read_item
 from equicam.errors import EquicamError
 from equicam.evaluation import causal, statistics
 from equicam.evaluation.controls import item_seed
-from equicam.evaluation.equivariance import ANGLES
+from equicam.evaluation.equivariance import ANGLES, GROUPS
 from equicam.evaluation.maps import MapComputer
 from equicam.evaluation.spec import EvaluationSpec
 from equicam.evaluation.stages import stages
@@ -104,7 +104,7 @@ def _measure_batch(
     rows: Mapping[str, Mapping[str, Any]],
     recipe: Recipe,
 ) -> dict[str, Evidence]:
-    spec = EvaluationSpec(recipe, ["grad-cam"], ("stages",), ANGLES)
+    spec = EvaluationSpec(recipe, ["grad-cam"], ("stages",), GROUPS["rotation"])
     found = MapComputer.of(model, spec).compute(ids, x)
     maps = found.methods["grad-cam"]
     seeds = [item_seed(recipe.seed, name, "causal") for name in ids]

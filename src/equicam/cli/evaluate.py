@@ -15,6 +15,7 @@ from equicam.cli.shared import (
     say,
     split_commas,
 )
+from equicam.errors import EquicamError
 
 
 def evaluate(
@@ -34,6 +35,9 @@ def evaluate(
         Path | None,
         typer.Option(help="Parquet file for the rows; resumed if it exists.", show_default=False),
     ] = None,
+    group: Annotated[
+        str, typer.Option(help="How images are presented: rotation, dihedral, scale or shift.")
+    ] = "rotation",
     views: options.Views = None,
     layer: options.Layer = None,
     classes: options.Classes = None,
@@ -53,6 +57,8 @@ def evaluate(
 ) -> None:
     """Run the paper's protocol on your data: every method on the same images and views, with intervals and floors.
 
+    With `--group` images are mirrored and rotated, scaled or shifted instead of rotated.
+
     Rows go to `--out`; an interrupted command resumes when it is run again. An image that cannot be read becomes a
     row with a reason.
 
@@ -62,6 +68,10 @@ def evaluate(
     with exit_on_error(interrupted=resume):
         from dataclasses import replace
 
+        if details and group in ("scale", "shift"):
+            raise EquicamError(
+                "--details", needs="--group rotation or dihedral", got=group, fix="--no-details, and the rows in --out"
+            )  # fmt: skip
         import equicam
         from equicam.report.tables import evaluation_tables
 
@@ -70,7 +80,7 @@ def evaluate(
         )  # fmt: skip
         rows = equicam.evaluate(
             replace(loaded, name=model), source, methods=split_commas(methods) or [], scores=split_commas(scores) or [],
-            n=n, split=split, views=parse_views(views),
+            n=n, split=split, views=parse_views(views), group=group,
             fill=fill,  # type: ignore[arg-type]
             as_published=as_published, dtype=parse_dtype(dtype), compiled=compile_, seed=seed, out=out, engine=chosen,
             progress=console.is_terminal,

@@ -40,6 +40,8 @@ TYPED = {
     "gamma": "--gamma",
     "dtype": "--dtype",
     "compiled": "--compile",
+    "as_published": "--as-published",
+    "group": "--group",
     "split": "--split",
     "n": "--n",
     "device": "--device",

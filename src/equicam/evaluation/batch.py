@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equicam.core.combine import Combine
 from equicam.core.correlation import Region
-from equicam.core.transforms import Degrees
+from equicam.core.transforms import Transform
 from equicam.core.views import Fill
 from equicam.evaluation.reasons import ReasonCode
 from equicam.evaluation.stages import LayerTrace
@@ -30,14 +30,14 @@ class GroundTruth:
 
 @dataclass(frozen=True)
 class Predictions:
-    """A model's predictions for the presented images and for the images rotated to every angle."""
+    """A model's predictions for the presented images and for the images in every presentation."""
 
-    probs: Float[Tensor, "v b y"]  # presented first, then every angle
+    probs: Float[Tensor, "v b y"]  # presented first, then every presentation
     target: Int[Tensor, " b"]
 
     @property
     def of_target(self) -> Float[Tensor, "v b"]:
-        """p_c of the presented images, then at every angle."""
+        """p_c of the presented images, then in every presentation."""
         return target_probability(self.probs, self.target)
 
 
@@ -45,7 +45,7 @@ class Predictions:
 class MethodMaps:
     """One method's maps of the images and, where the method has them, its views and its chain."""
 
-    maps: Float[Tensor, "v b H W"]  # presented first, then every angle
+    maps: Float[Tensor, "v b H W"]  # presented first, then every presentation
     predictions: Predictions
     null_map: Float[Tensor, "H W"]  # its map when no view shows anything
     peum: Float[Tensor, "b H W"] | None = None
@@ -62,7 +62,7 @@ class EvaluatedBatch:
 
     ids: Sequence[str]
     x: Float[Tensor, "b c H W"]
-    angles: Sequence[Degrees]
+    presentations: tuple[Transform, ...]
     predictions: Predictions
     methods: Mapping[str, MethodMaps]
     truth: Sequence[GroundTruth]

@@ -1,10 +1,10 @@
 """Does the model use the pixels whose saliency moves? Occlusion of the drift region and of regions to compare with.
 
-In the presented frame, h̃ = R_−θ h(R_θ x): drift is the tenth with the largest |h − h̃|, agreement the tenth with the
-largest min(h, h̃). Each region is blurred out of the image and, carried by R_θ, out of the rotated image; the metric is
-the class probability lost. A drop alone says little, because regions of other shape, place and saliency drop too: hence
-the controls. `as_published`: the full square with zero fill (whose corners count as drift) and single pixels chosen at
-random, whose blurring is noise all over the object.
+In the presented frame, h̃ = T⁻¹ h(T x) for a presentation T: drift is the tenth with the largest |h − h̃|, agreement the
+tenth with the largest min(h, h̃). Each region is blurred out of the image and, carried by T, out of T x ("rotated",
+whatever T does); the metric is the class probability lost. A drop alone says little, because regions of other shape,
+place and saliency drop too: hence the controls. `as_published`: the full square with zero fill (whose corners count as
+drift) and single pixels chosen at random, whose blurring is noise all over the object.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equicam.core.correlation import Region
-from equicam.core.transforms import Degrees
-from equicam.core.views import rotate, rotate_each
+from equicam.core.transforms import Element
+from equicam.core.views import Fill, Views, rotate_each, transform_all
 from equicam.evaluation.batch import Predict, target_probability
 from equicam.evaluation.faithfulness import blur_out
 from equicam.evaluation.similarity import constant_in_region, region_mask
@@ -38,7 +38,7 @@ PUBLISHED = ("drift", "agreement", "scattered")
 
 @dataclass(frozen=True)
 class Drops:
-    """Probability lost by angle and image, in the presented and in the rotated image; NaN for constant maps."""
+    """Probability lost by presentation and image, in the presented and the transformed image; NaN for constant maps."""
 
     presented: dict[str, Float[Tensor, "a b"]]
     rotated: dict[str, Float[Tensor, "a b"]]
@@ -49,14 +49,16 @@ def occlusion(
     predict: Predict,
     x: Float[Tensor, "b c H W"],
     maps: Float[Tensor, "v b H W"],
-    angles: Sequence[Degrees],
+    presentations: Sequence[Element],
     target: Int[Tensor, " b"],
     *,
     seeds: Sequence[int],
     as_published: bool = False,
 ) -> Drops:
-    """Probability lost without each region; `maps` are of the presented images, then of each angle."""
+    """Probability lost without each region; `maps` are of the presented images, then of each presentation."""
     frame: Region = "full" if as_published else "disc"
+    fill: Fill = "zeros" if as_published else "reflect"
+    views = Views(presentations)
     names = PUBLISHED if as_published else tuple(CONTROLS)
     presented: dict[str, list[Tensor]] = {name: [] for name in names}
     rotated: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -65,15 +67,15 @@ def occlusion(
     confidence = target_probability(predict(x), target)
     # one random stream per image, whatever batch it is in
     streams = [torch.Generator().manual_seed(seed) for seed in seeds]
-    for step, angle in enumerate(angles):
-        aligned = rotate(maps[step + 1], -angle, fill="zeros" if as_published else "reflect")
-        masks = regions(maps[0], aligned, frame, streams, as_published=as_published)
-        x_rotated = rotate(x, angle)
-        constant = constant_in_region(maps[0], frame) | constant_in_region(maps[step + 1], frame)
+    for own, one, inverse in zip(maps[1:], views.transforms, views.inverses, strict=True):
+        aligned = transform_all(own, [inverse], fill=fill)[0]
+        masks = regions(maps[0], aligned, frame, streams, views.radius, as_published=as_published)
+        x_rotated = transform_all(x, [one])[0]
+        constant = constant_in_region(torch.stack((maps[0], own)), frame, views.radius).any(0)
         constant_at.append(constant)
         # every region in both frames in one pass: [regions, b, …]
         mask = torch.stack([masks[name].to(x.dtype) for name in names])
-        carried = rotate(mask, angle, fill="zeros" if as_published else "reflect")
+        carried = transform_all(mask, [one], fill=fill)[0]
         carried = carried.clamp(0, 1) if as_published else (carried >= 0.5).to(x.dtype)
         for drops, image, blur, where, before in (
             (presented, x, blurred, mask, confidence),
@@ -103,11 +105,12 @@ def regions(
     aligned: Float[Tensor, "b H W"],
     frame: Region,
     streams: Sequence[torch.Generator],
+    radius: float = 1.0,
     *,
     as_published: bool,
 ) -> dict[str, Bool[Tensor, "b H W"]]:
     """The drift and agreement regions of each image, and the regions to compare them with."""
-    valid = region_mask(frame, (h.shape[-2], h.shape[-1]), h.device)
+    valid = region_mask(frame, (h.shape[-2], h.shape[-1]), h.device, radius)
     count = round(REGION_SHARE * int(valid.sum()))
     drift = largest((h - aligned).abs(), valid, count)
     agreement = largest(torch.minimum(h, aligned), valid, count)

@@ -1,7 +1,8 @@
-"""Does a map rotate with its image? Eq, and Eq under conditions on the prediction.
+"""Does a map move with its image? Eq, and Eq under conditions on the prediction.
 
-Eq_θ(i) = r( h(R_θ x_i), R_θ h(x_i) ); the floor is the same with R_θ h(x_j) of the other images of the batch;
-skill = (Eq − floor) / (1 − floor).
+Eq_T(i) = r( h(T x_i), T h(x_i) ) for every presentation T, a rotation unless another group is chosen; the floor is the
+same with T h(x_j) of the other images of the batch; skill = (Eq − floor) / (1 − floor). The disc holds the pixels that
+every presentation shows.
 """
 
 from collections.abc import Sequence
@@ -12,17 +13,28 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equicam.core.correlation import Region
-from equicam.core.transforms import Degrees
-from equicam.core.views import Fill, rotate_all
+from equicam.core.transforms import Degrees, Element, Transform
+from equicam.core.views import Fill, Views, transform_all
 from equicam.evaluation.batch import target_probability
 from equicam.evaluation.similarity import MEASURES, constant_in_region, own_and_others
 
 ANGLES: tuple[Degrees, ...] = (15, 30, 45, 60, 90, 135, 180)
+GROUPS: dict[str, tuple[Transform, ...]] = {
+    "rotation": tuple(Transform(float(angle)) for angle in ANGLES),
+    "dihedral": tuple(Transform(float(angle), mirrored=True) for angle in (0, *ANGLES)),
+    "scale": tuple(Transform(scale=factor) for factor in (0.8, 0.9, 1.1, 1.25)),
+    "shift": tuple(
+        Transform(shift=(share * right, share * down))
+        for share in (0.05, 0.1)
+        for right, down in ((1, 0), (-1, 0), (0, 1), (0, -1))
+    ),
+}
+"""How images are presented: rotated, mirrored and rotated, larger and smaller, moved right, left, down and up."""
 
 
 @dataclass(frozen=True)
 class Eq:
-    """One value for each angle and image, its floor, and where a map was constant (there the value is 0)."""
+    """One value for each presentation and image, its floor, and where a map was constant (there the value is 0)."""
 
     value: Float[Tensor, "a b"]
     floor: Float[Tensor, "a b"]
@@ -30,29 +42,31 @@ class Eq:
 
 
 def equivariance(
-    rotated: Float[Tensor, "a b H W"],
+    moved: Float[Tensor, "a b H W"],
     presented: Float[Tensor, "b H W"],
-    angles: Sequence[Degrees],
+    presentations: Sequence[Element],
     *,
     measure: str = "pearson",
     region: Region = "disc",
     fill: Fill = "reflect",
 ) -> Eq:
-    """Compare maps of rotated images with the rotated maps of the presented images."""
-    reference = rotate_all(presented, angles, fill=fill)
-    own, others = own_and_others(MEASURES[measure](rotated, reference, region))
-    return Eq(own, others, constant_in_region(rotated, region) | constant_in_region(reference, region))
+    """Compare maps of transformed images with the transformed maps of the presented images; numbers are rotations."""
+    views = Views(presentations)
+    reference = transform_all(presented, views.transforms, fill=fill)
+    own, others = own_and_others(MEASURES[measure](moved, reference, region, views.radius))
+    constant = constant_in_region(torch.stack((moved, reference)), region, views.radius).any(0)
+    return Eq(own, others, constant)
 
 
 def consistent(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Bool[Tensor, "a b"]:
-    """Where the top-1 of the rotated image is still the presented one's; the first of `probs` is presented."""
+    """Where the top-1 of the transformed image is still the presented one's; the first of `probs` is presented."""
     return probs[1:].argmax(-1) == target
 
 
 def confidence_kept(
     probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"], *, as_published: bool = False
 ) -> Float[Tensor, "a b"]:
-    """min(1, p_c(R_θ x) / p_c(x)); `as_published`: the largest probability of R_θ x, whatever its class."""
+    """min(1, p_c(T x) / p_c(x)); `as_published`: the largest probability of T x, whatever its class."""
     if as_published:
         return probs[1:].amax(-1)
     of_target = target_probability(probs, target)
@@ -60,10 +74,10 @@ def confidence_kept(
 
 
 def mean_where(value: Float[Tensor, "a b"], where: Bool[Tensor, "a b"]) -> Float[Tensor, " b"]:
-    """Each image's mean over the angles where the condition holds; NaN where it never does."""
+    """Each image's mean over the presentations where the condition holds; NaN where it never does."""
     return torch.where(where, value, 0).sum(0) / where.sum(0)
 
 
 def weighted_mean(value: Float[Tensor, "a b"], weight: Float[Tensor, "a b"]) -> Float[Tensor, " b"]:
-    """Σ_θ w_θ Eq_θ / Σ_θ w_θ of each image."""
+    """Σ_T w_T Eq_T / Σ_T w_T of each image."""
     return (weight * value).sum(0) / weight.sum(0)

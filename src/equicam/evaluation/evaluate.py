@@ -16,13 +16,13 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from equicam.core.transforms import Degrees
+from equicam.core.transforms import Degrees, Transform
 from equicam.core.views import Fill
 from equicam.data.items import Item
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, Shard, SharedFolder
 from equicam.errors import EquicamError
-from equicam.evaluation.equivariance import ANGLES
+from equicam.evaluation.equivariance import GROUPS
 from equicam.evaluation.fingerprint import evaluation_fingerprint, explainer_digests
 from equicam.evaluation.loading import Sample, load_ahead, make_sample, refuse_duplicates
 from equicam.evaluation.maps import MapComputer
@@ -52,7 +52,8 @@ def evaluate(
     n: int | None = None,
     split: str | None = None,
     views: ViewCount = None,
-    angles: Sequence[Degrees] = ANGLES,
+    group: str = "rotation",
+    angles: Sequence[Degrees] | None = None,
     fill: Fill | None = None,
     as_published: bool = False,
     dtype: torch.dtype | None = None,
@@ -63,10 +64,12 @@ def evaluate(
     engine: "Devices | Cluster | None" = None,
     progress: bool = False,
 ) -> pa.Table:
-    """Compute metrics of methods on images: one row per image, method, metric, angle and region.
+    """Compute metrics of methods on images: one row per image, method, metric, presentation and region.
 
     `images` is a folder or manifest, PIL images, paths, items or a preprocessed batch; `n` takes a class-spread sample
     of them. `methods` are names, or a dict of names and methods, fusions or explainers `(x, target) → map` of yours.
+    `group` is how images are presented: rotation (by seven angles, or by `angles`), dihedral (mirrored, then rotated by
+    0° and the seven, or by `angles`), scale or shift.
     With `out` (a Parquet file) an interrupted evaluation resumes where it stopped, and `engine` may be several devices
     or a Ray cluster.
     """
@@ -75,12 +78,13 @@ def evaluate(
     recipe = Recipe(
         views=views, fill=fill, as_published=as_published, dtype=dtype, compiled=compiled, seed=seed
     )
+    presentations = _presentations(group, angles, as_published=as_published)
     sample = make_sample(model, images, n, split, with_regions=bool(REGION_METRICS & set(scores)))
     spec = EvaluationSpec(
-        recipe, methods, tuple(scores), tuple(angles), sample.label_names, max_views_per_forward
+        recipe, methods, tuple(scores), presentations, sample.label_names, max_views_per_forward, group
     )
     map_specs = spec.map_specs()
-    _check(scores, map_specs, angles)
+    _check(scores, map_specs, group)
     identity = evaluation_fingerprint(model, sample, spec, map_specs)
     shards = _split_evenly(sample.items)
     with _progress_bar(len(sample.items), progress) as done:
@@ -151,7 +155,33 @@ def _split_evenly(items: Sequence[Item]) -> list[Sequence[Item]]:
     return [items[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], angles: Sequence[Degrees]) -> None:
+def _presentations(
+    group: str, angles: Sequence[Degrees] | None, *, as_published: bool
+) -> tuple[Transform, ...]:
+    """The presentations of a group; of rotations and reflections, at the angles given."""
+    if group not in GROUPS:
+        raise EquicamError(
+            "group", needs=f"one of {', '.join(GROUPS)}", got=repr(group), fix='group="rotation"'
+        )
+    if as_published and group != "rotation":
+        raise EquicamError(
+            "as_published", needs="group rotation, the paper's", got=group, fix="as_published=False"
+        )  # fmt: skip
+    if angles is None:
+        return GROUPS[group]
+    if group not in ("rotation", "dihedral"):
+        raise EquicamError("angles", needs="group rotation or dihedral", got=group, fix="angles=None")
+    found = tuple(
+        Transform(float(angle), mirrored=group == "dihedral") for angle in angles if math.isfinite(angle)
+    )
+    if not found or len(found) < len(angles) or any(one.is_identity for one in found):
+        needs = "rotations other than 0°" if group == "rotation" else "finite numbers of degrees"
+        raise EquicamError("angles", needs=needs, got=list(angles), fix="angles=[15, 45, 90]")
+    refuse_duplicates("angles", [one.key[0] for one in found])
+    return found
+
+
+def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: str) -> None:
     if isinstance(scores, str) or not scores or (unknown := [s for s in scores if s not in METRICS]):
         got = repr(scores) if isinstance(scores, str) or not scores else ", ".join(map(repr, unknown))
         raise EquicamError("scores", needs=f"a list of {', '.join(METRICS)}", got=got, fix='["eq"]')
@@ -167,11 +197,13 @@ def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], angles: Sequence
             raise EquicamError(
                 f"score {name!r}", needs="a method of several views", got="none", fix='adding "equigrad-cam"'
             )
-    if not angles or not all(map(math.isfinite, angles)) or any(a % 360 == 0 for a in angles):
-        raise EquicamError(
-            "angles", needs="rotations other than 0°", got=list(angles), fix="angles=[15, 45, 90]"
-        )
-    refuse_duplicates("angles", [a % 360 for a in angles])
+        if METRICS[name].rotations_only and group != "rotation":
+            raise EquicamError(
+                f"score {name!r}",
+                needs="group rotation",
+                got=group,
+                fix='group="rotation"',
+            )
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float
 from scipy import ndimage
 from torch import Tensor
 
-from equicam.core.views import rotate
+from equicam.core.transforms import Transform
+from equicam.core.views import transform_all
 from equicam.evaluation.batch import EvaluatedBatch
 from equicam.evaluation.reasons import ReasonCode
 from equicam.evaluation.table import MetricRows
@@ -69,8 +70,8 @@ def overlap(a: Box, b: Box) -> float:
 
 
 def energy_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
-    """Energy at angle 0 and at every angle, and the drop from the presented to the rotated images."""
-    angles = (0, *batch.angles)
+    """Energy at angle 0 and in every presentation, and the drop from the presented to the rotated images."""
+    presentations = (Transform(), *batch.presentations)
     absent = torch.tensor([t.region is None for t in batch.truth], device=batch.x.device)
     cropped = absent & torch.tensor([t.cropped for t in batch.truth], device=batch.x.device)
     missing = (
@@ -78,20 +79,20 @@ def energy_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
         (ReasonCode.LABEL_REGION_OUTSIDE, cropped),
     )
     for method, own in batch.methods.items():
-        value = torch.full((len(angles), len(batch.ids)), torch.nan, device=batch.x.device)
+        value = torch.full((len(presentations), len(batch.ids)), torch.nan, device=batch.x.device)
         floor = value.clone()
         for i, truth in enumerate(batch.truth):
             if truth.region is None:
                 continue
             disc = disc_of_equal_area(truth.region).to(own.maps)
-            for a, angle in enumerate(angles):
-                where = rotate(disc[None], angle)[0] >= 0.5
+            for a, one in enumerate(presentations):
+                where = transform_all(disc[None], [one])[0, 0] >= 0.5
                 value[a, i] = energy(own.maps[a, i], where)
                 floor[a, i] = energy(own.null_map, where)
         rotated, rotated_floor = value[1:].mean(0), floor[1:].mean(0)
-        at_every_angle = tuple((code, where.expand(len(angles), -1)) for code, where in missing)
+        at_every_angle = tuple((code, where.expand(len(presentations), -1)) for code, where in missing)
         yield MetricRows(
-            "energy", method, value, floor, "label", angles,
+            "energy", method, value, floor, "label", presentations,
             over_angles=rotated, floor_over_angles=rotated_floor,
             reasons=(*at_every_angle, (ReasonCode.CONSTANT_MAP, value.isnan())),
         )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Every method's maps of a batch, presented and at every angle.
+"""Every method's maps of a batch, presented and in every presentation.
 
-Methods with the same reader share its views: the network runs once for each image, angle and view.
+Methods with the same reader share its views: the network runs once for each image, presentation and view.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equicam.core.views import rotate_all
+from equicam.core.transforms import Transform
+from equicam.core.views import transform_all
 from equicam.evaluation.batch import EvaluatedBatch, GroundTruth, MethodMaps, Predictions
 from equicam.evaluation.controls import (
     coverage_map,
@@ -91,7 +92,7 @@ class MapComputer:
         return EvaluatedBatch(
             ids=ids,
             x=x,
-            angles=self.spec.angles,
+            presentations=self.spec.presentations,
             predictions=predictions["plain"],
             methods={one.name: methods[one.name] for one in self.map_specs},
             truth=truth or [GroundTruth()] * len(ids),
@@ -118,11 +119,11 @@ class MapComputer:
     def _at_every_angle(
         self, executor: Executor, x: Float[Tensor, "b c H W"], methods: Mapping[str, Method], done: Done
     ) -> Iterator[Tensors]:
-        """Tensors by name of the presented images, then of the images at every angle.
+        """Tensors by name of the presented images, then of the images in every presentation.
 
-        A GPU runs all angles in one call where they fit. A CPU runs one angle per call, and reports progress.
+        A GPU runs all presentations in one call where they fit. A CPU runs one per call, and reports progress.
         """
-        angles = self.spec.angles
+        presentations = self.spec.presentations
         kept = KeptTensors(
             trace=self.spec.needs_traces,
             uncertainty=self.spec.needs_views,
@@ -130,18 +131,21 @@ class MapComputer:
         )
         presented = self._run(executor, x, methods, None, kept)
         yield presented
-        done(1 / (1 + len(angles)))
+        done(1 / (1 + len(presentations)))
         target = presented["probabilities"].argmax(1)
-        together = len(angles) if fits_one_call(x, methods, len(angles)) else 1
-        for start in range(0, len(angles), together):
-            some = angles[start : start + together]
-            rotated = rotate_all(x, some).flatten(0, 1)
+        together = len(presentations) if fits_one_call(x, methods, len(presentations)) else 1
+        for start in range(0, len(presentations), together):
+            some = presentations[start : start + together]
             found = self._run(
-                executor, rotated, methods, target.repeat(len(some)), replace(kept, uncertainty=False)
+                executor,
+                present(x, some),
+                methods,
+                target.repeat(len(some)),
+                replace(kept, uncertainty=False),
             )
             for i in range(len(some)):
                 yield {name: tensor[i * len(x) : (i + 1) * len(x)] for name, tensor in found.items()}
-            done(len(some) / (1 + len(angles)))
+            done(len(some) / (1 + len(presentations)))
 
     def _run(
         self,
@@ -225,6 +229,11 @@ class MapComputer:
         return coverage_map(fusion.views, grid, size_of(x), like=x)
 
 
+def present(x: Float[Tensor, "b c H W"], presentations: Sequence[Transform]) -> Float[Tensor, "n c H W"]:
+    """The images in each presentation, one presentation after the other."""
+    return transform_all(x, presentations).flatten(0, 1)
+
+
 def predict_batch(executor: Executor, x: Float[Tensor, "n c H W"]) -> Float[Tensor, "n y"]:
     """Class probabilities, as many images per forward pass as fit."""
     network = _network(executor)
@@ -235,11 +244,11 @@ def predict_batch(executor: Executor, x: Float[Tensor, "n c H W"]) -> Float[Tens
     return torch.cat([found["probabilities"] for found in executor.groups(x, 1, some)])
 
 
-def fits_one_call(x: Float[Tensor, "b c H W"], methods: Mapping[str, Method], angles: int) -> bool:
-    """Whether the views of all angles fit one forward pass on a GPU."""
+def fits_one_call(x: Float[Tensor, "b c H W"], methods: Mapping[str, Method], presentations: int) -> bool:
+    """Whether the views of all presentations fit one forward pass on a GPU."""
     if not x.is_cuda or not all(method.reader.one_pass for method in methods.values()):
         return False
-    return angles * len(x) * views_read(methods) <= views_that_fit(x)
+    return presentations * len(x) * views_read(methods) <= views_that_fit(x)
 
 
 def _network(executor: Executor) -> Network:

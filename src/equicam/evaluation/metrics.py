@@ -33,10 +33,11 @@ class Metric:
     about: str
     rows: Callable[[EvaluatedBatch], Iterator[MetricRows]] = field(repr=False)
     applies_to: Literal["any", "one view", "several views"] = "any"
+    rotations_only: bool = False
 
 
 def prediction_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
-    """The model's predictions for each image at every angle; part of every evaluation."""
+    """The model's predictions for each image in every presentation; part of every evaluation."""
     probs, target = batch.predictions.probs, batch.predictions.target
     wrong = [
         torch.nan if t.label is None else float(t.label != c)
@@ -60,9 +61,11 @@ def _confidence(method: str | None, predictions: Predictions, batch: EvaluatedBa
     probs, target, of_target = predictions.probs, predictions.target, predictions.of_target
     kept = confidence_kept(probs, target, as_published=batch.as_published)
     yield MetricRows("presented-confidence", method, of_target[0])
-    yield MetricRows("confidence", method, of_target[1:], angles=batch.angles)
-    yield MetricRows("confidence-kept", method, kept, angles=batch.angles)
-    yield MetricRows("consistent", method, consistent(probs, target).double(), angles=batch.angles)
+    yield MetricRows("confidence", method, of_target[1:], presentations=batch.presentations)
+    yield MetricRows("confidence-kept", method, kept, presentations=batch.presentations)
+    yield MetricRows(
+        "consistent", method, consistent(probs, target).double(), presentations=batch.presentations
+    )
 
 
 def _each_eq(batch: EvaluatedBatch, measure: str = "pearson") -> Iterator[tuple[str, Region, Eq]]:
@@ -70,8 +73,8 @@ def _each_eq(batch: EvaluatedBatch, measure: str = "pearson") -> Iterator[tuple[
     for method, own in batch.methods.items():
         for region in REGIONS:
             eq = equivariance(
-                own.maps[1:], own.maps[0], batch.angles, measure=measure, region=region, fill=batch.fill
-            )
+                own.maps[1:], own.maps[0], batch.presentations, measure=measure, region=region, fill=batch.fill
+            )  # fmt: skip
             yield method, region, eq
 
 
@@ -82,7 +85,7 @@ def _eq(batch: EvaluatedBatch, *, name: str, measure: str) -> Iterator[MetricRow
             (ReasonCode.UNDEFINED_MAP, eq.value.isnan()),
             (ReasonCode.NO_OTHER_IMAGE, eq.floor.isnan()),
         )
-        yield MetricRows(name, method, eq.value, eq.floor, region, batch.angles, reasons=reasons)
+        yield MetricRows(name, method, eq.value, eq.floor, region, batch.presentations, reasons=reasons)
 
 
 def _eq_consistent(batch: EvaluatedBatch) -> Iterator[MetricRows]:
@@ -92,7 +95,7 @@ def _eq_consistent(batch: EvaluatedBatch) -> Iterator[MetricRows]:
         value, floor = (torch.where(kept, v, torch.nan) for v in (eq.value, eq.floor))
         over_angles, floor_over_angles = (mean_where(v, kept) for v in (eq.value, eq.floor))
         yield MetricRows(
-            "eq-consistent", method, value, floor, region, batch.angles,
+            "eq-consistent", method, value, floor, region, batch.presentations,
             over_angles=over_angles, floor_over_angles=floor_over_angles,
             reasons=((ReasonCode.TOP1_CHANGED, ~kept), (ReasonCode.CONSTANT_MAP, eq.constant)),
         )  # fmt: skip
@@ -112,7 +115,7 @@ def _stages(batch: EvaluatedBatch) -> Iterator[MetricRows]:
         if not own.traces or own.combine is None:
             continue
         by_stage = stages(
-            own.traces[0], own.traces[1:], batch.angles, own.combine,
+            own.traces[0], own.traces[1:], batch.presentations, own.combine,
             target=own.predictions.target, size=size_of(batch.x),
             region=batch.region, fill=batch.fill, as_published=batch.as_published,
         )  # fmt: skip
@@ -125,7 +128,7 @@ def _stages(batch: EvaluatedBatch) -> Iterator[MetricRows]:
                 (eq.no_floor, eq.floor.isnan()),
             )
             yield MetricRows(
-                f"stage-{stage}", method, eq.value, eq.floor, region, batch.angles, reasons=reasons
+                f"stage-{stage}", method, eq.value, eq.floor, region, batch.presentations, reasons=reasons
             )
 
 
@@ -142,7 +145,7 @@ def _causal(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     seeds = [item_seed(batch.seed, i, "causal") for i in batch.ids]
     for method, own in batch.methods.items():
         drops = causal.occlusion(
-            batch.predict, batch.x, own.maps, batch.angles, batch.predictions.target,
+            batch.predict, batch.x, own.maps, batch.presentations, batch.predictions.target,
             seeds=seeds, as_published=batch.as_published,
         )  # fmt: skip
         for region in drops.presented:
@@ -154,7 +157,7 @@ def _causal(batch: EvaluatedBatch) -> Iterator[MetricRows]:
                     (ReasonCode.CONSTANT_MAP, drops.constant),
                     (ReasonCode.NO_OTHER_REGION, lost.isnan()),
                 )
-                yield MetricRows(name, method, lost, None, batch.region, batch.angles, reasons=reasons)
+                yield MetricRows(name, method, lost, None, batch.region, batch.presentations, reasons=reasons)
 
 
 def _peum(batch: EvaluatedBatch) -> Iterator[MetricRows]:
@@ -186,7 +189,7 @@ def _views(batch: EvaluatedBatch) -> Iterator[MetricRows]:
 def _calibration(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, own in batch.methods.items():
         if own.peum is not None:
-            value = uncertainty.calibration(own.peum, own.maps, batch.angles, batch.region)
+            value = uncertainty.calibration(own.peum, own.maps, batch.presentations, batch.region)
             reasons = ((ReasonCode.FLAT, value.isnan()),)
             yield MetricRows("calibration", method, value, None, batch.region, reasons=reasons)
 
@@ -202,7 +205,7 @@ METRICS: dict[str, Metric] = {
     "insertion": Metric("probability regained as marked pixels return to a blurred image", partial(_curve, kind="insertion")),
     "deletion": Metric("probability kept as marked pixels are blurred (lower is better)", partial(_curve, kind="deletion")),
     "causal": Metric("probability lost without the drift region, and without control regions", _causal),
-    "energy": Metric("share of the saliency in the label region, presented and rotated", energy_rows),
+    "energy": Metric("share of the saliency in the label region, presented and rotated", energy_rows, rotations_only=True),
     "pointing": Metric("whether the maximum lies in a box of the object", partial(box_rows, kind="pointing")),
     "box-iou": Metric("overlap of the map's box with the object's", partial(box_rows, kind="box-iou")),
     "peum": Metric("PEUM: variance of the aligned views, mean over pixels", _peum, applies_to="several views"),

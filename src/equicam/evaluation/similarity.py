@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from equicam.core.correlation import CONSTANT_BELOW, Region, pearson, pixels_in, standardise
+from equicam.core.correlation import CONSTANT_BELOW, Region, select_pixels, standardise
 from equicam.core.views import disc
 
 Planes = Float[Tensor, "*n h w"]
@@ -19,39 +19,51 @@ PlanesB = Float[Tensor, "*a j h w"]
 Matrix = Float[Tensor, "*a i j"]
 
 
-def region_mask(region: Region, size: tuple[int, int], device: torch.device) -> Bool[Tensor, "h w"]:
-    """The pixels inside the region."""
-    return disc(size, device) if region == "disc" else torch.ones(size, dtype=torch.bool, device=device)
+def region_mask(
+    region: Region, size: tuple[int, int], device: torch.device, radius: float = 1.0
+) -> Bool[Tensor, "h w"]:
+    """The pixels inside the region; of the disc, those within a share of its radius."""
+    if region == "disc":
+        return disc(size, device, radius)
+    return torch.ones(size, dtype=torch.bool, device=device)
 
 
-def constant_in_region(planes: Float[Tensor, "*n h w"], region: Region) -> Bool[Tensor, "*n"]:
+def constant_in_region(
+    planes: Float[Tensor, "*n h w"], region: Region, radius: float = 1.0
+) -> Bool[Tensor, "*n"]:
     """Which planes have no standard deviation inside the region, so that a correlation is undefined.
 
     `core.chain.is_constant` compares the range of a whole plane with its largest value: whether min–max can scale it.
     """
-    return pixels_in(planes, region).std(-1, correction=0) < CONSTANT_BELOW
+    return _pixels(planes, region, radius).std(-1, correction=0) < CONSTANT_BELOW
 
 
-def spearman(a: PlanesA, b: PlanesB, region: Region) -> Matrix:
+def pearson(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
+    """Pearson's r over the region's pixels; 0 where either plane is constant."""
+    return standardise(_pixels(a, region, radius)) @ standardise(_pixels(b, region, radius)).mT
+
+
+def spearman(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
     """Pearson's r of the ranks, ties at their mean rank."""
-    return standardise(_pixel_ranks(a, region)) @ standardise(_pixel_ranks(b, region)).mT
+    return standardise(_pixel_ranks(a, region, radius)) @ standardise(_pixel_ranks(b, region, radius)).mT
 
 
-def cosine(a: PlanesA, b: PlanesB, region: Region) -> Matrix:
+def cosine(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
     """Cosine over the region's pixels; 0 where either plane is constant."""
-    return _normalise(a, region) @ _normalise(b, region).mT
+    return _normalise(a, region, radius) @ _normalise(b, region, radius).mT
 
 
-def ssim(a: PlanesA, b: PlanesB, region: Region) -> Matrix:
+def ssim(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
     """Mean structural similarity over the 7×7 windows inside the region, data range 1; 0 for constant planes."""
     if a.ndim > 3:
-        return torch.stack([ssim(one, other, region) for one, other in zip(a, b, strict=True)])
-    rows = [torch.stack([_ssim(one, other, region) for other in b]) for one in a]
-    constant = constant_in_region(a, region)[:, None] | constant_in_region(b, region)
+        return torch.stack([ssim(one, other, region, radius) for one, other in zip(a, b, strict=True)])
+    inside = region_mask(region, size_of(a), a.device, radius)
+    rows = [torch.stack([_ssim(one, other, inside) for other in b]) for one in a]
+    constant = constant_in_region(a, region, radius)[:, None] | constant_in_region(b, region, radius)
     return torch.where(constant, 0, torch.stack(rows).double())
 
 
-Measure = Callable[[PlanesA, PlanesB, Region], Matrix]
+Measure = Callable[[PlanesA, PlanesB, Region, float], Matrix]
 MEASURES: dict[str, Measure] = {"pearson": pearson, "spearman": spearman, "cosine": cosine, "ssim": ssim}
 
 
@@ -76,18 +88,25 @@ def size_of(planes: Tensor) -> tuple[int, int]:
     return planes.shape[-2], planes.shape[-1]
 
 
-def _pixel_ranks(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
+def _pixels(planes: Planes, region: Region, radius: float) -> Float[Tensor, "*n p"]:
+    """The region's pixels in float64, because sums over fifty thousand pixels are not exact in float32."""
+    return select_pixels(planes, region, radius).double()
+
+
+def _pixel_ranks(planes: Planes, region: Region, radius: float) -> Float[Tensor, "*n p"]:
     """Ranks of the pixels; all 0 for a constant plane, whose rounding errors have no order."""
-    return torch.where(constant_in_region(planes, region)[..., None], 0, ranks(pixels_in(planes, region)))
+    constant = constant_in_region(planes, region, radius)[..., None]
+    return torch.where(constant, 0, ranks(_pixels(planes, region, radius)))
 
 
-def _normalise(planes: Planes, region: Region) -> Float[Tensor, "*n p"]:
+def _normalise(planes: Planes, region: Region, radius: float) -> Float[Tensor, "*n p"]:
     """Rows of norm 1; 0 for constant planes."""
-    values, constant = pixels_in(planes, region), constant_in_region(planes, region)[..., None]
+    values = _pixels(planes, region, radius)
+    constant = constant_in_region(planes, region, radius)[..., None]
     return torch.where(constant, 0, values / torch.where(constant, 1, values.norm(dim=-1, keepdim=True)))
 
 
-def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Region) -> Float[Tensor, ""]:
+def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]) -> Float[Tensor, ""]:
     side, c1, c2 = 7, 0.01**2, 0.03**2
     pair = torch.stack((a, b, a * a, b * b, a * b))[:, None].double()
     mean_a, mean_b, aa, bb, ab = avg_pool2d(pair, side, stride=1)[:, 0]
@@ -96,6 +115,6 @@ def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Region) -> F
     cov = unbiased * (ab - mean_a * mean_b)
     similarity = (2 * mean_a * mean_b + c1) * (2 * cov + c2)
     similarity = similarity / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
-    inside = avg_pool2d(region_mask(region, size_of(a), a.device)[None].double(), side, stride=1)[0] == 1
+    inside = avg_pool2d(region[None].double(), side, stride=1)[0] == 1
     mean: Tensor = similarity[inside].mean()
     return mean

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equicam.core.fusion import Fusion
-from equicam.core.transforms import Degrees
+from equicam.core.transforms import Transform
 from equicam.core.views import Fill, Views
 from equicam.errors import EquicamError
 from equicam.evaluation.controls import CONTROLS, blur_maps
@@ -68,9 +68,10 @@ class EvaluationSpec:
     recipe: Recipe  # its method is ignored: `methods` names several
     methods: Methods
     scores: tuple[str, ...]
-    angles: tuple[Degrees, ...]
+    presentations: tuple[Transform, ...]  # of every image, after the presented one
     label_names: tuple[str, ...] = ()  # the labels of the whole source, where they are words
     max_views_per_forward: int | None = None
+    group: str = "rotation"  # of the presentations
 
     @property
     def fill(self) -> Fill:

@@ -1,6 +1,6 @@
 """At which stage from features to map is equivariance lost? Eq at every named tensor of the chain.
 
-Compared in the rotated frame on each tensor's own grid. Channel weights have no grid and are compared as vectors; where
+Compared in the frame of each presentation on each tensor's own grid. Channel weights have no grid and are compared as vectors; where
 the gradient does not vary over the grid they depend on the class alone, so their 1.0 is an identity, not a finding.
 """
 
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from equicam.core.chain import Chain, Stage, is_constant
 from equicam.core.combine import Combine, Features, grad_cam, grad_cam_rectified
-from equicam.core.correlation import CONSTANT_BELOW, Region, pearson
-from equicam.core.transforms import Degrees
-from equicam.core.views import Fill, rotate
+from equicam.core.correlation import CONSTANT_BELOW, Region
+from equicam.core.transforms import Element, Transform
+from equicam.core.views import Fill, Views, transform_all
 from equicam.evaluation.reasons import ReasonCode
-from equicam.evaluation.similarity import own_and_others, region_mask, size_of
+from equicam.evaluation.similarity import own_and_others, pearson, region_mask, size_of
 
 WITHOUT_GRID = {"weights", "weights-cosine", "pooled-cosine", "logits-cosine"}
 """Stages that are vectors."""
@@ -36,7 +36,7 @@ class LayerTrace:
 
 @dataclass(frozen=True)
 class StageEq:
-    """Similarity at one stage by angle and image, its floor with other images, and why either may be undefined."""
+    """Similarity at one stage by presentation and image, its floor with other images, and why either may be undefined."""
 
     value: Float[Tensor, "a b"]
     floor: Float[Tensor, "a b"]
@@ -46,8 +46,8 @@ class StageEq:
 
 def stages(
     presented: LayerTrace,
-    rotated: Sequence[LayerTrace],
-    angles: Sequence[Degrees],
+    moved: Sequence[LayerTrace],
+    presentations: Sequence[Element],
     combine: Combine,
     *,
     target: Int[Tensor, " b"],
@@ -58,14 +58,15 @@ def stages(
 ) -> dict[str, StageEq]:
     """By name: activations, gradients, weights (and their cosine), combined, rectified, upsampled, map, pooled, logits."""
     found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    views = Views(presentations)
     chain = Chain(combine, size)
     # a class has the same weights in any image: only images of another class are unrelated
     same_class = torch.where(target[:, None] == target, torch.nan, 0.0)
     same_class.fill_diagonal_(0.0)
     before = chain.trace("features", (presented.activations, presented.gradients))
-    for one, angle in zip(rotated, angles, strict=True):
+    for one, transform in zip(moved, views.transforms, strict=True):
         after = chain.trace("features", (one.activations, one.gradients))
-        rows = _compare_features(one, presented, angle, region, fill)
+        rows = _compare_features(one, presented, transform, region, views.radius, fill)
         if combine in (grad_cam, grad_cam_rectified):
             alphas = [g.mean((-2, -1)) for g in (one.gradients, presented.gradients)]
             alphas = [a.relu() for a in alphas] if combine is grad_cam_rectified else alphas
@@ -73,10 +74,10 @@ def stages(
             rows["weights-cosine"] = _cosines(*alphas) + same_class
         stage: Stage
         for stage in ("combined", "rectified", "upsampled", "map"):
-            reference = rotate(before[stage], angle, fill=fill)
+            reference = transform_all(before[stage], [transform], fill=fill)[0]
             if as_published and stage == "rectified":  # the authors rectify their reference after rotating it
-                reference = rotate(before["combined"], angle, fill=fill).relu()
-            rows[stage] = pearson(after[stage], reference, region)
+                reference = transform_all(before["combined"], [transform], fill=fill)[0].relu()
+            rows[stage] = pearson(after[stage], reference, region, views.radius)
         for name, matrix in rows.items():
             found.setdefault(name, []).append(own_and_others(matrix))
     made = {name: _stage_eq(name, pairs) for name, pairs in found.items()}
@@ -87,12 +88,17 @@ def stages(
 
 
 def _compare_features(
-    one: LayerTrace, presented: LayerTrace, angle: Degrees, region: Region, fill: Fill
+    one: LayerTrace, presented: LayerTrace, transform: Transform, region: Region, radius: float, fill: Fill
 ) -> dict[str, Float[Tensor, "i j"]]:
     pooled = [trace.activations.mean((-2, -1)) for trace in (one, presented)]
+    inside = region_mask(region, size_of(one.activations), one.activations.device, radius)
+    activations, gradients = (
+        transform_all(values, [transform], fill=fill)[0]
+        for values in (presented.activations, presented.gradients)
+    )
     return {
-        "activations": _channels(one.activations, rotate(presented.activations, angle, fill=fill), region),
-        "gradients": _channels(one.gradients, rotate(presented.gradients, angle, fill=fill), region),
+        "activations": _channels(one.activations, activations, inside),
+        "gradients": _channels(one.gradients, gradients, inside),
         "pooled-cosine": _cosines(*pooled),
         "logits-cosine": _cosines(one.logits, presented.logits),
     }
@@ -104,10 +110,9 @@ def _stage_eq(name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> StageEq:
     return StageEq(value, floor, no_floor=no_floor)
 
 
-def _channels(a: Features, b: Features, region: Region) -> Float[Tensor, "i j"]:
+def _channels(a: Features, b: Features, inside: Bool[Tensor, "h w"]) -> Float[Tensor, "i j"]:
     """Mean correlation over the grid of the channels that vary in both; NaN if none does."""
-    mask = region_mask(region, size_of(a), a.device)
-    (za, varies_a), (zb, varies_b) = (_standardise(v[..., mask].double()) for v in (a, b))
+    (za, varies_a), (zb, varies_b) = (_standardise(v[..., inside].double()) for v in (a, b))
     total = torch.einsum("ikp,jkp->ij", za, zb)
     return total / torch.einsum("ik,jk->ij", varies_a.double(), varies_b.double())
 
