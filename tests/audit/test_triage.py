@@ -297,7 +297,10 @@ def test_unstable_maps_are_counted_and_not_predicted():
     assert (less.unstable.below, less.unstable.count) == (0.2, 10)
     assert less.to_json()["unstable"]["count"] == 10
     unknown = triage(table([picture("a")]), angles=ANGLES).unstable
-    assert (unknown.count, unknown.sentence) == (0, "no map has a stability: it was not measured")
+    assert (unknown.count, unknown.sentence) == (
+        0,
+        "no map has a stability: all are blank or constant, or it was not measured",
+    )
 
 
 def test_where_only_silent_pictures_are_unstable_the_signal_finds_them():

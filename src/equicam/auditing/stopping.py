@@ -223,7 +223,9 @@ def _about_unopened(r: Remainder) -> str:
             "ones, the control arm, is reviewed."
         )
     which = " outside the queue that" if c.queue_left else ""
-    looks = f" in all {c.extensions + 1} looks together" if c.extensions else ""
+    looks = {0: "", 1: " in both looks together"}.get(
+        c.extensions, f" in all {c.extensions + 1} looks together"
+    )
     ones = "random ones" if c.reviewed > 1 else "random one"
     return (
         f"Of the {_count(r.unopened, 'map')}{which} nobody opened at most {_percent_up(r.unopened_bound)} "
