@@ -38,7 +38,7 @@ NAMES = {
 }
 QUESTIONS = {
     "r": "unstable: r with 1 − Eq",
-    "found": "unstable: worst tenth found in a tenth, %",
+    "found": "unstable: share of the worst tenth found in a tenth",
     "unstable": "unstable: AUROC for Eq < .5",
     "outside": "maximum outside every box: AUROC",
     "wrong": "prediction wrong: AUROC",
@@ -96,12 +96,18 @@ def _figures(items: pa.Table, truth: pa.Table) -> dict[str, Any]:
         r = statistics.pearson(np.where(known, values, np.nan), drift)
         found["signals"][name] = {
             "r": {"value": r.r, "low": r.low, "high": r.high},
-            "found": asdict(statistics.bootstrap(statistics.capture, first, drift)),
+            "found": _share_found(statistics.capture(first, drift), len(drift)),
             "unstable": _auroc(first, unstable),
             "outside": _auroc(first, outside),
             "wrong": _auroc(first, wrong),
         }
     return found
+
+
+def _share_found(share: float, n: int) -> dict[str, Any]:
+    """With Wilson's interval, because a bootstrap of no finds is [0, 0]; ties give fractions, which are rounded."""
+    worst = max(1, round(0.1 * n))
+    return asdict(statistics.proportion(round(worst * share), worst)) | {"n": n}
 
 
 def _auroc(signal: Floats, positive: Floats) -> dict[str, Any]:
@@ -136,8 +142,8 @@ def _cell(of: dict[str, float], question: str) -> str:
     numbers = [of[name] for name in ("value", "low", "high")]
     if not np.isfinite(numbers[0]):
         return ""
-    scale, digits = (100, 0) if question == "found" else (1, 3)
-    value, low, high = (f"{scale * v:.{digits}f}".replace("0.", ".") for v in numbers)
+    digits = 2 if question == "found" else 3
+    value, low, high = (f"{v:.{digits}f}".replace("0.", ".") for v in numbers)
     return f"{value} [{low}, {high}]"
 
 
@@ -147,6 +153,7 @@ def findings(figures: dict[str, Any]) -> list[str]:
     for question, title in QUESTIONS.items():
         best: dict[str, list[str]] = {}
         failing: dict[str, list[str]] = {}
+        reversed_: dict[str, list[str]] = {}
         for network, of in figures.items():
             signals = of["views"][max(of["views"], key=int)]["signals"]
             values = {name: one[question] for name, one in signals.items()}
@@ -154,15 +161,20 @@ def findings(figures: dict[str, Any]) -> list[str]:
                 continue
             best.setdefault(max(values, key=lambda name: values[name]["value"]), []).append(network)
             for name, one in values.items():
-                if not one["low"] > CHANCE[question]:
+                if one["high"] < CHANCE[question]:
+                    reversed_.setdefault(name, []).append(network)
+                elif not one["low"] > CHANCE[question]:
                     failing.setdefault(name, []).append(network)
         networks = sum(map(len, best.values()))
-        ahead, behind = (
-            "; ".join(f"{NAMES[name]} ({_listed(where, networks)})" for name, where in of.items())
-            for of in (best, failing)
+        kinds = (
+            ("The highest", best), ("Not shown to be above chance", failing), ("Below chance", reversed_),
+        )  # fmt: skip
+        listed = (
+            f"{words}: {'; '.join(f'{NAMES[name]} ({_listed(where, networks)})' for name, where in of.items())}."
+            for words, of in kinds
+            if of
         )
-        line = f"- **{title[0].upper()}{title[1:]}.** The highest: {ahead}."
-        lines.append(line + (f" Not shown to be above chance: {behind}." if behind else ""))
+        lines.append(f"- **{title[0].upper()}{title[1:]}.** {' '.join(listed)}")
     return lines
 
 

@@ -12,6 +12,7 @@ import pytest
 from scipy.stats import chisquare
 
 import equicam
+from equicam.auditing.interrater import arms_now
 from equicam.auditing.log import Log
 from equicam.auditing.queue_files import rank_again, read_queue
 from equicam.auditing.review_key import ReviewKey
@@ -107,20 +108,24 @@ def test_what_is_not_reviewed_is_stated():
     )
     assert "1 of 155 random ones was)" in part.sentence
     assert part.sentence.endswith(
-        "5 images of the control arm are not reviewed yet. "
-        "12 images of the queue are not reviewed yet; this does not cover them."
+        "5 images of the control arm are not reviewed yet. 12 images of the queue are not reviewed yet."
     )
-    assert remainder(counts(queue_left=1)).sentence.endswith(
-        "1 image of the queue is not reviewed yet; this does not cover it."
-    )
+    assert remainder(counts(queue_left=1)).sentence.endswith("1 image of the queue is not reviewed yet.")
     assert remainder(counts()).sentence.endswith("The review has found no wrong map.")
 
 
 def test_without_a_random_verdict_there_is_no_bound():
     nothing = (None,) * 5
     for given, why in (
-        ({"reviewed": 0, "found": 7}, "none of the 155 random ones, the control arm, is reviewed."),
-        ({"reviewed": 0, "controls": 0}, "there is no control arm."),
+        (
+            {"reviewed": 0, "found": 7},
+            "none of the 155 random ones, the control arm, is reviewed. The review has found 7 wrong maps.",
+        ),
+        ({"reviewed": 0, "controls": 0, "queue_left": 3}, "3 images of the queue are not reviewed yet."),
+        (
+            {"controls": 160, "reviewed_before": 2, "queue_left": 1},
+            "5 images of the control arm are not reviewed yet. 1 image of the queue is not reviewed yet.",
+        ),
     ):
         found = remainder(counts(**given))
         assert (
@@ -225,14 +230,80 @@ def test_verdicts_are_counted_by_arm_and_by_what_they_represent(tmp_path):
     rows = pa.table({"id": list(arm), "arm": list(arm.values())})
     usual = {"outside": 97, "controls": 6, "reviewed": 4, "wrong": 2, "undecided": 1}
     assert count_verdicts(log, rows, 100) == Counts(
-        **usual, found=3, undecided_everywhere=2, queue_left=1
+        **usual, found=4, undecided_everywhere=2, queue_left=1, elsewhere=1, wrong_elsewhere=1
     )  # a queue without the column
     represents = [name in ("c0", "c1", "c2", "c3") for name in arm]
     extended = rows.append_column("represents_rest", pa.array(represents))
     usual = {"outside": 95, "controls": 4, "reviewed": 3, "wrong": 1, "undecided": 1}
     assert count_verdicts(log, extended, 100) == Counts(
-        **usual, found=3, undecided_everywhere=2, queue_left=2
+        **usual, found=4, undecided_everywhere=2, queue_left=2, elsewhere=1, wrong_elsewhere=1
     )  # c4, which the queue has reached, is not reviewed either
+
+
+def test_images_of_the_queue_without_a_verdict_may_all_be_wrong():
+    begun = remainder(counts(outside=0, controls=0, reviewed=0, found=1, queue_left=59))
+    assert begun.recall_bound == 1 / 60
+    assert begun.recall is None
+    assert "1 wrong map, at least 1.6 % of all." in begun.sentence
+    late = remainder(counts(found=40, queue_left=10))
+    assert late.recall_bound < remainder(counts(found=40)).recall_bound
+    assert remainder(counts(outside=0, controls=0, reviewed=0, found=1)).recall_bound == 1
+
+
+def test_every_extension_is_a_look_more():
+    once, again = remainder(counts()), remainder(counts(extensions=2))
+    assert again.outside_bound == upper_bound(0, 155, confidence=1 - 0.05 / 3) > once.outside_bound
+    assert "(95 % confidence in all 3 looks together; 0 of 155" in again.sentence
+
+
+def test_an_auditor_who_stops_when_it_pleases_is_held_to_the_confidence():
+    """Looks after every extension until at most 5 % can be stated, where more than 5 % are wrong."""
+    rng, false = np.random.default_rng(0), {True: 0, False: 0}
+    for _ in range(2000):
+        wrong = rng.permutation(np.arange(2000) < 104)  # 5.2 %
+        for corrected in false:
+            for look in range(6):
+                n = 59 + 30 * look
+                c = counts(
+                    outside=2000,
+                    controls=n,
+                    reviewed=n,
+                    wrong=int(wrong[:n].sum()),
+                    extensions=look * corrected,
+                )
+                if remainder(c, shares=()).outside_bound <= 0.05:
+                    false[corrected] += 1
+                    break
+    assert false[True] / 2000 <= 0.05 < false[False] / 2000
+
+
+def test_verdicts_of_an_earlier_queue_are_not_a_random_sample(tmp_path):
+    run = equicam.Run(fake_run(tmp_path))
+    run.triage(budget=12, evidence=0)
+    log = ReviewLog(run.folder)
+    for row in read_queue(run.store).to_pylist():
+        said(log, row["id"], "ana", "shortcut" if row["arm"] == "queue" else "supports")
+    assert not run.remainder().counts.may_be_selected
+    run.triage(budget=12, by="peum", evidence=0, seed=3)
+    arms = {row["id"]: row["arm"] for row in read_queue(run.store).to_pylist()}
+    found = run.remainder()
+    given = {v.item for v in log.verdicts()}
+    assert found.counts.elsewhere == len(given - arms.keys()) > 0
+    assert found.counts.reviewed_before == sum(
+        arm == "control" and name in given for name, arm in arms.items()
+    )
+    assert found.unopened == found.counts.outside - found.counts.reviewed - found.counts.elsewhere
+    if found.counts.may_be_selected:
+        assert found.unopened_bound is None
+
+
+def test_rates_take_a_control_that_the_queue_has_reached_for_the_queue():
+    rows = {
+        "id": ["a", "b", "c"],
+        "arm": ["queue", "control", "control"],
+        "represents_rest": [False, True, False],
+    }
+    assert arms_now(pa.table(rows)) == {"a": "queue", "b": "control", "c": "queue"}
 
 
 # Simulated audits

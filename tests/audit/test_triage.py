@@ -290,14 +290,17 @@ def test_unstable_maps_are_counted_and_not_predicted():
     found = rank(table(rows), budget=10, control=0, quotas=False, angles=ANGLES)
     assert (found.unstable.count, found.unstable.in_queue, found.unstable.undefined) == (25, 8, 2)
     assert found.unstable.sentence == (
-        "25 of 52 maps (48.1 %) have a stability below 0.5, 8 of them in the queue; 2 have none"
+        "25 of 52 maps (48.1 %) have a stability below 0.5, 8 of them in the queue; 2 have none (blank, constant or not measured)"
     )
     assert found.quality is None
     less = rank(table(rows), unstable=0.2, angles=ANGLES)
     assert (less.unstable.below, less.unstable.count) == (0.2, 10)
     assert less.to_json()["unstable"]["count"] == 10
     unknown = triage(table([picture("a")]), angles=ANGLES).unstable
-    assert (unknown.count, unknown.sentence) == (0, "no map has a stability: it was not measured")
+    assert (unknown.count, unknown.sentence) == (
+        0,
+        "no map has a stability: all are blank or constant, or it was not measured",
+    )
 
 
 def test_where_only_silent_pictures_are_unstable_the_signal_finds_them():
@@ -326,14 +329,16 @@ def test_worth_is_measured_on_the_calibrated():
     assert worth.auroc.low > 0.5
     assert worth.lift.value > 1
     assert worth.held_out.lift.value > 1
-    assert worth.sentence.startswith(f"measured on {len(known)} images at seven other angles: ")
-    assert worth.sentence.endswith("PEUM finds them better than chance")
+    assert worth.sentence.startswith(
+        f"PEUM finds unstable maps better than chance. Measured on {len(known)} images at seven other angles: "
+    )
+    assert worth.lift.value <= 1 / worth.unstable.value
     json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_few_calibrated_pictures_are_too_few_to_say():
     few = triage(table(run(100, calibrated=40)), angles=ANGLES).quality
-    assert few.sentence.endswith("; too few to say")
+    assert few.sentence.startswith("too few images to say")
     none = triage(table(run(50)), angles=ANGLES)
     assert none.quality is None
     assert none.to_json()["quality"] is None
@@ -416,7 +421,9 @@ def test_reasons_are_readable_in_any_terminal(capsys, monkeypatch, columns):
     row = {"rank": 7, "id": "patch.png", "class": "tumour [x]", "confidence": 0.5, "peum_score": 0.05}
     row["reasons"] = [Reason("text", {"text": why}).to_row()]
     unstable = SimpleNamespace(sentence="how many are unstable")
-    ranked = SimpleNamespace(by="peum", budget=2, unstable=unstable, quality=None, queue=lambda: [row])
+    ranked = SimpleNamespace(
+        by="peum", budget=2, unstable=unstable, quality=None, quotas={}, queue=lambda: [row]
+    )
     audit_output.print_queue(ranked)
     said = capsys.readouterr().out
     assert why in said

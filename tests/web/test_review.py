@@ -552,7 +552,7 @@ def test_what_is_left_is_stated_only_to_reviewers_who_have_finished(tmp_path):
         .client("cy")
         .get("/api/progress")
         .json()["remainder"]
-        .endswith("not reviewed yet; this does not cover them.")
+        .endswith("not reviewed yet.")
     )
 
 

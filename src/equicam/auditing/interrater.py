@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from equicam.auditing.review_log import VERDICTS, ReviewLog, Verdict
 from equicam.evaluation import statistics
@@ -60,6 +61,15 @@ class ReviewSummary:
         return found
 
 
+def arms_now(queue: pa.Table) -> dict[str, str]:
+    """The arm of every image; a control that an extended queue has reached is of the queue."""
+    arms = dict(zip(queue["id"].to_pylist(), queue["arm"].to_pylist(), strict=True))
+    if "represents_rest" not in queue.column_names:  # older queues were never extended
+        return arms
+    rest = dict(zip(arms, queue["represents_rest"].to_pylist(), strict=True))
+    return {name: "control" if arm == "control" and rest[name] else "queue" for name, arm in arms.items()}
+
+
 def summarise_reviews(review_log: ReviewLog, arms: Mapping[str, str]) -> ReviewSummary | None:
     """The verdicts on the images of these arms; None if there are none."""
     given = _by_person(review_log, arms)
@@ -87,9 +97,9 @@ def summarise_reviews(review_log: ReviewLog, arms: Mapping[str, str]) -> ReviewS
     )
 
 
-def first_verdicts(review_log: ReviewLog, images: Container[str]) -> dict[str, list[str]]:
-    """The first verdict of each reviewer on each of these images that has one."""
-    given = _by_person(review_log, images)
+def first_verdicts(review_log: ReviewLog) -> dict[str, list[str]]:
+    """The first verdict of each reviewer on each image that has one."""
+    given = _by_person(review_log, {v.item for v in review_log.verdicts()})
     return _by_item({(v.item, v.reviewer): v for v in reversed(given)}.values())
 
 

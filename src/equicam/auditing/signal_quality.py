@@ -80,7 +80,7 @@ def signal_quality(
     differences = _differences(ordered, bad, by)
     # how many more of the unstable maps the queue holds than a random draw of its size
     captured = statistics.proportion(int((bad & ~outside).sum()), int(bad.sum()))
-    fraction = len(queue) / len(eq)
+    fraction = float((~outside).mean())  # of the calibration images, not of all
     low, mid, high = (
         v / fraction if fraction else NAN for v in (captured.low, captured.value, captured.high)
     )
@@ -89,13 +89,16 @@ def signal_quality(
     missed = statistics.proportion(int((bad & outside).sum()), int(outside.sum()))
     nothing = HeldOut(NAN, UNKNOWN, NAN, NAN)
     enough = bool(bad.size >= MIN_IMAGES and min(bad.sum(), (~bad).sum()) >= MIN_UNSTABLE)
-    judgement = "finds them better than chance" if mine.auroc.low > 0.5 else "is not shown to find them"
+    judgement = (
+        f"{SIGNALS[by]} {'finds unstable maps better' if mine.auroc.low > 0.5 else 'is not shown to find unstable maps better'} "
+        "than chance"
+    )
     sentence = (
-        f"measured on {bad.size} images at seven other angles: {_text(overall, share=True)} are unstable (Eq < {unstable:g}), "
-        f"outside the queue {_text(missed, share=True)}; {SIGNALS[by]} finds {_text(mine.captured, share=True)} of the worst "
-        f"tenth in its first tenth, where chance finds 10 %, has an AUROC of {_text(mine.auroc)} for unstable maps and a "
-        f"Spearman correlation of {_text(mine.spearman)} with 1 − Eq, and the queue holds {_text(lift)} times as many of "
-        f"them as a random draw; {f'{SIGNALS[by]} {judgement}' if enough else 'too few to say'}"
+        f"{judgement if enough else 'too few images to say how good the queue is'}. Measured on {bad.size} images at seven "
+        f"other angles: {_text(overall, share=True)} are unstable (Eq < {unstable:g}), outside the queue "
+        f"{_text(missed, share=True)}. The first tenth by {SIGNALS[by]} holds {_text(mine.captured, share=True)} of the worst "
+        f"tenth, where chance holds 10 %. An unstable map stands before a stable one in {_text(mine.auroc, share=True)} of "
+        f"pairs (AUROC), where chance has 50 %. The queue holds {_text(lift)} times as many unstable maps as a random draw"
     )
     better = _better(signals, differences, by) if enough else None
     return SignalQuality(
@@ -184,7 +187,8 @@ def _check(instability: Floats, eq: Floats) -> StabilityCheck | None:
     bias = float((stability - eq).mean())
     sentence = (
         f"stability, from the views' own angles, and Eq, measured at seven others, have a correlation of {_text(r)} and "
-        f"differ by {apart:.2f} on average (stability − Eq: {bias:+.2f})"
+        f"differ by {apart:.2f} on average (stability − Eq: {bias:+.2f}"
+        + (", so that more maps are below a cut-off by stability than by Eq)" if bias < 0 else ")")
     )
     return StabilityCheck(r, apart, bias, sentence)
 

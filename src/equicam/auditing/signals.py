@@ -27,7 +27,7 @@ STORED = ("stability", "disagreement")
 ALWAYS_REVEALING = frozenset({"signal-percentile", "signal-undefined", "text"})
 REVEALING = {
     "stability": ALWAYS_REVEALING | {"map-moves", "peak-jumps"},
-    "peum": ALWAYS_REVEALING,
+    "peum": ALWAYS_REVEALING | {"views-disagree", "one-kept", "none-kept"},
     "disagreement": ALWAYS_REVEALING | {"views-disagree"},
     "doubt": ALWAYS_REVEALING | {"low-confidence", "prediction-changes"},
     "risk": ALWAYS_REVEALING | {"map-moves", "peak-jumps", "low-confidence", "prediction-changes"},
@@ -45,7 +45,7 @@ def refuse_unknown(by: str, items: pa.Table) -> None:
     if needed in STORED and several > 1 and items[needed].null_count == items.num_rows > 0:
         raise EquicamError(
             f"by={by!r}", needs="a run that stores it", got="none, as in runs of equicam 0.1.0",
-            fix="equicam triage --by peum, or equicam audit with another --out",
+            fix="equicam triage --by stability, or equicam audit with another --out",
         )  # fmt: skip
 
 

@@ -3,8 +3,12 @@
 The control arm is a random sample of the images outside the queue. With k wrong maps among the n reviewed ones of N
 images outside it, b is the Clopper–Pearson bound of their share: P(at most k of n | b) = 1 − confidence. At most
 b N − k of the N − n maps that nobody opened are then wrong. A map is wrong if the majority of its reviewers reject it,
-and right if the majority say that it supports; any other is undecided and counts as wrong in every bound. First verdicts
-count, because they were given under blinding. The statement holds for one analysis, planned beforehand.
+and right if the majority say that it supports; any other is undecided and counts as wrong in every bound, and so does an
+image of the queue without a verdict in the bound of recall. First verdicts count, because they were given under blinding.
+
+An auditor who extends the queue until the statement pleases looks at it several times: with m extensions each look has
+1 − (1 − confidence) / (m + 1), so that all of them together hold. Controls are reviewed in random order, so those with a
+verdict are a random sample too, unless some had theirs before this queue was made: then all must be reviewed first.
 """
 
 import math
@@ -14,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from equicam.auditing.interrater import HITS, first_verdicts
+from equicam.auditing.interrater import HITS, arms_now, first_verdicts
 from equicam.auditing.review_log import ReviewLog
 from equicam.evaluation.statistics import upper_bound
 from equicam.shards import json_ready
@@ -36,6 +40,15 @@ class Counts:
     found: int  # wrong maps in both arms
     undecided_everywhere: int  # in both arms
     queue_left: int  # images of the queue without a verdict
+    elsewhere: int = 0  # images in neither arm that have a verdict, of an earlier queue
+    wrong_elsewhere: int = 0
+    extensions: int = 0  # of the queue
+    reviewed_before: int = 0  # controls that had a verdict before this queue was made
+
+    @property
+    def may_be_selected(self) -> bool:
+        """Whether the reviewed controls may not be a random sample of all controls."""
+        return self.reviewed < self.controls and self.reviewed_before > 0
 
 
 @dataclass(frozen=True)
@@ -63,23 +76,37 @@ class Remainder:
 
 def count_verdicts(log: ReviewLog, queue: pa.Table, ok: int) -> Counts:
     """The verdicts on the rows of a triage, which ranked `ok` images."""
-    arms = dict(zip(queue["id"].to_pylist(), queue["arm"].to_pylist(), strict=True))
+    arms = arms_now(queue)
     sample = {name for name, arm in arms.items() if arm == "control"}
-    if "represents_rest" in queue.column_names:  # older queues were never extended
-        represents = dict(zip(arms, queue["represents_rest"].to_pylist(), strict=True))
-        sample = {name for name in sample if represents[name]}
-    wrong = {name: is_wrong(verdicts) for name, verdicts in first_verdicts(log, arms).items()}
+    every = {name: is_wrong(verdicts) for name, verdicts in first_verdicts(log).items()}
+    wrong = {name: decided for name, decided in every.items() if name in arms}
+    elsewhere = [decided for name, decided in every.items() if name not in arms]
     of_sample = [decided for name, decided in wrong.items() if name in sample]
+    began, extensions = _last_triage(log)
     return Counts(
         outside=ok - len(arms) + len(sample),
         controls=len(sample),
         reviewed=len(of_sample),
         wrong=of_sample.count(True),
         undecided=of_sample.count(None),
-        found=sum(decided is True for decided in wrong.values()),
-        undecided_everywhere=sum(decided is None for decided in wrong.values()),
+        found=sum(decided is True for decided in every.values()),
+        undecided_everywhere=sum(decided is None for decided in every.values()),
         queue_left=len(arms.keys() - sample - wrong.keys()),
+        elsewhere=len(elsewhere),
+        wrong_elsewhere=elsewhere.count(True),
+        extensions=extensions,
+        reviewed_before=len({v.item for v in log.verdicts() if v.item in sample and v.number < began}),
     )
+
+
+def _last_triage(log: ReviewLog) -> tuple[int, int]:
+    """The number of the event that made the queue, and how often it was extended since."""
+    began = extensions = 0
+    for event in log.log.events("triaged"):
+        extended = event.payload.get("options", {}).get("extended") or ()
+        extensions = len(extended)
+        began = began if extended else event.number
+    return began, extensions
 
 
 def is_wrong(verdicts: Sequence[str]) -> bool | None:
@@ -95,18 +122,18 @@ def remainder(
 ) -> Remainder:
     """What these verdicts support with this confidence, in one look at them."""
     c, decided = counts, counts.reviewed - counts.undecided
-    unopened = c.outside - c.reviewed
+    unopened = c.outside - c.reviewed - c.elsewhere
     outside_bound = unopened_share = unopened_bound = recall = recall_bound = None
-    if c.reviewed or not unopened:
+    if (c.reviewed and not c.may_be_selected) or not unopened:
         outside_bound = _outside_bound(c, c.reviewed, confidence)
-        missed = max(outside_bound * c.outside - c.wrong, 0.0) if unopened else 0.0
+        missed = max(outside_bound * c.outside - c.wrong - c.wrong_elsewhere, 0.0) if unopened else 0.0
         unopened_bound = min(missed / unopened, 1.0) if unopened else 0.0
-        wrong = c.found + c.undecided_everywhere + min(missed, unopened)
+        wrong = c.found + c.undecided_everywhere + c.queue_left + min(missed, unopened)
         recall_bound = c.found / wrong if wrong else None
-    if decided or not unopened:
+    if (decided and not c.may_be_selected) or not unopened:
         unopened_share = c.wrong / decided if unopened else 0.0
         wrong = c.found + unopened_share * unopened
-        recall = c.found / wrong if wrong else None
+        recall = c.found / wrong if wrong and not c.queue_left else None
     found = Remainder(
         counts, confidence, unopened, outside_bound, unopened_share, unopened_bound, recall, recall_bound,
         {f"{share:g}": more_readings(counts, share, confidence=confidence) for share in shares}, "",
@@ -122,17 +149,18 @@ def more_readings(counts: Counts, share: float, *, confidence: float = CONFIDENC
     c = counts
 
     def excess(n: int) -> float:
-        return _outside_bound(c, n, confidence) * c.outside - c.wrong - share * (c.outside - n)
+        known = c.wrong + c.wrong_elsewhere
+        return _outside_bound(c, n, confidence) * c.outside - known - share * (c.outside - c.elsewhere - n)
 
-    if not c.outside - c.reviewed or excess(c.reviewed) <= 0:
+    if not c.outside - c.reviewed or (excess(c.reviewed) <= 0 and not c.may_be_selected):
         return 0
-    low, high = c.reviewed, c.outside - 1
+    low, high = c.controls if c.may_be_selected else c.reviewed, c.outside - 1
     while low < high:  # the first n from which the excess no longer falls
         middle = (low + high) // 2
         low, high = (low, middle) if excess(middle) <= excess(middle + 1) else (middle + 1, high)
     if excess(low) > 0:
         return None
-    first, last = c.reviewed, low
+    first, last = c.controls - 1 if c.may_be_selected else c.reviewed, low
     while first + 1 < last:
         middle = (first + last) // 2
         first, last = (first, middle) if excess(middle) <= 0 else (middle, last)
@@ -145,7 +173,7 @@ def _outside_bound(c: Counts, n: int, confidence: float) -> float:
         return 1.0 if c.outside else 0.0
     if n == c.outside:
         return (c.wrong + c.undecided) / n
-    return upper_bound(c.wrong + c.undecided, n, confidence=confidence)
+    return upper_bound(c.wrong + c.undecided, n, confidence=1 - (1 - confidence) / (c.extensions + 1))
 
 
 def _sentence(r: Remainder) -> str:
@@ -157,15 +185,16 @@ def _sentence(r: Remainder) -> str:
     if r.recall_bound is not None and c.found:
         share = "all there are" if r.recall_bound == 1 else f"at least {_percent_down(r.recall_bound)} of all"
         sentences.append(f"The review has found {_count(c.found, 'wrong map')}, {share}{undecided}.")
-    elif c.reviewed:
+    elif c.found:
+        sentences.append(f"The review has found {_count(c.found, 'wrong map')}{undecided}.")
+    elif c.reviewed or not c.queue_left:
         sentences.append(f"The review has found no wrong map{undecided}.")
     if c.reviewed and c.reviewed < c.controls:
         left = c.controls - c.reviewed
         sentences.append(f"{_count(left, 'image')} of the control arm {_are(left)} not reviewed yet.")
     if c.queue_left:
         sentences.append(
-            f"{_count(c.queue_left, 'image')} of the queue {_are(c.queue_left)} not reviewed yet; this does not cover "
-            f"{'it' if c.queue_left == 1 else 'them'}."
+            f"{_count(c.queue_left, 'image')} of the queue {_are(c.queue_left)} not reviewed yet."
         )
     return " ".join(sentences)
 
@@ -182,15 +211,26 @@ def _about_unopened(r: Remainder) -> str:
         return (
             f"Nothing can be stated about the {c.outside:,} maps outside the queue: there is no control arm."
         )
+    if c.may_be_selected:
+        return (
+            f"Nothing can be stated yet about the {c.outside:,} maps outside the queue: {_count(c.reviewed_before, 'image')} "
+            f"of the control arm {_had(c.reviewed_before)} a verdict before this queue was made, so all {c.controls:,} must be "
+            "reviewed first."
+        )
     if r.unopened_bound is None:
         return (
             f"Nothing can be stated yet about the {c.outside:,} maps outside the queue: none of the {c.controls:,} random "
             "ones, the control arm, is reviewed."
         )
     which = " outside the queue that" if c.queue_left else ""
+    looks = {0: "", 1: " in both looks together"}.get(
+        c.extensions, f" in all {c.extensions + 1} looks together"
+    )
+    ones = "random ones" if c.reviewed > 1 else "random one"
     return (
-        f"Of the {_count(r.unopened, 'map')}{which} nobody opened at most {_percent_up(r.unopened_bound)} are wrong "
-        f"({100 * r.confidence:g} % confidence; {wrong:,} of {c.reviewed:,} random ones {_were(wrong)}{undecided})."
+        f"Of the {_count(r.unopened, 'map')}{which} nobody opened at most {_percent_up(r.unopened_bound)} "
+        f"{_are(r.unopened)} wrong ({100 * r.confidence:g} % confidence{looks}; {wrong:,} of {c.reviewed:,} {ones} "
+        f"{_were(wrong)}{undecided})."
     )
 
 
@@ -200,6 +240,10 @@ def _count(count: int, what: str) -> str:
 
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
+
+
+def _had(count: int) -> str:
+    return "has" if count == 1 else "have"
 
 
 def _were(count: int) -> str:

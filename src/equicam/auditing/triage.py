@@ -310,8 +310,12 @@ def _rows(
 def _unstable_maps(stability: Floats, queue: Indices, *, below: int | float) -> UnstableMaps:
     unstable, undefined = stability < below, int(np.isnan(stability).sum())
     count, held = int(unstable.sum()), int(unstable[queue].sum())
-    none = f"; {undefined} have none" if undefined else ""
-    sentence = "no map has a stability: it was not measured"
+    none = (
+        f"; {undefined:,} {'has' if undefined == 1 else 'have'} none (blank, constant or not measured)"
+        if undefined
+        else ""
+    )
+    sentence = "no map has a stability: all are blank or constant, or it was not measured"
     if undefined < stability.size:
         share = 100 * count / stability.size
         sentence = (

@@ -32,10 +32,11 @@ def triage_reasons(
     if above_percent is not None:
         values = {"signal": by, "value": value, "above_percent": above_percent}
         found.append(Reason("signal-percentile", values))
-    elif not {"blank", "constant"} & {*flags} and not (found and by == "peum"):
+    elif not {"blank", "constant"} & {*flags} and not (found and by == "peum"):  # those say it themselves
         found.append(Reason("signal-undefined", {"signal": by}))
-    found += _view_reasons(row, by, angles)
-    if by in ("stability", "risk") and maps is not None and not {"blank", "constant"} & {*flags}:
+    flat = bool({"blank", "constant"} & {*flags})
+    found += _view_reasons(row, by, angles, flat=flat)
+    if by in ("stability", "risk") and maps is not None and not flat:
         share, angle = peak_jump(maps, angles)
         if share >= LARGE_JUMP:
             found.append(Reason("peak-jumps", {"share": share, "angle": angle}))
@@ -45,7 +46,9 @@ def triage_reasons(
     return found
 
 
-def _view_reasons(row: Mapping[str, Any], by: str, angles: Sequence[int | float]) -> list[Reason]:
+def _view_reasons(
+    row: Mapping[str, Any], by: str, angles: Sequence[int | float], *, flat: bool
+) -> list[Reason]:
     # PEUM and disagreement compare all views; the other signals are about the presented view's own map
     code, column = "map-moves", "stability_by_view"
     if by in ("peum", "disagreement"):
@@ -59,7 +62,7 @@ def _view_reasons(row: Mapping[str, Any], by: str, angles: Sequence[int | float]
     flips = [float(a) for a, top in zip(angles, top1, strict=False) if top != row["target"]]
     if flips:
         found.append(Reason("prediction-changes", {"angles": flips, "views": n}))
-    known = zip(angles, correlations, strict=False)
+    known = zip(angles, () if flat else correlations, strict=False)
     odd = sorted((r, float(a)) for a, r in known if r is not None and r < LOW_CORRELATION)
     if code == "map-moves":
         odd = [(r, a) for r, a in odd if a % 360 != 0]

@@ -65,8 +65,9 @@ def print_queue(ranked: "Triage") -> None:
         table.add_row(*cells, *([why] if wide else []))
         notes.add_row(cells[0], why)
     table.caption = (
-        f"{min(ROWS, len(queue))} of {len(queue)} in the queue, by {signal}; queue.csv has all, "
+        f"{min(ROWS, len(queue))} of {len(queue)} of the queue, by {signal}; queue.csv has all, "
         f"mixed with {ranked.budget - len(queue)} random controls"
+        + ("; ranks skipped belong to classes whose places are taken" if ranked.quotas else "")
     )
     console.print(table)
     if not wide:

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from equicam.auditing.log import Log
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.review_log import VERDICTS, ReviewLog
-from equicam.auditing.signals import column_values, signal_values
+from equicam.auditing.signals import FLAT, column_values, signal_values
 from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
@@ -137,6 +137,7 @@ def _facts(
             "calibrated": len(eq),
         },
         "by": triage.by,
+        "quotas": bool(getattr(triage, "quotas", None)),
         "unstable": asdict(triage.unstable),
         "quality": None if triage.quality is None else asdict(triage.quality),
         "remainder": _remainder(log, triage, ok.num_rows),
@@ -155,6 +156,11 @@ def _facts(
     }
 
 
+def _moving(row: Mapping[str, Any]) -> Sequence[float]:
+    """Stability by view; nothing for a flat map, which cannot move."""
+    return () if FLAT & {*(row["flags"] or ())} else row["stability_by_view"] or ()
+
+
 def _reason(row: Mapping[str, Any]) -> Reason:
     """Why an image is bad."""
     return Reason.from_row({"code": row["reason"], "values": row["reason_values"]})
@@ -165,9 +171,9 @@ def _review(log: ReviewLog, triage: RankedQueue) -> dict[str, Any] | None:
     if not log.verdicts():
         return None
     # imported here: intervals load slowly, and most reports have no verdicts
-    from equicam.auditing.interrater import summarise_reviews
+    from equicam.auditing.interrater import arms_now, summarise_reviews
 
-    arms = dict(zip(triage.rows["id"].to_pylist(), triage.rows["arm"].to_pylist(), strict=True))
+    arms = arms_now(triage.rows)
     found = summarise_reviews(log, arms)
     return None if found is None else found.to_json() | {"of": len(arms)}
 
@@ -221,7 +227,7 @@ def _cards(
             _image_facts(ranked, rows[name], evidence.get(name), manifest)
             | {"verdicts": _verdicts(log, name), "notes": [asdict(n) for n in log.notes(name)]},
             render.render_images(rows[name], maps.get(name), manifest.angles, fetch=name in store.moved),
-            plots.angle_curve(manifest.angles, rows[name]["stability_by_view"] or ()),
+            plots.angle_curve(manifest.angles, _moving(rows[name])),
         )
         for name, ranked in zip(ids, queue, strict=True)
     ]

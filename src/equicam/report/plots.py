@@ -53,13 +53,16 @@ def stability_histogram(stability: Column, queued: Bool[np.ndarray, " n"], *, un
     stability, queued = stability[known], queued[known]
     with rc_context(_STYLE):
         figure, axes = _axes("stability", "images")
-        low = min(0.0, unstable, float(stability.min(initial=0.0)))
-        edges = np.linspace(low, 1, min(40, max(12, round(len(stability) ** 0.5))) + 1)
-        _stack(axes, stability, queued, edges.tolist())
+        low = min(0.0, float(stability.min(initial=0.0)))
+        width = (1 - low) / min(40, max(12, round(len(stability) ** 0.5)))
+        # no bar stands on both sides of the line
+        below = unstable - width * np.arange(np.ceil(max(0.0, unstable - low) / width), 0, -1)
+        above = unstable + width * np.arange(np.ceil((1 - unstable) / width) + 1)
+        _stack(axes, stability, queued, [*below.tolist(), *above.tolist()])
         axes.axvline(unstable, color=INK, linestyle=(0, (5, 3)), linewidth=1)
         axes.annotate(
-            "unstable", (unstable, 1), (-4, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
-            fontsize=8, ha="right", va="top",
+            "unstable", (unstable, 1), (-4, 3), xycoords=("data", "axes fraction"), textcoords="offset points",
+            fontsize=8, ha="right", va="bottom",
         )  # fmt: skip
         return _svg(
             figure,

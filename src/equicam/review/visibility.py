@@ -17,6 +17,7 @@ from typing import Any
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.queue_files import read_evidence
 from equicam.auditing.review_log import VERDICTS, Note, ReviewLog, Verdict
+from equicam.auditing.signals import FLAT
 from equicam.reasons import SIGNALS, describe, from_rows
 from equicam.report.rows import class_name, peum_undefined
 from equicam.report.text import visible
@@ -134,7 +135,8 @@ def item_facts(
         facts["revealed"] |= {
             "ranked_by": SIGNALS[queue.ranked_by],
             **{name: triage.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
-            "stability_by_view": row["stability_by_view"],
+            # a flat map cannot move
+            "stability_by_view": None if FLAT & {*(row["flags"] or ())} else row["stability_by_view"],
         }
     if queue_filter.reveals_arms(queue, reviewer):
         facts |= {"arm": item.arm, "rank": triage["rank"], "evidence": _evidence(queue, item)}
