@@ -40,6 +40,8 @@ from equicam.shards import FINGERPRINT, Shards
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
 
+WITHOUT_CONTEXT = {"causal"}
+"""Scores that rotate the model's input themselves."""
 IMAGES_PER_SHARD = 16
 
 
@@ -56,6 +58,7 @@ def evaluate(
     angles: Sequence[Degrees] | None = None,
     fill: Fill | None = None,
     as_published: bool = False,
+    context: str = "none",
     dtype: torch.dtype | None = None,
     max_views_per_forward: int | None = None,
     compiled: bool = False,
@@ -69,22 +72,41 @@ def evaluate(
     `images` is a folder or manifest, PIL images, paths, items or a preprocessed batch; `n` takes a class-spread sample
     of them. `methods` are names, or a dict of names and methods, fusions or explainers `(x, target) → map` of yours.
     `group` is how images are presented: rotation (by seven angles, or by `angles`), dihedral (mirrored, then rotated by
-    0° and the seven, or by `angles`), scale or shift.
+    0° and the seven, or by `angles`), scale or shift. `context="auto"` cuts presentations and views from what the
+    model's preprocessing crops away.
     With `out` (a Parquet file) an interrupted evaluation resumes where it stopped, and `engine` may be several devices
     or a Ray cluster.
     """
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
     recipe = Recipe(
-        views=views, fill=fill, as_published=as_published, dtype=dtype, compiled=compiled, seed=seed
+        views=views,
+        fill=fill,
+        as_published=as_published,
+        context=context,
+        dtype=dtype,
+        compiled=compiled,
+        seed=seed,
     )
     presentations = _presentations(group, angles, as_published=as_published)
-    sample = make_sample(model, images, n, split, with_regions=bool(REGION_METRICS & set(scores)))
+    sample = make_sample(
+        model,
+        images,
+        n,
+        split,
+        with_regions=bool(REGION_METRICS & set(scores)),
+        with_context=context != "none",
+    )
     spec = EvaluationSpec(
         recipe, methods, tuple(scores), presentations, sample.label_names, max_views_per_forward, group
     )
     map_specs = spec.map_specs()
     _check(scores, map_specs, group)
+    if context != "none" and (causal := [name for name in scores if name in WITHOUT_CONTEXT]):
+        raise EquicamError(
+            f"score {causal[0]!r}", needs='context="none": it makes rotated images of its own', got=repr(context),
+            fix="an evaluation of its own",
+        )  # fmt: skip
     identity = evaluation_fingerprint(model, sample, spec, map_specs)
     shards = _split_evenly(sample.items)
     with _progress_bar(len(sample.items), progress) as done:

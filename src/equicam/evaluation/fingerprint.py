@@ -23,6 +23,8 @@ def evaluation_fingerprint(
 ) -> dict[str, Any]:
     """Everything that decides the rows, by name, as JSON values."""
     options = {name: value for name, value in spec.recipe.to_json().items() if name != "method"}
+    if options["context"] == "none":  # as evaluations were written before there was a choice
+        del options["context"]
     return {
         "model": model.name,
         "weights": fingerprint(model.module),

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.core.transforms import Transform
-from equicam.core.views import transform_all
+from equicam.core.views import Views, Window, crop_centre, transform_all
 from equicam.evaluation.batch import EvaluatedBatch, GroundTruth, MethodMaps, Predictions
 from equicam.evaluation.controls import (
     coverage_map,
@@ -26,6 +26,7 @@ from equicam.evaluation.fused_methods import KeptTensors, fuse_methods, trace_of
 from equicam.evaluation.similarity import size_of
 from equicam.evaluation.spec import COVERAGE_VIEWS, Condition, EvaluationSpec, MapSpec
 from equicam.methods import Method
+from equicam.models.surround import input_size
 from equicam.readers.batch_size import views_that_fit
 from equicam.readers.forward import Network, predict, read_layer
 from equicam.readers.model import Model
@@ -44,6 +45,7 @@ class MapComputer:
     spec: EvaluationSpec
     map_specs: tuple[MapSpec, ...]
     executors: Mapping[Condition, Executor]
+    window: tuple[int, int] | None = None  # the size of the model's input, in images with context
 
     @staticmethod
     def of(model: Model, spec: EvaluationSpec) -> "MapComputer":
@@ -55,7 +57,8 @@ class MapComputer:
             executors["random-weights"] = replace(
                 plain, model=randomise_weights(model, seed=spec.recipe.seed)
             )
-        return MapComputer(spec, map_specs, executors)
+        window = None if spec.recipe.context == "none" else input_size(model)
+        return MapComputer(spec, map_specs, executors, window)
 
     @property
     def model(self) -> Model:
@@ -91,7 +94,7 @@ class MapComputer:
             methods |= some
         return EvaluatedBatch(
             ids=ids,
-            x=x,
+            x=x if self.window is None else crop_centre(x, self.window).contiguous(),
             presentations=self.spec.presentations,
             predictions=predictions["plain"],
             methods={one.name: methods[one.name] for one in self.map_specs},
@@ -129,19 +132,21 @@ class MapComputer:
             uncertainty=self.spec.needs_views,
             as_published=self.spec.recipe.as_published,
         )
-        presented = self._run(executor, x, methods, None, kept)
+        presented = self._run(executor, x, methods, None, kept, self._window(Transform()))
         yield presented
         done(1 / (1 + len(presentations)))
         target = presented["probabilities"].argmax(1)
-        together = len(presentations) if fits_one_call(x, methods, len(presentations)) else 1
+        alone = self.window is not None or not fits_one_call(x, methods, len(presentations))
+        together = 1 if alone else len(presentations)
         for start in range(0, len(presentations), together):
             some = presentations[start : start + together]
             found = self._run(
                 executor,
-                present(x, some),
+                present(x, some) if self.window is None else x,
                 methods,
                 target.repeat(len(some)),
                 replace(kept, uncertainty=False),
+                self._window(some[0]),
             )
             for i in range(len(some)):
                 yield {name: tensor[i * len(x) : (i + 1) * len(x)] for name, tensor in found.items()}
@@ -154,6 +159,7 @@ class MapComputer:
         methods: Mapping[str, Method],
         target: Int[Tensor, " b"] | None,
         kept: KeptTensors,
+        window: Window | None,
     ) -> Tensors:
         """Tensors of every method by name, and the model's probabilities.
 
@@ -166,7 +172,7 @@ class MapComputer:
         found: Tensors = {}
         for reader, some in sorted(by_reader.items(), key=lambda group: group[0].forward is None):
             if reader.forward is None and "probabilities" not in found:
-                found["probabilities"] = predict_batch(executor, x)
+                found["probabilities"] = predict_batch(executor, _presented(x, window))
             if target is None and "probabilities" in found:
                 target = found["probabilities"].argmax(1)
             capturable = fill != "coverage" and all(method.capturable for method in some.values())
@@ -177,11 +183,15 @@ class MapComputer:
                 target,
                 views_per_image=views_read(some),
                 key=("evaluate", tuple(some.items()), fill, kept) if capturable else None,
+                window=window,
             )
             found = more | found  # the first reader's probabilities stay
         if "probabilities" not in found:
-            found["probabilities"] = predict_batch(executor, x)
+            found["probabilities"] = predict_batch(executor, _presented(x, window))
         return found
+
+    def _window(self, presentation: Transform) -> Window | None:
+        return None if self.window is None else Window(self.window, presentation)
 
     def _method_maps(
         self,
@@ -192,6 +202,7 @@ class MapComputer:
         by_angle: Sequence[Tensors],
     ) -> MethodMaps:
         """One method's tensors, with the control applied to its maps."""
+        x = x if self.window is None else crop_centre(x, self.window)
         ones = torch.ones(size_of(x), dtype=x.dtype, device=x.device)
         coverage = self._coverage(one, executor, x)
         null_map = ones if coverage is None else times_coverage(ones, coverage)
@@ -227,6 +238,11 @@ class MapComputer:
             return None
         grid = size_of(x) if fusion.align_at in ("upsampled", "map") else _grid(executor, x)
         return coverage_map(fusion.views, grid, size_of(x), like=x)
+
+
+def _presented(x: Float[Tensor, "b c H W"], window: Window | None) -> Float[Tensor, "b c h w"]:
+    """What the model sees of the images."""
+    return x if window is None else Views([0]).act(x, window)[0]
 
 
 def present(x: Float[Tensor, "b c H W"], presentations: Sequence[Transform]) -> Float[Tensor, "n c H W"]:

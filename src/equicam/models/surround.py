@@ -40,6 +40,17 @@ def preprocess_surround(model: Model | None, image: Image.Image) -> Surround:
     return _surround(*found)
 
 
+def pixels_with_context(model: Model | None, image: Image.Image) -> Float[Tensor, "c H W"]:
+    """One image as the model's input, in the middle of its surround."""
+    return preprocess_surround(model, image).whole
+
+
+def input_size(model: Model | None) -> tuple[int, int]:
+    """Height and width of the model's input."""
+    plain = preprocess_image(model, Image.new("RGB", (512, 512)))
+    return plain.shape[-2], plain.shape[-1]
+
+
 def _surround(whole: Float[Tensor, "c H W"], size: tuple[int, int]) -> Surround:
     """The middle of a preprocessed image, `size` of it the input, with as much around it as rotations need."""
     borders: list[int] = []  # as `pad` takes them: the last axis first
