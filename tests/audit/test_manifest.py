@@ -10,6 +10,7 @@ import pytest
 import equicam
 from equicam.auditing.audit import resolve_recipe
 from equicam.auditing.manifest import read_manifest, refuse_difference
+from equicam.core.views import Views
 from equicam.errors import EquicamError
 from equicam.recipe import Recipe
 from tests.audit.conftest import ENV
@@ -27,7 +28,8 @@ def test_a_manifest_reads_back_whole(run):
     plain = json.loads(found.dumps())
     assert (plain["schema"], plain["recipe"]["method"]) == (2, "equigrad-cam")
     assert Recipe.from_json(plain["recipe"]) == found.recipe
-    assert found.angles == found.recipe.views
+    assert found.transforms == Views(found.recipe.views).transforms
+    assert (found.labels[1], found.presented) == ("20°", 0)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}', '{"schema": 3}'])
