@@ -170,8 +170,12 @@ def resolve(recipe: Recipe) -> Method:
 
 
 def resolve_fill(recipe: Recipe) -> Fill:
-    """The fill a recipe names; its default is reflect, or zeros as published."""
-    return as_fill(recipe.fill or ("zeros" if recipe.as_published else "reflect"))
+    """The fill a recipe names; its default is zeros as published, coverage where views see less than all, or reflect."""
+    if recipe.fill:
+        return as_fill(recipe.fill)
+    if recipe.as_published:
+        return "zeros"
+    return "coverage" if _views(recipe, _find(recipe).fusion).radius < 1 else "reflect"
 
 
 def _find(recipe: Recipe) -> Method:
