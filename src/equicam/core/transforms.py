@@ -65,7 +65,7 @@ class Transform:
         )
 
     def inverse(self) -> "Transform":
-        """The transform that undoes this one."""
+        """The transform that takes images under this one back."""
         back = Transform(self.degrees if self.mirrored else -self.degrees, self.mirrored, 1 / self.scale)
         if self.shift == (0, 0):
             return back

@@ -206,13 +206,13 @@ class Views:
         if window is None:
             return transform_all(x, self.transforms)
         groups = x.view(len(window.presentations), -1, *x.shape[1:])
-        seen = [
+        found = [
             _transform(
                 group.reshape(1, -1, *x.shape[-2:]), [one.after(presented) for one in self.transforms], "reflect", window.size
             ).view(len(self), *group.shape[:2], *window.size)
             for presented, group in zip(window.presentations, groups, strict=True)
         ]  # fmt: skip
-        return seen[0] if len(seen) == 1 else torch.cat(seen, dim=1)
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
     def align(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m H W"]:
         """M_t y_t: every view's planes taken back to the presented frame; on the canvas, if that is the fill."""
@@ -327,8 +327,8 @@ def _is_exact(one: Transform, step: int) -> bool:
 
 
 def _exact(planes: Float[Tensor, "m H W"], one: Transform) -> Float[Tensor, "m H W"]:
-    turned = planes.flip(-2) if one.mirrored else planes
-    return torch.rot90(turned, round(one.degrees / 90) % 4, (-2, -1))
+    flipped = planes.flip(-2) if one.mirrored else planes
+    return torch.rot90(flipped, round(one.degrees / 90) % 4, (-2, -1))
 
 
 def _sample(
