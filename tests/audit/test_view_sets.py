@@ -95,13 +95,8 @@ def test_it_resumes_and_verifies_and_another_set_is_refused(audited, patches):
 
 def test_a_peak_that_moves_with_the_image_does_not_jump():
     views = Views((0, 90, Transform(90, mirrored=True), Transform(scale=0.5), Transform(shift=(0.25, 0))))
-    peaks = [
-        (6, 10),
-        (6, 6),
-        (10, 10),
-        (7, 9),
-        (6, 14),
-    ]  # row and column, of a 17 × 17 grid with its centre at (8, 8)
+    # row and column, of a 17 × 17 grid with its centre at (8, 8)
+    peaks = [(6, 10), (6, 6), (6, 10), (7, 9), (6, 14)]
     planes = np.zeros((5, 17, 17), np.float32)
     for plane, peak in zip(planes, peaks, strict=True):
         plane[peak] = 1
