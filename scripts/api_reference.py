@@ -19,7 +19,7 @@ Written by `scripts/api_reference.py` from the source; a test compares the two. 
 """
 # Public names of the package, and others with their module.
 GROUPS = {
-    "Explain": ["explain", "Explanation", "equivariant", "methods", "rotate", "Views"],
+    "Explain": ["explain", "Explanation", "equivariant", "methods", "rotate", "Views", "Transform"],
     "Models": ["load", "wrap", "Model", "Layout"],
     "Methods of your own": ["Method", "Fusion", "recipe.Recipe", "uniform", "KeepConfident", "SoftGate"],
     "Evaluate": [

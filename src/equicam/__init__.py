@@ -12,6 +12,7 @@ __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from equicam.core.fusion import Fusion as Fusion
+    from equicam.core.transforms import Transform as Transform
     from equicam.core.views import Views as Views
     from equicam.core.views import rotate as rotate
     from equicam.core.weights import KeepConfident as KeepConfident
@@ -43,6 +44,7 @@ _HOME = {
     "Model": "readers.model",
     "Run": "run",
     "SoftGate": "core.weights",
+    "Transform": "core.transforms",
     "Views": "core.views",
     "audit": "run",
     "equivariant": "explain",

@@ -65,11 +65,11 @@ def explained_image(
     """Image `i` of an explanation as arrays and plain values; `facts` come first in its JSON."""
     used = explanation.view_used[i].nonzero().flatten()
     shown = Views([explanation.views.transforms[t] for t in used.tolist()])
-    rotated = to_display_images(model, shown.act(x[i : i + 1].float())[:, 0])
+    inputs = to_display_images(model, shown.act(x[i : i + 1].float())[:, 0])
     confidences = explanation.view_confidence[i, used].tolist()
     flips, kept = explanation.view_flips[i, used].tolist(), explanation.view_kept[i, used].tolist()
     maps = explanation.view_maps[i, used].cpu().numpy()
-    views = tuple(map(ViewImage, shown.labels, rotated, maps, confidences, flips, kept))
+    views = tuple(map(ViewImage, shown.labels, inputs, maps, confidences, flips, kept))
     target, confidence = int(explanation.target[i]), float(explanation.confidence[i])
     name = model.classes[target] if model.classes else str(target)
     facts = facts | {

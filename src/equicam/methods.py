@@ -170,14 +170,22 @@ def resolve(recipe: Recipe) -> Method:
 
 
 def resolve_fill(recipe: Recipe) -> Fill:
-    """The fill a recipe names; its default is reflect, zeros as published, or canvas where views have context."""
+    """The fill a recipe names; its default depends on the views, and is zeros as published.
+
+    It is canvas where views have context, coverage where they see less than all, and reflect otherwise.
+    """
     if recipe.as_published and recipe.context != "none":
         raise EquicamError(
             "context", needs="none: the authors' views are of the input alone", got=repr(recipe.context),
             fix="as_published=False",
         )  # fmt: skip
-    default = "zeros" if recipe.as_published else "reflect" if recipe.context == "none" else "canvas"
-    return as_fill(recipe.fill or default)
+    if recipe.fill:
+        return as_fill(recipe.fill)
+    if recipe.as_published:
+        return "zeros"
+    if recipe.context != "none":
+        return "canvas"
+    return "coverage" if _views(recipe, _find(recipe).fusion).radius < 1 else "reflect"
 
 
 def _find(recipe: Recipe) -> Method:

@@ -4,7 +4,7 @@ Programs compare codes. `describe` is the only place that writes a sentence from
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,34 +61,35 @@ def _percentile(v: Mapping[str, Any]) -> str:
     return f"{name} {value:.3g}: higher than on {v['above_percent']} % of the images"
 
 
+def name_views(labels: Sequence[str], most: int) -> str:
+    """The first of these labels of views, and how many more; semicolons keep those apart that have commas of their own."""
+    mark = "; " if any("," in label for label in labels[:most]) else ", "
+    return mark.join(labels[:most]) + (f" and {len(labels) - most} more" if len(labels) > most else "")
+
+
 def _prediction_changes(v: Mapping[str, Any]) -> str:
-    angles, views = [f"{angle:g}°" for angle in v["angles"]], v["views"]
-    if len(angles) > 2:
-        return (
-            f"the prediction changes at {', '.join(angles[:2])} and {len(angles) - 2} more of {views} views"
-        )
-    return f"the prediction changes at {' and '.join(angles)}, {len(angles)} of {views} views"
+    return f"the prediction changes in {len(v['views'])} of {v['of']} views: {name_views(v['views'], 3)}"
 
 
 def _least_alike(v: Mapping[str, Any]) -> str:
-    """The angles with the lowest correlations, three of them by name."""
-    pairs = list(zip(v["angles"], v["correlations"], strict=True))
-    least = ", ".join(f"{angle:g}° (r = {r:.2f})" for angle, r in pairs[:3])
-    return least + (f" and {len(pairs) - 3} more" if len(pairs) > 3 else "")
+    """The views with the lowest correlations, three of them by name."""
+    return name_views(
+        [f"{view} (r = {r:.2f})" for view, r in zip(v["views"], v["correlations"], strict=True)], 3
+    )
 
 
 def _views_disagree(v: Mapping[str, Any]) -> str:
-    if len(v["angles"]) == 1:
-        return f"the view at {_least_alike(v)} disagrees with the others on the place"
-    return f"the views at {_least_alike(v)} disagree with the others on the place"
+    if len(v["views"]) == 1:
+        return f"the view {_least_alike(v)} disagrees with the others on the place"
+    return f"the views {_least_alike(v)} disagree with the others on the place"
 
 
 def _map_moves(v: Mapping[str, Any]) -> str:
-    return f"the map moves when the image is rotated by {_least_alike(v)}, {len(v['angles'])} of {v['views']} views"
+    return f"the map moves in {len(v['views'])} of {v['of']} views: {_least_alike(v)}"
 
 
 def _peak_jumps(v: Mapping[str, Any]) -> str:
-    return f"its peak jumps by {100 * v['share']:.0f} % of the image's diagonal at {v['angle']:g}°"
+    return f"its peak jumps by {100 * v['share']:.0f} % of the image's diagonal in the view {v['view']}"
 
 
 def _unreadable(v: Mapping[str, Any]) -> str:

@@ -196,9 +196,9 @@ def triaged(run, *, queue=16, controls=3):
             )
         ]
         if row["flip_rate"] > 0:
-            told.append(Reason("prediction-changes", {"angles": [40, 180, 200, 220], "views": 18}))
+            told.append(Reason("prediction-changes", {"views": ["40°", "180°", "200°", "220°"], "of": 18}))
         if rank % 3 == 1:
-            told.append(Reason("views-disagree", {"angles": [140], "correlations": [0.31]}))
+            told.append(Reason("views-disagree", {"views": ["140°"], "correlations": [0.31], "of": 18}))
         reasons = [reason.to_row() for reason in told]
         rows.append({"id": row["id"], "arm": arm, "rank": rank, "place": place, "reasons": reasons})
     calibrated = sum(row["eq"] is not None for row in ok)

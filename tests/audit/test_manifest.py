@@ -10,6 +10,7 @@ import pytest
 import equicam
 from equicam.auditing.audit import resolve_recipe
 from equicam.auditing.manifest import read_manifest, refuse_difference
+from equicam.core.views import Views
 from equicam.errors import EquicamError
 from equicam.recipe import Recipe
 from tests.audit.conftest import ENV
@@ -27,13 +28,57 @@ def test_a_manifest_reads_back_whole(run):
     plain = json.loads(found.dumps())
     assert (plain["schema"], plain["recipe"]["method"]) == (2, "equigrad-cam")
     assert Recipe.from_json(plain["recipe"]) == found.recipe
-    assert found.angles == found.recipe.views
+    assert found.transforms == Views(found.recipe.views).transforms
+    assert (found.labels[1], found.presented) == ("20°", 0)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}', '{"schema": 3}'])
 def test_another_manifest_is_refused(text):
     with pytest.raises(EquicamError, match="the run here needs"):
         read_manifest(text, where="here")
+
+
+def test_views_read_back_as_transforms(run):
+    views = Views.dihedral(6) * Views.scales(0.9, 1)
+    found = replace(run.manifest, recipe=replace(run.manifest.recipe, views=views))
+    again = read_manifest(found.dumps(), where="here")
+    assert again == found
+    assert again.transforms == views.transforms
+    assert again.labels == views.labels
+    refuse_difference(again, found, where="here")
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        [], "auto", 18, None, [True], ["0"], [float("nan")], [float("inf")], [10**400], [0.0] * 10_001, [{}],
+        [[0.0, False, 1.0, 0.0]], [[0.0, 0, 1.0, 0.0, 0.0]], [[0.0, False, 0.0, 0.0, 0.0]],
+        [[0.0, False, -1.0, 0.0, 0.0]], [[0.0, False, 1.0, 1e300, 0.0]], [[0.0, False, 1e-300, 0.0, 0.0]],
+        [[0.0, False, 1.0, None, 0.0]], [[0.0, False, True, 0.0, 0.0]],
+    ],
+)  # fmt: skip
+def test_views_that_are_none_are_refused(run, views):
+    plain = run.manifest.to_json()
+    plain["recipe"] = plain["recipe"] | {"views": views}
+    with pytest.raises(EquicamError, match="the run here needs a manifest"):
+        read_manifest(json.dumps(plain), where="here")
+
+
+def test_views_that_a_manifest_could_not_hold_are_not_computed():
+    with pytest.raises(EquicamError, match="at most 10,000 views"):
+        resolve_recipe(equicam.load("embedded"), Recipe(views=10_001))
+
+
+def test_views_that_see_less_are_filled_by_coverage():
+    model = equicam.load("embedded")
+    for views, fill in (
+        (Views.dihedral(6), "reflect"),
+        (Views.scales(0.8, 1), "coverage"),
+        (Views.shifts((0, 0), (0.1, 0)), "coverage"),
+    ):
+        assert resolve_recipe(model, Recipe(views=views))[0].fill == fill
+        assert resolve_recipe(model, Recipe(views=views, fill="zeros"))[0].fill == "zeros"
+        assert resolve_recipe(model, Recipe(views=views, as_published=True))[0].fill == "zeros"
 
 
 def test_settings_that_mean_the_same_are_the_same_recipe():

@@ -13,10 +13,10 @@ VALUES = {
     "refused": {"what": "a", "needs": "b", "got": "c", "fix": "d"},
     "signal-percentile": {"signal": "peum", "value": 0.0312, "above_percent": 93},
     "signal-undefined": {"signal": "disagreement"},
-    "prediction-changes": {"angles": [40.0, 60.0, 80.0], "views": 18},
-    "views-disagree": {"angles": [140.0], "correlations": [0.31]},
-    "map-moves": {"angles": [160.0, 20.0], "correlations": [-0.38, 0.4], "views": 18},
-    "peak-jumps": {"share": 0.431, "angle": 260.0},
+    "prediction-changes": {"views": ["40°", "60°", "80°", "100°"], "of": 18},
+    "views-disagree": {"views": ["140°"], "correlations": [0.31], "of": 18},
+    "map-moves": {"views": ["160° mirrored", "20°, × 1.25"], "correlations": [-0.38, 0.4], "of": 18},
+    "peak-jumps": {"share": 0.431, "view": "260°"},
     "low-confidence": {"confidence": 0.34},
     "text": {"text": "as 0.1.0 wrote it"},
 }
@@ -37,12 +37,12 @@ def test_sentences():
     assert said["unreadable"] == "image file is truncated"
     assert said["refused"] == "a needs b, got c; try d"
     assert said["signal-percentile"] == "PEUM 0.0312: higher than on 93 % of the images"
-    assert said["prediction-changes"] == "the prediction changes at 40°, 60° and 1 more of 18 views"
-    assert said["views-disagree"] == "the view at 140° (r = 0.31) disagrees with the others on the place"
+    assert said["prediction-changes"] == "the prediction changes in 4 of 18 views: 40°, 60°, 80° and 1 more"
+    assert said["views-disagree"] == "the view 140° (r = 0.31) disagrees with the others on the place"
     assert said["map-moves"] == (
-        "the map moves when the image is rotated by 160° (r = -0.38), 20° (r = 0.40), 2 of 18 views"
+        "the map moves in 2 of 18 views: 160° mirrored (r = -0.38); 20°, × 1.25 (r = 0.40)"
     )
-    assert said["peak-jumps"] == "its peak jumps by 43 % of the image's diagonal at 260°"
+    assert said["peak-jumps"] == "its peak jumps by 43 % of the image's diagonal in the view 260°"
     assert (
         describe(Reason("unreadable", {"error": "ZeroDivisionError", "message": ""})) == "ZeroDivisionError"
     )

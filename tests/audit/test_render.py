@@ -10,6 +10,7 @@ from scipy import ndimage
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.core.chain import Chain, unit
 from equicam.core.combine import grad_cam
+from equicam.core.transforms import Transform
 from equicam.core.views import Views
 from equicam.data.digests import file_digest
 from equicam.data.synthetic import draw
@@ -22,19 +23,28 @@ def test_more_views_than_a_strip_holds_are_thinned():
     row = {"id": "a", "path": None, "bytes": 1, "sha256": "", "input_box": None, "target": 0}
     row |= {"view_confidence": [0.5] * 50, "view_top1": [0] * 50}
     flat = np.ones((4, 4), np.float32)
-    angles = tuple(7.2 * t for t in range(50))
-    found = render.render_images(row, StoredMaps(flat, 0 * flat, np.ones((50, 4, 4), np.float32)), angles)
+    views = Views.evenly(50).transforms
+    found = render.render_images(row, StoredMaps(flat, 0 * flat, np.ones((50, 4, 4), np.float32)), views)
     assert len(found.strip) <= render.MAX_TILES
-    assert found.strip[0].degrees == 0
+    assert found.strip[0].label == "0°"
     assert found.blank  # a constant map has no range to stretch
 
 
 @pytest.mark.parametrize("size", [(96, 96), (64, 96)])
-@pytest.mark.parametrize("degrees", [0, 20, 90, 137.5, 340])
-def test_align_is_the_alignment_that_the_method_uses(size, degrees):
+@pytest.mark.parametrize(
+    "view",
+    [
+        *map(Transform, (0, 20, 90, 137.5, 340)),
+        Transform(20, mirrored=True),
+        Transform(scale=0.8),
+        Transform(shift=(0.1, -0.2)),
+        Transform(50, mirrored=True, scale=1.25, shift=(-0.05, 0.1)),
+    ],
+)
+def test_align_is_the_alignment_that_the_method_uses(size, view):
     values = ndimage.gaussian_filter(np.random.default_rng(0).random(size), 3)
-    ours = render.align(values, degrees)
-    theirs = Views((degrees,)).align(torch.from_numpy(values)[None, None], "reflect")[0, 0].numpy()
+    ours = render.align(values, view)
+    theirs = Views((view,)).align(torch.from_numpy(values)[None, None], "reflect")[0, 0].numpy()
     np.testing.assert_allclose(ours, theirs, atol=1e-9)
 
 
@@ -116,7 +126,7 @@ def test_images_have_the_proportions_of_the_models_input(tmp_path):
     }
     row |= {"target": 0, "view_confidence": None, "view_top1": None}
     planes = np.random.default_rng(0).random((2, 4, 6)).astype(np.float32)
-    found = render.render_images(row, StoredMaps(planes[0], planes[1], planes), (0.0, 180.0))
+    found = render.render_images(row, StoredMaps(planes[0], planes[1], planes), Views((0, 180)).transforms)
     for address, size in (
         (found.input, (224, 149)),
         (found.fused, (224, 149)),

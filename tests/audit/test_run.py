@@ -203,7 +203,7 @@ def test_what_changed_is_named_and_not_resumed(patches, tmp_path):
     options = {"views": 4, "shard_size": 8}
     run = equicam.audit(source, model, tmp_path / "run", **options)
     run.store.path("items", 1).unlink()  # something is left to do
-    with pytest.raises(EquicamError, match=r"angles was .* is "):
+    with pytest.raises(EquicamError, match=r"views was .* is "):
         equicam.audit(source, model, run.folder, views=6, shard_size=8)
     with pytest.raises(EquicamError, match="seed was 0, is 1"):
         equicam.audit(source, model, run.folder, **options, seed=1)

@@ -65,7 +65,9 @@ def rewrite_as_010(run: RunStore, folder) -> RunStore:
     names = [{"shard": "part", "calibration": "calibrated"}.get(name, name) for name in sample.column_names]
     pq.write_table(sample.rename_columns(names), folder / "sample.parquet")
     (folder / "manifest.json").write_text(json.dumps(old_manifest(run.manifest)))
-    found = triage(items, by="peum", budget=8, angles=run.manifest.angles, classes=run.manifest.classes)
+    found = triage(
+        items, by="peum", budget=8, transforms=run.manifest.transforms, classes=run.manifest.classes
+    )
     columns = {old: found.rows[new] for old, new in OLD_TRIAGE.items()}
     columns["reasons"] = pa.array([[PEUM_SENTENCE]] * found.rows.num_rows, pa.list_(pa.string()))
     pq.write_table(pa.table(columns), folder / "triage.parquet")
@@ -120,7 +122,7 @@ def test_it_is_ranked_by_peum_as_before_and_reported(new, old):
     assert run.report().is_file()  # of the queue that 0.1.0 wrote
     found = run.triage(8, by="peum", evidence=0)
     options = {
-        "angles": new.manifest.angles,
+        "transforms": new.manifest.transforms,
         "classes": new.manifest.classes,
         "key": read_review_key(old.folder),
     }

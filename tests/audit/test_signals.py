@@ -21,6 +21,7 @@ from equicam.auditing.stored_maps import StoredMaps
 from equicam.auditing.triage import ROWS, triage
 from equicam.auditing.triage_reasons import peak_jump
 from equicam.cli.app import app
+from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.evaluation import statistics
 from equicam.evaluation.statistics import Correlation, Estimate
@@ -29,7 +30,7 @@ from equicam.report.page import write_report
 from equicam.shards import read_json, read_table, write_table
 from tests.audit.faked import Page, fake_run
 
-ANGLES = (0, 60, 120, 180, 240, 300)
+VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
 COMMAND = CliRunner(env={"COLUMNS": "250"})
 
 
@@ -155,7 +156,7 @@ def test_a_score_is_the_slow_one_and_what_says_nothing_stands_first(by):
     }
     for name, value in slow.items():
         assert value is None or score[name] == pytest.approx(value, abs=1e-7)  # confidence is float32
-    got = ranks(triage(items, by=by, budget="100%", quotas=False, angles=ANGLES))
+    got = ranks(triage(items, by=by, budget="100%", quotas=False, transforms=VIEWS))
     mute = [name for name, value in slow.items() if value is None]
     heard = sorted((name for name in slow if name not in mute), key=lambda name: -slow[name])
     assert 10 < len(mute) < 80
@@ -168,13 +169,15 @@ def test_on_a_run_each_signal_ranks_by_itself(tmp_path):
     rows = [row for row in run.read_items().to_pylist() if row["status"] == "ok"]
     orders = {}
     for by in SIGNALS:
-        got = ranks(triage(run.read_items(), by=by, budget="100%", quotas=False, angles=run.manifest.angles))
+        got = ranks(
+            triage(run.read_items(), by=by, budget="100%", quotas=False, transforms=run.manifest.transforms)
+        )
         slow = slow_signal(rows, by)
         orders[by] = sorted(slow, key=lambda name: -math.inf if slow[name] is None else -slow[name])
         assert sorted(got, key=got.get) == orders[by]
     assert len({tuple(order) for order in orders.values()}) == len(SIGNALS)
-    assert ranks(triage(run.read_items(), angles=run.manifest.angles)) == ranks(
-        triage(run.read_items(), by="stability", angles=run.manifest.angles)
+    assert ranks(triage(run.read_items(), transforms=run.manifest.transforms)) == ranks(
+        triage(run.read_items(), by="stability", transforms=run.manifest.transforms)
     )
 
 
@@ -186,7 +189,7 @@ def test_a_gate_that_keeps_no_view_silences_peum_and_not_the_agreement_of_all_vi
     ]
     assert ranking_scores(table(rows), "peum").tolist() == [np.inf, 0.01, np.inf]
     assert ranking_scores(table(rows), "disagreement") == pytest.approx([0.8, 0.9, 0.1])
-    found = triage(table(rows), by="disagreement", budget="100%", angles=ANGLES)
+    found = triage(table(rows), by="disagreement", budget="100%", transforms=VIEWS)
     told = {row["id"]: sentences(row) for row in found.rows.to_pylist()}
     assert told["a"][0].startswith("no view kept the prediction")
     assert told["a"][1] == "disagreement 0.8: higher than on 33 % of the images"
@@ -198,14 +201,14 @@ def test_a_gate_that_keeps_no_view_silences_peum_and_not_the_agreement_of_all_vi
 def test_no_kept_view_and_one_say_nothing_even_without_a_flag(kept, code):
     rows = table([picture("a", views_kept=kept), picture("b", views_kept=None)])
     assert ranking_scores(rows, "peum").tolist() == [np.inf, 0.01]
-    found = triage(rows, by="peum", budget="100%", angles=ANGLES).rows.to_pylist()
+    found = triage(rows, by="peum", budget="100%", transforms=VIEWS).rows.to_pylist()
     codes = {row["id"]: [reason["code"] for reason in row["reasons"]] for row in found}
     assert codes == {"a": [code], "b": ["signal-percentile"]}
 
 
 def test_a_flat_map_has_no_disagreement():
     rows = [picture("a", 1.0, flags=["blank"]), picture("b", None), picture("c")]
-    found = triage(table(rows), by="disagreement", budget="100%", angles=ANGLES)
+    found = triage(table(rows), by="disagreement", budget="100%", transforms=VIEWS)
     told = {row["id"]: row for row in found.rows.to_pylist()}
     assert told["a"]["disagreement"] is told["b"]["disagreement"] is None
     assert sentences(told["a"])[0] == "the map is blank: no positive evidence for the class"
@@ -218,17 +221,17 @@ def test_another_signal_is_refused_and_so_is_one_the_run_does_not_hold():
     with pytest.raises(
         EquicamError, match=r"by needs one of stability, peum, .*risk, got 'entropy'; try stability"
     ):
-        triage(table([picture("a")]), by="entropy", angles=ANGLES)
+        triage(table([picture("a")]), by="entropy", transforms=VIEWS)
     with pytest.raises(EquicamError, match=r"needs a run that stores it.*try equicam triage --by stability"):
-        triage(table([picture("a", None)]), by="disagreement", angles=ANGLES)
+        triage(table([picture("a", None)]), by="disagreement", transforms=VIEWS)
     for by in ("stability", "risk"):
         with pytest.raises(
             EquicamError, match=r"needs a run that stores it.*try equicam triage --by stability"
         ):
-            triage(table([picture("a", stability=None)]), by=by, angles=ANGLES)
+            triage(table([picture("a", stability=None)]), by=by, transforms=VIEWS)
     with pytest.raises(EquicamError, match="one view, which has no disagreement to rank by"):
-        triage(table([picture("a")]), by="disagreement", angles=(0,))
-    assert triage(table([]), by="disagreement", angles=ANGLES).rows.num_rows == 0
+        triage(table([picture("a")]), by="disagreement", transforms=VIEWS[:1])
+    assert triage(table([]), by="disagreement", transforms=VIEWS).rows.num_rows == 0
 
 
 def calibrated(n=120, *, seed=0, **known):
@@ -255,12 +258,12 @@ def calibrated(n=120, *, seed=0, **known):
 
 @cache
 def quality(by="stability", n=120, **known):
-    return triage(table(calibrated(n, **known)), by=by, angles=ANGLES).quality
+    return triage(table(calibrated(n, **known)), by=by, transforms=VIEWS).quality
 
 
 def test_every_signal_is_measured_on_the_same_pictures():
     rows = calibrated(peum=0.5, disagreement=2, stability=4)
-    found, other = (triage(table(rows), by=by, angles=ANGLES).quality for by in ("stability", "peum"))
+    found, other = (triage(table(rows), by=by, transforms=VIEWS).quality for by in ("stability", "peum"))
     assert set(found.signals) == set(SIGNALS)
     assert found.signals == other.signals
     assert (found.spearman, found.auroc) == (
@@ -288,14 +291,15 @@ def test_every_signal_is_measured_on_the_same_pictures():
 
 def test_stability_is_checked_against_eq():
     rows = [row | {"stability": 0.8 * row["eq"] + 0.05} for row in calibrated(60)]
-    check = triage(table(rows), angles=ANGLES).quality.check
+    check = triage(table(rows), transforms=VIEWS).quality.check
     apart = np.array([row["stability"] - row["eq"] for row in rows])
     assert check.pearson.r == pytest.approx(1)
     assert check.mean_difference == pytest.approx(np.abs(apart).mean())
     assert check.bias == pytest.approx(apart.mean())
     assert f"differ by {np.abs(apart).mean():.2f} on average" in check.sentence
     assert (
-        triage(table([r | {"stability": None} for r in rows]), by="peum", angles=ANGLES).quality.check is None
+        triage(table([r | {"stability": None} for r in rows]), by="peum", transforms=VIEWS).quality.check
+        is None
     )
 
 
@@ -355,7 +359,7 @@ def test_doubt_is_of_all_views_and_risk_of_ranks():
         [(0 + 1) / 2, (1 + 0) / 2, (0.5 + 1 / 3) / 2, (0.5 + 2 / 3) / 2]
     )
     assert column_values(rows, "stability").tolist() == [0.9, 0.1, 0.5, 0.5]
-    found = triage(rows, by="risk", budget="100%", angles=ANGLES).rows
+    found = triage(rows, by="risk", budget="100%", transforms=VIEWS).rows
     assert found.filter(pa.compute.field("rank") == 1)["id"].to_pylist() == ["d"]
     assert found.select(["id", "stability", "doubt", "risk"]).sort_by("id").to_pylist()[1] == {
         "id": "b", "stability": 0.1, "doubt": pytest.approx(0.2), "risk": 0.5,
@@ -368,20 +372,20 @@ def test_the_reasons_follow_the_signal():
         "view_agreement": [0.9, 0.9, 0.2, 0.9, 0.9, 0.9],
     }
     rows = table([picture("a", **moved), picture("b", stability_by_view=[0.0] * 6)])
-    for by, code, angles in (
-        ("stability", "map-moves", [180.0, 60.0, 240.0]),
-        ("risk", "map-moves", [180.0, 60.0, 240.0]),
-        ("doubt", "map-moves", [180.0, 60.0, 240.0]),
-        ("peum", "views-disagree", [120.0]),
-        ("disagreement", "views-disagree", [120.0]),
+    for by, code, views in (
+        ("stability", "map-moves", ["180°", "60°", "240°"]),
+        ("risk", "map-moves", ["180°", "60°", "240°"]),
+        ("doubt", "map-moves", ["180°", "60°", "240°"]),
+        ("peum", "views-disagree", ["120°"]),
+        ("disagreement", "views-disagree", ["120°"]),
     ):
-        found = triage(rows, by=by, budget="100%", angles=ANGLES).rows.to_pylist()
+        found = triage(rows, by=by, budget="100%", transforms=VIEWS).rows.to_pylist()
         reasons = {row["id"]: {r.code: r.values for r in from_rows(row["reasons"])} for row in found}
-        assert reasons["a"][code]["angles"] == angles
+        assert reasons["a"][code]["views"] == views
         assert not {"map-moves", "views-disagree"} - {code} & set(reasons["a"])
         if code == "map-moves":  # the presented view does not move, even if its own map is constant
-            assert 0.0 not in reasons["b"][code]["angles"]
-            assert len(reasons["b"][code]["angles"]) == 5
+            assert "0°" not in reasons["b"][code]["views"]
+            assert len(reasons["b"][code]["views"]) == 5
 
 
 def test_the_peak_jumps_as_far_as_the_aligned_maps_say():
@@ -396,12 +400,12 @@ def test_the_peak_jumps_as_far_as_the_aligned_maps_say():
         for plane in planes:  # one clear peak each, inside the disc
             y, x = np.argwhere(grid < n / 2 - 3)[rng.integers(int((grid < n / 2 - 3).sum()))]
             plane[y - 1 : y + 2, x - 1 : x + 2] += 20 * np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]])
-        aligned = Views(ANGLES).align(torch.from_numpy(planes)[:, None], "zeros")[:, 0].numpy()
+        aligned = Views(VIEWS).align(torch.from_numpy(planes)[:, None], "zeros")[:, 0].numpy()
         at = [np.array(np.unravel_index(one.argmax(), one.shape)) for one in aligned]
         jumps = [np.linalg.norm(one - at[0]) / math.hypot(n, n) for one in at]
-        share, angle = peak_jump(StoredMaps(planes[0], planes[0], planes), ANGLES)
+        share, view = peak_jump(StoredMaps(planes[0], planes[0], planes), VIEWS)
         assert share == pytest.approx(max(jumps), abs=1.5 / n)
-        assert jumps[ANGLES.index(angle)] == pytest.approx(max(jumps), abs=1.5 / n)
+        assert jumps[[one.label for one in VIEWS].index(view)] == pytest.approx(max(jumps), abs=1.5 / n)
 
 
 def test_a_large_jump_of_the_peak_is_a_reason_and_a_small_or_undefined_one_is_none():
@@ -423,19 +427,19 @@ def test_a_large_jump_of_the_peak_is_a_reason_and_a_small_or_undefined_one_is_no
         return read
 
     for by in SIGNALS:
-        found = triage(rows, by=by, budget="100%", angles=ANGLES, read_maps=read_maps).rows.to_pylist()
+        found = triage(rows, by=by, budget="100%", transforms=VIEWS, read_maps=read_maps).rows.to_pylist()
         jumps = {
             row["id"]: r.values for row in found for r in from_rows(row["reasons"]) if r.code == "peak-jumps"
         }
-        expected = {"far": {"share": pytest.approx(4 / math.hypot(9, 9)), "angle": 180.0}}
+        expected = {"far": {"share": pytest.approx(4 / math.hypot(9, 9)), "view": "180°"}}
         assert jumps == (expected if by in ("stability", "risk") else {})
     assert set(wanted) == {"far", "near", "flat", "none"}
-    assert peak_jump(far, (30, 60, 120, 180, 240, 300)) == (0.0, 0.0)  # no presented view
+    assert peak_jump(far, [Transform(30), *VIEWS[1:]]) == (0.0, "")  # no presented view
 
 
 def test_a_signal_that_says_nothing_is_not_compared():
     rows = [row | {"disagreement": None} for row in calibrated(150, peum=3.0)]
-    found = triage(table(rows), angles=ANGLES)
+    found = triage(table(rows), transforms=VIEWS)
     assert "disagreement" not in {**found.quality.signals, **found.quality.differences}
     assert "disagreement" not in found.quality.comparison
     json.dumps(found.to_json(), allow_nan=False)
@@ -443,7 +447,7 @@ def test_a_signal_that_says_nothing_is_not_compared():
 
 @pytest.mark.parametrize("by", SIGNALS)
 def test_the_signal_is_ranked_by(by):
-    found = triage(table(odd_rows()), by=by, angles=ANGLES)
+    found = triage(table(odd_rows()), by=by, transforms=VIEWS)
     told = found.to_json()
     assert (found.by, told["by"], ranked_by(found.rows)) == (by, by, by)
     assert {row["by"] for row in told["rows"]} == {by}
@@ -463,11 +467,11 @@ def test_reviewers_get_nothing_of_what_ranks(by, tmp_path):
     planes = np.zeros((6, 9, 9), np.float32)
     planes[:, 4, 4], planes[3, 4, 0] = 1, 2
     maps = {row["id"]: StoredMaps(planes[0], planes[0], planes) for row in rows}
-    found = triage(table(rows), by=by, budget="100%", angles=ANGLES, read_maps=lambda _ids: maps)
+    found = triage(table(rows), by=by, budget="100%", transforms=VIEWS, read_maps=lambda _ids: maps)
     every = [sentences(row) for row in found.rows.to_pylist()]
     if by in ("stability", "risk"):
         assert all(any("its peak jumps" in r for r in one) for one in every)
-    assert all(any(r.startswith(("the views at", "the map moves")) for r in one) for one in every)
+    assert all(any(r.startswith(("the views ", "the map moves")) for r in one) for one in every)
     write_csv(found, tmp_path / "queue.csv")
     with (tmp_path / "queue.csv").open(newline="") as file:
         reasons = [row["reasons"] for row in csv.DictReader(file)]
@@ -491,7 +495,11 @@ def test_reviewers_get_nothing_of_what_ranks(by, tmp_path):
 def test_the_report_follows_the_signal(by, tmp_path):
     run = fake_run(tmp_path)
     found = triage(
-        run.read_items(), by=by, budget="60%", angles=run.manifest.angles, classes=run.manifest.classes
+        run.read_items(),
+        by=by,
+        budget="60%",
+        transforms=run.manifest.transforms,
+        classes=run.manifest.classes,
     )
     path = write_report(run, found)
     text, facts = Page(path.read_text()).text, json.loads(path.with_suffix(".json").read_text())

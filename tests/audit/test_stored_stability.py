@@ -46,7 +46,7 @@ def test_it_is_the_mean_of_plain_correlations_in_the_disc():
     y, x = np.mgrid[:224, :224] - 111.5
     inside = np.hypot(x, y) <= 112
     slow = [np.corrcoef(plane[inside], aligned[1][inside])[0, 1] for plane in aligned]
-    found = correlate_stored(StoredMaps(base, base, planes), angles)
+    found = correlate_stored(StoredMaps(base, base, planes), Views(angles))
     assert float(found.stability) == pytest.approx(np.mean([slow[t] for t in (0, 2, 3)]), abs=1e-5)
     assert found.with_presented[:, 0].tolist() == pytest.approx([slow[t] for t in (1, 0, 2, 3)], abs=1e-5)
 
@@ -61,7 +61,10 @@ def test_a_run_that_cannot_have_it_has_nulls(tmp_path):
 def test_a_constant_map_correlates_with_nothing(tmp_path):
     run = RunStore(fake_run(tmp_path).folder)
     flat = np.zeros((18, 12, 12), np.float32)
-    assert float(correlate_stored(StoredMaps(flat[0], flat[0], flat), run.manifest.angles).stability) == 0
+    assert (
+        float(correlate_stored(StoredMaps(flat[0], flat[0], flat), Views(run.manifest.transforms)).stability)
+        == 0
+    )
 
 
 def test_ranking_and_reading_a_run_imports_no_torch(whole, tmp_path):

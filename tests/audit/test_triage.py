@@ -20,10 +20,11 @@ from equicam.auditing.store import ITEMS
 from equicam.auditing.triage import class_quotas
 from equicam.auditing.triage import triage as rank
 from equicam.cli import audit_output
+from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
 
-ANGLES = (0, 60, 120, 180, 240, 300)
+VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
 
 
 def triage(items, **options):
@@ -94,7 +95,7 @@ def slow_ranks(rows):
 def test_ranks_are_those_of_sorting_by_hand():
     rows = run(200)
     mute, ranks = slow_ranks(rows)
-    found = triage(table(rows), budget="100%", quotas=False, angles=ANGLES)
+    found = triage(table(rows), budget="100%", quotas=False, transforms=VIEWS)
     got = {row["id"]: row["rank"] for row in reviewed(found)}
     assert len(mute) > 20
     assert {name: rank for name, rank in got.items() if name not in mute} == ranks
@@ -122,13 +123,13 @@ def test_places_are_dealt_by_whole_shares():
 
 def test_with_more_classes_than_places_the_queue_goes_by_rank():
     rows = [picture(f"{i:03d}", i / 1000, i % 100) for i in range(200)]
-    found = triage(table(rows), budget=20, control=0, angles=ANGLES)
+    found = triage(table(rows), budget=20, control=0, transforms=VIEWS)
     assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 21))
 
 
 def test_the_queue_is_the_head_of_every_class():
     rows = run(300)
-    found = triage(table(rows), budget=60, angles=ANGLES, classes=["a", "b", "c", "d"])
+    found = triage(table(rows), budget=60, transforms=VIEWS, classes=["a", "b", "c", "d"])
     mute, ranks = slow_ranks(rows)
     ok = Counter(row["target"] for row in rows if row["status"] == "ok")
     places = slow_dealt(ok, 48)
@@ -147,7 +148,7 @@ def test_the_queue_is_the_head_of_every_class():
 
 
 def test_without_quotas_the_queue_is_the_head_of_all():
-    found = triage(table(run(300)), budget=50, quotas=False, angles=ANGLES)
+    found = triage(table(run(300)), budget=50, quotas=False, transforms=VIEWS)
     assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 41))
     assert all(row["rank"] > 40 for row in reviewed(found, "control"))
     assert found.quotas == {}
@@ -155,10 +156,10 @@ def test_without_quotas_the_queue_is_the_head_of_all():
 
 def test_classes_of_one_name_share_a_line():
     rows = [picture(f"{i}", i / 100, i % 2) for i in range(20)]
-    found = triage(table(rows), budget=5, angles=ANGLES, classes=["crane", "crane"])
+    found = triage(table(rows), budget=5, transforms=VIEWS, classes=["crane", "crane"])
     assert found.quotas == {"crane": 4}
     assert {row["class"] for row in reviewed(found)} == {"crane"}
-    assert {row["class"] for row in reviewed(triage(table(rows), budget=5, angles=ANGLES))} <= {"0", "1"}
+    assert {row["class"] for row in reviewed(triage(table(rows), budget=5, transforms=VIEWS))} <= {"0", "1"}
 
 
 @pytest.mark.parametrize(
@@ -166,24 +167,26 @@ def test_classes_of_one_name_share_a_line():
     [("10%", 3), ("10 %", 3), ("11%", 4), ("0.01%", 1), ("100%", 30), ("7", 7), (7, 7), (999, 30), (1, 1)],
 )
 def test_a_budget_is_a_share_or_a_number(budget, reviews):
-    found = triage(table([picture(f"{i}") for i in range(30)]), budget=budget, angles=ANGLES)
+    found = triage(table([picture(f"{i}") for i in range(30)]), budget=budget, transforms=VIEWS)
     assert found.budget == found.rows.num_rows == reviews
     hundred = table([picture(f"{i}") for i in range(100)])
-    assert triage(hundred, budget="7%", angles=ANGLES).budget == 7  # 0.07 · 100 is above 7 in floating point
+    assert (
+        triage(hundred, budget="7%", transforms=VIEWS).budget == 7
+    )  # 0.07 · 100 is above 7 in floating point
 
 
 @pytest.mark.parametrize("budget", ["0%", "abc", -3, 0, "150%", "", "-5%", "1.5", "10%%", "nan%"])
 def test_another_budget_is_refused_in_a_sentence(budget):
     with pytest.raises(EquicamError, match=r"the budget needs a share from above 0% to 100%, or a number"):
-        triage(table([picture("a")]), budget=budget, angles=ANGLES)
+        triage(table([picture("a")]), budget=budget, transforms=VIEWS)
 
 
 def test_shares_outside_their_range_are_refused():
     for bad in ({"control": 1}, {"control": -0.1}):
         with pytest.raises(EquicamError, match="needs a share"):
-            triage(table([picture("a")]), angles=ANGLES, **bad)
-    with pytest.raises(EquicamError, match="angles needs those of 'a', got 4 for 6 views"):
-        triage(table([picture("a")]), angles=(0, 90, 180, 270))
+            triage(table([picture("a")]), transforms=VIEWS, **bad)
+    with pytest.raises(EquicamError, match="transforms needs those of 'a', got 4 for 6 views"):
+        triage(table([picture("a")]), transforms=VIEWS[:4])
 
 
 @pytest.mark.parametrize(
@@ -200,13 +203,15 @@ def test_shares_outside_their_range_are_refused():
     ],
 )
 def test_how_many_reviews_are_blind(budget, control, arm):
-    found = triage(table([picture(f"{i}") for i in range(30)]), budget=budget, control=control, angles=ANGLES)
+    found = triage(
+        table([picture(f"{i}") for i in range(30)]), budget=budget, control=control, transforms=VIEWS
+    )
     assert Counter(row["arm"] for row in reviewed(found)) == Counter(queue=budget - arm, control=arm)
 
 
 def test_no_pictures_no_reviews():
     for rows in ([], [picture("a", status="bad")]):
-        found = triage(table(rows), angles=ANGLES)
+        found = triage(table(rows), transforms=VIEWS)
         assert (found.rows.num_rows, found.budget, found.ok, found.bad) == (0, 0, 0, len(rows))
         assert found.quality is None
         assert found.unstable.count == 0
@@ -217,7 +222,7 @@ def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
     items = table([picture(f"{i:02d}", i / 100) for i in range(20)])
     drawn, places = Counter(), Counter()
     for seed in range(1500):
-        rows = reviewed(triage(items, budget=10, quotas=False, angles=ANGLES, seed=seed), "control")
+        rows = reviewed(triage(items, budget=10, quotas=False, transforms=VIEWS, seed=seed), "control")
         drawn.update(row["id"] for row in rows)
         places.update(row["place"] for row in rows)
     assert set(drawn) == {f"{i:02d}" for i in range(12)}
@@ -227,17 +232,17 @@ def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
 
 def test_ties_do_not_stand_by_name():
     items = table([picture(f"{i:02d}", 0.0) for i in range(40)])
-    found = [triage(items, budget=3, control=0, angles=ANGLES, seed=seed) for seed in range(8)]
+    found = [triage(items, budget=3, control=0, transforms=VIEWS, seed=seed) for seed in range(8)]
     assert len({tuple(sorted(one.rows["id"].to_pylist())) for one in found}) > 4
 
 
 def test_the_order_of_rows_changes_nothing():
     rows = run(120, calibrated=60)
     shuffled = [rows[i] for i in np.random.default_rng(1).permutation(len(rows))]
-    told = triage(table(rows), angles=ANGLES).to_json()
+    told = triage(table(rows), transforms=VIEWS).to_json()
     in_parts = pa.concat_tables([table(shuffled[:50]), table(shuffled[50:])])
-    assert triage(in_parts, angles=ANGLES).to_json() == told
-    assert triage(in_parts, angles=ANGLES, seed=1).to_json()["rows"] != told["rows"]
+    assert triage(in_parts, transforms=VIEWS).to_json() == told
+    assert triage(in_parts, transforms=VIEWS, seed=1).to_json()["rows"] != told["rows"]
 
 
 def test_reasons_are_words():
@@ -253,16 +258,16 @@ def test_reasons_are_words():
     rows[2] |= {"flags": ["blank"]}
     rows[3] |= {"flags": ["constant"]}
     rows[4] |= {"peum_score": float("nan")}
-    found = triage(table(rows), budget="100%", angles=ANGLES)
+    found = triage(table(rows), budget="100%", transforms=VIEWS)
     told = {row["id"]: sentences(row) for row in reviewed(found)}
     assert told["99"] == ["PEUM 0.099: higher than on 94 % of the images"]
     assert told["98"] == [
         "PEUM 0.098: higher than on 93 % of the images",
-        "the prediction changes at 60° and 240°, 2 of 6 views",
-        "the views at 240° (r = -0.30), 60° (r = 0.12), 180° (r = 0.40) and 1 more disagree with the others on the place",
+        "the prediction changes in 2 of 6 views: 60°, 240°",
+        "the views 240° (r = -0.30), 60° (r = 0.12), 180° (r = 0.40) and 1 more disagree with the others on the place",
     ]
     assert told["97"][1:] == [
-        "the prediction changes at 60°, 120° and 3 more of 6 views",
+        "the prediction changes in 5 of 6 views: 60°, 120°, 180° and 2 more",
         "some cells are covered by no view",
         "odd size: the image is not square or the feature grid does not divide it, so rotations are less exact",
         "low confidence (p = 0.34)",
@@ -281,22 +286,22 @@ def test_reasons_are_words():
 
 def test_a_run_of_one_view_has_nothing_to_rank_by():
     with pytest.raises(EquicamError, match="one view, which has no PEUM to rank by"):
-        triage(table([picture("a", 0.0)]), angles=(0,))
+        triage(table([picture("a", 0.0)]), transforms=VIEWS[:1])
 
 
 def test_unstable_maps_are_counted_and_not_predicted():
     rows = [picture(f"{i:02d}", stability=i / 50) for i in range(50)]
     rows += [picture("flat", stability=0.9, flags=["blank"]), picture("none", stability=None)]
-    found = rank(table(rows), budget=10, control=0, quotas=False, angles=ANGLES)
+    found = rank(table(rows), budget=10, control=0, quotas=False, transforms=VIEWS)
     assert (found.unstable.count, found.unstable.in_queue, found.unstable.undefined) == (25, 8, 2)
     assert found.unstable.sentence == (
         "25 of 52 maps (48.1 %) have a stability below 0.5, 8 of them in the queue; 2 have none (blank, constant or not measured)"
     )
     assert found.quality is None
-    less = rank(table(rows), unstable=0.2, angles=ANGLES)
+    less = rank(table(rows), unstable=0.2, transforms=VIEWS)
     assert (less.unstable.below, less.unstable.count) == (0.2, 10)
     assert less.to_json()["unstable"]["count"] == 10
-    unknown = triage(table([picture("a")]), angles=ANGLES).unstable
+    unknown = triage(table([picture("a")]), transforms=VIEWS).unstable
     assert (unknown.count, unknown.sentence) == (
         0,
         "no map has a stability: all are blank or constant, or it was not measured",
@@ -306,14 +311,14 @@ def test_unstable_maps_are_counted_and_not_predicted():
 def test_where_only_silent_pictures_are_unstable_the_signal_finds_them():
     rows = [picture(f"{i:02d}", 0.0, views_kept=0, flags=["none-kept"], eq=0.1) for i in range(20)]
     rows += [picture(f"a{i:02d}", i / 100, eq=0.9) for i in range(20)]
-    found = triage(table(rows), budget="100%", angles=ANGLES)
+    found = triage(table(rows), budget="100%", transforms=VIEWS)
     assert found.quality.auroc.value == 1
     assert math.isnan(found.quality.outside.value)  # nothing is outside
 
 
 def test_worth_is_measured_on_the_calibrated():
     rows = run(400, calibrated=250)
-    found = triage(table(rows), budget="20%", angles=ANGLES)
+    found = triage(table(rows), budget="20%", transforms=VIEWS)
     worth, queue = found.quality, {row["id"] for row in reviewed(found, "queue")}
     known = [row for row in rows if row.get("eq") is not None]
     bad = [row for row in known if row["eq"] < 0.5]
@@ -337,9 +342,9 @@ def test_worth_is_measured_on_the_calibrated():
 
 
 def test_few_calibrated_pictures_are_too_few_to_say():
-    few = triage(table(run(100, calibrated=40)), angles=ANGLES).quality
+    few = triage(table(run(100, calibrated=40)), transforms=VIEWS).quality
     assert few.sentence.startswith("too few images to say")
-    none = triage(table(run(50)), angles=ANGLES)
+    none = triage(table(run(50)), transforms=VIEWS)
     assert none.quality is None
     assert none.to_json()["quality"] is None
 
@@ -361,7 +366,7 @@ HOSTILE = [
 
 def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
     rows = [picture(name, i / 100, i) for i, name in enumerate(HOSTILE)]
-    found = triage(table(rows), budget="100%", angles=ANGLES, classes=HOSTILE)
+    found = triage(table(rows), budget="100%", transforms=VIEWS, classes=HOSTILE)
     write_csv(found, tmp_path / "queue.csv")
     with (tmp_path / "queue.csv").open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
@@ -380,7 +385,7 @@ def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
 
 def test_what_reviewers_get_is_blind(tmp_path):
     items = table(run(200))
-    found = triage(items, angles=ANGLES)
+    found = triage(items, transforms=VIEWS)
     found = replace(found, rows=found.rows.sort_by("rank"))
     write_csv(found, tmp_path / "queue.csv")
     write_fiftyone(found, items, tmp_path / "fiftyone")
@@ -401,7 +406,7 @@ def test_what_reviewers_get_is_blind(tmp_path):
 def test_fiftyone_gets_the_unversioned_layout(tmp_path):
     rows = [picture("a=b", 0.5, 1, label="cat", flags=["flipped"]), picture("b", 0.1, path=None)]
     items = table(rows)
-    found = triage(items, budget=2, angles=ANGLES, classes=["dog", "cat"])
+    found = triage(items, budget=2, transforms=VIEWS, classes=["dog", "cat"])
     write_fiftyone(found, items, tmp_path / "new" / "folder")
     assert "version" not in json.loads((tmp_path / "new" / "folder" / "metadata.json").read_text())
     read = json.loads((tmp_path / "new" / "folder" / "samples.json").read_text())

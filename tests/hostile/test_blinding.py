@@ -27,7 +27,7 @@ from equicam.review.images import ImageRenderer
 from equicam.review.queue import QueueLoader
 from equicam.shards import read_table
 from tests.audit.faked import fake_run
-from tests.audit.test_triage import ANGLES, table
+from tests.audit.test_triage import VIEWS, table
 from tests.audit.test_triage import run as random_rows
 from tests.web.conftest import Client, Server, key_of, large_run
 
@@ -177,7 +177,7 @@ def test_no_number_in_any_response_finds_the_controls(ranked):
     # what blinding withholds would have found them
     queue, renderer = (
         QueueLoader(ranked, blind=True).current(),
-        ImageRenderer(ranked.manifest.angles, ReviewKey(b"")),
+        ImageRenderer(ranked.manifest.transforms, ReviewKey(b"")),
     )
     sizes = [len(renderer.render(queue, items[entry["key"]], "peum")[0]) for entry in entries]
     assert auc(sizes, control) > bound(control)
@@ -273,7 +273,7 @@ def by_position(listed, total, controls, seed, ids):
 def test_the_seed_does_not_give_away_the_control_arm_of_the_exports(tmp_path, keyed):
     items = table(random_rows(1500))
     key = ReviewKey(KEY) if keyed else None
-    found = triage(items, by="peum", budget="20%", control=0.4, quotas=False, angles=ANGLES, key=key)
+    found = triage(items, by="peum", budget="20%", control=0.4, quotas=False, transforms=VIEWS, key=key)
     write_csv(found, tmp_path / "queue.csv")
     with (tmp_path / "queue.csv").open(newline="") as file:
         listed = [row["id"] for row in csv.DictReader(file)]

@@ -60,6 +60,20 @@ def test_explain_writes_three_images_and_the_facts(tmp_path, patch):
     assert facts["files"]["views"] == "patch.views.png"
 
 
+@pytest.mark.parametrize(
+    ("typed", "labels"),
+    [
+        ("dihedral:4", ["0°", "0° mirrored", "180°", "180° mirrored"]),
+        ("scales:0.8,1,1.25", ["× 0.8", "0°", "× 1.25"]),
+        ("shifts:0.05", ["0°", *(f"shifted 5 % {where}" for where in ("right", "left", "down", "up"))]),
+    ],
+)
+def test_views_have_names(tmp_path, patch, typed, labels):
+    result = RUN.invoke(app, ["explain", str(patch), "--out", str(tmp_path), "--views", typed])
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "patch.json").read_text())["views"] == labels
+
+
 def test_the_authors_grid_reports_the_presented_confidence(tmp_path, patch):
     for views in ("6", "3"):
         RUN.invoke(app, ["explain", str(patch), "--out", str(tmp_path), "--views", views, "--as-published"])
@@ -116,7 +130,7 @@ def test_bad_and_hostile_files_are_named_and_the_rest_is_explained(tmp_path, pat
         (["--method", "gradcam"], "one of grad-cam"),
         (["--layer", "layer9"], "got 'layer9'; try 'layer"),
         (["--target", "7"], "classes from 0 to 1, got"),
-        (["--views", "0"], "a number from 1 on, or auto, got"),
+        (["--views", "0"], "a number from 1 on, auto, dihedral: and"),
         (["--classes", "only one"], "one for each of 2 classes, got 1"),
         (["--weights", "nothing"], "an existing file or"),
         (["--tau", "0.5"], "tau needs"),
@@ -312,6 +326,14 @@ def test_scores_and_controls_are_listed():
         (["explain", "IMAGE", "--target", "99"], "try no --target"),
         (["explain", "IMAGE", "--views", "0"], "got '0'; try --views 18"),
         (["explain", "IMAGE", "--views", "some"], "got 'some'; try --views 18"),
+        (["explain", "IMAGE", "--views", "dihedral:7"], "got 'dihedral:7'; try --views dihedral:18"),
+        (["explain", "IMAGE", "--views", "dihedral"], "got 'dihedral'; try --views dihedral:18"),
+        (["explain", "IMAGE", "--views", "scales:1,0"], "got 'scales:1,0'; try --views scales:0.8,1,1.25"),
+        (["explain", "IMAGE", "--views", "scales:1,,2"], "try --views scales:0.8,1,1.25"),
+        (["explain", "IMAGE", "--views", "scales:inf"], "try --views scales:0.8,1,1.25"),
+        (["explain", "IMAGE", "--views", "shifts:0.5"], "got 'shifts:0.5'; try --views shifts:0.05"),
+        (["explain", "IMAGE", "--views", "shifts:nan"], "try --views shifts:0.05"),
+        (["explain", "IMAGE", "--views", "18:"], "got '18:'; try --views 18"),
         (["explain", "FOLDER"], "got a folder; try its images one by one, or equicam audit"),
         (["explain", "IMAGE", "--method", "gradcam"], "try 'grad-cam'"),
         (["triage", "FOLDER/none"], "got no such folder"),

@@ -29,7 +29,9 @@ def rank(run, *, budget="60%", by="peum"):
     items = run.read_items()
     without_eq = pa.nulls(items.num_rows, pa.float64())
     items = items.set_column(items.column_names.index("eq"), items.schema.field("eq"), without_eq)
-    found = triage(items, by=by, budget=budget, angles=run.manifest.angles, classes=run.manifest.classes)
+    found = triage(
+        items, by=by, budget=budget, transforms=run.manifest.transforms, classes=run.manifest.classes
+    )
     write_table(run.folder / "triage.parquet", found.rows)
     ids = found.rows["id"].to_pylist()
     evidence = {ids[0]: {"verdict": "Leans to signal: evidence words", "lines": ["a line of evidence"]}}

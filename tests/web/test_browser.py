@@ -113,7 +113,7 @@ def test_queue_item_verdict_next_export_by_keyboard(run, watched):
         assert f"{rows[name]['confidence']:.3f}" in page.content()
         assert page.locator('.verdict[aria-pressed="true"]').inner_text().startswith("Shortcut or artefact")
         page.keyboard.press("]")
-        assert page.locator("#view-title").inner_text() == "View at 20°"
+        assert page.locator("#view-title").inner_text() == "View 20°"
         assert page.locator("#layer-view").get_attribute("src").endswith("view-1")
         with page.expect_navigation():
             page.keyboard.press("Enter")

@@ -23,7 +23,7 @@ from equicam.auditing.integrity import (
     remove_temporary,
 )
 from equicam.auditing.log import Log
-from equicam.auditing.manifest import Manifest
+from equicam.auditing.manifest import LARGEST, MAX_VIEWS, Manifest, are_views
 from equicam.auditing.store import RunStore
 from equicam.auditing.worker import AuditJob, versions
 from equicam.data.decoding import DecoderPool
@@ -128,6 +128,11 @@ def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
         )  # fmt: skip
     dtype = None if recipe.dtype == str(model.dtype).removeprefix("torch.") else recipe.dtype
     resolved = replace(recipe, views=method.fusion.views, fill=resolve_fill(recipe), dtype=dtype)
+    if not are_views(resolved.views):
+        raise EquicamError(
+            "an audit", needs=f"at most {MAX_VIEWS:,} views, with numbers up to {LARGEST:g}",
+            got=f"{len(resolved.views):,} views", fix="views=18",
+        )  # fmt: skip
     return resolved, describe_method(method)
 
 

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from equicam.auditing.schema1 import translate_manifest
+from equicam.core.transforms import Transform, as_transform, presented_index
 from equicam.errors import EquicamError
 from equicam.recipe import Recipe
 from equicam.shards import differences, parse_object, shorten
@@ -14,6 +16,8 @@ SCHEMA_VERSION = 2
 
 
 MAX_IMAGES = 10**9
+MAX_VIEWS = 10_000
+LARGEST = 1e6  # of a view's numbers
 
 
 def _is_text(value: object) -> bool:
@@ -47,8 +51,8 @@ VALID: dict[str, Callable[[Any], bool]] = {
 class Manifest:
     """Everything that decides the rows of a run."""
 
-    recipe: Recipe  # how images are explained; its views are the angles, its fill is never None
-    method_description: str  # reader, combine, angles, fusion and weights behind the method's name
+    recipe: Recipe  # how images are explained; its views are those of the run, its fill is never None
+    method_description: str  # reader, combine, views, fusion and weights behind the method's name
     model: str | None  # the name given to `load`; None: a module of the caller's
     weights: str  # SHA-256 over its tensors
     weights_from: str | None  # the file or name they came from
@@ -67,10 +71,20 @@ class Manifest:
     versions: tuple[tuple[str, str], ...]
     schema: int = SCHEMA_VERSION
 
+    @cached_property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The views."""
+        return tuple(map(as_transform, self.recipe.views))
+
     @property
-    def angles(self) -> tuple[float, ...]:
-        """The views, in degrees."""
-        return tuple(self.recipe.views)
+    def labels(self) -> tuple[str, ...]:
+        """The views for people."""
+        return tuple(one.label for one in self.transforms)
+
+    @property
+    def presented(self) -> int | None:
+        """The index of the presented view, if it is among them."""
+        return presented_index(self.transforms)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that JSON keeps."""
@@ -108,12 +122,28 @@ def read_manifest(text: str | bytes, *, where: str) -> Manifest:
         ) from error
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+
+
+def are_views(value: object) -> bool:
+    """Whether a manifest may hold these plain values of views: numbers are bounded, so that pixels stay finite."""
+    return isinstance(value, tuple) and 1 <= len(value) <= MAX_VIEWS and all(map(_is_view, value))
+
+
+def _is_view(value: object) -> bool:
+    if not isinstance(value, tuple):
+        return _is_number(value)
+    if len(value) != 5 or not isinstance(value[1], bool):
+        return False
+    return all(_is_number(value[i]) for i in (0, 2, 3, 4)) and value[2] >= 1 / LARGEST
+
+
 def _read_recipe(found: Mapping[str, Any]) -> Recipe:
-    """The recipe of a run: a method by name, and its angles in degrees."""
+    """The recipe of a run: a method by name, and plain values of its views."""
     recipe = Recipe.from_json(found)
-    angles = recipe.views
-    if not isinstance(angles, tuple) or not angles or not all(isinstance(a, int | float) for a in angles):
-        raise ValueError(f"recipe.views = {shorten(angles)}")
+    if not are_views(recipe.views):
+        raise ValueError(f"recipe.views = {shorten(recipe.views)}")
     if not isinstance(recipe.method, str):
         raise ValueError(f"recipe.method = {shorten(recipe.method)}")
     return recipe
@@ -134,5 +164,4 @@ def _comparable(manifest: Manifest) -> dict[str, Any]:
     for free in ("source", "weights_from"):
         plain.pop(free)
     recipe = plain.pop("recipe")
-    recipe["angles"] = recipe.pop("views")
     return {f"recipe.{name}" if name in plain else name: value for name, value in recipe.items()} | plain

@@ -54,7 +54,7 @@ def _rank(store: RunStore, options: Mapping[str, Any], key: ReviewKey | None) ->
     manifest = store.manifest
     return triage(
         store.read_items(),
-        angles=manifest.angles,
+        transforms=manifest.transforms,
         classes=manifest.classes,
         key=key,
         read_maps=store.maps,

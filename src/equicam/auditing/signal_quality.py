@@ -31,7 +31,7 @@ class SignalScores:
 
 @dataclass(frozen=True)
 class StabilityCheck:
-    """How far stability, measured on the views' angles, is from Eq, measured on others."""
+    """How far stability, measured on the run's views, is from Eq, measured at other angles."""
 
     pearson: Correlation
     mean_difference: float  # mean of |stability − Eq|
@@ -186,7 +186,7 @@ def _check(instability: Floats, eq: Floats) -> StabilityCheck | None:
     r, apart = statistics.pearson(stability, eq), float(np.abs(stability - eq).mean())
     bias = float((stability - eq).mean())
     sentence = (
-        f"stability, from the views' own angles, and Eq, measured at seven others, have a correlation of {_text(r)} and "
+        f"stability, from the run's views, and Eq, measured at seven other angles, have a correlation of {_text(r)} and "
         f"differ by {apart:.2f} on average (stability − Eq: {bias:+.2f}"
         + (", so that more maps are below a cut-off by stability than by Eq)" if bias < 0 else ")")
     )

@@ -4,7 +4,7 @@ Stored maps have the resolution of the layer and float16, where an explanation c
 enlarged first, as the explanation did.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pyarrow as pa
 import torch
@@ -27,7 +27,8 @@ def stored_stability(
 
     Both are null for a run of one view, and for one that does not store the presented view.
     """
-    ordered, order = Views(store.manifest.angles).presented_first()
+    views = Views(store.manifest.transforms)
+    ordered, order = views.presented_first()
     measurable = len(order) == len(ordered) > 1
     tables = [STABILITY.empty_table()]
     for number in filter(store.has_shard, range(store.shard_count)):
@@ -35,7 +36,7 @@ def stored_stability(
         found = [{"id": row["id"], "stability": None, "stability_by_view": None} for row in rows]
         for row, maps in zip(found, map(StoredMaps.from_row, rows), strict=True):
             if measurable:
-                every = correlate_stored(maps, store.manifest.angles, side=side)
+                every = correlate_stored(maps, views, side=side)
                 by_view = select(every.with_presented, order)[:, 0]
                 row |= {"stability": float(every.stability), "stability_by_view": by_view.tolist()}
         tables.append(pa.Table.from_pylist(found, schema=STABILITY))
@@ -44,15 +45,15 @@ def stored_stability(
 
 
 def correlate_stored(
-    maps: StoredMaps, angles: Sequence[int | float], *, side: int | None = LONGER_SIDE_PX
+    maps: StoredMaps, views: Views, *, side: int | None = LONGER_SIDE_PX
 ) -> ViewCorrelations:
     """The correlations of one image's view maps, the presented view first."""
-    ordered, _ = Views(tuple(angles)).presented_first()
-    rows = ordered.indices_in(Views(tuple(angles)))
+    ordered, _ = views.presented_first()
+    rows = ordered.indices_in(views)
     planes = torch.from_numpy(maps.view_maps)[rows]
     grid = planes.shape[-2:]
     if side is not None and max(grid) < side:
         size = [max(2, round(side * length / max(grid))) for length in grid]
         planes = interpolate(planes[:, None], size, mode="bilinear", align_corners=False)[:, 0]
-    # the disc stays inside the image at every angle, so the fill does not matter
-    return correlate_views(ordered.align(unit(planes)[:, None], "reflect"))
+    # every view has seen this part of the disc, so the fill does not matter
+    return correlate_views(ordered.align(unit(planes)[:, None], "reflect"), radius=ordered.radius)

@@ -25,6 +25,7 @@ from equicam.auditing.signal_quality import SignalQuality, signal_quality
 from equicam.auditing.signals import COLUMNS, column_values, ranking_scores, refuse_unknown, signal_values
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.auditing.triage_reasons import triage_reasons
+from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.evaluation.statistics import Floats, Indices
 from equicam.reasons import SIGNALS
@@ -107,7 +108,7 @@ def triage(
     control: int | float = 0.20,
     unstable: int | float = 0.5,
     quotas: bool = True,
-    angles: Sequence[int | float],
+    transforms: Sequence[Transform],
     classes: Sequence[str] | None = None,
     seed: int = 0,
     extended: Sequence[int] = (),
@@ -122,7 +123,7 @@ def triage(
     """
     ok = items.filter(pc.field("status") == "ok").sort_by("id")
     refuse_unknown(by, ok)
-    if len(angles) < 2:
+    if len(transforms) < 2:
         raise EquicamError(
             "triage",
             needs="a run of several views",
@@ -155,7 +156,7 @@ def triage(
     for one in target[arms.queue].tolist() if quotas else ():
         named[_class_name(one, classes)] += 1
     return Triage(
-        rows=_rows(ok, order, arms, score, by, angles, classes, read_maps),
+        rows=_rows(ok, order, arms, score, by, transforms, classes, read_maps),
         by=by,
         unstable=_unstable_maps(column_values(ok, "stability"), queue, below=unstable),
         quality=signal_quality(
@@ -280,7 +281,7 @@ def _rows(
     arms: _Arms,
     score: Floats,
     by: str,
-    angles: Sequence[int | float],
+    transforms: Sequence[Transform],
     classes: Sequence[str] | None,
     read_maps: ReadMaps,
 ) -> pa.Table:
@@ -298,7 +299,7 @@ def _rows(
         reasons = triage_reasons(
             row,
             by,
-            angles,
+            transforms,
             value=float(signal[i]),
             above_percent=None if np.isinf(score[i]) else int(lower[i]),
             maps=maps.get(row["id"]),

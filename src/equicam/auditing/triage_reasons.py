@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from equicam.auditing.stored_maps import StoredMaps
+from equicam.core.transforms import Transform, inner_radius, presented_index
 from equicam.errors import EquicamError
 from equicam.reasons import Reason
 
@@ -18,7 +19,7 @@ LARGE_JUMP = 0.25  # of the image's diagonal
 def triage_reasons(
     row: Mapping[str, Any],
     by: str,
-    angles: Sequence[int | float],
+    transforms: Sequence[Transform],
     *,
     value: float,
     above_percent: int | None,
@@ -35,11 +36,11 @@ def triage_reasons(
     elif not {"blank", "constant"} & {*flags} and not (found and by == "peum"):  # those say it themselves
         found.append(Reason("signal-undefined", {"signal": by}))
     flat = bool({"blank", "constant"} & {*flags})
-    found += _view_reasons(row, by, angles, flat=flat)
+    found += _view_reasons(row, by, transforms, flat=flat)
     if by in ("stability", "risk") and maps is not None and not flat:
-        share, angle = peak_jump(maps, angles)
+        share, view = peak_jump(maps, transforms)
         if share >= LARGE_JUMP:
-            found.append(Reason("peak-jumps", {"share": share, "angle": angle}))
+            found.append(Reason("peak-jumps", {"share": share, "view": view}))
     found += [Reason(flag) for flag in ("orientation-unread", "low-coverage", "odd-size") if flag in flags]
     if row["confidence"] is not None and row["confidence"] < LOW_CONFIDENCE:
         found.append(Reason("low-confidence", {"confidence": row["confidence"]}))
@@ -47,56 +48,58 @@ def triage_reasons(
 
 
 def _view_reasons(
-    row: Mapping[str, Any], by: str, angles: Sequence[int | float], *, flat: bool
+    row: Mapping[str, Any], by: str, transforms: Sequence[Transform], *, flat: bool
 ) -> list[Reason]:
     # PEUM and disagreement compare all views; the other signals are about the presented view's own map
     code, column = "map-moves", "stability_by_view"
     if by in ("peum", "disagreement"):
         code, column = "views-disagree", "view_agreement"
-    top1, correlations, n = row["view_top1"] or (), row[column] or (), len(angles)
+    top1, correlations, n = row["view_top1"] or (), row[column] or (), len(transforms)
     if not {len(top1), len(correlations)} <= {0, n}:
         raise EquicamError(
-            "angles", needs=f"those of {row['id']!r}", got=f"{n} for {len(top1)} views", fix="the run's"
+            "transforms", needs=f"those of {row['id']!r}", got=f"{n} for {len(top1)} views", fix="the run's"
         )
     found = []
-    flips = [float(a) for a, top in zip(angles, top1, strict=False) if top != row["target"]]
+    flips = [one.label for one, top in zip(transforms, top1, strict=False) if top != row["target"]]
     if flips:
-        found.append(Reason("prediction-changes", {"angles": flips, "views": n}))
-    known = zip(angles, () if flat else correlations, strict=False)
-    odd = sorted((r, float(a)) for a, r in known if r is not None and r < LOW_CORRELATION)
+        found.append(Reason("prediction-changes", {"views": flips, "of": n}))
+    known = zip(transforms, () if flat else correlations, strict=False)
+    odd = [(r, one) for one, r in known if r is not None and r < LOW_CORRELATION]
     if code == "map-moves":
-        odd = [(r, a) for r, a in odd if a % 360 != 0]
+        odd = [(r, one) for r, one in odd if not one.is_identity]
     if odd:
-        values = {"angles": [a for _, a in odd], "correlations": [r for r, _ in odd]}
-        found.append(Reason(code, values | ({"views": n} if code == "map-moves" else {})))
+        odd.sort(key=lambda pair: pair[0])
+        values = {"views": [one.label for _, one in odd], "correlations": [r for r, _ in odd], "of": n}
+        found.append(Reason(code, values))
     return found
 
 
-def peak_jump(maps: StoredMaps, angles: Sequence[int | float]) -> tuple[float, float]:
-    """The largest distance from the presented view's peak to another view's, aligned, and that view's angle.
+def peak_jump(maps: StoredMaps, transforms: Sequence[Transform]) -> tuple[float, str]:
+    """The largest distance from the presented view's peak to another view's, aligned, and that view's label.
 
     The distance is a share of the image's diagonal. Peaks are of the stored maps, at the layer's resolution, inside the
-    disc that every view covers. (0, 0) without a presented view.
+    disc that every view covers. (0, "") without a presented view.
     """
     height, width = maps.map.shape
-    y = np.arange(height)[:, None] - (height - 1) / 2
-    x = np.arange(width)[None, :] - (width - 1) / 2
-    inside = np.hypot(x, y) <= min(height, width) / 2
-    presented = next((t for t, angle in enumerate(angles) if angle % 360 == 0), None)
-    flat = [np.ptp(plane[inside]) == 0 for plane in maps.view_maps]
-    if presented is None or flat[presented]:
-        return 0.0, 0.0
-    peaks = []
-    for angle, plane in zip(angles, maps.view_maps, strict=True):
-        row, column = np.unravel_index(np.where(inside, plane, -np.inf).argmax(), plane.shape)
-        theta, px, py = math.radians(angle), float(x[0, column]), float(y[row, 0])
-        # rows count downwards: rotating the view back is clockwise as displayed
-        peaks.append(
-            (px * math.cos(theta) - py * math.sin(theta), px * math.sin(theta) + py * math.cos(theta))
-        )
-    jumps = [
-        0.0 if flat[t] else math.dist(peak, peaks[presented]) / math.hypot(height, width)
-        for t, peak in enumerate(peaks)
-    ]
+    side, presented = min(height, width), presented_index(transforms)
+    down, right = np.meshgrid(
+        np.arange(height) - (height - 1) / 2, np.arange(width) - (width - 1) / 2, indexing="ij"
+    )
+    radius = (
+        inner_radius(transforms) * side / 2 + 1e-9
+    )  # cells on the edge are inside, however they are rounded
+    peaks: list[tuple[float, float] | None] = []
+    for one, plane in zip(transforms, maps.view_maps, strict=True):
+        x, y = one.inverse().move(right, down, side=side)
+        inside = np.hypot(x, y) <= radius
+        if not inside.any() or np.ptp(plane[inside]) == 0:
+            peaks.append(None)
+            continue
+        at = np.unravel_index(np.where(inside, plane, -np.inf).argmax(), plane.shape)
+        peaks.append((float(x[at]), float(y[at])))
+    start = None if presented is None else peaks[presented]
+    if start is None:
+        return 0.0, ""
+    jumps = [0.0 if peak is None else math.dist(peak, start) / math.hypot(height, width) for peak in peaks]
     worst = int(np.argmax(jumps))
-    return jumps[worst], float(angles[worst])
+    return jumps[worst], transforms[worst].label

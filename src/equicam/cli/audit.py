@@ -81,7 +81,7 @@ def audit(
             engine=chosen, progress=progress, notice=say,
         )  # fmt: skip
         print_audit(run)
-    if len(run.manifest.angles) > 1:
+    if len(run.manifest.transforms) > 1:
         # a run's own files and code are not obeyed, so they are named again
         again = [] if is_library_model(model) else ["--model", model]
         again += ["--weights", weights] if weights and weights_file(weights) else []

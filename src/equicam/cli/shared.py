@@ -17,6 +17,7 @@ from equicam.errors import EquicamError
 if TYPE_CHECKING:
     import torch
 
+    from equicam.core.views import Views
     from equicam.engines.devices import Devices
     from equicam.engines.ray import Cluster
     from equicam.engines.worker import ModelFromName
@@ -53,6 +54,8 @@ TYPED = {
     "more": "--more",
 }
 """How an argument of the library is typed on the command line."""
+NAMED_VIEWS = {"dihedral": "dihedral:18", "scales": "scales:0.8,1,1.25", "shifts": "shifts:0.05"}
+"""Sets of views that have a name, as they are typed."""
 ARGUMENT = re.compile(rf"\b({'|'.join(TYPED)})=(\"[^\"]*\"|\S+)")
 
 
@@ -96,15 +99,38 @@ def say(text: str, style: str | None = None) -> None:
     console.print(plain(text), style=style, soft_wrap=True, highlight=False, markup=False)
 
 
-def parse_views(text: str | None) -> "int | Literal['auto'] | None":
-    """A number of views, or auto."""
+def parse_views(text: str | None) -> "int | Literal['auto'] | Views | None":
+    """A number of views, auto, or a set of them by name."""
     if text is None:
         return None
     if text == "auto":
         return "auto"
-    if not (text.isdecimal() and int(text)):
-        raise EquicamError("--views", needs="a number from 1 on, or auto", got=repr(text), fix="--views 18")
-    return int(text)
+    if text.isdecimal() and int(text):
+        return int(text)
+    name, _, values = text.partition(":")
+    try:
+        return _named_views(name, values)
+    except ValueError as error:
+        raise EquicamError(
+            "--views", needs="a number from 1 on, auto, dihedral: and an even number, scales: and factors above 0, or shifts: and a share below 0.5",
+            got=repr(text), fix=f"--views {NAMED_VIEWS.get(name, '18')}",
+        ) from error  # fmt: skip
+
+
+def _named_views(name: str, values: str) -> "Views":
+    """The set of views of that name; a ValueError for anything else."""
+    if name not in NAMED_VIEWS:
+        raise ValueError(name)
+    from equicam.core.views import Views
+
+    if name == "dihedral":
+        return Views.dihedral(int(values))
+    if name == "scales":
+        return Views.scales(*map(float, values.split(",")))
+    share = float(values)
+    if not 0 < share < 0.5:
+        raise ValueError(values)
+    return Views.shifts((0, 0), (share, 0), (-share, 0), (0, share), (0, -share))
 
 
 def parse_dtype(name: str | None) -> "torch.dtype | None":

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from equicam.errors import EquicamError
 
@@ -47,6 +48,11 @@ class Transform:
         """Whether it is a rotation or a reflection about the centre."""
         return self.key[2:] == (1.0, 0.0, 0.0)
 
+    @property
+    def is_rotation(self) -> bool:
+        """Whether it is a rotation about the centre."""
+        return self.is_rigid and not self.mirrored
+
     def after(self, first: "Transform") -> "Transform":
         """The transform that does `first`, then this one."""
         sign = -1 if self.mirrored else 1
@@ -59,14 +65,19 @@ class Transform:
         )
 
     def inverse(self) -> "Transform":
-        """The transform that undoes this one."""
+        """The transform that takes images under this one back."""
         back = Transform(self.degrees if self.mirrored else -self.degrees, self.mirrored, 1 / self.scale)
         if self.shift == (0, 0):
             return back
         right, down = back._linear(self.shift)
         return Transform(back.degrees, back.mirrored, back.scale, (-right, -down))
 
-    def _linear(self, vector: tuple[int | float, int | float]) -> tuple[float, float]:
+    def move(self, right: Any, down: Any, *, side: int | float = 1) -> tuple[Any, Any]:
+        """Where points go, numbers or arrays, right and down of the centre; `side` is the length of the shorter side."""
+        moved = self._linear((right, down))
+        return moved[0] + side * self.shift[0], moved[1] + side * self.shift[1]
+
+    def _linear(self, vector: tuple[Any, Any]) -> tuple[Any, Any]:
         """A vector (right, down) without the shift."""
         right, down = vector[0], -vector[1] if self.mirrored else vector[1]
         cos, sin = (f(math.radians(self.degrees)) * self.scale for f in (math.cos, math.sin))
@@ -90,7 +101,7 @@ class Transform:
 
     def to_plain(self) -> float | tuple[float, bool, float, float, float]:
         """Degrees for a rotation; otherwise degrees, mirrored, scale, right, down."""
-        if self.is_rigid and not self.mirrored:
+        if self.is_rotation:
             return float(self.degrees)
         return (
             float(self.degrees),
@@ -113,6 +124,11 @@ def as_transform(element: Element) -> Transform:
         degrees, mirrored, scale, right, down = element
         return Transform(float(degrees), bool(mirrored), float(scale), (float(right), float(down)))
     return Transform(float(element))  # type: ignore[arg-type]
+
+
+def presented_index(transforms: Sequence[Transform]) -> int | None:
+    """Where the image as it is stands among them, if it does."""
+    return next((t for t, one in enumerate(transforms) if one.is_identity), None)
 
 
 def canvas_size(size: tuple[int, int]) -> tuple[int, int]:

@@ -17,7 +17,15 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
 from equicam.core.constants import constant
-from equicam.core.transforms import Degrees, Element, Transform, as_transform, canvas_size, inner_radius
+from equicam.core.transforms import (
+    Degrees,
+    Element,
+    Transform,
+    as_transform,
+    canvas_size,
+    inner_radius,
+    presented_index,
+)
 from equicam.errors import EquicamError
 
 Fill = Literal["reflect", "zeros", "coverage", "canvas"]
@@ -156,7 +164,7 @@ class Views:
     @property
     def presented(self) -> int | None:
         """The index of the presented view, if it is among them."""
-        return next((t for t, one in enumerate(self.transforms) if one.is_identity), None)
+        return presented_index(self.transforms)
 
     @cached_property
     def inverses(self) -> tuple[Transform, ...]:
@@ -307,8 +315,8 @@ def _is_exact(one: Transform, step: int) -> bool:
 
 
 def _exact(planes: Float[Tensor, "m H W"], one: Transform) -> Float[Tensor, "m H W"]:
-    turned = planes.flip(-2) if one.mirrored else planes
-    return torch.rot90(turned, round(one.degrees / 90) % 4, (-2, -1))
+    flipped = planes.flip(-2) if one.mirrored else planes
+    return torch.rot90(flipped, round(one.degrees / 90) % 4, (-2, -1))
 
 
 def _sample(
@@ -329,7 +337,7 @@ def _sampling_grid(
 ) -> Float[Tensor, "t H W 2"]:
     """The point of the whole that each output pixel samples, in `grid_sample`'s units (±1: centres of border pixels)."""
 
-    def column(values: list[float]) -> Tensor:
+    def column(values: Sequence[int | float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64)[:, None, None]
 
     height, width = size

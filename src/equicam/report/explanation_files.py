@@ -13,11 +13,12 @@ from jaxtyping import Float
 from equicam.report.overlay import MAX_DEVIATION, RgbImage, heat, overlay, panel, stretch
 
 VIEWS_PER_ROW = 9
+LONGEST_IN_LINE = 8  # letters of a label before the probability
 
 
 @dataclass(frozen=True)
 class ViewImage:
-    """One rotated view: the model's input and its map."""
+    """One view: the model's input and its map."""
 
     label: str
     image: RgbImage
@@ -77,4 +78,5 @@ def safe_stem(path: str, taken: set[str]) -> str:
 
 def _caption(view: ViewImage) -> str:
     remark = "\nother class" if view.flips else "" if view.kept else "\nleft out"
-    return f"{view.label}, p = {view.confidence:.2f}{remark}"
+    separator = ", " if len(view.label) <= LONGEST_IN_LINE else "\n"
+    return f"{view.label}{separator}p = {view.confidence:.2f}{remark}"

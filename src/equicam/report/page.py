@@ -26,7 +26,7 @@ from equicam.auditing.signals import FLAT, column_values, signal_values
 from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
-from equicam.reasons import SIGNALS, Reason, describe, from_rows
+from equicam.reasons import SIGNALS, Reason, describe, from_rows, name_views
 from equicam.report import plots, render
 from equicam.report.overlay import MAX_DEVIATION
 from equicam.report.render import RenderedImages
@@ -92,11 +92,12 @@ def write_report(
     cards = _cards(store, manifest, items, queue[: max(0, top)], evidence, log)
     facts = _facts(store, manifest, items, queue, triage, log) | {"queue": [card.facts for card in cards]}
     text = _environment().get_template("report.html.j2").render(
-        facts=facts, cards=cards, plots=_plots(items, queue, triage, len(manifest.angles)), flags=FLAGS,
+        facts=facts, cards=cards, plots=_plots(items, queue, triage, len(manifest.transforms)), flags=FLAGS,
         manifest=_manifest_lines(manifest), folder=shlex.quote(valid_utf8(str(store.folder))), max_bad_rows=MAX_BAD_ROWS,
         max_deviation=MAX_DEVIATION, scale=render.data_url(render.colour_scale()),
-        thinned=len(manifest.angles) > render.MAX_TILES, class_name=partial(class_name, classes=manifest.classes),
-        verdicts=VERDICTS, ranked_by=SIGNALS[triage.by],
+        thinned=len(manifest.transforms) > render.MAX_TILES, class_name=partial(class_name, classes=manifest.classes),
+        verdicts=VERDICTS, rotations=all(one.is_rotation for one in manifest.transforms), ranked_by=SIGNALS[triage.by],
+        curve_order=plots.curve_order(manifest.transforms),
         signal_meaning=SIGNAL_MEANINGS[triage.by],
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,7 @@ def _facts(
     flips, eq = (v[np.isfinite(v)] for v in (_numbers(ok["flip_rate"]), _numbers(ok["eq"])))
     return {
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "manifest": manifest.to_json() | {"angles": list(manifest.angles)},
+        "manifest": manifest.to_json() | {"views": list(manifest.labels)},
         "summary": {
             "images": manifest.images,
             "done": items.num_rows,
@@ -226,8 +227,8 @@ def _cards(
         Card(
             _image_facts(ranked, rows[name], evidence.get(name), manifest)
             | {"verdicts": _verdicts(log, name), "notes": [asdict(n) for n in log.notes(name)]},
-            render.render_images(rows[name], maps.get(name), manifest.angles, fetch=name in store.moved),
-            plots.angle_curve(manifest.angles, _moving(rows[name])),
+            render.render_images(rows[name], maps.get(name), manifest.transforms, fetch=name in store.moved),
+            plots.view_curve(manifest.transforms, _moving(rows[name])),
         )
         for name, ranked in zip(ids, queue, strict=True)
     ]
@@ -251,7 +252,7 @@ def _image_facts(
         **{name: ranked.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
         "stability_by_view": row["stability_by_view"],
         "flags": list(row["flags"] or []),
-        "peum_undefined": peum_undefined(row, views=len(manifest.angles)),
+        "peum_undefined": peum_undefined(row, views=len(manifest.transforms)),
         "reasons": [describe(reason) for reason in from_rows(ranked["reasons"])],
         "evidence": None if evidence is None else dict(evidence),
     }
@@ -274,7 +275,7 @@ def _manifest_lines(manifest: Manifest) -> dict[str, str]:
     classes = manifest.classes or ()
     names = ", ".join(classes[:12]) + (", …" if len(classes) > 12 else "")
     lines["classes"] = f"{len(classes)}: {names}" if classes else "without names"
-    lines["angles"] = ", ".join(f"{angle:g}°" for angle in manifest.angles)
+    lines["views"] = name_views(manifest.labels, len(manifest.labels))
     lines["versions"] = ", ".join(f"{name} {version}" for name, version in manifest.versions)
     return lines
 

@@ -14,6 +14,7 @@ from PIL import Image
 from scipy import ndimage
 
 from equicam.auditing.stored_maps import StoredMaps
+from equicam.core.transforms import Transform, inner_radius, presented_index
 from equicam.data.items import Item, read_item
 from equicam.data.remote import as_path, file_stat, is_url
 from equicam.errors import EquicamError
@@ -38,7 +39,7 @@ stretch = partial(overlays.stretch, flat_below=FLAT_BELOW)
 class ViewTile:
     """One view in the strip: its aligned map and its prediction."""
 
-    degrees: float
+    label: str
     confidence: float | None
     other_class: int | None  # where the prediction flips
     image: str
@@ -50,7 +51,7 @@ class RenderedImages:
 
     input: str | None
     missing: str | None  # why the input cannot be shown
-    presented: str | None  # the presented view's own map; None: no view is at 0°
+    presented: str | None  # the presented view's own map; None: it is not among the views
     fused: str | None  # None: the run holds no map
     spread: str | None  # None: one view has no spread
     blank: bool
@@ -58,7 +59,7 @@ class RenderedImages:
 
 
 def render_images(
-    row: Mapping[str, Any], maps: StoredMaps | None, angles: Sequence[float], *, fetch: bool = False
+    row: Mapping[str, Any], maps: StoredMaps | None, transforms: Sequence[Transform], *, fetch: bool = False
 ) -> RenderedImages:
     """Render one image's row and maps."""
     grid = (1, 1) if maps is None else (maps.map.shape[0], maps.map.shape[1])
@@ -68,8 +69,8 @@ def render_images(
     if maps is None:
         return RenderedImages(url, missing, None, None, None, False, ())
     under, fused = background(image, size), stretch(maps.map, size)
-    presented = next((p for a, p in zip(angles, maps.view_maps, strict=False) if a % 360 == 0), None)
-    several = len(angles) > 1
+    index, several = presented_index(transforms), len(transforms) > 1
+    presented = None if index is None or index >= len(maps.view_maps) else maps.view_maps[index]
     return RenderedImages(
         input=url,
         missing=missing,
@@ -77,25 +78,28 @@ def render_images(
         fused=data_url(overlay(under, fused)),
         spread=data_url(overlay(under, deviation(maps.peum, size))) if several else None,
         blank=not fused.any(),
-        strip=_strip(row, maps, angles, background(image, fit(grid, TILE_PX))) if several else (),
+        strip=_strip(row, maps, transforms, background(image, fit(grid, TILE_PX))) if several else (),
     )
 
 
 def _strip(
-    row: Mapping[str, Any], maps: StoredMaps, angles: Sequence[float], image: RgbImage
+    row: Mapping[str, Any], maps: StoredMaps, transforms: Sequence[Transform], image: RgbImage
 ) -> tuple[ViewTile, ...]:
     """A tile for each view, or for every n-th where there are too many."""
-    empty = [None] * len(angles)
+    empty, radius = [None] * len(transforms), inner_radius(transforms)
     columns = (row["view_confidence"] or empty, row["view_top1"] or empty)
-    views = list(zip(angles, maps.view_maps, *columns, strict=False))
+    views = list(zip(transforms, maps.view_maps, *columns, strict=False))
     return tuple(
         ViewTile(
-            degrees,
+            one.label,
             confidence,
             None if top1 == row["target"] else top1,
-            data_url(view_tile(image, plane, degrees, ringed=top1 not in (None, row["target"])), quality=75),
+            data_url(
+                view_tile(image, plane, one, radius=radius, ringed=top1 not in (None, row["target"])),
+                quality=75,
+            ),
         )
-        for degrees, plane, confidence, top1 in views[:: -(-len(views) // MAX_TILES)]
+        for one, plane, confidence, top1 in views[:: -(-len(views) // MAX_TILES)]
     )
 
 
@@ -175,23 +179,31 @@ def deviation(peum: Float[np.ndarray, "h w"], size: Size) -> Float[np.ndarray, "
     return np.asarray(np.clip(np.sqrt(np.maximum(enlarge(peum, size), 0)) / MAX_DEVIATION, 0, 1))
 
 
-def align(values: Float[np.ndarray, "H W"], degrees: int | float) -> Float[np.ndarray, "H W"]:
-    """A view's map in the presented frame: rotated clockwise by the view's angle."""
-    rotated = ndimage.rotate(values, -degrees, reshape=False, order=1, mode="mirror")
-    return np.asarray(np.clip(rotated, 0, 1))
+def align(values: Float[np.ndarray, "H W"], view: Transform) -> Float[np.ndarray, "H W"]:
+    """A view's map in the presented frame: each pixel is read from where the view has put it."""
+    height, width = values.shape
+    down, right = np.arange(height)[:, None] - (height - 1) / 2, np.arange(width) - (width - 1) / 2
+    x, y = view.move(right, down, side=min(height, width))
+    places = np.stack([y + (height - 1) / 2, x + (width - 1) / 2])
+    return np.asarray(np.clip(ndimage.map_coordinates(values, places, order=1, mode="mirror"), 0, 1))
 
 
 def view_tile(
-    image: RgbImage, plane: Float[np.ndarray, "h w"], degrees: int | float, *, ringed: bool = False
+    image: RgbImage,
+    plane: Float[np.ndarray, "h w"],
+    view: Transform,
+    *,
+    radius: float = 1.0,
+    ringed: bool = False,
 ) -> RgbImage:
-    """One view's aligned map over the image, inside the disc that every view covers; white outside."""
+    """One view's aligned map over the image, inside the disc that every view covers, a share of the largest; white outside."""
     size = image.shape[0], image.shape[1]
-    pixels: Float[np.ndarray, "H W 3"] = overlay(image, align(stretch(plane, size), degrees)).astype(
-        np.float64
-    )
+    pixels: Float[np.ndarray, "H W 3"] = overlay(image, align(stretch(plane, size), view)).astype(np.float64)
     if ringed:
-        pixels = _blend(pixels, np.full_like(pixels, RING), _disc(size, inset=3))
-    return np.asarray(_blend(pixels, np.full_like(pixels, PAPER), _disc(size)).round().astype(np.uint8))
+        pixels = _blend(pixels, np.full_like(pixels, RING), _disc(size, radius, inset=3))
+    return np.asarray(
+        _blend(pixels, np.full_like(pixels, PAPER), _disc(size, radius)).round().astype(np.uint8)
+    )
 
 
 def _blend(
@@ -200,11 +212,11 @@ def _blend(
     return np.asarray(alpha[..., None] * over + (1 - alpha[..., None]) * under)
 
 
-def _disc(size: Size, *, inset: int = 0) -> Float[np.ndarray, "H W"]:
-    """1 within half the shorter side of the centre, 0 outside, soft over the pixel at its edge."""
+def _disc(size: Size, radius: float, *, inset: int = 0) -> Float[np.ndarray, "H W"]:
+    """1 within this share of half the shorter side of the centre, 0 outside, soft over the pixel at its edge."""
     y = np.arange(size[0])[:, None] - (size[0] - 1) / 2
     x = np.arange(size[1])[None, :] - (size[1] - 1) / 2
-    return np.asarray(np.clip(min(size) / 2 - inset - np.hypot(x, y), 0.0, 1.0))
+    return np.asarray(np.clip(radius * min(size) / 2 - inset - np.hypot(x, y), 0.0, 1.0))
 
 
 def colour_scale() -> RgbImage:

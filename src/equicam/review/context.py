@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
-from equicam.report.plots import angle_curve
+from equicam.report.plots import curve_order, view_curve
 from equicam.report.text import visible
 from equicam.review import visibility
 from equicam.review.auth import Session
@@ -29,13 +29,13 @@ class ReviewContext:
         self.queues = QueueLoader(store, blind=blind)
         self.secret = self.queues.secret
         self.filter = QueueFilter(self.queues, self.log)
-        self.images = ImageRenderer(self.manifest.angles, self.secret)
+        self.images = ImageRenderer(self.manifest.transforms, self.secret)
         self.workers = ThreadPoolExecutor(2, "render")  # so that rendering never delays a verdict
         self.templates = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
-        self.templates.filters |= {"visible": visible, "angle_curve": angle_curve}
+        self.templates.filters |= {"visible": visible, "view_curve": view_curve, "curve_order": curve_order}
 
     def current_queue(self) -> Queue:
         """The present queue, with the log read to its end."""

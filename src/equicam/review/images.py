@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from equicam.auditing.review_key import ReviewKey
+from equicam.core.transforms import Transform, inner_radius, presented_index
 from equicam.review.queue import Queue, QueueItem
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ MAX_PNG_PX = 320  # larger input images are sent as JPEG
 MAX_CACHE_BYTES = 64 << 20
 BLOCK_BYTES, THUMB_BLOCK_BYTES = 128 << 10, 32 << 10  # sizes of images under blinding are multiples of these
 RENDERING_VERSION = "2"  # part of every ETag: change it when the same arrays look different
-KINDS = re.compile(r"input|map|presented|peum|strip|thumb|thumb-plain|scale|(?:view|thumb)-([0-9]{1,3})")
+KINDS = re.compile(r"input|map|presented|peum|strip|thumb|thumb-plain|scale|(?:view|thumb)-([0-9]{1,4})")
 
 Encoded = tuple[bytes, str]
 """The bytes of an image and its media type."""
@@ -32,15 +33,15 @@ Encoded = tuple[bytes, str]
 class ImageRenderer:
     """Renders images on demand and caches the last ones."""
 
-    def __init__(self, angles: Sequence[float], secret: ReviewKey) -> None:
-        self.angles, self.secret = tuple(angles), secret
+    def __init__(self, transforms: Sequence[Transform], secret: ReviewKey) -> None:
+        self.transforms, self.secret = tuple(transforms), secret
         self._cache: OrderedDict[str, Encoded | None] = OrderedDict()
         self._lock = threading.Lock()
 
     def has_kind(self, kind: str) -> bool:
         """Whether there are images of this kind."""
         found = KINDS.fullmatch(kind)
-        return found is not None and (found[1] is None or int(found[1]) < len(self.angles))
+        return found is not None and (found[1] is None or int(found[1]) < len(self.transforms))
 
     def etag(self, queue: Queue, item: QueueItem | None, kind: str) -> str:
         """A tag that changes with everything the image is rendered from, and reveals nothing of it."""
@@ -95,9 +96,9 @@ class ImageRenderer:
         if kind == "map":
             return _encode_layer(render.stretch(maps.map, size))
         if kind == "peum":
-            return _encode_layer(render.deviation(maps.peum, size)) if len(self.angles) > 1 else None
+            return _encode_layer(render.deviation(maps.peum, size)) if len(self.transforms) > 1 else None
         if kind == "presented":
-            view = next((i for i, angle in enumerate(self.angles) if angle % 360 == 0), None)
+            view = presented_index(self.transforms)
             return None if view is None else _encode_layer(self._aligned(maps, view, size))
         return _encode_layer(self._aligned(maps, int(kind.removeprefix("view-")), size))
 
@@ -107,9 +108,10 @@ class ImageRenderer:
 
         if maps is None:
             return _encode_jpeg(image)
+        radius = inner_radius(self.transforms)
         tiles = [
-            render.view_tile(image, plane, degrees)
-            for plane, degrees in zip(maps.view_maps, self.angles, strict=False)
+            render.view_tile(image, plane, one, radius=radius)
+            for plane, one in zip(maps.view_maps, self.transforms, strict=False)
         ]
         return _encode_jpeg(np.concatenate(tiles, axis=1)) if len(tiles) > 1 else None
 
@@ -127,7 +129,7 @@ class ImageRenderer:
     def _aligned(self, maps: "StoredMaps", view: int, size: tuple[int, int]) -> Any:
         from equicam.report import render
 
-        return render.align(render.stretch(maps.view_maps[view], size), self.angles[view])
+        return render.align(render.stretch(maps.view_maps[view], size), self.transforms[view])
 
 
 def pad(data: bytes, kind: str) -> bytes:

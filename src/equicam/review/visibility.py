@@ -119,7 +119,7 @@ def item_facts(
         "flags": [] if blinded else list(item.flags),
         "reasons": [visible(describe(reason)) for reason in reasons],
         "views": [] if blinded or maps is None else _views(row, manifest),
-        "presented_view": next((i for i, angle in enumerate(manifest.angles) if angle % 360 == 0), None),
+        "presented_view": manifest.presented,
         "has_map": maps is not None,
         "verdicts": [asdict(v) for v in (own if blinded else verdicts)],
         "notes": [_note(n) for n in log.notes(item.id) if not blinded or n.reviewer == reviewer],
@@ -145,7 +145,7 @@ def item_facts(
 
 def _revealed(row: Mapping[str, Any], item: QueueItem, manifest: Manifest) -> dict[str, Any]:
     """The facts that blinding hides until the first verdict."""
-    undefined = peum_undefined(row, views=len(manifest.angles))
+    undefined = peum_undefined(row, views=len(manifest.transforms))
     return {
         "name": visible(item.id),
         "label": None if row["label"] is None else visible(row["label"]),
@@ -167,18 +167,18 @@ def _note(note: Note) -> dict[str, Any]:
 
 def _views(row: Mapping[str, Any], manifest: Manifest) -> list[dict[str, Any]]:
     """One entry per view. A single view has no strip."""
-    if len(manifest.angles) < 2:
+    if len(manifest.transforms) < 2:
         return []
-    empty = [None] * len(manifest.angles)
+    empty = [None] * len(manifest.transforms)
     confidences, top1 = (row[name] or empty for name in ("view_confidence", "view_top1"))
     return [
         {
-            "degrees": f"{angle:g}°",
+            "label": label,
             "confidence": confidence,
             "class": None if top is None else visible(class_name(top, manifest.classes)),
             "flips": top is not None and top != row["target"],
         }
-        for angle, confidence, top in zip(manifest.angles, confidences, top1, strict=True)
+        for label, confidence, top in zip(manifest.labels, confidences, top1, strict=True)
     ]
 
 

@@ -32,10 +32,10 @@ const showView = (number) => {
   const tile = tiles[view];
   const presented = String(view) === item.presentedView;
   tiles.forEach((one, i) => one.setAttribute("aria-pressed", i === view));
-  $("view-title").textContent = presented ? "Single view" : `View at ${tile.dataset.degrees}`;
-  $("view-caption").textContent = presented ? "at 0°, as presented" : "aligned";
+  $("view-title").textContent = presented ? "Single view" : `View ${tile.dataset.label}`;
+  $("view-caption").textContent = presented ? "as presented" : "aligned";
   $("layer-view").src = `/image/${item.key}/view-${view}`;
-  $("layer-view").alt = `Aligned map of the view at ${tile.dataset.degrees}.`;
+  $("layer-view").alt = `Aligned map of the view ${tile.dataset.label}.`;
   announce(tile.textContent.trim().replace(/\s+/g, " "));
 };
 

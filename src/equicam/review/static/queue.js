@@ -10,7 +10,7 @@ const GAP = 12; // pixels between cards
 const VERDICTS = [...document.querySelectorAll("#meter i")].map((one) => one.dataset.verdict);
 const LABELS = Object.fromEntries([...document.querySelectorAll("#filters select[name=verdict] option")].map((o) => [o.value, o.textContent]));
 const blind = document.querySelector('meta[name="equicam"]').dataset.blind;
-const angles = list.dataset.angles.split(" ");
+const views = JSON.parse(list.dataset.views); // labels
 
 let chunks = new Map();
 let loading = new Set();
@@ -214,15 +214,15 @@ const restart = () => {
 };
 
 const stepView = (by) => {
-  view = ((view + 1 + by + angles.length + 1) % (angles.length + 1)) - 1;
+  view = ((view + 1 + by + views.length + 1) % (views.length + 1)) - 1;
   overlay = true;
   showOverlay();
-  announce(view < 0 ? "All views together" : `View at ${angles[view]} degrees`);
+  announce(view < 0 ? "All views together" : `View ${views[view]}`);
 };
 
 const showOverlay = () => {
   $("overlay").setAttribute("aria-pressed", overlay);
-  $("view").textContent = view < 0 ? "all views" : `view ${Number(angles[view])}°`;
+  $("view").textContent = view < 0 ? "all views" : `view ${views[view]}`;
   draw();
 };
 

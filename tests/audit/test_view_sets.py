@@ -1,0 +1,132 @@
+"""A run of any set of transforms is computed, ranked, reported, reviewed and verified, with its views by name."""
+
+import json
+
+import numpy as np
+import pytest
+
+import equicam
+from equicam.auditing.stored_maps import StoredMaps
+from equicam.auditing.triage_reasons import peak_jump
+from equicam.core.transforms import Transform
+from equicam.core.views import Views
+from equicam.report import plots, render
+from tests.audit.faked import Page
+from tests.web.conftest import Server
+
+SETS = {
+    "dihedral": Views.dihedral(6),
+    "rotated scales": Views.evenly(3) * Views.scales(1, 0.9),
+    "shifts": Views.shifts((0, 0), (0.05, 0), (0, -0.05)),
+}
+
+
+@pytest.fixture(scope="module", params=SETS)
+def audited(request, patches, tmp_path_factory):
+    """A run of one of the sets, ranked."""
+    views = SETS[request.param]
+    out = tmp_path_factory.mktemp("sets") / "run"
+    model = equicam.load("embedded")
+    run = equicam.audit(patches, model, out, views=views, n=8, calibrate=4, shard_size=4)
+    run.triage("100%", evidence=0)
+    return views, run
+
+
+def test_rows_and_manifest_are_of_the_set(audited):
+    views, run = audited
+    manifest = equicam.open_run(run.folder).manifest
+    assert manifest.transforms == views.transforms
+    assert manifest.labels == views.labels
+    assert manifest.presented == 0
+    assert manifest.recipe.fill == ("reflect" if views.radius == 1 else "coverage")
+    for row in run.items.to_pylist():
+        assert row["status"] == "ok"
+        assert len(row["stability_by_view"]) == len(row["view_top1"]) == len(views)
+        assert row["stability_by_view"][0] == pytest.approx(1, abs=1e-5)
+        assert -1 <= row["stability"] <= 1
+
+
+def test_stored_maps_give_the_stability_that_was_measured(audited):
+    _, run = audited
+    stored, measured = run.stored_stability(), run.items
+    assert stored["id"].to_pylist() == measured["id"].to_pylist()
+    np.testing.assert_allclose(stored["stability"].to_numpy(), measured["stability"].to_numpy(), atol=0.02)
+
+
+def test_the_report_names_the_views(audited):
+    views, run = audited
+    text = run.report().read_text()
+    page = Page(text)
+    for label in views.labels:
+        assert f"Map of the view {label}, aligned." in text
+    assert plots.curve_order(views.transforms) in page.text
+    assert "when the image is transformed?" in page.text
+    assert json.loads((run.folder / "report.json").read_text())["manifest"]["views"] == list(views.labels)
+
+
+def test_the_review_page_names_the_views(audited):
+    views, run = audited
+    client = Server(run.store, blind=False).client()
+    page = client.get("/").text
+    shown = page.split("data-views='")[1].split("'")[0]
+    assert json.loads(shown) == list(views.labels)
+    item = client.list()[0]["key"]
+    facts = client.get(f"/api/item/{item}").json()
+    assert [view["label"] for view in facts["views"]] == list(views.labels)
+    assert facts["presented_view"] == 0
+    text = client.get(f"/item/{item}").text
+    assert 'class="curve"' in text
+    for label in views.labels:
+        assert f'data-label="{label}"' in text
+    for kind in ("presented", "strip", f"view-{len(views) - 1}", f"thumb-{len(views) - 1}"):
+        assert client.get(f"/image/{item}/{kind}").status_code == 200
+    assert client.get(f"/image/{item}/view-{len(views)}").status_code == 404
+
+
+def test_it_resumes_and_verifies_and_another_set_is_refused(audited, patches):
+    views, run = audited
+    assert run.verify(2).ok
+    model = equicam.load("embedded")
+    options = {"n": 8, "calibrate": 4, "shard_size": 4}
+    equicam.audit(patches, model, run.folder, views=views, **options)
+    with pytest.raises(equicam.EquicamError, match="views was"):
+        equicam.audit(patches, model, run.folder, views=Views.dihedral(8), **options)
+
+
+def test_a_peak_that_moves_with_the_image_does_not_jump():
+    views = Views((0, 90, Transform(90, mirrored=True), Transform(scale=0.5), Transform(shift=(0.25, 0))))
+    # row and column, of a 17 × 17 grid with its centre at (8, 8)
+    peaks = [(6, 10), (6, 6), (6, 10), (7, 9), (6, 14)]
+    planes = np.zeros((5, 17, 17), np.float32)
+    for plane, peak in zip(planes, peaks, strict=True):
+        plane[peak] = 1
+    share, _ = peak_jump(StoredMaps(planes[0], planes[0], planes), views.transforms)
+    assert share < 0.02
+    planes[2] = 0
+    planes[2, 8, 8] = 1
+    share, view = peak_jump(StoredMaps(planes[0], planes[0], planes), views.transforms)
+    assert (share, view) == (pytest.approx(np.sqrt(8) / np.hypot(17, 17)), "90° mirrored")
+
+
+def test_no_part_that_every_view_covers_has_no_peak_and_a_white_tile():
+    views = Views.shifts((0, 0), (0.6, 0)).transforms
+    plane = np.random.default_rng(0).random((9, 9)).astype(np.float32)
+    assert peak_jump(StoredMaps(plane, plane, np.stack([plane, plane])), views) == (0.0, "")
+    tile = render.view_tile(np.zeros((32, 32, 3), np.uint8), plane, views[1], radius=0.0)
+    assert (tile == 255).all()
+
+
+def test_curves_are_over_angles_where_there_are_angles():
+    correlations = [1.0, 0.4, 0.9, 0.2, 0.8, None]
+    rotations = plots.view_curve(Views.evenly(6).transforms, correlations)
+    assert "270°" in rotations
+    assert rotations.count("<polyline") == 2
+    assert rotations.count("<path") == 2
+    assert "by angle; lowest 0.20 in the view 180°." in rotations
+    mirrored = plots.view_curve(Views.dihedral(6).transforms, correlations)
+    assert 'stroke-dasharray="2 2"' in mirrored
+    assert "lowest 0.20 in the view 120° mirrored." in mirrored
+    others = plots.view_curve((Views.evenly(3) * Views.scales(1, 0.9)).transforms, correlations)
+    assert "in the order of the views; lowest 0.20 in the view 120°, × 0.9." in others
+    assert "°</text>" not in others
+    assert not plots.view_curve(Views.evenly(2).transforms, [None, 1.0])
