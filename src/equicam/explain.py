@@ -18,7 +18,7 @@ from equicam.core.views import Fill, Views, Window, crop_centre, select
 from equicam.errors import EquicamError
 from equicam.methods import Method, resolve, resolve_fill
 from equicam.models.images import Images, as_batch, open_images
-from equicam.models.surround import preprocess_surround, stack_surrounds
+from equicam.models.surround import Surround, preprocess_surround, stack_surrounds
 from equicam.models.wrap import wrap
 from equicam.readers.external import external
 from equicam.readers.model import Model
@@ -126,7 +126,8 @@ def _with_context(
         )
     if context == "none":
         return as_batch(model, images, check=False), None, []
-    found = [preprocess_surround(model, image) for image in open_images(images)]
+    found = [one for one in images if isinstance(one, Surround)] if isinstance(images, list) else []
+    found = found or [preprocess_surround(model, image) for image in open_images(images)]
     whole, size = stack_surrounds(found)
     return as_batch(model, whole, check=False), size, [one.margin for one in found]
 

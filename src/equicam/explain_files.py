@@ -9,11 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equicam import __version__
-from equicam.core.views import Views
+from equicam.core.views import Views, Window, crop_centre
 from equicam.data.image_files import open_image
 from equicam.errors import EquicamError
 from equicam.explain import Explanation, explain
 from equicam.models.images import preprocess_image, stack_images, to_display_images
+from equicam.models.surround import preprocess_surround, stack_surrounds
 from equicam.readers.model import Model
 from equicam.report.explanation_files import ExplainedImage, ViewImage, safe_stem, write_files
 
@@ -31,7 +32,13 @@ class ExplainedFile:
 
 
 def explain_files(
-    model: Model, paths: Sequence[Path], out: Path, *, method: str = "equigrad-cam", **options: Any
+    model: Model,
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    method: str = "equigrad-cam",
+    context: str = "none",
+    **options: Any,
 ) -> Iterator[ExplainedFile]:
     """Explain images and write each to `out`; a file that cannot be opened yields its error. Options as in `explain`."""
     # a file we write must not replace an image we read
@@ -42,30 +49,43 @@ def explain_files(
     }
     out.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(paths), IMAGES_PER_BATCH):
-        opened: list[tuple[Path, Tensor]] = []
+        opened: list[tuple[Path, Any]] = []
+        load = preprocess_image if context == "none" else preprocess_surround
         for path in paths[start : start + IMAGES_PER_BATCH]:
             try:
-                opened.append((path, preprocess_image(model, open_image(path))))
+                opened.append((path, load(model, open_image(path))))
             except EquicamError as error:
                 yield ExplainedFile(path, error=error)
         if not opened:
             continue
-        x = stack_images([tensor for _, tensor in opened])
-        explanation = explain(model, x, method=method, **options)
+        loaded = [one for _, one in opened]
+        if context == "none":
+            x, window = stack_images(loaded), None
+            explanation = explain(model, x, method=method, **options)
+        else:
+            x, size = stack_surrounds(loaded)
+            window = Window(size)
+            explanation = explain(model, loaded, method=method, context=context, **options)
         for i, (path, _) in enumerate(opened):
-            image = explained_image(model, x, explanation, i, {"image": str(path), "method": method})
+            facts = {"image": str(path), "method": method}
+            image = explained_image(model, x, explanation, i, facts, window)
             stem = safe_stem(str(path), taken)
             write_files(image, out, stem)
             yield ExplainedFile(path, stem, image.facts)
 
 
 def explained_image(
-    model: Model, x: Float[Tensor, "b c H W"], explanation: Explanation, i: int, facts: dict[str, Any]
+    model: Model,
+    x: Float[Tensor, "b c H W"],
+    explanation: Explanation,
+    i: int,
+    facts: dict[str, Any],
+    window: Window | None = None,
 ) -> ExplainedImage:
     """Image `i` of an explanation as arrays and plain values; `facts` come first in its JSON."""
     used = explanation.view_used[i].nonzero().flatten()
     shown = Views([explanation.views.transforms[t] for t in used.tolist()])
-    inputs = to_display_images(model, shown.act(x[i : i + 1].float())[:, 0])
+    inputs = to_display_images(model, shown.act(x[i : i + 1].float(), window)[:, 0])
     confidences = explanation.view_confidence[i, used].tolist()
     flips, kept = explanation.view_flips[i, used].tolist(), explanation.view_kept[i, used].tolist()
     maps = explanation.view_maps[i, used].cpu().numpy()
@@ -86,7 +106,8 @@ def explained_image(
         "flags": sorted(explanation.flags[i]),
         "equicam": __version__,
     }
-    image = to_display_images(model, x[i : i + 1])[0]
+    presented = x[i : i + 1] if window is None else crop_centre(x[i : i + 1], window.size)
+    image = to_display_images(model, presented)[0]
     title = f"{name} (p = {confidence:.2f}), PEUM {facts['peum_score']:.4f}"
     fused, peum = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
     return ExplainedImage(image, fused, peum, views, title, facts)

@@ -115,6 +115,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "only one view kept the prediction with enough confidence, and its PEUM of 0 means nothing"
     ),
     "low-coverage": lambda _: "some cells are covered by no view",
+    "edge": lambda _: "views reach beyond the image, where it is reflected",
     "odd-size": lambda _: (
         "odd size: the image is not square or the feature grid does not divide it, so rotations are less exact"
     ),

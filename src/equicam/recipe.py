@@ -34,6 +34,10 @@ class Recipe:
         """Accept Views and torch dtypes, and keep plain values."""
         plain = getattr(self.views, "to_plain", None)
         object.__setattr__(self, "views", self.views if plain is None else plain())
+        if self.context not in CONTEXTS:
+            raise EquicamError(
+                "context", needs=f"one of {', '.join(CONTEXTS)}", got=repr(self.context), fix='context="auto"'
+            )
         if self.dtype is not None:
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
 

@@ -231,6 +231,7 @@ def audit(
     views: Any = None,
     fill: str | None = None,
     as_published: bool = False,
+    context: str = "none",
     tau: float | None = None,
     gamma: float | None = None,
     dtype: Any = None,
@@ -256,7 +257,7 @@ def audit(
     from equicam.auditing.audit import compute_run
 
     recipe = Recipe(
-        method=method, views=views, fill=fill, as_published=as_published, tau=tau, gamma=gamma, dtype=dtype,
+        method=method, views=views, fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=dtype,
         compiled=compiled, seed=seed,
     )  # fmt: skip
     store = RunStore(Path(out))

@@ -35,7 +35,8 @@ from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, Shard, SharedFolder
 from equicam.errors import EquicamError
 from equicam.methods import Method, resolve, resolve_fill
-from equicam.models.images import VisibleBoxes, input_bytes
+from equicam.models.images import VisibleBoxes
+from equicam.models.surround import surround_bytes
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
@@ -110,7 +111,7 @@ def compute_run(
                 model_source = engine.model_source or ModelCopy.copy_of(model)
                 job = AuditJob(
                     SharedFolder.at(store.folder / "manifest.json"), manifest, context.calibration, model_source,
-                    model_source.preprocessing_only(model), max(1, workers), input_bytes(model),
+                    model_source.preprocessing_only(model), max(1, workers), surround_bytes(model, recipe.context),
                 )  # fmt: skip
                 written = _compute_on(engine, job, shards, log)
             _follow(written, shards, len(items), progress)
@@ -189,8 +190,8 @@ def _compute_here(
     """Compute shards in this process, decode ahead in others, and write each while the next is computed."""
     model = context.model
     decoders = DecoderPool(
-        partial(preprocess_to_array, model), VisibleBoxes(model), workers=workers,
-        image_bytes=input_bytes(model), shard_size=max(len(items) for _, items in shards), lock=lock,
+        partial(preprocess_to_array, model, context=context.recipe.context), VisibleBoxes(model), workers=workers,
+        image_bytes=surround_bytes(model, context.recipe.context), shard_size=max(len(items) for _, items in shards), lock=lock,
     )  # fmt: skip
     with closing(decoders), ThreadPoolExecutor(1) as writer:
         writing: Future[dict[str, str]] | None = None

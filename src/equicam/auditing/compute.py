@@ -16,13 +16,15 @@ from torch import Tensor
 from equicam.auditing.store import ITEMS
 from equicam.auditing.stored_maps import MAPS, StoredMaps
 from equicam.core.correlation import pearson
-from equicam.core.views import rotate_all
+from equicam.core.transforms import Transform
+from equicam.core.views import Views, Window, rotate_all
 from equicam.data.decoding import DecodedImage
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.evaluation.equivariance import ANGLES, equivariance
 from equicam.explain import Explanation, explain_batch
 from equicam.models.images import as_batch, preprocess_image
+from equicam.models.surround import crops_centre, input_size, pixels_with_context
 from equicam.readers.finite import finite_images
 from equicam.readers.model import Model
 from equicam.reasons import Reason
@@ -53,10 +55,29 @@ class AuditContext:
             self.model, Recipe("grad-cam", dtype=self.recipe.dtype, compiled=self.recipe.compiled)
         )
 
+    @cached_property
+    def window(self) -> Window | None:
+        """The model's input in images with context."""
+        return None if self.recipe.context == "none" else Window(input_size(self.model))
 
-def preprocess_to_array(model: Model, image: Any) -> np.ndarray:
-    """The model's input as an array, which other processes can be sent."""
-    return np.ascontiguousarray(preprocess_image(model, image).float().numpy())
+    @cached_property
+    def has_margin(self) -> bool:
+        """Whether the model's preprocessing crops something away that can be used."""
+        return crops_centre(self.model)
+
+    def margin(self, one: DecodedImage) -> tuple[int, int]:
+        """Rows and columns around the model's input that an image has, at the input's resolution."""
+        if self.window is None or not self.has_margin or None in (one.input_box, one.width, one.height):
+            return 0, 0
+        (x0, y0, x1, y1), (height, width) = one.input_box, self.window.size  # type: ignore[misc]
+        sides = (min(y0, one.height - y1) * height / (y1 - y0), min(x0, one.width - x1) * width / (x1 - x0))  # type: ignore[operator]
+        return max(0, round(sides[0])), max(0, round(sides[1]))
+
+
+def preprocess_to_array(model: Model, image: Any, context: str = "none") -> np.ndarray:
+    """The model's input as an array, which other processes can be sent; with context, in its surround."""
+    load = preprocess_image if context == "none" else pixels_with_context
+    return np.ascontiguousarray(load(model, image).float().numpy())
 
 
 @torch.no_grad()
@@ -80,11 +101,12 @@ def compute_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> tup
             x = as_batch(context.model, torch.stack(tensors), check=False)
             finite = finite_images(x).tolist()
             ids = [d.item.id for d, fine in zip(good, finite, strict=True) if fine]
+            margins = [context.margin(d) for d, fine in zip(good, finite, strict=True) if fine]
             for d, fine in zip(good, finite, strict=True):
                 if not fine:
                     reasons[d.item.id] = Reason("not-finite")
             if ids:
-                facts, maps, refused = _explain_each(context, x if all(finite) else x[finite], ids)
+                facts, maps, refused = _explain_each(context, x if all(finite) else x[finite], ids, margins)
                 reasons |= refused
     seconds = (time.perf_counter() - start) / max(1, len(good))
     rows = [_row(d, facts.get(d.item.id, {}), reasons.get(d.item.id), seconds) for d in decoded]
@@ -93,18 +115,18 @@ def compute_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> tup
 
 
 def _explain_each(
-    context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str]
+    context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str], margins: Sequence[tuple[int, int]]
 ) -> tuple[Facts, dict[str, StoredMaps], dict[str, Reason]]:
     """Explain all in one batch; if the model refuses some image, explain each alone and give the refused a reason."""
     try:
-        return *_explain(context, x, ids), {}
+        return *_explain(context, x, ids, margins), {}
     except EquicamError as refused:
         facts: Facts = {}
         maps: dict[str, StoredMaps] = {}
         reasons: dict[str, Reason] = {}
         for i, name in enumerate(ids):
             try:
-                some, stored = _explain(context, x[i : i + 1], [name])
+                some, stored = _explain(context, x[i : i + 1], [name], margins[i : i + 1])
                 facts |= some
                 maps |= stored
             except EquicamError as error:
@@ -132,9 +154,9 @@ def _row(d: DecodedImage, facts: dict[str, Any], refused: Reason | None, seconds
 
 
 def _explain(
-    context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str]
+    context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str], margins: Sequence[tuple[int, int]]
 ) -> tuple[Facts, dict[str, StoredMaps]]:
-    e = explain_batch(context.executor, x)
+    e = explain_batch(context.executor, x, None, context.window, margins)
     facts = _facts(e, ids)
     wanted = [i for i, name in enumerate(ids) if name in context.calibration]
     if wanted:
@@ -190,8 +212,13 @@ def single_view_eq(
     context: AuditContext, x: Float[Tensor, "b c H W"], target: Int[Tensor, " b"]
 ) -> list[float]:
     """Disc Eq of Grad-CAM over the seven angles: the measurement that signals are compared with."""
-    views = rotate_all(x, (0, *ANGLES))
-    found = explain_batch(context.grad_cam_executor, views.flatten(0, 1), target.repeat(len(views)))
-    maps = found.map.reshape(*views.shape[:2], *found.map.shape[-2:])
+    angles = (0, *ANGLES)
+    if context.window is None:
+        presented = rotate_all(x, angles).flatten(0, 1)
+    else:  # one look at the surround for each angle
+        windows = (Window(context.window.size, Transform(angle)) for angle in angles)
+        presented = torch.cat([Views([0]).act(x, window)[0] for window in windows])
+    found = explain_batch(context.grad_cam_executor, presented, target.repeat(len(angles)))
+    maps = found.map.reshape(len(angles), len(x), *found.map.shape[-2:])
     values: list[float] = equivariance(maps[1:], maps[0], ANGLES).value.mean(0).tolist()
     return values

@@ -41,7 +41,9 @@ def triage_reasons(
         share, view = peak_jump(maps, transforms)
         if share >= LARGE_JUMP:
             found.append(Reason("peak-jumps", {"share": share, "view": view}))
-    found += [Reason(flag) for flag in ("orientation-unread", "low-coverage", "odd-size") if flag in flags]
+    found += [
+        Reason(flag) for flag in ("orientation-unread", "low-coverage", "odd-size", "edge") if flag in flags
+    ]
     if row["confidence"] is not None and row["confidence"] < LOW_CONFIDENCE:
         found.append(Reason("low-confidence", {"confidence": row["confidence"]}))
     return found

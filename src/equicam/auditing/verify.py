@@ -164,7 +164,8 @@ def recompute(
     recomputed = 0
     problems: list[str] = []
     worst = {"confidence": 0.0, "peum_score": 0.0, "eq": 0.0, "map": 1.0}
-    preprocess, visible_box = partial(preprocess_to_array, model), VisibleBoxes(model)
+    preprocess = partial(preprocess_to_array, model, context=store.manifest.recipe.context)
+    visible_box = VisibleBoxes(model)
     for item in chosen:
         row = rows[item.id]
         if content_digest(item) != row["sha256"]:

@@ -81,7 +81,7 @@ class AuditJob:
     def _decoders(self, workers: int) -> DecoderPool:
         model = self.preprocessing or load_preprocessing(self.model_source)
         return DecoderPool(
-            partial(preprocess_to_array, model),
+            partial(preprocess_to_array, model, context=self.manifest.recipe.context),
             VisibleBoxes(model),
             workers=workers,
             image_bytes=self.image_bytes,

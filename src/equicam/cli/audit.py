@@ -42,6 +42,7 @@ def audit(
     layer: options.Layer = None,
     classes: options.Classes = None,
     fill: options.Fill = None,
+    context: options.Context = "none",
     tau: options.Tau = None,
     gamma: options.Gamma = None,
     as_published: options.AsPublished = False,
@@ -76,7 +77,7 @@ def audit(
         )  # fmt: skip
         run = equicam.audit(
             source, loaded, out, method=method, views=parse_views(views), split=split, n=n, calibrate=calibrate,
-            fill=fill, as_published=as_published, tau=tau, gamma=gamma, dtype=parse_dtype(dtype), compiled=compile_,
+            fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=parse_dtype(dtype), compiled=compile_,
             seed=seed, shard_size=shard_size, workers=workers or DECODERS, weights_from=absolute_weights(weights),
             engine=chosen, progress=progress, notice=say,
         )  # fmt: skip

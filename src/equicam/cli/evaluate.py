@@ -42,6 +42,7 @@ def evaluate(
     layer: options.Layer = None,
     classes: options.Classes = None,
     fill: options.Fill = None,
+    context: options.Context = "none",
     as_published: options.AsPublished = False,
     dtype: options.Dtype = None,
     compile_: options.Compile = False,
@@ -82,6 +83,7 @@ def evaluate(
             replace(loaded, name=model), source, methods=split_commas(methods) or [], scores=split_commas(scores) or [],
             n=n, split=split, views=parse_views(views), group=group,
             fill=fill,  # type: ignore[arg-type]
+            context=context,
             as_published=as_published, dtype=parse_dtype(dtype), compiled=compile_, seed=seed, out=out, engine=chosen,
             progress=console.is_terminal,
         )  # fmt: skip

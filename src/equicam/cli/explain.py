@@ -36,6 +36,7 @@ def explain(
     layer: options.Layer = None,
     classes: options.Classes = None,
     fill: options.Fill = None,
+    context: options.Context = "none",
     tau: options.Tau = None,
     gamma: options.Gamma = None,
     as_published: options.AsPublished = False,
@@ -59,7 +60,7 @@ def explain(
             model, weights=weights, classes=split_commas(classes), layer=layer, device=resolve_device(device)
         )
         results = explain_files(
-            ready, images, out, method=method, views=parse_views(views), target=target, fill=fill, tau=tau,
+            ready, images, out, method=method, views=parse_views(views), target=target, fill=fill, context=context, tau=tau,
             gamma=gamma, as_published=as_published,
         )  # fmt: skip
         try:

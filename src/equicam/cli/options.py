@@ -50,7 +50,7 @@ FixedViews = Annotated[
 Fill = Annotated[
     str | None,
     Option(
-        help="Border of aligned views: reflect, zeros or coverage.",
+        help="Border of aligned views: reflect, zeros, coverage or canvas.",
         show_default="reflect; coverage for scales and shifts",
     ),
 ]
@@ -59,6 +59,12 @@ Tau = Annotated[
     Option(help="Confidence below which a +pcf method drops a view.", show_default="0.1"),
 ]
 Gamma = Annotated[float | None, Option(help="Exponent of the gate of a +soft method.", show_default="1")]
+Context = Annotated[
+    str,
+    Option(
+        help="auto: cut views from what the model's preprocessing crops away; none: reflect at the input's border.",
+    ),
+]
 AsPublished = Annotated[bool, Option(help="Use the paper authors' view grid, fill and method variants.")]
 Dtype = Annotated[
     str | None,

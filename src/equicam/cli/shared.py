@@ -32,6 +32,7 @@ FULL_DISK = {errno.EFBIG, errno.ENOSPC, errno.EDQUOT}
 TYPED = {
     "views": "--views",
     "fill": "--fill",
+    "context": "--context",
     "method": "--method",
     "layer": "--layer",
     "weights": "--weights",

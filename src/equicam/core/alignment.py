@@ -20,7 +20,7 @@ class Alignment:
     fill: Fill
     weights: Float[Tensor, "t b"]
 
-    def align(self, planes: Float[Tensor, "t b *k h w"]) -> Float[Tensor, "t b *k h w"]:
+    def align(self, planes: Float[Tensor, "t b *k h w"]) -> Float[Tensor, "t b *k H W"]:
         """M_t y_t, or y_t itself where views are not aligned."""
         return self.views.align(planes, self.fill) if self.enabled else planes
 
@@ -66,7 +66,7 @@ def contract_then_warp(
     grads: Float[Tensor, "t b k h w"],
     *,
     rectify: bool,
-) -> Float[Tensor, "b h w"]:
+) -> Float[Tensor, "b H W"]:
     """Feature-space Grad-CAM without aligning a channel: exact, because alignment and mean are linear.
 
     ᾱ_k = Σ_t w_t Σ_q c_t(q) g_t^k(q) with c_t(q) = mean_p M_t[p,q]; then Σ_k ᾱ_k Ā^k = Σ_t w_t M_t Σ_k ᾱ_k A_t^k.

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from equicam.core.transforms import canvas_size
 from equicam.data.image_files import to_rgb
-from equicam.models.images import preprocess_image, preprocessing_of, stack_images
+from equicam.models.images import input_bytes, preprocess_image, preprocessing_of, stack_images
 from equicam.readers.model import Model
 
 
@@ -43,6 +43,21 @@ def preprocess_surround(model: Model | None, image: Image.Image) -> Surround:
 def pixels_with_context(model: Model | None, image: Image.Image) -> Float[Tensor, "c H W"]:
     """One image as the model's input, in the middle of its surround."""
     return preprocess_surround(model, image).whole
+
+
+def surround_bytes(model: Model, context: str) -> int:
+    """Approximate bytes of one preprocessed image, with its surround if it has context."""
+    plain = input_bytes(model)
+    if context == "none":
+        return plain
+    height, width = input_size(model)
+    rows, columns = canvas_size((height, width))
+    return plain * rows * columns // (height * width)
+
+
+def crops_centre(model: Model | None) -> bool:
+    """Whether the model's preprocessing crops the centre, in a way whose margin can be used."""
+    return _without_crop(preprocessing_of(model), Image.new("RGB", (640, 512))) is not None
 
 
 def input_size(model: Model | None) -> tuple[int, int]:

@@ -10,6 +10,7 @@ FLAGS = {
     "flipped": "in at least one view the model predicts another class",
     "none-kept": "no view kept the prediction with enough confidence: the map is that of the presented view alone, and its PEUM of 0 means nothing",
     "low-coverage": "no weighted view covers some cells",
+    "edge": "views reach beyond the image, where it is reflected",
     "odd-size": "the image is not square, or the feature grid does not divide it: rotations are less exact",
     "orientation-unread": "the EXIF orientation of the file cannot be read: the map is of the image as stored",
 }
