@@ -14,7 +14,7 @@ from reproduce_plots import Rows, write_plot
 from equicam.paper import EXPERIMENTS, load_experiment
 from equicam.paper.rows import Remark
 
-BEGIN, END = "<!-- benchmarks/signals.py writes from here -->", "<!-- to here -->"
+BEGIN, LAST = "<!-- benchmarks/signals.py writes from here -->", "<!-- to here: context -->"
 DOCS = Path(__file__).parents[1] / "docs"
 PLOTS = DOCS / "reproduce"
 HEAD = """# The paper, regenerated
@@ -116,8 +116,8 @@ def main() -> None:
 
 
 def signals_section(page: str) -> str:
-    """What `benchmarks/signals.py` wrote into the page, which stays."""
-    return BEGIN + page.split(BEGIN)[1].split(END)[0] + END
+    """What was measured with `benchmarks/signals.py` and `benchmarks/context.py`, which stays."""
+    return BEGIN + page.split(BEGIN)[1].split(LAST)[0] + LAST
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -155,7 +155,7 @@ def test_its_stability_comes_from_its_maps_and_ranks_by_default(new, old):
 
 def test_disagreement_and_resuming_are_refused_with_a_way_out(old, new, tmp_path):
     with pytest.raises(
-        EquicamError, match=r"as in runs of equicam 0\.1\.0; try equicam triage --by peum, or equicam"
+        EquicamError, match=r"as in runs of equicam 0\.1\.0; try equicam triage --by stability, or equicam"
     ):
         equicam.open_run(old.folder).triage(8, by="disagreement", evidence=0)
     with pytest.raises(EquicamError, match=r"can be read but not continued; try equicam audit with another"):
@@ -181,8 +181,8 @@ def test_a_queue_by_its_disagreement_is_not_reported_and_the_advice_is_a_command
     (old.folder / "triage.json").write_text(json.dumps({"options": {"by": "disagreement", "budget": 8}}))
     code, output = equicam_command("report", old.folder)
     assert code == 2
-    assert "try equicam triage --by peum, or equicam audit with another --out" in output
-    assert equicam_command("triage", old.folder, "--by", "peum", "--evidence", "0")[0] == 0
+    assert "try equicam triage --by stability, or equicam audit with another --out" in output
+    assert equicam_command("triage", old.folder, "--by", "stability", "--evidence", "0")[0] == 0
     assert equicam_command("report", old.folder)[0] == 0
 
 

@@ -225,9 +225,7 @@ def test_another_signal_is_refused_and_so_is_one_the_run_does_not_hold():
     with pytest.raises(EquicamError, match=r"needs a run that stores it.*try equicam triage --by stability"):
         triage(table([picture("a", None)]), by="disagreement", transforms=VIEWS)
     for by in ("stability", "risk"):
-        with pytest.raises(
-            EquicamError, match=r"needs a run that stores it.*try equicam triage --by stability"
-        ):
+        with pytest.raises(EquicamError, match=r"needs a run that stores it.*try equicam triage --by peum"):
             triage(table([picture("a", stability=None)]), by=by, transforms=VIEWS)
     with pytest.raises(EquicamError, match="one view, which has no disagreement to rank by"):
         triage(table([picture("a")]), by="disagreement", transforms=VIEWS[:1])

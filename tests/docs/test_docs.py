@@ -120,7 +120,7 @@ def test_every_flag_and_option_is_documented():
     import inspect
 
     page = (ROOT / "docs/method.md").read_text()
-    for flag in ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size"):
+    for flag in ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size", "edge"):
         assert f"| `{flag}` |" in page
     for option in list(inspect.signature(equicam.explain).parameters)[2:]:
         assert f"`{option}`" in page

@@ -45,7 +45,7 @@ def refuse_unknown(by: str, items: pa.Table) -> None:
     if needed in STORED and several > 1 and items[needed].null_count == items.num_rows > 0:
         raise EquicamError(
             f"by={by!r}", needs="a run that stores it", got="none, as in runs of equicam 0.1.0",
-            fix="equicam triage --by stability, or equicam audit with another --out",
+            fix=f"equicam triage --by {'peum' if needed == 'stability' else 'stability'}, or equicam audit with another --out",
         )  # fmt: skip
 
 

@@ -66,9 +66,9 @@ class ViewReader:
     ) -> ViewReadings:
         """`presented` are the presented view's logits where it has been read before and is not among these views."""
         b = len(x)
-        seen = views.act(x, self.window)
+        views_of_x = views.act(x, self.window)
         # only the views of a single image are split: a group of several images already fits one pass
-        pieces = seen.tensor_split(-(-len(views) * b // self.max_views_per_forward) if b == 1 else 1)
+        pieces = views_of_x.tensor_split(-(-len(views) * b // self.max_views_per_forward) if b == 1 else 1)
         predictions: list[Forward] = []
         readings: list[Reading] = []
         with nullcontext() if self.network is None else self.network.frozen():
@@ -91,7 +91,7 @@ class ViewReader:
                 readings.append(self._read_piece(batch, forward, targets))
                 del forward  # before the next pass, so that only one pass's features are alive
         assert target is not None  # noqa: S101  # set by the first piece
-        return self._join(predictions, readings, views, target, (seen.shape[-2], seen.shape[-1]))
+        return self._join(predictions, readings, views, target, (views_of_x.shape[-2], views_of_x.shape[-1]))
 
     def _forward(self, batch: Float[Tensor, "n c H W"]) -> Forward | None:
         if self.reader.forward is None or self.network is None:
