@@ -50,8 +50,9 @@ format: setup ## let ruff format and fix
 embedded-model: setup ## train the embedded model again (minutes)
 	$(BIN)/python scripts/embedded_model.py
 
-readme-image: setup ## draw the README's image again
+readme-image: setup ## draw the README's image and that of docs/method.md again
 	$(BIN)/python scripts/readme_image.py
+	$(BIN)/python scripts/context_image.py
 
 bench: setup ## time us and the peers in one run on this machine's CPU
 	$(BIN)/python benchmarks/cpu.py

@@ -172,3 +172,8 @@ def test_a_smooth_image_under_a_transform_returns_inside_that_disc(one):
     inside = torch.from_numpy(np.hypot(x - 0.5, y - 0.5) * 47 < 24 * views.radius - 1.5)
     returned = views.align(views.act(smooth[None, None]), "reflect")[0, 0, 0]
     assert (returned - smooth)[inside].abs().max() < 0.01
+
+
+def test_views_that_share_no_part_of_the_image_are_refused():
+    with pytest.raises(EquicamError, match="views needs a part of the image that all of them show"):
+        equicam.Fusion(Views.shifts((0.6, 0)), "map", "map")

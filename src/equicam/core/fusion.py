@@ -60,6 +60,11 @@ class Fusion:
                 raise EquicamError(
                     f"Fusion.{name}", needs=f"one of {', '.join(STAGES)}", got=repr(stage), fix='"map"'
                 )
+        if not self.views.radius:
+            raise EquicamError(
+                "views", needs="a part of the image that all of them show", got=", ".join(self.views.labels[:3]),
+                fix="Views.shifts((0.05, 0))",
+            )  # fmt: skip
         if self.adaptive is not None and self.views != Views.evenly(self.adaptive.counts[-1]):
             raise EquicamError(
                 "Fusion", needs="all views that `adaptive` may use",
