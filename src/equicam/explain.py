@@ -70,7 +70,7 @@ class Explanation:
 
 def explain(
     model: Model | nn.Module,
-    images: Images,
+    images: Images | Sequence[Surround],
     *,
     method: str | Fusion | Method = "equigrad-cam",
     views: int | Views | Literal["auto"] | None = None,
@@ -107,7 +107,7 @@ def explain(
 
 
 def _with_context(
-    model: Model, images: Images, context: str, window: int | tuple[int, int] | None
+    model: Model, images: Images | Sequence[Surround], context: str, window: int | tuple[int, int] | None
 ) -> tuple[Float[Tensor, "b c H W"], tuple[int, int] | None, list[tuple[int, int]]]:
     """The batch; the size of the window in it, if it has context; and the margin that each image has around that."""
     if context not in CONTEXTS:
@@ -124,8 +124,8 @@ def _with_context(
         raise EquicamError(
             "window", needs="a tensor of preprocessed pixels", got="images or paths", fix='context="auto"'
         )
-    if context == "none":
-        return as_batch(model, images, check=False), None, []
+    if context == "none":  # surrounds come with context only
+        return as_batch(model, images, check=False), None, []  # type: ignore[arg-type]
     found = [one for one in images if isinstance(one, Surround)] if isinstance(images, list) else []
     found = found or [preprocess_surround(model, image) for image in open_images(images)]
     whole, size = stack_surrounds(found)
