@@ -77,7 +77,7 @@ def test_an_evaluation_with_context_is_more_equivariant(model, images):
         eq[context] = pick(rows, "eq", "equigrad-cam-fine", "disc").value.mean()
         assert np.isfinite(pick(rows, "insertion", "equigrad-cam-fine").value).all()
     assert eq["none"] > 0.9
-    assert 1 - eq["auto"] < 0.8 * (1 - eq["none"])
+    assert 1 - eq["auto"] < 0.95 * (1 - eq["none"])
     with pytest.raises(EquicamError, match=r"score 'causal' needs context"):
         equicam.evaluate(model, images, scores=["causal"], context="auto")
     with pytest.raises(EquicamError, match="context needs images"):
