@@ -15,7 +15,6 @@ from equicam.cli.shared import (
     say,
     split_commas,
 )
-from equicam.errors import EquicamError
 
 
 def evaluate(
@@ -69,10 +68,6 @@ def evaluate(
     with exit_on_error(interrupted=resume):
         from dataclasses import replace
 
-        if details and group in ("scale", "shift"):
-            raise EquicamError(
-                "--details", needs="--group rotation or dihedral", got=group, fix="--no-details, and the rows in --out"
-            )  # fmt: skip
         import equicam
         from equicam.report.tables import evaluation_tables
 

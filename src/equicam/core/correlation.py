@@ -16,15 +16,15 @@ CONSTANT_BELOW = 1e-8
 
 
 def pearson(
-    a: Float[Tensor, "*n i h w"], b: Float[Tensor, "*n j h w"], region: Region
+    a: Float[Tensor, "*n i h w"], b: Float[Tensor, "*n j h w"], region: Region, radius: float = 1.0
 ) -> Float[Tensor, "*n i j"]:
     """Pearson's r over the region's pixels; 0 where either plane is constant."""
-    return standardise(pixels_in(a, region)) @ standardise(pixels_in(b, region)).mT
+    return standardise(pixels_in(a, region, radius)) @ standardise(pixels_in(b, region, radius)).mT
 
 
-def pixels_in(planes: Float[Tensor, "*n h w"], region: Region) -> Float[Tensor, "*n p"]:
+def pixels_in(planes: Float[Tensor, "*n h w"], region: Region, radius: float = 1.0) -> Float[Tensor, "*n p"]:
     """The region's pixels in float64, because sums over fifty thousand pixels are not exact in float32."""
-    return select_pixels(planes, region).double()
+    return select_pixels(planes, region, radius).double()
 
 
 def select_pixels(

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from equicam.core.correlation import CONSTANT_BELOW, Region, select_pixels, standardise
+from equicam.core.correlation import CONSTANT_BELOW, Region, pearson, pixels_in, standardise
 from equicam.core.views import disc
 
 Planes = Float[Tensor, "*n h w"]
@@ -35,12 +35,7 @@ def constant_in_region(
 
     `core.chain.is_constant` compares the range of a whole plane with its largest value: whether min–max can scale it.
     """
-    return _pixels(planes, region, radius).std(-1, correction=0) < CONSTANT_BELOW
-
-
-def pearson(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
-    """Pearson's r over the region's pixels; 0 where either plane is constant."""
-    return standardise(_pixels(a, region, radius)) @ standardise(_pixels(b, region, radius)).mT
+    return pixels_in(planes, region, radius).std(-1, correction=0) < CONSTANT_BELOW
 
 
 def spearman(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
@@ -88,20 +83,15 @@ def size_of(planes: Tensor) -> tuple[int, int]:
     return planes.shape[-2], planes.shape[-1]
 
 
-def _pixels(planes: Planes, region: Region, radius: float) -> Float[Tensor, "*n p"]:
-    """The region's pixels in float64, because sums over fifty thousand pixels are not exact in float32."""
-    return select_pixels(planes, region, radius).double()
-
-
 def _pixel_ranks(planes: Planes, region: Region, radius: float) -> Float[Tensor, "*n p"]:
     """Ranks of the pixels; all 0 for a constant plane, whose rounding errors have no order."""
     constant = constant_in_region(planes, region, radius)[..., None]
-    return torch.where(constant, 0, ranks(_pixels(planes, region, radius)))
+    return torch.where(constant, 0, ranks(pixels_in(planes, region, radius)))
 
 
 def _normalise(planes: Planes, region: Region, radius: float) -> Float[Tensor, "*n p"]:
     """Rows of norm 1; 0 for constant planes."""
-    values = _pixels(planes, region, radius)
+    values = pixels_in(planes, region, radius)
     constant = constant_in_region(planes, region, radius)[..., None]
     return torch.where(constant, 0, values / torch.where(constant, 1, values.norm(dim=-1, keepdim=True)))
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from equicam.core.chain import Chain, Stage, is_constant
 from equicam.core.combine import Combine, Features, grad_cam, grad_cam_rectified
-from equicam.core.correlation import CONSTANT_BELOW, Region
+from equicam.core.correlation import CONSTANT_BELOW, Region, pearson
 from equicam.core.transforms import Element, Transform
 from equicam.core.views import Fill, Views, transform_all
 from equicam.evaluation.reasons import ReasonCode
-from equicam.evaluation.similarity import own_and_others, pearson, region_mask, size_of
+from equicam.evaluation.similarity import own_and_others, region_mask, size_of
 
 WITHOUT_GRID = {"weights", "weights-cosine", "pooled-cosine", "logits-cosine"}
 """Stages that are vectors."""

@@ -91,7 +91,12 @@ def _causal(rows: pa.Table, method: str) -> Table:
 
 def _by_angle(rows: pa.Table) -> Table:
     found = {m: summary.by_angle(rows, m) for m in _methods(rows, "eq")}
-    table = _table("Eq in the disc at", *(f"{angle:g}°" for angle, _ in next(iter(found.values()), [])))
+    labels: dict[float, str] = {}
+    if "presentation" in rows.column_names:  # not in rows written before there were groups
+        pairs = rows.select(["angle", "presentation"]).group_by(["angle", "presentation"]).aggregate([])
+        labels = {one["angle"]: one["presentation"] for one in pairs.to_pylist() if one["presentation"]}
+    headings = (labels.get(angle, f"{angle:g}°") for angle, _ in next(iter(found.values()), []))
+    table = _table("Eq in the disc at", *headings)
     for method, line in found.items():
         table.add_row(method, *(f"{value.value:.3f}" for _, value in line))
     return table
@@ -118,7 +123,7 @@ def _conditions(rows: pa.Table) -> Table:
         )
         rate = rate or found.consistency_rate
     if rate is not None:
-        table.caption = f"the top-1 survives {rate.value:.1%} of the rotations; r over pairs that keep it"
+        table.caption = f"the top-1 survives {rate.value:.1%} of the presentations; r over pairs that keep it"
     return table
 
 
