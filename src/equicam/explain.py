@@ -115,6 +115,11 @@ def _with_context(
             "context", needs=f"one of {', '.join(CONTEXTS)}", got=repr(context), fix='context="auto"'
         )
     if isinstance(images, Tensor):
+        if window is None and context != "none":
+            raise EquicamError(
+                "context", needs="images, which the model's preprocessing crops, or a window in the tensor", got="a tensor",
+                fix="window=224",
+            )  # fmt: skip
         if window is None:
             return as_batch(model, images, check=False), None, []
         _, x, size = _in_window(as_batch(model, images, check=False), window)
@@ -126,8 +131,10 @@ def _with_context(
         )
     if context == "none":  # surrounds come with context only
         return as_batch(model, images, check=False), None, []  # type: ignore[arg-type]
-    found = [one for one in images if isinstance(one, Surround)] if isinstance(images, list) else []
-    found = found or [preprocess_surround(model, image) for image in open_images(images)]
+    given = list(images) if isinstance(images, list | tuple) else []
+    found = [one for one in given if isinstance(one, Surround)]
+    if not found or len(found) < len(given):
+        found = [preprocess_surround(model, image) for image in open_images(images)]
     whole, size = stack_surrounds(found)
     return as_batch(model, whole, check=False), size, [one.margin for one in found]
 
@@ -256,7 +263,7 @@ class EquivariantExplainer(Protocol):
 
 
 def equivariant(
-    fn: Any, views: int | Views = 18, *, fill: Fill = "reflect", max_views_per_forward: int | None = None
+    fn: Any, views: int | Views = 18, *, fill: Fill | None = None, max_views_per_forward: int | None = None
 ) -> EquivariantExplainer:
     """Any explainer `(x, target) → map` as its aligned average over views, with PEUM.
 

@@ -168,3 +168,77 @@ def test_what_is_refused(model):
         equicam.explain(model, scene, context="some")
     with pytest.raises(EquicamError, match="context needs none: the authors'"):
         equicam.explain(model, scene, window=96, as_published=True)
+
+
+def steps_of(*steps):
+    from torchvision.transforms import Compose
+
+    return Compose(steps)
+
+
+@pytest.mark.parametrize("later", ["resize", "pad", "standardise"])
+def test_a_step_after_the_crop_that_depends_on_it_leaves_no_margin(later):
+    from torchvision.transforms import CenterCrop, Lambda, Pad, Resize, ToTensor
+
+    after = {
+        "resize": Resize(96),
+        "pad": Pad(4),
+        "standardise": Lambda(lambda given: given),
+    }[later]
+    last = (
+        [ToTensor(), Lambda(lambda x: (x - x.mean()) / x.std())] if later == "standardise" else [ToTensor()]
+    )
+    model = equicam.wrap(
+        torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()), layer="0",
+        preprocess=steps_of(Resize(256), CenterCrop(160), after, *last),
+    )  # fmt: skip
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (300, 400, 3), dtype=np.uint8))
+    found = preprocess_surround(model, image)
+    assert found.margin == (0, 0)
+    assert torch.equal(crop_centre(found.whole, found.size), preprocess_image(model, image))
+
+
+def test_a_crop_of_a_tensor_has_a_margin_too():
+    from torchvision.transforms import v2
+
+    model = equicam.wrap(
+        torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()), layer="0",
+        preprocess=v2.Compose([v2.PILToTensor(), v2.CenterCrop(96), v2.ToDtype(torch.float32, scale=True)]),
+    )  # fmt: skip
+    assert preprocess_surround(model, Image.new("RGB", (200, 150))).margin == (20, 20)
+
+
+def test_narrow_inputs_are_reflected_again_and_again():
+    from torchvision.transforms import Resize, ToTensor
+
+    model = equicam.wrap(
+        torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()), layer="0",
+        preprocess=steps_of(Resize((8, 128)), ToTensor()),
+    )  # fmt: skip
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    found = preprocess_surround(model, image)
+    expected = np.pad(preprocess_image(model, image).numpy(), ((0, 0), (61, 61), (1, 1)), mode="reflect")
+    assert found.whole.shape == expected.shape
+    np.testing.assert_array_equal(found.whole.numpy(), expected)
+
+
+def test_shifted_views_align_on_the_canvas_as_without():
+    planes = torch.zeros(2, 1, 12, 12)
+    planes[0, 0, 5, 6] = planes[1, 0, 5, 9] = 1  # the second view has moved right by a quarter
+    views = Views([0, Transform(shift=(0.25, 0))])
+    found = crop_centre(views.align(planes, "canvas"), (12, 12))
+    torch.testing.assert_close(found, views.align(planes, "coverage"), rtol=0, atol=1e-6)
+    assert found[1, 0].argmax() == found[0, 0].argmax()
+
+
+def test_full_context_has_no_flag_of_coverage(model):
+    found = equicam.explain(model, scenes(2, canvas_size(SIZE)[0]), views=18, window=96)
+    assert not any({"low-coverage", "edge"} & flags for flags in found.flags)
+
+
+def test_lists_and_tensors_without_a_window_are_refused(model):
+    image = Image.new("RGB", (120, 120))
+    with pytest.raises(EquicamError, match="images needs a tensor, PIL images or paths"):
+        equicam.explain(model, [preprocess_surround(model, image), image], context="auto")
+    with pytest.raises(EquicamError, match=r"context needs images, .* or a window"):
+        equicam.explain(model, scenes(1, 96), context="auto")

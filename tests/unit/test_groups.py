@@ -13,6 +13,7 @@ import equicam
 from equicam.core.views import transform_all
 from equicam.errors import EquicamError
 from equicam.evaluation.equivariance import GROUPS
+from equicam.evaluation.selection import pick
 from equicam.shards import Shards
 from tests.conftest import assert_alive, pictures
 
@@ -141,3 +142,35 @@ def test_another_group_is_not_resumed_and_rows_without_presentations_are_read(cn
     labels = {r["presentation"] for r in eq(resumed, "grad-cam")}
     assert {None, "15°"} < labels
     assert len(eq(resumed, "grad-cam")) == 4 * 7
+
+
+def test_views_that_scale_are_compared_where_all_of_them_show_something(cnn):
+    views = equicam.Views.scales(0.5, 1, 2)
+    x = pictures(3)
+    e = equicam.explain(cnn, x, method="equigrad-cam-out", views=views)
+    rows = equicam.evaluate(
+        cnn, x, methods=["equigrad-cam-out"], scores=["stability", "disagreement"], views=views, angles=[90]
+    )
+    for score in ("stability", "disagreement"):
+        found = pick(rows, score, "equigrad-cam-out", "disc").value
+        assert found == pytest.approx(getattr(e, score).double().numpy(), abs=1e-5)
+        assert np.std(found) > 1e-4
+
+
+def test_the_fill_of_views_does_not_change_the_rotated_reference(cnn):
+    x, options = pictures(3), {"methods": ["grad-cam"], "scores": ["eq"], "angles": [45]}
+    plain = pick(equicam.evaluate(cnn, x, **options), "eq", "grad-cam", "full").value
+    for more in ({"views": equicam.Views.scales(0.8, 1)}, {"fill": "coverage"}):
+        found = pick(equicam.evaluate(cnn, x, **options, **more), "eq", "grad-cam", "full").value
+        assert found == pytest.approx(plain, abs=1e-9)
+
+
+def test_a_fusion_that_scales_has_the_fill_that_explain_gives_it(cnn):
+    fusion = equicam.Fusion(equicam.Views.scales(0.7, 1, 1.4), "map", "map")
+    x = pictures(2)
+    peum = equicam.explain(cnn, x, method=fusion).peum_score.double().numpy()
+    rows = equicam.evaluate(cnn, x, methods={"mine": fusion}, scores=["peum"], angles=[90])
+    assert pick(rows, "peum", "mine", "full").value == pytest.approx(peum, rel=1e-4)
+    assert equicam.explain(
+        cnn, x, method=fusion, fill="reflect"
+    ).peum_score.double().numpy() != pytest.approx(peum, rel=1e-2)

@@ -16,7 +16,7 @@ from torch import Tensor
 from equicam.auditing.store import ITEMS
 from equicam.auditing.stored_maps import MAPS, StoredMaps
 from equicam.core.correlation import pearson
-from equicam.core.transforms import Transform
+from equicam.core.transforms import Transform, canvas_size
 from equicam.core.views import Views, Window, rotate_all
 from equicam.data.decoding import DecodedImage
 from equicam.data.items import valid_utf8
@@ -70,8 +70,13 @@ class AuditContext:
         if self.window is None or not self.has_margin or None in (one.input_box, one.width, one.height):
             return 0, 0
         (x0, y0, x1, y1), (height, width) = one.input_box, self.window.size  # type: ignore[misc]
+        most = [
+            (whole - part) // 2
+            for whole, part in zip(canvas_size((height, width)), (height, width), strict=True)
+        ]
         sides = (min(y0, one.height - y1) * height / (y1 - y0), min(x0, one.width - x1) * width / (x1 - x0))  # type: ignore[operator]
-        return max(0, round(sides[0])), max(0, round(sides[1]))
+        rows, columns = (max(0, min(round(side), kept)) for side, kept in zip(sides, most, strict=True))
+        return rows, columns
 
 
 def preprocess_to_array(model: Model, image: Any, context: str = "none") -> np.ndarray:
@@ -205,7 +210,7 @@ def view_agreement(e: Explanation) -> Float[Tensor, "b t"]:
     if views == 1:
         return torch.ones(aligned.shape[:2], dtype=torch.float64, device=aligned.device)
     others = (aligned.sum(1, keepdim=True) - aligned) / (views - 1)
-    return pearson(aligned, others, "disc").diagonal(dim1=-2, dim2=-1)
+    return pearson(aligned, others, "disc", e.views.radius).diagonal(dim1=-2, dim2=-1)
 
 
 def single_view_eq(

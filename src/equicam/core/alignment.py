@@ -72,7 +72,7 @@ def contract_then_warp(
     ᾱ_k = Σ_t w_t Σ_q c_t(q) g_t^k(q) with c_t(q) = mean_p M_t[p,q]; then Σ_k ᾱ_k Ā^k = Σ_t w_t M_t Σ_k ᾱ_k A_t^k.
     """
     grid = (acts.shape[-2], acts.shape[-1])
-    if alignment.fill == "canvas":  # which holds every cell of every view: each counts the same
+    if alignment.fill == "canvas":  # which holds every cell of every rotated view: each counts the same
         counts = torch.full(
             (len(acts), 1, *grid), 1 / (grid[0] * grid[1]), dtype=acts.dtype, device=acts.device
         )

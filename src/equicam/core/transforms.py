@@ -58,7 +58,7 @@ class Transform:
         sign = -1 if self.mirrored else 1
         moved = self._linear(first.shift)
         return Transform(
-            self.degrees + sign * first.degrees,
+            (self.degrees + sign * first.degrees) % 360,
             self.mirrored != first.mirrored,
             self.scale * first.scale,
             (self.shift[0] + moved[0], self.shift[1] + moved[1]),
@@ -76,6 +76,11 @@ class Transform:
         """Where points go, numbers or arrays, right and down of the centre; `side` is the length of the shorter side."""
         moved = self._linear((right, down))
         return moved[0] + side * self.shift[0], moved[1] + side * self.shift[1]
+
+    def on_side(self, ratio: int | float) -> "Transform":
+        """The same transform of a grid whose shorter side is `ratio` times as long: shifts are shares of it."""
+        right, down = (share / ratio for share in self.shift)
+        return Transform(self.degrees, self.mirrored, self.scale, (right, down))
 
     def _linear(self, vector: tuple[Any, Any]) -> tuple[Any, Any]:
         """A vector (right, down) without the shift."""
@@ -132,7 +137,7 @@ def presented_index(transforms: Sequence[Transform]) -> int | None:
 
 
 def canvas_size(size: tuple[int, int]) -> tuple[int, int]:
-    """The smallest square grid of the same centre that holds a rotated grid at every angle."""
+    """The smallest grid of the same centre that holds a rotated grid at every angle."""
     diagonal = math.hypot(*size)
     height, width = (s + 2 * math.ceil((diagonal - s) / 2 - 1e-9) for s in size)
     return height, width

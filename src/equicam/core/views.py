@@ -204,10 +204,13 @@ class Views:
 
     def align(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m H W"]:
         """M_t y_t: every view's planes taken back to the presented frame; on the canvas, if that is the fill."""
+        inverses = self.inverses
         if fill == "canvas":
+            side = min(planes.shape[-2:])
             planes = _on_canvas(planes)
+            inverses = tuple(one.on_side(min(planes.shape[-2:]) / side) for one in inverses)
         flat = planes.reshape(len(self), -1, *planes.shape[-2:])
-        return _transform(flat, self.inverses, fill).view(planes.shape)
+        return _transform(flat, inverses, fill).view(planes.shape)
 
     def align_transposed(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m h w"]:
         """M_tᵀ y_t: how much every cell of a view's own grid counts in its aligned plane, which has the same grid."""

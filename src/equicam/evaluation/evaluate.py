@@ -30,7 +30,8 @@ from equicam.evaluation.metrics import METRICS
 from equicam.evaluation.output import Done, resume, stamp
 from equicam.evaluation.spec import REGION_METRICS, EvaluationSpec, MapSpec, Methods, ViewCount
 from equicam.evaluation.worker import EvaluationJob, evaluate_shard
-from equicam.models.images import Images, as_batch, input_bytes
+from equicam.models.images import Images, as_batch
+from equicam.models.surround import surround_bytes
 from equicam.models.weights import fingerprint
 from equicam.models.wrap import wrap
 from equicam.readers.model import Model
@@ -162,7 +163,7 @@ def _send_shards(
         preprocessing=made.preprocessing_only(model),
         weights=fingerprint(model.module),
         spec=spec,
-        shard_bytes=IMAGES_PER_SHARD * input_bytes(model),
+        shard_bytes=IMAGES_PER_SHARD * surround_bytes(model, spec.recipe.context),
     )
     sizes = {number: len(items) for number, items in pending}
     with closing(engine.work(job, pending)) as written:  # type: ignore[type-var]

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.core.combine import Combine, grad_cam_rectified
+from equicam.core.correlation import Region
 from equicam.core.fusion import FusedMap, fuse
 from equicam.core.uncertainty import correlate_views, peum
 from equicam.core.views import Fill, Views, select
@@ -43,7 +44,7 @@ def fuse_methods(
     target: Int[Tensor, " b"] | None,
     *,
     methods: Mapping[str, Method],
-    fill: Fill,
+    fills: Mapping[str, Fill],
     kept: KeptTensors,
 ) -> Tensors:
     """Every method's tensors as `METHOD.NAME`, and the probabilities of the presented view."""
@@ -54,10 +55,10 @@ def fuse_methods(
         readings = reader.read(x, _union(fixed), target)
         target = readings.target
         for name, method in fixed.items():
-            by_method[name] = measure(fuse(readings, method.combine, method.fusion, fill))
+            by_method[name] = measure(fuse(readings, method.combine, method.fusion, fills[name]))
     for name, method in methods.items():
         if name not in fixed:
-            by_count = list(until_converged(reader, x, target, method.combine, method.fusion, fill))
+            by_count = list(until_converged(reader, x, target, method.combine, method.fusion, fills[name]))
             by_method[name] = merge_images(by_count, partial(measure, adaptive=True), method.fusion.views, {})
     found: Tensors = {}
     for name, tensors in by_method.items():
@@ -84,8 +85,10 @@ def _measure(fused: FusedMap, *, kept: KeptTensors, adaptive: bool = False) -> T
         compared = order[:AUTHORS_VIEWS_COMPARED] if kept.as_published else order
         maps = select(fused.aligned_maps, compared)
         found["peum"] = peum(fused.aligned_maps, fused.alignment)
-        found["disagreement"] = correlate_views(maps, "full" if kept.as_published else "disc").disagreement
-        found["stability"] = correlate_views(fused.maps_in_presented_frame).stability
+        radius = fused.views.radius
+        region: Region = "full" if kept.as_published else "disc"
+        found["disagreement"] = correlate_views(maps, region, radius).disagreement
+        found["stability"] = correlate_views(fused.maps_in_presented_frame, radius=radius).stability
     if kept.trace and len(order) == 1 and readings.stage == "features" and readings.logits is not None:
         activations, gradients = (value[0] for value in readings.values)
         rectified = torch.full_like(readings.target, fused.combine is grad_cam_rectified, dtype=torch.bool)

@@ -87,7 +87,10 @@ class MapComputer:
             images = x
             if condition == "shuffled":
                 seeds = [item_seed(seed, i, "shuffled") for i in ids]
-                images = torch.stack([shuffle_tiles(one, s) for one, s in zip(x, seeds, strict=True)])
+                images = x.clone()
+                inputs = images if self.window is None else crop_centre(images, self.window)
+                for one, tile_seed in zip(inputs, seeds, strict=True):
+                    one.copy_(shuffle_tiles(one, tile_seed))
             predictions[condition], some = self._under(
                 condition, images, lambda share: done(share / len(conditions))
             )
@@ -100,7 +103,9 @@ class MapComputer:
             methods={one.name: methods[one.name] for one in self.map_specs},
             truth=truth or [GroundTruth()] * len(ids),
             predict=partial(predict_batch, self.executors["plain"]),
-            fill=self.spec.fill,
+            fill="zeros"
+            if self.spec.fill == "zeros"
+            else "reflect",  # of rotated maps; other fills are of views
             as_published=self.spec.recipe.as_published,
             seed=seed,
         )
@@ -168,21 +173,21 @@ class MapComputer:
         by_reader: dict[Reader, dict[str, Method]] = {}
         for name, method in methods.items():
             by_reader.setdefault(method.reader, {})[name] = method
-        fill = self.spec.fill
         found: Tensors = {}
         for reader, some in sorted(by_reader.items(), key=lambda group: group[0].forward is None):
             if reader.forward is None and "probabilities" not in found:
                 found["probabilities"] = predict_batch(executor, _presented(x, window))
             if target is None and "probabilities" in found:
                 target = found["probabilities"].argmax(1)
-            capturable = fill != "coverage" and all(method.capturable for method in some.values())
+            fills = {name: self.spec.fill_of(method) for name, method in some.items()}
+            capturable = all(method.capturable and fills[name] != "coverage" for name, method in some.items())
             more = executor.run(
                 reader,
-                partial(fuse_methods, methods=some, fill=fill, kept=kept),
+                partial(fuse_methods, methods=some, fills=fills, kept=kept),
                 x,
                 target,
                 views_per_image=views_read(some),
-                key=("evaluate", tuple(some.items()), fill, kept) if capturable else None,
+                key=("evaluate", tuple(some.items()), tuple(fills.items()), kept) if capturable else None,
                 window=window,
             )
             found = more | found  # the first reader's probabilities stay

@@ -78,6 +78,15 @@ class EvaluationSpec:
         """How pixels outside the image are filled."""
         return resolve_fill(self.recipe)
 
+    def fill_of(self, method: Method) -> Fill:
+        """The same for one method: by coverage where its views see less than all, unless a fill is given."""
+        fill = self.fill
+        return (
+            "coverage"
+            if self.recipe.fill is None and fill == "reflect" and method.fusion.views.radius < 1
+            else fill
+        )
+
     @property
     def needs_regions(self) -> bool:
         """Whether a metric needs boxes or label regions."""

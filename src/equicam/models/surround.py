@@ -7,15 +7,19 @@ size for all images: margin that is missing is reflected, as `Views.act` would.
 
 import copy
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import numpy as np
+import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import pad
 
 from equicam.core.transforms import canvas_size
+from equicam.core.views import crop_centre
 from equicam.data.image_files import to_rgb
+from equicam.errors import EquicamError
 from equicam.models.images import input_bytes, preprocess_image, preprocessing_of, stack_images
 from equicam.readers.model import Model
 
@@ -33,7 +37,8 @@ class Surround:
 
 def preprocess_surround(model: Model | None, image: Image.Image) -> Surround:
     """One image as the model's input with its surround; cropped to its middle it is `preprocess_image`."""
-    found = _without_crop(preprocessing_of(model), to_rgb(image))
+    preprocess = preprocessing_of(model)
+    found = _without_crop(preprocess, to_rgb(image)) if _is_usable(preprocess) else None
     if found is None:
         plain = preprocess_image(model, image)
         return _surround(plain, (plain.shape[-2], plain.shape[-1]))
@@ -57,27 +62,67 @@ def surround_bytes(model: Model, context: str) -> int:
 
 def crops_centre(model: Model | None) -> bool:
     """Whether the model's preprocessing crops the centre, in a way whose margin can be used."""
-    return _without_crop(preprocessing_of(model), Image.new("RGB", (640, 512))) is not None
+    return _is_usable(preprocessing_of(model))
+
+
+def _is_usable(preprocess: Any) -> bool:
+    try:
+        return _crops_and_nothing_else(preprocess)
+    except TypeError:  # it cannot be a key
+        return _crops_and_nothing_else.__wrapped__(preprocess)
+
+
+@cache
+def _crops_and_nothing_else(preprocess: Any) -> bool:
+    """Whether a crop of the preprocessed whole is the preprocessed crop: no later step depends on the crop."""
+    rng = np.random.default_rng(0)
+    usable = False
+    for size in ((640, 512), (512, 701)):
+        image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+        try:
+            found = _without_crop(preprocess, image)
+            plain = preprocess(image)
+        except Exception:  # noqa: BLE001  # a custom preprocessing may refuse the test image with any exception
+            return False
+        if found is None or found[1] != tuple(plain.shape[-2:]):
+            return False
+        surround = _surround(*found)
+        if not torch.equal(crop_centre(surround.whole, surround.size), plain):
+            return False
+        usable = True
+    return usable
 
 
 def input_size(model: Model | None) -> tuple[int, int]:
-    """Height and width of the model's input."""
-    plain = preprocess_image(model, Image.new("RGB", (512, 512)))
-    return plain.shape[-2], plain.shape[-1]
+    """Height and width of the model's input, which must not depend on the image."""
+    sizes = {
+        tuple(preprocess_image(model, Image.new("RGB", size)).shape[-2:]) for size in ((512, 512), (640, 400))
+    }
+    if len(sizes) > 1:
+        raise EquicamError(
+            "context", needs="a preprocessing that brings every image to one size", got=sorted(sizes), fix='context="none"'
+        )  # fmt: skip
+    ((height, width),) = sizes
+    return height, width
 
 
 def _surround(whole: Float[Tensor, "c H W"], size: tuple[int, int]) -> Surround:
     """The middle of a preprocessed image, `size` of it the input, with as much around it as rotations need."""
-    borders: list[int] = []  # as `pad` takes them: the last axis first
     margin: list[int] = []
     for axis, (part, canvas) in enumerate(zip(size, canvas_size(size), strict=True), start=1):
         spare, needed = whole.shape[axis] - part, (canvas - part) // 2
         start = round(spare / 2)  # where torchvision's centre crop begins
         there = min(needed, start, spare - start)
-        whole = whole.narrow(axis, start - there, part + 2 * there)
+        whole = _reflect(whole.narrow(axis, start - there, part + 2 * there), axis, needed - there)
         margin.append(there)
-        borders = [needed - there, needed - there, *borders]
-    return Surround(pad(whole, borders, mode="reflect"), size, (margin[0], margin[1]))
+    return Surround(whole, size, (margin[0], margin[1]))
+
+
+def _reflect(planes: Float[Tensor, "c H W"], axis: int, count: int) -> Float[Tensor, "c H2 W2"]:
+    """As many rows or columns more on both sides, reflected about the border pixels, again where they do not suffice."""
+    length = planes.shape[axis]
+    places = torch.arange(-count, length + count).remainder(max(1, 2 * (length - 1)))
+    return planes.index_select(axis, torch.minimum(places, 2 * (length - 1) - places).clamp(min=0))
 
 
 def _without_crop(
@@ -110,7 +155,7 @@ def _without_crop(
     for i, step in enumerate(steps):
         if i == crops[0]:
             crop = _pair(step.size)
-            if not isinstance(value, Image.Image) or crop is None or not _fits(crop, value):
+            if crop is None or not isinstance(value, Image.Image | Tensor) or not _fits(crop, value):
                 return None
         else:
             value = step(value)
@@ -124,10 +169,18 @@ def _pair(size: Any) -> tuple[int, int] | None:
     return int(values[0]), int(values[-1])
 
 
-def _fits(crop: tuple[int, int], image: Image.Image) -> bool:
-    return crop[0] <= image.height and crop[1] <= image.width
+def _fits(crop: tuple[int, int], image: Image.Image | Tensor) -> bool:
+    height, width = image.shape[-2:] if isinstance(image, Tensor) else (image.height, image.width)
+    return bool(crop[0] <= height and crop[1] <= width)
 
 
 def stack_surrounds(found: list[Surround]) -> tuple[Float[Tensor, "b c H W"], tuple[int, int]]:
     """Surrounds of one size as a batch, and the size of the input in them."""
+    if len({one.size for one in found}) > 1:
+        raise EquicamError(
+            "surrounds",
+            needs="inputs of one size",
+            got=sorted({one.size for one in found}),
+            fix="one call for each size",
+        )
     return stack_images([one.whole for one in found]), found[0].size

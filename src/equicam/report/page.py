@@ -139,6 +139,7 @@ def _facts(
         },
         "by": triage.by,
         "quotas": bool(getattr(triage, "quotas", None)),
+        "unchecked": _unchecked(manifest),
         "unstable": asdict(triage.unstable),
         "quality": None if triage.quality is None else asdict(triage.quality),
         "remainder": _remainder(log, triage, ok.num_rows),
@@ -155,6 +156,18 @@ def _facts(
             "problems": event_log.problems(),
         },
     }
+
+
+def _unchecked(manifest: Manifest) -> list[str]:
+    """Transforms that no view of the run has."""
+    views = manifest.transforms
+    known = {
+        "rotation": any(one.key[0] for one in views),
+        "reflection": any(one.mirrored for one in views),
+        "translation": any(any(one.shift) for one in views),
+        "scale": any(one.scale != 1 for one in views),
+    }
+    return [name for name, checked in known.items() if not checked]
 
 
 def _moving(row: Mapping[str, Any]) -> Sequence[float]:
