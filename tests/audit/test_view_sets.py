@@ -10,7 +10,7 @@ from equicam.auditing.stored_maps import StoredMaps
 from equicam.auditing.triage_reasons import peak_jump
 from equicam.core.transforms import Transform
 from equicam.core.views import Views
-from equicam.report import plots, render
+from equicam.report import render, view_curve
 from tests.audit.faked import Page
 from tests.web.conftest import Server
 
@@ -59,7 +59,7 @@ def test_the_report_names_the_views(audited):
     page = Page(text)
     for label in views.labels:
         assert f"Map of the view {label}, aligned." in text
-    assert plots.curve_order(views.transforms) in page.text
+    assert view_curve.curve_order(views.transforms) in page.text
     assert "when the image is transformed?" in page.text
     assert json.loads((run.folder / "report.json").read_text())["manifest"]["views"] == list(views.labels)
 
@@ -118,15 +118,15 @@ def test_no_part_that_every_view_covers_has_no_peak_and_a_white_tile():
 
 def test_curves_are_over_angles_where_there_are_angles():
     correlations = [1.0, 0.4, 0.9, 0.2, 0.8, None]
-    rotations = plots.view_curve(Views.evenly(6).transforms, correlations)
+    rotations = view_curve.view_curve(Views.evenly(6).transforms, correlations)
     assert "270°" in rotations
     assert rotations.count("<polyline") == 2
     assert rotations.count("<path") == 2
     assert "by angle; lowest 0.20 in the view 180°." in rotations
-    mirrored = plots.view_curve(Views.dihedral(6).transforms, correlations)
+    mirrored = view_curve.view_curve(Views.dihedral(6).transforms, correlations)
     assert 'stroke-dasharray="2 2"' in mirrored
     assert "lowest 0.20 in the view 120° mirrored." in mirrored
-    others = plots.view_curve((Views.evenly(3) * Views.scales(1, 0.9)).transforms, correlations)
+    others = view_curve.view_curve((Views.evenly(3) * Views.scales(1, 0.9)).transforms, correlations)
     assert "in the order of the views; lowest 0.20 in the view 120°, × 0.9." in others
     assert "°</text>" not in others
-    assert not plots.view_curve(Views.evenly(2).transforms, [None, 1.0])
+    assert not view_curve.view_curve(Views.evenly(2).transforms, [None, 1.0])

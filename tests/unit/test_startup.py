@@ -31,3 +31,9 @@ def test_help_loads_neither_torch_nor_tables():
     code = f"import sys; import equicam.cli.app; sys.exit(', '.join(sorted({heavy} & sys.modules.keys())))"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.stderr.strip() == ""
+
+
+def test_the_review_server_loads_no_plots():
+    code = "import sys; import equicam.review.server; sys.exit(', '.join({'torch', 'matplotlib', 'scipy'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stderr.strip() == ""

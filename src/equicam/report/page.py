@@ -32,6 +32,7 @@ from equicam.report.overlay import MAX_DEVIATION
 from equicam.report.render import RenderedImages
 from equicam.report.rows import class_name, peum_undefined
 from equicam.report.text import FLAGS, SIGNAL_MEANINGS, visible
+from equicam.report.view_curve import curve_order, view_curve
 from equicam.shards import json_ready, write_atomic
 
 MAX_BAD_ROWS = 100  # of the table of bad images
@@ -97,7 +98,7 @@ def write_report(
         max_deviation=MAX_DEVIATION, scale=render.data_url(render.colour_scale()),
         thinned=len(manifest.transforms) > render.MAX_TILES, class_name=partial(class_name, classes=manifest.classes),
         verdicts=VERDICTS, rotations=all(one.is_rotation for one in manifest.transforms), ranked_by=SIGNALS[triage.by],
-        curve_order=plots.curve_order(manifest.transforms),
+        curve_order=curve_order(manifest.transforms),
         signal_meaning=SIGNAL_MEANINGS[triage.by],
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +242,7 @@ def _cards(
             _image_facts(ranked, rows[name], evidence.get(name), manifest)
             | {"verdicts": _verdicts(log, name), "notes": [asdict(n) for n in log.notes(name)]},
             render.render_images(rows[name], maps.get(name), manifest.transforms, fetch=name in store.moved),
-            plots.view_curve(manifest.transforms, _moving(rows[name])),
+            view_curve(manifest.transforms, _moving(rows[name])),
         )
         for name, ranked in zip(ids, queue, strict=True)
     ]

@@ -11,8 +11,8 @@ from starlette.responses import HTMLResponse
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
-from equicam.report.plots import curve_order, view_curve
 from equicam.report.text import visible
+from equicam.report.view_curve import curve_order, view_curve
 from equicam.review import visibility
 from equicam.review.auth import Session
 from equicam.review.images import ImageRenderer
