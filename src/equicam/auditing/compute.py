@@ -70,10 +70,8 @@ class AuditContext:
         if self.window is None or not self.has_margin or None in (one.input_box, one.width, one.height):
             return 0, 0
         (x0, y0, x1, y1), (height, width) = one.input_box, self.window.size  # type: ignore[misc]
-        most = [
-            (whole - part) // 2
-            for whole, part in zip(canvas_size((height, width)), (height, width), strict=True)
-        ]
+        canvas_rows, canvas_columns = canvas_size((height, width))
+        most = ((canvas_rows - height) // 2, (canvas_columns - width) // 2)
         sides = (min(y0, one.height - y1) * height / (y1 - y0), min(x0, one.width - x1) * width / (x1 - x0))  # type: ignore[operator]
         rows, columns = (max(0, min(round(side), kept)) for side, kept in zip(sides, most, strict=True))
         return rows, columns
