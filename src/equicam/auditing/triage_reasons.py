@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from equicam.auditing.signals import FLAT
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.core.transforms import Transform, inner_radius, presented_index
 from equicam.errors import EquicamError
@@ -27,15 +28,15 @@ def triage_reasons(
 ) -> list[Reason]:
     """The reasons of one row; `above_percent` of the images have a lower score, None where it says nothing."""
     flags = row["flags"] or ()
+    flat = bool(FLAT & {*flags})
     found = [Reason(flag) for flag in ("blank", "constant", "none-kept") if flag in flags]
     if not found and row["views_kept"] in (0, 1):
         found.append(Reason("one-kept" if row["views_kept"] else "none-kept"))
     if above_percent is not None:
         values = {"signal": by, "value": value, "above_percent": above_percent}
         found.append(Reason("signal-percentile", values))
-    elif not {"blank", "constant"} & {*flags} and not (found and by == "peum"):  # those say it themselves
+    elif not flat and not (found and by == "peum"):  # those say it themselves
         found.append(Reason("signal-undefined", {"signal": by}))
-    flat = bool({"blank", "constant"} & {*flags})
     found += _view_reasons(row, by, transforms, flat=flat)
     if by in ("stability", "risk") and maps is not None and not flat:
         share, view = peak_jump(maps, transforms)

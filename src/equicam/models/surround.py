@@ -76,7 +76,6 @@ def _is_usable(preprocess: Any) -> bool:
 def _crops_and_nothing_else(preprocess: Any) -> bool:
     """Whether a crop of the preprocessed whole is the preprocessed crop: no later step depends on the crop."""
     rng = np.random.default_rng(0)
-    usable = False
     for size in ((640, 512), (512, 701)):
         image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
         try:
@@ -89,8 +88,7 @@ def _crops_and_nothing_else(preprocess: Any) -> bool:
         surround = _surround(*found)
         if not torch.equal(crop_centre(surround.whole, surround.size), plain):
             return False
-        usable = True
-    return usable
+    return True
 
 
 def input_size(model: Model | None) -> tuple[int, int]:
