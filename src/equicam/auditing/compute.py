@@ -23,8 +23,8 @@ from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.evaluation.equivariance import ANGLES, equivariance
 from equicam.explain import Explanation, explain_batch
-from equicam.models.images import as_batch, preprocess_image
-from equicam.models.surround import crops_centre, input_size, pixels_with_context
+from equicam.models.images import as_batch
+from equicam.models.surround import crops_centre, input_size, preprocess_pixels
 from equicam.readers.finite import finite_images
 from equicam.readers.model import Model
 from equicam.reasons import Reason
@@ -79,8 +79,7 @@ class AuditContext:
 
 def preprocess_to_array(model: Model, image: Any, context: str = "none") -> np.ndarray:
     """The model's input as an array, which other processes can be sent; with context, in its surround."""
-    load = preprocess_image if context == "none" else pixels_with_context
-    return np.ascontiguousarray(load(model, image).float().numpy())
+    return np.ascontiguousarray(preprocess_pixels(model, image, context).float().numpy())
 
 
 @torch.no_grad()

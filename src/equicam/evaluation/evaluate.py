@@ -41,8 +41,6 @@ from equicam.shards import FINGERPRINT, Shards
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
 
-WITHOUT_CONTEXT = {"causal"}
-"""Scores that rotate the model's input themselves."""
 IMAGES_PER_SHARD = 16
 
 
@@ -96,18 +94,13 @@ def evaluate(
         n,
         split,
         with_regions=bool(REGION_METRICS & set(scores)),
-        with_context=context != "none",
+        context=context,
     )
     spec = EvaluationSpec(
         recipe, methods, tuple(scores), presentations, sample.label_names, max_views_per_forward, group
     )
     map_specs = spec.map_specs()
-    _check(scores, map_specs, group)
-    if context != "none" and (causal := [name for name in scores if name in WITHOUT_CONTEXT]):
-        raise EquicamError(
-            f"score {causal[0]!r}", needs='context="none": it makes rotated images of its own', got=repr(context),
-            fix="an evaluation of its own",
-        )  # fmt: skip
+    _check(scores, map_specs, group, context)
     identity = evaluation_fingerprint(model, sample, spec, map_specs)
     shards = _split_evenly(sample.items)
     with _progress_bar(len(sample.items), progress) as done:
@@ -204,7 +197,7 @@ def _presentations(
     return found
 
 
-def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: str) -> None:
+def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: str, context: str) -> None:
     if isinstance(scores, str) or not scores or (unknown := [s for s in scores if s not in METRICS]):
         got = repr(scores) if isinstance(scores, str) or not scores else ", ".join(map(repr, unknown))
         raise EquicamError("scores", needs=f"a list of {', '.join(METRICS)}", got=got, fix='["eq"]')
@@ -220,6 +213,11 @@ def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: str) -> N
             raise EquicamError(
                 f"score {name!r}", needs="a method of several views", got="none", fix='adding "equigrad-cam"'
             )
+        if METRICS[name].without_context and context != "none":
+            raise EquicamError(
+                f"score {name!r}", needs='context="none": it makes rotated images of its own', got=repr(context),
+                fix="an evaluation of its own",
+            )  # fmt: skip
         if METRICS[name].rotations_only and group != "rotation":
             raise EquicamError(
                 f"score {name!r}",

@@ -26,8 +26,8 @@ from equicam.data.remote import as_path
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.evaluation.batch import GroundTruth
-from equicam.models.images import as_batch, box_mask, preprocess_image
-from equicam.models.surround import pixels_with_context
+from equicam.models.images import as_batch, box_mask
+from equicam.models.surround import preprocess_pixels
 from equicam.readers.model import Model
 from equicam.reasons import describe
 
@@ -75,13 +75,12 @@ def make_sample(
     split: str | None,
     *,
     with_regions: bool,
-    with_context: bool = False,
+    context: str = "none",
 ) -> Sample:
     """The sample of a folder, manifest, items, paths, PIL images or preprocessed batch."""
-    load_pixels = pixels_with_context if with_context else preprocess_image
 
     def load_file(item: Item) -> tuple[Float[Tensor, "c H W"], GroundTruth]:
-        return load_image(model, item, with_regions=with_regions, with_context=with_context)
+        return load_image(model, item, with_regions=with_regions, context=context)
 
     if isinstance(images, str | Path) or (
         isinstance(images, list | tuple) and images and isinstance(images[0], Item)
@@ -92,7 +91,7 @@ def make_sample(
     if split is not None:
         raise EquicamError("split", needs="a folder or manifest", got=type(images).__name__, fix="split=None")
     if isinstance(images, Tensor):
-        if with_context:
+        if context != "none":
             raise EquicamError(
                 "context", needs="images, which the model's preprocessing crops", got="a tensor", fix='context="none"'
             )  # fmt: skip
@@ -112,23 +111,22 @@ def make_sample(
         )  # fmt: skip
     return Sample(
         sample_by_class(_numbered_items(len(given)), n),
-        lambda item: (load_pixels(model, given[item.index or 0]), GroundTruth()),
+        lambda item: (preprocess_pixels(model, given[item.index or 0], context), GroundTruth()),
         in_memory=[to_rgb(image) for image in given],
     )
 
 
 def load_image(
-    model: Model, item: Item, *, with_regions: bool = True, with_context: bool = False
+    model: Model, item: Item, *, with_regions: bool = True, context: str = "none"
 ) -> tuple[Float[Tensor, "c H W"], GroundTruth]:
     """An image as the model's input and, for metrics that need them, its boxes and label region in the same frame.
 
     With context, the input is in the middle of its surround.
     """
-    load_pixels = pixels_with_context if with_context else preprocess_image
     upright = read_item(item).decode()
     image = warn_if_as_stored(upright, f"image {item.id!r}")
     if not with_regions:
-        return load_pixels(model, image), GroundTruth()
+        return preprocess_pixels(model, image, context), GroundTruth()
     size, orientation = (image.width, image.height), upright.orientation
     by_area = sorted(item.boxes, key=lambda b: -(b[2] - b[0]) * (b[3] - b[1]))
     masks = [box_mask(model, size, upright_box(orientation, size, b)) >= 0.5 for b in by_area]
@@ -140,7 +138,7 @@ def load_image(
         region = None
     cropped = (bool(item.boxes) and not boxes) or (item.region is not None and region is None)
     truth = GroundTruth(boxes=torch.stack(boxes) if boxes else None, region=region, cropped=cropped)
-    return load_pixels(model, image), truth
+    return preprocess_pixels(model, image, context), truth
 
 
 def load_or_reason(load: Load, item: Item) -> LoadedImage:

@@ -34,6 +34,7 @@ class Metric:
     rows: Callable[[EvaluatedBatch], Iterator[MetricRows]] = field(repr=False)
     applies_to: Literal["any", "one view", "several views"] = "any"
     rotations_only: bool = False
+    without_context: bool = False  # it rotates the model's input itself
 
 
 def prediction_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
@@ -204,7 +205,7 @@ METRICS: dict[str, Metric] = {
     "stages": Metric("Eq at every tensor from features to map, pooled features and logits", _stages, applies_to="one view"),
     "insertion": Metric("probability regained as marked pixels return to a blurred image", partial(_curve, kind="insertion")),
     "deletion": Metric("probability kept as marked pixels are blurred (lower is better)", partial(_curve, kind="deletion")),
-    "causal": Metric("probability lost without the drift region, and without control regions", _causal),
+    "causal": Metric("probability lost without the drift region, and without control regions", _causal, without_context=True),
     "energy": Metric("share of the saliency in the label region, presented and rotated", energy_rows, rotations_only=True),
     "pointing": Metric("whether the maximum lies in a box of the object", partial(box_rows, kind="pointing")),
     "box-iou": Metric("overlap of the map's box with the object's", partial(box_rows, kind="box-iou")),

@@ -64,7 +64,7 @@ class EvaluationJob:
             load_image,
             self.preprocessing or load_preprocessing(self.model_source),
             with_regions=self.spec.needs_regions,
-            with_context=self.spec.recipe.context != "none",
+            context=self.spec.recipe.context,
         )
 
 

@@ -45,9 +45,9 @@ def preprocess_surround(model: Model | None, image: Image.Image) -> Surround:
     return _surround(*found)
 
 
-def pixels_with_context(model: Model | None, image: Image.Image) -> Float[Tensor, "c H W"]:
-    """One image as the model's input, in the middle of its surround."""
-    return preprocess_surround(model, image).whole
+def preprocess_pixels(model: Model | None, image: Image.Image, context: str) -> Float[Tensor, "c H W"]:
+    """One image as the model's input; with context, in the middle of its surround."""
+    return preprocess_image(model, image) if context == "none" else preprocess_surround(model, image).whole
 
 
 def surround_bytes(model: Model, context: str) -> int:
