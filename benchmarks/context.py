@@ -2,6 +2,7 @@
 
     python benchmarks/context.py imagenet-val --model nets.py:original --weights resnet50.safetensors --device cuda
     python benchmarks/context.py aerial --split test --window 180 --model nets.py:original --weights … --device cuda
+    python benchmarks/context.py none --time 64 1 --device cuda --dtype bfloat16 --compile
 
 With the preprocessing's resize to 256 and crop to 224 the margin of 16 pixels is real and the rest of what rotated views
 need is reflected; with `--window 180` of 256-pixel tiles all of it is real. Eq is disc Eq over the seven angles, and apart
@@ -13,14 +14,21 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
+import torchvision
 
 import equicam
+from equicam.core.views import Window, crop_centre
 from equicam.evaluation import statistics
 from equicam.evaluation.selection import pick
+from equicam.explain import explain_batch
 from equicam.models.images import standard_preprocessing
+from equicam.recipe import Recipe
+from equicam.runtime.executor import Executor
 
 METHODS = ("grad-cam", "equigrad-cam", "equigrad-cam-fine")
 OFF_GRID = (15.0, 30.0, 45.0, 135.0)
@@ -76,6 +84,41 @@ def measure(model: equicam.Model, given: argparse.Namespace, figures: dict[str, 
             {m: {s: round(v["value"], 4) for s, v in of.items()} for m, of in figures[key].items()},
             flush=True,
         )
+
+
+def measure_time(given: argparse.Namespace) -> None:
+    """Milliseconds of explanations of as many images, with and without context, ResNet-50 and 18 views."""
+    net = torchvision.models.resnet50().eval().to(given.device)
+    model = equicam.wrap(net, layer="layer4")
+    for count in given.time:
+        whole = torch.randn(count, 3, 318, 318, device=given.device)
+        x = crop_centre(whole, (224, 224)).contiguous()
+        for method in METHODS[1:]:
+            options = {"method": method, "dtype": given.dtype, "compiled": given.compile}
+            none, scene = (
+                Executor(model, Recipe(context=context, **options)) for context in ("none", "auto")
+            )
+            pairs = [
+                (
+                    _seconds(explain_batch, none, x),
+                    _seconds(explain_batch, scene, whole, None, Window((224, 224)), [(47, 47)] * count),
+                )
+                for _ in range(given.repeats + 3)
+            ][3:]
+            plain, context = (1000 * median(column) for column in zip(*pairs, strict=True))
+            ratio = median(b / a for a, b in pairs)
+            print(
+                f"{count} images, {method}: {plain:.2f} ms, with context {context:.2f} ms, ratio {ratio:.3f}"
+            )
+
+
+def _seconds(call: Any, *args: Any) -> float:
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
+    start = time.perf_counter()
+    call(*args)
+    wait()
+    return time.perf_counter() - start
 
 
 def _eq(rows: Any, method: str) -> dict[str, Any]:
@@ -153,7 +196,14 @@ def main() -> None:
         "--faithfulness", type=int, default=250, help="images for insertion and deletion; 0: none"
     )
     parser.add_argument("--figures", type=Path, help="figures are kept here, and not measured again")
+    parser.add_argument("--time", type=int, nargs="*", help="time explanations of as many images instead")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--dtype")
+    parser.add_argument("--compile", action="store_true")
     given = parser.parse_args()
+    if given.time:
+        measure_time(given)
+        return
     kept = given.figures is not None and given.figures.is_file()
     figures: dict[str, Any] = json.loads(given.figures.read_text()) if kept else {}
     if given.model != "none":

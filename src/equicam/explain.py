@@ -170,7 +170,7 @@ def explain_batch(
         x,
         as_targets(target, x),
         views_per_image=views.count_with_presented,
-        key=("explain", method, fill) if method.capturable and fill != "coverage" else None,
+        key=("explain", method, fill) if method.capturable(fill) else None,
         window=window,
     )
     flags = flag_names(found.pop("flags"))

@@ -41,14 +41,15 @@ class Method:
     combine: Combine = grad_cam
     reader: Reader = field(default=GRADIENTS, repr=False)
 
-    @property
-    def capturable(self) -> bool:
+    def capturable(self, fill: Fill) -> bool:
         """Whether it can run as a CUDA graph.
 
-        A custom combine or weigher may synchronise with the device, which capture forbids; adaptive views do.
+        A custom combine or weigher may synchronise with the device, which capture forbids; adaptive views do, and so does
+        coverage with weights that depend on the image.
         """
         fusion = self.fusion
-        ours = self.combine in _COMBINES and (fusion.weigh is uniform or isinstance(fusion.weigh, _GATES))
+        gated = isinstance(fusion.weigh, _GATES) and fill != "coverage"
+        ours = self.combine in _COMBINES and (fusion.weigh is uniform or gated)
         return self.reader is GRADIENTS and ours and fusion.adaptive is None
 
 
@@ -172,7 +173,7 @@ def resolve(recipe: Recipe) -> Method:
 def resolve_fill(recipe: Recipe) -> Fill:
     """The fill a recipe names; its default depends on the views, and is zeros as published.
 
-    It is canvas where views have context, coverage where they see less than all, and reflect otherwise.
+    It is coverage where views have context or see less than all, and reflect otherwise.
     """
     if recipe.as_published and recipe.context != "none":
         raise EquicamError(
@@ -184,7 +185,7 @@ def resolve_fill(recipe: Recipe) -> Fill:
     if recipe.as_published:
         return "zeros"
     if recipe.context != "none":
-        return "canvas"
+        return "coverage"
     return "coverage" if _views(recipe, _find(recipe).fusion).radius < 1 else "reflect"
 
 

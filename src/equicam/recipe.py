@@ -18,7 +18,7 @@ class Recipe:
     method: Any = "equigrad-cam"  # a name from `equicam.methods()`, or a Method or Fusion of the caller's
     views: Any = None  # how many, plain values of `Views`, or "auto"; None: as many as the method has
     fill: str | None = (
-        None  # reflect, zeros, coverage or canvas; None: chosen from views and context, or zeros as published
+        None  # reflect, zeros or coverage; None: chosen from views and context, or zeros as published
     )
     as_published: bool = False  # the paper authors' view grid, fill and method variants
     context: str = "none"  # auto: views are cut from a surround, where there is one

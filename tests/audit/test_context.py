@@ -39,7 +39,7 @@ def test_an_audit_with_context_is_that_of_explain_and_can_be_verified(model, ima
         images, model, tmp_path / "run", views=6, context="auto", calibrate=6, shard_size=4, workers=1
     )
     assert run.manifest.recipe.context == "auto"
-    assert run.manifest.recipe.fill == "canvas"
+    assert run.manifest.recipe.fill == "coverage"
     rows = run.items.to_pylist()
     assert {row["status"] for row in rows} == {"ok"}
     assert not any("edge" in row["flags"] for row in rows)

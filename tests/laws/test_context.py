@@ -222,15 +222,6 @@ def test_narrow_inputs_are_reflected_again_and_again():
     np.testing.assert_array_equal(found.whole.numpy(), expected)
 
 
-def test_shifted_views_align_on_the_canvas_as_without():
-    planes = torch.zeros(2, 1, 12, 12)
-    planes[0, 0, 5, 6] = planes[1, 0, 5, 9] = 1  # the second view has moved right by a quarter
-    views = Views([0, Transform(shift=(0.25, 0))])
-    found = crop_centre(views.align(planes, "canvas"), (12, 12))
-    torch.testing.assert_close(found, views.align(planes, "coverage"), rtol=0, atol=1e-6)
-    assert found[1, 0].argmax() == found[0, 0].argmax()
-
-
 def test_full_context_has_no_flag_of_coverage(model):
     found = equicam.explain(model, scenes(2, canvas_size(SIZE)[0]), views=18, window=96)
     assert not any({"low-coverage", "edge"} & flags for flags in found.flags)

@@ -50,8 +50,8 @@ FixedViews = Annotated[
 Fill = Annotated[
     str | None,
     Option(
-        help="Border of aligned views: reflect, zeros, coverage or canvas.",
-        show_default="reflect; coverage for scales and shifts",
+        help="Border of aligned views: reflect, zeros or coverage.",
+        show_default="reflect; coverage with context, scales or shifts",
     ),
 ]
 Tau = Annotated[

@@ -1,13 +1,13 @@
 """Alignment: views rotated back to the presented frame and averaged there with their weights."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from equicam.core.combine import weighted
+from equicam.core.constants import constant
 from equicam.core.views import Fill, Views, column_means
 
 
@@ -19,45 +19,58 @@ class Alignment:
     enabled: bool  # False: planes are averaged as they are
     fill: Fill
     weights: Float[Tensor, "t b"]
+    same_weights: tuple[float, ...] | None = None  # those of every image, where they do not depend on it
 
-    def align(self, planes: Float[Tensor, "t b *k h w"]) -> Float[Tensor, "t b *k H W"]:
+    def align(self, planes: Float[Tensor, "t b *k h w"]) -> Float[Tensor, "t b *k h w"]:
         """M_t y_t, or y_t itself where views are not aligned."""
         return self.views.align(planes, self.fill) if self.enabled else planes
 
-    def covered(self, grid: Sequence[int]) -> Float[Tensor, "b H W"]:
-        """Σ_t w_t M_t 1: how much of each cell the weighted views cover, planes having this grid before alignment."""
-        cover = self.views.coverage((grid[-2], grid[-1]), like=self.weights, fill=self.fill)
-        return torch.einsum("tb,thw->bhw", self.weights, cover)
+    def covered(self, size: tuple[int, int]) -> Float[Tensor, "#b h w"]:
+        """Σ_t w_t M_t 1: how much of each cell the weighted views cover, of one image where all are the same."""
+        if self.same_weights is not None:
+            dtype, device = self.weights.dtype, self.weights.device
+            return constant(_covered, self.views, size, self.same_weights, dtype, device)
+        return torch.einsum("tb,thw->bhw", self.weights, self.views.coverage(size, like=self.weights))
 
-    @property
-    def divides_by_coverage(self) -> bool:
-        """Whether means are divided by what the views cover."""
-        return self.enabled and self.fill in ("coverage", "canvas")
-
-    @property
-    def at_pixels(self) -> "Alignment":
-        """The same for planes of pixel size, which need no canvas: each pixel is a matter of its own."""
-        return replace(self, fill="coverage") if self.fill == "canvas" else self
-
-    def mean(self, planes: Float[Tensor, "t b *k H W"], grid: Sequence[int]) -> Float[Tensor, "b *k H W"]:
-        """Σ_t w_t y_t of planes that had this grid before alignment, divided by coverage if the fill says so.
-
-        0 where no view covers a cell.
-        """
+    def mean(self, planes: Float[Tensor, "t b *k h w"]) -> Float[Tensor, "b *k h w"]:
+        """Σ_t w_t y_t of aligned planes, divided by coverage if the fill says so; 0 where no view covers a cell."""
         total = torch.einsum("tb,tb...->b...", self.weights, planes)
-        if not self.divides_by_coverage:
+        if not self._divides_by_coverage:
             return total
-        scale = inverse(self.covered(grid))
+        scale = self._inverse_covered(planes)
         return total * scale.view(len(scale), *[1] * (total.ndim - 3), *scale.shape[1:])
 
     def variance(self, maps: Float[Tensor, "t b H W"]) -> Float[Tensor, "b H W"]:
-        """Σ_t w_t (h_t − h̄)² of maps of pixel size. Under `coverage`, a view counts where, and as much as, it covers."""
-        mean = self.mean(maps, maps.shape)
-        if not self.divides_by_coverage:
-            return torch.einsum("tb,tbhw->bhw", self.weights, (maps - mean).square_())
-        cover = self.views.coverage((maps.shape[-2], maps.shape[-1]), like=maps)[:, None]
-        deviation = cover * (maps * inverse(cover) - mean) ** 2
-        return torch.einsum("tb,tbhw->bhw", self.weights, deviation) * inverse(self.covered(maps.shape))
+        """Σ_t w_t (h_t − h̄)² of aligned maps. Under `coverage`, a view counts where, and as much as, it covers."""
+        total = torch.einsum("tb,tb...->b...", self.weights, maps)
+        if not self._divides_by_coverage:
+            return torch.einsum("tb,tbhw->bhw", self.weights, (maps - total).square_())
+        size, scale = (maps.shape[-2], maps.shape[-1]), self._inverse_covered(maps)
+        cover = self.views.coverage(size, like=maps)[:, None]
+        own = maps * constant(_inverse_coverage, self.views, size, maps.dtype, maps.device)[:, None]
+        deviation = cover * (own - total * scale) ** 2
+        return torch.einsum("tb,tbhw->bhw", self.weights, deviation) * scale
+
+    def cell_counts(self, acts: Float[Tensor, "t b k h w"]) -> Float[Tensor, "t #b h w"]:
+        """c_t(q) = mean_p M_t[p,q], over coverage if the fill says so: how much cell q of view t counts in the mean."""
+        size = (acts.shape[-2], acts.shape[-1])
+        if self.fill != "coverage":
+            return column_means(self.views, size, self.fill, acts.dtype, acts.device)
+        if self.same_weights is not None:
+            return constant(_counts_by_coverage, self.views, size, self.same_weights, acts.dtype, acts.device)
+        return _spread(self.views, inverse(self.covered(size)))
+
+    @property
+    def _divides_by_coverage(self) -> bool:
+        return self.enabled and self.fill == "coverage"
+
+    def _inverse_covered(self, planes: Float[Tensor, "t b *k h w"]) -> Float[Tensor, "#b h w"]:
+        size = (planes.shape[-2], planes.shape[-1])
+        if self.same_weights is None:
+            return inverse(self.covered(size))
+        return constant(
+            _inverse_covered, self.views, size, self.same_weights, self.weights.dtype, self.weights.device
+        )
 
 
 def contract_then_warp(
@@ -66,28 +79,61 @@ def contract_then_warp(
     grads: Float[Tensor, "t b k h w"],
     *,
     rectify: bool,
-) -> Float[Tensor, "b H W"]:
+) -> Float[Tensor, "b h w"]:
     """Feature-space Grad-CAM without aligning a channel: exact, because alignment and mean are linear.
 
     ᾱ_k = Σ_t w_t Σ_q c_t(q) g_t^k(q) with c_t(q) = mean_p M_t[p,q]; then Σ_k ᾱ_k Ā^k = Σ_t w_t M_t Σ_k ᾱ_k A_t^k.
     """
-    grid = (acts.shape[-2], acts.shape[-1])
-    if alignment.fill == "canvas":  # which holds every cell of every rotated view: each counts the same
-        counts = torch.full(
-            (len(acts), 1, *grid), 1 / (grid[0] * grid[1]), dtype=acts.dtype, device=acts.device
-        )
-    elif alignment.fill == "coverage":
-        share = inverse(alignment.covered(grid)) / (grid[0] * grid[1])
-        counts = alignment.views.align_transposed(share.expand(len(acts), -1, -1, -1), "coverage")
-    else:
-        counts = column_means(alignment.views, grid, alignment.fill, acts.dtype, acts.device)
-    counts = alignment.weights[..., None, None] * counts
+    counts = alignment.weights[..., None, None] * alignment.cell_counts(acts)
     alpha = torch.einsum("tbhw,tbkhw->tbk", counts, grads).sum(0)
     if rectify:
         alpha = alpha.relu()
-    return alignment.mean(alignment.align(weighted(acts, alpha.expand(len(acts), -1, -1))), grid)
+    return alignment.mean(alignment.align(weighted(acts, alpha.expand(len(acts), -1, -1))))
 
 
 def inverse(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """1 / x, and 0 where x is 0."""
     return torch.where(x > 0, 1 / x, 0)
+
+
+def _spread(views: Views, scale: Float[Tensor, "#b h w"]) -> Float[Tensor, "t #b h w"]:
+    """M_tᵀ of 1 / (cells · coverage), for each view."""
+    share = scale / (scale.shape[-2] * scale.shape[-1])
+    return views.align_transposed(share.expand(len(views), *share.shape), "coverage")
+
+
+def _covered(
+    views: Views,
+    size: tuple[int, int],
+    weights: tuple[float, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Float[Tensor, "1 h w"]:
+    of_views = torch.tensor(weights, dtype=dtype, device=device)
+    return torch.einsum("t,thw->hw", of_views, views.coverage(size, like=of_views))[None]
+
+
+def _inverse_covered(
+    views: Views,
+    size: tuple[int, int],
+    weights: tuple[float, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Float[Tensor, "1 h w"]:
+    return inverse(_covered(views, size, weights, dtype, device))
+
+
+def _counts_by_coverage(
+    views: Views,
+    size: tuple[int, int],
+    weights: tuple[float, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Float[Tensor, "t 1 h w"]:
+    return _spread(views, _inverse_covered(views, size, weights, dtype, device))
+
+
+def _inverse_coverage(
+    views: Views, size: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "t H W"]:
+    return inverse(views.coverage(size, like=torch.empty(0, dtype=dtype, device=device)))

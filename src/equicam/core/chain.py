@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from equicam.core.combine import Combine, Plane
-from equicam.core.views import crop_centre
 
 Stage = Literal["features", "combined", "rectified", "upsampled", "map"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -21,11 +20,10 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @dataclass(frozen=True)
 class Chain:
-    """The steps for one combine and one image size; planes larger than `grid` are cropped to it."""
+    """The steps for one combine and one image size."""
 
     combine: Combine
     size: tuple[int, int]
-    grid: tuple[int, int] | None = None
 
     def trace(self, start: Stage, value: Sequence[Tensor], until: Stage = "map") -> dict[Stage, Tensor]:
         """Every named plane from `start` on. Features are two tensors (acts, grads), every other stage is one."""
@@ -44,16 +42,9 @@ class Chain:
 
     def upsample(self, plane: Plane) -> Float[Tensor, "*n H W"]:
         """Bilinear to the image's size, pixel areas aligned (`align_corners=False`)."""
-        height, width = self.size
-        if self.grid is not None and plane.shape[-2:] != self.grid:
-            h, w = self.grid
-            if height % h or width % w:  # no crop of the large plane would match
-                plane = crop_centre(plane, self.grid)
-            else:
-                height, width = plane.shape[-2] * (height // h), plane.shape[-1] * (width // w)
         flat = plane.reshape(-1, 1, *plane.shape[-2:])
-        large = interpolate(flat, (height, width), mode="bilinear", align_corners=False)
-        return crop_centre(large.view(*plane.shape[:-2], height, width), self.size)
+        large = interpolate(flat, self.size, mode="bilinear", align_corners=False)
+        return large.view(*plane.shape[:-2], *self.size)
 
 
 def unit(plane: Plane) -> Plane:

@@ -19,13 +19,11 @@ from torch.nn.functional import adaptive_avg_pool2d
 from equicam.core.alignment import Alignment, contract_then_warp
 from equicam.core.chain import STAGES, Chain, Stage, unit
 from equicam.core.combine import Combine, grad_cam, grad_cam_rectified
-from equicam.core.views import Fill, Views, crop_centre, select
+from equicam.core.views import Fill, Views, select
 from equicam.core.weights import Weigher, normalise, uniform
 from equicam.errors import EquicamError
 
 T = TypeVar("T")
-AT_PIXELS: tuple[Stage, ...] = ("upsampled", "map")
-"""Stages whose planes have the image's size."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ class ViewReadings:
     def chain_of_each_view(self, combine: Combine) -> dict[Stage, Tensor]:
         """Every named plane of each view's own chain."""
         return self._once(
-            ("chain", combine), lambda: Chain(combine, self.size, self.grid).trace(self.stage, self.values)
+            ("chain", combine), lambda: Chain(combine, self.size).trace(self.stage, self.values)
         )
 
     @property
@@ -141,8 +139,8 @@ class ViewReadings:
     def aligned_maps(self, combine: Combine, alignment: Alignment) -> Float[Tensor, "s b H W"]:
         """h_t: each view's own map, aligned if the alignment is enabled."""
         return self._once(
-            ("maps", combine, alignment.enabled, alignment.at_pixels.fill),
-            lambda: alignment.at_pixels.align(self.chain_of_each_view(combine)["map"]),
+            ("maps", combine, alignment.enabled, alignment.fill),
+            lambda: alignment.align(self.chain_of_each_view(combine)["map"]),
         )
 
     def _once(self, key: Any, make: Callable[[], T]) -> T:
@@ -199,11 +197,13 @@ def fuse(readings: ViewReadings, combine: Combine, fusion: Fusion, fill: Fill) -
     _, order = fusion.views.presented_first()
     is_top1 = readings.top1 == readings.target
     gate = fusion.weigh(select(readings.confidence, order), select(is_top1, order))
-    weights = normalise(gate, order, len(readings.views))
-    alignment = Alignment(readings.views, fusion.align_at is not None, fill, weights)
+    count = len(readings.views)
+    weights = normalise(gate, order, count)
+    same = tuple((s in order) / len(order) for s in range(count)) if fusion.weigh is uniform else None
+    alignment = Alignment(readings.views, fusion.align_at is not None, fill, weights, same)
     if readings.rectify_weights and combine is grad_cam:
         combine = grad_cam_rectified
-    chain = Chain(combine, readings.size, readings.grid)
+    chain = Chain(combine, readings.size)
     _refuse_late_reading(readings.stage, fusion)
     if fusion.align_at == fusion.mean_at == "features" and combine in (grad_cam, grad_cam_rectified):
         plane = contract_then_warp(alignment, *readings.values, rectify=combine is grad_cam_rectified)
@@ -212,15 +212,10 @@ def fuse(readings: ViewReadings, combine: Combine, fusion: Fusion, fill: Fill) -
         aligned = _aligned_values(readings, combine, fusion, alignment)
         start, at = fusion.align_at or fusion.mean_at, fusion.mean_at
         carried = aligned if start == at else [chain.trace(start, aligned, until=at)[at]]
-        at_pixels = at in AT_PIXELS
-        averaging = alignment.at_pixels if at_pixels else alignment
-        grid = readings.size if at_pixels else readings.grid
-        fused = chain.trace(at, [averaging.mean(v, grid) for v in carried], until="upsampled")
+        fused = chain.trace(at, [alignment.mean(v) for v in carried], until="upsampled")
     raw = fused["map"] if fusion.mean_at == "map" else fused["upsampled"]
     # a mean taken at pixel size is pooled to the grid its views were read on
-    layer_map = (
-        crop_centre(fused["rectified"], readings.grid) if "rectified" in fused else _pool(raw, readings.grid)
-    )
+    layer_map = fused["rectified"] if "rectified" in fused else _pool(raw, readings.grid)
     return FusedMap(readings, fusion.views, alignment, combine, gate, order, raw, layer_map)
 
 
@@ -231,7 +226,6 @@ def _aligned_values(
     if start == "map":
         return [readings.aligned_maps(combine, alignment)]
     values = readings.values if start == "features" else (readings.chain_of_each_view(combine)[start],)
-    alignment = alignment.at_pixels if start in AT_PIXELS else alignment
     return [alignment.align(v) for v in values]
 
 

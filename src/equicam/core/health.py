@@ -5,7 +5,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equicam.core.fusion import FusedMap
-from equicam.core.views import crop_centre
 
 FLAGS = ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size")
 
@@ -22,7 +21,7 @@ def health(
     h, w = fused.layer_map.shape[-2:]
     uncovered = torch.zeros_like(zero)
     if alignment.enabled and alignment.fill != "reflect":
-        uncovered = (crop_centre(alignment.covered((h, w)), (h, w)) == 0).flatten(1).any(1)
+        uncovered = (alignment.covered((h, w)) == 0).flatten(1).any(1).expand_as(zero)
     odd = torch.full_like(zero, height != width or bool(height % h) or bool(width % w))
     none_kept = ~(fused.gate > 0).any(0)
     return torch.stack((constant & zero, constant & ~zero, flips.any(0), none_kept, uncovered, odd), 1)

@@ -7,7 +7,7 @@ centre and shifts it. It is plain mathematics, without pixels: a run's manifest 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from equicam.errors import EquicamError
@@ -77,11 +77,6 @@ class Transform:
         moved = self._linear((right, down))
         return moved[0] + side * self.shift[0], moved[1] + side * self.shift[1]
 
-    def on_side(self, ratio: int | float) -> "Transform":
-        """The same transform of a grid whose shorter side is `ratio` times as long: shifts are shares of it."""
-        right, down = (share / ratio for share in self.shift)
-        return Transform(self.degrees, self.mirrored, self.scale, (right, down))
-
     def _linear(self, vector: tuple[Any, Any]) -> tuple[Any, Any]:
         """A vector (right, down) without the shift."""
         right, down = vector[0], -vector[1] if self.mirrored else vector[1]
@@ -143,7 +138,8 @@ def canvas_size(size: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def margin_needed(transforms: Sequence[Transform], size: tuple[int, int]) -> tuple[int, int]:
+@lru_cache(maxsize=256)  # for one image on a GPU it would take longer than what context adds there
+def margin_needed(transforms: tuple[Transform, ...], size: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns around an image of this size (height, width) that its views show."""
     rows, columns = ((length - 1) / 2 for length in size)
     reach_down = reach_right = 0.0

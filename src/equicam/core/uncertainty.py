@@ -13,7 +13,7 @@ from equicam.core.views import disc_pixels
 
 def peum(aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment) -> Float[Tensor, "b H W"]:
     """PEUM: σ² = Σ_t w_t (h_t − h̄)², h_t the aligned map of view t and h̄ = Σ_t w_t h_t."""
-    return alignment.at_pixels.variance(aligned_maps)
+    return alignment.variance(aligned_maps)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def mean_converged(
         plane.flatten(1)[:, inside].double()
         for plane in (
             peum(aligned_maps, alignment),
-            alignment.at_pixels.mean(aligned_maps, aligned_maps.shape),
+            alignment.mean(aligned_maps),
         )
     )
     count = 1 / (alignment.weights.double() ** 2).sum(0)

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
-from torch.nn.functional import grid_sample, pad
+from torch.nn.functional import grid_sample
 
 from equicam.core.constants import constant
 from equicam.core.transforms import (
@@ -22,15 +22,13 @@ from equicam.core.transforms import (
     Element,
     Transform,
     as_transform,
-    canvas_size,
     inner_radius,
     presented_index,
 )
 from equicam.errors import EquicamError
 
-Fill = Literal["reflect", "zeros", "coverage", "canvas"]
-"""How an aligned plane is filled where its view saw nothing. `coverage` fills zeros and divides them out of the mean;
-`canvas` does so on a larger grid that holds all of every view, and crops it."""
+Fill = Literal["reflect", "zeros", "coverage"]
+"""How an aligned plane is filled where its view saw nothing. `coverage` fills zeros and divides them out of the mean."""
 FILLS: tuple[Fill, ...] = get_args(Fill)
 
 
@@ -202,15 +200,10 @@ class Views:
         found = _transform(x.reshape(1, -1, *x.shape[-2:]), transforms, "reflect", window.size)
         return found.view(len(self), *x.shape[:2], *window.size)
 
-    def align(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m H W"]:
-        """M_t y_t: every view's planes taken back to the presented frame; on the canvas, if that is the fill."""
-        inverses = self.inverses
-        if fill == "canvas":
-            side = min(planes.shape[-2:])
-            planes = _on_canvas(planes)
-            inverses = tuple(one.on_side(min(planes.shape[-2:]) / side) for one in inverses)
+    def align(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m h w"]:
+        """M_t y_t: every view's planes taken back to the presented frame."""
         flat = planes.reshape(len(self), -1, *planes.shape[-2:])
-        return _transform(flat, inverses, fill).view(planes.shape)
+        return _transform(flat, self.inverses, fill).view(planes.shape)
 
     def align_transposed(self, planes: Float[Tensor, "t *m h w"], fill: Fill) -> Float[Tensor, "t *m h w"]:
         """M_tᵀ y_t: how much every cell of a view's own grid counts in its aligned plane, which has the same grid."""
@@ -220,12 +213,9 @@ class Views:
             (counts,) = torch.autograd.grad(self.align(zero, fill), zero, planes.cpu().double())
         return counts.to(planes)
 
-    def coverage(
-        self, size: tuple[int, int], *, like: Tensor, fill: Fill = "zeros"
-    ) -> Float[Tensor, "t H W"]:
+    def coverage(self, size: tuple[int, int], *, like: Tensor) -> Float[Tensor, "t h w"]:
         """M_t 1 with zeros outside: the share of each cell that view t covers."""
-        ones = torch.ones((len(self), *size), dtype=like.dtype, device=like.device)
-        return self.align(ones, "canvas" if fill == "canvas" else "zeros")
+        return constant(_coverage, self, size, like.dtype, like.device)
 
 
 def disc(size: tuple[int, int], device: torch.device, radius: float = 1.0) -> Bool[Tensor, "H W"]:
@@ -270,6 +260,10 @@ def _column_means(
     return views.align_transposed(share, fill)
 
 
+def _coverage(views: Views, size: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return views.align(torch.ones((len(views), *size), dtype=dtype, device=device), "zeros")
+
+
 def _index(rows: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(rows, device=device)
 
@@ -305,12 +299,6 @@ def _transform(
         else:
             pieces.append(sampled.pop(0))
     return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
-
-
-def _on_canvas(planes: Float[Tensor, "*m h w"]) -> Float[Tensor, "*m H W"]:
-    size = (planes.shape[-2], planes.shape[-1])
-    top, left = ((whole - part) // 2 for whole, part in zip(canvas_size(size), size, strict=True))
-    return pad(planes, (left, left, top, top))
 
 
 def _is_exact(one: Transform, step: int) -> bool:

@@ -180,7 +180,7 @@ class MapComputer:
             if target is None and "probabilities" in found:
                 target = found["probabilities"].argmax(1)
             fills = {name: self.spec.fill_of(method) for name, method in some.items()}
-            capturable = all(method.capturable and fills[name] != "coverage" for name, method in some.items())
+            capturable = all(method.capturable(fills[name]) for name, method in some.items())
             more = executor.run(
                 reader,
                 partial(fuse_methods, methods=some, fills=fills, kept=kept),
