@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from equicam.core.weights import KeepConfident as KeepConfident
     from equicam.core.weights import SoftGate as SoftGate
     from equicam.core.weights import uniform as uniform
+    from equicam.data.rasters.options import Input as Input
+    from equicam.data.rasters.options import Tiling as Tiling
     from equicam.errors import EquicamError as EquicamError
     from equicam.evaluation.evaluate import evaluate as evaluate
     from equicam.evaluation.metrics import scores as scores
@@ -38,12 +40,14 @@ _HOME = {
     "EquicamError": "errors",
     "Explanation": "explain",
     "Fusion": "core.fusion",
+    "Input": "data.rasters.options",
     "KeepConfident": "core.weights",
     "Layout": "readers.layout",
     "Method": "methods",
     "Model": "readers.model",
     "Run": "run",
     "SoftGate": "core.weights",
+    "Tiling": "data.rasters.options",
     "Transform": "core.transforms",
     "Views": "core.views",
     "audit": "run",

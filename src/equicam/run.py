@@ -6,6 +6,7 @@ Opening and reading a run imports no torch; the verbs that compute import it whe
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -24,6 +25,7 @@ from equicam.auditing.queue_files import (
 )
 from equicam.auditing.store import STABILITY_FILE, RunStore
 from equicam.data.items import valid_utf8
+from equicam.data.rasters.options import Tiling
 from equicam.data.remote import is_allowed
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError, NotNamedError
@@ -211,6 +213,20 @@ def _refuse_with_more(options: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
+def _class_index(target: int | str | None, classes: "tuple[str, ...] | None") -> int | None:
+    """A class by name or number; None for each image's own."""
+    if target is None or isinstance(target, int):
+        return target
+    if classes and target in classes:
+        return classes.index(target)
+    if target.isdecimal():
+        return int(target)
+    close = get_close_matches(target, classes or (), n=3, cutoff=0.3)
+    raise EquicamError(
+        "target", needs="a class of the model, by name or number", got=repr(target), fix=" or ".join(map(repr, close)) or "a number"
+    )  # fmt: skip
+
+
 def open_run(folder: str | Path, source: str | None = None) -> Run:
     """A run that exists; `source` says where its images are now if they were moved."""
     store = RunStore(Path(folder))
@@ -231,13 +247,15 @@ def audit(
     views: Any = None,
     fill: str | None = None,
     as_published: bool = False,
-    context: str = "none",
+    context: str | None = None,
     tau: float | None = None,
     gamma: float | None = None,
     dtype: Any = None,
     compiled: bool = False,
     seed: int = 0,
     split: str | None = None,
+    tiling: Tiling | None = None,
+    target: int | str | None = None,
     n: int | None = None,
     calibrate: int = 0,
     shard_size: int = SHARD_SIZE,
@@ -249,6 +267,9 @@ def audit(
 ) -> Run:
     """Explain every image of a source into the folder `out`: a run that can be resumed, ranked, reported and verified.
 
+    With a `tiling`, the source is a raster, or several: slides, GeoTIFFs; every window of theirs is an image, `context` is
+    "auto" unless it is given, and what the tiling's input leaves open is taken from the model's. `target` is the class to
+    explain in every image, by name or number, instead of each image's top-1.
     `calibrate` images, chosen at random, also get their Eq measured, so that `triage` can say how good its queue is.
     `engine` computes on several devices or a Ray cluster instead of the model's own device. `progress` is called after
     every shard with (images done, all images, images done by this call), `notice` with a sentence on a shard that was
@@ -256,13 +277,17 @@ def audit(
     """
     from equicam.auditing.audit import compute_run
 
+    if context is None:
+        context = "none" if tiling is None or as_published else "auto"
+    if tiling is not None:
+        tiling = replace(tiling, input=tiling.input.or_else(model.input))
     recipe = Recipe(
         method=method, views=views, fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=dtype,
         compiled=compiled, seed=seed,
     )  # fmt: skip
     store = RunStore(Path(out))
     compute_run(
-        store, model, source, recipe, split=split, n=n, calibrate=calibrate, shard_size=shard_size, workers=workers,
+        store, model, source, recipe, split=split, tiling=tiling, target=_class_index(target, model.classes), n=n, calibrate=calibrate, shard_size=shard_size, workers=workers,
         weights_from=weights_from, engine=engine, progress=progress, notice=notice,
     )  # fmt: skip
     return Run(store)

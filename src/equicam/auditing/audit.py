@@ -26,9 +26,12 @@ from equicam.auditing.log import Log
 from equicam.auditing.manifest import LARGEST, MAX_VIEWS, Manifest, are_views
 from equicam.auditing.store import RunStore
 from equicam.auditing.worker import AuditJob, versions
+from equicam.core.transforms import canvas_size
 from equicam.data.decoding import DecoderPool
 from equicam.data.digests import content_digest
-from equicam.data.items import Item, digest_items, sample_by_class, valid_utf8
+from equicam.data.items import Item, digest_items, sample_by_class, scan_order, valid_utf8
+from equicam.data.rasters.options import Tiling
+from equicam.data.rasters.tiling import RasterRow, cut_windows
 from equicam.data.remote import FileStat, as_path, file_stats
 from equicam.data.sources import find_items
 from equicam.engines.devices import Devices
@@ -55,6 +58,8 @@ def compute_run(
     recipe: Recipe,
     *,
     split: str | None,
+    tiling: Tiling | None,
+    target: int | None,
     n: int | None,
     calibrate: int,
     shard_size: int,
@@ -69,9 +74,10 @@ def compute_run(
     Ctrl-C finishes the current shard.
     """
     recipe, description = resolve_recipe(model, recipe)
-    items = sorted(sample_by_class(find_items(source, split=split), n), key=lambda item: item.id)
+    found, rasters = list_items(source, split, tiling, recipe.context)
+    items = sorted(sample_by_class(found, n), key=scan_order)
     calibration = calibration_subset(items, calibrate, recipe.seed)
-    context = AuditContext(model, recipe, frozenset(calibration))
+    context = AuditContext(model, recipe, frozenset(calibration), tiling.tile if tiling else None, target)
     manifest = Manifest(
         recipe=recipe,
         method_description=description,
@@ -90,33 +96,46 @@ def compute_run(
         split=split,
         images=len(items),
         data=digest_items(items),
-        versions=versions(),
+        versions=versions(rasters=tiling is not None),
+        tiling=tiling,
+        target=target,
     )
     store.refuse_foreign()
     with store.writing() as lock:
         log = Log(store.folder)
         refuse_lost_log(store, log)
         remove_temporary(store)
-        store.begin(manifest, items, calibration)
+        store.begin(manifest, items, calibration, rasters)
         if store.started():
-            heal(store, log, partial(store.write_head, manifest, items, calibration), notice)
+            heal(store, log, partial(store.write_head, manifest, items, calibration, rasters), notice)
         _refuse_changed(store, items)
         pending = store.pending()
         log_start(store, log, len(pending))
         if pending:
             shards = [(p, items[p * shard_size : (p + 1) * shard_size]) for p in pending]
             if engine is None:
-                written = _compute_here(store, log, context, shards, lock, max(1, workers))
+                written = _compute_here(store, log, context, shards, lock, max(1, workers), tiling)
             else:
                 model_source = engine.model_source or ModelCopy.copy_of(model)
                 job = AuditJob(
                     SharedFolder.at(store.folder / "manifest.json"), manifest, context.calibration, model_source,
-                    model_source.preprocessing_only(model), max(1, workers), surround_bytes(model, recipe.context),
+                    model_source.preprocessing_only(model), max(1, workers), surround_bytes(model, recipe.context, tiling),
                 )  # fmt: skip
                 written = _compute_on(engine, job, shards, log)
             _follow(written, shards, len(items), progress)
         if pending or not is_complete(store, log):
             complete(store, log)
+
+
+def list_items(
+    source: str | Path, split: str | None, tiling: Tiling | None, context: str, *, from_user: bool = True
+) -> tuple[list[Item], list[RasterRow]]:
+    """The items of a source; with a tiling, windows of its rasters, with the margin that context needs."""
+    found = find_items(source, split=split, from_user=from_user)
+    if tiling is None:
+        return found, []
+    margin = 0 if context == "none" else (canvas_size((tiling.tile, tiling.tile))[0] - tiling.tile) // 2
+    return cut_windows(found, tiling, margin)
 
 
 def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
@@ -185,13 +204,14 @@ def _compute_on(
 
 
 def _compute_here(
-    store: RunStore, log: Log, context: AuditContext, shards: Sequence[Shard], lock: int, workers: int
-) -> Iterator[int]:
+    store: RunStore, log: Log, context: AuditContext, shards: Sequence[Shard], lock: int, workers: int,
+    tiling: Tiling | None,
+) -> Iterator[int]:  # fmt: skip
     """Compute shards in this process, decode ahead in others, and write each while the next is computed."""
     model = context.model
     decoders = DecoderPool(
         partial(preprocess_to_array, model, context=context.recipe.context), VisibleBoxes(model), workers=workers,
-        image_bytes=surround_bytes(model, context.recipe.context), shard_size=max(len(items) for _, items in shards), lock=lock,
+        image_bytes=surround_bytes(model, context.recipe.context, tiling), shard_size=max(len(items) for _, items in shards), lock=lock,
     )  # fmt: skip
     with closing(decoders), ThreadPoolExecutor(1) as writer:
         writing: Future[dict[str, str]] | None = None

@@ -42,6 +42,8 @@ class AuditContext:
     model: Model
     recipe: Recipe
     calibration: frozenset[str]
+    tile: int | None = None  # pixels a side of the windows of rasters
+    target: int | None = None  # the class to explain; None: each image's top-1
 
     @cached_property
     def executor(self) -> Executor:
@@ -58,7 +60,9 @@ class AuditContext:
     @cached_property
     def window(self) -> Window | None:
         """The model's input in images with context."""
-        return None if self.recipe.context == "none" else Window(input_size(self.model))
+        if self.recipe.context == "none":
+            return None
+        return Window((self.tile, self.tile) if self.tile else input_size(self.model))
 
     @cached_property
     def has_margin(self) -> bool:
@@ -67,6 +71,8 @@ class AuditContext:
 
     def margin(self, one: DecodedImage) -> tuple[int, int]:
         """Rows and columns around the model's input that an image has, at the input's resolution."""
+        if one.margin is not None:
+            return one.margin
         if self.window is None or not self.has_margin or None in (one.input_box, one.width, one.height):
             return 0, 0
         (x0, y0, x1, y1), (height, width) = one.input_box, self.window.size  # type: ignore[misc]
@@ -150,6 +156,10 @@ def _row(d: DecodedImage, facts: dict[str, Any], refused: Reason | None, seconds
     row |= {**facts, "status": "bad" if reason else "ok", "seconds": d.seconds + (0 if reason else seconds)}
     if d.as_stored and not reason:
         row["flags"] = sorted([*row["flags"], "orientation-unread"])
+    if d.nodata and not reason:
+        row["flags"] = sorted([*row["flags"], "nodata"])
+    if d.item.window is not None:
+        row |= {name: getattr(d.item.window, name) for name in ("x", "y", "side")}
     if reason:
         row |= {"reason": reason.code, "reason_values": reason.to_row()["values"]}
     return row
@@ -158,7 +168,7 @@ def _row(d: DecodedImage, facts: dict[str, Any], refused: Reason | None, seconds
 def _explain(
     context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str], margins: Sequence[tuple[int, int]]
 ) -> tuple[Facts, dict[str, StoredMaps]]:
-    e = explain_batch(context.executor, x, None, context.window, margins)
+    e = explain_batch(context.executor, x, context.target, context.window, margins)
     facts = _facts(e, ids)
     wanted = [i for i, name in enumerate(ids) if name in context.calibration]
     if wanted:

@@ -14,7 +14,8 @@ import torch
 
 from equicam.auditing.reload import Reloaded
 from equicam.auditing.store import RunStore
-from equicam.data.items import Item, read_item
+from equicam.core.views import crop_centre
+from equicam.data.items import Item, ItemContent, read_item
 from equicam.errors import EquicamError
 from equicam.evaluation import causal, statistics
 from equicam.evaluation.controls import item_seed
@@ -24,6 +25,7 @@ from equicam.evaluation.spec import EvaluationSpec
 from equicam.evaluation.stages import stages
 from equicam.evaluation.statistics import Estimate
 from equicam.models.images import as_batch, preprocess_image, stack_images
+from equicam.models.surround import preprocess_window
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
 from equicam.shards import json_ready
@@ -85,7 +87,7 @@ def evidence(
                 content = read_item(item)
                 if content.sha256 != rows[item.id].get("sha256"):
                     continue
-                images.append(preprocess_image(model, content.decode().image))
+                images.append(_input(model, content))
                 some.append(item)
             except (EquicamError, OSError, ValueError):
                 continue
@@ -95,6 +97,13 @@ def evidence(
                 found |= _measure_batch(model, x, [i.id for i in some], rows, recipe)
         tick(len(items[start : start + IMAGES_PER_BATCH]))
     return found
+
+
+def _input(model: Model, content: ItemContent) -> torch.Tensor:
+    """An image as the model's input, without its surround."""
+    if content.pixels is None:
+        return preprocess_image(model, content.decode().image)
+    return crop_centre(preprocess_window(model, content.pixels), (content.pixels.tile,) * 2)
 
 
 def _measure_batch(

@@ -1,6 +1,6 @@
 """The files of a run against its log: digests enter it as files are written, and are compared on resuming and sealing.
 
-    started, resumed   digests of manifest.json and sample.parquet
+    started, resumed   digests of manifest.json, sample.parquet and rasters.parquet
     shard              digests of a shard's items and maps
     completed          digest of digests.json, which lists all of them
 
@@ -23,13 +23,12 @@ from equicam.shards import TEMPORARY_SUFFIX, read_json, write_atomic
 
 Notice = Callable[[str], None]
 """Called with a sentence for the user."""
-HEADS = ("manifest.json", "sample.parquet")
 
 
 def log_start(store: RunStore, log: Log, pending: int) -> None:
     """Note that computing starts or goes on, and the digests of what it starts from."""
     kind = "resumed" if log.events() else "started"
-    digests = {name: file_digest(store.folder / name) for name in HEADS}
+    digests = {name: file_digest(store.folder / name) for name in store.heads()}
     log.add(kind, {"pending": pending, "shards": store.shard_count, "files": digests})
 
 
@@ -61,7 +60,7 @@ def refuse_lost_log(store: RunStore, log: Log) -> None:
     if not store.started():
         return
     problems = log.problems()
-    if not problems and not set(HEADS) <= set(logged_digests(store, log)):
+    if not problems and not set(store.heads()) <= set(logged_digests(store, log)):
         problems.append(f"{log.path.name} does not say what the run was started with")
     if problems:
         raise EquicamError(
@@ -77,10 +76,10 @@ def heal(store: RunStore, log: Log, write_head: Callable[[], None], notice: Noti
     `write_head` writes both as this call would; if the log knows them otherwise, resuming is refused.
     """
     logged = logged_digests(store, log)
-    damaged = [name for name in HEADS if _digest(store, name) != logged.get(name)]
+    damaged = [name for name in store.heads() if _digest(store, name) != logged.get(name)]
     if damaged:
         write_head()
-        if still := [name for name in HEADS if _digest(store, name) != logged.get(name)]:
+        if still := [name for name in store.heads() if _digest(store, name) != logged.get(name)]:
             raise EquicamError(
                 f"resuming {valid_utf8(str(store.folder))}", needs=f"{still[0]} as it was written", got="another file",
                 fix="restoring it, or another --out",

@@ -7,7 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from equicam.auditing.schema1 import translate_manifest
-from equicam.core.transforms import Transform, as_transform, presented_index
+from equicam.core.transforms import Transform, as_transform, canvas_size, presented_index
+from equicam.data.items import Item
+from equicam.data.rasters.options import RasterWindow, Tiling
+from equicam.data.remote import AnyPath
 from equicam.errors import EquicamError
 from equicam.recipe import Recipe
 from equicam.shards import differences, parse_object, shorten
@@ -41,6 +44,8 @@ VALID: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("images", "calibration_size"), _is_count),
     "shard_size": lambda value: _is_count(value) and value > 0,
     "classes": lambda value: value is None or (isinstance(value, list) and all(map(_is_text, value))),
+    "tiling": lambda value: value is None or isinstance(value, dict),
+    "target": lambda value: value is None or _is_count(value),
     "versions": lambda value: isinstance(value, list)
     and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_text, pair)) for pair in value),
 }  # fmt: skip
@@ -70,6 +75,8 @@ class Manifest:
     data: str  # digest of ids, labels, boxes and order
     versions: tuple[tuple[str, str], ...]
     schema: int = SCHEMA_VERSION
+    tiling: Tiling | None = None  # how rasters were cut into windows
+    target: int | None = None  # the class explained in every image; None: each image's top-1
 
     @cached_property
     def transforms(self) -> tuple[Transform, ...]:
@@ -80,6 +87,20 @@ class Manifest:
     def labels(self) -> tuple[str, ...]:
         """The views for people."""
         return tuple(one.label for one in self.transforms)
+
+    @property
+    def margin(self) -> int:
+        """Model pixels around a window that were read with it."""
+        if self.tiling is None or self.recipe.context == "none":
+            return 0
+        return (canvas_size((self.tiling.tile, self.tiling.tile))[0] - self.tiling.tile) // 2
+
+    def item_of(self, row: Mapping[str, Any], path: AnyPath) -> Item:
+        """The item that a row is of."""
+        window = None
+        if self.tiling is not None and row.get("side") is not None:
+            window = RasterWindow(row["x"], row["y"], row["side"], self.tiling, self.margin)
+        return Item(row["id"], path, index=row.get("index"), window=window)
 
     @property
     def presented(self) -> int | None:
@@ -107,10 +128,12 @@ def read_manifest(text: str | bytes, *, where: str) -> Manifest:
                 f"the run {where}", needs=f"schema version 1 or {SCHEMA_VERSION}", got=found.get("schema"),
                 fix="the equicam version that wrote it",
             )  # fmt: skip
+        found = {"tiling": None, "target": None} | found
         for name, check in VALID.items():
             if not check(found[name]):
                 raise ValueError(f"{name} = {shorten(found[name])}")
         found["recipe"] = _read_recipe(found["recipe"])
+        found["tiling"] = None if found["tiling"] is None else Tiling.from_json(found["tiling"])
         found["classes"] = None if found["classes"] is None else tuple(found["classes"])
         found["versions"] = tuple((name, version) for name, version in found["versions"])
         return Manifest(**{f.name: found[f.name] for f in fields(Manifest)})

@@ -3,11 +3,10 @@
 import shlex
 from dataclasses import dataclass, replace
 
-from equicam.auditing.audit import resolve_recipe
+from equicam.auditing.audit import list_items, resolve_recipe
 from equicam.auditing.compute import AuditContext
 from equicam.auditing.store import RunStore
-from equicam.data.items import Item, digest_items, valid_utf8
-from equicam.data.sources import find_items
+from equicam.data.items import Item, digest_items, scan_order, valid_utf8
 from equicam.errors import EquicamError, NotNamedError
 from equicam.models.load import load
 from equicam.models.names import is_library_model, weights_file
@@ -44,8 +43,10 @@ def reload_run(
             where, needs="the weights it was computed with", got="others", fix="restoring them"
         )
     ids = set(store.sample()["id"].to_pylist())
-    found = find_items(source or manifest.source, split=manifest.split, from_user=source is not None)
-    items = sorted((item for item in found if item.id in ids), key=lambda item: item.id)
+    found, _ = list_items(
+        source or manifest.source, manifest.split, manifest.tiling, manifest.recipe.context, from_user=source is not None
+    )  # fmt: skip
+    items = sorted((item for item in found if item.id in ids), key=scan_order)
     if digest_items(items) != manifest.data:
         raise EquicamError(
             where, needs="the images it was computed from", got=f"others in {source or manifest.source}",
@@ -60,7 +61,8 @@ def reload_run(
         )  # fmt: skip
     sample = store.sample()
     calibration = frozenset(sample.filter(sample["calibration"])["id"].to_pylist())
-    return Reloaded(AuditContext(model, recipe, calibration), items)
+    tile = manifest.tiling.tile if manifest.tiling else None
+    return Reloaded(AuditContext(model, recipe, calibration, tile, manifest.target), items)
 
 
 def library_model(store: RunStore) -> str:

@@ -14,6 +14,9 @@ NOT_STORED = {
     "stability": pa.float64(),
     "stability_by_view": pa.list_(pa.float32()),
     "disagreement": pa.float64(),
+    "x": pa.float64(),
+    "y": pa.float64(),
+    "side": pa.float64(),
 }
 """Columns of the items that 0.1.0 did not write."""
 ITEMS = {

@@ -2,6 +2,7 @@
 
     manifest.json           the recipe and everything else that makes the run reproducible
     sample.parquet          every image of the run in order, and its shard
+    rasters.parquet         if images are windows: their rasters, readers, and how many windows were left out
     items/shard-*.parquet   one row per image
     maps/shard-*.parquet    its map, PEUM and view maps at layer resolution, float16
     digests.json            SHA-256 of manifest, sample and shards, once all shards are there
@@ -17,6 +18,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from equicam.auditing.manifest import SCHEMA_VERSION, Manifest, read_manifest, r
 from equicam.auditing.stored_maps import MAPS, StoredMaps
 from equicam.data.digests import file_digest
 from equicam.data.items import Item, valid_utf8
+from equicam.data.rasters.options import raster_id
+from equicam.data.rasters.tiling import RasterRow
 from equicam.errors import EquicamError
 from equicam.shards import (
     TEMPORARY_SUFFIX,
@@ -47,6 +51,10 @@ ITEMS = pa.schema(
         pa.field("id", pa.string(), nullable=False),
         pa.field("path", pa.string()),
         pa.field("index", pa.int64()),  # which image of a file that holds several
+        # left, top and side of a window, in pixels of its raster's finest level
+        pa.field("x", pa.float64()),
+        pa.field("y", pa.float64()),
+        pa.field("side", pa.float64()),
         pa.field("sha256", pa.string()),
         pa.field("bytes", pa.int64()),
         pa.field("mtime_ns", pa.int64()),
@@ -89,6 +97,35 @@ SAMPLE = pa.schema(
         pa.field("calibration", pa.bool_()),
     ]
 )
+
+
+RASTERS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("path", pa.string()),
+        pa.field("kind", pa.string()),  # slide or map
+        pa.field("width", pa.int64()),
+        pa.field("height", pa.int64()),
+        pa.field("bands", pa.list_(pa.string())),
+        pa.field("dtype", pa.string()),
+        pa.field("mpp", pa.float64()),
+        pa.field("crs", pa.string()),
+        pa.field("transform", pa.list_(pa.float64())),
+        pa.field("origin", pa.list_(pa.float64())),  # where QuPath's coordinates begin
+        pa.field("reader", pa.string()),
+        pa.field("bytes", pa.int64()),
+        pa.field("mtime_ns", pa.int64()),
+        pa.field("windows", pa.int64()),  # rows of the run
+        pa.field(
+            "background", pa.int64()
+        ),  # windows left out: too little tissue, no data, outside the regions
+        pa.field("nodata", pa.int64()),
+        pa.field("outside", pa.int64()),
+        pa.field("error", pa.string()),
+    ]
+)
+"""One row for every raster of a run."""
+Rasters = Sequence[RasterRow]
 
 
 class RunStore:
@@ -135,7 +172,12 @@ class RunStore:
     def names(self) -> list[str]:
         """The names of all files that a finished run is sealed with."""
         shards = [self.name(kind, n) for kind in ("items", "maps") for n in range(self.shard_count)]
-        return ["manifest.json", "sample.parquet", *shards]
+        return [*self.heads(), *shards]
+
+    def heads(self) -> list[str]:
+        """The names of the files that say what a run is."""
+        rasters = ["rasters.parquet"] if self.manifest.tiling else []
+        return ["manifest.json", "sample.parquet", *rasters]
 
     def pending(self) -> list[int]:
         """The shards that are not there yet, or only in half."""
@@ -184,6 +226,15 @@ class RunStore:
         found = read_table(self.folder / "sample.parquet")
         return schema1.rename(found, schema1.SAMPLE) if self.manifest.schema == 1 else found
 
+    def rasters(self) -> pa.Table:
+        """Every raster of the run; none in a run of images."""
+        if self.manifest.tiling is None:
+            return RASTERS.empty_table()
+        path = self.folder / "rasters.parquet"
+        found = read_table(path)
+        refuse_other_columns(path, found, RASTERS, RASTERS.names)
+        return found
+
     def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows written so far, in the sample's order; all columns or these."""
         written = [n for n in range(self.shard_count) if self.path("items", n).is_file()]
@@ -198,7 +249,7 @@ class RunStore:
             found = pa.concat_tables([self.read_shard("items", n, columns) for n in written])
         if self.moved and "path" in found.column_names:
             ids, paths = found["id"].to_pylist(), found["path"].to_pylist()
-            now = [self.moved.get(name, path) for name, path in zip(ids, paths, strict=True)]
+            now = [self.moved.get(raster_id(name), path) for name, path in zip(ids, paths, strict=True)]
             at = found.column_names.index("path")
             found = found.set_column(at, ITEMS.field("path"), pa.array(now, pa.string()))
         return found
@@ -224,7 +275,7 @@ class RunStore:
         if not self.folder.is_dir() or (self.folder / "manifest.json").is_file():
             return
         shards = [*self.folder.glob("items/*"), *self.folder.glob("maps/*")]
-        ours = {".lock", "items", "maps", "sample.parquet"}
+        ours = {".lock", "items", "maps", "sample.parquet", "rasters.parquet"}
         foreign = [
             p for p in self.folder.iterdir() if p.name not in ours and not p.name.endswith(TEMPORARY_SUFFIX)
         ]
@@ -239,7 +290,9 @@ class RunStore:
                 fix="another --out",
             )  # fmt: skip
 
-    def begin(self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str]) -> None:
+    def begin(
+        self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str], rasters: Rasters = ()
+    ) -> None:
         """Lay out the folder, or check that it holds the same run; a run without any shard may be replaced."""
         if self.started():
             self.refuse_schema1()
@@ -251,10 +304,12 @@ class RunStore:
         self.refuse_foreign()
         for kind in ("items", "maps"):
             (self.folder / kind).mkdir(parents=True, exist_ok=True)
-        self.write_head(manifest, items, calibration)
+        self.write_head(manifest, items, calibration, rasters)
 
-    def write_head(self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str]) -> None:
-        """Write the sample and the manifest."""
+    def write_head(
+        self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str], rasters: Rasters = ()
+    ) -> None:
+        """Write the rasters, the sample and the manifest."""
         chosen = set(calibration)
         columns = {
             "id": [item.id for item in items],
@@ -263,6 +318,9 @@ class RunStore:
             "shard": [i // manifest.shard_size for i in range(len(items))],
             "calibration": [item.id in chosen for item in items],
         }
+        if manifest.tiling is not None:
+            rows = [asdict(row) | {"path": valid_utf8(row.path)} for row in rasters]
+            write_table(self.folder / "rasters.parquet", pa.Table.from_pylist(rows, schema=RASTERS))
         write_table(self.folder / "sample.parquet", pa.table(columns, schema=SAMPLE))
         # last: with it the run exists
         write_atomic(self.folder / "manifest.json", manifest.dumps().encode())

@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import metadata
@@ -56,12 +56,17 @@ class AuditJob:
     def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], dict[str, str]]:
         """Load the model, refuse versions or weights that would give other rows, and return the computation."""
         store = RunStore(self.folder.enter())
-        if found := differences(dict(self.manifest.versions), dict(versions())):
+        if found := differences(
+            dict(self.manifest.versions), dict(versions(rasters=self.manifest.tiling is not None))
+        ):
             raise EquicamError(
                 "a worker", needs="the versions the run was started with", got="; ".join(found), fix="the same everywhere"
             )  # fmt: skip
         model = load_checked(self.model_source, device, self.manifest.weights)
-        context = AuditContext(model, self.manifest.recipe, self.calibration)
+        tiling, target = self.manifest.tiling, self.manifest.target
+        context = AuditContext(
+            model, self.manifest.recipe, self.calibration, tiling.tile if tiling else None, target
+        )
 
         def compute(number: int, decoded: list[DecodedImage]) -> dict[str, str]:
             # another worker may have written this shard after being presumed dead; keep it
@@ -89,9 +94,18 @@ class AuditJob:
         )
 
 
-def versions() -> tuple[tuple[str, str], ...]:
-    """The versions that decide rows."""
+READERS = ("openslide-python", "openslide-bin", "tifffile", "rasterio")
+"""The libraries that read rasters."""
+
+
+def versions(*, rasters: bool = False) -> tuple[tuple[str, str], ...]:
+    """The versions that decide rows, with those of the readers of rasters if there are any."""
+    readers: list[tuple[str, str]] = []
+    for name in READERS if rasters else ():
+        with suppress(metadata.PackageNotFoundError):
+            readers.append((name, metadata.version(name)))
     return (
+        *readers,
         ("equicam", __version__),
         ("python", platform.python_version()),
         ("torch", torch.__version__),

@@ -16,6 +16,7 @@ from equicam.cli.shared import (
     exit_on_error,
     load_on_engine,
     parse_dtype,
+    parse_tiling,
     parse_views,
     say,
 )
@@ -39,10 +40,33 @@ def audit(
     ] = 0,
     split: options.Split = None,
     n: options.SampleSize = None,
+    tile: options.Tile = None,
+    mpp: options.Mpp = None,
+    mpp_is: options.MppIs = None,
+    stride: options.Stride = None,
+    tissue: options.Tissue = 0.0,
+    regions: options.Regions = None,
+    bands: options.Bands = None,
+    scale: options.Scale = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    display: options.Display = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Class to explain in every image, by name or number.", show_default="each image's top-1"
+        ),
+    ] = None,
     layer: options.Layer = None,
     classes: options.Classes = None,
     fill: options.Fill = None,
-    context: options.Context = "none",
+    context: Annotated[
+        str | None,
+        typer.Option(
+            help="auto: cut views from what surrounds the model's input; none: reflect at its border.",
+            show_default="auto for rasters, none for images",
+        ),
+    ] = None,
     tau: options.Tau = None,
     gamma: options.Gamma = None,
     as_published: options.AsPublished = False,
@@ -63,6 +87,8 @@ def audit(
 ) -> None:
     """Explain every image of a source into a run that can be resumed, ranked, reported and verified.
 
+    With --tile the source is a slide or a georeferenced raster, or several, and every window of theirs is an image.
+
     Run the same command again to resume. An image that cannot be decoded becomes a row with a reason. Ctrl-C finishes
     the current shard first.
 
@@ -76,7 +102,11 @@ def audit(
             model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors
         )  # fmt: skip
         run = equicam.audit(
-            source, loaded, out, method=method, views=parse_views(views), split=split, n=n, calibrate=calibrate,
+            source, loaded, out, method=method, views=parse_views(views), split=split, n=n, calibrate=calibrate, target=target,
+            tiling=parse_tiling(
+                tile=tile, mpp=mpp, mpp_is=mpp_is, stride=stride, tissue=tissue, regions=regions, bands=bands,
+                scale=scale, mean=mean, std=std, display=display,
+            ),
             fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=parse_dtype(dtype), compiled=compile_,
             seed=seed, shard_size=shard_size, workers=workers or DECODERS, weights_from=absolute_weights(weights),
             engine=chosen, progress=progress, notice=say,

@@ -65,6 +65,82 @@ Context = Annotated[
         help="auto: cut views from what the model's preprocessing crops away; none: reflect at the input's border.",
     ),
 ]
+_RASTERS = "Slides and maps"
+Tile = Annotated[
+    int | None,
+    Option(
+        min=2,
+        help="Cut rasters into windows of this many pixels of the model's.",
+        show_default=False,
+        rich_help_panel=_RASTERS,
+    ),
+]
+Mpp = Annotated[
+    float | None,
+    Option(
+        help="Micrometres a pixel of slides, or map units a pixel of maps, that the model sees.",
+        show_default="as stored", rich_help_panel=_RASTERS,
+    ),
+]  # fmt: skip
+MppIs = Annotated[
+    float | None,
+    Option(
+        "--mpp-is",
+        help="Resolution of rasters that do not say theirs.",
+        show_default=False,
+        rich_help_panel=_RASTERS,
+    ),
+]
+Stride = Annotated[
+    str | None,
+    Option(
+        help="Pixels from one window to the next, or disc: the inscribed discs cover everything.",
+        show_default="the tile", rich_help_panel=_RASTERS,
+    ),
+]  # fmt: skip
+Tissue = Annotated[
+    float,
+    Option(min=0, max=1, help="Least share of a slide's window that is tissue.", rich_help_panel=_RASTERS),
+]
+Regions = Annotated[
+    str | None,
+    Option(
+        help="GeoJSON of QuPath or QGIS: only windows whose centre lies in its areas; a folder has one file a raster.",
+        show_default=False, rich_help_panel=_RASTERS,
+    ),
+]  # fmt: skip
+Bands = Annotated[
+    str | None,
+    Option(
+        help="Bands of the model's channels, by name or number from 1: 4,3,2.",
+        show_default="red, green, blue",
+        rich_help_panel=_RASTERS,
+    ),
+]
+Scale = Annotated[
+    float | None,
+    Option(
+        help="Divide values by this, before mean and std.",
+        show_default="255, of 8-bit rasters",
+        rich_help_panel=_RASTERS,
+    ),
+]
+Mean = Annotated[
+    str | None,
+    Option(help="Mean of each band, after the scale.", show_default="the model's", rich_help_panel=_RASTERS),
+]
+Std = Annotated[
+    str | None,
+    Option(help="Standard deviation of each band.", show_default="the model's", rich_help_panel=_RASTERS),
+]
+Display = Annotated[
+    str | None,
+    Option(
+        help="One or three bands to show.",
+        show_default="the first three of --bands",
+        rich_help_panel=_RASTERS,
+    ),
+]
 AsPublished = Annotated[bool, Option(help="Use the paper authors' view grid, fill and method variants.")]
 Dtype = Annotated[
     str | None,

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from equicam.core.views import Views
+    from equicam.data.rasters.options import Tiling
     from equicam.engines.devices import Devices
     from equicam.engines.ray import Cluster
     from equicam.engines.worker import ModelFromName
@@ -53,6 +54,15 @@ TYPED = {
     "control": "--control",
     "unstable": "--unstable",
     "more": "--more",
+    "tile": "--tile",
+    "stride": "--stride",
+    "tissue": "--tissue",
+    "bands": "--bands",
+    "scale": "--scale",
+    "mpp": "--mpp",
+    "display": "--display",
+    "mean": "--mean",
+    "std": "--std",
 }
 """How an argument of the library is typed on the command line."""
 NAMED_VIEWS = {"dihedral": "dihedral:18", "scales": "scales:0.8,1,1.25", "shifts": "shifts:0.05"}
@@ -132,6 +142,36 @@ def _named_views(name: str, values: str) -> "Views":
     if not 0 < share < 0.5:
         raise ValueError(values)
     return Views.shifts((0, 0), (share, 0), (-share, 0), (0, share), (0, -share))
+
+
+def parse_tiling(*, tile: int | None, **given: Any) -> "Tiling | None":
+    """How rasters are cut, from the options of the command line; None without --tile."""
+    from equicam.data.rasters.options import Input, Tiling
+
+    named = {name: value for name, value in given.items() if value not in (None, 0.0)}
+    if tile is None:
+        if named:
+            name = next(iter(named)).replace("_", "-")
+            raise EquicamError(f"--{name}", needs="--tile, the size of windows", got="none", fix="--tile 224")
+        return None
+    stride = named.get("stride", "tile")
+    chosen = Input(
+        bands=named.get("bands"), scale=named.get("scale"), mpp=named.get("mpp"), display=named.get("display"),
+        mean=_numbers("mean", named.get("mean")), std=_numbers("std", named.get("std")),
+    )  # fmt: skip
+    return Tiling(
+        tile, int(stride) if stride.isdecimal() else stride, given["tissue"], mpp_is=named.get("mpp_is"),
+        regions=named.get("regions"), input=chosen,
+    )  # fmt: skip
+
+
+def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
+    try:
+        return None if text is None else tuple(float(one) for one in text.split(","))
+    except ValueError as error:
+        raise EquicamError(
+            f"--{name}", needs="numbers", got=repr(text), fix=f"--{name} 0.5,0.5,0.5"
+        ) from error
 
 
 def parse_dtype(name: str | None) -> "torch.dtype | None":

@@ -28,11 +28,12 @@ from PIL import Image
 
 from equicam.data.items import Box, Item, read_item
 from equicam.data.processes import call_alone, end_with_parent, limit_memory, limit_time
+from equicam.data.rasters.windows import WindowPixels
 from equicam.data.remote import file_stat
 from equicam.errors import EquicamError
 from equicam.reasons import Reason
 
-Preprocess = Callable[[Image.Image], NDArray[np.float32]]
+Preprocess = Callable[[Image.Image | WindowPixels], NDArray[np.float32]]
 InputBox = Callable[[tuple[int, int]], Box]
 """From an image's width and height, the box of it that the model's input shows."""
 SHARDS_AHEAD = 2
@@ -60,6 +61,8 @@ class DecodedImage:
     height: int | None = None
     input_box: Box | None = None
     as_stored: bool = False  # its EXIF orientation cannot be read
+    margin: tuple[int, int] | None = None  # rows and columns around a window that its raster has
+    nodata: bool = False  # some of a window has no data
     reason: Reason | None = None
     seconds: float = 0.0
 
@@ -78,6 +81,8 @@ def decode_image(item: Item, preprocess: Preprocess, input_box: InputBox) -> Dec
     try:
         content = read_item(item)
         found = replace(found, **asdict(content.stat), sha256=content.sha256)
+        if content.pixels is not None:
+            return _decode_window(found, content.pixels, preprocess, start)
         upright = content.decode()
         image, size = upright.image, upright.image.size
         found = replace(found, width=size[0], height=size[1], as_stored=upright.orientation is None)
@@ -86,6 +91,16 @@ def decode_image(item: Item, preprocess: Preprocess, input_box: InputBox) -> Dec
         stat = file_stat(item.path) if found.sha256 is None else None
         found = replace(found, **asdict(stat) if stat else {}, x=None, reason=failure_reason(error))
     return replace(found, seconds=time.perf_counter() - start)
+
+
+def _decode_window(
+    found: DecodedImage, pixels: WindowPixels, preprocess: Preprocess, start: float
+) -> DecodedImage:
+    tile = pixels.tile
+    return replace(
+        found, x=preprocess(pixels), width=tile, height=tile, input_box=(0.0, 0.0, float(tile), float(tile)),
+        margin=pixels.margin, nodata=not pixels.valid.all(), seconds=time.perf_counter() - start,
+    )  # fmt: skip
 
 
 class SharedBuffer:

@@ -11,7 +11,10 @@ from equicam.data.items import Item, valid_utf8
 from equicam.data.remote import AnyPath, RemotePath
 from equicam.errors import EquicamError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".jp2", ".ppm", ".pgm")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".jp2", ".ppm", ".pgm")
+RASTER_SUFFIXES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide")
+"""Of slides, which are read in windows."""
+SUFFIXES = (*IMAGE_SUFFIXES, *RASTER_SUFFIXES)
 
 PathParts = tuple[str, ...]
 """A path relative to a folder, split at the separators."""

@@ -7,14 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from equicam.data import hdf5
 from equicam.data.files import MAX_IMAGE_BYTES, read_file
 from equicam.data.image_files import UprightImage, decode, open_image
+from equicam.data.rasters.options import RasterWindow, raster_id
 from equicam.data.remote import AnyPath, FileStat, RemotePath, file_stat, file_stats
 from equicam.errors import EquicamError
+
+if TYPE_CHECKING:
+    from equicam.data.rasters.windows import WindowPixels
 
 Box = tuple[float, float, float, float]
 """x0, y0, x1, y1 in pixels of the image as stored."""
@@ -30,6 +36,14 @@ class Item:
     boxes: tuple[Box, ...] = ()
     region: Box | None = None  # the area of the image that decides the label, where a data set defines one
     index: int | None = None  # the position in a file that contains many images
+    window: RasterWindow | None = None  # the part of a raster
+
+
+def scan_order(item: Item) -> tuple[str, float, float]:
+    """A key that sorts items by id, and windows of a raster row by row."""
+    if item.window is None:
+        return item.id, 0.0, 0.0
+    return raster_id(item.id), item.window.y, item.window.x
 
 
 @dataclass(frozen=True)
@@ -40,14 +54,19 @@ class ItemContent:
     data: bytes = field(repr=False)  # the file, or the pixels of one image of a file that contains many
     stat: FileStat
     size: tuple[int, int] | None = None  # width and height of the pixels
+    pixels: "WindowPixels | None" = field(default=None, repr=False)  # of a window of a raster
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the data."""
-        return hashlib.sha256(self.data).hexdigest()
+        """SHA-256 of the data; of a window, of its decoded pixels."""
+        return hashlib.sha256(self.data).hexdigest() if self.pixels is None else self.pixels.digest()
 
     def decode(self) -> UprightImage:
         """The image as upright 8-bit RGB; raises an EquicamError if it cannot be decoded."""
+        if self.item.window is not None and isinstance(self.item.path, Path):
+            from equicam.data.rasters.windows import show_window
+
+            return UprightImage(show_window(self.item.path, self.item.window), 1)
         if self.size is None:
             return decode(self.data, f"image {str(self.item.path)!r}")
         return UprightImage(Image.frombytes("RGB", self.size, self.data), 1)
@@ -56,6 +75,10 @@ class ItemContent:
 def read_item(item: Item) -> ItemContent:
     """Read an item's file, once; raises an EquicamError if it cannot be read."""
     what = f"image {str(item.path)!r}"
+    if item.window is not None and isinstance(item.path, Path):
+        from equicam.data.rasters.windows import read_window
+
+        return ItemContent(item, b"", file_stat(item.path), pixels=read_window(item.path, item.window))
     if item.index is None:
         return ItemContent(item, *read_file(item.path, what=what, limit=MAX_IMAGE_BYTES))
     if isinstance(item.path, RemotePath):
@@ -66,7 +89,8 @@ def read_item(item: Item) -> ItemContent:
 
 def open_item(item: Item) -> Image.Image:
     """The item's image as upright 8-bit RGB; raises an EquicamError if it cannot be read."""
-    return open_image(item.path) if item.index is None else read_item(item).decode().image
+    plain = item.index is None and item.window is None
+    return open_image(item.path) if plain else read_item(item).decode().image
 
 
 def upright_box(orientation: int | None, size: tuple[int, int], box: Box) -> Box:
@@ -106,7 +130,7 @@ def sample_by_class(items: Sequence[Item], n: int | None) -> list[Item]:
 
 def _classes(items: Sequence[Item]) -> list[list[Item]]:
     """Items by class, sorted by id: numbered classes first, then named ones, then items without a label."""
-    ordered = sorted(items, key=lambda i: (i.id, str(i.path), -1 if i.index is None else i.index))
+    ordered = sorted(items, key=lambda i: (*scan_order(i), str(i.path), -1 if i.index is None else i.index))
     if all(item.label is None for item in ordered):
         return [[item] for item in ordered]
     groups: dict[int | str | None, list[Item]] = {}

@@ -19,9 +19,11 @@ from torch import Tensor
 from equicam.core.transforms import canvas_size
 from equicam.core.views import crop_centre
 from equicam.data.image_files import to_rgb
+from equicam.data.rasters.options import Tiling
+from equicam.data.rasters.windows import WindowPixels
 from equicam.errors import EquicamError
 from equicam.models.images import input_bytes, preprocess_image, preprocessing_of, stack_images
-from equicam.readers.model import Model
+from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,36 @@ def preprocess_surround(model: Model | None, image: Image.Image) -> Surround:
     return _surround(*found)
 
 
-def preprocess_pixels(model: Model | None, image: Image.Image, context: str) -> Float[Tensor, "c H W"]:
+def preprocess_pixels(
+    model: Model | None, image: Image.Image | WindowPixels, context: str
+) -> Float[Tensor, "c H W"]:
     """One image as the model's input; with context, in the middle of its surround."""
+    if isinstance(image, WindowPixels):
+        return preprocess_window(model, image)
     return preprocess_image(model, image) if context == "none" else preprocess_surround(model, image).whole
 
 
-def surround_bytes(model: Model, context: str) -> int:
+def preprocess_window(model: Model | None, window: WindowPixels) -> Float[Tensor, "c H W"]:
+    """A window of a raster as the model's input: values over the scale, normalised. Where there is no data, the mean."""
+    values = torch.from_numpy(np.ascontiguousarray(window.values, dtype=np.float32)) / window.scale
+    mean = window.mean or (model.mean if model else IMAGENET_MEAN)
+    std = window.std or (model.std if model else IMAGENET_STD)
+    if len(mean) != len(std) or len(mean) not in (1, len(values)):
+        raise EquicamError(
+            "mean and std", needs=f"one number for each of {len(values)} bands", got=f"{len(mean)} and {len(std)}",
+            fix="--mean and --std, or Input(mean=…, std=…) of the model",
+        )  # fmt: skip
+    centre, spread = (torch.tensor(v, dtype=torch.float32)[:, None, None] for v in (mean, std))
+    x = (values - centre) / spread
+    valid = torch.from_numpy(window.valid)
+    return x if bool(valid.all()) else torch.where(valid, x, 0.0)
+
+
+def surround_bytes(model: Model, context: str, tiling: Tiling | None = None) -> int:
     """Approximate bytes of one preprocessed image, with its surround if it has context."""
+    if tiling is not None:
+        side = tiling.tile if context == "none" else canvas_size((tiling.tile, tiling.tile))[0]
+        return 4 * len(tiling.input.bands or (1, 2, 3)) * side**2
     plain = input_bytes(model)
     if context == "none":
         return plain

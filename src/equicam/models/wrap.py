@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from PIL import Image
 from torch import Tensor, nn
 
+from equicam.data.rasters.options import Input
 from equicam.errors import EquicamError
 from equicam.models.layers import choose_layer
 from equicam.readers.layout import Layout
@@ -22,9 +23,11 @@ def wrap(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
     classes: Sequence[str] | None = None,
+    input: Input | None = None,  # noqa: A002  # the word of the field
 ) -> Model:
     """Your own module, ready to explain; the target layer is a name, a submodule, or chosen automatically.
 
+    `input` says what its channels are, for windows of rasters: bands, scale, resolution.
     Without `layer`, the module runs once, on the first image of `example` or on zeros of its stated input size.
     """
     if not isinstance(module, nn.Module):
@@ -47,4 +50,5 @@ def wrap(
         mean=tuple(mean),
         std=tuple(std),
         classes=None if classes is None else tuple(classes),
+        input=input,
     )

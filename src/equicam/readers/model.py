@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from equicam.data.rasters.options import Input
 from equicam.errors import EquicamError
 from equicam.readers.layout import Layout
 
@@ -26,6 +27,7 @@ class Model:
     mean: tuple[float, ...] = IMAGENET_MEAN  # of the normalisation, to display preprocessed images
     std: tuple[float, ...] = IMAGENET_STD
     classes: tuple[str, ...] | None = None
+    input: Input | None = None  # of rasters: bands, scale, resolution
     name: str | None = None  # as given to `load`
 
     @property

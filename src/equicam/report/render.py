@@ -13,6 +13,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from scipy import ndimage
 
+from equicam.auditing.manifest import Manifest
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.core.transforms import Transform, inner_radius, presented_index
 from equicam.data.items import Item, read_item
@@ -59,12 +60,17 @@ class RenderedImages:
 
 
 def render_images(
-    row: Mapping[str, Any], maps: StoredMaps | None, transforms: Sequence[Transform], *, fetch: bool = False
+    row: Mapping[str, Any],
+    maps: StoredMaps | None,
+    transforms: Sequence[Transform],
+    manifest: Manifest | None = None,
+    *,
+    fetch: bool = False,
 ) -> RenderedImages:
-    """Render one image's row and maps."""
+    """Render one image's row and maps; the manifest says how windows of rasters are read."""
     grid = (1, 1) if maps is None else (maps.map.shape[0], maps.map.shape[1])
     size = fit(grid, IMAGE_PX)
-    image = read_input(row, size, fetch=fetch)
+    image = read_input(row, size, manifest, fetch=fetch)
     url, missing = (None, image) if isinstance(image, str) else (data_url(image), None)
     if maps is None:
         return RenderedImages(url, missing, None, None, None, False, ())
@@ -109,7 +115,9 @@ def fit(grid: Size, side: int) -> Size:
     return max(1, round(side * grid[0] / longer)), max(1, round(side * grid[1] / longer))
 
 
-def read_input(row: Mapping[str, Any], size: Size, *, fetch: bool = False) -> RgbImage | str:
+def read_input(
+    row: Mapping[str, Any], size: Size, manifest: Manifest | None = None, *, fetch: bool = False
+) -> RgbImage | str:
     """The part of the file that the model saw, or why it cannot be shown; never another image than the one explained.
 
     A URL in a run is opened only if the caller allows it (`fetch`), because anybody may have written the run.
@@ -122,7 +130,10 @@ def read_input(row: Mapping[str, Any], size: Size, *, fetch: bool = False) -> Rg
             return "The file is no longer where it was when it was explained."
         if file_stat(path).bytes != row["bytes"]:
             return "The file has changed since it was explained, so it is not shown."
-        content = read_item(Item(row["id"], path, index=row.get("index")))
+        item = (
+            Item(row["id"], path, index=row.get("index")) if manifest is None else manifest.item_of(row, path)
+        )
+        content = read_item(item)
         if content.sha256 != row["sha256"]:
             return "The file has changed since it was explained, so it is not shown."
         image = content.decode().image

@@ -74,7 +74,9 @@ class ImageRenderer:
             return None
         from equicam.report import render
 
-        found = render.read_input(queue.row(item), (8, 8), fetch=item.id in queue.store.moved)
+        found = render.read_input(
+            queue.row(item), (8, 8), queue.store.manifest, fetch=item.id in queue.store.moved
+        )
         return found if isinstance(found, str) else None
 
     def _render(self, queue: Queue, item: QueueItem, kind: str) -> Encoded | None:
@@ -84,11 +86,12 @@ class ImageRenderer:
         grid = _grid(row, maps)
         if kind == "input":
             size = render.fit(grid, _input_side(row))
-            image = render.read_input(row, size, fetch=item.id in queue.store.moved)
+            image = render.read_input(row, size, queue.store.manifest, fetch=item.id in queue.store.moved)
             return None if isinstance(image, str) else _encode_input(image)
         if kind == "strip" or kind.startswith("thumb"):
             size = render.fit(grid, TILE_PX if kind == "strip" else THUMB_PX)
-            image = render.background(render.read_input(row, size, fetch=item.id in queue.store.moved), size)
+            found = render.read_input(row, size, queue.store.manifest, fetch=item.id in queue.store.moved)
+            image = render.background(found, size)
             return self._strip(image, maps) if kind == "strip" else self._thumb(image, maps, kind)
         if maps is None:
             return None

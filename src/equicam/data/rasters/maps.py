@@ -1,0 +1,93 @@
+"""Georeferenced rasters: GeoTIFF and JPEG 2000 through rasterio, any bands and types, nodata and masks."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equicam.data.rasters.raster import Pixels, Raster, RasterInfo
+from equicam.errors import EquicamError
+
+DRIVERS = ("GTiff", "JP2OpenJPEG")
+"""The only ones: others, such as VRT, name further files or addresses, and a file is not obeyed."""
+CACHE_BYTES = 64 << 20
+MAX_BANDS = 4096
+
+
+class GeoRaster(Raster):
+    """A raster that rasterio reads."""
+
+    def __init__(self, path: Path) -> None:
+        import rasterio
+
+        self._env = {"GDAL_CACHEMAX": CACHE_BYTES, "GDAL_NUM_THREADS": 1}
+        self._path, self._lock = path, threading.Lock()
+        with rasterio.Env(**self._env):
+            self._levels: list[Any] = [rasterio.open(path, driver=list(DRIVERS))]
+            try:
+                self.info = self._describe(path)
+                self._levels += [
+                    rasterio.open(path, driver=list(DRIVERS), overview_level=i)
+                    for i in range(len(self.info.downsamples) - 1)
+                ]
+            except BaseException:
+                self.close()
+                raise
+
+    def _describe(self, path: Path) -> RasterInfo:
+        import rasterio
+
+        data = self._levels[0]
+        types = set(data.dtypes)
+        if len(types) != 1 or not 1 <= data.count <= MAX_BANDS or "complex" in min(types):
+            raise EquicamError(
+                f"raster {str(path)!r}", needs="bands of one real type", got=f"{data.count} bands, {sorted(types)}",
+                fix="a copy with one type",
+            )  # fmt: skip
+        (kind,) = types
+        names = [text or "" for text in data.descriptions]
+        unique = all(names) and len({n.casefold() for n in names}) == len(names)
+        colours = tuple(one.name for one in data.colorinterp)
+        bands = tuple(names) if unique else colours if set(colours[:3]) == {"red", "green", "blue"} else ()
+        if len(set(bands)) != data.count:
+            bands = tuple(str(i + 1) for i in range(data.count))
+        a, b, _, d, e, _ = tuple(data.transform)[:6]
+        across, down = float(np.hypot(a, d)), float(np.hypot(b, e))
+        placed = data.crs is not None and across > 0 and abs(across - down) <= 0.02 * max(across, down)
+        return RasterInfo(
+            "map", data.width, data.height, bands, kind, f"rasterio {rasterio.__version__}, GDAL {rasterio.__gdal_version__}",
+            downsamples=(1.0, *(float(f) for f in data.overviews(1))),
+            mpp=(across + down) / 2 if placed else None,
+            crs=None if data.crs is None else data.crs.to_string(),
+            transform=tuple(float(v) for v in tuple(data.transform)[:6]),
+        )  # fmt: skip
+
+    def level_size(self, level: int) -> tuple[int, int]:
+        """Width and height of a level."""
+        return self._levels[level].width, self._levels[level].height
+
+    def read_level(
+        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
+    ) -> Pixels:
+        """Whole pixels of a level; nodata, masks and transparency are not valid, and neither is NaN."""
+        import rasterio
+        from rasterio.windows import Window
+
+        data, window = self._levels[level], Window(x, y, width, height)
+        wanted = [b + 1 for b in bands]
+        with self._lock, rasterio.Env(**self._env):
+            values = data.read(wanted, window=window)
+            flags = {flag.name for i in wanted for flag in data.mask_flag_enums[i - 1]}
+            if flags == {"all_valid"}:
+                valid = np.ones(values.shape[1:], bool)
+            else:
+                valid = (data.read_masks(wanted, window=window) > 0).all(0)
+        if values.dtype.kind == "f":
+            valid &= np.isfinite(values).all(0)
+        return Pixels(values, valid)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        for one in self._levels:
+            one.close()

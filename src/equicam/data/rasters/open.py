@@ -1,0 +1,119 @@
+"""Open a raster by its content, once in each process."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from equicam.data.files import open_regular
+from equicam.data.rasters.raster import Raster
+from equicam.errors import EquicamError
+
+MAX_OPEN = 4
+
+_opened: OrderedDict[tuple[object, ...], Raster] = OrderedDict()
+_lock = threading.Lock()
+
+
+def open_raster(path: Path) -> Raster:
+    """The raster in a file; the last few stay open. An EquicamError says why there is none."""
+    what = f"raster {str(path)!r}"
+    with open_regular(path, what) as file:
+        head, stat = file.read(4096), os.fstat(file.fileno())
+    key = (os.getpid(), str(path), stat.st_mtime_ns, stat.st_size)  # a forked process opens its own
+    with _lock:
+        if key in _opened:
+            _opened.move_to_end(key)
+            return _opened[key]
+    raster = _open(path, head, what)
+    with _lock:
+        _opened[key] = raster
+        while len(_opened) > MAX_OPEN:
+            _, oldest = _opened.popitem(last=False)
+            oldest.close()
+    return raster
+
+
+def _open(path: Path, head: bytes, what: str) -> Raster:
+    tiff = head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+    jp2 = head[4:8] == b"jP  " or head[:4] == b"\xff\x4f\xff\x51"
+    missing: list[str] = []
+    vendor = _try(lambda: _vendor(path), "wsi", missing)
+    if vendor and vendor != "generic-tiff":
+        return _opening(lambda: _slide(path), what)
+    if tiff and _try(lambda: _is_ome(path), "wsi", missing):
+        return _opening(lambda: _ome(path), what)
+    if tiff or jp2:
+        geo: Raster | None = _try(lambda: _geo(path), "geo", missing, what)
+        if geo is not None and (geo.info.crs is not None or not vendor):
+            return geo
+        if vendor:
+            if geo is not None:
+                geo.close()
+            return _opening(lambda: _slide(path), what)
+    known = "a slide (svs, ndpi, mrxs, scn, bif, DICOM, OME-TIFF), a GeoTIFF or a JPEG 2000"
+    if missing:
+        extras = ",".join(dict.fromkeys(missing))
+        raise EquicamError(
+            what, needs="the readers of rasters", got="not installed", fix=f"pip install 'equicam[{extras}]'"
+        )
+    raise EquicamError(
+        what, needs=known, got="bytes of no format we know", fix="no --tile, if it is an image"
+    )
+
+
+def _try(call: Callable[[], Any], extra: str, missing: list[str], what: str | None = None) -> Any:
+    """The result of a reader; None where it is not installed."""
+    try:
+        return call() if what is None else _opening(call, what)
+    except ImportError:
+        missing.append(extra)
+        return None
+
+
+def _opening(call: Callable[[], Raster], what: str) -> Raster:
+    try:
+        return call()
+    except (EquicamError, ImportError):
+        raise
+    except Exception as error:  # libraries raise exceptions of every kind on damaged files
+        raise EquicamError(
+            what, needs="a file that can be read", got=str(error)[:200] or type(error).__name__, fix="a fresh copy of it"
+        ) from error  # fmt: skip
+
+
+def _vendor(path: Path) -> str | None:
+    import openslide
+
+    found: str | None = openslide.OpenSlide.detect_format(str(path))
+    return found
+
+
+def _is_ome(path: Path) -> bool:
+    import tifffile
+
+    try:
+        with tifffile.TiffFile(path) as file:
+            return bool(file.is_ome)
+    except Exception:  # noqa: BLE001  # damaged in any way: no reader of ours will take it for one
+        return False
+
+
+def _slide(path: Path) -> Raster:
+    from equicam.data.rasters.slides import OpenSlideRaster
+
+    return OpenSlideRaster(path)
+
+
+def _ome(path: Path) -> Raster:
+    from equicam.data.rasters.slides import OmeTiffRaster
+
+    return OmeTiffRaster(path)
+
+
+def _geo(path: Path) -> Raster:
+    from equicam.data.rasters.maps import GeoRaster
+
+    return GeoRaster(path)

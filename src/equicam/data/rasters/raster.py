@@ -1,0 +1,165 @@
+"""The interface of rasters: what they are, and boxes of them read at any resolution, exactly.
+
+Coordinates are pixels of level 0, the finest, as floats: (0, 0) is the outer corner of the first pixel. A box is read from
+the next finer level and resampled once by the exact ratio, so that a window is where its coordinates say it is.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from equicam.data.items import Box
+from equicam.errors import EquicamError
+
+MAX_READ_PIXELS = 64_000_000
+"""Of one level, for one window: a raster without coarser levels is not read whole to shrink it."""
+THUMBNAIL_PX = 1024
+
+
+@dataclass(frozen=True)
+class RasterInfo:
+    """What a raster says of itself."""
+
+    kind: str  # slide or map
+    width: int  # of level 0
+    height: int
+    bands: tuple[str, ...]  # names, or numbers from 1 where they have none
+    dtype: str
+    reader: str  # the library that reads it, and its version
+    downsamples: tuple[float, ...] = (1.0,)  # of its levels
+    mpp: float | None = None  # micrometres a pixel of slides, units of the coordinates a pixel of maps
+    crs: str | None = None  # of maps, as WKT or an authority's code
+    transform: tuple[float, ...] | None = (
+        None  # a b c d e f: x = a·column + b·row + c, y = d·column + e·row + f
+    )
+    origin: tuple[float, float] = (0.0, 0.0)  # where QuPath's coordinates begin, in ours
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Values of a box, band by band, and where they are data."""
+
+    values: NDArray[Any]  # [bands, height, width]
+    valid: NDArray[np.bool_]  # [height, width]
+
+
+class Raster(ABC):
+    """An open raster."""
+
+    info: RasterInfo
+
+    @abstractmethod
+    def read_level(
+        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
+    ) -> Pixels:
+        """Whole pixels of a level, which lie inside it."""
+
+    @abstractmethod
+    def level_size(self, level: int) -> tuple[int, int]:
+        """Width and height of a level."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file."""
+
+    def band_indices(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        """Positions of bands given by name or by number from 1."""
+        known = {name.casefold(): i for i, name in enumerate(self.info.bands)}
+        found: list[int] = []
+        for name in names:
+            by_number = int(name) - 1 if name.isdecimal() and len(name) < 6 else -1
+            place = known.get(name.casefold(), by_number)
+            if not 0 <= place < len(self.info.bands):
+                raise EquicamError(
+                    f"band {name!r}", needs=f"one of {', '.join(self.info.bands[:20])}, or a number from 1",
+                    got="no such band", fix="--bands with names or numbers of the file",
+                )  # fmt: skip
+            found.append(place)
+        return tuple(found)
+
+    def read(self, box: Box, size: tuple[int, int], bands: tuple[int, ...]) -> Pixels:
+        """A box inside the raster as an image of this size (width, height).
+
+        The next finer level is resampled by the exact ratio, antialiased where it shrinks. A box on whole pixels that keeps
+        its size comes back as stored.
+        """
+        x0, y0, x1, y1 = box
+        ratio = min((x1 - x0) / size[0], (y1 - y0) / size[1])
+        level = max(
+            (i for i, down in enumerate(self.info.downsamples) if down <= ratio * (1 + 1e-9)), default=0
+        )
+        wide, high = self.level_size(level)
+        across, down = self.info.width / wide, self.info.height / high
+        if level == 0:
+            across = down = 1.0
+        left, top, right, bottom = x0 / across, y0 / down, x1 / across, y1 / down
+        whole = [round(v) for v in (left, top, right, bottom)]
+        exact = (
+            max(abs(a - b) for a, b in zip(whole, (left, top, right, bottom), strict=True)) < 1e-6
+            and (whole[2] - whole[0], whole[3] - whole[1]) == size
+        )
+        if exact:
+            return self._checked(level, whole[0], whole[1], *size, bands)
+        reach = 2 * max(1.0, (right - left) / size[0], (bottom - top) / size[1])  # of the filter
+        first_x, first_y = max(0, math.floor(left - reach)), max(0, math.floor(top - reach))
+        last_x, last_y = min(wide, math.ceil(right + reach)), min(high, math.ceil(bottom + reach))
+        found = self._checked(level, first_x, first_y, last_x - first_x, last_y - first_y, bands)
+        inner = (
+            max(0.0, left - first_x),
+            max(0.0, top - first_y),
+            min(float(last_x - first_x), right - first_x),
+            min(float(last_y - first_y), bottom - first_y),
+        )
+        return resample(found, inner, size)
+
+    def _checked(self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]) -> Pixels:
+        if width * height > MAX_READ_PIXELS:
+            raise EquicamError(
+                "a window", needs=f"at most {MAX_READ_PIXELS:,} pixels of the file", got=f"{width:,} × {height:,}",
+                fix="a raster with coarser levels (a pyramid), or a smaller --mpp",
+            )  # fmt: skip
+        return self.read_level(level, x, y, width, height, bands)
+
+    def thumbnail(self, bands: tuple[int, ...], side: int = THUMBNAIL_PX) -> tuple[Pixels, float]:
+        """The whole raster in a small image, and how many pixels of level 0 one of it has; cheap, not exact."""
+        info = self.info
+        shrink = max(1.0, max(info.width, info.height) / side)
+        size = (max(1, round(info.width / shrink)), max(1, round(info.height / shrink)))
+        level = max((i for i, down in enumerate(info.downsamples) if down <= shrink), default=0)
+        wide, high = self.level_size(level)
+        if wide * high <= MAX_READ_PIXELS // 2:
+            whole = self.read_level(level, 0, 0, wide, high, bands)
+            return resample(whole, (0, 0, wide, high), size), info.width / size[0]
+        # there is no coarse level: some pixels of some rows
+        size = (max(1, size[0] // 4), max(1, size[1] // 4))
+        columns = [int((i + 0.5) * wide / size[0]) for i in range(size[0])]
+        rows = [
+            self.read_level(level, 0, int((i + 0.5) * high / size[1]), wide, 1, bands) for i in range(size[1])
+        ]
+        values = np.stack([row.values[:, 0, columns] for row in rows], axis=1)
+        return Pixels(values, np.stack([row.valid[0, columns] for row in rows])), info.width / size[0]
+
+
+def resample(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
+    """A box of pixels at another size: triangle filter, widened where it shrinks. Invalid pixels have no weight."""
+    values, valid = pixels.values, pixels.valid
+    if valid.all():
+        return Pixels(np.stack([_resize(band, box, size) for band in values]), np.ones(size[::-1], bool))
+    share = _resize(valid.astype(np.float32), box, size)
+    weight = np.maximum(share, 1e-6)
+    bands = [_resize(np.where(valid, band, 0).astype(np.float32), box, size) / weight for band in values]
+    found = np.stack(bands)
+    if values.dtype == np.uint8:
+        found = np.clip(np.rint(found), 0, 255).astype(np.uint8)
+    return Pixels(found, share > 0.5)
+
+
+def _resize(band: NDArray[Any], box: Box, size: tuple[int, int]) -> NDArray[Any]:
+    """One band: 8-bit values stay 8-bit, all others become float32."""
+    image = Image.fromarray(band if band.dtype == np.uint8 else band.astype(np.float32))
+    return np.asarray(image.resize(size, Image.Resampling.BILINEAR, box=box))

@@ -1,0 +1,210 @@
+"""Slides: OpenSlide for the scanners' formats, tifffile for OME-TIFF."""
+
+import threading
+from collections import OrderedDict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equicam.data.rasters.raster import Pixels, Raster, RasterInfo
+from equicam.errors import EquicamError
+
+CACHE_BYTES = 64 << 20
+"""Of decoded tiles, in each process."""
+RGB = ("red", "green", "blue")
+
+
+class OpenSlideRaster(Raster):
+    """A slide that OpenSlide reads. Where the scanner has looked nowhere it is not valid, and white."""
+
+    def __init__(self, path: Path) -> None:
+        import openslide
+
+        self._slide = openslide.OpenSlide(str(path))
+        self._slide.set_cache(openslide.OpenSlideCache(CACHE_BYTES))
+        properties = self._slide.properties
+        width, height = self._slide.dimensions
+        version = f"openslide {openslide.__library_version__}, openslide-python {openslide.__version__}"
+        self.info = RasterInfo(
+            "slide", width, height, RGB, "uint8", version,
+            downsamples=tuple(self._slide.level_downsamples),
+            mpp=_mpp(properties.get("openslide.mpp-x"), properties.get("openslide.mpp-y"), path),
+            origin=(
+                _float(properties.get("openslide.bounds-x")) or 0.0,
+                _float(properties.get("openslide.bounds-y")) or 0.0,
+            ),
+        )  # fmt: skip
+
+    def level_size(self, level: int) -> tuple[int, int]:
+        """Width and height of a level."""
+        width, height = self._slide.level_dimensions[level]
+        return width, height
+
+    def read_level(
+        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
+    ) -> Pixels:
+        """Whole pixels of a level: OpenSlide takes places in level 0."""
+        wide, high = self.level_size(level)
+        place = (round(x * self.info.width / wide), round(y * self.info.height / high)) if level else (x, y)
+        rgba = np.asarray(self._slide.read_region(place, level, (width, height)))
+        alpha = rgba[..., 3:]
+        valid = alpha[..., 0] > 127
+        rgb = rgba[..., :3]
+        if not (alpha == 255).all():  # over white, as the glass is
+            rgb = np.where(valid[..., None], rgb, 255).astype(np.uint8)
+        return Pixels(np.ascontiguousarray(rgb.transpose(2, 0, 1)[list(bands)]), valid)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._slide.close()
+
+
+class OmeTiffRaster(Raster):
+    """An OME-TIFF: planes of one time and depth, and its pyramid; tiles are decoded as they are needed, and kept."""
+
+    def __init__(self, path: Path) -> None:
+        import tifffile
+
+        self._file = tifffile.TiffFile(path)
+        try:
+            self._levels, self.info = self._describe(path)
+        except BaseException:
+            self._file.close()
+            raise
+        self._lock = threading.Lock()
+        self._tiles: OrderedDict[tuple[int, int, int], NDArray[Any]] = OrderedDict()
+        self._bytes = 0
+
+    def _describe(self, path: Path) -> tuple[list[list[Any]], RasterInfo]:
+        series = self._file.series[0]
+        axes, shape = series.axes, series.shape
+        sizes = dict(zip(axes, shape, strict=True))
+        others = {axis: n for axis, n in sizes.items() if axis not in "YXCS" and n > 1}
+        if others or "Y" not in sizes or "X" not in sizes:
+            raise EquicamError(
+                f"raster {str(path)!r}", needs="one plane, or one for each channel", got=f"{axes} {shape}",
+                fix="one time and depth of it",
+            )  # fmt: skip
+        channels, samples = sizes.get("C", 1), sizes.get("S", 1)
+        levels = [list(level.pages) for level in series.levels]
+        if any(len(pages) != channels for pages in levels) or (samples > 1 and channels > 1):
+            raise EquicamError(
+                f"raster {str(path)!r}",
+                needs="a page for each channel",
+                got=f"{axes} {shape}",
+                fix="another copy",
+            )
+        named, mpp = _read_ome(self._file.ome_metadata or "", path)
+        count = channels * samples
+        bands = RGB if samples == 3 else tuple(named[:count]) if len(named) >= count else ()
+        wide, high = sizes["X"], sizes["Y"]
+        downs = [wide / pages[0].imagewidth for pages in levels]
+        return levels, RasterInfo(
+            "slide", wide, high, bands or tuple(str(i + 1) for i in range(count)), str(series.dtype),
+            f"tifffile {metadata.version('tifffile')}", downsamples=tuple(downs), mpp=mpp,
+        )  # fmt: skip
+
+    def level_size(self, level: int) -> tuple[int, int]:
+        """Width and height of a level."""
+        page = self._levels[level][0]
+        return page.imagewidth, page.imagelength
+
+    def read_level(
+        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
+    ) -> Pixels:
+        """Whole pixels of a level, put together from its tiles."""
+        pages = self._levels[level]
+        samples = pages[0].samplesperpixel
+        found = np.stack([self._plane(level, b // samples, b % samples, x, y, width, height) for b in bands])
+        return Pixels(found, np.ones((height, width), bool))
+
+    def _plane(
+        self, level: int, channel: int, sample: int, x: int, y: int, width: int, height: int
+    ) -> NDArray[Any]:
+        page = self._levels[level][channel]
+        high, wide = (
+            (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
+        )
+        across = -(-page.imagewidth // wide)
+        planes = page.planarconfig == 2 and page.samplesperpixel > 1
+        if planes:
+            raise EquicamError(
+                "an OME-TIFF", needs="samples that lie together", got="separate planes", fix="another copy"
+            )
+        out = np.zeros((height, width), page.dtype)
+        for row in range(y // high, -(-(y + height) // high)):
+            for column in range(x // wide, -(-(x + width) // wide)):
+                tile = self._tile(level, channel, row * across + column)
+                top, left = row * high, column * wide
+                y0, y1 = max(y, top), min(y + height, top + tile.shape[0])
+                x0, x1 = max(x, left), min(x + width, left + tile.shape[1])
+                if y0 < y1 and x0 < x1:
+                    out[y0 - y : y1 - y, x0 - x : x1 - x] = tile[
+                        y0 - top : y1 - top, x0 - left : x1 - left, sample
+                    ]
+        return out
+
+    def _tile(self, level: int, channel: int, index: int) -> NDArray[Any]:
+        """One decoded tile [height, width, samples]."""
+        key = (level, channel, index)
+        with self._lock:
+            if key in self._tiles:
+                self._tiles.move_to_end(key)
+                return self._tiles[key]
+            page = self._levels[level][channel]
+            start, count = page.dataoffsets[index], page.databytecounts[index]
+            self._file.filehandle.seek(start)
+            data = self._file.filehandle.read(count) if count else None
+            decoded, _, shape = page.decode(data, index, jpegtables=page.jpegtables)
+            tile: NDArray[Any] = np.zeros(shape[1:], page.dtype) if decoded is None else decoded[0]
+            self._tiles[key] = tile
+            self._bytes += tile.nbytes
+            while self._bytes > CACHE_BYTES and len(self._tiles) > 1:
+                _, oldest = self._tiles.popitem(last=False)
+                self._bytes -= oldest.nbytes
+            return tile
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def _read_ome(text: str, path: Path) -> tuple[list[str], float | None]:
+    """Names of the channels, and micrometres a pixel, of OME's XML; a file may hold anything there."""
+    import re
+
+    names = re.findall(r'<Channel\b[^>]*?\bName="([^"]{1,80})"', text[:1_000_000])
+    found = {
+        axis: re.search(rf'\bPhysicalSize{axis}="([0-9.eE+-]{{1,30}})"', text[:1_000_000]) for axis in "XY"
+    }
+    units = set(re.findall(r'\bPhysicalSize[XY]Unit="([^"]{1,20})"', text[:1_000_000]))
+    if units - {"µm", "um", "μm"}:
+        return names, None
+    x, y = (found[axis][1] if found[axis] else None for axis in "XY")  # type: ignore[index]
+    return names, _mpp(x, y, path)
+
+
+def _float(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if np.isfinite(value) else None
+
+
+def _mpp(x: str | None, y: str | None, path: Path) -> float | None:
+    """Micrometres a pixel, if the file says it; a slide whose pixels are not square is refused."""
+    across, down = _float(x), _float(y)
+    if not across or not down or across <= 0 or down <= 0:
+        return None
+    if abs(across - down) > 0.02 * max(across, down):
+        raise EquicamError(
+            f"raster {str(path)!r}",
+            needs="square pixels",
+            got=f"{across:g} × {down:g} µm",
+            fix="a resampled copy",
+        )
+    return (across + down) / 2

@@ -1,0 +1,292 @@
+"""Rasters cut into windows: a grid, what of it is tissue or data, and regions that people have drawn."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equicam.data.files import MAX_LIST_BYTES, read_file
+from equicam.data.items import Item
+from equicam.data.rasters.open import open_raster
+from equicam.data.rasters.options import RasterWindow, Tiling, window_id
+from equicam.data.rasters.raster import Raster
+from equicam.data.rasters.windows import display_bands, resolve_input
+from equicam.data.remote import RemotePath, file_stat
+from equicam.errors import EquicamError
+
+MAX_WINDOWS = 50_000_000
+"""Of one raster; more are a mistake in the options or in a hostile file."""
+MIN_SATURATION = 0.05
+"""Of tissue, whatever Otsu's threshold is: a slide of glass alone has none."""
+
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class RasterRow:
+    """A raster of a run, and what became of its grid."""
+
+    id: str
+    path: str
+    kind: str | None
+    width: int | None
+    height: int | None
+    bands: tuple[str, ...]
+    dtype: str | None
+    mpp: float | None
+    crs: str | None
+    transform: tuple[float, ...] | None
+    origin: tuple[float, float]
+    reader: str | None
+    bytes: int | None
+    mtime_ns: int | None
+    windows: int
+    background: int  # windows with too little tissue
+    nodata: int  # windows with too little data
+    outside: int  # windows outside the regions
+    error: str | None = None
+
+
+def cut_windows(
+    items: Sequence[Item], tiling: Tiling, margin: int, tick: Tick = lambda _count: None
+) -> tuple[list[Item], list[RasterRow]]:
+    """The windows of rasters in scan order, and a row for every raster; one that cannot be opened is a bad item."""
+    windows: list[Item] = []
+    rows: list[RasterRow] = []
+    for item in items:
+        found, row = _cut(item, tiling, margin)
+        windows += found
+        rows.append(row)
+        tick(1)
+    if not any(one.window and one.window.side for one in windows):
+        errors = [row.error for row in rows if row.error]
+        raise EquicamError(
+            "rasters", needs="at least one window to explain",
+            got=errors[0] if errors else f"none: {sum(r.background for r in rows):,} background, {sum(r.nodata for r in rows):,} without data, "
+            f"{sum(r.outside for r in rows):,} outside the regions",
+            fix="another --tile, --mpp, --tissue or --regions",
+        )  # fmt: skip
+    return windows, rows
+
+
+def _cut(item: Item, tiling: Tiling, margin: int) -> tuple[list[Item], RasterRow]:
+    stat = file_stat(item.path)
+    nothing = RasterRow(
+        item.id, str(item.path), None, None, None, (), None, None, None, None, (0.0, 0.0), None, stat.bytes,
+        stat.mtime_ns, 0, 0, 0, 0,
+    )  # fmt: skip
+    bad = replace(item, window=RasterWindow(0.0, 0.0, 0.0, tiling))
+    try:
+        if isinstance(item.path, RemotePath):
+            raise EquicamError(
+                f"raster {str(item.path)!r}", needs="to be on a disk", got="a remote store", fix="a copy or a mounted store"
+            )  # fmt: skip
+        raster = open_raster(item.path)
+        info = raster.info
+        known = replace(
+            nothing, kind=info.kind, width=info.width, height=info.height, bands=info.bands, dtype=info.dtype,
+            mpp=info.mpp, crs=info.crs, transform=info.transform, origin=info.origin, reader=info.reader,
+        )  # fmt: skip
+        nothing = known
+        resolve_input(info, tiling.input, str(item.path))
+        places, side, dropped = _places(raster, item.path, tiling)
+    except EquicamError as error:
+        return [bad], replace(nothing, error=str(error))
+    except Exception as error:  # noqa: BLE001  # libraries raise exceptions of every kind on damaged files
+        return [bad], replace(nothing, error=f"{type(error).__name__}: {error}"[:300])
+    found: list[Item] = []
+    for x, y, label in places:
+        window = RasterWindow(x, y, side, tiling, margin)
+        name = window_id(item.id, window)
+        found.append(replace(item, id=name, window=window, label=item.label if label is None else label))
+    background, nodata, outside = dropped
+    return found, replace(known, windows=len(found), background=background, nodata=nodata, outside=outside)
+
+
+def _places(
+    raster: Raster, path: Path, tiling: Tiling
+) -> tuple[list[tuple[float, float, str | None]], float, tuple[int, int, int]]:
+    """Left and top of every window that is kept, with the label of its region; the side; and how many were left out:
+    background, without data, outside the regions.
+    """
+    info = raster.info
+    scale = pixels_per_pixel(raster, tiling, str(path))
+    side, step = tiling.tile * scale, tiling.step * scale
+    columns, rows = (_starts(length, side, step) for length in (info.width, info.height))
+    if not columns or not rows:
+        raise EquicamError(
+            f"raster {str(path)!r}", needs=f"sides of {side:g} pixels or more, for a tile of {tiling.tile}",
+            got=f"{info.width} × {info.height}", fix="a smaller --tile",
+        )  # fmt: skip
+    if len(columns) * len(rows) > MAX_WINDOWS:
+        raise EquicamError(
+            f"raster {str(path)!r}", needs=f"at most {MAX_WINDOWS:,} windows", got=f"{len(columns) * len(rows):,}",
+            fix="a larger --stride or --mpp",
+        )  # fmt: skip
+    x, y = (grid.ravel() for grid in np.meshgrid(columns, rows))
+    pixels, shrink = raster.thumbnail(display_bands(raster, tiling.input, str(path)))
+    has_data = _share(pixels.valid, x, y, side, shrink) >= max(tiling.valid, 1e-9)
+    is_tissue = np.ones(len(x), bool)
+    if info.kind == "slide" and tiling.tissue > 0 and len(pixels.values) == 3:
+        is_tissue = _share(tissue(pixels.values, pixels.valid), x, y, side, shrink) >= tiling.tissue
+    labels: NDArray[Any] = np.full(len(x), None, object)
+    inside = np.ones(len(x), bool)
+    if tiling.regions is not None:
+        labels, inside = _in_regions(read_regions(raster, path, tiling.regions), x + side / 2, y + side / 2)
+    kept = has_data & is_tissue & inside
+    left_out = (has_data & ~is_tissue, ~has_data, has_data & is_tissue & ~inside)
+    background, nodata, outside = (int(some.sum()) for some in left_out)
+    places = [(float(x[i]), float(y[i]), labels[i]) for i in np.flatnonzero(kept)]
+    return places, side, (background, nodata, outside)
+
+
+def pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
+    """Pixels of level 0 for one of the model's."""
+    wanted, stored = tiling.input.mpp, raster.info.mpp or tiling.mpp_is
+    if wanted is None:
+        return 1.0
+    if stored is None:
+        raise EquicamError(
+            f"raster {name!r}", needs="its resolution, for --mpp", got="none in the file", fix="--mpp-is 0.25, if you know it"
+        )  # fmt: skip
+    ratio = wanted / stored
+    if ratio < 0.5 or ratio > 1000:
+        raise EquicamError(
+            f"raster {name!r}", needs="to be as fine as --mpp, or at most twice as coarse", got=f"{stored:g} for {wanted:g}",
+            fix="another --mpp",
+        )  # fmt: skip
+    return 1.0 if abs(ratio - 1) < 1e-9 else ratio
+
+
+def _starts(length: int, side: float, step: float) -> list[float]:
+    """Where windows begin along one side; the last one ends at the border."""
+    if side > length * (1 + 1e-9):
+        return []
+    count = math.floor((length - side) / step + 1e-9) + 1
+    starts = [i * step for i in range(count)]
+    if length - side - starts[-1] > 1e-6 * length:
+        starts.append(length - side)
+    return starts
+
+
+def _share(
+    mask: NDArray[np.bool_], x: NDArray[Any], y: NDArray[Any], side: float, shrink: float
+) -> NDArray[np.float64]:
+    """The share of each window that a mask of the whole raster covers."""
+    total = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    high, wide = mask.shape
+    x0, y0 = (np.clip((v / shrink).astype(int), 0, limit - 1) for v, limit in ((x, wide), (y, high)))
+    x1 = np.clip(np.ceil((x + side) / shrink).astype(int), x0 + 1, wide)
+    y1 = np.clip(np.ceil((y + side) / shrink).astype(int), y0 + 1, high)
+    inside = total[y1, x1] - total[y0, x1] - total[y1, x0] + total[y0, x0]
+    return np.asarray(inside / ((x1 - x0) * (y1 - y0)))
+
+
+def tissue(rgb: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Where a slide is more saturated than Otsu's threshold: stain, not glass."""
+    values = rgb.astype(np.float32)
+    high, low = values.max(0), values.min(0)
+    saturation = np.where(high > 0, (high - low) / np.maximum(high, 1), 0)
+    known = saturation[valid]
+    if not known.size:
+        return np.zeros(valid.shape, bool)
+    return np.asarray(valid & (saturation > max(MIN_SATURATION, otsu(known))))
+
+
+def otsu(values: NDArray[np.float32], bins: int = 256) -> float:
+    """The threshold between two groups of values in [0, 1] that are farthest apart for their spread."""
+    counts, edges = np.histogram(values, bins=bins, range=(0, 1))
+    centres, weight = (edges[:-1] + edges[1:]) / 2, counts.cumsum()
+    total, mass = counts.sum(), (counts * centres).cumsum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = (mass[-1] * weight / total - mass) ** 2 / (weight * (total - weight))
+    between[~np.isfinite(between)] = -1
+    return float(edges[int(between.argmax()) + 1])
+
+
+Ring = NDArray[np.float64]
+"""Points of a closed line, in pixels of level 0: [n, 2]."""
+
+
+def read_regions(raster: Raster, path: Path, regions: str) -> list[tuple[str | None, list[Ring]]]:
+    """Areas of a GeoJSON file, in pixels: of slides as QuPath writes them, of maps in longitude and latitude.
+
+    A folder has one file for each raster, of its name with .geojson.
+    """
+    file = Path(regions)
+    if file.is_dir():
+        file = file / f"{path.stem}.geojson"
+    what = f"regions {str(file)!r}"
+    data, _ = read_file(file, what=what, limit=MAX_LIST_BYTES)
+    found: list[tuple[str | None, list[Ring]]] = []
+    try:
+        content = json.loads(data)
+        features = content["features"] if isinstance(content, dict) else content
+        for feature in features:
+            geometry = feature["geometry"]
+            shapes = geometry["coordinates"]
+            if geometry["type"] not in ("Polygon", "MultiPolygon"):
+                raise ValueError(f"a {geometry['type']}")
+            polygons = [shapes] if geometry["type"] == "Polygon" else shapes
+            rings = [np.asarray(ring, np.float64)[:, :2] for polygon in polygons for ring in polygon]
+            if not all(len(ring) >= 3 and np.isfinite(ring).all() for ring in rings):
+                raise ValueError("a ring without points")
+            found.append(
+                (_region_label(feature.get("properties") or {}), [_to_pixels(raster, r) for r in rings])
+            )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        raise EquicamError(
+            what, needs="GeoJSON with polygons", got=f"{type(error).__name__}: {error}"[:120], fix="an export of QuPath or QGIS"
+        ) from error  # fmt: skip
+    return found
+
+
+def _region_label(properties: dict[str, Any]) -> str | None:
+    classification = properties.get("classification")
+    name = classification.get("name") if isinstance(classification, dict) else properties.get("label")
+    return str(name)[:200] if name is not None else None
+
+
+def _to_pixels(raster: Raster, ring: Ring) -> Ring:
+    info = raster.info
+    if info.kind != "map":
+        return np.asarray(ring + np.asarray(info.origin))
+    if info.crs is None or info.transform is None:
+        return ring
+    from rasterio.warp import transform
+
+    x, y = transform("EPSG:4326", info.crs, ring[:, 0].tolist(), ring[:, 1].tolist())
+    a, b, c, d, e, f = info.transform
+    matrix = np.linalg.inv(np.array([[a, b], [d, e]]))
+    return np.asarray(np.stack([np.asarray(x) - c, np.asarray(y) - f], axis=1) @ matrix.T)
+
+
+def _in_regions(
+    regions: list[tuple[str | None, list[Ring]]], x: NDArray[Any], y: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """The label of the last region that each point lies in, and whether it lies in any."""
+    labels: NDArray[Any] = np.full(len(x), None, object)
+    inside = np.zeros(len(x), bool)
+    for label, rings in regions:
+        here = np.zeros(len(x), bool)
+        for ring in rings:
+            here ^= _in_ring(ring, x, y)
+        labels[here] = label
+        inside |= here
+    return labels, inside
+
+
+def _in_ring(ring: Ring, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether a line to the right of each point crosses the ring an odd number of times."""
+    inside = np.zeros(len(x), bool)
+    for (x0, y0), (x1, y1) in zip(ring, np.roll(ring, -1, axis=0), strict=True):
+        if y0 == y1:
+            continue
+        crosses = ((y0 > y) != (y1 > y)) & (x < (x1 - x0) * (y - y0) / (y1 - y0) + x0)
+        inside ^= crosses
+    return inside
