@@ -1,6 +1,7 @@
 """Georeferenced rasters: GeoTIFF and JPEG 2000 through rasterio, any bands and types, nodata and masks."""
 
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import numpy as np
 from equicam.data.rasters.raster import Pixels, Raster, RasterInfo
 from equicam.errors import EquicamError
 
-DRIVERS = ("GTiff", "JP2OpenJPEG")
-"""The only ones: others, such as VRT, name further files or addresses, and a file is not obeyed."""
+TIFF, JPEG2000 = "GTiff", "JP2OpenJPEG"
+"""The only drivers: others, such as VRT, name further files or addresses, and a file is not obeyed."""
 CACHE_BYTES = 64 << 20
 MAX_BANDS = 4096
 
@@ -18,17 +19,19 @@ MAX_BANDS = 4096
 class GeoRaster(Raster):
     """A raster that rasterio reads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, driver: str) -> None:
         import rasterio
+        from rasterio.errors import NotGeoreferencedWarning
 
         self._env = {"GDAL_CACHEMAX": CACHE_BYTES, "GDAL_NUM_THREADS": 1}
         self._path, self._lock = path, threading.Lock()
-        with rasterio.Env(**self._env):
-            self._levels: list[Any] = [rasterio.open(path, driver=list(DRIVERS))]
+        with rasterio.Env(**self._env), warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # such files are rasters too
+            self._levels: list[Any] = [rasterio.open(path, driver=driver)]
             try:
                 self.info = self._describe(path)
                 self._levels += [
-                    rasterio.open(path, driver=list(DRIVERS), overview_level=i)
+                    rasterio.open(path, driver=driver, overview_level=i)
                     for i in range(len(self.info.downsamples) - 1)
                 ]
             except BaseException:

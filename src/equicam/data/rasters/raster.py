@@ -13,12 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from equicam.data.items import Box
 from equicam.errors import EquicamError
 
 MAX_READ_PIXELS = 64_000_000
 """Of one level, for one window: a raster without coarser levels is not read whole to shrink it."""
 THUMBNAIL_PX = 1024
+
+Number = int | float
+Area = tuple[Number, Number, Number, Number]
+"""Left, top, right and bottom, in pixels of level 0."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,13 @@ class RasterInfo:
     bands: tuple[str, ...]  # names, or numbers from 1 where they have none
     dtype: str
     reader: str  # the library that reads it, and its version
-    downsamples: tuple[float, ...] = (1.0,)  # of its levels
-    mpp: float | None = None  # micrometres a pixel of slides, units of the coordinates a pixel of maps
+    downsamples: tuple[Number, ...] = (1.0,)  # of its levels
+    mpp: Number | None = None  # micrometres a pixel of slides, units of the coordinates a pixel of maps
     crs: str | None = None  # of maps, as WKT or an authority's code
-    transform: tuple[float, ...] | None = (
+    transform: tuple[Number, ...] | None = (
         None  # a b c d e f: x = a·column + b·row + c, y = d·column + e·row + f
     )
-    origin: tuple[float, float] = (0.0, 0.0)  # where QuPath's coordinates begin, in ours
+    origin: tuple[Number, Number] = (0.0, 0.0)  # where QuPath's coordinates begin, in ours
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Raster(ABC):
             found.append(place)
         return tuple(found)
 
-    def read(self, box: Box, size: tuple[int, int], bands: tuple[int, ...]) -> Pixels:
+    def read(self, box: Area, size: tuple[int, int], bands: tuple[int, ...]) -> Pixels:
         """A box inside the raster as an image of this size (width, height).
 
         The next finer level is resampled by the exact ratio, antialiased where it shrinks. A box on whole pixels that keeps
@@ -145,7 +148,7 @@ class Raster(ABC):
         return Pixels(values, np.stack([row.valid[0, columns] for row in rows])), info.width / size[0]
 
 
-def resample(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
+def resample(pixels: Pixels, box: Area, size: tuple[int, int]) -> Pixels:
     """A box of pixels at another size: triangle filter, widened where it shrinks. Invalid pixels have no weight."""
     values, valid = pixels.values, pixels.valid
     if valid.all():
@@ -159,7 +162,7 @@ def resample(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
     return Pixels(found, share > 0.5)
 
 
-def _resize(band: NDArray[Any], box: Box, size: tuple[int, int]) -> NDArray[Any]:
+def _resize(band: NDArray[Any], box: Area, size: tuple[int, int]) -> NDArray[Any]:
     """One band: 8-bit values stay 8-bit, all others become float32."""
     image = Image.fromarray(band if band.dtype == np.uint8 else band.astype(np.float32))
     return np.asarray(image.resize(size, Image.Resampling.BILINEAR, box=box))

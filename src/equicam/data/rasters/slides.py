@@ -101,7 +101,7 @@ class OmeTiffRaster(Raster):
         count = channels * samples
         bands = RGB if samples == 3 else tuple(named[:count]) if len(named) >= count else ()
         wide, high = sizes["X"], sizes["Y"]
-        downs = [wide / pages[0].imagewidth for pages in levels]
+        downs = [wide / pages[0].keyframe.imagewidth for pages in levels]
         return levels, RasterInfo(
             "slide", wide, high, bands or tuple(str(i + 1) for i in range(count)), str(series.dtype),
             f"tifffile {metadata.version('tifffile')}", downsamples=tuple(downs), mpp=mpp,
@@ -109,7 +109,7 @@ class OmeTiffRaster(Raster):
 
     def level_size(self, level: int) -> tuple[int, int]:
         """Width and height of a level."""
-        page = self._levels[level][0]
+        page = self._levels[level][0].keyframe
         return page.imagewidth, page.imagelength
 
     def read_level(
@@ -117,14 +117,14 @@ class OmeTiffRaster(Raster):
     ) -> Pixels:
         """Whole pixels of a level, put together from its tiles."""
         pages = self._levels[level]
-        samples = pages[0].samplesperpixel
+        samples = pages[0].keyframe.samplesperpixel
         found = np.stack([self._plane(level, b // samples, b % samples, x, y, width, height) for b in bands])
         return Pixels(found, np.ones((height, width), bool))
 
     def _plane(
         self, level: int, channel: int, sample: int, x: int, y: int, width: int, height: int
     ) -> NDArray[Any]:
-        page = self._levels[level][channel]
+        page = self._levels[level][channel].keyframe  # what all pages of a level share
         high, wide = (
             (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
         )
@@ -158,8 +158,9 @@ class OmeTiffRaster(Raster):
             start, count = page.dataoffsets[index], page.databytecounts[index]
             self._file.filehandle.seek(start)
             data = self._file.filehandle.read(count) if count else None
-            decoded, _, shape = page.decode(data, index, jpegtables=page.jpegtables)
-            tile: NDArray[Any] = np.zeros(shape[1:], page.dtype) if decoded is None else decoded[0]
+            key_page = page.keyframe
+            decoded, _, shape = key_page.decode(data, index, jpegtables=key_page.jpegtables)
+            tile: NDArray[Any] = np.zeros(shape[1:], key_page.dtype) if decoded is None else decoded[0]
             self._tiles[key] = tile
             self._bytes += tile.nbytes
             while self._bytes > CACHE_BYTES and len(self._tiles) > 1:

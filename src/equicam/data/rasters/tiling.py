@@ -38,10 +38,10 @@ class RasterRow:
     height: int | None
     bands: tuple[str, ...]
     dtype: str | None
-    mpp: float | None
+    mpp: int | float | None
     crs: str | None
-    transform: tuple[float, ...] | None
-    origin: tuple[float, float]
+    transform: tuple[int | float, ...] | None
+    origin: tuple[int | float, int | float]
     reader: str | None
     bytes: int | None
     mtime_ns: int | None
@@ -163,7 +163,7 @@ def pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
     return 1.0 if abs(ratio - 1) < 1e-9 else ratio
 
 
-def _starts(length: int, side: float, step: float) -> list[float]:
+def _starts(length: int, side: int | float, step: int | float) -> list[float]:
     """Where windows begin along one side; the last one ends at the border."""
     if side > length * (1 + 1e-9):
         return []
@@ -175,7 +175,7 @@ def _starts(length: int, side: float, step: float) -> list[float]:
 
 
 def _share(
-    mask: NDArray[np.bool_], x: NDArray[Any], y: NDArray[Any], side: float, shrink: float
+    mask: NDArray[np.bool_], x: NDArray[Any], y: NDArray[Any], side: int | float, shrink: int | float
 ) -> NDArray[np.float64]:
     """The share of each window that a mask of the whole raster covers."""
     total = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))

@@ -26,9 +26,9 @@ class WindowPixels:
         int, int
     ]  # rows and columns around the window that the raster has; beyond them it is reflected
     tile: int
-    scale: float
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
+    scale: int | float
+    mean: tuple[int | float, ...] | None
+    std: tuple[int | float, ...] | None
 
     def digest(self) -> str:
         """SHA-256 of the decoded values, and of where they are data."""
@@ -69,7 +69,7 @@ def resolve_input(info: RasterInfo, given: Input, name: str) -> Input:
     return replace(given, bands=bands, scale=scale)
 
 
-def show_window(path: Path, window: RasterWindow, around: float = 0.0) -> Image.Image:
+def show_window(path: Path, window: RasterWindow, around: int | float = 0.0) -> Image.Image:
     """A window as an 8-bit RGB picture, or with as many times its side around it, white where there is nothing."""
     raster = open_raster(path)
     info = raster.info
