@@ -14,7 +14,7 @@ from equicam.data.files import MAX_LIST_BYTES, read_file
 from equicam.data.items import Item
 from equicam.data.rasters.open import open_raster
 from equicam.data.rasters.options import RasterWindow, Tiling, window_id
-from equicam.data.rasters.raster import Raster
+from equicam.data.rasters.raster import Raster, RasterInfo
 from equicam.data.rasters.windows import display_bands, resolve_input
 from equicam.data.remote import RemotePath, file_stat
 from equicam.errors import EquicamError
@@ -137,7 +137,7 @@ def _places(
     labels: NDArray[Any] = np.full(len(x), None, object)
     inside = np.ones(len(x), bool)
     if tiling.regions is not None:
-        labels, inside = _in_regions(read_regions(raster, path, tiling.regions), x + side / 2, y + side / 2)
+        labels, inside = _in_regions(read_regions(info, path, tiling.regions), x + side / 2, y + side / 2)
     kept = has_data & is_tissue & inside
     left_out = (has_data & ~is_tissue, ~has_data, has_data & is_tissue & ~inside)
     background, nodata, outside = (int(some.sum()) for some in left_out)
@@ -213,7 +213,7 @@ Ring = NDArray[np.float64]
 """Points of a closed line, in pixels of level 0: [n, 2]."""
 
 
-def read_regions(raster: Raster, path: Path, regions: str) -> list[tuple[str | None, list[Ring]]]:
+def read_regions(info: RasterInfo, path: Path, regions: str) -> list[tuple[str | None, list[Ring]]]:
     """Areas of a GeoJSON file, in pixels: of slides as QuPath writes them, of maps in longitude and latitude.
 
     A folder has one file for each raster, of its name with .geojson.
@@ -237,7 +237,7 @@ def read_regions(raster: Raster, path: Path, regions: str) -> list[tuple[str | N
             if not all(len(ring) >= 3 and np.isfinite(ring).all() for ring in rings):
                 raise ValueError("a ring without points")
             found.append(
-                (_region_label(feature.get("properties") or {}), [_to_pixels(raster, r) for r in rings])
+                (_region_label(feature.get("properties") or {}), [_to_pixels(info, r) for r in rings])
             )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise EquicamError(
@@ -252,8 +252,7 @@ def _region_label(properties: dict[str, Any]) -> str | None:
     return str(name)[:200] if name is not None else None
 
 
-def _to_pixels(raster: Raster, ring: Ring) -> Ring:
-    info = raster.info
+def _to_pixels(info: RasterInfo, ring: Ring) -> Ring:
     if info.kind != "map":
         return np.asarray(ring + np.asarray(info.origin))
     if info.crs is None or info.transform is None:
