@@ -119,10 +119,10 @@ def test_damaged_rasters_give_rows_with_a_reason(tmp_path, kind, how):
 
 def test_a_corrupt_region_is_rows_with_reasons_and_the_others_are_explained(tmp_path):
     path = tmp_path / "a.tif"
-    write_geotiff(path, scene(), compress="deflate")
+    write_geotiff(path, scene(), compress="lzw")
     data = bytearray(path.read_bytes())
     half = len(data) * 3 // 4
-    data[half : half + 3000] = b"\xff" * 3000  # no valid block of the compression begins so
+    data[half : half + 3000] = b"\xff" * 3000
     path.write_bytes(bytes(data))
     model = equicam.load("embedded")
     run = equicam.audit(path, model, tmp_path / "run", views=4, tiling=Tiling(96, 96))
