@@ -1,6 +1,7 @@
 """Rasters that lie: each is a row with a reason or a refusal, never a crash, never silence."""
 
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -170,9 +171,10 @@ def test_large_and_sparse_is_read_in_little_memory(tmp_path):
 
     def tiles(size, tile=1024):
         count = -(-size // tile)
-        some = scene(size=(tile, tile)).transpose(1, 2, 0)
+        ramp = np.broadcast_to(np.arange(tile) // 4, (3, tile, tile)).transpose(1, 2, 0).astype(np.uint8)
+        some = zlib.compress(np.ascontiguousarray(ramp).tobytes())
         for i in range(count * count):
-            yield some if i in (0, count * count // 2) else None
+            yield some if i % 7 == 0 else b""
 
     metadata = {
         "axes": "YXS",
@@ -195,9 +197,11 @@ def test_large_and_sparse_is_read_in_little_memory(tmp_path):
                 photometric="rgb",
                 **options,
             )
-    assert path.stat().st_size < 200e6
+    assert path.stat().st_size < 100e6
     program = f"""
 import resource, numpy as np
+from contextlib import suppress
+from equicam.errors import EquicamError
 from pathlib import Path
 from equicam.data.rasters.open import open_raster
 from equicam.data.rasters.options import RasterWindow, Tiling, Input
@@ -210,11 +214,13 @@ read_window(path, RasterWindow(0.0, 0.0, 448, tiling, 47))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 rng = np.random.default_rng(0)
 for x, y in rng.integers(0, {side} - 448, (600, 2)):
-    read_window(path, RasterWindow(float(x), float(y), 448, tiling, 47))
+    with suppress(EquicamError):  # most of it has no data
+        read_window(path, RasterWindow(float(x), float(y), 448, tiling, 47))
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print((after - before) / 1024, before / 1024)
+print((after - before) / 1024, before / 1024, raster._bytes)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    grown, start = map(float, done.stdout.split())
+    grown, start, kept = map(float, done.stdout.split())
+    assert kept > 20e6  # tiles were decoded, and kept
     assert grown < 150, (grown, start)  # megabytes: the cache of tiles, and no more

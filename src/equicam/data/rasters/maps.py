@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equicam.data.rasters.raster import Pixels, Raster, RasterInfo
 from equicam.errors import EquicamError
@@ -86,9 +87,24 @@ class GeoRaster(Raster):
                 valid = np.ones(values.shape[1:], bool)
             else:
                 valid = (data.read_masks(wanted, window=window) > 0).all(0)
+            self._refuse_unwritten(level, x, y, valid, wanted[0])
         if values.dtype.kind == "f":
             valid &= np.isfinite(values).all(0)
         return Pixels(values, valid)
+
+    def _refuse_unwritten(self, level: int, x: int, y: int, valid: NDArray[np.bool_], band: int) -> None:
+        """Blocks that were never written, or whose place the file does not say, are read as 0, and are not data."""
+        data = self._levels[level]
+        if data.driver != TIFF:
+            return
+        high, wide = data.block_shapes[band - 1]
+        overview = level - 1 if level else None
+        for row in range(y // high, -(-(y + valid.shape[0]) // high)):
+            for column in range(x // wide, -(-(x + valid.shape[1]) // wide)):
+                place = f"BLOCK_OFFSET_{column}_{row}"
+                if self._levels[0].get_tag_item(place, "TIFF", bidx=band, ovr=overview) is None:
+                    top, left = row * high - y, column * wide - x
+                    valid[max(0, top) : top + high, max(0, left) : left + wide] = False
 
     def close(self) -> None:
         """Let go of the file."""

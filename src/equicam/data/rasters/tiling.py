@@ -129,11 +129,14 @@ def _places(
             fix="a larger --stride or --mpp",
         )  # fmt: skip
     x, y = (grid.ravel() for grid in np.meshgrid(columns, rows))
-    pixels, shrink = raster.thumbnail(display_bands(raster, tiling.input, str(path)))
-    has_data = _share(pixels.valid, x, y, side, shrink) >= max(tiling.valid, 1e-9)
+    small = raster.thumbnail(display_bands(raster, tiling.input, str(path)))
+    pixels, shrink = small.pixels, small.shrink
+    # what cannot be read is kept: its windows are rows with the reason
+    has_data = _share(pixels.valid | small.unread, x, y, side, shrink) >= max(tiling.valid, 1e-9)
     is_tissue = np.ones(len(x), bool)
     if info.kind == "slide" and tiling.tissue > 0 and len(pixels.values) == 3:
-        is_tissue = _share(tissue(pixels.values, pixels.valid), x, y, side, shrink) >= tiling.tissue
+        stained = tissue(pixels.values, pixels.valid) | small.unread
+        is_tissue = _share(stained, x, y, side, shrink) >= tiling.tissue
     labels: NDArray[Any] = np.full(len(x), None, object)
     inside = np.ones(len(x), bool)
     if tiling.regions is not None:
