@@ -1,7 +1,6 @@
 """Rasters that lie: each is a row with a reason or a refusal, never a crash, never silence."""
 
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -172,9 +171,9 @@ def test_large_and_sparse_is_read_in_little_memory(tmp_path):
     def tiles(size, tile=1024):
         count = -(-size // tile)
         ramp = np.broadcast_to(np.arange(tile) // 4, (3, tile, tile)).transpose(1, 2, 0).astype(np.uint8)
-        some = zlib.compress(np.ascontiguousarray(ramp).tobytes())
+        some = np.ascontiguousarray(ramp)
         for i in range(count * count):
-            yield some if i % 7 == 0 else b""
+            yield some if i % 29 == 0 else None
 
     metadata = {
         "axes": "YXS",
@@ -213,7 +212,7 @@ tiling = Tiling(224, input=Input(mpp=0.5))
 read_window(path, RasterWindow(0.0, 0.0, 448, tiling, 47))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 rng = np.random.default_rng(0)
-for x, y in rng.integers(0, {side} - 448, (600, 2)):
+for x, y in rng.integers(0, {side} - 448, (2000, 2)):
     with suppress(EquicamError):  # most of it has no data
         read_window(path, RasterWindow(float(x), float(y), 448, tiling, 47))
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
