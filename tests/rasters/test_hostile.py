@@ -194,6 +194,7 @@ def test_large_and_sparse_is_read_in_little_memory(tmp_path):
                 dtype="uint8",
                 tile=(1024, 1024),
                 photometric="rgb",
+                compression="zlib",
                 **options,
             )
     assert path.stat().st_size < 100e6
