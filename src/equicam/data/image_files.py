@@ -1,4 +1,4 @@
-"""Image files of the usual formats as upright 8-bit RGB; anything else is refused with a reason."""
+"""Image files of the usual formats as upright 8-bit RGB; what 8-bit RGB cannot hold is refused with a reason."""
 
 import io
 import re
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
+from equicam.data import tiff
 from equicam.data.files import MAX_IMAGE_BYTES, read_file
 from equicam.data.remote import RemotePath
 from equicam.errors import EquicamError
@@ -64,6 +65,8 @@ def open_image(path: str | Path | RemotePath) -> Image.Image:
 
 def decode(data: bytes, what: str) -> UprightImage:
     """The first frame in the bytes of an image file; every failure is an EquicamError, in which `what` names it."""
+    if tiff.is_tiff(data):
+        tiff.refuse_unfaithful(data, what)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow warns at half its limit
