@@ -239,6 +239,7 @@ def audit(
     seed: int = 0,
     split: str | None = None,
     n: int | None = None,
+    voi: tuple[float, float] | None = None,
     calibrate: int = 0,
     shard_size: int = SHARD_SIZE,
     workers: int = 2,
@@ -250,6 +251,7 @@ def audit(
     """Explain every image of a source into the folder `out`: a run that can be resumed, ranked, reported and verified.
 
     `calibrate` images, chosen at random, also get their Eq measured, so that `triage` can say how good its queue is.
+    `voi` is the window (centre, width) of DICOM images, instead of the one in each file.
     `engine` computes on several devices or a Ray cluster instead of the model's own device. `progress` is called after
     every shard with (images done, all images, images done by this call), `notice` with a sentence on a shard that was
     damaged since and is computed again. Ctrl-C finishes the current shard; the same call resumes the run.
@@ -262,7 +264,7 @@ def audit(
     )  # fmt: skip
     store = RunStore(Path(out))
     compute_run(
-        store, model, source, recipe, split=split, n=n, calibrate=calibrate, shard_size=shard_size, workers=workers,
+        store, model, source, recipe, split=split, n=n, voi=voi, calibrate=calibrate, shard_size=shard_size, workers=workers,
         weights_from=weights_from, engine=engine, progress=progress, notice=notice,
     )  # fmt: skip
     return Run(store)

@@ -27,6 +27,7 @@ from equicam.auditing.manifest import LARGEST, MAX_VIEWS, Manifest, are_views
 from equicam.auditing.store import RunStore
 from equicam.auditing.worker import AuditJob, versions
 from equicam.data.decoding import DecoderPool
+from equicam.data.dicom import check_window
 from equicam.data.digests import content_digest
 from equicam.data.items import Item, digest_items, sample_by_class, valid_utf8
 from equicam.data.remote import FileStat, as_path, file_stats
@@ -56,6 +57,7 @@ def compute_run(
     *,
     split: str | None,
     n: int | None,
+    voi: tuple[float, float] | None,
     calibrate: int,
     shard_size: int,
     workers: int,
@@ -69,7 +71,9 @@ def compute_run(
     Ctrl-C finishes the current shard.
     """
     recipe, description = resolve_recipe(model, recipe)
+    voi = None if voi is None else check_window(voi)
     items = sorted(sample_by_class(find_items(source, split=split), n), key=lambda item: item.id)
+    items = [replace(item, voi=voi) for item in items]
     calibration = calibration_subset(items, calibrate, recipe.seed)
     context = AuditContext(model, recipe, frozenset(calibration))
     manifest = Manifest(
@@ -91,6 +95,7 @@ def compute_run(
         images=len(items),
         data=digest_items(items),
         versions=versions(),
+        voi=voi,
     )
     store.refuse_foreign()
     with store.writing() as lock:

@@ -45,7 +45,8 @@ def reload_run(
         )
     ids = set(store.sample()["id"].to_pylist())
     found = find_items(source or manifest.source, split=manifest.split, from_user=source is not None)
-    items = sorted((item for item in found if item.id in ids), key=lambda item: item.id)
+    items = [replace(item, voi=manifest.voi) for item in found if item.id in ids]
+    items.sort(key=lambda item: item.id)
     if digest_items(items) != manifest.data:
         raise EquicamError(
             where, needs="the images it was computed from", got=f"others in {source or manifest.source}",

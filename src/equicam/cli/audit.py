@@ -17,6 +17,7 @@ from equicam.cli.shared import (
     load_on_engine,
     parse_dtype,
     parse_views,
+    parse_window,
     say,
 )
 
@@ -39,6 +40,14 @@ def audit(
     ] = 0,
     split: options.Split = None,
     n: options.SampleSize = None,
+    voi: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CENTER,WIDTH",
+            help="Window of DICOM images: 40,400.",
+            show_default="the one in each file",
+        ),
+    ] = None,
     layer: options.Layer = None,
     classes: options.Classes = None,
     fill: options.Fill = None,
@@ -76,7 +85,7 @@ def audit(
             model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors
         )  # fmt: skip
         run = equicam.audit(
-            source, loaded, out, method=method, views=parse_views(views), split=split, n=n, calibrate=calibrate,
+            source, loaded, out, method=method, views=parse_views(views), split=split, n=n, voi=parse_window(voi), calibrate=calibrate,
             fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=parse_dtype(dtype), compiled=compile_,
             seed=seed, shard_size=shard_size, workers=workers or DECODERS, weights_from=absolute_weights(weights),
             engine=chosen, progress=progress, notice=say,

@@ -6,12 +6,15 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from equicam.data import dicom
 from equicam.data.files import MAX_LIST_BYTES, read_file
 from equicam.data.items import Item, valid_utf8
 from equicam.data.remote import AnyPath, RemotePath
 from equicam.errors import EquicamError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".jp2", ".ppm", ".pgm")
+SUFFIXES = (
+    ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".jp2", ".ppm", ".pgm", *dicom.SUFFIXES
+)  # fmt: skip
 
 PathParts = tuple[str, ...]
 """A path relative to a folder, split at the separators."""

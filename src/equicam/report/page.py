@@ -241,7 +241,9 @@ def _cards(
         Card(
             _image_facts(ranked, rows[name], evidence.get(name), manifest)
             | {"verdicts": _verdicts(log, name), "notes": [asdict(n) for n in log.notes(name)]},
-            render.render_images(rows[name], maps.get(name), manifest.transforms, fetch=name in store.moved),
+            render.render_images(
+                rows[name], maps.get(name), manifest.transforms, fetch=name in store.moved, voi=manifest.voi
+            ),
             view_curve(manifest.transforms, _moving(rows[name])),
         )
         for name, ranked in zip(ids, queue, strict=True)

@@ -59,12 +59,17 @@ class RenderedImages:
 
 
 def render_images(
-    row: Mapping[str, Any], maps: StoredMaps | None, transforms: Sequence[Transform], *, fetch: bool = False
+    row: Mapping[str, Any],
+    maps: StoredMaps | None,
+    transforms: Sequence[Transform],
+    *,
+    fetch: bool = False,
+    voi: tuple[float, float] | None = None,
 ) -> RenderedImages:
     """Render one image's row and maps."""
     grid = (1, 1) if maps is None else (maps.map.shape[0], maps.map.shape[1])
     size = fit(grid, IMAGE_PX)
-    image = read_input(row, size, fetch=fetch)
+    image = read_input(row, size, fetch=fetch, voi=voi)
     url, missing = (None, image) if isinstance(image, str) else (data_url(image), None)
     if maps is None:
         return RenderedImages(url, missing, None, None, None, False, ())
@@ -109,10 +114,13 @@ def fit(grid: Size, side: int) -> Size:
     return max(1, round(side * grid[0] / longer)), max(1, round(side * grid[1] / longer))
 
 
-def read_input(row: Mapping[str, Any], size: Size, *, fetch: bool = False) -> RgbImage | str:
+def read_input(
+    row: Mapping[str, Any], size: Size, *, fetch: bool = False, voi: tuple[float, float] | None = None
+) -> RgbImage | str:
     """The part of the file that the model saw, or why it cannot be shown; never another image than the one explained.
 
-    A URL in a run is opened only if the caller allows it (`fetch`), because anybody may have written the run.
+    A URL in a run is opened only if the caller allows it (`fetch`), because anybody may have written the run. `voi` is
+    the run's window of DICOM images.
     """
     if is_url(row["path"]) and not fetch:
         return "The image is at a URL; --source with its present place allows fetching it."
@@ -122,7 +130,7 @@ def read_input(row: Mapping[str, Any], size: Size, *, fetch: bool = False) -> Rg
             return "The file is no longer where it was when it was explained."
         if file_stat(path).bytes != row["bytes"]:
             return "The file has changed since it was explained, so it is not shown."
-        content = read_item(Item(row["id"], path, index=row.get("index")))
+        content = read_item(Item(row["id"], path, index=row.get("index"), voi=voi))
         if content.sha256 != row["sha256"]:
             return "The file has changed since it was explained, so it is not shown."
         image = content.decode().image
