@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ _KEYWORDS = (
     "BluePaletteColorLookupTableDescriptor", "BluePaletteColorLookupTableData",
 )  # fmt: skip
 
+BinaryFile = io.BufferedReader | io.BytesIO
 Window = tuple[float, float]
 """Centre and width, in the values that the rescaling gives."""
 
@@ -128,7 +129,7 @@ def decode_dicom(data: bytes, what: str, voi: Window | None = None) -> UprightIm
     return UprightImage(Image.fromarray(_read(io.BytesIO(data), None, voi, what).rgb), 1)
 
 
-def _read(file: BinaryIO, frame: int | None, voi: Window | None, what: str) -> DicomFrame:
+def _read(file: BinaryFile, frame: int | None, voi: Window | None, what: str) -> DicomFrame:
     with _refusing(what, "a DICOM header that can be read"):
         pydicom = _pydicom(what)
         syntax = pydicom.uid.UID(_transfer_syntax(file, what))
@@ -221,7 +222,8 @@ class _Grey:
         """Values as 0 for black to 1 for white, PS3.3 C.11.2.1; without a window, over all that the bits can hold."""
         shown: NDArray[np.float64]
         if self.table is not None:
-            return self.table(x) / (2**self.table.bits - 1)
+            shown = self.table(x) / (2**self.table.bits - 1)
+            return shown
         if self.window is None:
             low = -(2 ** (self.bits - 1)) if self.signed else 0
             ends = self.real(np.array([low, low + 2**self.bits - 1]))
@@ -410,7 +412,7 @@ def _first_elements(file: io.BytesIO, what: str) -> tuple[Any, bool]:
     return header, bool(reached)
 
 
-def _transfer_syntax(file: BinaryIO, what: str) -> str:
+def _transfer_syntax(file: BinaryFile, what: str) -> str:
     """The transfer syntax in the file's meta information, read before pydicom sees the file.
 
     pydicom inflates a deflated file whole, whatever it becomes.
@@ -461,7 +463,7 @@ def _syntax_name(syntax: Any) -> str:
 
 
 @contextmanager
-def _open(path: Path, what: str) -> Iterator[BinaryIO]:
+def _open(path: Path, what: str) -> Iterator[BinaryFile]:
     try:
         file = open_regular(path, what)
     except FileNotFoundError as error:
