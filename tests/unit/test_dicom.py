@@ -1,6 +1,6 @@
 """DICOM images: values against a slow twin and pydicom, frames as items, hostile files as reasons.
 
-EQUICAM_RASTERS       a folder with ct_image.dcm, dx_image.dcm and sm_image.dcm
+EQUICAM_PICTURES      a folder with rasters/ct_image.dcm, dx_image.dcm and sm_image.dcm
 EQUICAM_PYDICOM_DATA  a folder with files of the package pydicom-data: RG1_UNCR.dcm, eCT_Supplemental.dcm, …
 """
 
@@ -37,7 +37,7 @@ from pydicom.uid import (  # noqa: E402
     JPEG2000Lossless,
 )
 
-RASTERS = Path(os.environ.get("EQUICAM_RASTERS", "/work/shared/data/rasters"))
+RASTERS = Path(os.environ.get("EQUICAM_PICTURES", "/nowhere")) / "rasters"
 PYDICOM_DATA = Path(os.environ.get("EQUICAM_PYDICOM_DATA", "/nowhere"))
 SECRET = "Doe^Jane"
 CT, SLIDE = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.77.1.6"
@@ -361,6 +361,37 @@ def test_hostile_files_have_a_reason(tmp_path, name, caplog):
         assert "equicam[wsi]" in error.value.fix
 
 
+def compressed(pixels: np.ndarray, kind: str, **stated) -> Dataset:
+    """JPEG or JPEG 2000, of a header that may state another size."""
+    from pydicom.encaps import encapsulate
+    from pydicom.uid import JPEGBaseline8Bit
+
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, kind, **({"quality": 95} if kind == "JPEG" else {"no_jp2": True}))
+    ds = made(pixels, JPEGBaseline8Bit if kind == "JPEG" else JPEG2000Lossless, **stated)
+    ds.PixelData = encapsulate([buffer.getvalue()])
+    ds["PixelData"].is_undefined_length = True
+    return ds
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "JPEG2000"])
+def test_compressed_frames_are_of_the_size_that_the_header_states(tmp_path, kind):
+    (tmp_path / "a.dcm").write_bytes(as_bytes(compressed(EIGHT, kind)))
+    assert np.abs(grey(tmp_path / "a.dcm") - EIGHT).max() <= (3 if kind == "JPEG" else 0)
+    (tmp_path / "a.dcm").write_bytes(as_bytes(compressed(EIGHT, kind, Rows=20)))
+    with pytest.raises(EquicamError, match="pixels that can be decoded"):
+        read_frame(tmp_path / "a.dcm", 0)
+    huge = as_bytes(compressed(EIGHT, kind))
+    huge = (
+        huge.replace(struct.pack(">HH", 40, 30), struct.pack(">HH", 65535, 65535))
+        if kind == "JPEG"
+        else huge.replace(struct.pack(">II", 30, 40), struct.pack(">II", 60000, 60000))
+    )
+    (tmp_path / "a.dcm").write_bytes(huge)
+    with pytest.raises(EquicamError, match=r"pixels that can be decoded.*ValueError"):
+        read_frame(tmp_path / "a.dcm", 0)
+
+
 def test_odd_files_that_are_images(tmp_path):
     """Private elements, and a character set that does not exist, are no reason to refuse pixels."""
     ds = made(EIGHT, SpecificCharacterSet="NO SUCH SET")
@@ -406,6 +437,7 @@ def test_an_audit_of_dicom_images(tmp_path):
         "0.dcm": "ok", "1.dcm": "bad", "2.dcm": "bad", "many.dcm#frame=0": "bad", "many.dcm#frame=1": "bad"
     }  # fmt: skip
     assert run.manifest.voi is None
+    assert dict(run.manifest.versions)["pydicom"] == pydicom.__version__
     assert any("--voi CENTER,WIDTH" in (row["reason_values"] or "") for row in run.items.to_pylist())
     with pytest.raises(EquicamError, match="voi"):
         equicam.audit(source, model, tmp_path / "run", views=2, voi=(2000.0, 3000.0))

@@ -1,6 +1,6 @@
 """A TIFF is one image of 8 bits, or it is refused: never its first band, its first page, or near black.
 
-EQUICAM_RASTERS   a folder with RGBA.uint16.tif, RGB.byte.tif and cogeo.tif
+EQUICAM_PICTURES  a folder with rasters/RGBA.uint16.tif, RGB.byte.tif and cogeo.tif
 """
 
 import io
@@ -16,7 +16,7 @@ from equicam.data.image_files import decode, open_image
 from equicam.data.tiff import COPY_FIX, GEO_FIX, SLIDE_FIX, read_pages
 from equicam.errors import EquicamError
 
-RASTERS = Path(os.environ.get("EQUICAM_RASTERS", "/work/shared/data/rasters"))
+RASTERS = Path(os.environ.get("EQUICAM_PICTURES", "/nowhere")) / "rasters"
 RAMP = np.linspace(0, 255, 48 * 32).reshape(48, 32).astype(np.uint8)
 COLOUR = np.stack([RAMP, RAMP[::-1], np.full_like(RAMP, 90)], -1)
 GEO_KEYS = [(34735, "H", 4, (1, 1, 0, 0), True)]
@@ -160,7 +160,7 @@ def test_a_long_chain_of_pages_ends():
 )
 def test_real_rasters(name, found):
     if not (RASTERS / name).is_file():
-        pytest.skip(f"EQUICAM_RASTERS names no folder with {name}")
+        pytest.skip(f"EQUICAM_PICTURES names no folder with rasters/{name}")
     if found:
         with pytest.raises(EquicamError, match=found) as error:
             open_image(RASTERS / name)

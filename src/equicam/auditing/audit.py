@@ -27,7 +27,7 @@ from equicam.auditing.manifest import LARGEST, MAX_VIEWS, Manifest, are_views
 from equicam.auditing.store import RunStore
 from equicam.auditing.worker import AuditJob, versions
 from equicam.data.decoding import DecoderPool
-from equicam.data.dicom import check_window
+from equicam.data.dicom import check_window, has_dicom_suffix
 from equicam.data.digests import content_digest
 from equicam.data.items import Item, digest_items, sample_by_class, valid_utf8
 from equicam.data.remote import FileStat, as_path, file_stats
@@ -94,7 +94,7 @@ def compute_run(
         split=split,
         images=len(items),
         data=digest_items(items),
-        versions=versions(),
+        versions=versions(dicom=any(has_dicom_suffix(item.path) for item in items)),
         voi=voi,
     )
     store.refuse_foreign()

@@ -56,7 +56,8 @@ class AuditJob:
     def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], dict[str, str]]:
         """Load the model, refuse versions or weights that would give other rows, and return the computation."""
         store = RunStore(self.folder.enter())
-        if found := differences(dict(self.manifest.versions), dict(versions())):
+        recorded = dict(self.manifest.versions)
+        if found := differences(recorded, dict(versions(dicom="pydicom" in recorded))):
             raise EquicamError(
                 "a worker", needs="the versions the run was started with", got="; ".join(found), fix="the same everywhere"
             )  # fmt: skip
@@ -89,9 +90,9 @@ class AuditJob:
         )
 
 
-def versions() -> tuple[tuple[str, str], ...]:
-    """The versions that decide rows."""
-    return (
+def versions(*, dicom: bool = False) -> tuple[tuple[str, str], ...]:
+    """The versions that decide rows; that of pydicom only where there are DICOM images."""
+    found = (
         ("equicam", __version__),
         ("python", platform.python_version()),
         ("torch", torch.__version__),
@@ -99,3 +100,11 @@ def versions() -> tuple[tuple[str, str], ...]:
         ("numpy", np.__version__),
         ("pillow", PIL.__version__),
     )
+    return (*found, ("pydicom", _pydicom_version())) if dicom else found
+
+
+def _pydicom_version() -> str:
+    try:
+        return metadata.version("pydicom")
+    except metadata.PackageNotFoundError:
+        return "not installed"

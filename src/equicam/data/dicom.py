@@ -21,6 +21,7 @@ from PIL import Image
 
 from equicam.data.files import MAX_IMAGE_BYTES, open_regular, refuse_large
 from equicam.data.image_files import BAND_ROWS, UprightImage, refuse_size
+from equicam.data.remote import AnyPath
 from equicam.data.tiff import SLIDE_FIX
 from equicam.errors import EquicamError
 
@@ -37,6 +38,8 @@ _FIRST_BYTES = (2**16, 2**22)
 """Read at first, and at most, to list a file's frames."""
 _SOP_CLASS, _FRAMES = 0x00080016, 0x00280008
 _META_BYTES = 2**16
+_PIXELS_HEAD_BYTES = 12
+"""Tag, type and length of compressed pixels, before their first item."""
 _LONG = (b"OB", b"OW", b"OF", b"OD", b"OL", b"OV", b"SQ", b"UC", b"UN", b"UR", b"UT", b"SV", b"UV")
 """Types of elements whose length has 32 bits."""
 _PHOTOMETRIC = (
@@ -44,6 +47,7 @@ _PHOTOMETRIC = (
 )  # fmt: skip
 _KEYWORDS = (
     "SOPClassUID", "SamplesPerPixel", "PhotometricInterpretation", "NumberOfFrames", "Rows", "Columns",
+    "PlanarConfiguration",
     "BitsAllocated", "BitsStored", "PixelRepresentation", "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence",
     "WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "SharedFunctionalGroupsSequence",
     "PerFrameFunctionalGroupsSequence", "RedPaletteColorLookupTableDescriptor", "RedPaletteColorLookupTableData",
@@ -76,7 +80,7 @@ def is_dicom(data: bytes) -> bool:
     return data[128:132] == b"DICM"
 
 
-def has_dicom_suffix(path: Path) -> bool:
+def has_dicom_suffix(path: AnyPath) -> bool:
     """Whether a file is DICOM by its suffix."""
     return path.suffix.lower() in SUFFIXES
 
@@ -135,6 +139,7 @@ def _read(file: BinaryFile, frame: int | None, voi: Window | None, what: str) ->
         syntax = pydicom.uid.UID(_transfer_syntax(file, what))
         file.seek(0)
         header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(_KEYWORDS))
+        pixels_at = file.tell()
         _refuse_slide(header, what)
         size = file.seek(0, io.SEEK_END)
         count = _frame_count(header, size, what)
@@ -151,9 +156,13 @@ def _read(file: BinaryFile, frame: int | None, voi: Window | None, what: str) ->
         places = _places(header, number)
         _decoder(syntax, what)
     with _refusing(what, f"pixels that can be decoded ({_syntax_name(syntax)})"):
-        file.seek(0)
-        values = pydicom.pixels.pixel_array(file, index=number)
         expected = (int(header.Rows), int(header.Columns))
+        if syntax.is_encapsulated:
+            file.seek(pixels_at + _PIXELS_HEAD_BYTES)
+            values = _decompress(file, number, count, header)
+        else:
+            file.seek(0)
+            values = pydicom.pixels.pixel_array(file, index=number)
         if values.shape[:2] != expected:
             raise ValueError(f"{values.shape[:2]} pixels, not {expected}")
     with _refusing(what, "a table or window that can be applied"):
@@ -172,6 +181,43 @@ def _read(file: BinaryFile, frame: int | None, voi: Window | None, what: str) ->
     return DicomFrame(
         rgb, number, count, photometric, bits, rescale, window, window_from, _syntax_name(syntax)
     )
+
+
+def _decompress(file: BinaryFile, frame: int, count: int, header: Any) -> NDArray[Any]:
+    """Decode one compressed frame; a decoder allocates the size that the frame itself states, so that is checked first."""
+    from pydicom.encaps import encapsulate, get_frame
+    from pydicom.pixels import pixel_array
+
+    encoded = get_frame(file, frame, number_of_frames=count)
+    stated = _stated_size(encoded)
+    if stated is not None and stated != (header.Rows, header.Columns):
+        raise ValueError("a frame of another size")
+    header.NumberOfFrames = 1
+    header.PixelData = encapsulate([encoded])
+    header["PixelData"].is_undefined_length = True
+    values: NDArray[Any] = pixel_array(header, index=0)
+    return values
+
+
+def _stated_size(encoded: bytes) -> tuple[int, int] | None:
+    """Height and width in the header of JPEG, JPEG-LS or JPEG 2000; None for run lengths, which have none."""
+    if encoded[:2] == b"\xff\xd8":
+        at = 2
+        while encoded[at : at + 1] == b"\xff":
+            marker = encoded[at + 1]
+            if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)):
+                height, width = struct.unpack_from(">HH", encoded, at + 5)
+                return height, width
+            if marker == 0xFF:  # fill
+                at += 1
+                continue
+            at += 2 + struct.unpack_from(">H", encoded, at + 2)[0]
+        raise ValueError("no size before the data")
+    start = encoded.find(b"\xff\x4f\xff\x51")
+    if start < 0:
+        return None
+    right, bottom, left, top = struct.unpack_from(">4I", encoded, start + 8)
+    return bottom - top, right - left
 
 
 @dataclass(frozen=True)
