@@ -120,7 +120,8 @@ def read_input(
 ) -> RgbImage | str:
     """The part of the file that the model saw, or why it cannot be shown; never another image than the one explained.
 
-    A URL in a run is opened only if the caller allows it (`fetch`), because anybody may have written the run.
+    A URL in a run is opened only if the caller allows it (`fetch`), because anybody may have written the run. `voi` is
+    the run's window of DICOM images.
     """
     if is_url(row["path"]) and not fetch:
         return "The image is at a URL; --source with its present place allows fetching it."
