@@ -15,6 +15,7 @@ TIFF, JPEG2000 = "GTiff", "JP2OpenJPEG"
 """The only drivers: others, such as VRT, name further files or addresses, and a file is not obeyed."""
 CACHE_BYTES = 64 << 20
 MAX_BANDS = 4096
+MAX_KNOWN_BLOCKS = 100_000
 
 
 class GeoRaster(Raster):
@@ -25,6 +26,7 @@ class GeoRaster(Raster):
         from rasterio.errors import NotGeoreferencedWarning
 
         self._path, self._lock = path, threading.Lock()
+        self._written: dict[tuple[int, int, int, int], bool] = {}  # blocks by level, row, column and band
         with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, GDAL_NUM_THREADS=1), warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # such files are rasters too
             self._levels: list[Any] = [rasterio.open(path, driver=driver)]
@@ -100,8 +102,14 @@ class GeoRaster(Raster):
         overview = level - 1 if level else None
         for row in range(y // high, -(-(y + valid.shape[0]) // high)):
             for column in range(x // wide, -(-(x + valid.shape[1]) // wide)):
-                place = f"BLOCK_OFFSET_{column}_{row}"
-                if self._levels[0].get_tag_item(place, "TIFF", bidx=band, ovr=overview) is None:
+                key = (level, row, column, band)
+                if key not in self._written:
+                    place = f"BLOCK_OFFSET_{column}_{row}"
+                    found = self._levels[0].get_tag_item(place, "TIFF", bidx=band, ovr=overview)
+                    if len(self._written) > MAX_KNOWN_BLOCKS:
+                        self._written.clear()
+                    self._written[key] = found is not None
+                if not self._written[key]:
                     top, left = row * high - y, column * wide - x
                     valid[max(0, top) : top + high, max(0, left) : left + wide] = False
 

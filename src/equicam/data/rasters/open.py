@@ -31,8 +31,7 @@ def open_raster(path: Path) -> Raster:
     with _lock:
         _opened[key] = raster
         while len(_opened) > MAX_OPEN:
-            _, oldest = _opened.popitem(last=False)
-            oldest.close()
+            _opened.popitem(last=False)  # closed when nobody reads it any more
     return raster
 
 

@@ -36,6 +36,7 @@ class OpenSlideRaster(Raster):
                 _float(properties.get("openslide.bounds-x")) or 0.0,
                 _float(properties.get("openslide.bounds-y")) or 0.0,
             ),
+            series=properties.get("openslide.quickhash-1") if properties.get("openslide.vendor") == "dicom" else None,
         )  # fmt: skip
 
     def level_size(self, level: int) -> tuple[int, int]:
