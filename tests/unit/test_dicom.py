@@ -1,7 +1,7 @@
 """DICOM images: values against a slow twin and pydicom, frames as items, hostile files as reasons.
 
 EQUICAM_PICTURES      a folder with rasters/ct_image.dcm, dx_image.dcm and sm_image.dcm
-EQUICAM_PYDICOM_DATA  a folder with files of the package pydicom-data: RG1_UNCR.dcm, eCT_Supplemental.dcm, …
+EQUICAM_RASTERS       a folder with RG1_UNCR.dcm, eCT_Supplemental.dcm, …; .rasters, which `make rasters` fills, if not given
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from pydicom.uid import (  # noqa: E402
 )
 
 RASTERS = Path(os.environ.get("EQUICAM_PICTURES", "/nowhere")) / "rasters"
-PYDICOM_DATA = Path(os.environ.get("EQUICAM_PYDICOM_DATA", "/nowhere"))
+PYDICOM_DATA = Path(os.environ.get("EQUICAM_RASTERS", Path(__file__).parents[2] / ".rasters"))
 SECRET = "Doe^Jane"
 CT, SLIDE = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.77.1.6"
 RAMP = np.arange(40 * 30).reshape(40, 30)
