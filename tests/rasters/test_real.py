@@ -40,7 +40,7 @@ def test_a_slide_of_a_scanner():
         np.testing.assert_array_equal(found, expected)
     windows, (row,) = cut_windows([Item("cmu", path)], Tiling(224, "disc", 0.1, input=Input(mpp=0.5)), 47)
     assert row.windows == len(windows) == 128
-    assert row.background == 124
+    assert row.background == 138
     assert show_raster(path, Input(), 400).size == (299, 400)
 
 
