@@ -150,7 +150,7 @@ def _pixels_square(raster: RasterWindows, row: Mapping[str, Any]) -> dict[str, A
     return {"type": "Polygon", "coordinates": [[_pixel(raster, x, y) for x, y in _corners(row)]]}
 
 
-def _pixel(raster: RasterWindows, x: float, y: float) -> list[float]:
+def _pixel(raster: RasterWindows, x: float, y: float) -> list[int | float]:
     """A place in QuPath's coordinates, which begin at the slide's origin, to a thousandth of a pixel."""
     inside = (min(x, raster.width), min(y, raster.height))
     place = [round(v - start, 3) for v, start in zip(inside, raster.origin, strict=True)]

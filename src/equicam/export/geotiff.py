@@ -19,13 +19,15 @@ def write_geotiff(path: Path, stitched: StitchedMap) -> None:
     """
     with needing("geo", "--to geotiff"):
         import rasterio
-        from affine import Affine
+        from rasterio import Affine
         from rasterio.errors import RasterioError
         from rasterio.shutil import copy
         from rasterio.windows import Window
 
     raster = stitched.raster
-    transform = Affine(*(raster.transform or (1, 0, 0, 0, 1, 0))) * Affine.scale(stitched.cell)
+    a, b, c, d, e, f = raster.transform or (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+    cell = stitched.cell
+    transform = Affine(a * cell, b * cell, c, d * cell, e * cell, f)  # of cells instead of pixels
     count, rows, columns = stitched.bands.shape
     plain = path.with_name("plain.tif")  # the driver COG only copies
     profile = {
