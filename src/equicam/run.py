@@ -172,10 +172,10 @@ class Run:
         compress: bool = False,
         tick: Tick = lambda _count: None,
     ) -> "Exported":
-        """Write a run of slides or maps for other programs, a file for each raster, into its folder `export` or another.
+        """Write a run of slides, maps or DICOM images for other programs, a file for each, into its folder `export` or another.
 
         `to` is geotiff or ome-tiff (the maps of all windows of one class put together), qupath or geojson (windows with
-        their measurements). `class_` takes only windows explained for a class; `every` is the side of a cell of the
+        their measurements), or dicom (the map of each DICOM image). `class_` takes only windows explained for a class; `every` is the side of a cell of the
         stitched map in pixels of the model's. `regions` writes, for QuPath, the highest share of the stitched map as
         annotations instead of windows. `blind` writes the windows under review without what blinding hides.
         """

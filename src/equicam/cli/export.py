@@ -11,7 +11,7 @@ from equicam.cli.shared import count_progress, exit_on_error, say
 
 def export(
     run: options.RunFolder,
-    to: Annotated[str, typer.Option(help="geotiff, qupath, ome-tiff or geojson.", show_default=False)],
+    to: Annotated[str, typer.Option(help="geotiff, qupath, ome-tiff, geojson or dicom.", show_default=False)],
     class_: Annotated[
         str | None,
         typer.Option(
@@ -35,10 +35,10 @@ def export(
     ] = False,
     compress: Annotated[bool, typer.Option("--gzip", help="Compress GeoJSON; QuPath reads it.")] = False,
 ) -> None:  # fmt: skip
-    """Write a run of slides or maps for other programs, a file for each raster.
+    """Write a run of slides, maps or DICOM images for other programs, a file for each.
 
     geotiff and ome-tiff hold the maps of all windows put together; qupath and geojson (QGIS) hold the windows with
-    their measurements.
+    their measurements; dicom holds the map of each DICOM image.
 
     Example: `equicam export run --to geotiff --class forest`
     """
@@ -59,7 +59,9 @@ def export(
         say(f"written: {path}")
     if found.left_out:
         why = "not under review" if blind else "explained for other classes"
-        say(f"{found.windows:,} windows; {found.left_out:,} are {why} and left out")
+        why = "of other classes, other formats or several frames" if to == "dicom" else why
+        images = "images" if to == "dicom" else "windows"
+        say(f"{found.windows:,} {images}; {found.left_out:,} are {why} and left out")
     if found.pending:
         say(f"{found.pending:,} shards of the run are not computed yet: the same audit command resumes it")
     if found.log_error:

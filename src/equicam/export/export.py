@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import equicam
 from equicam.auditing.log import Log
 from equicam.auditing.queue_files import read_queue
 from equicam.auditing.store import RunStore
-from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.export.features import (
@@ -23,11 +21,11 @@ from equicam.export.features import (
 )
 from equicam.export.files import ExportFolder, safe_names
 from equicam.export.geotiff import write_geotiff
+from equicam.export.images import write_images
 from equicam.export.ome_tiff import write_ome_tiff
 from equicam.export.stitch import make_grid, stitch
 from equicam.export.stitched import StitchedMap
-from equicam.export.windows import RasterWindows, choose_target, of_target, read_maps, read_windows
-from equicam.report.rows import class_name
+from equicam.export.windows import RasterWindows, choose_target, of_target, read_maps, read_windows, run_facts
 
 DEFAULT_CELL_PX = 8
 Tick = Callable[[int], None]
@@ -36,7 +34,7 @@ MAPS = {"geotiff": ("tif", write_geotiff), "ome-tiff": ("ome.tif", write_ome_tif
 """Formats of the stitched map: ending and writer."""
 WINDOWS = {"qupath": "qupath.geojson", "geojson": "geojson"}
 """Formats of windows: ending."""
-FORMATS = ("geotiff", "qupath", "ome-tiff", "geojson")
+FORMATS = ("geotiff", "qupath", "ome-tiff", "geojson", "dicom")
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class ExportOptions:
                 "regions", needs="--to qupath, and a share above 0 and below 1", got=f"--to {self.to}, {self.regions}",
                 fix="--to qupath --regions 0.05",
             )  # fmt: skip
-        if self.blind and (self.to in MAPS or self.regions is not None or self.target is not None):
+        if self.blind and (self.to not in WINDOWS or self.regions is not None or self.target is not None):
             raise EquicamError(
                 "blind", needs="windows of all classes, because a map or a class would reveal the prediction",
                 got="a map or a class", fix="--to qupath --blind alone",
@@ -83,8 +81,8 @@ class Exported:
     """The files that were written, and what is not in them."""
 
     files: tuple[Path, ...]
-    windows: int  # in the files
-    left_out: int  # windows that were explained for other classes, or are not under review
+    windows: int  # windows or images in the files
+    left_out: int  # those explained for other classes, not under review, or for DICOM of several frames
     pending: int  # shards that are not computed yet
     log_error: str | None = None  # why the log does not mention the export
 
@@ -92,7 +90,11 @@ class Exported:
 def export_run(
     store: RunStore, options: ExportOptions, out: Path | None = None, tick: Tick = lambda _count: None
 ) -> Exported:
-    """Write one file for each raster, into RUN/export unless a folder is given; `tick` counts rasters."""
+    """Write one file for each raster or image, into RUN/export unless a folder is given; `tick` counts them."""
+    if options.to == "dicom":
+        folder = _open_folder(store, out)
+        written, left = write_images(store, options.target, folder, tick)
+        return _exported(store, options, folder, written, left)
     rasters = read_windows(store)
     before = sum(len(raster.rows) for raster in rasters)
     target = options.target
@@ -110,7 +112,7 @@ def export_run(
     if options.to == "geojson":
         refuse_unplaced(rasters)
     names = _file_names(rasters, options, target)
-    folder = ExportFolder(store.folder / "export" if out is None else Path(out))
+    folder = _open_folder(store, out)
     folder.refuse_foreign(list(names.values()))
     for raster in rasters:
         with folder.writing(names[raster.id]) as path:
@@ -124,9 +126,24 @@ def export_run(
                 write_features(path, _window_features(store, raster, options, places))
         tick(1)
     count = sum(row["id"] in places or not options.blind for raster in rasters for row in raster.rows)
-    return Exported(
-        folder.files, count, before - count, len(store.pending()), _log(store, options, target, folder)
-    )
+    return _exported(store, options, folder, count, before - count, target)
+
+
+def _open_folder(store: RunStore, out: Path | None) -> ExportFolder:
+    return ExportFolder(store.folder / "export" if out is None else Path(out))
+
+
+def _exported(
+    store: RunStore,
+    options: ExportOptions,
+    folder: ExportFolder,
+    written: int,
+    left_out: int,
+    target: int | None = None,
+) -> Exported:
+    target = options.target if target is None else target
+    log_error = _log(store, options, target, folder)
+    return Exported(folder.files, written, left_out, len(store.pending()), log_error)
 
 
 def _window_features(
@@ -145,21 +162,7 @@ def _stitched(
         raise ValueError("a run of images has no rasters")
     grid = make_grid(raster, tiling.tile, options.every)
     bands = stitch(read_maps(store, raster.rows), grid, disc=tiling.stride == "disc", folder=folder)
-    return StitchedMap(raster, bands, grid.cell, _facts(store, raster, target))
-
-
-def _facts(store: RunStore, raster: RasterWindows, target: int) -> dict[str, str]:
-    """Where a map comes from, for the tags of its file."""
-    sealed = store.folder / "digests.json"
-    digest = file_digest(sealed if sealed.is_file() else store.folder / "manifest.json")
-    return {
-        "version": equicam.__version__,
-        "run digest": digest,
-        "manifest digest": file_digest(store.folder / "manifest.json"),
-        "raster": raster.id,
-        "class": class_name(target, store.manifest.classes),
-        "method": store.manifest.recipe.method,
-    }
+    return StitchedMap(raster, bands, grid.cell, run_facts(store, target) | {"raster": raster.id})
 
 
 def _file_names(rasters: list[RasterWindows], options: ExportOptions, target: int | None) -> dict[str, str]:

@@ -73,7 +73,7 @@ def stitch(
         if disc:
             weight *= np.add.outer((down - 0.5) ** 2, (across - 0.5) ** 2) <= 0.25 + 1e-9
         height, width = window.map.shape
-        rows_of, columns_of = _interpolation(down, height), _interpolation(across, width)
+        rows_of, columns_of = interpolation(down, height), interpolation(across, width)
         total = sums[:, rows, columns]
         total[0] += weight * (rows_of @ window.map @ columns_of.T)
         total[1] += weight * (rows_of @ window.peum @ columns_of.T)
@@ -103,7 +103,7 @@ def _raised_cosine(places: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(MIN_WEIGHT + (1 - MIN_WEIGHT) * (0.5 - 0.5 * np.cos(2 * np.pi * places)))
 
 
-def _interpolation(places: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+def interpolation(places: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """Bilinear weights of `size` values at places in 0 … 1, whose centres are (i + ½) / size; constant beyond the last."""
     at = np.clip(places * size - 0.5, 0, size - 1)
     low = np.minimum(at.astype(int), max(size - 2, 0))

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from equicam import __version__
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.store import RunStore
+from equicam.data.digests import file_digest
 from equicam.data.rasters.options import raster_id
 from equicam.errors import EquicamError
 from equicam.report.rows import class_name
@@ -139,23 +141,29 @@ def of_target(rasters: Sequence[RasterWindows], target: int) -> tuple[list[Raste
 
 
 def read_maps(store: RunStore, rows: Sequence[Row]) -> Iterator[WindowMaps]:
-    """The stored maps of these windows, one shard in memory at a time."""
+    """The stored maps of these windows."""
     wanted: dict[str, Row] = {row["id"]: row for row in rows}
+    for name, plane, peum in stored_planes(store, wanted):
+        row = wanted[name]
+        stability = math.nan if row["stability"] is None else row["stability"]
+        yield WindowMaps(row["x"], row["y"], row["side"], plane, peum, stability)
+
+
+def stored_planes(
+    store: RunStore, wanted: Container[str]
+) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.float32]]]:
+    """Id, map and PEUM of these images, one shard in memory at a time."""
     sample = store.sample()
     numbers = {
         number
         for name, number in zip(sample["id"].to_pylist(), sample["shard"].to_pylist(), strict=True)
         if name in wanted
     }
-    for number in sorted(numbers):
+    for number in sorted(n for n in numbers if store.has_shard(n)):
         table = store.read_shard("maps", number, MAP_COLUMNS).combine_chunks()
         for i, name in enumerate(table["id"].to_pylist()):
-            if (row := wanted.get(name)) is not None:
-                stability = row["stability"]
-                yield WindowMaps(
-                    row["x"], row["y"], row["side"], _plane(table, "map", i), _plane(table, "peum", i),
-                    math.nan if stability is None else stability,
-                )  # fmt: skip
+            if name in wanted:
+                yield name, _plane(table, "map", i), _plane(table, "peum", i)
 
 
 def _plane(table: pa.Table, name: str, row: int) -> NDArray[np.float32]:
@@ -178,3 +186,15 @@ def predicted_class(row: Mapping[str, Any], manifest: Manifest) -> tuple[int | N
     """The model's top-1 class of a window, by number and name; not the class explained, where one was chosen for all."""
     top = row["top5"][0] if row["top5"] else row["target"]
     return top, class_name(top, manifest.classes)
+
+
+def run_facts(store: RunStore, target: int) -> dict[str, str]:
+    """Where a map comes from, for the tags of its file."""
+    manifest, sealed = store.folder / "manifest.json", store.folder / "digests.json"
+    return {
+        "version": __version__,
+        "run digest": file_digest(sealed if sealed.is_file() else manifest),
+        "manifest digest": file_digest(manifest),
+        "class": class_name(target, store.manifest.classes),
+        "method": store.manifest.recipe.method,
+    }
