@@ -442,8 +442,9 @@ def test_a_missing_library_names_its_extra(tmp_path, monkeypatch, to, library, e
 
 
 def test_damaged_runs_are_refused(tmp_path):
-    with pytest.raises(EquicamError, match="sizes and places that are numbers"):
-        Run(fake_raster_run(tmp_path / "a", facts=lambda i: {"x": float("nan")})).export("qupath")
+    for number, wrong in enumerate(({"x": float("nan")}, {"side": -5.0}, {"target": None})):
+        with pytest.raises(EquicamError, match="sizes, places and classes that are numbers"):
+            Run(fake_raster_run(tmp_path / str(number), facts=lambda _, wrong=wrong: wrong)).export("qupath")
     store = fake_raster_run(tmp_path / "b", field=lambda x, y: np.nan * x * y)
     with pytest.raises(EquicamError, match="to be as they were written"):
         Run(store).export("ome-tiff")

@@ -113,7 +113,7 @@ def lonlat_windows(store: RunStore, raster: RasterWindows) -> Iterable[Feature]:
             keep=True,
         )
         columns = {"id": name_of, "item": row["id"], "class": name, **facts}
-        columns |= {"flags": ",".join(row["flags"] or ()), "verdict": None}
+        columns |= {"flags": ",".join(map(str, row["flags"] or ())), "verdict": None}
         yield {"type": "Feature", "id": name_of, "geometry": geometry, "properties": columns}
 
 

@@ -100,13 +100,13 @@ def _raster(raster: Row, rows: list[Row], mpp_is: float | None) -> RasterWindows
     valid = (
         all(isinstance(n, int) and 0 < n < MAX_RASTER_SIDE for n in lengths)
         and all(isinstance(v, float) and math.isfinite(v) for v in numbers)
-        and all(row["side"] > 0 for row in rows)
+        and all(row["side"] > 0 and row["target"] is not None for row in rows)
         and len(origin) == 2
         and (transform is None or len(transform) == 6)
     )
     if not valid:
         raise EquicamError(
-            f"raster {raster['id']!r}", needs="sizes and places that are numbers", got="others in rasters.parquet or items",
+            f"raster {raster['id']!r}", needs="sizes, places and classes that are numbers", got="others in rasters.parquet or items",
             fix="restoring them",
         )  # fmt: skip
     mpp = raster["mpp"] or mpp_is
