@@ -59,7 +59,10 @@ def test_a_linear_field_is_not_displaced(scale, tile, every, overlap, width, hei
     spoilt = np.zeros_like(exact)
     for w in windows:
         across, down = x - w.x, y - w.y
-        within = np.outer((down >= 0) & (down <= side), (across >= 0) & (across <= side))
+        slack = 1e-5 * grid.cell  # a centre this close to a border may count
+        within = np.outer(
+            (down >= -slack) & (down <= side + slack), (across >= -slack) & (across <= side + slack)
+        )
         inner = np.outer((down >= edge) & (down <= side - edge), (across >= edge) & (across <= side - edge))
         exact |= inner
         spoilt |= within & ~inner
@@ -68,7 +71,7 @@ def test_a_linear_field_is_not_displaced(scale, tile, every, overlap, width, hei
     wanted = (x[None, :] + 2 * y[:, None]) / width
     shown = exact & (bands[3] > 0)
     displaced = np.abs(bands[0] - wanted)[shown] * width / scale  # pixels of the model's
-    assert displaced.size == 0 or displaced.max() < 0.01 * max(1, (width + 2 * height) / 3000 / scale)
+    assert displaced.size == 0 or displaced.max() < 0.005
 
 
 def test_overlapping_windows_keep_a_linear_field_within_a_pixel():
