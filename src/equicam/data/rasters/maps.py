@@ -23,12 +23,14 @@ class GeoRaster(Raster):
 
         self._env = {"GDAL_CACHEMAX": CACHE_BYTES, "GDAL_NUM_THREADS": 1}
         self._path, self._lock = path, threading.Lock()
+        with path.open("rb") as file:
+            driver = DRIVERS[0] if file.read(2) in (b"II", b"MM") else DRIVERS[1]
         with rasterio.Env(**self._env):
-            self._levels: list[Any] = [rasterio.open(path, driver=list(DRIVERS))]
+            self._levels: list[Any] = [rasterio.open(path, driver=driver)]
             try:
                 self.info = self._describe(path)
                 self._levels += [
-                    rasterio.open(path, driver=list(DRIVERS), overview_level=i)
+                    rasterio.open(path, driver=driver, overview_level=i)
                     for i in range(len(self.info.downsamples) - 1)
                 ]
             except BaseException:
