@@ -18,7 +18,6 @@ from equicam.auditing.stored_maps import StoredMaps
 from equicam.core.transforms import Transform, inner_radius, presented_index
 from equicam.data.items import Item, read_item
 from equicam.data.remote import as_path, file_stat, is_url
-from equicam.errors import EquicamError
 from equicam.report import overlay as overlays
 from equicam.report.overlay import MAX_DEVIATION, RgbImage, enlarge, overlay
 
@@ -137,7 +136,7 @@ def read_input(
         if content.sha256 != row["sha256"]:
             return "The file has changed since it was explained, so it is not shown."
         image = content.decode().image
-    except (EquicamError, OSError, ValueError, MemoryError, RuntimeError):
+    except Exception:  # noqa: BLE001  # readers of rasters raise exceptions of every kind on damaged files
         return "The file can no longer be read as an image."
     return _crop(image, row["input_box"], size)
 

@@ -22,6 +22,7 @@ from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.signals import ranked_by
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
+from equicam.data.rasters.options import raster_id
 from equicam.errors import EquicamError
 from equicam.shards import read_json
 
@@ -70,7 +71,7 @@ class Queue:
         """The item's row in the run."""
         found = self._read_row("items", item)
         if self.store.moved:
-            found["path"] = self.store.moved.get(item.id, found["path"])
+            found["path"] = self.store.moved.get(raster_id(item.id), found["path"])
         return found
 
     def maps(self, item: QueueItem) -> StoredMaps | None:
