@@ -1,16 +1,18 @@
 """Georeferenced rasters: GeoTIFF and JPEG 2000 through rasterio, any bands and types, nodata and masks."""
 
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equicam.data.rasters.raster import Pixels, Raster, RasterInfo
 from equicam.errors import EquicamError
 
-DRIVERS = ("GTiff", "JP2OpenJPEG")
-"""The only ones: others, such as VRT, name further files or addresses, and a file is not obeyed."""
+TIFF, JPEG2000 = "GTiff", "JP2OpenJPEG"
+"""The only drivers: others, such as VRT, name further files or addresses, and a file is not obeyed."""
 CACHE_BYTES = 64 << 20
 MAX_BANDS = 4096
 
@@ -18,14 +20,14 @@ MAX_BANDS = 4096
 class GeoRaster(Raster):
     """A raster that rasterio reads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, driver: str) -> None:
         import rasterio
+        from rasterio.errors import NotGeoreferencedWarning
 
         self._env = {"GDAL_CACHEMAX": CACHE_BYTES, "GDAL_NUM_THREADS": 1}
         self._path, self._lock = path, threading.Lock()
-        with path.open("rb") as file:
-            driver = DRIVERS[0] if file.read(2) in (b"II", b"MM") else DRIVERS[1]
-        with rasterio.Env(**self._env):
+        with rasterio.Env(**self._env), warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # such files are rasters too
             self._levels: list[Any] = [rasterio.open(path, driver=driver)]
             try:
                 self.info = self._describe(path)
@@ -85,9 +87,24 @@ class GeoRaster(Raster):
                 valid = np.ones(values.shape[1:], bool)
             else:
                 valid = (data.read_masks(wanted, window=window) > 0).all(0)
+            self._refuse_unwritten(level, x, y, valid, wanted[0])
         if values.dtype.kind == "f":
             valid &= np.isfinite(values).all(0)
         return Pixels(values, valid)
+
+    def _refuse_unwritten(self, level: int, x: int, y: int, valid: NDArray[np.bool_], band: int) -> None:
+        """Blocks that were never written, or whose place the file does not say, are read as 0, and are not data."""
+        data = self._levels[level]
+        if data.driver != TIFF:
+            return
+        high, wide = data.block_shapes[band - 1]
+        overview = level - 1 if level else None
+        for row in range(y // high, -(-(y + valid.shape[0]) // high)):
+            for column in range(x // wide, -(-(x + valid.shape[1]) // wide)):
+                place = f"BLOCK_OFFSET_{column}_{row}"
+                if self._levels[0].get_tag_item(place, "TIFF", bidx=band, ovr=overview) is None:
+                    top, left = row * high - y, column * wide - x
+                    valid[max(0, top) : top + high, max(0, left) : left + wide] = False
 
     def close(self) -> None:
         """Let go of the file."""

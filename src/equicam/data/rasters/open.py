@@ -46,7 +46,7 @@ def _open(path: Path, head: bytes, what: str) -> Raster:
     if tiff and _try(lambda: _is_ome(path), "wsi", missing):
         return _opening(lambda: _ome(path), what)
     if tiff or jp2:
-        geo: Raster | None = _try(lambda: _geo(path), "geo", missing, what)
+        geo: Raster | None = _try(lambda: _geo(path, jpeg2000=jp2), "geo", missing, what)
         if geo is not None and (geo.info.crs is not None or not vendor):
             return geo
         if vendor:
@@ -113,7 +113,7 @@ def _ome(path: Path) -> Raster:
     return OmeTiffRaster(path)
 
 
-def _geo(path: Path) -> Raster:
-    from equicam.data.rasters.maps import GeoRaster
+def _geo(path: Path, *, jpeg2000: bool) -> Raster:
+    from equicam.data.rasters.maps import JPEG2000, TIFF, GeoRaster
 
-    return GeoRaster(path)
+    return GeoRaster(path, JPEG2000 if jpeg2000 else TIFF)

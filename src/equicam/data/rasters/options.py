@@ -14,18 +14,19 @@ LARGEST = 1e12
 
 @dataclass(frozen=True)
 class Input:
-    """What the channels of a model are, where rasters have more than 8-bit RGB; a None is filled in by the model or the file."""
+    """What the channels of a model are, where rasters have more than 8-bit RGB; a None is filled in by the model or the file.
 
-    bands: tuple[str, ...] | None = (
-        None  # by name, or by number from 1; None: the file's, which must be red, green, blue
+    Bands may be given as "4,3,2" or as a list, and are kept as a tuple of text; mean and std as a tuple of numbers.
+    """
+
+    bands: Any = None  # by name, or by number from 1; None: the file's, which must be red, green, blue
+    scale: int | float | None = None  # divides values before mean and std; None: 255, of 8-bit files only
+    mean: Any = None
+    std: Any = None
+    mpp: int | float | None = (
+        None  # micrometres a pixel of slides, map units a pixel of maps; None: as stored
     )
-    scale: float | None = None  # values are divided by it before mean and std; None: 255, of 8-bit files only
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    mpp: float | None = (
-        None  # micrometres a pixel of slides, units of the coordinates a pixel of maps; None: as stored
-    )
-    display: tuple[str, ...] | None = None  # one or three bands for people; None: the first three of `bands`
+    display: Any = None  # one or three bands for people; None: the first three of `bands`
 
     def __post_init__(self) -> None:
         for name in ("bands", "display"):
@@ -64,9 +65,9 @@ class Tiling:
     stride: int | str = (
         "tile"  # model pixels from one window to the next; disc: the inscribed discs cover the plane
     )
-    tissue: float = 0.0  # least share of a slide's window that is tissue
-    valid: float = 0.5  # least share of a window that has data
-    mpp_is: float | None = None  # of rasters that do not say theirs
+    tissue: int | float = 0.0  # least share of a slide's window that is tissue
+    valid: int | float = 0.5  # least share of a window that has data
+    mpp_is: int | float | None = None  # of rasters that do not say theirs
     regions: str | None = None  # GeoJSON file: windows whose centre lies in one of its areas
     input: Input = field(default_factory=Input)
 
@@ -108,9 +109,9 @@ class Tiling:
 class RasterWindow:
     """A square of a raster that a model sees, with all that is needed to read it again."""
 
-    x: float  # its left and top in pixels of level 0
-    y: float
-    side: float  # in pixels of level 0; 0: the raster could not be opened, and reading says why
+    x: int | float  # its left and top in pixels of level 0
+    y: int | float
+    side: int | float  # in pixels of level 0; 0: the raster could not be opened, and reading says why
     tiling: Tiling
     margin: int = 0  # model pixels around it that rotated views need
 
@@ -127,11 +128,11 @@ def raster_id(item_id: str) -> str:
     return item_id.rpartition("#x=")[0] or item_id
 
 
-def _number(value: float) -> str:
+def _number(value: int | float) -> str:
     """To a thousandth of a pixel."""
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
-def _positive(name: str, value: float | None) -> None:
+def _positive(name: str, value: int | float | None) -> None:
     if value is not None and not 0 < value < LARGEST:
         raise EquicamError(name, needs="a number above 0", got=value, fix=f"--{name.replace('_', '-')} 0.5")

@@ -6,6 +6,8 @@ the next finer level and resampled once by the exact ratio, so that a window is 
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from equicam.data.items import Box
 from equicam.errors import EquicamError
 
 MAX_READ_PIXELS = 64_000_000
 """Of one level, for one window: a raster without coarser levels is not read whole to shrink it."""
 THUMBNAIL_PX = 1024
+BLOCK_PX = 256
+
+Number = int | float
+Area = tuple[Number, Number, Number, Number]
+"""Left, top, right and bottom, in pixels of level 0."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,13 @@ class RasterInfo:
     bands: tuple[str, ...]  # names, or numbers from 1 where they have none
     dtype: str
     reader: str  # the library that reads it, and its version
-    downsamples: tuple[float, ...] = (1.0,)  # of its levels
-    mpp: float | None = None  # micrometres a pixel of slides, units of the coordinates a pixel of maps
+    downsamples: tuple[Number, ...] = (1.0,)  # of its levels
+    mpp: Number | None = None  # micrometres a pixel of slides, units of the coordinates a pixel of maps
     crs: str | None = None  # of maps, as WKT or an authority's code
-    transform: tuple[float, ...] | None = (
+    transform: tuple[Number, ...] | None = (
         None  # a b c d e f: x = a·column + b·row + c, y = d·column + e·row + f
     )
-    origin: tuple[float, float] = (0.0, 0.0)  # where QuPath's coordinates begin, in ours
+    origin: tuple[Number, Number] = (0.0, 0.0)  # where QuPath's coordinates begin, in ours
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class Raster(ABC):
             found.append(place)
         return tuple(found)
 
-    def read(self, box: Box, size: tuple[int, int], bands: tuple[int, ...]) -> Pixels:
+    def read(self, box: Area, size: tuple[int, int], bands: tuple[int, ...]) -> Pixels:
         """A box inside the raster as an image of this size (width, height).
 
         The next finer level is resampled by the exact ratio, antialiased where it shrinks. A box on whole pixels that keeps
@@ -125,27 +131,66 @@ class Raster(ABC):
             )  # fmt: skip
         return self.read_level(level, x, y, width, height, bands)
 
-    def thumbnail(self, bands: tuple[int, ...], side: int = THUMBNAIL_PX) -> tuple[Pixels, float]:
-        """The whole raster in a small image, and how many pixels of level 0 one of it has; cheap, not exact."""
+    def thumbnail(self, bands: tuple[int, ...], side: int = THUMBNAIL_PX) -> "Thumbnail":
+        """The whole raster in a small image; cheap, not exact, and with holes where the file cannot be read."""
         info = self.info
         shrink = max(1.0, max(info.width, info.height) / side)
         size = (max(1, round(info.width / shrink)), max(1, round(info.height / shrink)))
         level = max((i for i, down in enumerate(info.downsamples) if down <= shrink), default=0)
         wide, high = self.level_size(level)
-        if wide * high <= MAX_READ_PIXELS // 2:
-            whole = self.read_level(level, 0, 0, wide, high, bands)
-            return resample(whole, (0, 0, wide, high), size), info.width / size[0]
-        # there is no coarse level: some pixels of some rows
-        size = (max(1, size[0] // 4), max(1, size[1] // 4))
-        columns = [int((i + 0.5) * wide / size[0]) for i in range(size[0])]
-        rows = [
-            self.read_level(level, 0, int((i + 0.5) * high / size[1]), wide, 1, bands) for i in range(size[1])
-        ]
-        values = np.stack([row.values[:, 0, columns] for row in rows], axis=1)
-        return Pixels(values, np.stack([row.valid[0, columns] for row in rows])), info.width / size[0]
+        if wide * high > MAX_READ_PIXELS // 2:  # there is no coarse level: some pixels of some rows
+            size = (max(1, size[0] // 4), max(1, size[1] // 4))
+            places = [(0, int((i + 0.5) * high / size[1]), wide, 1) for i in range(size[1])]
+            whole = self._read_parts(level, places, (wide, size[1]), bands, rows=True)
+            columns = [int((i + 0.5) * wide / size[0]) for i in range(size[0])]
+            pixels = Pixels(whole.pixels.values[..., columns], whole.pixels.valid[:, columns])
+            return Thumbnail(pixels, info.width / size[0], whole.unread[:, columns])
+        try:
+            found = self.read_level(level, 0, 0, wide, high, bands)
+            unread = np.zeros((high, wide), bool)
+        except Exception:  # noqa: BLE001  # some of it is damaged: the rest is read block by block
+            places = [
+                (x, y, min(BLOCK_PX, wide - x), min(BLOCK_PX, high - y))
+                for y in range(0, high, BLOCK_PX)
+                for x in range(0, wide, BLOCK_PX)
+            ]
+            parts = self._read_parts(level, places, (wide, high), bands)
+            found, unread = parts.pixels, parts.unread
+        small = resample(found, (0, 0, wide, high), size)
+        hole = _resize(unread.astype(np.float32), (0, 0, wide, high), size) > 0
+        return Thumbnail(small, info.width / size[0], hole)
+
+    def _read_parts(
+        self,
+        level: int,
+        places: Sequence[tuple[int, int, int, int]],
+        size: tuple[int, int],
+        bands: tuple[int, ...],
+        *,
+        rows: bool = False,
+    ) -> "Thumbnail":
+        """Parts of a level put together, row under row or each in its place; what cannot be read is marked."""
+        values = np.zeros((len(bands), size[1], size[0]), self.info.dtype)
+        valid, unread = np.zeros(size[::-1], bool), np.ones(size[::-1], bool)
+        for i, (x, y, width, height) in enumerate(places):
+            with suppress(Exception):
+                one = self.read_level(level, x, y, width, height, bands)
+                top = i if rows else y
+                here = (slice(top, top + height), slice(x, x + width))
+                values[(slice(None), *here)], valid[here], unread[here] = one.values, one.valid, False
+        return Thumbnail(Pixels(values, valid), 1.0, unread)
 
 
-def resample(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
+@dataclass(frozen=True)
+class Thumbnail:
+    """A small picture of a whole raster."""
+
+    pixels: Pixels
+    shrink: Number  # pixels of level 0 for one of it
+    unread: NDArray[np.bool_]  # where the file cannot be read
+
+
+def resample(pixels: Pixels, box: Area, size: tuple[int, int]) -> Pixels:
     """A box of pixels at another size: triangle filter, widened where it shrinks. Invalid pixels have no weight."""
     values, valid = pixels.values, pixels.valid
     if valid.all():
@@ -159,7 +204,7 @@ def resample(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
     return Pixels(found, share > 0.5)
 
 
-def _resize(band: NDArray[Any], box: Box, size: tuple[int, int]) -> NDArray[Any]:
+def _resize(band: NDArray[Any], box: Area, size: tuple[int, int]) -> NDArray[Any]:
     """One band: 8-bit values stay 8-bit, all others become float32."""
     image = Image.fromarray(band if band.dtype == np.uint8 else band.astype(np.float32))
     return np.asarray(image.resize(size, Image.Resampling.BILINEAR, box=box))

@@ -101,7 +101,7 @@ class OmeTiffRaster(Raster):
         count = channels * samples
         bands = RGB if samples == 3 else tuple(named[:count]) if len(named) >= count else ()
         wide, high = sizes["X"], sizes["Y"]
-        downs = [wide / pages[0].imagewidth for pages in levels]
+        downs = [wide / pages[0].keyframe.imagewidth for pages in levels]
         return levels, RasterInfo(
             "slide", wide, high, bands or tuple(str(i + 1) for i in range(count)), str(series.dtype),
             f"tifffile {metadata.version('tifffile')}", downsamples=tuple(downs), mpp=mpp,
@@ -109,46 +109,54 @@ class OmeTiffRaster(Raster):
 
     def level_size(self, level: int) -> tuple[int, int]:
         """Width and height of a level."""
-        page = self._levels[level][0]
+        page = self._levels[level][0].keyframe
         return page.imagewidth, page.imagelength
 
     def read_level(
         self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
     ) -> Pixels:
-        """Whole pixels of a level, put together from its tiles."""
-        pages = self._levels[level]
-        samples = pages[0].samplesperpixel
-        found = np.stack([self._plane(level, b // samples, b % samples, x, y, width, height) for b in bands])
-        return Pixels(found, np.ones((height, width), bool))
+        """Whole pixels of a level, put together from its tiles; one that was never written is not valid."""
+        samples = self._levels[level][0].keyframe.samplesperpixel
+        values = np.zeros((len(bands), height, width), self.info.dtype)
+        valid = np.ones((height, width), bool)
+        for plane, band in zip(values, bands, strict=True):
+            self._fill(plane, valid, level, divmod(band, samples), (x, y))
+        return Pixels(values, valid)
 
-    def _plane(
-        self, level: int, channel: int, sample: int, x: int, y: int, width: int, height: int
-    ) -> NDArray[Any]:
-        page = self._levels[level][channel]
+    def _fill(
+        self,
+        plane: NDArray[Any],
+        valid: NDArray[np.bool_],
+        level: int,
+        channel_and_sample: tuple[int, int],
+        place: tuple[int, int],
+    ) -> None:
+        (channel, sample), (x, y) = channel_and_sample, place
+        page = self._levels[level][channel].keyframe  # what all pages of a level share
+        if page.planarconfig == 2 and page.samplesperpixel > 1:
+            raise EquicamError(
+                "an OME-TIFF", needs="samples that lie together", got="separate planes", fix="another copy"
+            )
+        height, width = plane.shape
         high, wide = (
             (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
         )
         across = -(-page.imagewidth // wide)
-        planes = page.planarconfig == 2 and page.samplesperpixel > 1
-        if planes:
-            raise EquicamError(
-                "an OME-TIFF", needs="samples that lie together", got="separate planes", fix="another copy"
-            )
-        out = np.zeros((height, width), page.dtype)
         for row in range(y // high, -(-(y + height) // high)):
             for column in range(x // wide, -(-(x + width) // wide)):
+                top, left = row * high - y, column * wide - x
+                rows = slice(max(0, top), min(height, top + high))
+                columns = slice(max(0, left), min(width, left + wide))
                 tile = self._tile(level, channel, row * across + column)
-                top, left = row * high, column * wide
-                y0, y1 = max(y, top), min(y + height, top + tile.shape[0])
-                x0, x1 = max(x, left), min(x + width, left + tile.shape[1])
-                if y0 < y1 and x0 < x1:
-                    out[y0 - y : y1 - y, x0 - x : x1 - x] = tile[
-                        y0 - top : y1 - top, x0 - left : x1 - left, sample
-                    ]
-        return out
+                if tile is None:
+                    valid[rows, columns] = False
+                    continue
+                plane[rows, columns] = tile[
+                    rows.start - top : rows.stop - top, columns.start - left : columns.stop - left, sample
+                ]
 
-    def _tile(self, level: int, channel: int, index: int) -> NDArray[Any]:
-        """One decoded tile [height, width, samples]."""
+    def _tile(self, level: int, channel: int, index: int) -> NDArray[Any] | None:
+        """One decoded tile [height, width, samples]; None if it was never written."""
         key = (level, channel, index)
         with self._lock:
             if key in self._tiles:
@@ -156,10 +164,21 @@ class OmeTiffRaster(Raster):
                 return self._tiles[key]
             page = self._levels[level][channel]
             start, count = page.dataoffsets[index], page.databytecounts[index]
+            if not count:
+                return None
             self._file.filehandle.seek(start)
-            data = self._file.filehandle.read(count) if count else None
-            decoded, _, shape = page.decode(data, index, jpegtables=page.jpegtables)
-            tile: NDArray[Any] = np.zeros(shape[1:], page.dtype) if decoded is None else decoded[0]
+            data = self._file.filehandle.read(count)
+            if len(data) < count:
+                raise EquicamError(
+                    "an OME-TIFF",
+                    needs=f"{count:,} bytes of a tile",
+                    got=f"{len(data):,}",
+                    fix="a fresh copy of it",
+                )
+            decoded, _, _ = page.keyframe.decode(data, index, jpegtables=page.keyframe.jpegtables)
+            if decoded is None:
+                return None
+            tile: NDArray[Any] = decoded[0]
             self._tiles[key] = tile
             self._bytes += tile.nbytes
             while self._bytes > CACHE_BYTES and len(self._tiles) > 1:

@@ -14,7 +14,7 @@ from equicam.data.files import MAX_LIST_BYTES, read_file
 from equicam.data.items import Item
 from equicam.data.rasters.open import open_raster
 from equicam.data.rasters.options import RasterWindow, Tiling, window_id
-from equicam.data.rasters.raster import Raster
+from equicam.data.rasters.raster import Raster, RasterInfo
 from equicam.data.rasters.windows import display_bands, resolve_input
 from equicam.data.remote import RemotePath, file_stat
 from equicam.errors import EquicamError
@@ -38,10 +38,10 @@ class RasterRow:
     height: int | None
     bands: tuple[str, ...]
     dtype: str | None
-    mpp: float | None
+    mpp: int | float | None
     crs: str | None
-    transform: tuple[float, ...] | None
-    origin: tuple[float, float]
+    transform: tuple[int | float, ...] | None
+    origin: tuple[int | float, int | float]
     reader: str | None
     bytes: int | None
     mtime_ns: int | None
@@ -129,15 +129,18 @@ def _places(
             fix="a larger --stride or --mpp",
         )  # fmt: skip
     x, y = (grid.ravel() for grid in np.meshgrid(columns, rows))
-    pixels, shrink = raster.thumbnail(display_bands(raster, tiling.input, str(path)))
-    has_data = _share(pixels.valid, x, y, side, shrink) >= max(tiling.valid, 1e-9)
+    small = raster.thumbnail(display_bands(raster, tiling.input, str(path)))
+    pixels, shrink = small.pixels, small.shrink
+    # what cannot be read is kept: its windows are rows with the reason
+    has_data = _share(pixels.valid | small.unread, x, y, side, shrink) >= max(tiling.valid, 1e-9)
     is_tissue = np.ones(len(x), bool)
     if info.kind == "slide" and tiling.tissue > 0 and len(pixels.values) == 3:
-        is_tissue = _share(tissue(pixels.values, pixels.valid), x, y, side, shrink) >= tiling.tissue
+        stained = tissue(pixels.values, pixels.valid) | small.unread
+        is_tissue = _share(stained, x, y, side, shrink) >= tiling.tissue
     labels: NDArray[Any] = np.full(len(x), None, object)
     inside = np.ones(len(x), bool)
     if tiling.regions is not None:
-        labels, inside = _in_regions(read_regions(raster, path, tiling.regions), x + side / 2, y + side / 2)
+        labels, inside = _in_regions(read_regions(info, path, tiling.regions), x + side / 2, y + side / 2)
     kept = has_data & is_tissue & inside
     left_out = (has_data & ~is_tissue, ~has_data, has_data & is_tissue & ~inside)
     background, nodata, outside = (int(some.sum()) for some in left_out)
@@ -163,7 +166,7 @@ def pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
     return 1.0 if abs(ratio - 1) < 1e-9 else ratio
 
 
-def _starts(length: int, side: float, step: float) -> list[float]:
+def _starts(length: int, side: int | float, step: int | float) -> list[float]:
     """Where windows begin along one side; the last one ends at the border."""
     if side > length * (1 + 1e-9):
         return []
@@ -175,7 +178,7 @@ def _starts(length: int, side: float, step: float) -> list[float]:
 
 
 def _share(
-    mask: NDArray[np.bool_], x: NDArray[Any], y: NDArray[Any], side: float, shrink: float
+    mask: NDArray[np.bool_], x: NDArray[Any], y: NDArray[Any], side: int | float, shrink: int | float
 ) -> NDArray[np.float64]:
     """The share of each window that a mask of the whole raster covers."""
     total = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
@@ -213,7 +216,7 @@ Ring = NDArray[np.float64]
 """Points of a closed line, in pixels of level 0: [n, 2]."""
 
 
-def read_regions(raster: Raster, path: Path, regions: str) -> list[tuple[str | None, list[Ring]]]:
+def read_regions(info: RasterInfo, path: Path, regions: str) -> list[tuple[str | None, list[Ring]]]:
     """Areas of a GeoJSON file, in pixels: of slides as QuPath writes them, of maps in longitude and latitude.
 
     A folder has one file for each raster, of its name with .geojson.
@@ -237,7 +240,7 @@ def read_regions(raster: Raster, path: Path, regions: str) -> list[tuple[str | N
             if not all(len(ring) >= 3 and np.isfinite(ring).all() for ring in rings):
                 raise ValueError("a ring without points")
             found.append(
-                (_region_label(feature.get("properties") or {}), [_to_pixels(raster, r) for r in rings])
+                (_region_label(feature.get("properties") or {}), [_to_pixels(info, r) for r in rings])
             )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise EquicamError(
@@ -252,8 +255,7 @@ def _region_label(properties: dict[str, Any]) -> str | None:
     return str(name)[:200] if name is not None else None
 
 
-def _to_pixels(raster: Raster, ring: Ring) -> Ring:
-    info = raster.info
+def _to_pixels(info: RasterInfo, ring: Ring) -> Ring:
     if info.kind != "map":
         return np.asarray(ring + np.asarray(info.origin))
     if info.crs is None or info.transform is None:

@@ -26,9 +26,9 @@ class WindowPixels:
         int, int
     ]  # rows and columns around the window that the raster has; beyond them it is reflected
     tile: int
-    scale: float
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
+    scale: int | float
+    mean: tuple[int | float, ...] | None
+    std: tuple[int | float, ...] | None
 
     def digest(self) -> str:
         """SHA-256 of the decoded values, and of where they are data."""
@@ -45,6 +45,11 @@ def read_window(path: Path, window: RasterWindow) -> WindowPixels:
         )
     given = resolve_input(raster.info, window.tiling.input, str(path))
     found, margin = _read(raster, window, raster.band_indices(given.bands or ()), window.margin)
+    inner = slice(window.margin, window.margin + window.tiling.tile)
+    if not found.valid[inner, inner].any():
+        raise EquicamError(
+            "a window", needs="some data", got="none that could be read", fix="a fresh copy of it"
+        )
     return WindowPixels(
         found.values, found.valid, margin, window.tiling.tile, given.scale or 1.0, given.mean, given.std
     )
@@ -69,7 +74,7 @@ def resolve_input(info: RasterInfo, given: Input, name: str) -> Input:
     return replace(given, bands=bands, scale=scale)
 
 
-def show_window(path: Path, window: RasterWindow, around: float = 0.0) -> Image.Image:
+def show_window(path: Path, window: RasterWindow, around: int | float = 0.0) -> Image.Image:
     """A window as an 8-bit RGB picture, or with as many times its side around it, white where there is nothing."""
     raster = open_raster(path)
     info = raster.info
@@ -94,7 +99,7 @@ def show_raster(path: Path, given: Input, side: int) -> Image.Image:
     """A small picture of all of a raster."""
     raster = open_raster(path)
     bands = display_bands(raster, given, str(path))
-    return to_picture(raster.thumbnail(bands, side)[0], value_range(path, bands))
+    return to_picture(raster.thumbnail(bands, side).pixels, value_range(path, bands))
 
 
 def display_bands(raster: Raster, given: Input, name: str) -> tuple[int, ...]:
@@ -110,7 +115,7 @@ def value_range(path: Path, bands: tuple[int, ...]) -> tuple[tuple[float, float]
     raster = open_raster(path)
     if raster.info.dtype == "uint8":
         return ((0.0, 255.0),) * len(bands)
-    found, _ = raster.thumbnail(bands, 512)
+    found = raster.thumbnail(bands, 512).pixels
     ranges: list[tuple[float, float]] = []
     for band in found.values:
         known = band[found.valid]

@@ -1,0 +1,80 @@
+"""Rasters drawn in the tests: one scene in every format that should give the same pixels."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+WIDTH, HEIGHT = 1000, 760
+
+
+def scene(bands: int = 3, dtype: str = "uint8", seed: int = 0, size=(HEIGHT, WIDTH)) -> np.ndarray:
+    """A smooth random scene [bands, height, width] that fills the type's range up to 250, or 10,000."""
+    rng = np.random.default_rng(seed)
+    planes = ndimage.gaussian_filter(rng.standard_normal((bands, *size)), (0, 4, 4))
+    planes = (planes - planes.min()) / np.ptp(planes)
+    return (planes * (250 if dtype == "uint8" else 10_000)).astype(dtype)
+
+
+def halved(image: np.ndarray) -> np.ndarray:
+    """Half the size, by means of 2 × 2."""
+    high, wide = image.shape[-2] // 2 * 2, image.shape[-1] // 2 * 2
+    image = image[..., :high, :wide].astype(np.float64)
+    return (image[..., ::2, ::2] + image[..., 1::2, ::2] + image[..., ::2, 1::2] + image[..., 1::2, 1::2]) / 4
+
+
+def write_pyramid(
+    path: Path, image: np.ndarray, *, levels: int = 3, ome: bool = False, mpp: float | None = 0.5
+):
+    """A tiled pyramid of [bands, height, width]: further pages, or SubIFDs of an OME-TIFF."""
+    tifffile = pytest.importorskip("tifffile")
+    rgb = image.shape[0] == 3 and image.dtype == np.uint8
+    stack = np.ascontiguousarray(image.transpose(1, 2, 0)) if rgb else image
+    common = {"tile": (128, 128), "photometric": "rgb" if rgb else "minisblack"}
+    metadata = {"axes": "YXS" if rgb else "CYX"}
+    if mpp:
+        metadata |= {
+            "PhysicalSizeX": mpp, "PhysicalSizeY": mpp, "PhysicalSizeXUnit": "µm", "PhysicalSizeYUnit": "µm",
+        }  # fmt: skip
+    if ome and not rgb:
+        metadata["Channel"] = {"Name": [f"stain {i}" for i in range(len(image))]}
+    smaller = [image]
+    for _ in range(levels - 1):
+        smaller.append(np.rint(halved(smaller[-1])).astype(image.dtype))
+    with tifffile.TiffWriter(path, ome=ome, bigtiff=False) as file:
+        for i, one in enumerate(smaller):
+            data = np.ascontiguousarray(one.transpose(1, 2, 0)) if rgb else one
+            if ome:
+                options = (
+                    {"subifds": levels - 1, "metadata": metadata}
+                    if i == 0
+                    else {"subfiletype": 1, "metadata": None}
+                )
+            else:
+                options = {"metadata": None} | ({"subfiletype": 1} if i else {})
+                if mpp:
+                    options |= {"resolution": (1e4 / mpp, 1e4 / mpp), "resolutionunit": "CENTIMETER"}
+            file.write(data, **common, **options)
+    return stack
+
+
+def write_geotiff(
+    path: Path, image: np.ndarray, *, nodata=None, mask=None, overviews=(), affine=None, **options
+):
+    """A GeoTIFF in UTM 18N at 10 m, or in another place."""
+    rasterio = pytest.importorskip("rasterio")
+    from rasterio.enums import Resampling
+
+    profile = {
+        "driver": "GTiff", "count": image.shape[0], "height": image.shape[1], "width": image.shape[2],
+        "dtype": image.dtype, "crs": "EPSG:32618", "tiled": True, "blockxsize": 128, "blockysize": 128, "nodata": nodata,
+        "transform": affine or rasterio.Affine(10, 0, 500_000, 0, -10, 4_500_000),
+    } | options  # fmt: skip
+    with rasterio.open(path, "w", **profile) as file:
+        file.write(image)
+        if mask is not None:
+            file.write_mask(mask)
+        if overviews:
+            file.build_overviews(list(overviews), Resampling.average)
+    return path

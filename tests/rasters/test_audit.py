@@ -1,0 +1,247 @@
+"""An audit of rasters: rows, context, resuming, verifying, and what killing it loses."""
+
+import os
+import random
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import equicam
+from equicam.core.views import crop_centre
+from equicam.data.items import read_item
+from equicam.data.rasters.options import RasterWindow, Tiling
+from equicam.models.surround import preprocess_window
+from tests.audit.conftest import equicam_command, equicam_process
+from tests.rasters.conftest import scene, write_geotiff, write_pyramid
+
+pytest.importorskip("openslide")
+pytest.importorskip("rasterio")
+OPTIONS = ("--tile", "96", "--views", "4", "--shard-size", "4")
+
+
+@pytest.fixture(scope="module")
+def slide(tmp_path_factory):
+    path = tmp_path_factory.mktemp("slides") / "slide.ome.tif"
+    write_pyramid(path, scene(seed=4), ome=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(slide, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    code, said = equicam_command("audit", slide, *OPTIONS, "--mpp", "0.75", "--out", out)
+    assert code == 0, said
+    return equicam.open_run(out)
+
+
+def test_rows_are_windows_with_their_place(run, slide):
+    rows = run.items.to_pylist()
+    assert len(rows) == 7 * 6
+    assert all(row["status"] == "ok" for row in rows)
+    first = rows[0]
+    assert first["id"] == "slide.ome.tif#x=0,y=0,s=96,mpp=0.75"
+    assert (first["x"], first["y"], first["side"]) == pytest.approx((0, 0, 144))
+    assert [(row["y"], row["x"]) for row in rows] == sorted((row["y"], row["x"]) for row in rows)
+    (raster,) = run.store.rasters().to_pylist()
+    assert raster["reader"].startswith("tifffile ")
+    assert (raster["windows"], raster["background"], raster["error"]) == (42, 0, None)
+    assert ("tifffile", pytest.importorskip("tifffile").__version__) in run.manifest.versions
+
+
+def test_context_is_the_default_and_borders_are_edges(run):
+    assert run.manifest.recipe.context == "auto"
+    rows = run.items.to_pylist()
+    # four views are multiples of 90°, which need no margin
+    assert not any("edge" in row["flags"] for row in rows)
+
+
+def test_edges_of_the_raster_are_flagged(slide, tmp_path):
+    model = equicam.load("embedded")
+    run = equicam.audit(slide, model, tmp_path / "run", views=6, tiling=Tiling(96))
+    flagged = {(row["x"], row["y"]) for row in run.items.to_pylist() if "edge" in row["flags"]}
+    places = {(row["x"], row["y"]) for row in run.items.to_pylist()}
+    (raster,) = run.store.rasters().to_pylist()
+    # 96 pixels need 20 around them
+    assert flagged == {
+        (x, y) for x, y in places
+        if min(x, y, raster["width"] - 96 - x, raster["height"] - 96 - y) < 20
+    }  # fmt: skip
+    assert places - flagged
+
+
+def test_a_row_is_the_explanation_of_its_window(run, slide):
+    row = run.items.to_pylist()[20]
+    window = RasterWindow(row["x"], row["y"], row["side"], run.manifest.tiling, run.manifest.margin)
+    content = read_item(run.manifest.item_of(row, slide))
+    assert content.item.window == window
+    assert content.sha256 == row["sha256"]
+    model = equicam.load("embedded")
+    x = preprocess_window(model, content.pixels)[None]
+    assert x.shape == (1, 3, 136, 136)
+    found = equicam.explain(model, x, window=96, views=4)
+    assert found.confidence.item() == pytest.approx(row["confidence"], abs=1e-5)
+    assert found.peum_score.item() == pytest.approx(row["peum_score"], abs=1e-6)
+    shown = np.asarray(content.decode().image, np.float32)
+    inner = (
+        crop_centre(x, (96, 96))[0] * torch.tensor(model.std)[:, None, None]
+        + torch.tensor(model.mean)[:, None, None]
+    )
+    assert np.abs(shown - 255 * inner.permute(1, 2, 0).numpy()).max() < 1.01
+
+
+def test_a_run_of_windows_is_verified_ranked_and_reported(run):
+    assert run.verify(4).ok
+    code, said = equicam_command("triage", run.folder, "--budget", "6", "--evidence", "2")
+    assert code == 0, said
+    assert run.report().is_file()
+    assert "no longer" not in run.report().read_text()
+
+
+def test_the_same_windows_on_several_devices(run, slide, tmp_path):
+    from equicam.engines.devices import Devices
+
+    model = equicam.load("embedded")
+    again = equicam.audit(
+        slide, model, tmp_path / "run", views=4, shard_size=4, engine=Devices(("cpu", "cpu")),
+        tiling=Tiling(96, input=equicam.Input(mpp=0.75)),
+    )  # fmt: skip
+    columns = ["id", "x", "sha256", "target", "flags"]
+    assert again.read_items(columns).equals(run.read_items(columns))
+
+
+def test_deep_bands_through_a_model_that_declares_its_input(tmp_path):
+    image = scene(5, "uint16", seed=9)
+    image[:, :, 700:] = 0
+    path = write_geotiff(tmp_path / "sentinel.tif", image, nodata=0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(4, 8, 5, stride=4), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
+        torch.nn.Linear(8, 3),
+    )  # fmt: skip
+    model = equicam.wrap(
+        net.eval(), layer="0", mean=(0.5,) * 4, std=(0.25,) * 4,
+        input=equicam.Input(bands="4,3,2,5", scale=10_000),
+    )  # fmt: skip
+    run = equicam.audit(path, model, tmp_path / "run", views=4, tiling=Tiling(64))
+    rows = run.items.to_pylist()
+    assert rows
+    assert all(row["status"] == "ok" for row in rows)
+    (raster,) = run.store.rasters().to_pylist()
+    assert raster["nodata"] > 0
+    assert raster["crs"] == "EPSG:32618"
+    assert {"nodata"} == {flag for row in rows for flag in row["flags"] if flag == "nodata"}
+    assert run.manifest.tiling.input.scale == 10_000
+    row = rows[0]
+    pixels = read_item(run.manifest.item_of(row, path)).pixels
+    twin = (image[[3, 2, 1, 4], :64, :64] / 10_000 - 0.5) / 0.25
+    found = crop_centre(preprocess_window(model, pixels), (64, 64)).numpy()
+    np.testing.assert_allclose(found, twin, rtol=0, atol=1e-5)
+
+
+def test_one_class_can_be_explained_everywhere(slide, tmp_path):
+    model = equicam.load("embedded")
+    run = equicam.audit(
+        slide, model, tmp_path / "run", views=4, target=model.classes[1], tiling=Tiling(96, 200)
+    )
+    assert set(run.items["target"].to_pylist()) == {1}
+    assert run.manifest.target == 1
+    assert run.verify(2).ok
+    with pytest.raises(equicam.EquicamError, match="target needs a class"):
+        equicam.audit(slide, model, tmp_path / "other", target="no such", tiling=Tiling(96))
+
+
+def test_a_folder_of_rasters_with_labels_and_a_bad_one(slide, tmp_path):
+    for name in ("a/1.ome.tif", "b/2.ome.tif"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True)
+        shutil.copy(slide, tmp_path / "in" / name)
+    (tmp_path / "in/b/3.svs").write_bytes(b"not a slide")
+    out = tmp_path / "run"
+    code, said = equicam_command("audit", tmp_path / "in", *OPTIONS, "--stride", "200", "--out", out)
+    assert code == 0, said
+    run = equicam.open_run(out)
+    rows = run.items.to_pylist()
+    assert {row["label"] for row in rows} == {"a", "b"}
+    (bad,) = [row for row in rows if row["status"] == "bad"]
+    assert bad["id"] == "b/3.svs"
+    assert run.verify(3).ok
+    run.triage(4, evidence=0)
+    assert "3.svs" in run.report().read_text()
+    # the rasters have moved
+    (tmp_path / "in").rename(tmp_path / "elsewhere")
+    assert not run.verify(2).ok
+    moved = equicam.open_run(out, str(tmp_path / "elsewhere"))
+    assert moved.verify(2, source=str(tmp_path / "elsewhere")).ok
+    assert all("elsewhere" in row["path"] for row in moved.items.to_pylist())
+
+
+def test_a_changed_raster_is_not_resumed(slide, tmp_path):
+    path = tmp_path / "slide.ome.tif"
+    shutil.copy(slide, path)
+    arguments = ("audit", path, *OPTIONS, "--out", tmp_path / "run")
+    assert equicam_command(*arguments)[0] == 0
+    assert equicam_command(*arguments)[0] == 0
+    (tmp_path / "run/items/shard-000001.parquet").unlink()
+    write_pyramid(path, scene(seed=8), ome=True)
+    code, said = equicam_command(*arguments)
+    assert code != 0
+    assert "changed since it was explained" in " ".join(said.split())
+
+
+def test_other_windows_are_another_run(slide, run):
+    code, said = equicam_command("audit", slide, *OPTIONS, "--mpp", "1", "--out", run.folder)
+    assert code != 0
+    assert "the images it was started with" in " ".join(said.split())
+
+
+def test_options_of_rasters_need_a_tile(slide, tmp_path):
+    code, said = equicam_command("audit", slide, "--mpp", "0.5", "--out", tmp_path / "run")
+    assert code != 0
+    assert "--mpp needs --tile" in " ".join(said.split())
+
+
+def test_reading_by_all_processes_after_a_fork_is_safe(slide, tmp_path):
+    """The parent has the raster open when decoders are forked; each opens its own."""
+    model = equicam.load("embedded")
+    from equicam.data.rasters.open import open_raster
+
+    open_raster(slide).read((0, 0, 100, 100), (100, 100), (0, 1, 2))
+    one = equicam.audit(slide, model, tmp_path / "one", views=4, tiling=Tiling(96), workers=1)
+    three = equicam.audit(slide, model, tmp_path / "three", views=4, tiling=Tiling(96), workers=3)
+    assert one.read_items(["id", "sha256"]).equals(three.read_items(["id", "sha256"]))
+
+
+def kill_and_resume(slide, whole, tmp_path, kills: int) -> None:
+    out = tmp_path / "run"
+    arguments = ("audit", slide, *OPTIONS, "--mpp", "0.75", "--out", out)
+    rng, killed = random.Random(0), 0
+    while killed < kills:
+        process = equicam_process(*arguments, start_new_session=True)
+        time.sleep(rng.uniform(1.5, 5.0))
+        if process.poll() is not None and out.joinpath("digests.json").is_file():
+            shutil.rmtree(out)  # done before it was killed: start over
+            continue
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        killed += 1
+        if out.joinpath("manifest.json").is_file() and rng.random() < 0.2:
+            written = list(out.glob("items/*.parquet"))
+            if written:
+                rng.choice(written).write_bytes(b"half")
+    code, said = equicam_command(*arguments)
+    assert code == 0, said
+    run = equicam.open_run(out)
+    assert run.verify(4).ok
+    columns = ["id", "x", "y", "side", "sha256", "target", "status", "flags"]
+    assert run.read_items(columns).equals(whole.read_items(columns))
+
+
+def test_killed_audits_of_slides_lose_nothing(slide, run, tmp_path):
+    kill_and_resume(slide, run, tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_fifty_killed_audits_of_slides_lose_nothing(slide, run, tmp_path):
+    kill_and_resume(slide, run, tmp_path, 50)

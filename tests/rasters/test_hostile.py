@@ -1,0 +1,226 @@
+"""Rasters that lie: each is a row with a reason or a refusal, never a crash, never silence."""
+
+import struct
+
+import numpy as np
+import pytest
+
+import equicam
+from equicam.data.items import Item
+from equicam.data.rasters.open import open_raster
+from equicam.data.rasters.options import Input, Tiling
+from equicam.data.rasters.tiling import cut_windows
+from equicam.errors import EquicamError
+from tests.rasters.conftest import scene, write_geotiff, write_pyramid
+
+pytest.importorskip("openslide")
+pytest.importorskip("rasterio")
+
+
+def tiff(tags: dict[int, tuple[int, int, int]], tail: bytes = b"", big: bool = False) -> bytes:
+    """A TIFF with one directory of these tags: type, count, value."""
+    if big:
+        head = struct.pack("<2sHHHQ", b"II", 43, 8, 0, 16)
+        body = struct.pack("<Q", len(tags)) + b"".join(
+            struct.pack("<HHQQ", tag, *value) for tag, value in sorted(tags.items())
+        )
+        return head + body + struct.pack("<Q", 0) + tail
+    body = struct.pack("<H", len(tags)) + b"".join(
+        struct.pack("<HHII", tag, *value) for tag, value in sorted(tags.items())
+    )
+    return struct.pack("<2sHI", b"II", 42, 8) + body + struct.pack("<I", 0) + tail
+
+
+def tags(width=64, height=64, bits=8, samples=1, **changes):
+    found = {
+        256: (4, 1, width), 257: (4, 1, height), 258: (3, 1, bits), 259: (3, 1, 1), 262: (3, 1, 1),
+        277: (3, 1, samples), 322: (3, 1, 64), 323: (3, 1, 64), 324: (4, 1, 300), 325: (4, 1, 4096),
+    }  # fmt: skip
+    return found | {int(k[1:]): v for k, v in changes.items()}
+
+
+def damage(path, how):
+    data = bytearray(path.read_bytes())
+    if how == "truncated":
+        del data[len(data) // 2 :]
+    elif how == "head only":
+        del data[200:]
+    elif how == "noise":
+        rng = np.random.default_rng(0)
+        for place in rng.integers(1000, len(data), 3000):
+            data[place] = rng.integers(256)
+    path.write_bytes(bytes(data))
+    return path
+
+
+MADE = {
+    "empty": b"",
+    "magic only": b"II*\0",
+    "big magic only": b"II+\0\x08\0\0\0",
+    "directory beyond the end": struct.pack("<2sHI", b"II", 42, 10**6),
+    "no tags": tiff({}),
+    "absurd size": tiff(tags(width=2**31 - 1, height=2**31 - 1)),
+    "absurd size, big": tiff(tags(width=2**32 - 1, height=2**32 - 1), big=True),
+    "zero size": tiff(tags(width=0, height=0)),
+    "absurd tiles": tiff(tags(t322=(4, 1, 2**31 - 1), t323=(4, 1, 2**31 - 1))),
+    "absurd samples": tiff(tags(samples=65_535)),
+    "absurd bits": tiff(tags(bits=60_000)),
+    "unknown compression": tiff(tags(t259=(3, 1, 9999))),
+    "tags beyond the end": tiff(tags(t324=(4, 2**30, 2**31))),
+    "html": b"<html>" * 100,
+    "jp2 magic": b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(200),
+    "dicom magic": bytes(128) + b"DICM" + bytes(300),
+    "vrt": b'<VRTDataset rasterXSize="512" rasterYSize="512"><SRS>EPSG:4326</SRS></VRTDataset>',
+}
+
+
+@pytest.mark.parametrize("suffix", [".svs", ".tif"])
+@pytest.mark.parametrize("name", MADE)
+def test_made_up_files(tmp_path, name, suffix):
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(MADE[name])
+    try:
+        raster = open_raster(path)
+    except EquicamError:
+        return
+    # a header that can be read: reading it is refused or gives pixels of the size that was wanted
+    with pytest.raises(EquicamError):
+        cut_windows([Item("a", path)], Tiling(32, input=Input(bands="1", scale=255)), 8)
+    raster.close()
+
+
+@pytest.mark.parametrize("how", ["truncated", "head only", "noise"])
+@pytest.mark.parametrize("kind", ["slide", "ome", "map"])
+def test_damaged_rasters_give_rows_with_a_reason(tmp_path, kind, how):
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / ("a.ome.tif" if kind == "ome" else "a.tif")
+    if kind == "map":
+        write_geotiff(path, scene(), compress="deflate", overviews=(2, 4))
+    else:
+        write_pyramid(path, scene(), ome=kind == "ome")
+    damage(path, how)
+    good = tmp_path / "in" / "good.tif"
+    write_geotiff(good, scene(size=(200, 200)))
+    model = equicam.load("embedded")
+    run = equicam.audit(
+        tmp_path / "in", model, tmp_path / "run", views=4, shard_size=16, tiling=Tiling(96, 96)
+    )
+    rows = run.items.to_pylist()
+    assert any(row["status"] == "ok" and row["id"].startswith("good.tif") for row in rows)
+    of_bad = [row for row in rows if row["id"].startswith("a.")]
+    assert of_bad
+    assert all(row["reason"] for row in of_bad if row["status"] == "bad")
+    if how == "head only":
+        assert all(row["status"] == "bad" for row in of_bad)
+    if how == "truncated" and kind != "slide":  # OpenSlide's generic TIFF refuses it whole or in part
+        assert any(row["status"] == "bad" for row in of_bad)
+    assert run.verify(2).ok
+
+
+def test_a_corrupt_region_is_rows_with_reasons_and_the_others_are_explained(tmp_path):
+    path = tmp_path / "a.tif"
+    write_geotiff(path, scene(), compress="lzw")
+    data = bytearray(path.read_bytes())
+    half = len(data) * 3 // 4
+    data[half : half + 3000] = b"\xff" * 3000
+    path.write_bytes(bytes(data))
+    model = equicam.load("embedded")
+    run = equicam.audit(path, model, tmp_path / "run", views=4, tiling=Tiling(96, 96))
+    statuses = run.items["status"].to_pylist()
+    assert {"ok", "bad"} == set(statuses)
+    assert statuses.count("ok") > statuses.count("bad")
+
+
+def test_a_file_that_names_others_is_not_obeyed(tmp_path):
+    secret = write_geotiff(tmp_path / "secret.tif", scene())
+    text = f"""<VRTDataset rasterXSize="1000" rasterYSize="760"><VRTRasterBand dataType="Byte" band="1"><SimpleSource>
+<SourceFilename>{secret}</SourceFilename><SourceBand>1</SourceBand></SimpleSource></VRTRasterBand></VRTDataset>"""
+    for name in ("a.vrt", "a.tif"):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(EquicamError):
+            open_raster(tmp_path / name)
+
+
+def test_no_pipe_is_waited_for(tmp_path):
+    import os
+
+    os.mkfifo(tmp_path / "a.svs")
+    with pytest.raises(EquicamError):
+        open_raster(tmp_path / "a.svs")
+
+
+def test_names_of_rasters_may_be_anything(tmp_path):
+    name = "a#x=1,y=2,s=3 <b>\u202e'\".tif"
+    path = tmp_path / name
+    write_geotiff(path, scene(size=(100, 200)))
+    model = equicam.load("embedded")
+    run = equicam.audit(path, model, tmp_path / "run", views=4, tiling=Tiling(96, 96))
+    assert run.items["id"].to_pylist()[0] == f"{name}#x=0,y=0,s=96"
+    assert run.verify(2).ok
+
+
+def test_large_and_sparse_is_read_in_little_memory(tmp_path):
+    """100,000 × 100,000 pixels with a pyramid, almost all of it never written."""
+    import subprocess
+    import sys
+
+    tifffile = pytest.importorskip("tifffile")
+    path = tmp_path / "large.ome.tif"
+    side = 100_000
+
+    def tiles(size, tile=1024):
+        count = -(-size // tile)
+        ramp = np.broadcast_to(np.arange(tile) // 4, (3, tile, tile)).transpose(1, 2, 0).astype(np.uint8)
+        some = np.ascontiguousarray(ramp)
+        for i in range(count * count):
+            yield some if i % 29 == 0 else None
+
+    metadata = {
+        "axes": "YXS",
+        "PhysicalSizeX": 0.25,
+        "PhysicalSizeY": 0.25,
+        "PhysicalSizeXUnit": "µm",
+        "PhysicalSizeYUnit": "µm",
+    }
+    with tifffile.TiffWriter(path, ome=True, bigtiff=True) as file:
+        for level in range(5):
+            size = side >> (2 * level)
+            options = (
+                {"subifds": 4, "metadata": metadata} if level == 0 else {"subfiletype": 1, "metadata": None}
+            )
+            file.write(
+                tiles(size),
+                shape=(size, size, 3),
+                dtype="uint8",
+                tile=(1024, 1024),
+                photometric="rgb",
+                compression="zlib",
+                **options,
+            )
+    assert path.stat().st_size < 100e6
+    program = f"""
+import resource, numpy as np
+from contextlib import suppress
+from equicam.errors import EquicamError
+from pathlib import Path
+from equicam.data.rasters.open import open_raster
+from equicam.data.rasters.options import RasterWindow, Tiling, Input
+from equicam.data.rasters.windows import read_window
+path = Path({str(path)!r})
+raster = open_raster(path)
+raster.thumbnail((0, 1, 2))
+tiling = Tiling(224, input=Input(mpp=0.5))
+read_window(path, RasterWindow(0.0, 0.0, 448, tiling, 47))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+rng = np.random.default_rng(0)
+for x, y in rng.integers(0, {side} - 448, (2000, 2)):
+    with suppress(EquicamError):  # most of it has no data
+        read_window(path, RasterWindow(float(x), float(y), 448, tiling, 47))
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) / 1024, before / 1024, raster._bytes)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    grown, start, kept = map(float, done.stdout.split())
+    assert kept > 20e6  # tiles were decoded, and kept
+    assert grown < 150, (grown, start)  # megabytes: the cache of tiles, and no more
