@@ -41,9 +41,7 @@ def fake_raster_run(folder, *, names=("north.tif", "south<b>.tif")):
     rng = np.random.default_rng(7)
     manifest = fake_run(folder / "other", count=11, bad=0).manifest
     (folder / "rasters").mkdir()
-    sources = [
-        Item(name, write_map(folder / "rasters" / f"{i}.tif", seed=i)) for i, name in enumerate(names)
-    ]
+    sources = [Item(name, write_map(folder / "rasters" / f"{i}.tif", seed=i)) for i, name in enumerate(names)]
     broken = folder / "rasters" / "broken.tif"
     broken.write_bytes(b"II*\0" + bytes(40))
     tiling = Tiling(TILE, valid=0.5)

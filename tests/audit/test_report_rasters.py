@@ -256,7 +256,12 @@ def test_a_single_view_has_no_signal(tmp_path):
     nothing = pa.nulls(items.num_rows, pa.float64())
     items = items.set_column(items.column_names.index("stability"), items.schema.field("stability"), nothing)
     found = raster_overview(
-        run, replace(run.manifest), items, [{"id": items["id"][0].as_py(), "rank": 1}], by="stability", cards=1
+        run,
+        replace(run.manifest),
+        items,
+        [{"id": items["id"][0].as_py(), "rank": 1}],
+        by="stability",
+        cards=1,
     )
     assert found.facts["scales"]["signal"] is None
     assert found.cards[0].signal is None

@@ -36,7 +36,7 @@ def ana(run):
 
 def rows_of(run):
     queued = read_table(run.folder / "triage.parquet")["id"].to_pylist()
-    return {name: row for name, row in run.rows(queued).items()}
+    return run.rows(queued)
 
 
 def picture(response):

@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,16 @@ from equicam.auditing.store import RunStore
 from equicam.data.files import read_file
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
+from equicam.report.rows import class_name
 from equicam.report.text import visible
 
 MAX_BYTES = 1 << 26
 """Of a file, packed or unpacked: 10,000 windows of QuPath have 5 MB."""
 MAX_LISTED = 5  # problems in one message
-ID_IN_METADATA = "equicam id"
+ID, BLIND = (
+    "equicam id",
+    "equicam blind",
+)  # what an export may note in a feature; QuPath keeps no member of the collection
 GZIP = b"\x1f\x8b"
 
 
@@ -54,6 +59,7 @@ class _Found:
     verdicts: dict[str, tuple[str, str]] = field(default_factory=dict)  # verdict and reason by image
     without: int = 0
     problems: list[str] = field(default_factory=list)
+    blind: list[bool] = field(default_factory=list)  # of each feature that was taken: whether it says so
 
 
 def import_verdicts(store: RunStore, path: Path, *, reviewer: str, replace: bool = False) -> ImportedVerdicts:
@@ -62,12 +68,12 @@ def import_verdicts(store: RunStore, path: Path, *, reviewer: str, replace: bool
     `replace` allows verdicts that differ from this reviewer's earlier ones.
     """
     reviewer = reviewer_name(reviewer)
-    what = f"the verdicts in {visible(valid_utf8(path.name), 120)!r}"
-    queue = read_queue(store)
+    what = f"the import of {visible(valid_utf8(path.name), 120)!r}"
+    images = _Images(store)
     data, _ = read_file(path, what=what, limit=MAX_BYTES)
     features, blind = _read_features(data, what)
-    predicted = dict(zip(queue["id"].to_pylist(), queue["class"].to_pylist(), strict=True))
-    found = _match(store, features, predicted)
+    found = _match(images, features)
+    blind = blind or (bool(found.blind) and all(found.blind))
     _refuse(what, found.problems, fix="mending these features; nothing was imported")
     log = ReviewLog(store.folder)
     log.refresh()
@@ -128,57 +134,79 @@ def _refuse(
         raise EquicamError(what, needs=needs, got=got, fix=fix)
 
 
-def _match(store: RunStore, features: Sequence[Any], predicted: Mapping[str, str | None]) -> _Found:
+class _Images:
+    """The images of a run by the ids of their features; those outside the queue are looked up only if they occur."""
+
+    def __init__(self, store: RunStore) -> None:
+        self.store = store
+        self.queued = {feature_id(store, item): item for item in read_queue(store)["id"].to_pylist()}
+
+    @cached_property
+    def all(self) -> Mapping[str, str]:
+        """Every image of the run."""
+        return {feature_id(self.store, item): item for item in self.store.sample()["id"].to_pylist()}
+
+    @cached_property
+    def predicted(self) -> Mapping[str, set[str]]:
+        """The names of each image's explained and predicted class, which differ where one class is explained everywhere."""
+        rows, classes = (
+            self.store.read_items(["id", "target", "top5"]).to_pylist(),
+            self.store.manifest.classes,
+        )
+        return {
+            row["id"]: {class_name(one, classes) for one in (row["target"], *(row["top5"] or ())[:1])}
+            for row in rows
+        }
+
+
+def _match(images: _Images, features: Sequence[Any]) -> _Found:
     """The verdict of each image that the features name."""
     found = _Found()
-    queued = {feature_id(store, item): item for item in predicted}
-    others: set[str] | None = None
     for number, feature in enumerate(features, start=1):
-        properties = feature.get("properties") if isinstance(feature, dict) else None
-        if not isinstance(properties, dict | None) or not isinstance(feature, dict):
+        properties = feature.get("properties") if isinstance(feature, dict) else 0
+        if properties is not None and not isinstance(properties, dict):
             found.problems.append(f"feature {number} is no GeoJSON feature")
             continue
         try:
             written = _verdict_of(properties or {})
+            if written is None or not _take(found, images, feature, properties or {}, written):
+                found.without += 1
         except ValueError as error:
-            found.problems.append(f"feature {number}: {error}")
-            continue
-        if written is None:
-            found.without += 1
-            continue
-        names = set(_ids(feature, properties or {}))
-        items = {queued[name] for name in names & queued.keys()}
-        if not items:
-            if others is None:  # only now: a run may have millions of images
-                others = {feature_id(store, item) for item in store.sample()["id"].to_pylist()}
-            found.problems.append(
-                f"feature {number} {'is not in the queue' if names & others else 'has no id of this run'}"
-            )
-            continue
-        if len(items) > 1:
-            found.problems.append(f"feature {number} has the ids of two images")
-            continue
-        (item,) = items
-        _add(found, number, item, written, predicted[item])
+            found.problems.append(f"feature {number} {error}")
     return found
 
 
-def _add(found: _Found, number: int, item: str, written: tuple[str, str], predicted: str | None) -> None:
-    """Keep the verdict of one feature; a predicted class is what an export wrote there, and no verdict."""
+def _take(
+    found: _Found,
+    images: _Images,
+    feature: Mapping[str, Any],
+    properties: Mapping[str, Any],
+    written: tuple[str, str],
+) -> bool:
+    """Keep the verdict of one feature; False if it is none of ours, a ValueError says what is wrong with it."""
     name, reason = written
-    verdict = _CODES.get(_plain(name))
-    if verdict is None and name == predicted:
-        found.without += 1
-    elif verdict is None:
-        found.problems.append(
-            f"feature {number} has the verdict {visible(name, 60)!r}, which is none of {', '.join(VERDICTS.values())}"
+    verdict, ids = _CODES.get(_plain(name)), set(_ids(feature, properties))
+    items = {images.queued[one] for one in ids & images.queued.keys()}
+    if len(items) > 1:
+        raise ValueError("has the ids of two images")
+    if not items:
+        known = {images.all[one] for one in ids & images.all.keys()}
+        if verdict is None and (not known or any(name in images.predicted.get(item, ()) for item in known)):
+            return False  # another object of the slide, or a class that an export wrote
+        raise ValueError("is not in the queue" if known else "has no id of this run")
+    (item,) = items
+    if verdict is None:
+        if name in images.predicted.get(item, ()):
+            return False
+        raise ValueError(
+            f"has the verdict {visible(name, 60)!r}, which is none of {', '.join(VERDICTS.values())}"
         )
-    elif item in found.verdicts and found.verdicts[item][0] != verdict:
-        found.problems.append(
-            f"feature {number} says {verdict} of an image of which another says {found.verdicts[item][0]}"
-        )
-    else:
-        found.verdicts[item] = (verdict, reason or found.verdicts.get(item, ("", ""))[1])
+    before, its_reason = found.verdicts.get(item, (verdict, ""))
+    if before != verdict:
+        raise ValueError(f"says {verdict} of an image of which another says {before}")
+    found.verdicts[item] = (verdict, reason or its_reason)
+    found.blind.append(_says(properties, BLIND) in (True, "true"))
+    return True
 
 
 def _verdict_of(properties: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -192,22 +220,26 @@ def _verdict_of(properties: Mapping[str, Any]) -> tuple[str, str] | None:
     if not given:
         return None
     if not all(isinstance(one, str) for one in given):
-        raise ValueError("its verdict is no text")
+        raise ValueError("has a verdict that is no text")
     if len({_CODES.get(_plain(one), one) for one in given}) > 1 and _plain(given[1]) in _CODES:
-        raise ValueError("its verdict and its classification disagree")
+        raise ValueError("has a verdict and a classification that disagree")
     reason = properties.get("reason")
     if reason is not None and not isinstance(reason, str):
-        raise ValueError("its reason is no text")
+        raise ValueError("has a reason that is no text")
     return given[0], clean_text("a reason", reason or "")
 
 
 def _ids(feature: Mapping[str, Any], properties: Mapping[str, Any]) -> Iterator[str]:
     """Everything in a feature that may be its id; QuPath gives a copy of an object a new one and keeps its metadata."""
-    metadata = properties.get("metadata")
-    inner = metadata.get(ID_IN_METADATA) if isinstance(metadata, dict) else None
-    for one in (feature.get("id"), properties.get("id"), properties.get(ID_IN_METADATA), inner):
+    for one in (feature.get("id"), properties.get("id"), _says(properties, ID)):
         if isinstance(one, str):
             yield one.strip().strip("{}").lower()
+
+
+def _says(properties: Mapping[str, Any], name: str) -> Any:
+    """What an export has noted in a feature: in QuPath's metadata, else in a property."""
+    metadata = properties.get("metadata")
+    return (metadata if isinstance(metadata, dict) and name in metadata else properties).get(name)
 
 
 def _plain(text: str) -> str:
