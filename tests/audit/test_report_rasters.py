@@ -182,7 +182,7 @@ def test_another_raster_is_not_shown_but_its_windows_are_drawn(tmp_path, change)
         assert path.stat().st_size == before
     card = next(one for one in overview(run).cards if one.facts["id"] == "north.tif")
     assert "no longer" in card.missing or "has changed" in card.missing
-    assert np.ptp(pixels(card.picture)) < 3  # plain grey
+    assert np.ptp(pixels(card.thumbnail)) < 3  # plain grey
     assert pixels(card.signal).std() > 10
     text = write_report(run, rank(run), top=1).read_text()
     assert text.count(card.missing) > 1

@@ -1,4 +1,4 @@
-"""An overview of every raster of a run: its picture, map strength and signal window by window, and the queue's windows.
+"""An overview of every raster of a run: its thumbnail, map strength and signal window by window, and the queue's windows.
 
 A raster is shown only if it is still the one that was explained: the same size, and windows with the recorded digests.
 """
@@ -25,9 +25,9 @@ from equicam.report import render
 from equicam.report.overlay import RgbImage, heat
 
 MAX_RASTERS = 12
-THUMB_PX = 640  # the longer side of a raster's picture
-MAX_PAGE_WIDTH_PX, MAX_PAGE_HEIGHT_PX = 414, 480  # of a picture in the page
-MAX_OUTLINES = 400  # in one picture
+THUMB_PX = 640  # the longer side of a raster's thumbnail
+MAX_PAGE_WIDTH_PX, MAX_PAGE_HEIGHT_PX = 414, 480  # of a thumbnail in the page
+MAX_OUTLINES = 400  # in one thumbnail
 LABEL_PX = 12  # letters in the page
 CHECKED_WINDOWS = 3  # digests compared before a raster is shown
 HEAT_STRENGTH = 0.72
@@ -43,14 +43,14 @@ class RasterCard:
 
     facts: dict[str, Any]  # also in the JSON
     missing: str | None  # why the raster itself cannot be shown
-    picture: str | None = None  # data URLs; None: the raster could not be read
+    thumbnail: str | None = None  # data URLs; None: the raster could not be read
     strength: str | None = None  # None: the run holds no map of it
     signal: str | None = None
     plain: str | None = None  # pale, below the outlines
     outlines: Markup | None = None
-    labelled: int = 0  # outlined windows whose rank is written beside them
+    labelled: int = 0  # outlined windows whose rank is written next to them
     outlined: int = 0
-    style: str = ""  # the size of its pictures in the page
+    style: str = ""  # the size of its thumbnails in the page
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ def raster_overview(
     strength = _strengths(store, items, [i for row in shown for i in members[row["id"]]])
     scales = {"strength": _scale(strength), "signal": _scale(signal)}
     facts = [_facts(row, members[row["id"]], items, signal, len(queued.get(row["id"], ()))) for row in rows]
-    drawn = tuple(
+    shown_cards = tuple(
         _card(
             row, one, items.take(members[row["id"]]), strength[members[row["id"]]], signal[members[row["id"]]],
             queued.get(row["id"], ()), scales, manifest, cards,
         )
         for row, one in zip(shown, facts, strict=False)
     )  # fmt: skip
-    return Overview({"by": by, "scales": scales, "rasters": facts}, drawn, render.data_url(_colours()))
+    return Overview({"by": by, "scales": scales, "rasters": facts}, shown_cards, render.data_url(_colours()))
 
 
 def _facts(
@@ -162,8 +162,8 @@ def _card(
     size = render.fit((height, width), THUMB_PX)
     found = _read_raster(items, manifest, size)
     missing = found if isinstance(found, str) else None
-    picture = render.background(found, size)
-    scale_x, scale_y = picture.shape[1] / width, picture.shape[0] / height
+    thumbnail = render.background(found, size)
+    scale_x, scale_y = thumbnail.shape[1] / width, thumbnail.shape[0] / height
     boxes = _boxes(items, scale_x, scale_y)
     places = dict(zip(items["id"].to_pylist(), boxes, strict=True))
     outlined = [
@@ -171,20 +171,22 @@ def _card(
         for number, one in queued[:MAX_OUTLINES]
         if one["id"] in places and np.isfinite(places[one["id"]]).all()
     ]
-    wide = min(MAX_PAGE_WIDTH_PX, MAX_PAGE_HEIGHT_PX * picture.shape[1] / picture.shape[0])
-    outlines, labelled = _outlines(outlined, picture.shape[1], picture.shape[0], picture.shape[1] / wide)
-    pale = _pale(picture)
+    wide = min(MAX_PAGE_WIDTH_PX, MAX_PAGE_HEIGHT_PX * thumbnail.shape[1] / thumbnail.shape[0])
+    outlines, labelled = _outlines(
+        outlined, thumbnail.shape[1], thumbnail.shape[0], thumbnail.shape[1] / wide
+    )
+    pale = _pale(thumbnail)
     return RasterCard(
-        facts, missing, picture=render.data_url(picture), plain=render.data_url(pale),
-        strength=_painted(picture, boxes, strength, scales["strength"]),
-        signal=_painted(picture, boxes, signal, scales["signal"]),
+        facts, missing, thumbnail=render.data_url(thumbnail), plain=render.data_url(pale),
+        strength=_painted(thumbnail, boxes, strength, scales["strength"]),
+        signal=_painted(thumbnail, boxes, signal, scales["signal"]),
         outlines=outlines, labelled=labelled, outlined=len(outlined),
         style=f"width: {max(24, round(wide))}px",
     )  # fmt: skip
 
 
 def _read_raster(items: pa.Table, manifest: Manifest, size: render.Size) -> RgbImage | str:
-    """A small picture of the raster, or why it is not shown; a few windows tell whether it is the one explained."""
+    """A thumbnail of the raster, or why it is not shown; a few windows tell whether it is the one explained."""
     windows = items.filter(pc.equal(items["status"], "ok"))
     last = windows.num_rows - 1
     for place in sorted({round(last * i / max(1, CHECKED_WINDOWS - 1)) for i in range(CHECKED_WINDOWS)}):
@@ -199,14 +201,14 @@ def _read_raster(items: pa.Table, manifest: Manifest, size: render.Size) -> RgbI
         from equicam.data.rasters.windows import show_raster
 
         path = windows["path"][0].as_py()
-        picture = show_raster(Path(path), manifest.tiling.input, THUMB_PX)
+        thumbnail = show_raster(Path(path), manifest.tiling.input, THUMB_PX)
     except Exception:  # noqa: BLE001  # libraries raise exceptions of every kind on damaged files
         return "The file can no longer be read."
-    return np.asarray(picture.resize((size[1], size[0]), Image.Resampling.BILINEAR))
+    return np.asarray(thumbnail.resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
 def _boxes(items: pa.Table, scale_x: float, scale_y: float) -> Float[np.ndarray, "n 4"]:
-    """Left, top, right and bottom of the windows in pixels of the picture; NaN where a row has none."""
+    """Left, top, right and bottom of the windows in pixels of the thumbnail; NaN where a row has none."""
     x, y, side = (
         np.asarray(items[name].cast(pa.float64()).fill_null(np.nan).to_numpy()) for name in ("x", "y", "side")
     )
@@ -215,15 +217,15 @@ def _boxes(items: pa.Table, scale_x: float, scale_y: float) -> Float[np.ndarray,
 
 
 def _painted(
-    picture: RgbImage, boxes: Float[np.ndarray, "n 4"], values: Floats, scale: tuple[float, float] | None
+    thumbnail: RgbImage, boxes: Float[np.ndarray, "n 4"], values: Floats, scale: tuple[float, float] | None
 ) -> str | None:
-    """The windows' values as colours over the picture, their mean where windows overlap; pale where there is none."""
+    """The windows' values as colours over the thumbnail, their mean where windows overlap; pale where there is none."""
     if scale is None or not np.isfinite(values).any():
         return None
-    mean, covered = mean_over_windows(boxes, values, (picture.shape[0], picture.shape[1]))
+    mean, covered = mean_over_windows(boxes, values, (thumbnail.shape[0], thumbnail.shape[1]))
     low, high = scale
     colours = heat(np.clip((mean - low) / (high - low), 0, 1))
-    pale = _pale(picture)  # a dark picture would darken the colours
+    pale = _pale(thumbnail)  # a dark thumbnail would darken the colours
     blended = HEAT_STRENGTH * colours + (1 - HEAT_STRENGTH) * pale
     return render.data_url(np.where(covered[..., None], blended, pale).round().astype(np.uint8))
 
@@ -252,14 +254,14 @@ def _pixels(low: Floats, high: Floats, length: int) -> tuple[NDArray[np.int64], 
     return first, np.clip(np.rint(high), first + 1, length).astype(np.int64)
 
 
-def _pale(picture: RgbImage) -> RgbImage:
-    """The picture in pale grey, for marks to lie on."""
-    grey = picture @ np.array([0.299, 0.587, 0.114])
+def _pale(thumbnail: RgbImage) -> RgbImage:
+    """The thumbnail in pale grey, for marks to lie on."""
+    grey = thumbnail @ np.array([0.299, 0.587, 0.114])
     return np.repeat((0.45 * grey + 0.55 * 255)[..., None], 3, axis=-1).round().astype(np.uint8)
 
 
 def _colours() -> RgbImage:
-    """The colours from low to high as they look over a grey picture."""
+    """The colours from low to high as they look over a grey thumbnail."""
     ramp = np.broadcast_to(np.linspace(0, 1, 256), (16, 256)).copy()
     over: RgbImage = (HEAT_STRENGTH * heat(ramp) + (1 - HEAT_STRENGTH) * 220.0).round().astype(np.uint8)
     return over
@@ -270,7 +272,7 @@ def _outlines(
 ) -> tuple[Markup, int]:
     """Squares with their ranks as SVG, and how many have a rank; one that would hide another is left out.
 
-    `unit` is how many pixels of the picture one pixel of the page has.
+    `unit` is how many pixels of the thumbnail one pixel of the page has.
     """
     parts = [
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Windows of the queue, outlined, with their rank.">'
