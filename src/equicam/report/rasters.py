@@ -32,6 +32,8 @@ LABEL_PX = 12  # letters in the page
 CHECKED_WINDOWS = 3  # digests compared before a raster is shown
 HEAT_STRENGTH = 0.72
 INK, PAPER = "#5b2a86", "#fff"
+PLACED = ["id", "path", "index", "x", "y", "side", "sha256", "bytes", "input_box", "status"]
+"""The columns that windows are drawn and checked by."""
 MAX_SIDE_PX = 2**40  # of a raster: a damaged table may hold anything
 
 Floats = NDArray[np.float64]
@@ -88,9 +90,10 @@ def raster_overview(
     strength = _strengths(store, items, [i for row in shown for i in members[row["id"]]])
     scales = {"strength": _scale(strength), "signal": _scale(signal)}
     facts = [_facts(row, members[row["id"]], items, signal, len(queued.get(row["id"], ()))) for row in rows]
+    placed = items.select(PLACED)
     shown_cards = tuple(
         _card(
-            row, one, items.take(members[row["id"]]), strength[members[row["id"]]], signal[members[row["id"]]],
+            row, one, placed.take(members[row["id"]]), strength[members[row["id"]]], signal[members[row["id"]]],
             queued.get(row["id"], ()), scales, manifest, cards,
         )
         for row, one in zip(shown, facts, strict=False)
@@ -127,12 +130,15 @@ def _strengths(store: RunStore, items: pa.Table, wanted: Sequence[int]) -> Float
         if not store.path("maps", number).is_file():
             continue
         maps = store.read_shard("maps", number, ["id", "map", "map_scale"])
-        for name, values, scale in zip(*(maps[c] for c in ("id", "map", "map_scale")), strict=True):
-            at = place.get(name.as_py())
-            if at is None or not values.is_valid or not scale.is_valid or not len(values):
-                continue
-            mean = np.asarray(values.values.to_numpy(zero_copy_only=False), np.float64).mean()
-            found[at] = mean * scale.as_py()
+        lists = maps["map"].combine_chunks()
+        rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+        values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.float64)
+        total, count = (np.bincount(rows, weights, len(lists)) for weights in (values, None))
+        scale = np.asarray(maps["map_scale"].cast(pa.float64()).fill_null(np.nan).to_numpy())
+        means = np.divide(total, count, out=np.full(len(lists), np.nan), where=count > 0) * scale
+        for name, mean in zip(maps["id"].to_pylist(), means, strict=True):
+            if name in place:
+                found[place[name]] = mean
     return np.where(np.isfinite(found), found, np.nan)
 
 
