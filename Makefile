@@ -5,7 +5,7 @@ PROCESSES ?= 2
 MARKS ?= not slow and not gpu and not browser
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all test-browser fuzz lint types format embedded-model readme-image bench dist clean
+.PHONY: help setup demo rasters test test-all test-browser fuzz lint types format embedded-model readme-image bench dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -22,6 +22,9 @@ setup: .venv/.ready ## make .venv with everything in it
 
 demo: setup ## audit synthetic patches with the embedded model: run, queue, report
 	$(BIN)/equicam demo
+
+rasters: setup ## fetch real slides, scenes and radiographs for the tests into .rasters
+	$(BIN)/python scripts/fetch_rasters.py
 
 test: setup ## run all tests but those marked slow, gpu or browser
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal -m '$(MARKS)'

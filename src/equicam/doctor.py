@@ -14,6 +14,7 @@ EXTRAS = {
     "hf": ("transformers", "Hugging Face models"),
     "review": ("fastapi", "the review page"),
     "data": ("h5py", "PatchCamelyon in its published HDF5 files"),
+    "dicom": ("pydicom", "DICOM images"),
     "ray": ("ray", "audits and evaluations on many machines"),
 }
 

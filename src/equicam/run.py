@@ -257,6 +257,7 @@ def audit(
     tiling: Tiling | None = None,
     target: int | str | None = None,
     n: int | None = None,
+    voi: tuple[float, float] | None = None,
     calibrate: int = 0,
     shard_size: int = SHARD_SIZE,
     workers: int = 2,
@@ -271,6 +272,7 @@ def audit(
     "auto" unless it is given, and what the tiling's input leaves open is taken from the model's. `target` is the class to
     explain in every image, by name or number, instead of each image's top-1.
     `calibrate` images, chosen at random, also get their Eq measured, so that `triage` can say how good its queue is.
+    `voi` is the window (centre, width) of DICOM images, instead of the one in each file.
     `engine` computes on several devices or a Ray cluster instead of the model's own device. `progress` is called after
     every shard with (images done, all images, images done by this call), `notice` with a sentence on a shard that was
     damaged since and is computed again. Ctrl-C finishes the current shard; the same call resumes the run.
@@ -287,7 +289,8 @@ def audit(
     )  # fmt: skip
     store = RunStore(Path(out))
     compute_run(
-        store, model, source, recipe, split=split, tiling=tiling, target=_class_index(target, model.classes), n=n, calibrate=calibrate, shard_size=shard_size, workers=workers,
+        store, model, source, recipe, split=split, tiling=tiling, target=_class_index(target, model.classes), n=n, voi=voi,
+        calibrate=calibrate, shard_size=shard_size, workers=workers,
         weights_from=weights_from, engine=engine, progress=progress, notice=notice,
     )  # fmt: skip
     return Run(store)

@@ -29,11 +29,12 @@ def test_colour(tmp_path, name):
 def test_greyscale_and_sixteen_bits_are_the_same_image(tmp_path):
     eight = open_image(saved(tmp_path, Image.fromarray(RAMP), "8.png"))
     sixteen = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.png"))
-    tiff = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.tiff"))
-    floats = open_image(saved(tmp_path, Image.fromarray((RAMP / 255).astype(np.float32)), "f.tiff"))
+    pgm = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.pgm"))
+    jp2 = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.jp2"))
+    floats = to_rgb(Image.fromarray((RAMP / 255).astype(np.float32)))
     dark = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16)), "dark.png"))
     assert np.asarray(dark).max() == 1  # 255 of 65535 is dark, whatever else is in the image
-    for found in (eight, sixteen, tiff, floats):
+    for found in (eight, sixteen, pgm, jp2, floats):
         assert found.mode == "RGB"
         assert np.array_equal(np.asarray(found)[..., 0], RAMP)
 

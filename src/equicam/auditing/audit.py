@@ -28,6 +28,7 @@ from equicam.auditing.store import RunStore
 from equicam.auditing.worker import AuditJob, versions
 from equicam.core.transforms import canvas_size
 from equicam.data.decoding import DecoderPool
+from equicam.data.dicom import check_window, has_dicom_suffix
 from equicam.data.digests import content_digest
 from equicam.data.items import Item, digest_items, sample_by_class, scan_order, valid_utf8
 from equicam.data.rasters.options import Tiling
@@ -61,6 +62,7 @@ def compute_run(
     tiling: Tiling | None,
     target: int | None,
     n: int | None,
+    voi: tuple[float, float] | None,
     calibrate: int,
     shard_size: int,
     workers: int,
@@ -74,7 +76,8 @@ def compute_run(
     Ctrl-C finishes the current shard.
     """
     recipe, description = resolve_recipe(model, recipe)
-    found, rasters = list_items(source, split, tiling, recipe.context)
+    voi = None if voi is None else check_window(voi)
+    found, rasters = list_items(source, split, tiling, recipe.context, voi)
     items = sorted(sample_by_class(found, n), key=scan_order)
     calibration = calibration_subset(items, calibrate, recipe.seed)
     context = AuditContext(model, recipe, frozenset(calibration), tiling.tile if tiling else None, target)
@@ -96,9 +99,12 @@ def compute_run(
         split=split,
         images=len(items),
         data=digest_items(items),
-        versions=versions(rasters=tiling is not None),
+        versions=versions(
+            rasters=tiling is not None, dicom=any(has_dicom_suffix(item.path) for item in items)
+        ),
         tiling=tiling,
         target=target,
+        voi=voi,
     )
     store.refuse_foreign()
     with store.writing() as lock:
@@ -128,12 +134,18 @@ def compute_run(
 
 
 def list_items(
-    source: str | Path, split: str | None, tiling: Tiling | None, context: str, *, from_user: bool = True
+    source: str | Path,
+    split: str | None,
+    tiling: Tiling | None,
+    context: str,
+    voi: tuple[float, float] | None,
+    *,
+    from_user: bool = True,
 ) -> tuple[list[Item], list[RasterRow]]:
     """The items of a source; with a tiling, windows of its rasters, with the margin that context needs."""
-    found = find_items(source, split=split, from_user=from_user)
+    found = find_items(source, split=split, from_user=from_user, frames=tiling is None)
     if tiling is None:
-        return found, []
+        return [replace(item, voi=voi) for item in found], []
     margin = 0 if context == "none" else (canvas_size((tiling.tile, tiling.tile))[0] - tiling.tile) // 2
     return cut_windows(found, tiling, margin)
 

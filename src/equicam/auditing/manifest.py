@@ -8,6 +8,7 @@ from typing import Any
 
 from equicam.auditing.schema1 import translate_manifest
 from equicam.core.transforms import Transform, as_transform, canvas_size, presented_index
+from equicam.data.dicom import MAX_VALUE
 from equicam.data.items import Item
 from equicam.data.rasters.options import RasterWindow, Tiling
 from equicam.data.remote import AnyPath
@@ -36,6 +37,16 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_IMAGES
 
 
+def _is_window(value: object) -> bool:
+    """Centre and width of a DICOM image's window."""
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(one) in (int, float) and -MAX_VALUE <= one <= MAX_VALUE for one in value)
+        and value[1] >= 1
+    )
+
+
 VALID: dict[str, Callable[[Any], bool]] = {
     "recipe": lambda value: isinstance(value, dict),
     **dict.fromkeys(("method_description", "weights", "layer", "layout", "preprocessing", "dtype", "device"), _is_text),
@@ -43,6 +54,7 @@ VALID: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("model", "weights_from", "split"), _is_text_or_none),
     **dict.fromkeys(("images", "calibration_size"), _is_count),
     "shard_size": lambda value: _is_count(value) and value > 0,
+    "voi": lambda value: value is None or _is_window(value),
     "classes": lambda value: value is None or (isinstance(value, list) and all(map(_is_text, value))),
     "tiling": lambda value: value is None or isinstance(value, dict),
     "target": lambda value: value is None or _is_count(value),
@@ -74,6 +86,7 @@ class Manifest:
     images: int
     data: str  # digest of ids, labels, boxes and order
     versions: tuple[tuple[str, str], ...]
+    voi: tuple[float, float] | None = None  # the window (centre, width) of DICOM images, instead of their own
     schema: int = SCHEMA_VERSION
     tiling: Tiling | None = None  # how rasters were cut into windows
     target: int | None = None  # the class explained in every image; None: each image's top-1
@@ -100,7 +113,7 @@ class Manifest:
         window = None
         if self.tiling is not None and row.get("side") is not None:
             window = RasterWindow(row["x"], row["y"], row["side"], self.tiling, self.margin)
-        return Item(row["id"], path, index=row.get("index"), window=window)
+        return Item(row["id"], path, index=row.get("index"), window=window, voi=self.voi)
 
     @property
     def presented(self) -> int | None:
@@ -128,13 +141,14 @@ def read_manifest(text: str | bytes, *, where: str) -> Manifest:
                 f"the run {where}", needs=f"schema version 1 or {SCHEMA_VERSION}", got=found.get("schema"),
                 fix="the equicam version that wrote it",
             )  # fmt: skip
-        found = {"tiling": None, "target": None} | found
+        found = {"tiling": None, "target": None, "voi": None} | found
         for name, check in VALID.items():
             if not check(found[name]):
                 raise ValueError(f"{name} = {shorten(found[name])}")
         found["recipe"] = _read_recipe(found["recipe"])
         found["tiling"] = None if found["tiling"] is None else Tiling.from_json(found["tiling"])
         found["classes"] = None if found["classes"] is None else tuple(found["classes"])
+        found["voi"] = None if found["voi"] is None else tuple(map(float, found["voi"]))
         found["versions"] = tuple((name, version) for name, version in found["versions"])
         return Manifest(**{f.name: found[f.name] for f in fields(Manifest)})
     except (KeyError, TypeError, ValueError) as error:

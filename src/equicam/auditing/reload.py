@@ -44,7 +44,8 @@ def reload_run(
         )
     ids = set(store.sample()["id"].to_pylist())
     found, _ = list_items(
-        source or manifest.source, manifest.split, manifest.tiling, manifest.recipe.context, from_user=source is not None
+        source or manifest.source, manifest.split, manifest.tiling, manifest.recipe.context, manifest.voi,
+        from_user=source is not None,
     )  # fmt: skip
     items = sorted((item for item in found if item.id in ids), key=scan_order)
     if digest_items(items) != manifest.data:

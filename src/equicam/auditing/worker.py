@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import metadata
@@ -56,9 +56,8 @@ class AuditJob:
     def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], dict[str, str]]:
         """Load the model, refuse versions or weights that would give other rows, and return the computation."""
         store = RunStore(self.folder.enter())
-        if found := differences(
-            dict(self.manifest.versions), dict(versions(rasters=self.manifest.tiling is not None))
-        ):
+        recorded, rasters = dict(self.manifest.versions), self.manifest.tiling is not None
+        if found := differences(recorded, dict(versions(rasters=rasters, dicom="pydicom" in recorded))):
             raise EquicamError(
                 "a worker", needs="the versions the run was started with", got="; ".join(found), fix="the same everywhere"
             )  # fmt: skip
@@ -98,14 +97,11 @@ READERS = ("openslide-python", "openslide-bin", "tifffile", "rasterio")
 """The libraries that read rasters."""
 
 
-def versions(*, rasters: bool = False) -> tuple[tuple[str, str], ...]:
-    """The versions that decide rows, with those of the readers of rasters if there are any."""
-    readers: list[tuple[str, str]] = []
-    for name in READERS if rasters else ():
-        with suppress(metadata.PackageNotFoundError):
-            readers.append((name, metadata.version(name)))
+def versions(*, rasters: bool = False, dicom: bool = False) -> tuple[tuple[str, str], ...]:
+    """The versions that decide rows; those of readers only where there are rasters or DICOM images."""
+    readers = (*READERS, *(("pydicom",) if dicom else ())) if rasters else ("pydicom",) if dicom else ()
     return (
-        *readers,
+        *((name, _version(name)) for name in readers),
         ("equicam", __version__),
         ("python", platform.python_version()),
         ("torch", torch.__version__),
@@ -113,3 +109,10 @@ def versions(*, rasters: bool = False) -> tuple[tuple[str, str], ...]:
         ("numpy", np.__version__),
         ("pillow", PIL.__version__),
     )
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"

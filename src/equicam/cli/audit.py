@@ -18,6 +18,7 @@ from equicam.cli.shared import (
     parse_dtype,
     parse_tiling,
     parse_views,
+    parse_window,
     say,
 )
 
@@ -51,6 +52,14 @@ def audit(
     mean: options.Mean = None,
     std: options.Std = None,
     display: options.Display = None,
+    voi: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CENTER,WIDTH",
+            help="Window of DICOM images: 40,400.",
+            show_default="the one in each file",
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -102,7 +111,8 @@ def audit(
             model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors
         )  # fmt: skip
         run = equicam.audit(
-            source, loaded, out, method=method, views=parse_views(views), split=split, n=n, calibrate=calibrate, target=target,
+            source, loaded, out, method=method, views=parse_views(views), split=split, n=n, voi=parse_window(voi), calibrate=calibrate,
+            target=target,
             tiling=parse_tiling(
                 tile=tile, mpp=mpp, mpp_is=mpp_is, stride=stride, tissue=tissue, regions=regions, bands=bands,
                 scale=scale, mean=mean, std=std, display=display,

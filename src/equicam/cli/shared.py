@@ -128,6 +128,19 @@ def parse_views(text: str | None) -> "int | Literal['auto'] | Views | None":
         ) from error  # fmt: skip
 
 
+def parse_window(text: str | None) -> tuple[float, float] | None:
+    """Centre and width of a window, separated by a comma."""
+    if text is None:
+        return None
+    try:
+        centre, width = map(float, text.split(","))
+    except ValueError as error:
+        raise EquicamError(
+            "--voi", needs="CENTER,WIDTH, two numbers", got=repr(text), fix="--voi 40,400"
+        ) from error
+    return centre, width
+
+
 def _named_views(name: str, values: str) -> "Views":
     """The set of views of that name; a ValueError for anything else."""
     if name not in NAMED_VIEWS:

@@ -29,7 +29,7 @@ def read_file(path: AnyPath, *, what: str, limit: int) -> tuple[bytes, FileStat]
             return _read_remote(path, what, limit)
         with open_regular(path, what) as file:
             found = os.fstat(file.fileno())
-            _refuse_large(found.st_size, what, limit)
+            refuse_large(found.st_size, what, limit)
             data = file.read(found.st_size + 1)  # a file that grows meanwhile is not followed
         return data, FileStat(found.st_size, found.st_mtime_ns)
     except EquicamError:
@@ -63,13 +63,14 @@ def refuse_irregular(found: os.stat_result, what: str) -> None:
 
 def _read_remote(path: RemotePath, what: str, limit: int) -> tuple[bytes, FileStat]:
     found = file_stat(path)
-    _refuse_large(found.bytes or 0, what, limit)
+    refuse_large(found.bytes or 0, what, limit)
     data = path.read_bytes()
-    _refuse_large(len(data), what, limit)
+    refuse_large(len(data), what, limit)
     return data, found
 
 
-def _refuse_large(size: int, what: str, limit: int) -> None:
+def refuse_large(size: int, what: str, limit: int) -> None:
+    """Raise an EquicamError for more bytes than the limit."""
     if size > limit:
         raise EquicamError(what, needs=f"at most {limit:,} bytes", got=f"{size:,}", fix="a smaller file")
 

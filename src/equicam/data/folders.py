@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from equicam.data import dicom
 from equicam.data.files import MAX_LIST_BYTES, read_file
 from equicam.data.items import Item, valid_utf8
 from equicam.data.remote import AnyPath, RemotePath
@@ -14,7 +15,7 @@ from equicam.errors import EquicamError
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".jp2", ".ppm", ".pgm")
 RASTER_SUFFIXES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide")
 """Of slides, which are read in windows."""
-SUFFIXES = (*IMAGE_SUFFIXES, *RASTER_SUFFIXES)
+SUFFIXES = (*IMAGE_SUFFIXES, *dicom.SUFFIXES, *RASTER_SUFFIXES)
 
 PathParts = tuple[str, ...]
 """A path relative to a folder, split at the separators."""

@@ -1,4 +1,4 @@
-"""Image files of the usual formats as upright 8-bit RGB; anything else is refused with a reason."""
+"""Image files of the usual formats as upright 8-bit RGB; what 8-bit RGB cannot hold is refused with a reason."""
 
 import io
 import re
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
+from equicam.data import tiff
 from equicam.data.files import MAX_IMAGE_BYTES, read_file
 from equicam.data.remote import RemotePath
 from equicam.errors import EquicamError
@@ -55,15 +56,24 @@ class UprightImage:
     orientation: int | None
 
 
-def open_image(path: str | Path | RemotePath) -> Image.Image:
-    """The first frame of an image file as upright 8-bit RGB; an EquicamError says why it cannot be had."""
+def open_image(path: str | Path | RemotePath, voi: tuple[float, float] | None = None) -> Image.Image:
+    """The first frame of an image file as upright 8-bit RGB; an EquicamError says why it cannot be had.
+
+    `voi` is the window (centre and width) of a DICOM image, instead of its own.
+    """
     what = f"image {str(path)!r}"
     data, _ = read_file(Path(path) if isinstance(path, str) else path, what=what, limit=MAX_IMAGE_BYTES)
-    return warn_if_as_stored(decode(data, what), what)
+    return warn_if_as_stored(decode(data, what, voi), what)
 
 
-def decode(data: bytes, what: str) -> UprightImage:
+def decode(data: bytes, what: str, voi: tuple[float, float] | None = None) -> UprightImage:
     """The first frame in the bytes of an image file; every failure is an EquicamError, in which `what` names it."""
+    if data[128:132] == b"DICM":
+        from equicam.data.dicom import decode_dicom
+
+        return decode_dicom(data, what, voi)
+    if tiff.is_tiff(data):
+        tiff.refuse_unfaithful(data, what)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow warns at half its limit

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from equicam.data import hdf5
+from equicam.data import dicom, hdf5
 from equicam.data.files import MAX_IMAGE_BYTES, read_file
 from equicam.data.image_files import UprightImage, decode, open_image
 from equicam.data.rasters.options import RasterWindow, raster_id
@@ -37,6 +37,7 @@ class Item:
     region: Box | None = None  # the area of the image that decides the label, where a data set defines one
     index: int | None = None  # the position in a file that contains many images
     window: RasterWindow | None = None  # the part of a raster
+    voi: tuple[float, float] | None = None  # the window (centre, width) of a DICOM image, instead of its own
 
 
 def scan_order(item: Item) -> tuple[str, float, float]:
@@ -48,7 +49,10 @@ def scan_order(item: Item) -> tuple[str, float, float]:
 
 @dataclass(frozen=True)
 class ItemContent:
-    """What an item's file holds, read once: digest and image come from the same bytes, even if the file changes."""
+    """What an item's file holds, read once: digest and image come from the same bytes, even if the file changes.
+
+    The digest is that of the file, or that of the decoded pixels if the file contains many images.
+    """
 
     item: Item
     data: bytes = field(repr=False)  # the file, or the pixels of one image of a file that contains many
@@ -68,7 +72,7 @@ class ItemContent:
 
             return UprightImage(show_window(self.item.path, self.item.window), 1)
         if self.size is None:
-            return decode(self.data, f"image {str(self.item.path)!r}")
+            return decode(self.data, f"image {str(self.item.path)!r}", self.item.voi)
         return UprightImage(Image.frombytes("RGB", self.size, self.data), 1)
 
 
@@ -82,15 +86,20 @@ def read_item(item: Item) -> ItemContent:
     if item.index is None:
         return ItemContent(item, *read_file(item.path, what=what, limit=MAX_IMAGE_BYTES))
     if isinstance(item.path, RemotePath):
-        raise EquicamError("an HDF5 file", needs="to be on a disk", got=str(item.path), fix="a copy of it")
-    pixels = hdf5.read_image(item.path, item.index)
+        raise EquicamError(
+            "a file of images", needs="to be on a disk", got=str(item.path), fix="a copy of it"
+        )
+    if dicom.is_dicom_file(item.path):
+        pixels = dicom.read_frame(item.path, item.index, item.voi).rgb
+    else:
+        pixels = hdf5.read_image(item.path, item.index)
     return ItemContent(item, pixels.tobytes(), file_stat(item.path), (pixels.shape[1], pixels.shape[0]))
 
 
 def open_item(item: Item) -> Image.Image:
     """The item's image as upright 8-bit RGB; raises an EquicamError if it cannot be read."""
     plain = item.index is None and item.window is None
-    return open_image(item.path) if plain else read_item(item).decode().image
+    return open_image(item.path, item.voi) if plain else read_item(item).decode().image
 
 
 def upright_box(orientation: int | None, size: tuple[int, int], box: Box) -> Box:
@@ -156,10 +165,11 @@ def digest_items(items: Sequence[Item]) -> str:
 
 
 def digest_files(items: Sequence[Item]) -> str:
-    """SHA-256 of the ids and their files' sizes and times: it changes when a file is replaced under the same name."""
+    """SHA-256 of ids, their files' sizes and times, and windows: it changes when a file of the same name is replaced."""
     total = hashlib.sha256()
     for item, stat in zip(items, file_stats([item.path for item in items]), strict=True):
         version = "absent" if stat.bytes is None else f"{stat.bytes}\0{stat.mtime_ns}"
+        version += "" if item.voi is None else f"\0{item.voi}"
         total.update(f"{item.id}\0{version}\0".encode())
     return total.hexdigest()
 

@@ -1,11 +1,15 @@
 """Sources of images: a folder, a published data set, an image list, a glob pattern or one file."""
 
+import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
 
 from equicam.data.benchmarks import LAYOUTS, patch_camelyon_file
+from equicam.data.dicom import frames as count_frames
+from equicam.data.dicom import has_dicom_suffix, is_dicom_file
 from equicam.data.folders import (
     SUFFIXES,
     PathParts,
@@ -26,12 +30,18 @@ from equicam.errors import EquicamError, NotNamedError
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
 
-def find_items(source: str | Path, *, split: str | None = None, from_user: bool = True) -> list[Item]:
-    """The items of a source, with unique ids in valid UTF-8; no image is opened.
+def find_items(
+    source: str | Path, *, split: str | None = None, from_user: bool = True, frames: bool = True
+) -> list[Item]:
+    """The items of a source, with unique ids in valid UTF-8; no image is opened but the headers of DICOM files.
 
-    A URL that does not come from the user (`from_user`) but from a file is refused, unless its protocol is allowed.
+    Every frame of a DICOM file is an item, unless files are wanted as they are (`frames` False). A URL that does not come from the user (`from_user`) but from a file is refused, unless its protocol is allowed.
     """
-    path = as_path(source)
+    found = _find(as_path(source), source, split, from_user)
+    return _by_frame(found) if frames else found
+
+
+def _find(path: AnyPath, source: str | Path, split: str | None, from_user: bool) -> list[Item]:
     if not from_user and isinstance(path, RemotePath) and not may_open(str(path), Path()):
         raise NotNamedError(
             f"source {str(source)!r}", needs="to be named by you, because anybody may have written this URL",
@@ -94,13 +104,34 @@ def _in_file(path: AnyPath, split: str | None) -> list[Item]:
         return read_manifest(path, split=split)
     if isinstance(path, Path) and (items := patch_camelyon_file(path, split)) is not None:
         return items
-    if not has_image_suffix(path.name):
+    if not has_image_suffix(path.name) and not (isinstance(path, Path) and is_dicom_file(path)):
         raise EquicamError(
             f"source {str(path)!r}", needs=f"an image ({' '.join(SUFFIXES)}) or a list (.csv .parquet)",
             got=f"a file {suffix or 'without suffix'}", fix="a folder, or a list of the images",
         )  # fmt: skip
     _refuse_split(path, split)
     return [make_item((path.name,), path)]
+
+
+def _by_frame(items: list[Item]) -> list[Item]:
+    """One item for every frame of a DICOM file on a disk; a header that cannot be read is a reason when it is opened."""
+    found: list[Item] = []
+    for item in items:
+        count = 1
+        if item.index is None and isinstance(item.path, Path):
+            # by content only a single file, so that a million PNGs are not opened
+            known = is_dicom_file(item.path) if len(items) == 1 else has_dicom_suffix(item.path)
+            with contextlib.suppress(EquicamError):
+                count = count_frames(item.path) if known else 1
+        found += (
+            [replace(item, id=f"{item.id}#frame={i}", index=i) for i in range(count)] if count > 1 else [item]
+        )
+    if len(found) > len(items) and len({item.id for item in found}) < len(found):
+        raise EquicamError(
+            "the frames of DICOM files", needs="ids of their own", got="an item with the id of a frame",
+            fix="another id in the list",
+        )  # fmt: skip
+    return found
 
 
 def _matching(pattern: AnyPath, split: str | None) -> list[Item]:

@@ -123,7 +123,8 @@ def read_input(
 ) -> RgbImage | str:
     """The part of the file that the model saw, or why it cannot be shown; never another image than the one explained.
 
-    A URL in a run is opened only if the caller allows it (`fetch`), because anybody may have written the run.
+    A URL in a run is opened only if the caller allows it (`fetch`), because anybody may have written the run. `voi` is
+    the run's window of DICOM images.
     """
     try:
         content = _read_explained(row, manifest, fetch=fetch)
@@ -135,10 +136,10 @@ def read_input(
     return _crop(image, row["input_box"], size)
 
 
-def read_surroundings(row: Mapping[str, Any], manifest: Manifest, *, fetch: bool = False) -> RgbImage | str:
+def read_surroundings(row: Mapping[str, Any], manifest: Manifest) -> RgbImage | str:
     """A window with its side around it and its outline, or why it cannot be shown: the window has to be the one explained."""
     try:
-        content = _read_explained(row, manifest, fetch=fetch)
+        content = _read_explained(row, manifest, fetch=False)  # rasters lie on a disk
         if isinstance(content, str):
             return content
         window, path = content.item.window, content.item.path

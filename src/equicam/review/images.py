@@ -74,31 +74,26 @@ class ImageRenderer:
         """Why the input image cannot be shown, in a sentence."""
         if self.render(queue, item, "input") is not None:
             return None
-        from equicam.report import render
 
-        found = render.read_input(
-            queue.row(item), (8, 8), queue.store.manifest, fetch=item.id in queue.store.moved
-        )
+        found = _read_input(queue, item, (8, 8))
         return found if isinstance(found, str) else None
 
     def _render(self, queue: Queue, item: QueueItem, kind: str) -> Encoded | None:
         from equicam.report import render
 
         row, manifest = queue.row(item), queue.store.manifest
-        fetch = item.id in queue.store.moved
         if kind == "surroundings":
-            found = render.read_surroundings(row, manifest, fetch=fetch) if manifest.tiling else ""
+            found = render.read_surroundings(row, manifest) if manifest.tiling else ""
             return None if isinstance(found, str) else _encode_input(found)
         maps = queue.maps(item)
         grid = _grid(row, maps)
         if kind == "input":
             size = render.fit(grid, _input_side(row))
-            image = render.read_input(row, size, manifest, fetch=fetch)
+            image = _read_input(queue, item, size)
             return None if isinstance(image, str) else _encode_input(image)
         if kind == "strip" or kind.startswith("thumb"):
             size = render.fit(grid, TILE_PX if kind == "strip" else THUMB_PX)
-            found = render.read_input(row, size, manifest, fetch=fetch)
-            image = render.background(found, size)
+            image = render.background(_read_input(queue, item, size), size)
             return self._strip(image, maps) if kind == "strip" else self._thumb(image, maps, kind)
         if maps is None:
             return None
@@ -174,6 +169,14 @@ def _colour_scale() -> Encoded:
     from equicam.report.overlay import heat
 
     return _encode_png(heat(np.broadcast_to(np.linspace(0, 1, 256), (8, 256)).copy()))
+
+
+def _read_input(queue: Queue, item: QueueItem, size: tuple[int, int]) -> Any:
+    """The part of the file that the model saw, or why it cannot be shown."""
+    from equicam.report import render
+
+    store = queue.store
+    return render.read_input(queue.row(item), size, store.manifest, fetch=item.id in store.moved)
 
 
 def _encode_input(image: Any) -> Encoded:

@@ -15,6 +15,7 @@ TIFF, JPEG2000 = "GTiff", "JP2OpenJPEG"
 """The only drivers: others, such as VRT, name further files or addresses, and a file is not obeyed."""
 CACHE_BYTES = 64 << 20
 MAX_BANDS = 4096
+MAX_KNOWN_BLOCKS = 100_000
 
 
 class GeoRaster(Raster):
@@ -24,13 +25,15 @@ class GeoRaster(Raster):
         import rasterio
         from rasterio.errors import NotGeoreferencedWarning
 
-        self._env = {"GDAL_CACHEMAX": CACHE_BYTES, "GDAL_NUM_THREADS": 1}
         self._path, self._lock = path, threading.Lock()
-        with rasterio.Env(**self._env), warnings.catch_warnings():
+        self._written: dict[tuple[int, int, int, int], bool] = {}  # blocks by level, row, column and band
+        with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, GDAL_NUM_THREADS=1), warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # such files are rasters too
             self._levels: list[Any] = [rasterio.open(path, driver=driver)]
             try:
                 self.info = self._describe(path)
+                masks = self._levels[0].mask_flag_enums
+                self._always_valid = [[flag.name for flag in one] == ["all_valid"] for one in masks]
                 self._levels += [
                     rasterio.open(path, driver=driver, overview_level=i)
                     for i in range(len(self.info.downsamples) - 1)
@@ -75,15 +78,13 @@ class GeoRaster(Raster):
         self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
     ) -> Pixels:
         """Whole pixels of a level; nodata, masks and transparency are not valid, and neither is NaN."""
-        import rasterio
         from rasterio.windows import Window
 
         data, window = self._levels[level], Window(x, y, width, height)
         wanted = [b + 1 for b in bands]
-        with self._lock, rasterio.Env(**self._env):
+        with self._lock:
             values = data.read(wanted, window=window)
-            flags = {flag.name for i in wanted for flag in data.mask_flag_enums[i - 1]}
-            if flags == {"all_valid"}:
+            if all(self._always_valid[b] for b in bands):
                 valid = np.ones(values.shape[1:], bool)
             else:
                 valid = (data.read_masks(wanted, window=window) > 0).all(0)
@@ -101,8 +102,14 @@ class GeoRaster(Raster):
         overview = level - 1 if level else None
         for row in range(y // high, -(-(y + valid.shape[0]) // high)):
             for column in range(x // wide, -(-(x + valid.shape[1]) // wide)):
-                place = f"BLOCK_OFFSET_{column}_{row}"
-                if self._levels[0].get_tag_item(place, "TIFF", bidx=band, ovr=overview) is None:
+                key = (level, row, column, band)
+                if key not in self._written:
+                    place = f"BLOCK_OFFSET_{column}_{row}"
+                    found = self._levels[0].get_tag_item(place, "TIFF", bidx=band, ovr=overview)
+                    if len(self._written) > MAX_KNOWN_BLOCKS:
+                        self._written.clear()
+                    self._written[key] = found is not None
+                if not self._written[key]:
                     top, left = row * high - y, column * wide - x
                     valid[max(0, top) : top + high, max(0, left) : left + wide] = False
 

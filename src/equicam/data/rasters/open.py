@@ -4,6 +4,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,23 @@ _lock = threading.Lock()
 def open_raster(path: Path) -> Raster:
     """The raster in a file; the last few stay open. An EquicamError says why there is none."""
     what = f"raster {str(path)!r}"
-    with open_regular(path, what) as file:
-        head, stat = file.read(4096), os.fstat(file.fileno())
-    key = (os.getpid(), str(path), stat.st_mtime_ns, stat.st_size)  # a forked process opens its own
-    with _lock:
-        if key in _opened:
+    with suppress(OSError), _lock:
+        if (key := _key(path, path.stat())) in _opened:
             _opened.move_to_end(key)
             return _opened[key]
+    with open_regular(path, what) as file:
+        head, key = file.read(4096), _key(path, os.fstat(file.fileno()))
     raster = _open(path, head, what)
     with _lock:
         _opened[key] = raster
         while len(_opened) > MAX_OPEN:
-            _, oldest = _opened.popitem(last=False)
-            oldest.close()
+            _opened.popitem(last=False)  # closed when nobody reads it any more
     return raster
+
+
+def _key(path: Path, stat: os.stat_result) -> tuple[object, ...]:
+    """What is open: this file as it is now, in this process, because a forked one must open its own."""
+    return os.getpid(), str(path), stat.st_mtime_ns, stat.st_size
 
 
 def _open(path: Path, head: bytes, what: str) -> Raster:

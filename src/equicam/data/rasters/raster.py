@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class RasterInfo:
         None  # a b c d e f: x = a·column + b·row + c, y = d·column + e·row + f
     )
     origin: tuple[Number, Number] = (0.0, 0.0)  # where QuPath's coordinates begin, in ours
+    series: str | None = None  # of a slide in several DICOM files, the same for each of them
 
 
 @dataclass(frozen=True)
@@ -75,18 +77,7 @@ class Raster(ABC):
 
     def band_indices(self, names: tuple[str, ...]) -> tuple[int, ...]:
         """Positions of bands given by name or by number from 1."""
-        known = {name.casefold(): i for i, name in enumerate(self.info.bands)}
-        found: list[int] = []
-        for name in names:
-            by_number = int(name) - 1 if name.isdecimal() and len(name) < 6 else -1
-            place = known.get(name.casefold(), by_number)
-            if not 0 <= place < len(self.info.bands):
-                raise EquicamError(
-                    f"band {name!r}", needs=f"one of {', '.join(self.info.bands[:20])}, or a number from 1",
-                    got="no such band", fix="--bands with names or numbers of the file",
-                )  # fmt: skip
-            found.append(place)
-        return tuple(found)
+        return _band_indices(self.info.bands, names)
 
     def read(self, box: Area, size: tuple[int, int], bands: tuple[int, ...]) -> Pixels:
         """A box inside the raster as an image of this size (width, height).
@@ -188,6 +179,22 @@ class Thumbnail:
     pixels: Pixels
     shrink: Number  # pixels of level 0 for one of it
     unread: NDArray[np.bool_]  # where the file cannot be read
+
+
+@lru_cache(maxsize=64)
+def _band_indices(bands: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+    known = {name.casefold(): i for i, name in enumerate(bands)}
+    found: list[int] = []
+    for name in names:
+        by_number = int(name) - 1 if name.isdecimal() and len(name) < 6 else -1
+        place = known.get(name.casefold(), by_number)
+        if not 0 <= place < len(bands):
+            raise EquicamError(
+                f"band {name!r}", needs=f"one of {', '.join(bands[:20])}, or a number from 1",
+                got="no such band", fix="--bands with names or numbers of the file",
+            )  # fmt: skip
+        found.append(place)
+    return tuple(found)
 
 
 def resample(pixels: Pixels, box: Area, size: tuple[int, int]) -> Pixels:

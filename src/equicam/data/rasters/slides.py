@@ -36,6 +36,7 @@ class OpenSlideRaster(Raster):
                 _float(properties.get("openslide.bounds-x")) or 0.0,
                 _float(properties.get("openslide.bounds-y")) or 0.0,
             ),
+            series=properties.get("openslide.quickhash-1") if properties.get("openslide.vendor") == "dicom" else None,
         )  # fmt: skip
 
     def level_size(self, level: int) -> tuple[int, int]:
@@ -49,13 +50,13 @@ class OpenSlideRaster(Raster):
         """Whole pixels of a level: OpenSlide takes places in level 0."""
         wide, high = self.level_size(level)
         place = (round(x * self.info.width / wide), round(y * self.info.height / high)) if level else (x, y)
-        rgba = np.asarray(self._slide.read_region(place, level, (width, height)))
-        alpha = rgba[..., 3:]
-        valid = alpha[..., 0] > 127
-        rgb = rgba[..., :3]
-        if not (alpha == 255).all():  # over white, as the glass is
-            rgb = np.where(valid[..., None], rgb, 255).astype(np.uint8)
-        return Pixels(np.ascontiguousarray(rgb.transpose(2, 0, 1)[list(bands)]), valid)
+        rgba = self._slide.read_region(place, level, (width, height))
+        rgb, valid = np.asarray(rgba.convert("RGB")), np.ones((height, width), bool)
+        if rgba.getchannel("A").getextrema() != (255, 255):
+            valid = np.asarray(rgba.getchannel("A")) > 127
+            rgb = np.where(valid[..., None], rgb, 255).astype(np.uint8)  # over white, as the glass is
+        values = rgb.transpose(2, 0, 1)
+        return Pixels(values if bands == (0, 1, 2) else values[list(bands)], valid)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equicam.data.dicom import has_dicom_suffix
 from equicam.data.files import MAX_LIST_BYTES, read_file
 from equicam.data.items import Item
 from equicam.data.rasters.open import open_raster
@@ -58,7 +59,12 @@ def cut_windows(
     """The windows of rasters in scan order, and a row for every raster; one that cannot be opened is a bad item."""
     windows: list[Item] = []
     rows: list[RasterRow] = []
+    known: dict[str, str] = {}  # the file that stands for each slide in several DICOM files
     for item in items:
+        series = _series(item)
+        if series is not None and known.setdefault(series, item.id) != item.id:
+            tick(1)
+            continue
         found, row = _cut(item, tiling, margin)
         windows += found
         rows.append(row)
@@ -72,6 +78,16 @@ def cut_windows(
             fix="another --tile, --mpp, --tissue or --regions",
         )  # fmt: skip
     return windows, rows
+
+
+def _series(item: Item) -> str | None:
+    """What the files of one DICOM slide have in common."""
+    if not has_dicom_suffix(item.path) or not isinstance(item.path, Path):
+        return None
+    try:
+        return open_raster(item.path).info.series
+    except EquicamError:
+        return None
 
 
 def _cut(item: Item, tiling: Tiling, margin: int) -> tuple[list[Item], RasterRow]:

@@ -55,6 +55,7 @@ def read_window(path: Path, window: RasterWindow) -> WindowPixels:
     )
 
 
+@lru_cache(maxsize=64)
 def resolve_input(info: RasterInfo, given: Input, name: str) -> Input:
     """The input with its bands and scale, which an 8-bit RGB raster has of itself and any other must be given."""
     bands, scale = given.bands, given.scale

@@ -1,0 +1,175 @@
+"""The tags of a TIFF, read before it is decoded: files whose values 8-bit RGB cannot hold are refused.
+
+A decoder would give the first band of many, the first page of several, or 16 bits scaled to near black, and say nothing.
+"""
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from equicam.errors import EquicamError
+
+MAX_PAGES = 10_000
+MAX_VALUES = 4096
+"""Values read of one tag; more than any file has bands."""
+MAX_BANDS = 4
+GEO_FIX = "equicam audit … --tile 224 --bands 4,3,2 --scale 10000, with pip install 'equicam[geo]'"
+SLIDE_FIX = "equicam audit … --tile 224, with pip install 'equicam[wsi]'"
+COPY_FIX = "a copy as 8-bit RGB"
+
+SUBFILE, OLD_SUBFILE, WIDTH, HEIGHT, BITS, DESCRIPTION, BANDS = 254, 255, 256, 257, 258, 270, 277
+TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, HAMAMATSU = 322, 330, 339, 34735, 65420
+_READ = (SUBFILE, OLD_SUBFILE, WIDTH, HEIGHT, BITS, DESCRIPTION, BANDS, TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, HAMAMATSU)  # fmt: skip
+_TYPES = {1: "B", 2: "s", 3: "H", 4: "I", 6: "b", 7: "s", 8: "h", 9: "i", 13: "I", 16: "Q", 17: "q", 18: "Q"}
+"""The types of values in which these tags are written, as `struct` names them."""
+_FORMATS = {2: "signed integers", 3: "floating-point numbers", 5: "complex integers", 6: "complex numbers"}
+
+
+@dataclass(frozen=True)
+class Page:
+    """What one directory of a TIFF says about its pixels."""
+
+    width: int
+    height: int
+    bands: int
+    bits: int  # of the widest band
+    sample_format: int  # 1: unsigned integers
+    is_copy: bool  # at reduced resolution, or a mask
+    is_tiled: bool
+    has_sub_pages: bool
+    georeferenced: bool
+    description: str
+
+
+def is_tiff(data: bytes) -> bool:
+    """Whether these are the bytes of a TIFF or BigTIFF."""
+    return data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+
+
+def refuse_unfaithful(data: bytes, what: str) -> None:
+    """Raise an EquicamError for a TIFF that is damaged, or that is more than one image of 8 bits and at most 4 bands."""
+    try:
+        pages = read_pages(data)
+        first, *further = pages
+        if first.width < 1 or first.height < 1:
+            raise ValueError(f"{first.width:,} × {first.height:,} pixels")
+    except (ValueError, struct.error) as error:
+        got = "a tag beyond its end" if isinstance(error, struct.error) else error
+        raise EquicamError(what, needs="a whole TIFF", got=got, fix="a fresh copy of it") from error
+    full = [page for page in pages if not page.is_copy]
+    ome = "<OME" in first.description
+    slide = sum(page.is_tiled for page in full) > 1 or "Aperio" in first.description
+    found = f"{first.bands} {'bands' if first.bands > 1 else 'band'} of {first.bits} bits"
+    if first.sample_format in _FORMATS:
+        found += f" ({_FORMATS[first.sample_format]})"
+    if first.bands > MAX_BANDS or first.bits > 8 or first.sample_format in _FORMATS:
+        _refuse(what, found, ome=ome, slide=slide, geo=first.georeferenced)
+    if slide and len(pages) > 1:
+        _refuse(what, f"a slide of {len(pages)} pages", slide=True)
+    if [page for page in further if not page.is_copy]:
+        _refuse(what, f"{len(full)} pages, each an image", ome=ome, geo=first.georeferenced)
+    if first.is_copy and first.has_sub_pages:
+        _refuse(what, "a reduced copy of an image on a sub-page")
+    if ome and (planes := _ome_planes(first.description)) > first.bands:
+        _refuse(what, f"one of {planes} planes", ome=True)
+
+
+def read_pages(data: bytes) -> list[Page]:
+    """Every directory of the main chain; a ValueError or struct.error says what is damaged."""
+    order = "<" if data[:2] == b"II" else ">"
+    big = data[2:4] in (b"+\0", b"\0+")
+    if big and struct.unpack_from(f"{order}HH", data, 4) != (8, 0):
+        raise ValueError("a header of another kind")
+    (offset,) = struct.unpack_from(f"{order}{'Q' if big else 'I'}", data, 8 if big else 4)
+    pages: list[Page] = []
+    read: set[int] = set()
+    while offset:
+        if offset in read:
+            raise ValueError("pages in a loop")
+        if len(pages) == MAX_PAGES:
+            raise ValueError(f"more than {MAX_PAGES:,} pages")
+        read.add(offset)
+        page, offset = _page(data, offset, order, big)
+        pages.append(page)
+    if not pages:
+        raise ValueError("no page")
+    return pages
+
+
+def _page(data: bytes, offset: int, order: str, big: bool) -> tuple[Page, int]:
+    """One directory, and the offset of the next; 0 after the last."""
+    count_type, entry_bytes, offset_type = ("Q", 20, "Q") if big else ("H", 12, "I")
+    _refuse_beyond(data, offset, struct.calcsize(count_type))
+    (count,) = struct.unpack_from(f"{order}{count_type}", data, offset)
+    start = offset + struct.calcsize(count_type)
+    end = start + count * entry_bytes
+    _refuse_beyond(data, end, struct.calcsize(offset_type))
+    values: dict[int, tuple[int, ...] | bytes] = {}
+    for at in range(start, end, entry_bytes):
+        tag, kind, number = struct.unpack_from(f"{order}HH{offset_type}", data, at)
+        if tag in _READ and number:
+            values[tag] = _values(data, at + entry_bytes, kind, number, order, offset_type)
+    (following,) = struct.unpack_from(f"{order}{offset_type}", data, end)
+    return _described(values), int(following)
+
+
+def _values(
+    data: bytes, entry_end: int, kind: int, number: int, order: str, offset_type: str
+) -> tuple[int, ...] | bytes:
+    """The values of a tag: in its entry if they fit, else where the entry points."""
+    if kind not in _TYPES:
+        raise ValueError(f"a tag of type {kind}")
+    letter, room = _TYPES[kind], struct.calcsize(offset_type)
+    size = number * struct.calcsize(letter)
+    at = entry_end - room
+    if size > room:
+        (at,) = struct.unpack_from(f"{order}{offset_type}", data, at)
+        _refuse_beyond(data, at, size)
+    if letter == "s":
+        return data[at : at + size]
+    return struct.unpack_from(f"{order}{min(number, MAX_VALUES)}{letter}", data, at)
+
+
+def _described(values: dict[int, tuple[int, ...] | bytes]) -> Page:
+    def numbers(tag: int, default: int) -> Sequence[int]:
+        found = values.get(tag, (default,))
+        if isinstance(found, bytes):
+            raise ValueError(f"text in tag {tag}")
+        return found
+
+    text = values.get(DESCRIPTION, b"")
+    subfile = numbers(SUBFILE, 0)[0]
+    return Page(
+        width=numbers(WIDTH, 0)[0],
+        height=numbers(HEIGHT, 0)[0],
+        bands=numbers(BANDS, 1)[0],
+        bits=max(numbers(BITS, 1)),
+        sample_format=max(numbers(SAMPLE_FORMAT, 1), key=lambda one: one in _FORMATS),
+        is_copy=bool(subfile & 0b101) or numbers(OLD_SUBFILE, 1)[0] == 2,
+        is_tiled=TILE_WIDTH in values or HAMAMATSU in values,
+        has_sub_pages=SUB_PAGES in values,
+        georeferenced=GEO_KEYS in values,
+        description=text.decode("latin-1") if isinstance(text, bytes) else "",
+    )
+
+
+def _ome_planes(description: str) -> int:
+    """Channels × depths × times of the first image that OME-XML describes; 1 where it has none."""
+    found = re.search(r"<(?:\w+:)?Pixels\b[^>]{0,4000}", description)
+    sizes = re.findall(r'\bSize[CZT]="(\d{1,9})"', found[0]) if found else ()
+    planes = 1
+    for size in sizes:
+        planes *= max(1, int(size))
+    return planes
+
+
+def _refuse_beyond(data: bytes, offset: int, size: int) -> None:
+    if offset + size > len(data):
+        raise ValueError(f"an offset of {offset:,} in {len(data):,} bytes")
+
+
+def _refuse(what: str, got: str, *, ome: bool = False, slide: bool = False, geo: bool = False) -> NoReturn:
+    fix = SLIDE_FIX if ome or slide else GEO_FIX if geo else COPY_FIX
+    raise EquicamError(what, needs=f"one image of 8 bits and at most {MAX_BANDS} bands", got=got, fix=fix)
