@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from equicam.auditing.verify import Verification
     from equicam.engines.devices import Devices
     from equicam.engines.ray import Cluster
+    from equicam.export.export import Exported
     from equicam.readers.model import Model
 
 Tick = Callable[[int], None]
@@ -159,6 +160,31 @@ class Run:
 
         return write_report(self.store, rank_again(self.store), evidence=read_evidence(self.store), top=top)
 
+    def export(
+        self,
+        to: str,
+        *,
+        class_: int | str | None = None,
+        out: str | Path | None = None,
+        every: int = 8,
+        regions: float | None = None,
+        blind: bool = False,
+        compress: bool = False,
+        tick: Tick = lambda _count: None,
+    ) -> "Exported":
+        """Write a run of slides, maps or DICOM images for other programs, a file for each, into its folder `export` or another.
+
+        `to` is geotiff or ome-tiff (the maps of all windows of one class put together), qupath or geojson (windows with
+        their measurements), or dicom (the map of each DICOM image). `class_` takes only windows explained for a class; `every` is the side of a cell of the
+        stitched map in pixels of the model's. `regions` writes, for QuPath, the highest share of the stitched map as
+        annotations instead of windows. `blind` writes the windows under review without what blinding hides.
+        """
+        from equicam.export.export import ExportOptions, export_run
+
+        target = _class_index(class_, self.manifest.classes, "class")
+        options = ExportOptions(to, target, every, regions, blind, compress)
+        return export_run(self.store, options, None if out is None else Path(out), tick)
+
     def remainder(self) -> "Remainder":
         """What can be stated of the maps that nobody opened, by the verdicts so far."""
         from equicam.auditing.review_log import ReviewLog
@@ -213,7 +239,9 @@ def _refuse_with_more(options: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
-def _class_index(target: int | str | None, classes: "tuple[str, ...] | None") -> int | None:
+def _class_index(
+    target: int | str | None, classes: "tuple[str, ...] | None", what: str = "target"
+) -> int | None:
     """A class by name or number; None for each image's own."""
     if target is None or isinstance(target, int):
         return target
@@ -223,7 +251,7 @@ def _class_index(target: int | str | None, classes: "tuple[str, ...] | None") ->
         return int(target)
     close = get_close_matches(target, classes or (), n=3, cutoff=0.3)
     raise EquicamError(
-        "target", needs="a class of the model, by name or number", got=repr(target), fix=" or ".join(map(repr, close)) or "a number"
+        what, needs="a class of the model, by name or number", got=repr(target), fix=" or ".join(map(repr, close)) or "a number"
     )  # fmt: skip
 
 

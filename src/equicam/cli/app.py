@@ -8,6 +8,7 @@ from equicam.cli.audit import audit, report, seal, triage, verify
 from equicam.cli.demo import demo
 from equicam.cli.evaluate import evaluate
 from equicam.cli.explain import explain
+from equicam.cli.export import export
 from equicam.cli.finetune import finetune
 from equicam.cli.list import doctor, methods, models, scores
 from equicam.cli.reproduce import reproduce
@@ -16,7 +17,7 @@ from equicam.cli.shared import say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 for command in (
-    demo, explain, audit, triage, review, report, verify, seal, evaluate, reproduce, finetune, models, methods, scores, doctor,
+    demo, explain, audit, triage, review, report, export, verify, seal, evaluate, reproduce, finetune, models, methods, scores, doctor,
 ):  # fmt: skip
     app.command()(command)
 

@@ -1,0 +1,68 @@
+"""The command that writes a run for other programs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equicam.cli import options
+from equicam.cli.shared import count_progress, exit_on_error, say
+
+
+def export(
+    run: options.RunFolder,
+    to: Annotated[str, typer.Option(help="geotiff, qupath, ome-tiff, geojson or dicom.", show_default=False)],
+    class_: Annotated[
+        str | None,
+        typer.Option(
+            "--class", help="Only windows explained for this class, by name or number.", show_default="the run's, if it is one"
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write into.", show_default="RUN/export")] = None,
+    every: Annotated[
+        int, typer.Option(min=1, help="Pixels of the model's that a cell of the stitched map has.")
+    ] = 8,
+    regions: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="For QuPath: annotations of the highest share of the stitched map, instead of windows.",
+            show_default=False,
+        ),
+    ] = None,
+    blind: Annotated[
+        bool,
+        typer.Option("--blind", help="Only windows under review, by place, without class, scores or rank."),
+    ] = False,
+    compress: Annotated[bool, typer.Option("--gzip", help="Compress GeoJSON; QuPath reads it.")] = False,
+) -> None:  # fmt: skip
+    """Write a run of slides, maps or DICOM images for other programs, a file for each.
+
+    geotiff and ome-tiff hold the maps of all windows put together; qupath and geojson (QGIS) hold the windows with
+    their measurements; dicom holds the map of each DICOM image.
+
+    Example: `equicam export run --to geotiff --class forest`
+    """
+    with exit_on_error(), count_progress("exporting", 0) as tick:
+        import equicam
+
+        found = equicam.open_run(run).export(
+            to,
+            class_=class_,
+            out=out,
+            every=every,
+            regions=regions,
+            blind=blind,
+            compress=compress,
+            tick=tick,
+        )
+    for path in found.files:
+        say(f"written: {path}")
+    if found.left_out:
+        why = "not under review" if blind else "explained for other classes"
+        why = "of other classes, other formats or several frames" if to == "dicom" else why
+        images = "images" if to == "dicom" else "windows"
+        say(f"{found.windows:,} {images}; {found.left_out:,} are {why} and left out")
+    if found.pending:
+        say(f"{found.pending:,} shards of the run are not computed yet: the same audit command resumes it")
+    if found.log_error:
+        say(f"the run's log could not be written: {found.log_error}")

@@ -1,0 +1,5 @@
+"""The finished run of images that the tests of audits have."""
+
+from tests.audit.conftest import patches, whole
+
+__all__ = ["patches", "whole"]

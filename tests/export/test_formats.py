@@ -1,0 +1,478 @@
+"""Each format, read back by the library that others read it with."""
+
+import builtins
+import gzip
+import json
+import uuid
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from equicam.auditing.feature_ids import feature_id
+from equicam.auditing.log import Log
+from equicam.auditing.verify import check_files, check_log
+from equicam.errors import EquicamError
+from equicam.export.export import FORMATS, ExportOptions
+from equicam.export.features import qupath_regions
+from equicam.export.geotiff import write_geotiff
+from equicam.export.lonlat import geometry
+from equicam.export.ome_tiff import write_ome_tiff
+from equicam.export.outlines import trace
+from equicam.export.stitch import BANDS
+from equicam.export.stitched import StitchedMap
+from equicam.export.windows import RasterWindows
+from equicam.run import Run
+from tests.audit.conftest import equicam_command
+from tests.export.faked import fake_raster_run, raster_row
+
+WAVE = 400.0  # pixels of level 0
+UTM = "EPSG:32618"
+ROTATED = (8.0, 3.0, 500_000.0, 3.0, -8.0, 4_600_000.0)
+
+
+def wave(x, y):
+    return 2 + np.sin(2 * np.pi * x / WAVE) + np.cos(2 * np.pi * y / WAVE)
+
+
+def displacement(values, x, y):
+    """By how many pixels along x and y a wave has moved, by least squares."""
+    slope_x = 2 * np.pi / WAVE * np.cos(2 * np.pi * x / WAVE)
+    slope_y = -2 * np.pi / WAVE * np.sin(2 * np.pi * y / WAVE)
+    off = values - wave(x, y)
+    found, *_ = np.linalg.lstsq(np.stack([slope_x, slope_y, np.ones_like(x)], 1), off, rcond=None)
+    return np.abs(found[:2]).max()
+
+
+def stitched(bands, cell=16.0, **given):
+    facts = {
+        "version": "1",
+        "run digest": "0" * 64,
+        "raster": "a",
+        "class": "tumour",
+        "method": "equigrad-cam",
+    }
+    shape = {"width": int(bands.shape[2] * cell), "height": int(bands.shape[1] * cell)}
+    plain = {
+        "id": "a",
+        "kind": "slide",
+        "mpp": 0.5,
+        "crs": None,
+        "transform": None,
+        "origin": (0.0, 0.0),
+        "rows": (),
+    }
+    return StitchedMap(RasterWindows(**plain | shape | given), bands, cell, facts)
+
+
+def some_bands(rows, columns):
+    rng = np.random.default_rng(0)
+    bands = rng.random((4, rows, columns)).astype(np.float32)
+    bands[:3, :40, :30] = np.nan
+    bands[3, :40, :30] = 0
+    return bands
+
+
+@pytest.mark.parametrize(("scale", "stride"), [(2.0040080160320644, 67), (1.0, "tile"), (3.37, "disc")])
+def test_a_wave_lies_where_it_was_up_to_the_far_corner(tmp_path, scale, stride):
+    rasterio = pytest.importorskip("rasterio")
+    store = fake_raster_run(tmp_path, field=wave, scale=scale, stride=stride)
+    (path,) = Run(store).export("geotiff").files
+    with rasterio.open(path) as file:
+        values, coverage = file.read(1), file.read(4)
+        rows, columns = np.nonzero(coverage > 0)
+        x, y = ((v + 0.5) * file.transform.a for v in (columns, rows))
+        assert file.crs is None
+    edge = 4 * scale  # half a layer cell: beyond it a map is constant
+    far = (x > 2220 - 96 * scale) & (x < 2220 - edge) & (y > 2967 - 96 * scale) & (y < 2967 - edge)
+    assert far.sum() >= 70
+    assert displacement(values[rows, columns][far], x[far], y[far]) / scale < 1
+    assert displacement(values[rows, columns], x, y) / scale < 0.2
+
+
+def test_the_geotiff_has_the_place_of_a_rotated_raster(tmp_path):
+    rasterio = pytest.importorskip("rasterio")
+    raster = raster_row("map.tif", 800, 700, kind="map", crs=UTM, transform=ROTATED)
+    store = fake_raster_run(tmp_path, [raster], field=wave, scale=1.0, target=1)
+    (path,) = Run(store).export("geotiff", every=4).files
+    assert path.name == "map.tif.class-1.tif"
+    with rasterio.open(path) as file:
+        assert file.crs.to_string() == UTM
+        a, b, c, d, e, f = ROTATED
+        assert file.xy(20, 10, offset="ul") == pytest.approx((a * 40 + b * 80 + c, d * 40 + e * 80 + f))
+        assert file.descriptions == BANDS
+        assert np.isnan(file.nodata)
+        assert file.dtypes == ("float32",) * 4
+        tags = file.tags()
+        assert tags["equicam_class"] == "tumour"
+        assert tags["equicam_method"] == "equigrad-cam"
+        assert len(tags["equicam_run_digest"]) == 64
+        assert tags["equicam_raster"] == "map.tif"
+        assert file.read(3)[0, 0] == pytest.approx(0.5)
+
+
+def test_a_large_geotiff_is_cloud_optimised(tmp_path):
+    rasterio = pytest.importorskip("rasterio")
+    bands = some_bands(1300, 1100)
+    write_geotiff(tmp_path / "a.tif", stitched(bands, crs=UTM, transform=ROTATED))
+    assert [p.name for p in tmp_path.iterdir()] == ["a.tif"]
+    with rasterio.open(tmp_path / "a.tif") as file:
+        np.testing.assert_array_equal(file.read(), bands)
+        assert file.overviews(1) == [2, 4]
+        assert file.block_shapes[0] == (512, 512)
+        assert file.tags(ns="IMAGE_STRUCTURE")["LAYOUT"] == "COG"
+        assert file.profile["compress"] == "deflate"
+    cogeo = pytest.importorskip("rio_cogeo.cogeo", reason="rio-cogeo is not installed", exc_type=ImportError)
+    valid, errors, warnings = cogeo.cog_validate(tmp_path / "a.tif")
+    assert valid, (errors, warnings)
+
+
+def test_ome_tiff_is_a_pyramid_with_names_and_sizes(tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    bands = some_bands(701, 1030)
+    write_ome_tiff(tmp_path / "a.ome.tif", stitched(bands))
+    with tifffile.TiffFile(tmp_path / "a.ome.tif") as file:
+        series = file.series[0]
+        assert file.is_ome
+        assert series.axes == "CYX"
+        shapes = [level.shape for level in series.levels]
+        assert shapes == [(4, 701, 1030), (4, 351, 515), (4, 176, 258), (4, 88, 129)]
+        np.testing.assert_array_equal(series.asarray(), bands)
+        half = series.levels[1].asarray()
+        np.testing.assert_allclose(half[0, 60, 70], bands[0, 120:122, 140:142].mean(), rtol=1e-6)
+        assert np.isnan(half[0, 0, 0])
+        text = file.ome_metadata
+    for name in BANDS:
+        assert f'Name="{name}"' in text
+    assert 'PhysicalSizeX="8.0"' in text
+    assert 'PhysicalSizeXUnit="µm"' in text
+
+
+def test_ome_tiff_is_read_by_us_as_a_slide(tmp_path):
+    pytest.importorskip("tifffile")
+    from equicam.data.rasters.slides import OmeTiffRaster
+
+    write_ome_tiff(tmp_path / "a.ome.tif", stitched(some_bands(300, 300)))
+    raster = OmeTiffRaster(tmp_path / "a.ome.tif")
+    assert raster.info.mpp == pytest.approx(8.0)
+    assert raster.info.bands == BANDS
+    raster.close()
+
+
+def test_qupath_gets_its_tiles(tmp_path):
+    raster = raster_row(origin=(100.0, 50.0))
+    store = fake_raster_run(
+        tmp_path, [raster], targets=lambda i: i % 2, facts=lambda i: {"stability": None} if i == 3 else {}
+    )
+    (path,) = Run(store).export("qupath").files
+    content = json.loads(path.read_text())
+    rows = store.read_items().to_pylist()
+    assert content["type"] == "FeatureCollection"
+    assert len(content["features"]) == len(rows)
+    one, row = content["features"][1], rows[1]
+    x, y, side = row["x"] - 100, row["y"] - 50, row["side"]
+    ring = [[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]]
+    np.testing.assert_allclose(one["geometry"]["coordinates"], [ring], atol=6e-4)
+    assert uuid.UUID(one["id"]).version == 5
+    assert one["id"] == feature_id(store, row["id"])
+    properties = one["properties"]
+    assert properties == {
+        "objectType": "tile",
+        "name": row["id"].partition("#")[2],
+        "isLocked": True,
+        "classification": {"name": "tumour", "color": properties["classification"]["color"]},
+        "measurements": {"stability": row["stability"], "PEUM": row["peum_score"], "flip rate": 0.25},
+        "metadata": {"equicam id": row["id"]},
+    }
+    assert "stability" not in content["features"][3]["properties"]["measurements"]
+    colours = {tuple(f["properties"]["classification"]["color"]) for f in content["features"]}
+    assert len(colours) == 2
+
+
+def test_the_class_of_a_tile_is_the_prediction_not_the_target(tmp_path):
+    store = fake_raster_run(tmp_path, target=1, facts=lambda _: {"top5": [0, 1]})
+    (path,) = Run(store).export("qupath").files
+    assert {f["properties"]["classification"]["name"] for f in json.loads(path.read_text())["features"]} == {
+        "normal"
+    }
+
+
+def test_blind_files_reveal_nothing(tmp_path):
+    raster = raster_row(
+        "map.tif", 1500, 1400, kind="map", crs=UTM, transform=(10.0, 0.0, 5e5, 0.0, -10.0, 4.6e6)
+    )
+    store = fake_raster_run(tmp_path, [raster], targets=lambda i: i % 2)
+    run = Run(store)
+    with pytest.raises(EquicamError, match="equicam triage first"):
+        run.export("qupath", blind=True)
+    queue = {row["id"]: row for row in run.triage("50%", evidence=0).rows.to_pylist()}
+    (path,) = run.export("qupath", blind=True, compress=True).files
+    assert path.name == "map.tif.blind.qupath.geojson.gz"
+    features = json.loads(gzip.decompress(path.read_bytes()))["features"]
+    assert [f["properties"] for f in features] == [
+        {"objectType": "annotation", "name": str(place), "isLocked": True}
+        for place in range(1, len(queue) + 1)
+    ]
+    by_id = {feature_id(store, name): row for name, row in queue.items()}
+    assert [by_id[f["id"]]["place"] for f in features] == list(range(1, len(queue) + 1))
+    assert {row["arm"] for row in queue.values()} == {"queue", "control"}
+    pytest.importorskip("rasterio")
+    found = run.export("geojson", blind=True)
+    features = json.loads(found.files[0].read_text())["features"]
+    assert {tuple(f["properties"]) for f in features} == {("id", "place", "verdict")}
+    assert all(set(f) == {"type", "id", "geometry", "properties"} for f in features)
+    assert (found.windows, found.left_out) == (len(queue), store.manifest.images - len(queue))
+    for wrong in ({"to": "geotiff"}, {"to": "qupath", "target": 1}, {"to": "qupath", "regions": 0.1}):
+        with pytest.raises(EquicamError, match="--blind alone"):
+            ExportOptions(**wrong, blind=True)
+
+
+def test_qgis_gets_degrees(tmp_path):
+    warp = pytest.importorskip("rasterio.warp")
+    raster = raster_row("map.tif", 1000, 900, kind="map", crs=UTM, transform=ROTATED)
+    store = fake_raster_run(
+        tmp_path, [raster], scale=1.0, facts=lambda i: {"flags": ["edge", "flipped"], "peum_score": np.nan}
+    )
+    (path,) = Run(store).export("geojson").files
+    features = json.loads(path.read_text())["features"]
+    rows = store.read_items().to_pylist()
+    one, row = features[5], rows[5]
+    assert one["properties"] == {
+        "id": feature_id(store, row["id"]), "item": row["id"], "class": "tumour", "confidence": pytest.approx(0.9),
+        "stability": row["stability"], "peum": None, "flip_rate": 0.25, "flags": "edge,flipped", "verdict": None,
+    }  # fmt: skip
+    (ring,) = one["geometry"]["coordinates"]
+    assert ring[0] == ring[-1]
+    assert len(ring) == 5
+    area = sum(a[0] * b[1] - b[0] * a[1] for a, b in pairwise(ring))
+    assert area > 0  # counter-clockwise
+    x, y = warp.transform("EPSG:4326", UTM, *zip(*ring, strict=True))
+    a, b, c, d, e, f = ROTATED
+    back = np.linalg.solve([[a, b], [d, e]], np.stack([np.array(x) - c, np.array(y) - f]))
+    corners = {(row["x"] + i * row["side"], row["y"] + j * row["side"]) for i in (0, 1) for j in (0, 1)}
+    assert {tuple(np.round(p, 3)) for p in back.T} == {tuple(np.round(p, 3)) for p in corners}
+
+
+def test_windows_across_the_antimeridian_are_cut():
+    ring = [(179.5, 10.0), (-179.5, 10.0), (-179.5, 11.0), (179.5, 11.0), (179.5, 10.0)]
+    found = geometry(ring)
+    assert found["type"] == "MultiPolygon"
+    boxes = sorted([min(p[0] for p in ring), max(p[0] for p in ring)] for (ring,) in found["coordinates"])
+    assert boxes == [[-180.0, -179.5], [179.5, 180.0]]
+    for whole in (
+        [(10, 1), (11, 1), (11, 2), (10, 2), (10, 1)],
+        [(179, 1), (180, 1), (180, 2), (179, 2), (179, 1)],
+    ):
+        assert geometry([(float(x), float(y)) for x, y in whole])["type"] == "Polygon"
+
+
+def test_a_map_across_the_antimeridian(tmp_path):
+    pytest.importorskip("rasterio")
+    raster = raster_row(
+        "fiji.tif",
+        400,
+        400,
+        kind="map",
+        crs="EPSG:32660",
+        transform=(1000.0, 0.0, 650_000.0, 0.0, -1000.0, 2.0e6),
+    )
+    store = fake_raster_run(tmp_path, [raster], scale=1.0)
+    (path,) = Run(store).export("geojson").files
+    kinds = [f["geometry"] for f in json.loads(path.read_text())["features"]]
+    assert {g["type"] for g in kinds} == {"Polygon", "MultiPolygon"}
+    shapes = [
+        s for g in kinds for s in (g["coordinates"] if g["type"] == "MultiPolygon" else [g["coordinates"]])
+    ]
+    for (ring,) in shapes:
+        longitudes = [x for x, _ in ring]
+        assert max(longitudes) - min(longitudes) < 3
+        assert max(map(abs, longitudes)) <= 180
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_outlines_enclose_the_cells_of_a_mask(seed):
+    rng = np.random.default_rng(seed)
+    mask = rng.random((14, 17)) < (0.3, 0.5, 0.7)[seed % 3]
+    painted = np.zeros_like(mask)
+    for rings, (rows, columns) in trace(mask):
+        inside = np.zeros_like(mask)
+        areas = []
+        for ring in rings:
+            assert ring[0] == ring[-1]
+            assert len(set(ring)) == len(ring) - 1  # no ring touches itself
+            areas.append(sum(a[0] * b[1] - b[0] * a[1] for a, b in pairwise(ring)) / 2)
+            for (x0, y0), (x1, y1) in pairwise(ring):
+                if x0 == x1:  # a line to the right of a centre crosses it
+                    inside[min(y0, y1) : max(y0, y1), :x0] ^= True
+        assert areas[0] > 0
+        assert all(area < 0 for area in areas[1:])
+        assert sum(areas) == len(rows)
+        assert inside[rows, columns].all()
+        assert inside.sum() == len(rows)
+        painted |= inside
+    np.testing.assert_array_equal(painted, mask)
+
+
+def test_regions_are_the_highest_share(tmp_path):
+    store = fake_raster_run(tmp_path, [raster_row(origin=(10.0, 20.0))], field=wave, stride=48)
+    run = Run(store)
+    found = run.export("qupath", regions=0.1)
+    assert found.files[0].name == "slide.svs.class-1.regions-0.1.qupath.geojson"
+    features = json.loads(found.files[0].read_text())["features"]
+    cells = sum(f["properties"]["measurements"]["cells"] for f in features)
+    assert 0.09 < cells / (2220 * 2967 / (8 * 2.004) ** 2) < 0.11
+    assert {f["properties"]["objectType"] for f in features} == {"annotation"}
+    assert len({f["id"] for f in features}) == len(features)
+    for feature in features:
+        ring = np.asarray(feature["geometry"]["coordinates"][0]) + np.array([10, 20])
+        assert wave(*ring.mean(0)) > 3
+        assert ring[:, 0].max() <= 2220
+        assert ring[:, 1].max() <= 2967
+    flat = np.zeros((4, 30, 30), np.float32)
+    assert list(qupath_regions(store, stitched(flat), 0.1)) == []
+    with pytest.raises(EquicamError, match=r"regions 0\.05"):
+        run.export("qupath", regions=1.5)
+
+
+def test_maps_of_several_classes_are_not_mixed(tmp_path):
+    store = fake_raster_run(tmp_path, targets=lambda i: int(i % 3 > 0), field=wave)
+    run = Run(store)
+    rows = store.read_items().to_pylist()
+    count = sum(row["target"] == 1 for row in rows)
+    with pytest.raises(EquicamError, match=rf"'tumour' \({count} windows\), 'normal'.*--class 'tumour'"):
+        run.export("geotiff")
+    with pytest.raises(EquicamError, match="a class of the model"):
+        run.export("geotiff", class_="tumor")
+    with pytest.raises(EquicamError, match="one class, of those"):
+        run.export("qupath", class_=7)
+    rasterio = pytest.importorskip("rasterio")
+    found = run.export("geotiff", class_="tumour")
+    assert (found.windows, found.left_out) == (count, len(rows) - count)
+    with rasterio.open(found.files[0]) as file:
+        coverage, values = file.read(4), file.read(1)
+        other = next(row for row in rows if row["target"] == 0)
+        column, row = (int((other[k] + other["side"] / 2) / file.transform.a) for k in ("x", "y"))
+    assert coverage[row, column] == 0
+    assert np.isnan(values[row, column])
+    one = run.export("qupath", class_="normal")
+    assert len(json.loads(one.files[0].read_text())["features"]) == len(rows) - count
+
+
+def test_names_are_safe_and_the_rasters_apart(tmp_path):
+    names = [
+        "a/slide.svs",
+        "b/slide.svs",
+        "../../etc/passwd",
+        "SLIDE.svs",
+        "slide.svs",
+        "con",
+        "x" * 300,
+        ".hidden",
+        "a\n<b>.svs",
+    ]
+    rasters = [raster_row(name, 250, 250) for name in names]
+    store = fake_raster_run(tmp_path, rasters)
+    files = Run(store).export("qupath").files
+    folder = store.folder / "export"
+    assert {p.parent for p in files} == {folder}
+    assert len({p.name.casefold() for p in files}) == len(names)
+    assert all(p.name.isascii() and len(p.name) < 130 and not p.name.startswith(".") for p in files)
+    assert sorted(p.name for p in folder.iterdir()) == sorted([*(p.name for p in files), "exports.json"])
+
+
+def test_files_of_others_are_not_replaced(tmp_path):
+    store = fake_raster_run(tmp_path)
+    run = Run(store)
+    (path,) = run.export("qupath").files
+    assert run.export("qupath").files == (path,)  # ours: written again
+    path.write_text(path.read_text().replace("tumour", "shortcut"))
+    with pytest.raises(EquicamError, match="changed since; try another --out"):
+        run.export("qupath")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / path.name).write_text("mine")
+    with pytest.raises(EquicamError, match="another origin"):
+        run.export("qupath", out=other)
+    assert (other / path.name).read_text() == "mine"
+    (tmp_path / "link").symlink_to(other)
+    with pytest.raises(EquicamError, match="to be a folder"):
+        run.export("qupath", out=tmp_path / "link")
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    store = fake_raster_run(tmp_path)
+
+    def fail(*_):
+        raise OSError("no space")
+
+    monkeypatch.setattr("equicam.export.features.feature_id", fail)
+    with pytest.raises(OSError, match="no space"):
+        Run(store).export("qupath")
+    assert list((store.folder / "export").iterdir()) == []
+
+
+def test_an_export_is_noted_and_the_run_stays_as_it_was(tmp_path):
+    store = fake_raster_run(tmp_path)
+    before = check_files(store)
+    (path,) = Run(store).export("qupath").files
+    last = Log(store.folder).events()[-1]
+    assert last.kind == "exported"
+    assert list(last.payload["files"]) == [f"export/{path.name}"]
+    assert check_log(store)[1] == []
+    assert check_files(store) == before
+
+
+@pytest.mark.parametrize(
+    ("to", "library", "extra"),
+    [("geotiff", "rasterio", "geo"), ("geojson", "rasterio", "geo"), ("ome-tiff", "tifffile", "wsi")],
+)
+def test_a_missing_library_names_its_extra(tmp_path, monkeypatch, to, library, extra):
+    raster = raster_row("map.tif", 300, 300, kind="map", crs=UTM, transform=ROTATED)
+    store = fake_raster_run(tmp_path, [raster])
+    real = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.partition(".")[0] == library:
+            raise ImportError(f"no {name}", name=library)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(EquicamError, match=rf"pip install 'equicam\[{extra}\]'"):
+        Run(store).export(to)
+
+
+def test_damaged_runs_are_refused(tmp_path):
+    for number, wrong in enumerate(({"x": float("nan")}, {"side": -5.0}, {"target": None})):
+        with pytest.raises(EquicamError, match="sizes, places and classes that are numbers"):
+            Run(fake_raster_run(tmp_path / str(number), facts=lambda _, wrong=wrong: wrong)).export("qupath")
+    store = fake_raster_run(tmp_path / "b", field=lambda x, y: np.nan * x * y)
+    with pytest.raises(EquicamError, match="to be as they were written"):
+        Run(store).export("ome-tiff")
+    store = fake_raster_run(
+        tmp_path / "c", [raster_row("m.tif", 300, 300, kind="map", crs="nonsense", transform=ROTATED)]
+    )
+    pytest.importorskip("rasterio")
+    for to in ("geotiff", "geojson"):
+        with pytest.raises(EquicamError, match="CRS"):
+            Run(store).export(to)
+
+
+def test_slides_have_no_degrees_and_images_no_windows(tmp_path, whole):
+    with pytest.raises(EquicamError, match="--to qupath"):
+        Run(fake_raster_run(tmp_path)).export("geojson")
+    code, text = equicam_command("export", whole, "--to", "qupath")
+    assert code == 2
+    assert "equicam audit --tile 224" in text
+    code, text = equicam_command("export", whole, "--to", "shapefile")
+    assert code == 2
+    assert ", ".join(FORMATS) in text
+
+
+def test_the_command(tmp_path):
+    store = fake_raster_run(tmp_path, targets=lambda i: i % 2)
+    code, text = equicam_command(
+        "export", store.folder, "--to", "qupath", "--class", "tumour", "--out", tmp_path / "out", "--gzip"
+    )
+    assert code == 0, text
+    assert f"written: {tmp_path / 'out' / 'slide.svs.class-1.qupath.geojson.gz'}" in text
+    assert "explained for other classes and left out" in text
