@@ -29,7 +29,15 @@ GROUPS = {
         "evaluation.summary.contrast",
         "evaluation.summary.signals",
     ],
-    "Audit": ["audit", "open_run", "Run", "engines.devices.Devices", "engines.ray.Cluster"],
+    "Audit": [
+        "audit",
+        "open_run",
+        "Run",
+        "Tiling",
+        "Input",
+        "engines.devices.Devices",
+        "engines.ray.Cluster",
+    ],
     "Train": ["finetune.finetune"],
     "Errors": ["EquicamError"],
 }

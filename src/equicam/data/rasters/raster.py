@@ -174,7 +174,7 @@ class Raster(ABC):
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A small picture of a whole raster."""
+    """A small image of a whole raster."""
 
     pixels: Pixels
     shrink: Number  # pixels of level 0 for one of it

@@ -1,4 +1,4 @@
-"""Windows read from rasters: the numbers that a model gets, and pictures for people."""
+"""Windows read from rasters: the numbers that a model gets, and images for people."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -76,13 +76,13 @@ def resolve_input(info: RasterInfo, given: Input, name: str) -> Input:
 
 
 def show_window(path: Path, window: RasterWindow, around: int | float = 0.0) -> Image.Image:
-    """A window as an 8-bit RGB picture, or with as many times its side around it, white where there is nothing."""
+    """A window as an 8-bit RGB image, or with as many times its side around it, white where there is nothing."""
     raster = open_raster(path)
     info = raster.info
     bands = display_bands(raster, window.tiling.input, str(path))
     if not around:
         found, _ = _read(raster, window, bands, 0)
-        return to_picture(found, value_range(path, bands))
+        return to_image(found, value_range(path, bands))
     side = window.side * (1 + 2 * around)
     x0, y0 = window.x - around * window.side, window.y - around * window.side
     box = (max(0.0, x0), max(0.0, y0), min(info.width, x0 + side), min(info.height, y0 + side))
@@ -90,17 +90,17 @@ def show_window(path: Path, window: RasterWindow, around: int | float = 0.0) -> 
     size = tuple(
         max(1, round((high - low) / side * pixels)) for low, high in zip(box[:2], box[2:], strict=True)
     )
-    picture = to_picture(raster.read(box, (size[0], size[1]), bands), value_range(path, bands))
+    image = to_image(raster.read(box, (size[0], size[1]), bands), value_range(path, bands))
     whole = Image.new("RGB", (pixels, pixels), "white")
-    whole.paste(picture, (round((box[0] - x0) / side * pixels), round((box[1] - y0) / side * pixels)))
+    whole.paste(image, (round((box[0] - x0) / side * pixels), round((box[1] - y0) / side * pixels)))
     return whole
 
 
 def show_raster(path: Path, given: Input, side: int) -> Image.Image:
-    """A small picture of all of a raster."""
+    """A small image of all of a raster."""
     raster = open_raster(path)
     bands = display_bands(raster, given, str(path))
-    return to_picture(raster.thumbnail(bands, side).pixels, value_range(path, bands))
+    return to_image(raster.thumbnail(bands, side).pixels, value_range(path, bands))
 
 
 def display_bands(raster: Raster, given: Input, name: str) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ def display_bands(raster: Raster, given: Input, name: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def value_range(path: Path, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
-    """What is black and white in pictures of a raster: 0 and 255 of 8 bits, else the 2nd and 98th percentile of all of it."""
+    """What is black and white in images of a raster: 0 and 255 of 8 bits, else the 2nd and 98th percentile of all of it."""
     raster = open_raster(path)
     if raster.info.dtype == "uint8":
         return ((0.0, 255.0),) * len(bands)
@@ -125,7 +125,7 @@ def value_range(path: Path, bands: tuple[int, ...]) -> tuple[tuple[float, float]
     return tuple(ranges)
 
 
-def to_picture(pixels: Pixels, ranges: tuple[tuple[float, float], ...]) -> Image.Image:
+def to_image(pixels: Pixels, ranges: tuple[tuple[float, float], ...]) -> Image.Image:
     """8-bit RGB, white where there is no data."""
     planes = []
     for band, (low, high) in zip(pixels.values, ranges, strict=True):
