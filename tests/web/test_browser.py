@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from equicam.auditing.log import Log
+from equicam.review.queue import QueueLoader
 from equicam.shards import read_table
 from tests.audit.faked import HOSTILE
-from tests.web.conftest import key_of, large_run
+from tests.audit.faked_rasters import fake_raster_run
+from tests.web.conftest import key_of, large_run, rank
 from tests.web.server_process import ServerProcess
 from tests.web.test_command import free_port
 
@@ -344,3 +346,46 @@ def test_a_personal_link_opens_under_its_name(run, watched):
         page.goto(f"{server.home}/reviewer")
         assert page.locator("h1").inner_text() == "Reviewing as bo"
         assert page.locator("#reviewer-form").count() == 0
+
+
+def test_surroundings_and_the_windows_beside_it_by_keyboard(tmp_path, watched):
+    run = rank(fake_raster_run(tmp_path))
+    with ServerProcess(run, "--reviewer", "ana") as server:
+        page = watched().page
+        page.goto(server.address)
+        wait_until_ready(page)
+        home = page.url.partition("/#")[0].rstrip("/")
+        for key in QueueLoader(run, blind=True).current().position:
+            page.goto(f"{home}/item/{key}")
+            if (
+                page.locator("#adjacent-right[href]").count()
+                and page.locator("[id^=adjacent][aria-disabled]").count()
+            ):
+                break
+        assert page.locator("#panel-surroundings").is_hidden()
+        assert page.locator("#surroundings-image").get_attribute("src") is None  # loaded when it is wanted
+        page.keyboard.press("s")
+        assert page.locator("#panel-surroundings").is_visible()
+        assert page.locator("#surroundings").get_attribute("aria-pressed") == "true"
+        until(page, "document.getElementById('surroundings-image').naturalWidth === 144")
+        assert page.locator("#panel-surroundings .layer").count() == 0
+        boxes = [page.locator(f"#panel-{name}").bounding_box() for name in ("input", "surroundings", "map")]
+        assert len({round(box["y"]) for box in boxes}) == 1  # side by side
+        closed = page.locator("[id^=adjacent][aria-disabled]").first
+        assert "not in the queue" in closed.get_attribute("title")
+        arrow = {"left": "ArrowLeft", "right": "ArrowRight", "above": "ArrowUp", "below": "ArrowDown"}
+        before = page.url
+        page.keyboard.press(f"Shift+{arrow[closed.get_attribute('id').removeprefix('adjacent-')]}")
+        until(page, "document.getElementById('live').textContent.includes('not in the queue')")
+        assert page.url == before
+        with page.expect_navigation():
+            page.keyboard.press("Shift+ArrowRight")
+        assert page.url != before
+        assert page.locator("#panel-surroundings").is_visible()  # it stays on
+        with page.expect_navigation():
+            page.keyboard.press("Shift+ArrowLeft")
+        assert page.url == before
+        with page.expect_navigation():
+            page.locator("#adjacent-right").click()
+        page.keyboard.press("s")
+        assert page.locator("#panel-surroundings").is_hidden()

@@ -25,7 +25,8 @@ VERDICTS = {
     "second-reviewer": "Needs a second reviewer",
 }
 COLUMNS = (
-    "number", "time", "reviewer", "item", "verdict", "reason", "blind", "changes", "first", "stands", "previous", "hash",
+    "number", "time", "reviewer", "item", "verdict", "reason", "blind", "changes", "first", "stands", "source",
+    "previous", "hash",
 )  # fmt: skip
 TRIAGE_COLUMNS = (
     "arm", "rank", "by", "stability", "peum_score", "disagreement", "doubt", "risk", "class", "confidence",
@@ -52,6 +53,16 @@ class Verdict:
     changes: int | None  # the event it replaces
     previous: str  # the hash of the log's event before this one
     hash: str
+    source: str | None = None  # the file it was imported from
+
+
+@dataclass(frozen=True)
+class Source:
+    """The file that a verdict was imported from."""
+
+    file: str  # its name
+    sha256: str
+    blind: bool  # whether it was exported without what blinding hides
 
 
 @dataclass(frozen=True)
@@ -137,6 +148,11 @@ class ReviewLog:
                 found.update(*(names for names in self._names.values() if not found.isdisjoint(names)))
             return frozenset(found)
 
+    def has_mark(self, mark: str) -> bool:
+        """Whether a verdict or note with this mark was added."""
+        with self._lock:
+            return mark in self._marks
+
     def register(self, reviewer: str, browser: str, *, blind: bool) -> None:
         """Log that a browser uses this name from now on; nothing if it does already."""
         with self._lock:
@@ -160,6 +176,7 @@ class ReviewLog:
         blind: bool,
         previous_event: int,
         mark: str,
+        source: Source | None = None,
     ) -> Verdict:
         """Add a verdict; `previous_event` is the number of the reviewer's last one on this image (0: none).
 
@@ -185,7 +202,9 @@ class ReviewLog:
                 raise EquicamError(
                     "a changed verdict", needs="a reason", got="none", fix="a word on why it changes"
                 )
-            payload = {"item": item, "verdict": verdict, "reason": reason, "mark": mark}
+            payload: dict[str, Any] = {"item": item, "verdict": verdict, "reason": reason, "mark": mark}
+            if source is not None:
+                payload["source"] = asdict(source)
             blind = blind and not self._revealed(reviewer, item)
             self.log.add("verdict", payload | {"blind": blind, "changes": last or None}, who=reviewer)
             self.refresh()
@@ -247,8 +266,11 @@ class ReviewLog:
         if event.kind == "verdict" and verdict in VERDICTS:
             added = Verdict(
                 event.number, event.time, event.who, item, verdict, str(payload.get("reason") or ""),
-                bool(payload.get("blind")), payload.get("changes"), event.previous, event.hash,
+                bool(payload.get("blind")), payload.get("changes"), event.previous, event.hash, _file_name(payload.get("source")),
             )  # fmt: skip
+            source = payload.get("source")
+            if isinstance(source, dict) and source.get("blind") is not True:
+                self._unblinded.add(event.who)  # such an export shows every image's signals
             self._verdicts.setdefault(item, []).append(added)
             self._standing.setdefault(event.who, {})[item] = added
             if added.verdict == "second-reviewer":
@@ -260,6 +282,10 @@ class ReviewLog:
             return
         if isinstance(payload.get("mark"), str):
             self._marks[payload["mark"]] = added
+
+
+def _file_name(source: object) -> str | None:
+    return str(source.get("file")) if isinstance(source, dict) else None
 
 
 def clean_text(what: str, given: str, *, most: int = MAX_TEXT_CHARS) -> str:

@@ -233,6 +233,12 @@ class RunStore:
         path = self.folder / "rasters.parquet"
         found = read_table(path)
         refuse_other_columns(path, found, RASTERS, RASTERS.names)
+        if self.moved:
+            pairs = zip(found["id"].to_pylist(), found["path"].to_pylist(), strict=True)
+            now = [self.moved.get(name, where) for name, where in pairs]
+            found = found.set_column(
+                RASTERS.get_field_index("path"), RASTERS.field("path"), pa.array(now, pa.string())
+            )
         return found
 
     def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:

@@ -48,6 +48,18 @@ def review(
         Path | None,
         typer.Option(help="Write all verdicts to this .csv or .json file and exit.", show_default=False),
     ] = None,
+    import_: Annotated[
+        Path | None,
+        typer.Option(
+            "--import",
+            help="Take the verdicts in a GeoJSON file of QuPath or QGIS, under the name of --reviewer, and exit.",
+            show_default=False,
+        ),
+    ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="With --import: verdicts may replace that reviewer's earlier ones."),
+    ] = False,
 ) -> None:
     """Give verdicts on the queue of a run, in the browser, by keyboard.
 
@@ -57,6 +69,19 @@ def review(
         import equicam
 
         store = equicam.open_run(run, source).store
+        if import_ is not None:
+            from equicam.review.verdict_import import import_verdicts
+
+            names = reviewer or []
+            if len(names) != 1 or export is not None:
+                raise EquicamError(
+                    "--import", needs="one --reviewer and no --export",
+                    got=f"{len(names)} reviewers{' and --export' if export else ''}", fix="--reviewer with the name of who gave the verdicts",
+                )  # fmt: skip
+            say(import_verdicts(store, import_, reviewer=names[0], replace=replace).sentence)
+            return
+        if replace:
+            raise EquicamError("--replace", needs="--import", got="none", fix="--import FILE")
         if export is not None:
             from equicam.review.verdict_files import write_verdicts
 

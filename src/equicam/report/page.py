@@ -29,6 +29,7 @@ from equicam.errors import EquicamError
 from equicam.reasons import SIGNALS, Reason, describe, from_rows, name_views
 from equicam.report import plots, render
 from equicam.report.overlay import MAX_DEVIATION
+from equicam.report.rasters import raster_overview
 from equicam.report.render import RenderedImages
 from equicam.report.rows import class_name, peum_undefined
 from equicam.report.text import FLAGS, SIGNAL_MEANINGS, visible
@@ -91,7 +92,11 @@ def write_report(
     log = ReviewLog(store.folder)
     log.refresh()
     cards = _cards(store, manifest, items, queue[: max(0, top)], evidence, log)
-    facts = _facts(store, manifest, items, queue, triage, log) | {"queue": [card.facts for card in cards]}
+    rasters = raster_overview(store, manifest, items, queue, by=triage.by, cards=len(cards))
+    facts = _facts(store, manifest, items, queue, triage, log) | {
+        "rasters": None if rasters is None else rasters.facts,
+        "queue": [card.facts for card in cards],
+    }
     text = _environment().get_template("report.html.j2").render(
         facts=facts, cards=cards, plots=_plots(items, queue, triage, len(manifest.transforms)), flags=FLAGS,
         manifest=_manifest_lines(manifest), folder=shlex.quote(valid_utf8(str(store.folder))), max_bad_rows=MAX_BAD_ROWS,
@@ -99,7 +104,7 @@ def write_report(
         thinned=len(manifest.transforms) > render.MAX_TILES, class_name=partial(class_name, classes=manifest.classes),
         verdicts=VERDICTS, rotations=all(one.is_rotation for one in manifest.transforms), ranked_by=SIGNALS[triage.by],
         curve_order=curve_order(manifest.transforms),
-        signal_meaning=SIGNAL_MEANINGS[triage.by],
+        signal_meaning=SIGNAL_MEANINGS[triage.by], rasters=rasters,
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(json_file, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())

@@ -6,19 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from PIL import Image
+from PIL import Image, ImageDraw
 from scipy import ndimage
 
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.core.transforms import Transform, inner_radius, presented_index
-from equicam.data.items import Item, read_item
+from equicam.data.items import Item, ItemContent, read_item
+from equicam.data.rasters.windows import show_window
 from equicam.data.remote import as_path, file_stat, is_url
-from equicam.errors import EquicamError
 from equicam.report import overlay as overlays
 from equicam.report.overlay import MAX_DEVIATION, RgbImage, enlarge, overlay
 
@@ -27,6 +28,8 @@ TILE_PX = 96  # of one view in the strip
 MAX_TILES = 24  # in a strip
 PAPER = 255
 RING = (143, 59, 0)  # around a view whose prediction flips; dark in grey too
+OUTLINE, OUTLINE_EDGE = (255, 255, 255), (34, 31, 42)  # around a window: visible on light and on dark
+UNREADABLE = "The file can no longer be read as an image."
 NO_IMAGE_GREY = 214  # the background of maps whose image is missing
 FLAT_BELOW = 2 * float(np.finfo(np.float16).eps)  # smaller relative ranges are float16 rounding of the store
 
@@ -123,24 +126,53 @@ def read_input(
     A URL in a run is opened only if the caller allows it (`fetch`), because anybody may have written the run. `voi` is
     the run's window of DICOM images.
     """
+    try:
+        content = _read_explained(row, manifest, fetch=fetch)
+        if isinstance(content, str):
+            return content
+        image = content.decode().image
+    except Exception:  # noqa: BLE001  # readers of rasters raise exceptions of every kind on damaged files
+        return UNREADABLE
+    return _crop(image, row["input_box"], size)
+
+
+def read_surroundings(row: Mapping[str, Any], manifest: Manifest) -> RgbImage | str:
+    """A window with its side around it and its outline, or why it cannot be shown: the window has to be the one explained."""
+    try:
+        content = _read_explained(row, manifest, fetch=False)  # rasters lie on a disk
+        if isinstance(content, str):
+            return content
+        window, path = content.item.window, content.item.path
+        if window is None or not isinstance(path, Path):
+            return "Only windows of rasters have surroundings."
+        image = show_window(path, window, around=1.0)
+    except Exception:  # noqa: BLE001  # as above
+        return UNREADABLE
+    low, high = round(image.width / 3), round(image.width * 2 / 3) - 1
+    draw, line = ImageDraw.Draw(image), max(1, round(image.width / 160))
+    draw.rectangle(
+        (low - 2 * line, low - 2 * line, high + 2 * line, high + 2 * line),
+        outline=OUTLINE_EDGE,
+        width=3 * line,
+    )
+    draw.rectangle((low - line, low - line, high + line, high + line), outline=OUTLINE, width=line)
+    return np.asarray(image)
+
+
+def _read_explained(row: Mapping[str, Any], manifest: Manifest | None, *, fetch: bool) -> ItemContent | str:
+    """The image that was explained, or why there is none: its size and digest are those of the row."""
     if is_url(row["path"]) and not fetch:
         return "The image is at a URL; --source with its present place allows fetching it."
-    try:
-        path = as_path(row["path"] or "")
-        if not path.is_file():
-            return "The file is no longer where it was when it was explained."
-        if file_stat(path).bytes != row["bytes"]:
-            return "The file has changed since it was explained, so it is not shown."
-        item = (
-            Item(row["id"], path, index=row.get("index")) if manifest is None else manifest.item_of(row, path)
-        )
-        content = read_item(item)
-        if content.sha256 != row["sha256"]:
-            return "The file has changed since it was explained, so it is not shown."
-        image = content.decode().image
-    except (EquicamError, OSError, ValueError, MemoryError, RuntimeError):
-        return "The file can no longer be read as an image."
-    return _crop(image, row["input_box"], size)
+    path = as_path(row["path"] or "")
+    if not path.is_file():
+        return "The file is no longer where it was when it was explained."
+    if file_stat(path).bytes != row["bytes"]:
+        return "The file has changed since it was explained, so it is not shown."
+    item = Item(row["id"], path, index=row.get("index")) if manifest is None else manifest.item_of(row, path)
+    content = read_item(item)
+    if content.sha256 != row["sha256"]:
+        return "The file has changed since it was explained, so it is not shown."
+    return content
 
 
 def _crop(image: Image.Image, box: Sequence[Any] | None, size: Size) -> RgbImage | str:

@@ -12,6 +12,7 @@ FLAGS = {
     "low-coverage": "no weighted view covers some cells",
     "edge": "views reach beyond the image, where it is reflected",
     "odd-size": "the image is not square, or the feature grid does not divide it: rotations are less exact",
+    "nodata": "part of the window has no data",
     "orientation-unread": "the EXIF orientation of the file cannot be read: the map is of the image as stored",
 }
 

@@ -24,7 +24,9 @@ MAX_PNG_PX = 320  # larger input images are sent as JPEG
 MAX_CACHE_BYTES = 64 << 20
 BLOCK_BYTES, THUMB_BLOCK_BYTES = 128 << 10, 32 << 10  # sizes of images under blinding are multiples of these
 RENDERING_VERSION = "2"  # part of every ETag: change it when the same arrays look different
-KINDS = re.compile(r"input|map|presented|peum|strip|thumb|thumb-plain|scale|(?:view|thumb)-([0-9]{1,4})")
+KINDS = re.compile(
+    r"input|surroundings|map|presented|peum|strip|thumb|thumb-plain|scale|(?:view|thumb)-([0-9]{1,4})"
+)
 
 Encoded = tuple[bytes, str]
 """The bytes of an image and its media type."""
@@ -79,7 +81,11 @@ class ImageRenderer:
     def _render(self, queue: Queue, item: QueueItem, kind: str) -> Encoded | None:
         from equicam.report import render
 
-        row, maps = queue.row(item), queue.maps(item)
+        row, manifest = queue.row(item), queue.store.manifest
+        if kind == "surroundings":
+            found = render.read_surroundings(row, manifest) if manifest.tiling else ""
+            return None if isinstance(found, str) else _encode_input(found)
+        maps = queue.maps(item)
         grid = _grid(row, maps)
         if kind == "input":
             size = render.fit(grid, _input_side(row))

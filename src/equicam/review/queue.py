@@ -5,11 +5,12 @@ shuffle that depends on nothing else; otherwise it is that of rank.
 """
 
 import hashlib
+import math
 import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.signals import ranked_by
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
+from equicam.data.rasters.options import raster_id
 from equicam.errors import EquicamError
 from equicam.shards import read_json
 
@@ -41,6 +43,16 @@ class QueueItem:
     arm: str
     predicted: str | None  # the predicted class
     flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a window lies in its raster."""
+
+    raster: str
+    x: float  # in pixels of its finest level
+    y: float
+    side: float
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ class Queue:
         """The item's row in the run."""
         found = self._read_row("items", item)
         if self.store.moved:
-            found["path"] = self.store.moved.get(item.id, found["path"])
+            found["path"] = self.store.moved.get(raster_id(item.id), found["path"])
         return found
 
     def maps(self, item: QueueItem) -> StoredMaps | None:
@@ -78,6 +90,52 @@ class Queue:
         if not self.store.path("maps", item.shard).is_file():
             return None
         return StoredMaps.from_row(self._read_row("maps", item))
+
+    def adjacent(self, item: QueueItem) -> dict[str, str | None] | None:
+        """The keys of the windows above, below, left and right of a window, if they are in the queue; None for an image."""
+        tiling, place = self.store.manifest.tiling, self._places.get(item.key)
+        if tiling is None or place is None:
+            return None
+        reach = (
+            tiling.step * place.side / tiling.tile * (1 + 1e-6)
+        )  # to the next window of the grid, or nearer at the border
+        found: dict[str, str | None] = {}
+        for name, axis, sign in (("above", 1, -1), ("below", 1, 1), ("left", 0, -1), ("right", 0, 1)):
+            line = self._lines.get((place.raster, 1 - axis, _thousandths((place.x, place.y)[1 - axis])), [])
+            here = (place.x, place.y)[axis]
+            ahead = [(sign * (at - here), key) for at, key in line if 1e-3 < sign * (at - here) <= reach]
+            found[name] = min(ahead)[1] if ahead else None
+        return found
+
+    @cached_property
+    def _places(self) -> Mapping[str, Place]:
+        """Where the queue's windows lie, by key."""
+        if self.store.manifest.tiling is None:
+            return {}
+        found: dict[str, Place] = {}
+        for number in sorted({item.shard for item in self.items}):
+            if not self.store.path("items", number).is_file():
+                continue
+            table = self.store.read_shard("items", number, ["id", "x", "y", "side"])
+            for name, x, y, side in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                at = self.position_by_id.get(name)
+                if (
+                    at is not None
+                    and None not in (x, y, side)
+                    and all(map(math.isfinite, (x, y, side)))
+                    and side > 0
+                ):
+                    found[self.items[at].key] = Place(raster_id(name), x, y, side)
+        return found
+
+    @cached_property
+    def _lines(self) -> Mapping[tuple[str, int, int], list[tuple[float, str]]]:
+        """The windows of each column (0, x) and row (1, y) of each raster's grid."""
+        found: dict[tuple[str, int, int], list[tuple[float, str]]] = {}
+        for key, place in self._places.items():
+            found.setdefault((place.raster, 0, _thousandths(place.x)), []).append((place.y, key))
+            found.setdefault((place.raster, 1, _thousandths(place.y)), []).append((place.x, key))
+        return found
 
     def _read_row(self, kind: str, item: QueueItem) -> dict[str, Any]:
         path = self.store.path(kind, item.shard)
@@ -90,6 +148,11 @@ class Queue:
             )  # fmt: skip
         found: dict[str, Any] = rows[0]
         return found
+
+
+def _thousandths(value: float) -> int:
+    """Ids name places to a thousandth of a pixel."""
+    return round(value * 1000)
 
 
 @lru_cache(maxsize=16)

@@ -1,6 +1,6 @@
 """Which facts of an image a reviewer may see, and when: the blinding policy.
 
-Under blinding, a reviewer sees an image and its map. Everything that tells how the image ranks or what the model made of
+Under blinding, a reviewer sees an image and its map, and of a window its surroundings. Everything that tells how the image ranks or what the model made of
 it is visible after the reviewer's own first verdict: name (which often contains the label), label, prediction,
 probabilities, signals, flags, reasons, PEUM and the maps of single views, and the verdicts and notes of others. Rank,
 arm, evidence (only the head of the queue has any) and the statement on the maps nobody opened are visible once that
@@ -25,7 +25,7 @@ from equicam.review.queue import Queue, QueueFilter, QueueItem, awaits_second
 from equicam.shards import json_ready
 
 MAX_NAME_IN_LIST = 80  # characters
-BLIND_KINDS = frozenset({"input", "map", "thumb", "thumb-plain", "scale"})
+BLIND_KINDS = frozenset({"input", "surroundings", "map", "thumb", "thumb-plain", "scale"})
 """The kinds of images that a reviewer may see before the verdict."""
 
 
@@ -124,6 +124,7 @@ def item_facts(
         "verdicts": [asdict(v) for v in (own if blinded else verdicts)],
         "notes": [_note(n) for n in log.notes(item.id) if not blinded or n.reviewer == reviewer],
         "awaits_second": awaits_second(log, item.id),
+        "adjacent": queue.adjacent(item),
         "grid": None if maps is None else f"{maps.map.shape[1]} × {maps.map.shape[0]}",
         "revealed": None,
         "arm": None,

@@ -26,6 +26,17 @@ const setLarger = (on) => {
   localStorage.setItem("equicam-larger", on ? "on" : "off");
 };
 
+// The image is loaded when it is first wanted.
+const setSurroundings = (on) => {
+  if (!$("surroundings")) return;
+  const image = $("surroundings-image");
+  if (on && image && !image.hasAttribute("src")) image.src = image.dataset.src;
+  $("panel-surroundings").hidden = !on;
+  $("panels").classList.toggle("surrounded", on);
+  $("surroundings").setAttribute("aria-pressed", on);
+  localStorage.setItem("equicam-surroundings", on ? "on" : "off");
+};
+
 const showView = (number) => {
   if (!tiles.length) return;
   view = (number + tiles.length) % tiles.length;
@@ -96,17 +107,19 @@ const saveNote = async () => {
   }
 };
 
-const follow = (id) => {
+const follow = (id, none = "There is none.") => {
   const href = $(id).getAttribute("href");
   if (href) location.assign(href);
-  else announce("There is none.");
+  else announce(none);
 };
+const ADJACENT = { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "above", ArrowDown: "below" };
 
 buttons.forEach((button) => button.addEventListener("click", () => decide(button.dataset.verdict)));
 tiles.forEach((tile, i) => tile.addEventListener("click", () => showView(i)));
 $("overlay").addEventListener("click", () => setOverlay(document.body.classList.contains("no-overlay")));
 $("opacity").addEventListener("input", () => setOpacity($("opacity").value));
 $("larger").addEventListener("click", () => setLarger(!$("panels").classList.contains("large")));
+$("surroundings")?.addEventListener("click", () => setSurroundings($("panel-surroundings").hidden));
 $("note-save").addEventListener("click", saveNote);
 $("go-on").addEventListener("change", () => localStorage.setItem("equicam-go-on", $("go-on").checked ? "on" : "off"));
 $("reason").addEventListener("keydown", (event) => {
@@ -129,11 +142,13 @@ document.addEventListener("keydown", (event) => {
   if (event.target.id === "opacity" && event.key.startsWith("Arrow")) return;
   const number = Number(event.key);
   if (number >= 1 && number <= buttons.length) decide(buttons[number - 1].dataset.verdict);
+  else if (event.shiftKey && event.key in ADJACENT && $("surroundings")) follow(`adjacent-${ADJACENT[event.key]}`, "That window is not in the queue.");
   else if (event.key === "ArrowRight" || event.key === "j") follow("next");
   else if (event.key === "ArrowLeft" || event.key === "k") follow("previous");
   else if (event.key === "Enter" && !event.target.closest?.("a, button, summary")) follow("next-unreviewed");
   else if (event.key === "[" || event.key === "]") showView(view + (event.key === "[" ? -1 : 1));
   else if (event.key === "o") $("overlay").click();
+  else if (event.key === "s" && $("surroundings")) $("surroundings").click();
   else if (event.key === "z") $("larger").click();
   else if (event.key === "+" || event.key === "=") setOpacity(Number($("opacity").value) + 10);
   else if (event.key === "-") setOpacity(Number($("opacity").value) - 10);
@@ -147,6 +162,7 @@ document.addEventListener("keydown", (event) => {
 setOverlay(localStorage.getItem("equicam-overlay") !== "off");
 setOpacity(localStorage.getItem("equicam-opacity") || 75);
 setLarger(localStorage.getItem("equicam-larger") === "on");
+setSurroundings(localStorage.getItem("equicam-surroundings") === "on");
 $("go-on").checked = localStorage.getItem("equicam-go-on") === "on";
 const message = sessionStorage.getItem("equicam-message");
 sessionStorage.removeItem("equicam-message");

@@ -1,0 +1,268 @@
+"""The overview of rasters in the report: the right numbers at the right places, and never another raster."""
+
+import io
+import json
+import re
+from base64 import b64decode
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from equicam.auditing.store import RASTERS, RunStore
+from equicam.auditing.triage import triage
+from equicam.report import rasters
+from equicam.report.page import write_report
+from equicam.report.rasters import _label_place, _outlines, mean_over_windows, raster_overview
+from equicam.shards import read_table, write_table
+from tests.audit.faked import Page, fake_run, triaged
+from tests.audit.faked_rasters import TILE, fake_raster_run, write_map
+
+
+def rank(run):
+    return triage(
+        run.read_items(),
+        budget="30%",
+        transforms=run.manifest.transforms,
+        classes=run.manifest.classes,
+    )
+
+
+def overview(run, found=None):
+    found = found or rank(run)
+    queue = found.rows.filter(pa.compute.equal(found.rows["arm"], "queue")).sort_by("rank").to_pylist()
+    return raster_overview(run, run.manifest, run.read_items(), queue, by="stability", cards=len(queue))
+
+
+def pixels(url):
+    return np.asarray(Image.open(io.BytesIO(b64decode(url.partition(",")[2]))).convert("RGB")).astype(float)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    run = fake_raster_run(tmp_path_factory.mktemp("rasters"))
+    found = rank(run)
+    path = write_report(run, found)
+    facts = json.loads(path.with_suffix(".json").read_text())
+    return SimpleNamespace(
+        run=run, triage=found, html=path.read_text(), page=Page(path.read_text()), facts=facts
+    )
+
+
+def test_numbers_of_every_raster_are_in_page_and_json(made):
+    known = {row["id"]: row for row in made.facts["rasters"]["rasters"]}
+    assert set(known) == {"north.tif", "south<b>.tif", "broken.tif"}
+    queued = [row["id"] for row in made.triage.rows.to_pylist() if row["arm"] == "queue"]
+    for name in ("north.tif", "south<b>.tif"):
+        assert (known[name]["windows"], known[name]["nodata"], known[name]["explained"]) == (72, 8, 72)
+        assert known[name]["queue"] == sum(one.startswith(f"{name}#") for one in queued)
+        assert name in made.page.text
+    assert "480 × 384 pixels" in made.page.text
+    assert "EPSG:32633" in made.page.text
+    assert "not recognized as being in a supported file format" in made.page.text
+    assert "path" not in known["north.tif"]
+    order = [row["queue"] for row in made.facts["rasters"]["rasters"]]
+    assert order == sorted(order, reverse=True)
+
+
+def test_the_page_still_needs_nothing_else_and_stands_before_the_queue(made):
+    assert made.html.index('id="rasters"') < made.html.index('id="queue"')
+    for _, attributes in made.page.elements:
+        for key, value in attributes.items():
+            if key.endswith(("src", "href")):
+                assert value.startswith(("data:image/jpeg;base64,", "#")), value[:60]
+    assert "south<b>.tif" not in made.html
+    assert not made.page.every("b") or "script" not in {name for name, _ in made.page.elements}
+
+
+def test_the_queues_windows_are_outlined_with_their_ranks_and_no_others(made):
+    ranks = {row["rank"] for row in made.triage.rows.to_pylist() if row["arm"] == "queue"}
+    others = {row["rank"] for row in made.triage.rows.to_pylist() if row["arm"] == "control"}
+    section = made.html[made.html.index('id="rasters"') : made.html.index('id="queue"')]
+    written = {int(n) for n in re.findall(r'font-weight="600" fill="#fff">(\d+)</text>', section)}
+    assert written == ranks
+    assert not written & others
+    assert all(f'href="#image-{n}"' in section for n in range(1, len(made.facts["queue"]) + 1))
+
+
+def test_colours_lie_where_the_windows_are(made):
+    found = overview(made.run, made.triage)
+    card = next(one for one in found.cards if one.facts["id"] == "north.tif")
+    rows = [row for row in made.run.read_items().to_pylist() if row["id"].startswith("north.tif#")]
+    low, high = found.facts["scales"]["signal"]
+    picture = pixels(card.signal)
+    assert picture.shape == (512, 640, 3)
+    scale = 640 / 480
+    shades = []
+    for row in rows:
+        x, y = int(scale * (row["x"] + TILE / 2)), int(scale * (row["y"] + TILE / 2))
+        shades.append((row["stability"], picture[y - 8 : y + 8, x - 8 : x + 8].mean()))
+    assert np.corrcoef(np.array(shades).T)[0, 1] < -0.8  # bright where the map moves
+    assert low < high
+    nothing = picture[100:300, 8:40]  # no window there: pale grey
+    assert np.ptp(nothing, axis=-1).max() < 12
+    assert nothing.mean() > 180
+
+
+def test_strength_is_the_mean_of_the_stored_map(made):
+    items = made.run.read_items()
+    name = items["id"][5].as_py()
+    found = rasters._strengths(made.run, items, [5])
+    assert found[5] == pytest.approx(made.run.maps([name])[name].map.mean(), rel=2e-3)
+    assert np.isnan(np.delete(found, 5)).all()
+
+
+@pytest.mark.parametrize("overlap", [1, 2])
+def test_the_mean_over_windows_is_that_of_a_slow_loop(overlap):
+    rng = np.random.default_rng(0)
+    starts = rng.uniform(-5, 60, (40, 2))
+    boxes = np.concatenate([starts, starts + 9 * overlap], axis=1)
+    boxes[3] = np.nan
+    values = rng.normal(size=40)
+    values[5] = np.nan
+    mean, covered = mean_over_windows(boxes, values, (50, 64))
+    total, count = np.zeros((50, 64)), np.zeros((50, 64))
+    for box, value in zip(boxes, values, strict=True):
+        if np.isfinite([*box, value]).all():
+            x0, y0 = (int(np.clip(np.rint(v), 0, n - 1)) for v, n in zip(box[:2], (64, 50), strict=True))
+            x1, y1 = (
+                int(np.clip(np.rint(v), first + 1, n))
+                for v, first, n in zip(box[2:], (x0, y0), (64, 50), strict=True)
+            )
+            total[y0:y1, x0:x1] += value
+            count[y0:y1, x0:x1] += 1
+    assert np.array_equal(covered, count > 0)
+    np.testing.assert_allclose(mean[covered], (total / np.maximum(count, 1))[covered], atol=1e-12)
+
+
+def test_a_window_smaller_than_a_pixel_has_one():
+    _, covered = mean_over_windows(np.array([[3.2, 4.1, 3.3, 4.2]]), np.array([1.0]), (8, 8))
+    assert np.argwhere(covered).tolist() == [[4, 3]]
+
+
+def test_labels_do_not_overlap_and_stay_inside():
+    rng = np.random.default_rng(2)
+    boxes = [tuple(float(v) for v in (x, y, x + 9, y + 9)) for x, y in rng.uniform(0, 190, (120, 2))]
+    text, labelled = _outlines([(box, i + 1, None) for i, box in enumerate(boxes)], 200, 200, 1.0)
+    assert 10 < labelled < 120
+    assert text.count("<text") == labelled
+    found = [
+        tuple(float(v) for v in one)
+        for one in re.findall(
+            r'<rect x="([\d.-]+)" y="([\d.-]+)" width="([\d.]+)" height="([\d.]+)" rx', text
+        )
+    ]
+    for i, (x, y, w, h) in enumerate(found):
+        assert x >= -0.1
+        assert y >= -0.1
+        assert x + w <= 200.1
+        assert y + h <= 200.1
+        for a, b, c, d in found[:i]:
+            assert x >= a + c - 0.2 or x + w <= a + 0.2 or y >= b + d - 0.2 or y + h <= b + 0.2
+
+
+def test_a_label_wider_than_the_picture_is_left_out():
+    assert _label_place((0.0, 0.0, 4.0, 4.0), 30.0, 12.0, 8, 100, []) is None
+
+
+@pytest.mark.parametrize("change", ["gone", "shorter", "other pixels"])
+def test_another_raster_is_not_shown_but_its_windows_are_drawn(tmp_path, change):
+    run = fake_raster_run(tmp_path)
+    path = tmp_path / "rasters" / "0.tif"
+    if change == "gone":
+        path.unlink()
+    elif change == "shorter":
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        before = path.stat().st_size
+        write_map(path, seed=99)
+        assert path.stat().st_size == before
+    card = next(one for one in overview(run).cards if one.facts["id"] == "north.tif")
+    assert "no longer" in card.missing or "has changed" in card.missing
+    assert np.ptp(pixels(card.thumbnail)) < 3  # plain grey
+    assert pixels(card.signal).std() > 10
+    text = write_report(run, rank(run), top=1).read_text()
+    assert text.count(card.missing) > 1
+
+
+def test_of_many_rasters_the_first_by_windows_in_the_queue(tmp_path, monkeypatch):
+    run = fake_raster_run(tmp_path)
+    monkeypatch.setattr(rasters, "MAX_RASTERS", 1)
+    found = rank(run)
+    path = write_report(run, found, top=1)
+    text = Page(path.read_text()).text
+    facts = json.loads(path.with_suffix(".json").read_text())["rasters"]["rasters"]
+    assert len(overview(run, found).cards) == 1
+    assert "The images are windows of 3 rasters. Here are the 1 with the most windows in the queue." in text
+    assert f"have 72 windows, {facts[1]['queue']} of them in the queue" in text
+    assert "1 of them could not be read" in text
+
+
+def test_moved_rasters_are_found_where_they_are_now(tmp_path):
+    run = fake_raster_run(tmp_path)
+    there = tmp_path / "there.tif"
+    (tmp_path / "rasters" / "0.tif").rename(there)
+    moved = RunStore(run.folder, moved={"north.tif": str(there)})
+    assert moved.rasters()["path"][0].as_py() == str(there)
+    card = next(one for one in overview(moved).cards if one.facts["id"] == "north.tif")
+    assert card.missing is None
+
+
+def test_a_damaged_table_is_not_obeyed(tmp_path):
+    run = fake_raster_run(tmp_path)
+    table = read_table(run.folder / "rasters.parquet").to_pylist()
+    table[0] |= {"width": 0, "height": -4}
+    table[1] |= {"width": 2**62, "crs": "<script>\u202e"}
+    write_table(run.folder / "rasters.parquet", pa.Table.from_pylist(table, schema=RASTERS))
+    items = run.path("items", 0)
+    rows = read_table(items)
+    for name in ("x", "side"):
+        values = [1e300, -1e300, float("nan"), None, *rows[name].to_pylist()[4:]]
+        at = rows.column_names.index(name)
+        rows = rows.set_column(at, rows.schema.field(name), pa.array(values, pa.float64()))
+    write_table(items, rows)
+    text = write_report(run, rank(run), top=1).read_text()
+    assert "<script>" not in text
+    assert "\u202e" not in text
+    assert "did not record its size" in text
+
+
+def test_hostile_places_of_a_raster_that_is_shown(tmp_path):
+    run = fake_raster_run(tmp_path)
+    items = run.path("items", 0)
+    rows = read_table(items)
+    for name in ("x", "side"):
+        values = [1e300, -1e300, float("nan"), None, *rows[name].to_pylist()[4:]]
+        at = rows.column_names.index(name)
+        rows = rows.set_column(at, rows.schema.field(name), pa.array(values, pa.float64()))
+    write_table(items, rows)
+    cards = overview(run).cards
+    assert all(card.signal for card in cards if card.facts["width"])
+
+
+def test_a_run_of_images_has_no_overview(tmp_path):
+    run = fake_run(tmp_path, count=12)
+    path = write_report(run, triaged(run, queue=4))
+    assert 'id="rasters"' not in path.read_text()
+    assert json.loads(path.with_suffix(".json").read_text())["rasters"] is None
+
+
+def test_a_single_view_has_no_signal(tmp_path):
+    run = fake_raster_run(tmp_path)
+    items = run.read_items()
+    nothing = pa.nulls(items.num_rows, pa.float64())
+    items = items.set_column(items.column_names.index("stability"), items.schema.field("stability"), nothing)
+    found = raster_overview(
+        run,
+        replace(run.manifest),
+        items,
+        [{"id": items["id"][0].as_py(), "rank": 1}],
+        by="stability",
+        cards=1,
+    )
+    assert found.facts["scales"]["signal"] is None
+    assert found.cards[0].signal is None
+    assert found.cards[0].strength
