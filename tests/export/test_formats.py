@@ -182,7 +182,7 @@ def test_qupath_gets_its_tiles(tmp_path):
         "isLocked": True,
         "classification": {"name": "tumour", "color": properties["classification"]["color"]},
         "measurements": {"stability": row["stability"], "PEUM": row["peum_score"], "flip rate": 0.25},
-        "metadata": {"equicam id": row["id"]},
+        "metadata": {"equicam id": feature_id(store, row["id"]), "equicam window": row["id"]},
     }
     assert "stability" not in content["features"][3]["properties"]["measurements"]
     colours = {tuple(f["properties"]["classification"]["color"]) for f in content["features"]}
@@ -210,7 +210,12 @@ def test_blind_files_reveal_nothing(tmp_path):
     assert path.name == "map.tif.blind.qupath.geojson.gz"
     features = json.loads(gzip.decompress(path.read_bytes()))["features"]
     assert [f["properties"] for f in features] == [
-        {"objectType": "annotation", "name": str(place), "isLocked": True}
+        {
+            "objectType": "annotation",
+            "name": str(place),
+            "isLocked": True,
+            "metadata": {"equicam blind": "true"},
+        }
         for place in range(1, len(queue) + 1)
     ]
     by_id = {feature_id(store, name): row for name, row in queue.items()}
@@ -219,7 +224,7 @@ def test_blind_files_reveal_nothing(tmp_path):
     pytest.importorskip("rasterio")
     found = run.export("geojson", blind=True)
     features = json.loads(found.files[0].read_text())["features"]
-    assert {tuple(f["properties"]) for f in features} == {("id", "place", "verdict")}
+    assert {tuple(f["properties"]) for f in features} == {("id", "place", "verdict", "equicam blind")}
     assert all(set(f) == {"type", "id", "geometry", "properties"} for f in features)
     assert (found.windows, found.left_out) == (len(queue), store.manifest.images - len(queue))
     for wrong in ({"to": "geotiff"}, {"to": "qupath", "target": 1}, {"to": "qupath", "regions": 0.1}):
@@ -476,3 +481,31 @@ def test_the_command(tmp_path):
     assert code == 0, text
     assert f"written: {tmp_path / 'out' / 'slide.svs.class-1.qupath.geojson.gz'}" in text
     assert "explained for other classes and left out" in text
+
+
+@pytest.mark.parametrize("to", ["qupath", "geojson"])
+@pytest.mark.parametrize("blind", [True, False])
+def test_verdicts_come_back_from_what_was_exported(tmp_path, to, blind):
+    from equicam.auditing.log import Log
+    from equicam.review.verdict_import import import_verdicts
+
+    pytest.importorskip("rasterio")
+    place = (10.0, 0.0, 5e5, 0.0, -10.0, 4.6e6)
+    raster = raster_row("map.tif", 1500, 1400, kind="map", crs=UTM, transform=place)
+    run = Run(fake_raster_run(tmp_path, [raster]))
+    queue = [row["id"] for row in run.triage("50%", evidence=0).rows.to_pylist()]
+    (path,) = run.export(to, blind=blind).files
+    content = json.loads(path.read_text())
+    wanted = {feature_id(run.store, name) for name in queue[:3]}
+    for feature in content["features"]:
+        if feature["id"] in wanted:
+            properties = feature["properties"]
+            properties |= {"verdict": "unsure"} if to == "geojson" else {"classification": {"name": "Unsure"}}
+    back = tmp_path / "back.geojson"
+    back.write_text(json.dumps(content))
+    found = import_verdicts(run.store, back, reviewer="ana")
+    assert (found.taken, found.without) == (3, len(content["features"]) - 3)
+    assert import_verdicts(run.store, back, reviewer="ana").already == 3
+    events = Log(run.folder).events("verdict")
+    assert {e.payload["blind"] for e in events} == {blind}
+    assert len(events) == 3

@@ -52,7 +52,7 @@ def qupath_tiles(store: RunStore, raster: RasterWindows) -> Iterable[Feature]:
                 "isLocked": True,
                 "classification": {"name": name, "color": class_colour(number)},
                 "measurements": _finite(measured),
-                "metadata": {"equicam id": row["id"]},
+                "metadata": {"equicam id": feature_id(store, row["id"]), "equicam window": row["id"]},
             },
         }
 
@@ -64,7 +64,12 @@ def qupath_blind(store: RunStore, raster: RasterWindows, places: Mapping[str, in
             "type": "Feature",
             "id": feature_id(store, row["id"]),
             "geometry": _pixels_square(raster, row),
-            "properties": {"objectType": "annotation", "name": str(places[row["id"]]), "isLocked": True},
+            "properties": {
+                "objectType": "annotation",
+                "name": str(places[row["id"]]),
+                "isLocked": True,
+                "metadata": {"equicam blind": "true"},
+            },
         }
 
 
@@ -126,7 +131,7 @@ def lonlat_blind(store: RunStore, raster: RasterWindows, places: Mapping[str, in
             "type": "Feature",
             "id": name,
             "geometry": geometry,
-            "properties": {"id": name, "place": places[row["id"]], "verdict": None},
+            "properties": {"id": name, "place": places[row["id"]], "verdict": None, "equicam blind": True},
         }
 
 
