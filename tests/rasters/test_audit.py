@@ -213,6 +213,27 @@ def test_reading_by_all_processes_after_a_fork_is_safe(slide, tmp_path):
     assert one.read_items(["id", "sha256"]).equals(three.read_items(["id", "sha256"]))
 
 
+def test_a_map_at_a_url_is_read_by_ranges(tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    local = write_geotiff(tmp_path / "scene.tif", scene(seed=11), compress="deflate", overviews=(2, 4))
+    store = fsspec.filesystem("memory")
+    store.pipe("/scenes/scene.tif", local.read_bytes())
+    whole = []
+    monkeypatch.setattr("equicam.data.remote.RemotePath.read_bytes", lambda self: whole.append(self))
+    model, tiling = equicam.load("embedded"), Tiling(96, 150)
+    run = equicam.audit("memory://scenes/scene.tif", model, tmp_path / "run", views=4, tiling=tiling)
+    assert set(run.items["status"].to_pylist()) == {"ok"}
+    assert run.items["path"][0].as_py().startswith("memory://")
+    assert not whole
+    same = equicam.audit(local, model, tmp_path / "same", views=4, tiling=tiling)
+    columns = ["x", "y", "sha256", "target"]
+    assert run.read_items(columns).equals(same.read_items(columns))
+    assert run.verify(2, source="memory://scenes/scene.tif").ok
+    store.pipe("/scenes/slide.svs", b"no map")
+    with pytest.raises(equicam.EquicamError, match="at a URL"):
+        equicam.audit("memory://scenes/slide.svs", model, tmp_path / "none", tiling=tiling)
+
+
 def kill_and_resume(slide, whole, tmp_path, kills: int) -> None:
     out = tmp_path / "run"
     arguments = ("audit", slide, *OPTIONS, "--mpp", "0.75", "--out", out)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
@@ -67,7 +66,7 @@ class ItemContent:
 
     def decode(self) -> UprightImage:
         """The image as upright 8-bit RGB; raises an EquicamError if it cannot be decoded."""
-        if self.item.window is not None and isinstance(self.item.path, Path):
+        if self.item.window is not None:
             from equicam.data.rasters.windows import show_window
 
             return UprightImage(show_window(self.item.path, self.item.window), 1)
@@ -79,7 +78,7 @@ class ItemContent:
 def read_item(item: Item) -> ItemContent:
     """Read an item's file, once; raises an EquicamError if it cannot be read."""
     what = f"image {str(item.path)!r}"
-    if item.window is not None and isinstance(item.path, Path):
+    if item.window is not None:
         from equicam.data.rasters.windows import read_window
 
         return ItemContent(item, b"", file_stat(item.path), pixels=read_window(item.path, item.window))

@@ -93,6 +93,15 @@ class RemotePath:
         found: bytes = self._request("cat_file")
         return found
 
+    def read_start(self, count: int) -> bytes:
+        """The first bytes of the file."""
+        found: bytes = self._request("cat_file", start=0, end=count)
+        return found
+
+    def file_system(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        """The store and the path in it, for a library that reads ranges of bytes itself."""
+        return self._system()
+
     def subfolders(self) -> list[str]:
         """The sorted names of the folders directly inside, hidden ones excluded."""
         entries = (entry for entry in self._request("ls", detail=True) if entry["type"] == "directory")

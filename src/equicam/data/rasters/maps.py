@@ -2,13 +2,14 @@
 
 import threading
 import warnings
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equicam.data.rasters.raster import Pixels, Raster, RasterInfo
+from equicam.data.remote import AnyPath, RemotePath
 from equicam.errors import EquicamError
 
 TIFF, JPEG2000 = "GTiff", "JP2OpenJPEG"
@@ -21,7 +22,7 @@ MAX_KNOWN_BLOCKS = 100_000
 class GeoRaster(Raster):
     """A raster that rasterio reads."""
 
-    def __init__(self, path: Path, driver: str) -> None:
+    def __init__(self, path: AnyPath, driver: str) -> None:
         import rasterio
         from rasterio.errors import NotGeoreferencedWarning
 
@@ -29,20 +30,22 @@ class GeoRaster(Raster):
         self._written: dict[tuple[int, int, int, int], bool] = {}  # blocks by level, row, column and band
         with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, GDAL_NUM_THREADS=1), warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # such files are rasters too
-            self._levels: list[Any] = [rasterio.open(path, driver=driver)]
+            where: tuple[Any, dict[str, Any]] = (path, {})
+            if isinstance(path, RemotePath):
+                system, inner = path.file_system()
+                where = (inner, {"opener": system})
+            open_ = partial(rasterio.open, where[0], driver=driver, **where[1])
+            self._levels: list[Any] = [open_()]
             try:
                 self.info = self._describe(path)
                 masks = self._levels[0].mask_flag_enums
                 self._always_valid = [[flag.name for flag in one] == ["all_valid"] for one in masks]
-                self._levels += [
-                    rasterio.open(path, driver=driver, overview_level=i)
-                    for i in range(len(self.info.downsamples) - 1)
-                ]
+                self._levels += [open_(overview_level=i) for i in range(len(self.info.downsamples) - 1)]
             except BaseException:
                 self.close()
                 raise
 
-    def _describe(self, path: Path) -> RasterInfo:
+    def _describe(self, path: AnyPath) -> RasterInfo:
         import rasterio
 
         data = self._levels[0]

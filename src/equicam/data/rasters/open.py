@@ -10,6 +10,7 @@ from typing import Any
 
 from equicam.data.files import open_regular
 from equicam.data.rasters.raster import Raster
+from equicam.data.remote import AnyPath, RemotePath
 from equicam.errors import EquicamError
 
 MAX_OPEN = 4
@@ -18,9 +19,14 @@ _opened: OrderedDict[tuple[object, ...], Raster] = OrderedDict()
 _lock = threading.Lock()
 
 
-def open_raster(path: Path) -> Raster:
-    """The raster in a file; the last few stay open. An EquicamError says why there is none."""
+def open_raster(path: AnyPath) -> Raster:
+    """The raster in a file; the last few stay open. An EquicamError says why there is none.
+
+    A map at a URL is read by ranges of bytes; a slide must be on a disk.
+    """
     what = f"raster {str(path)!r}"
+    if isinstance(path, RemotePath):
+        return _open_remote(path, what)
     with suppress(OSError), _lock:
         if (key := _key(path, path.stat())) in _opened:
             _opened.move_to_end(key)
@@ -28,11 +34,41 @@ def open_raster(path: Path) -> Raster:
     with open_regular(path, what) as file:
         head, key = file.read(4096), _key(path, os.fstat(file.fileno()))
     raster = _open(path, head, what)
+    _keep(key, raster)
+    return raster
+
+
+def _open_remote(path: RemotePath, what: str) -> Raster:
+    key = (os.getpid(), path.url)
+    with _lock:
+        if key in _opened:
+            return _opened[key]
+    head = path.read_start(4096)
+    if not (_is_tiff(head) or _is_jpeg2000(head)):
+        raise EquicamError(
+            what, needs="a GeoTIFF or JPEG 2000, where it is at a URL", got="bytes of another format", fix="a copy on a disk"
+        )  # fmt: skip
+    missing: list[str] = []
+    raster: Raster | None = _try(lambda: _geo(path, jpeg2000=_is_jpeg2000(head)), "geo", missing, what)
+    if raster is None:
+        raise EquicamError(what, needs="rasterio", got="not installed", fix="pip install 'equicam[geo]'")
+    _keep(key, raster)
+    return raster
+
+
+def _keep(key: tuple[object, ...], raster: Raster) -> None:
     with _lock:
         _opened[key] = raster
         while len(_opened) > MAX_OPEN:
             _opened.popitem(last=False)  # closed when nobody reads it any more
-    return raster
+
+
+def _is_tiff(head: bytes) -> bool:
+    return head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+
+
+def _is_jpeg2000(head: bytes) -> bool:
+    return head[4:8] == b"jP  " or head[:4] == b"\xff\x4f\xff\x51"
 
 
 def _key(path: Path, stat: os.stat_result) -> tuple[object, ...]:
@@ -41,8 +77,7 @@ def _key(path: Path, stat: os.stat_result) -> tuple[object, ...]:
 
 
 def _open(path: Path, head: bytes, what: str) -> Raster:
-    tiff = head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-    jp2 = head[4:8] == b"jP  " or head[:4] == b"\xff\x4f\xff\x51"
+    tiff, jp2 = _is_tiff(head), _is_jpeg2000(head)
     missing: list[str] = []
     vendor = _try(lambda: _vendor(path), "wsi", missing)
     if vendor and vendor != "generic-tiff":
@@ -117,7 +152,7 @@ def _ome(path: Path) -> Raster:
     return OmeTiffRaster(path)
 
 
-def _geo(path: Path, *, jpeg2000: bool) -> Raster:
+def _geo(path: AnyPath, *, jpeg2000: bool) -> Raster:
     from equicam.data.rasters.maps import JPEG2000, TIFF, GeoRaster
 
     return GeoRaster(path, JPEG2000 if jpeg2000 else TIFF)

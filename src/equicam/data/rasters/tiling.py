@@ -17,7 +17,7 @@ from equicam.data.rasters.open import open_raster
 from equicam.data.rasters.options import RasterWindow, Tiling, window_id
 from equicam.data.rasters.raster import Raster, RasterInfo
 from equicam.data.rasters.windows import display_bands, resolve_input
-from equicam.data.remote import RemotePath, file_stat
+from equicam.data.remote import AnyPath, RemotePath, file_stat
 from equicam.errors import EquicamError
 
 MAX_WINDOWS = 50_000_000
@@ -92,16 +92,14 @@ def _series(item: Item) -> str | None:
 
 def _cut(item: Item, tiling: Tiling, margin: int) -> tuple[list[Item], RasterRow]:
     stat = file_stat(item.path)
+    if isinstance(item.path, RemotePath):  # not requested again for every window
+        item = replace(item, path=replace(item.path, stat=stat))
     nothing = RasterRow(
         item.id, str(item.path), None, None, None, (), None, None, None, None, (0.0, 0.0), None, stat.bytes,
         stat.mtime_ns, 0, 0, 0, 0,
     )  # fmt: skip
     bad = replace(item, window=RasterWindow(0.0, 0.0, 0.0, tiling))
     try:
-        if isinstance(item.path, RemotePath):
-            raise EquicamError(
-                f"raster {str(item.path)!r}", needs="to be on a disk", got="a remote store", fix="a copy or a mounted store"
-            )  # fmt: skip
         raster = open_raster(item.path)
         info = raster.info
         known = replace(
@@ -125,7 +123,7 @@ def _cut(item: Item, tiling: Tiling, margin: int) -> tuple[list[Item], RasterRow
 
 
 def _places(
-    raster: Raster, path: Path, tiling: Tiling
+    raster: Raster, path: AnyPath, tiling: Tiling
 ) -> tuple[list[tuple[float, float, str | None]], float, tuple[int, int, int]]:
     """Left and top of every window that is kept, with the label of its region; the side; and how many were left out:
     background, without data, outside the regions.
@@ -232,7 +230,7 @@ Ring = NDArray[np.float64]
 """Points of a closed line, in pixels of level 0: [n, 2]."""
 
 
-def read_regions(info: RasterInfo, path: Path, regions: str) -> list[tuple[str | None, list[Ring]]]:
+def read_regions(info: RasterInfo, path: AnyPath, regions: str) -> list[tuple[str | None, list[Ring]]]:
     """Areas of a GeoJSON file, in pixels: of slides as QuPath writes them, of maps in longitude and latitude.
 
     A folder has one file for each raster, of its name with .geojson.

@@ -3,7 +3,6 @@
 import hashlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from PIL import Image
 from equicam.data.rasters.open import open_raster
 from equicam.data.rasters.options import Input, RasterWindow
 from equicam.data.rasters.raster import Pixels, Raster, RasterInfo
+from equicam.data.remote import AnyPath
 from equicam.errors import EquicamError
 
 
@@ -36,7 +36,7 @@ class WindowPixels:
         return hashlib.sha256(shape + self.values.tobytes() + self.valid.tobytes()).hexdigest()
 
 
-def read_window(path: Path, window: RasterWindow) -> WindowPixels:
+def read_window(path: AnyPath, window: RasterWindow) -> WindowPixels:
     """A window of a raster, at the resolution it declares, with its margin."""
     raster = open_raster(path)
     if not window.side:
@@ -75,7 +75,7 @@ def resolve_input(info: RasterInfo, given: Input, name: str) -> Input:
     return replace(given, bands=bands, scale=scale)
 
 
-def show_window(path: Path, window: RasterWindow, around: int | float = 0.0) -> Image.Image:
+def show_window(path: AnyPath, window: RasterWindow, around: int | float = 0.0) -> Image.Image:
     """A window as an 8-bit RGB image, or with as many times its side around it, white where there is nothing."""
     raster = open_raster(path)
     info = raster.info
@@ -96,7 +96,7 @@ def show_window(path: Path, window: RasterWindow, around: int | float = 0.0) -> 
     return whole
 
 
-def show_raster(path: Path, given: Input, side: int) -> Image.Image:
+def show_raster(path: AnyPath, given: Input, side: int) -> Image.Image:
     """A small image of all of a raster."""
     raster = open_raster(path)
     bands = display_bands(raster, given, str(path))
@@ -111,7 +111,7 @@ def display_bands(raster: Raster, given: Input, name: str) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def value_range(path: Path, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+def value_range(path: AnyPath, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
     """What is black and white in images of a raster: 0 and 255 of 8 bits, else the 2nd and 98th percentile of all of it."""
     raster = open_raster(path)
     if raster.info.dtype == "uint8":
