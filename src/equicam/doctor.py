@@ -14,7 +14,10 @@ EXTRAS = {
     "hf": ("transformers", "Hugging Face models"),
     "review": ("fastapi", "the review page"),
     "data": ("h5py", "PatchCamelyon in its published HDF5 files"),
+    "wsi": ("openslide", "whole slides"),
+    "geo": ("rasterio", "GeoTIFF and satellite scenes"),
     "dicom": ("pydicom", "DICOM images"),
+    "dicom-out": ("highdicom", "maps exported as DICOM"),
     "ray": ("ray", "audits and evaluations on many machines"),
 }
 
