@@ -26,7 +26,7 @@ class GeoRaster(Raster):
         import rasterio
         from rasterio.errors import NotGeoreferencedWarning
 
-        self._path, self._lock = path, threading.Lock()
+        self._is_tiff, self._lock = driver == TIFF, threading.Lock()
         self._written: dict[tuple[int, int, int, int], bool] = {}  # blocks by level, row, column and band
         with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, GDAL_NUM_THREADS=1), warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # such files are rasters too
@@ -41,6 +41,7 @@ class GeoRaster(Raster):
                 masks = self._levels[0].mask_flag_enums
                 self._always_valid = [[flag.name for flag in one] == ["all_valid"] for one in masks]
                 self._levels += [open_(overview_level=i) for i in range(len(self.info.downsamples) - 1)]
+                self._block_sizes = [one.block_shapes[0] for one in self._levels]
             except BaseException:
                 self.close()
                 raise
@@ -98,10 +99,9 @@ class GeoRaster(Raster):
 
     def _refuse_unwritten(self, level: int, x: int, y: int, valid: NDArray[np.bool_], band: int) -> None:
         """Blocks that were never written, or whose place the file does not say, are read as 0, and are not data."""
-        data = self._levels[level]
-        if data.driver != TIFF:
+        if not self._is_tiff:
             return
-        high, wide = data.block_shapes[band - 1]
+        high, wide = self._block_sizes[level]
         overview = level - 1 if level else None
         for row in range(y // high, -(-(y + valid.shape[0]) // high)):
             for column in range(x // wide, -(-(x + valid.shape[1]) // wide)):
