@@ -75,6 +75,11 @@ def compute_run(
 
     Ctrl-C finishes the current shard.
     """
+    if model.value is not None:
+        raise EquicamError(
+            "an audit", needs="a target that its manifest can record", got="a function of the model's output",
+            fix="a module that returns this value, with task=\"regression\"",
+        )  # fmt: skip
     recipe, description = resolve_recipe(model, recipe)
     voi = None if voi is None else check_window(voi)
     found, rasters = list_items(source, split, tiling, recipe.context, voi)
@@ -104,6 +109,7 @@ def compute_run(
         ),
         tiling=tiling,
         target=target,
+        task=model.task,
         voi=voi,
     )
     store.refuse_foreign()

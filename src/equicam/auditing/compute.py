@@ -181,20 +181,23 @@ def _explain(
 
 
 def _facts(e: Explanation, ids: Sequence[str]) -> Facts:
-    assert e.probabilities is not None  # noqa: S101  # an audit always has a model
-    top = e.probabilities.topk(min(5, e.probabilities.shape[1]), dim=1)
+    top5: list[list[int]] = [[]] * len(e)
+    top5_confidence: list[list[float]] = [[]] * len(e)
+    if e.probabilities is not None:
+        top = e.probabilities.topk(min(5, e.probabilities.shape[1]), dim=1)
+        top5, top5_confidence = top.indices.tolist(), top.values.tolist()
     columns: dict[str, list[Any]] = {
         "target": e.target.tolist(),
-        "confidence": e.confidence.tolist(),
-        "top5": top.indices.tolist(),
-        "top5_confidence": top.values.tolist(),
+        "confidence": _nulls(e.confidence.tolist()),
+        "top5": top5,
+        "top5_confidence": top5_confidence,
         "peum_score": e.peum_score.double().tolist(),
-        "stability": _nulls(e.stability),
+        "stability": _nulls(e.stability.tolist()),
         "stability_by_view": e.stability_by_view.tolist(),
-        "disagreement": _nulls(e.disagreement),
+        "disagreement": _nulls(e.disagreement.tolist()),
         "flip_rate": e.view_flips.double().mean(1).tolist(),
         "views_kept": e.view_kept.sum(1).tolist(),
-        "view_confidence": e.view_confidence.tolist(),
+        "view_confidence": [_nulls(one) for one in e.view_confidence.tolist()],
         "view_top1": e.view_top1.tolist(),
         "view_agreement": view_agreement(e).tolist(),
         "flags": [sorted(flags) for flags in e.flags],
@@ -202,9 +205,9 @@ def _facts(e: Explanation, ids: Sequence[str]) -> Facts:
     return {name: {key: values[i] for key, values in columns.items()} for i, name in enumerate(ids)}
 
 
-def _nulls(values: Float[Tensor, " b"]) -> list[float | None]:
-    """Null where undefined, as for a single view."""
-    return [None if math.isnan(value) else value for value in values.tolist()]
+def _nulls(values: Sequence[float]) -> list[float | None]:
+    """Null where undefined, as for a single view or the confidence of a value."""
+    return [None if math.isnan(value) else value for value in values]
 
 
 def view_agreement(e: Explanation) -> Float[Tensor, "b t"]:

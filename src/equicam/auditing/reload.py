@@ -38,6 +38,13 @@ def reload_run(
         raise EquicamError(
             where, needs="the model's own class names", got="others in manifest.json", fix="restoring it"
         )
+    if model.task != manifest.task:
+        raise EquicamError(
+            where,
+            needs=f"a model with task={manifest.task!r}",
+            got=repr(model.task),
+            fix="the model as it was audited",
+        )
     if fingerprint(model.module) != manifest.weights:
         raise EquicamError(
             where, needs="the weights it was computed with", got="others", fix="restoring them"
@@ -92,8 +99,10 @@ def _load_model(store: RunStore, name: str, weights: str | None, device: str | N
             got="none", fix=f"--weights {shlex.quote(str(file))}",
         )  # fmt: skip
     zero_shot = name.startswith(("open_clip:", "hf:"))
-    return load(
+    model = load(
         name, weights=weights or manifest.weights_from, layer=manifest.layer,
-        classes=manifest.classes if zero_shot else None,
+        classes=manifest.classes if zero_shot else None, task=manifest.task,
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
     )  # fmt: skip
+    # weights of a file had no class names in 0.1.0
+    return model if manifest.classes is not None else replace(model, classes=None)

@@ -30,7 +30,7 @@ from equicam.evaluation.metrics import METRICS
 from equicam.evaluation.output import Done, resume, stamp
 from equicam.evaluation.spec import REGION_METRICS, EvaluationSpec, MapSpec, Methods, ViewCount
 from equicam.evaluation.worker import EvaluationJob, evaluate_shard
-from equicam.models.images import Images, as_batch
+from equicam.models.images import Images, as_batch, read_arrays
 from equicam.models.surround import surround_bytes
 from equicam.models.weights import fingerprint
 from equicam.models.wrap import wrap
@@ -76,6 +76,7 @@ def evaluate(
     With `out` (a Parquet file) an interrupted evaluation resumes where it stopped, and `engine` may be several devices
     or a Ray cluster.
     """
+    images = read_arrays(images)
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
     recipe = Recipe(

@@ -24,6 +24,7 @@ from equicam.models.libraries import from_hf, from_open_clip, from_timm, from_to
 from equicam.models.request import Request, unknown_name
 from equicam.models.weights import load_weights, read_state_dict, stored_classes
 from equicam.models.zeroshot import TEMPLATES
+from equicam.readers.classes import Task
 from equicam.readers.layout import Layout
 from equicam.readers.model import Model, as_layout, layer_name
 
@@ -45,11 +46,13 @@ def load(
     layout: Layout | str | None = None,
     rectify_weights: bool | None = None,
     device: str | torch.device | None = None,
+    task: Task | None = None,
 ) -> Model:
     """A model with its target layer, preprocessing and class names, in eval mode.
 
     `weights` is a safetensors or state-dict file, the name of published weights ("IMAGENET1K_V2"), or "random";
-    without it, published weights come from the usual caches or are downloaded.
+    without it, published weights come from the usual caches or are downloaded. `task` says what the outputs are, as in
+    `wrap`.
     """
     name = str(name)
     source, _, name_in_source = name.partition(":")
@@ -72,7 +75,7 @@ def load(
             "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
         )
     request = Request(
-        name_in_source, weights, classes, tuple(templates), layer, as_layout(layout), rectify_weights
+        name_in_source, weights, classes, tuple(templates), layer, as_layout(layout), rectify_weights, task
     )
     if build is not from_torchvision:
         request.refuse_published()
@@ -139,6 +142,7 @@ def _from_factory(request: Request) -> Model:
         "layout": request.layout,
         "rectify_weights": request.rectify_weights,
         "classes": request.classes and tuple(request.classes),
+        "task": request.task,
     }
     module.eval()
     return replace(built, **{key: value for key, value in overrides.items() if value is not None})

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from equicam.errors import EquicamError
 from equicam.readers.checks import Check, raise_failed
 from equicam.readers.layout import Layout, channels_of, infer
-from equicam.readers.logits import Logits, at_least_float32, class_logits
+from equicam.readers.logits import Logits, at_least_float32, read_output
 from equicam.readers.model import Model
 
 
@@ -64,7 +64,7 @@ class Forward:
 
     captured: Captured  # (features [n, k, h, w],), or the attention of every block
     logits: Float[Tensor, "n y"]
-    probabilities: Float[Tensor, "n y"]
+    probabilities: Float[Tensor, "n y"] | None  # None: outputs are values
     gradient: Gradient = no_gradient
     rectify_weights: bool = False
     checks: tuple[Check, ...] = ()
@@ -82,7 +82,7 @@ def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
         output, features, differentiable = (network.run or run_eagerly)(network, x)
         features = _first(features, count)
         layout = layer_layout(model, features, (x.shape[-2], x.shape[-1]))
-        found = class_logits(output, count=len(differentiable))
+        found = read_output(model, output, count=len(differentiable))
         logits = _first(found.logits, count)
 
     def gradient(direction: Float[Tensor, "n y"]) -> tuple[Captured, tuple[Check, ...]]:
@@ -98,7 +98,7 @@ def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
     return Forward(
         captured=(at_least_float32(layout.planes(features.detach())),),
         logits=logits.detach(),
-        probabilities=_first(found.probabilities, count).detach(),
+        probabilities=None if found.probabilities is None else _first(found.probabilities, count).detach(),
         gradient=gradient,
         rectify_weights=layout.prefixed if model.rectify_weights is None else model.rectify_weights,
         checks=found.checks,
@@ -114,7 +114,7 @@ def read_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
 def predict(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
     """Logits and probabilities of a batch, checked."""
     with frozen(network.model.module), torch.no_grad():
-        found = class_logits(run_module(network, x), count=len(x))
+        found = read_output(network.model, run_module(network, x), count=len(x))
     raise_failed(found.checks)
     return found
 

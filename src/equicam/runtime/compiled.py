@@ -24,7 +24,7 @@ from equicam.readers.forward import (
     prefers_channels_last,
     run_module,
 )
-from equicam.readers.logits import at_least_float32, class_logits
+from equicam.readers.logits import at_least_float32, read_output
 
 HOOK_KEY: Any = "equicam"
 """The key of our hook among a layer's: always the same, because a new key would compile again."""
@@ -66,7 +66,7 @@ def _probe(network: Network, x: Float[Tensor, "n c H W"]) -> Tensor:
             f"layer {model.layer!r}", needs="to run once in a forward pass, to be compiled",
             got=f"{len(outputs)} calls of it", fix="compiled=False",
         )  # fmt: skip
-    raise_failed(class_logits(output, count=1).checks)
+    raise_failed(read_output(model, output, count=1).checks)
     return features
 
 

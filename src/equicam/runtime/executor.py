@@ -19,6 +19,7 @@ from equicam.readers.checks import Check, raise_failed
 from equicam.readers.finite import finite, not_finite
 from equicam.readers.forward import Network
 from equicam.readers.model import Model
+from equicam.readers.pixel_range import not_scaled, unscaled
 from equicam.readers.reading import Reader
 from equicam.recipe import Recipe
 from equicam.runtime.compiled import run_compiled
@@ -40,6 +41,7 @@ class Executor:
     model: Model | None  # None: a reader without a model
     recipe: Recipe
     max_views_per_forward: int | None = None  # None: by memory
+    refuse_unscaled: bool = False  # images whose values are pixels from 0 to 255
 
     def __post_init__(self) -> None:
         given = self.max_views_per_forward
@@ -75,7 +77,7 @@ class Executor:
                     found
                 )  # the one wait for the device comes after all other work here
         with self.context(x.device):
-            raise_failed([_check_finite(x)])
+            raise_failed(self._checks(x))
 
             def run_group(rows: slice, fit: int) -> Tensors:
                 views = self.view_reader(reader, fit, with_gradient=with_gradient, window=window)
@@ -140,6 +142,14 @@ class Executor:
             return None
         return Network(self.model, self.autocast, run_compiled if self.recipe.compiled else None)
 
+    def _checks(self, images: Float[Tensor, "b c H W"]) -> list[Check]:
+        """What images must pass."""
+        found = [Check(lambda: finite(images), lambda: not_finite(images))]
+        if self.refuse_unscaled and self.model is not None:
+            mean, std = self.model.mean, self.model.std
+            found.append(Check(lambda: ~unscaled(images, mean, std), not_scaled))
+        return found
+
     def _captures(self, x: Float[Tensor, "b c H W"], views_per_image: int) -> bool:
         """Whether a call is captured as a CUDA graph: if wanted, and if its views fit memory twice."""
         if not self.recipe.compiled or not x.is_cuda or self.max_views_per_forward is not None:
@@ -163,7 +173,7 @@ class Executor:
 
         def whole(images: Tensor, wanted: Tensor | None) -> tuple[Tensors, DeferredChecks]:
             views = self.view_reader(reader, sys.maxsize, window=window)
-            views.checks.add([_check_finite(images)])
+            views.checks.add(self._checks(images))
             return work(views, images, wanted), views.checks
 
         def capture() -> CapturedGraph:
@@ -171,7 +181,10 @@ class Executor:
                 tensors = (*model.module.parameters(), *model.module.buffers())
                 return CapturedGraph(whole, (x, target), tensors)
 
-        about = (model.layer, model.layout, model.rectify_weights, model.classes, self.autocast)
+        about = (
+            model.layer, model.layout, model.rectify_weights, model.classes, model.task, model.mean, model.std,
+            self.autocast, self.refuse_unscaled,
+        )  # fmt: skip
         full_key = (about, reader, key, window, shape_key((x, target)))
         cache = graphs_of(model.module)
         if full_key in cache.too_large:
@@ -203,10 +216,6 @@ def _run(
         raise
     views.checks.raise_failed()
     return found
-
-
-def _check_finite(images: Float[Tensor, "b c H W"]) -> Check:
-    return Check(lambda: finite(images), lambda: not_finite(images))
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
