@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,13 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from equicam import __version__
+from equicam.core.transforms import presented_index
 from equicam.core.views import Views
 from equicam.errors import EquicamError
 from equicam.models.images import denormalise
 from equicam.models.weights import UNREADABLE
 from equicam.readers.classes import Task
+from equicam.steadiness import Steadiness, judge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +83,13 @@ class Explanation:
 
     def __len__(self) -> int:
         return len(self.target)
+
+    @cached_property
+    def steadiness(self) -> tuple[Steadiness, ...]:
+        """Of each image: steady, unsteady or cannot say, with the reason that matters most."""
+        rows = zip(self.stability_by_view.tolist(), self.view_top1.tolist(), self.flags, strict=True)
+        presented = presented_index(self.views.transforms)
+        return tuple(judge(values, top1, self.views.labels, flags, presented) for values, top1, flags in rows)
 
     def __getitem__(self, index: Any) -> "Explanation":
         """Some of the images: by number, slice, list of numbers or mask."""
@@ -228,8 +238,8 @@ def describe(e: Explanation) -> list[list[str]]:
     found = [[_title(e, *one)] for one in explained]
     flips, used = e.view_flips.sum(1).tolist(), e.view_used.sum(1).tolist()
     if len(e.views) > 1:
-        for facts, stability, score in zip(found, e.stability.tolist(), e.peum_score.tolist(), strict=True):
-            facts += [f"stability {stability:.2f}", f"PEUM {score:.4f}"]
+        for facts, steadiness, score in zip(found, e.steadiness, e.peum_score.tolist(), strict=True):
+            facts += [str(steadiness), f"PEUM {score:.4f}"]
     for i, facts in enumerate(found):
         facts += [f"{flips[i]} of {used[i]} views flip"] if flips[i] else []
         flags = sorted(e.flags[i] - {"flipped"})  # the line before says it
