@@ -133,10 +133,12 @@ class Explanation:
         from equicam.report.overlay import overlay
 
         maps = self.map.detach().float().cpu().numpy()
-        images = self._images()
-        if images is None:
-            images = np.full((*maps.shape, 3), UNKNOWN_IMAGE_GREY, dtype=np.uint8)
-        return np.stack([overlay(image, values) for image, values in zip(images, maps, strict=True)])
+        found = self._images()
+        if found is None:
+            found = np.full((*maps.shape, 3), UNKNOWN_IMAGE_GREY, dtype=np.uint8)
+        for i, values in enumerate(maps):
+            found[i] = overlay(found[i], values)
+        return found
 
     def plot(self, *, images: int = MAX_PLOTTED) -> "Figure":
         """A figure of the first images, a row each: image, map, PEUM, and stability over the views."""
@@ -241,7 +243,8 @@ def describe(e: Explanation) -> list[list[str]]:
         for facts, steadiness, score in zip(found, e.steadiness, e.peum_score.tolist(), strict=True):
             facts += [str(steadiness), f"PEUM {score:.4f}"]
     for i, facts in enumerate(found):
-        facts += [f"{flips[i]} of {used[i]} views flip"] if flips[i] else []
+        known = len(e.views) > 1 and e.steadiness[i].reason.code == "prediction-changes"
+        facts += [f"{flips[i]} of {used[i]} views flip"] if flips[i] and not known else []
         flags = sorted(e.flags[i] - {"flipped"})  # the line before says it
         facts += [f"flags {', '.join(flags)}"] if flags else []
     return found

@@ -176,6 +176,7 @@ for wrong in (
     lambda: equicam.Views(("a",)),
     lambda: equicam.equivariant(3)(x, 0),
     lambda: equicam.wrap("resnet50"),
+    lambda: equicam.wrap(EmbeddedNet(), "layer4", task="softmax"),
 ):
     try:
         wrong()

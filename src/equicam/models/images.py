@@ -228,7 +228,7 @@ def denormalise(
         shown = x * scale + offset
     images = (shown.clamp(0, 1) * 255).round().byte()
     images = images[:, :1].expand(-1, 3, -1, -1) if images.shape[1] != 3 else images
-    return images.permute(0, 2, 3, 1).cpu().numpy()
+    return np.ascontiguousarray(images.permute(0, 2, 3, 1).cpu().numpy())
 
 
 def _first_channel(model: Model, image: Image.Image) -> Float[Tensor, "H W"]:

@@ -28,7 +28,7 @@ def class_index(target: int | str | None, classes: Sequence[str] | None, what: s
     needs = (
         "a class of the model, by name or number"
         if classes
-        else "the number of a class: the model has no class names"
+        else "the number of a class: there are no class names"
     )
     raise EquicamError(
         what, needs=needs, got=repr(target), fix=" or ".join(map(repr, close)) or "a number, or wrap(…, classes=[…])"

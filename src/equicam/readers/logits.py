@@ -64,12 +64,12 @@ def read_output(model: Model, output: Any, *, count: int) -> Logits:
     logits = logits.reshape(count, -1)
     if model.task == "regression":
         return Logits(logits, None, (finite_logits,))
+    checks = (finite_logits, *_check_not_probabilities(logits, labels=model.is_multilabel))
     _refuse_number_of_outputs(model, logits.shape[1])
-    checks = (finite_logits, *_check_not_probabilities(logits, labels=model.task == "multilabel"))
     if logits.shape[1] == 1:
         pair = torch.cat((-logits, logits), 1)
         return Logits(pair, pair.sigmoid(), checks)
-    return Logits(logits, logits.sigmoid() if model.task == "multilabel" else logits.softmax(1), checks)
+    return Logits(logits, logits.sigmoid() if model.is_multilabel else logits.softmax(1), checks)
 
 
 def _read_value(value: OutputFunction, output: Any, count: int) -> Logits:

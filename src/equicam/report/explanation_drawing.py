@@ -29,6 +29,7 @@ IMAGE_PX = 224
 """The longer side of an image in a notebook."""
 ROW_INCHES, IMAGE_INCHES, CURVE_INCHES = 2.75, 2.5, 3.2
 DPI = 150
+PEUM_NOTE = "PEUM is the variance of the views’ aligned maps, mean over pixels; compare it between maps of equally many views."
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,14 @@ def draw_html(drawings: Sequence[ImageDrawing], total: int) -> str:
     cells = Markup().join(map(_cell, drawings))
     rest = total - len(drawings)
     more = Markup("<p>… and {} more</p>").format(f"{rest:,}") if rest > 0 else ""
-    return str(Markup('<div style="display:flex;flex-wrap:wrap;gap:16px">{}</div>{}').format(cells, more))
+    note = (
+        Markup("<p><small>{}</small></p>").format(PEUM_NOTE)
+        if any(d.peum is not None for d in drawings)
+        else ""
+    )
+    return str(
+        Markup('<div style="display:flex;flex-wrap:wrap;gap:16px">{}</div>{}{}').format(cells, more, note)
+    )
 
 
 def _cell(one: ImageDrawing) -> Markup:
