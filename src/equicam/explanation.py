@@ -58,9 +58,9 @@ class Explanation:
     target: Int[Tensor, " b"]  # the class explained
     confidence: Float[Tensor, " b"]  # its probability in the presented image; NaN where a value is explained
     view_confidence: Float[Tensor, "b t"]  # its probability in each view; NaN where the view was not used
-    # the most probable class of each view; of a label, the target where it is predicted and another where it is not;
-    # −1 where the view was not used
-    view_top1: Int[Tensor, "b t"]
+    view_top1: Int[
+        Tensor, "b t"
+    ]  # each view's most probable class (of labels: the target where the view has it); −1 where the view was not used
     view_flips: Bool[Tensor, "b t"]  # views whose top-1 is not the presented image's
     view_kept: Bool[Tensor, "b t"]  # views the weigher kept
     view_used: Bool[Tensor, "b t"]  # views that were read: all, except with views="auto"
@@ -71,9 +71,7 @@ class Explanation:
     flags: tuple[frozenset[str], ...]  # of blank, constant, flipped, none-kept, low-coverage, odd-size, edge
     views: Views
     layer: str | None = None
-    probabilities: Float[Tensor, "b y"] | None = (
-        None  # of the presented image; None without a model, and for values
-    )
+    probabilities: Float[Tensor, "b y"] | None = None  # of the presented image; None without model or classes
     output: Float[Tensor, " b"] | None = None  # the class's logit, or the value that is explained
     inputs: Float[Tensor, "b c H W"] | None = None  # the model's input: the caller's own tensor, not a copy
     mean: tuple[float, ...] | None = None  # of the input's normalisation; None: unknown

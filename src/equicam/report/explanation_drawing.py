@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -140,9 +141,8 @@ def show_figure(figure: Figure) -> None:
     """Show a figure: in a notebook's cell, or in a window that matplotlib opens."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and hasattr(shell, "kernel"):
-        from IPython import display
-
-        display.display(display.Image(_png_of(figure)))  # type: ignore[no-untyped-call]
+        display = import_module("IPython.display")  # only there in a notebook
+        display.display(display.Image(_png_of(figure)))
         return
     from matplotlib import pyplot
 

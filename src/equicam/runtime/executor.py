@@ -182,7 +182,7 @@ class Executor:
                 return CapturedGraph(whole, (x, target), tensors)
 
         about = (
-            model.layer, model.layout, model.rectify_weights, model.classes, model.task, model.mean, model.std,
+            model.layer, model.layout, model.rectify_weights, model.classes, model.task, tuple(model.mean), tuple(model.std),
             self.autocast, self.refuse_unscaled,
         )  # fmt: skip
         full_key = (about, reader, key, window, shape_key((x, target)))
