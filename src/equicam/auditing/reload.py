@@ -10,6 +10,7 @@ from equicam.data.items import Item, digest_items, scan_order, valid_utf8
 from equicam.errors import EquicamError, NotNamedError
 from equicam.models.load import load
 from equicam.models.names import is_library_model, weights_file
+from equicam.models.preprocessing import Preprocessing
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 
@@ -92,8 +93,10 @@ def _load_model(store: RunStore, name: str, weights: str | None, device: str | N
             got="none", fix=f"--weights {shlex.quote(str(file))}",
         )  # fmt: skip
     zero_shot = name.startswith(("open_clip:", "hf:"))
-    return load(
+    loaded = load(
         name, weights=weights or manifest.weights_from, layer=manifest.layer,
         classes=manifest.classes if zero_shot else None,
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
     )  # fmt: skip
+    given = manifest.given_preprocessing
+    return loaded if given is None else Preprocessing.from_json(given).of(loaded)
