@@ -240,7 +240,7 @@ def _compute_here(
                 start = time.perf_counter()
                 tables = compute_shard(context, decoded)
                 LOG.info(
-                    "shard %d: %d images explained in %.1f s",
+                    "shard %d: %d images in %.1f s",
                     number,
                     len(decoded),
                     time.perf_counter() - start,

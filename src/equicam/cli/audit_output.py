@@ -24,9 +24,13 @@ REASONS_COLUMN_WIDTH = 110
 
 def audit_document(run: "Run", gates: Sequence[Gate]) -> dict[str, Any]:
     """How many images were explained, why others were not, and whether the gates hold."""
-    rows = run.read_items(["status", "reason"]).to_pylist()
-    reasons = Counter(row["reason"] for row in rows if row["status"] != "ok")
-    counts = {"images": len(rows), "explained": len(rows) - reasons.total(), "bad": reasons.total()}
+    from equicam.steadiness import count_words
+
+    items = run.read_items(["status", "reason", "steadiness"])
+    reasons = Counter(row["reason"] for row in items.to_pylist() if row["status"] != "ok")
+    words = {word.replace(" ", "_"): count for word, count in count_words(items).items()}
+    images, bad = items.num_rows, reasons.total()
+    counts = {"images": images, "explained": images - bad, "bad": bad} | words
     return {
         "run": str(run.folder),
         **counts,
@@ -42,6 +46,10 @@ def print_audit(document: Mapping[str, Any]) -> None:
         f"{document['explained']:,} images explained, {document['bad']:,} could not be; layer {document['layer']}; "
         f"run {document['run']}"
     )
+    if document["explained"]:
+        say(
+            f"maps: {document['steady']:,} steady, {document['unsteady']:,} unsteady, {document['cannot_say']:,} cannot be judged"
+        )
     if document["reasons"]:
         reasons = ", ".join(f"{code} {count:,}" for code, count in document["reasons"].items())
         say(f"could not be explained, by reason: {reasons}")

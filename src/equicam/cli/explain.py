@@ -51,7 +51,7 @@ def explain(
 
     Example: `equicam explain scan.png --model resnet50 --views 6`
     """
-    table = Table(Column("image", overflow="fold"), "class", "p", "PEUM", "flips", "flags", "files")
+    table = Table(Column("image", overflow="fold"), "class", "p", "map", "PEUM", "flips", "flags", "files")
     explained: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
     with exit_on_error(), show_progress("explaining", len(images)) as progress:
@@ -79,6 +79,8 @@ def explain(
         finally:
             if table.row_count:
                 console.print(table)
+                for one in explained:
+                    say(f"{Path(one['image']).name}: {one['steadiness']}: {one['steadiness_reason']}")
                 say(f"files are in {out}")
         facts = preprocessing_facts(ready)
     found = {"out": str(out), "model": model, "layer": ready.layer, "preprocessing": facts}
@@ -94,6 +96,6 @@ def explain(
 def _row(result: "ExplainedFile") -> tuple[str, ...]:
     facts, flips = result.facts, result.facts["view_flips"]
     return (
-        plain(result.path.name), facts["class"], f"{facts['confidence']:.2f}", f"{facts['peum_score']:.4f}",
+        plain(result.path.name), facts["class"], f"{facts['confidence']:.2f}", facts["steadiness"], f"{facts['peum_score']:.4f}",
         f"{sum(flips)} of {len(flips)}", ", ".join(facts["flags"]) or "none", f"{result.stem}.*",
     )  # fmt: skip

@@ -106,7 +106,7 @@ class Executor:
         """`run` on groups of images whose views fit one pass; groups are halved when memory runs out."""
         fit = self.max_views_per_forward or views_that_fit(x)
         LOG.info(
-            "%d images of %d views each, at most %d views in a forward pass", len(x), views_per_image, fit
+            "images: %d, views of each: %d, at most %d views in a forward pass", len(x), views_per_image, fit
         )
         done = 0
         while done < len(x):
