@@ -152,6 +152,16 @@ def test_results_go_to_stdout_and_everything_else_to_stderr(patches, tmp_path):
     assert not notices.quiet
 
 
+def test_files_that_are_no_images_are_a_notice(patches, tmp_path):
+    (tmp_path / "images").mkdir()
+    for name in ("0.png", "1.png"):
+        (tmp_path / "images" / name).write_bytes((patches / name).read_bytes())
+    (tmp_path / "images" / "notes.txt").write_text("hello")
+    command = ("audit", tmp_path / "images", "--out", tmp_path / "run", "--views", 2)
+    assert "1 left out, hidden or not an image by the name: " in invoke(*command).stderr
+    assert invoke(*command, "--quiet").stderr == ""
+
+
 def test_verbose_prints_the_log(patches, tmp_path):
     result = invoke("audit", patches, "--out", tmp_path / "run", "--views", 2, "--verbose")
     for words in (

@@ -4,6 +4,7 @@ import inspect
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,8 +53,8 @@ class LogLines(logging.Handler):
             note(line, style="dim")
 
 
-_log_lines = LogLines()
-_log_lines.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+def _show_warning(message: Warning | str, *_where: Any, **_options: Any) -> None:
+    note(str(message))
 
 
 def with_output_options(command: Callable[..., None], *, answers: bool) -> Callable[..., None]:
@@ -81,17 +82,19 @@ def with_output_options(command: Callable[..., None], *, answers: bool) -> Calla
 
 @contextmanager
 def _output(chosen: Output) -> Iterator[None]:
-    log = logging.getLogger("equicam")
+    log, lines = logging.getLogger("equicam"), LogLines()
     level = log.level
     output.json, output.quiet, output.verbose = chosen.json, chosen.quiet, chosen.verbose
     console.quiet, notices.quiet = chosen.json, chosen.quiet
-    if chosen.verbose:
-        log.addHandler(_log_lines)
-        log.setLevel(logging.DEBUG)
+    lines.setFormatter(logging.Formatter("%(name)s: %(message)s" if chosen.verbose else "%(message)s"))
+    log.addHandler(lines)
+    log.setLevel(logging.DEBUG if chosen.verbose else logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield
     finally:
-        log.removeHandler(_log_lines)
+        log.removeHandler(lines)
         log.setLevel(level)
         output.json = output.quiet = output.verbose = console.quiet = notices.quiet = False
 
