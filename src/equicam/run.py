@@ -229,6 +229,16 @@ class Run:
         return seal_run(self.store, sign)
 
 
+def _refuse_other_bands(tiling: Tiling, model: "Model") -> None:
+    """Refuse bands that are not as many as the means and standard deviations that normalise them."""
+    bands, mean = tiling.input.bands, tiling.input.mean or model.mean
+    if bands is not None and len(bands) != len(mean):
+        raise EquicamError(
+            "--bands", needs=f"{len(mean)}, one for each channel of the model's mean and std", got=", ".join(bands),
+            fix="other --bands, or --mean and --std with a model of as many channels",
+        )  # fmt: skip
+
+
 def _refuse_with_more(options: dict[str, Any]) -> None:
     """Refuse options of `Run.triage` other than its defaults: an extended queue keeps those it was written with."""
     defaults = signature(Run.triage).parameters
@@ -295,6 +305,7 @@ def audit(
         context = "none" if tiling is None or as_published else "auto"
     if tiling is not None:
         tiling = replace(tiling, input=tiling.input.or_else(model.input))
+        _refuse_other_bands(tiling, model)
     recipe = Recipe(
         method=method, views=views, fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=dtype,
         compiled=compiled, seed=seed,
