@@ -6,6 +6,7 @@ that one batch is mapped at a time. Columns are validated before they are used, 
 
 import mmap
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -35,6 +36,16 @@ class Batch:
     rows: int
 
 
+@dataclass(frozen=True)
+class Stream:
+    """A file as its headers describe it."""
+
+    schema: pa.Schema
+    batches: tuple[Batch, ...]
+    image_columns: tuple[str, ...]
+    label_columns: tuple[str, ...]
+
+
 def is_arrow_stream(path: Path) -> bool:
     """Whether a file starts as an Arrow stream does."""
     try:
@@ -47,7 +58,7 @@ def is_arrow_stream(path: Path) -> bool:
 def read_image_bytes(path: Path, index: int) -> bytes:
     """The encoded image in a row; a path in the file is never followed."""
     what, image = f"row {index} of {str(path)!r}", image_column(path)
-    for batch in _batches(path):
+    for batch in _open(path).batches:
         if batch.first_row <= index < batch.first_row + batch.rows:
             cell = _column(path, batch, image)[index - batch.first_row].as_py() or {}
             if not isinstance(cell.get("bytes"), bytes):
@@ -63,10 +74,7 @@ def read_image_bytes(path: Path, index: int) -> bytes:
 
 def image_column(path: Path) -> str:
     """The column with bytes and path of images; of several, the one named "image"."""
-    schema = _index(str(path), _version(path))[0]
-    found = [
-        field.name for field in schema if _holds_images(field.type) and schema.names.count(field.name) == 1
-    ]
+    found = _open(path).image_columns
     if len(found) != 1 and "image" not in found:
         raise EquicamError(
             f"file {str(path)!r}", needs="one column of images, or one named 'image'",
@@ -77,12 +85,10 @@ def image_column(path: Path) -> str:
 
 def read_labels(path: Path, name: str) -> list[int | str | None]:
     """The numbers or texts of a column, one for each image; None for all where the column is missing or another kind."""
-    schema, batches = _index(str(path), _version(path))
-    known = schema.names.count(name) == 1 and _holds_labels(schema.field(name).type)
-    image, found = image_column(path), list[int | str | None]()
-    for batch in batches:
+    stream, image, found = _open(path), image_column(path), list[int | str | None]()
+    for batch in stream.batches:
         rows = len(_column(path, batch, image))  # as many as there are, whatever the header claims
-        found += _column(path, batch, name).to_pylist() if known else [None] * rows
+        found += _column(path, batch, name).to_pylist() if name in stream.label_columns else [None] * rows
     return found
 
 
@@ -118,11 +124,11 @@ def _record_batch(path: str, batch: Batch, version: tuple[int, int]) -> pa.Recor
         length = batch.start + batch.length - aligned
         mapped = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=aligned)
     message = pa.ipc.read_message(pa.py_buffer(mapped).slice(batch.start - aligned))
-    return pa.ipc.read_record_batch(message, _index(path, version)[0])
+    return pa.ipc.read_record_batch(message, _index(path, version).schema)
 
 
-def _batches(path: Path) -> tuple[Batch, ...]:
-    return _index(str(path), _version(path))[1]
+def _open(path: Path) -> Stream:
+    return _index(str(path), _version(path))
 
 
 def _version(path: Path) -> tuple[int, int]:
@@ -135,7 +141,7 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _index(path: str, version: tuple[int, int]) -> tuple[pa.Schema, tuple[Batch, ...]]:
+def _index(path: str, version: tuple[int, int]) -> Stream:
     """The schema, and every batch by its place; no column is read."""
     size, schema, batches, rows = version[0], None, [], 0
     try:
@@ -152,7 +158,6 @@ def _index(path: str, version: tuple[int, int]) -> tuple[pa.Schema, tuple[Batch,
                     raise invalid(Path(path), "a whole Arrow stream", "one that is cut off")
                 if kind == SCHEMA and schema is None:
                     schema = pa.ipc.read_schema(pa.ipc.read_message(pa.py_buffer(start + header)))
-                    _ = schema.names  # which decodes them, and fails here if it does
                 elif kind == RECORD_BATCH and schema is not None:
                     batches.append(Batch(at, 8 + length + body, rows, count))
                     rows += count
@@ -161,13 +166,17 @@ def _index(path: str, version: tuple[int, int]) -> tuple[pa.Schema, tuple[Batch,
                 if rows > MAX_ROWS:
                     raise invalid(Path(path), f"at most {MAX_ROWS:,} rows", f"{rows:,}")
                 file.seek(at + 8 + length + body)
+        if schema is None:
+            raise invalid(Path(path), "an Arrow stream", "none")
+        times = Counter(schema.names)
+        once = [field for field in schema if times[field.name] == 1]
+        images = tuple(field.name for field in once if _holds_images(field.type))
+        labels = tuple(field.name for field in once if _holds_labels(field.type))
+        return Stream(schema, tuple(batches), images, labels)
     except EquicamError:
         raise
     except Exception as error:
         raise invalid(Path(path), "a whole Arrow stream", error) from error
-    if schema is None:
-        raise invalid(Path(path), "an Arrow stream", "none")
-    return schema, tuple(batches)
 
 
 def _read_header(header: bytes) -> tuple[int, int, int]:
