@@ -214,7 +214,6 @@ def test_large_and_sparse_is_read_in_little_memory(tmp_path):
     program = f"""
 import resource, numpy as np
 from contextlib import suppress
-from equicam.data.rasters.windows import read_window
 from equicam.errors import EquicamError
 from pathlib import Path
 from equicam.data.rasters.open import open_raster

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from equicam.auditing import schema1
-from equicam.auditing.exports import write_csv, write_fiftyone, write_parquet
+from equicam.auditing.exports import write_csv, write_parquet
 from equicam.auditing.log import Log
 from equicam.auditing.review_key import ReviewKey, read_review_key
 from equicam.auditing.store import RunStore
@@ -36,7 +36,7 @@ FILES = (
     "triage.parquet",
     "triage.json",
     "queue.csv",
-    "fiftyone/samples.json",
+    "fiftyone/samples.json",  # of queues written before 0.2
     "evidence.json",
     "stability.parquet",
 )
@@ -86,7 +86,6 @@ def write_queue(
         write_atomic(store.folder / "evidence.json", json.dumps(evidence, indent=1).encode())
     write_parquet(found, store.folder / "triage.parquet")
     write_csv(found, store.folder / "queue.csv")
-    write_fiftyone(found, store.read_items(), store.folder / "fiftyone")
     text = json.dumps({"options": dict(options), **found.to_json()}, indent=1)
     write_atomic(store.folder / "triage.json", text.encode())
     files = {name: file_digest(store.folder / name) for name in FILES if (store.folder / name).is_file()}

@@ -199,7 +199,7 @@ def triage(
 ) -> None:
     """Rank a run for review: the queue, a random control arm, and how many maps are unstable.
 
-    Writes `triage.parquet` (the images under review, with arm and rank), `queue.csv` and `fiftyone/` (for reviewers, with blinding) into the run, and
+    Writes `triage.parquet` (the images under review, with arm and rank), `queue.csv` (for reviewers, with blinding) into the run, and
     `evidence.json` for the head of the queue.
 
     Example: `equicam triage run --budget 5% --by risk`, and later `equicam triage run --more 50`
