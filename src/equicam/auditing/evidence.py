@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from equicam.auditing.queue_files import logged_evidence, write_evidence
 from equicam.auditing.reload import Reloaded
 from equicam.auditing.store import RunStore
 from equicam.core.views import crop_centre
@@ -64,14 +65,33 @@ class Evidence:
         return found
 
 
-def evidence_on(
-    store: RunStore, reloaded: Reloaded, ids: Sequence[str], tick: Callable[[int], None] = lambda _count: None
-) -> dict[str, Evidence]:
-    """Evidence on these images of a run."""
-    context, wanted = reloaded.context, set(ids)
-    items = [item for item in reloaded.items if item.id in wanted]
-    recipe = Recipe(dtype=context.recipe.dtype, compiled=context.recipe.compiled, seed=context.recipe.seed)
-    return evidence(context.model, items, store.rows(wanted), recipe, tick=tick)
+def collect_evidence(
+    store: RunStore,
+    ids: Sequence[str],
+    reload: Callable[[], Reloaded],
+    tick: Callable[[int], None] = lambda _count: None,
+) -> dict[str, Any]:
+    """Evidence on these images of a run, in their order, as evidence.json has it.
+
+    The file is written after every batch, and images that it has are not computed again.
+    """
+    found = logged_evidence(store)
+    pending = [name for name in ids if name not in found]
+    tick(len(ids) - len(pending))
+    if pending:
+        reloaded = reload()
+        ran = reloaded.context.recipe
+        recipe = Recipe(dtype=ran.dtype, compiled=ran.compiled, seed=ran.seed)
+        items, rows = {item.id: item for item in reloaded.items}, store.rows(set(pending))
+        for start in range(0, len(pending), IMAGES_PER_BATCH):
+            some = pending[start : start + IMAGES_PER_BATCH]
+            known = [items[name] for name in some if name in items and name in rows]
+            measured = evidence(reloaded.context.model, known, rows, recipe)
+            if measured:
+                found |= {name: one.to_json() for name, one in measured.items()}
+                write_evidence(store, found)
+            tick(len(some))
+    return {name: found[name] for name in ids if name in found}
 
 
 def evidence(
@@ -79,30 +99,27 @@ def evidence(
     items: Sequence[Item],
     rows: Mapping[str, Mapping[str, Any]],
     recipe: Recipe = Recipe(),  # noqa: B008  # frozen
-    *,
-    tick: Callable[[int], None] = lambda _count: None,
 ) -> dict[str, Evidence]:
-    """Evidence on images, given their rows in the run; an image that has changed since or cannot be read is skipped."""
-    found: dict[str, Evidence] = {}
-    computer = MapComputer.of(model, EvaluationSpec(recipe, ["grad-cam"], ("stages",), GROUPS["rotation"]))
-    for start in range(0, len(items), IMAGES_PER_BATCH):
-        some, images = [], []
-        for item in items[start : start + IMAGES_PER_BATCH]:
-            try:
-                content = read_item(item)
-                if content.sha256 != rows[item.id].get("sha256"):
-                    continue
-                images.append(_input(model, content))
-                some.append(item)
-            except (EquicamError, OSError, ValueError):
+    """Evidence on a batch of images, given their rows in the run, each compared with the others of the batch.
+
+    An image that has changed since the audit or cannot be read is skipped.
+    """
+    ids, images = [], []
+    for item in items:
+        try:
+            content = read_item(item)
+            if content.sha256 != rows[item.id].get("sha256"):
                 continue
-        if some:
-            # frozen once for all passes of the batch
-            with computer.context(), frozen(model.module, eager=not recipe.compiled):
-                x = as_batch(model, stack_images(images))
-                found |= _measure_batch(computer, x, [i.id for i in some], rows)
-        tick(len(items[start : start + IMAGES_PER_BATCH]))
-    return found
+            images.append(_input(model, content))
+            ids.append(item.id)
+        except (EquicamError, OSError, ValueError):
+            continue
+    if not ids:
+        return {}
+    computer = MapComputer.of(model, EvaluationSpec(recipe, ["grad-cam"], ("stages",), GROUPS["rotation"]))
+    # frozen once for all passes of the batch
+    with computer.context(), frozen(model.module, eager=not recipe.compiled):
+        return _measure_batch(computer, as_batch(model, stack_images(images)), ids, rows)
 
 
 def _input(model: Model, content: ItemContent) -> torch.Tensor:

@@ -7,6 +7,7 @@ import typer
 from equicam.cli.audit import audit, report, seal, triage, verify
 from equicam.cli.demo import demo
 from equicam.cli.evaluate import evaluate
+from equicam.cli.evidence import evidence
 from equicam.cli.explain import explain
 from equicam.cli.export import export
 from equicam.cli.finetune import finetune
@@ -17,7 +18,7 @@ from equicam.cli.shared import say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 for command in (
-    demo, explain, audit, triage, review, report, export, verify, seal, evaluate, reproduce, finetune, models, methods, scores, doctor,
+    demo, explain, audit, triage, evidence, review, report, export, verify, seal, evaluate, reproduce, finetune, models, methods, scores, doctor,
 ):  # fmt: skip
     app.command()(command)
 

@@ -35,10 +35,6 @@ def print_triage(run: "Run", ranked: "Triage") -> None:
             f"({missing} shards to go); these come first by name, not at random"
         )
     print_queue(ranked)
-    if ranked.no_evidence:
-        say(f"no evidence on the head of the queue: {ranked.no_evidence}")
-    if skipped := len(ranked.without_evidence):
-        say(f"no evidence on {skipped} images, which are not the ones that were explained")
 
 
 def print_queue(ranked: "Triage") -> None:

@@ -164,7 +164,9 @@ def largest(planes: Float[Tensor, "b H W"], valid: Bool[Tensor, "H W"], count: i
     values = torch.where(valid, planes, -torch.inf).flatten(1)
     least = values.kthvalue(values.shape[1] - count + 1, dim=1, keepdim=True).values
     above, tied = values > least, values == least
-    free = count - above.sum(1, keepdim=True)  # a selection with its ties in order: many times faster than a sort
+    free = count - above.sum(
+        1, keepdim=True
+    )  # a selection with its ties in order: many times faster than a sort
     return (above | (tied & (tied.cumsum(1) <= free))).view(planes.shape)
 
 
