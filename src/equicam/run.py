@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
     from equicam.export.export import Exported
     from equicam.readers.model import Model
+    from equicam.report.comparison import Comparison
 
 Tick = Callable[[int], None]
 """Called with the number of images just finished."""
@@ -261,6 +262,18 @@ def open_run(folder: str | Path, source: str | None = None) -> Run:
     items = find_items(source, split=manifest.split)
     moved = {i.id: valid_utf8(str(i.path.absolute())) for i in items if is_allowed(i.path)}
     return Run(RunStore(Path(folder), moved=moved))
+
+
+def compare(first: Run | str | Path, second: Run | str | Path) -> "Comparison":
+    """Are the maps of the second run steadier than those of the first? Paired by image, with 95 % intervals.
+
+    Runs with another method, other views or another option that decides the numbers are refused.
+    """
+    from equicam.report.comparison import compare_runs
+
+    return compare_runs(
+        *(one.store if isinstance(one, Run) else open_run(one).store for one in (first, second))
+    )
 
 
 def audit(

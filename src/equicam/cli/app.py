@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from equicam.cli.audit import audit, report, seal, triage, verify
+from equicam.cli.compare import compare
 from equicam.cli.demo import demo
 from equicam.cli.evaluate import evaluate
 from equicam.cli.evidence import evidence
@@ -18,7 +19,7 @@ from equicam.cli.shared import say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 for command in (
-    demo, explain, audit, triage, evidence, review, report, export, verify, seal, evaluate, reproduce, finetune, models, methods, scores, doctor,
+    demo, explain, audit, triage, evidence, review, report, export, compare, verify, seal, evaluate, reproduce, finetune, models, methods, scores, doctor,
 ):  # fmt: skip
     app.command()(command)
 
