@@ -92,7 +92,7 @@ def test_a_steadier_model_is_found_and_the_command_is_a_gate(whole, symmetric, t
     page = tmp_path / "pages" / "compare.html"
     code, output = equicam_command("compare", symmetric, whole, "--out", page)
     assert code == 3
-    assert "The maps of run are less steady than those of symmetric" in output
+    assert "The maps of 'run' are less steady than those of 'symmetric'" in output
     assert page.is_file()
     code, output = equicam_command("compare", whole, symmetric, "--json")
     assert code == 0

@@ -68,15 +68,15 @@ class Comparison:
         found = self.differences["stability"]
         estimate, (first, second) = found.difference, map(_name, self.stores)
         answer = {
-            "steadier": f"The maps of {second} are steadier than those of {first}",
-            "less steady": f"The maps of {second} are less steady than those of {first}",
-            "no difference shown": f"No difference shown between the maps of {first} and of {second}",
+            "steadier": f"The maps of {second!r} are steadier than those of {first!r}",
+            "less steady": f"The maps of {second!r} are less steady than those of {first!r}",
+            "no difference shown": f"No difference shown between the maps of {first!r} and of {second!r}",
         }[self.direction]
         few = f"; {MIN_PAIRS} images are needed to say more" if estimate.n < MIN_PAIRS else ""
         return (
-            f"{answer}: mean stability {found.first:.3f} and {found.second:.3f}, a difference of {_interval(estimate)} over "
-            f"{estimate.n:,} images{few}. {self.became_steady:,} maps went from unsteady to steady, "
-            f"{self.became_unsteady:,} from steady to unsteady."
+            f"{answer}: mean stability {found.first:.3f} before and {found.second:.3f} after, a difference of "
+            f"{_interval(estimate)} over {estimate.n:,} images of both{few}. Maps that went from unsteady to steady: "
+            f"{self.became_steady:,}, from steady to unsteady: {self.became_unsteady:,}."
         )
 
     @property

@@ -134,6 +134,7 @@ def stability_against_stability(first: Column, second: Column) -> str:
         )  # fmt: skip
         if (same := ~up & ~down).any():
             axes.scatter(first[same], second[same], 7, color=INK, linewidth=0, label="the same")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set(xlim=(low - 0.02, 1.02), ylim=(low - 0.02, 1.02), aspect="equal")
         figure.legend(
             *axes.get_legend_handles_labels(),
