@@ -94,7 +94,7 @@ def test_a_steadier_model_is_found_and_the_command_is_a_gate(whole, symmetric, t
     assert code == 3
     assert "The maps of 'run' are less steady than those of 'symmetric'" in output
     assert page.is_file()
-    code, output = equicam_command("compare", whole, symmetric, "--json")
+    code, output = equicam_command("compare", whole, symmetric, "--json", "--quiet")
     assert code == 0
     document = json.loads(output)
     assert document["direction"] == "steadier"

@@ -23,7 +23,7 @@ MIN_PAIRS = 20
 DECIDING_OPTIONS = ("method", "views", "fill", "as_published", "context", "tau", "gamma")
 """Options of a recipe that decide the numbers compared; the others say how it ran."""
 DECIDING_FIELDS = ("target", "tiling", "voi")
-NOTED_FIELDS = ("model", "layer", "preprocessing", "classes", "dtype")
+NOTED_FIELDS = ("model", "layer", "preprocessing", "classes", "task", "dtype")
 """Fields of a manifest that may differ between two networks, and that the reader should know of."""
 COLUMNS = [
     "id", "sha256", "status", "target", "stability", "peum_score", "flip_rate", "views_kept", "flags", "steadiness",

@@ -80,6 +80,11 @@ def collect_evidence(
     tick(len(ids) - len(pending))
     if pending:
         reloaded = reload()
+        if not reloaded.context.model.has_probabilities:
+            raise EquicamError(
+                "evidence", needs="a model with class probabilities: it measures their loss", got="one without",
+                fix="equicam report without it",
+            )  # fmt: skip
         ran = reloaded.context.recipe
         recipe = Recipe(dtype=ran.dtype, compiled=ran.compiled, seed=ran.seed)
         items, rows = {item.id: item for item in reloaded.items}, store.rows(set(pending))

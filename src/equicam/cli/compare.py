@@ -1,15 +1,12 @@
 """`equicam compare`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from equicam.cli.shared import exit_on_error, say
-
-LESS_STEADY = 3
-"""Exit code of a comparison whose second run is less steady."""
+from equicam.cli.output import GATE_FAILED, answer, note, say
+from equicam.cli.shared import exit_on_error
 
 
 def compare(
@@ -21,7 +18,6 @@ def compare(
             help="Page to write, with both maps of the images that changed most.", show_default=False
         ),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Did retraining make the maps steadier? Two runs on the same images, paired image by image.
 
@@ -34,13 +30,11 @@ def compare(
 
         found = equicam.compare(first, second)
         page = None if out is None else found.report(out)
-    if json_:
-        typer.echo(json.dumps(found.to_json() | {"report": None if page is None else str(page)}, indent=1))
-    else:
-        say(found.sentence)
-        for line in found.notes:
-            say(line)
-        if page is not None:
-            say(f"report: {page}")
+    answer("compare", found.to_json() | {"report": None if page is None else str(page)})
+    say(found.sentence)
+    for line in found.notes:
+        note(line)
+    if page is not None:
+        say(f"report: {page}")
     if found.direction == "less steady":
-        raise typer.Exit(LESS_STEADY)
+        raise typer.Exit(GATE_FAILED)

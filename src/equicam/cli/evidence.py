@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from equicam.cli import options
-from equicam.cli.shared import count_progress, exit_on_error, say
+from equicam.cli.output import answer, note, say
+from equicam.cli.shared import count_progress, exit_on_error
 
 
 def evidence(
@@ -36,8 +37,13 @@ def evidence(
                 top, model=model, source=source, weights=weights, device=device, tick=tick
             )
     leanings = Counter(str(one.get("leaning")) for one in found.values())
+    without = [row["id"] for row in head if row["id"] not in found]
+    images = [
+        {"id": name, "leaning": one.get("leaning"), "verdict": one["verdict"]} for name, one in found.items()
+    ]
+    answer("evidence", {"run": str(run), "leanings": dict(leanings), "images": images, "without": without})
     counts = ", ".join(f"{count} {name}" for name, count in sorted(leanings.items()))
     say(f"evidence on {len(found)} of {len(head)} images{f': {counts}' if counts else ''}")
-    if skipped := len(head) - len(found):
-        say(f"no evidence on {skipped} images, which are not the ones that were explained")
-    say(f"next: equicam report {shlex.quote(str(run))}")
+    if without:
+        note(f"no evidence on {len(without)} images, which are not the ones that were explained")
+    note(f"next: equicam report {shlex.quote(str(run))}")
