@@ -1,5 +1,6 @@
 """Maps as colours over images, and panels of them, for people to look at."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,16 @@ MAX_DEVIATION = 0.5  # the largest standard deviation of values in [0, 1]
 
 
 def heat(values: Float[np.ndarray, "H W"]) -> RgbImage:
-    """Values in [0, 1] as colours."""
-    return np.asarray(colormaps[COLOURMAP](values)[..., :3] * 255).round().astype(np.uint8)
+    """Values in [0, 1] as colours, interpolated between those of the colour map: no steps."""
+    table = _colour_table()
+    places = np.linspace(0, 1, len(table))
+    known = np.nan_to_num(values)
+    return np.stack([np.interp(known, places, one) for one in table.T], axis=-1).round().astype(np.uint8)
+
+
+@cache
+def _colour_table() -> Float[np.ndarray, "n 3"]:
+    return np.asarray(colormaps[COLOURMAP](np.linspace(0, 1, 256))[:, :3] * 255)
 
 
 def overlay(image: RgbImage, values: Float[np.ndarray, "H W"], *, strength: float = 0.75) -> RgbImage:

@@ -16,6 +16,15 @@ FLAGS = {
     "orientation-unread": "the EXIF orientation of the file cannot be read: the map is of the image as stored",
 }
 
+VERDICT_MEANINGS = {
+    "supports": "marks what one would recognise the class by",
+    "shortcut": "marks something that only comes with the class: ink, text, a border, the background",
+    "wrong-region": "marks a place that is no evidence for the class, or misses the one that is",
+    "unsure": "cannot be decided; never counted as right",
+    "second-reviewer": "goes to the other reviewers’ lists",
+}
+"""What each verdict says of a map, after the word "It"."""
+
 SIGNAL_MEANINGS = {
     "stability": "1 − the mean correlation of the presented view’s own map with every other view’s, aligned",
     "peum": "the variance between the views’ maps of an image",

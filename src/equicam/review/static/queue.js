@@ -67,7 +67,7 @@ const load = async (number) => {
 
 const measure = () => {
   const width = list.clientWidth;
-  const least = width < 700 ? 150 : 176;
+  const least = width < 700 ? 150 : 216;
   columns = Math.max(2, Math.floor((width + GAP) / (least + GAP)));
   cardWidth = (width - GAP * (columns - 1)) / columns;
   cardHeight = cardWidth + 44;
@@ -80,7 +80,7 @@ const measure = () => {
 // The end of a long path, because files of one folder begin alike.
 const shorten = (name) => {
   const letters = [...name];
-  const most = Math.floor((cardWidth - 70) / 8);
+  const most = Math.max(10, Math.floor((cardWidth - 120) / 8));
   return letters.length > most ? `…${letters.slice(1 - most).join("")}` : name;
 };
 
@@ -120,10 +120,11 @@ const fillCard = (card, index) => {
   if (card.image.getAttribute("src") !== thumbnail(item)) card.image.src = thumbnail(item);
   const status = item.verdict ? LABELS[item.verdict] : item.awaits_second ? "awaiting a second reviewer" : "not reviewed";
   card.badge.className = `dot ${item.verdict ? `v-${item.verdict}` : item.awaits_second ? "awaits-second" : "none"}`;
-  card.label.textContent = `${item.position.toLocaleString("en")}${item.name ? ` · ${shorten(item.name)}` : ""}`;
+  const caption = [item.position.toLocaleString("en"), item.class, item.flat ? "blank map" : "", item.name ? shorten(item.name) : ""];
+  card.label.textContent = caption.filter(Boolean).join(" · ");
   card.label.title = item.name || "";
   const flags = item.flags.length ? `, flags: ${item.flags.join(", ")}` : "";
-  card.link.setAttribute("aria-label", `Image ${item.position}${item.name ? `, ${item.name}` : ""}${item.class ? `, predicted ${item.class}` : ""}, ${status}${flags}`);
+  card.link.setAttribute("aria-label", `Image ${item.position}${item.name ? `, ${item.name}` : ""}${item.class ? `, ${item.class}` : ""}${item.flat ? ", blank map" : ""}, ${status}${flags}`);
 };
 
 const draw = () => {
