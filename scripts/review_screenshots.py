@@ -131,7 +131,7 @@ def take_screenshot(page: Page, path: Path) -> None:
     colours = image.quantize(256 - len(fixed) // 3).getpalette() or []
     palette = Image.new("P", (1, 1))
     palette.putpalette(colours[: 768 - len(fixed)] + fixed)
-    image.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG).save(path, optimize=True)
     print(f"{path} {path.stat().st_size / 1000:.0f} kB")
 
 

@@ -121,7 +121,7 @@ def test_every_verdict_has_its_definition_and_no_key_is_glued_to_its_label(run, 
         client = Server(run, blind_class=blind_class).client("bo")
         text = Page(client.get(f"/item/{ana.list()[0]['key']}").text).text
         for number, (value, label) in enumerate(VERDICTS.items(), start=1):
-            assert f"{label} It {VERDICT_MEANINGS[value]}. {number}" in text
+            assert f"{label} {VERDICT_MEANINGS[value]} {number}" in text
         assert set(VERDICT_MEANINGS) == set(VERDICTS)
         tally = client.get("/").text
         assert all(f"<span>{label}</span> <b" in tally for label in VERDICTS.values())

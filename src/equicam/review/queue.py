@@ -14,8 +14,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from equicam.auditing.queue_files import read_queue, refuse_unranked
 from equicam.auditing.review_key import ReviewKey, read_review_key
@@ -25,6 +27,7 @@ from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.data.rasters.options import raster_id
 from equicam.errors import EquicamError
+from equicam.report.rows import peum_scores
 from equicam.shards import read_json
 
 MAX_ITEMS_PER_RESPONSE = 200
@@ -111,6 +114,11 @@ class Queue:
             ahead = [(sign * (at - here), key) for at, key in line if 1e-3 < sign * (at - here) <= reach]
             found[name] = min(ahead)[1] if ahead else None
         return found
+
+    @cached_property
+    def peum_scores(self) -> NDArray[np.float64]:
+        """The PEUM of the run's images, sorted."""
+        return peum_scores(self.store.read_items(["peum_score", "flags", "views_kept", "status"]))
 
     @cached_property
     def _places(self) -> Mapping[str, Place]:

@@ -17,13 +17,14 @@ from typing import Any
 
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.queue_files import read_evidence
-from equicam.auditing.review_log import VERDICTS, Note, ReviewLog, Verdict
+from equicam.auditing.review_log import VERDICTS, Note, Verdict
 from equicam.auditing.signals import FLAT
 from equicam.reasons import SIGNALS, describe, from_rows
-from equicam.report.rows import class_name, peum_undefined
+from equicam.report.rows import class_name, peum_undefined, share_below
 from equicam.report.text import MAX_CHARACTERS, visible
 from equicam.review.queue import Queue, QueueFilter, QueueItem, awaits_second
 from equicam.shards import json_ready
+from equicam.steadiness import judge_row
 
 MAX_NAME_IN_LIST = 80  # characters
 BLIND_KINDS = frozenset({"input", "original", "surroundings", "map", "thumb", "thumb-plain", "scale"})
@@ -146,12 +147,24 @@ def item_facts(
         facts["revealed"] |= {
             "ranked_by": SIGNALS[queue.ranked_by],
             **{name: triage.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
+            "steadiness": _steadiness(row, manifest),
+            "peum_above": None
+            if facts["revealed"]["peum_undefined"]
+            else share_below(queue.peum_scores, row["peum_score"]),
             # a flat map cannot move
             "stability_by_view": None if FLAT & {*(row["flags"] or ())} else row["stability_by_view"],
         }
     if queue_filter.reveals_arms(queue, reviewer):
         facts |= {"arm": item.arm, "rank": triage["rank"], "evidence": _evidence(queue, item)}
     return json_ready(facts)  # type: ignore[no-any-return]
+
+
+def _steadiness(row: Mapping[str, Any], manifest: Manifest) -> dict[str, str] | None:
+    """The word for the map and its reason; None for rows of 0.1.0, which hold no stability."""
+    if row["stability_by_view"] is None and manifest.schema == 1:
+        return None
+    judged = judge_row(row, manifest.labels, manifest.presented)
+    return {"word": judged.word, "reason": visible(describe(judged.reason))}
 
 
 def _revealed(row: Mapping[str, Any], item: QueueItem, manifest: Manifest) -> dict[str, Any]:
