@@ -162,9 +162,9 @@ def _input_side(row: dict[str, Any]) -> int:
 
 def _encode_layer(values: Any) -> Encoded:
     """Colours that are transparent where the map is low, to lie over the input image."""
-    from equicam.report.overlay import heat
+    from equicam.report.overlay import heat, opacity
 
-    alpha = np.clip(values, 0, 1)[..., None] ** 0.7 * 255
+    alpha = opacity(values)[..., None] * 255
     return _encode_png(np.concatenate([heat(values), alpha.round().astype(np.uint8)], axis=-1))
 
 
