@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from equicam.errors import EquicamError as EquicamError
     from equicam.evaluation.evaluate import evaluate as evaluate
     from equicam.evaluation.metrics import scores as scores
-    from equicam.explain import Explanation as Explanation
     from equicam.explain import equivariant as equivariant
     from equicam.explain import explain as explain
+    from equicam.explanation import Explanation as Explanation
     from equicam.methods import Method as Method
     from equicam.methods import methods as methods
     from equicam.models.load import load as load
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "EquicamError": "errors",
-    "Explanation": "explain",
+    "Explanation": "explanation",
     "Fusion": "core.fusion",
     "Input": "data.rasters.options",
     "KeepConfident": "core.weights",

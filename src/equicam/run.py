@@ -6,7 +6,6 @@ Opening and reading a run imports no torch; the verbs that compute import it whe
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -29,6 +28,7 @@ from equicam.data.rasters.options import Tiling
 from equicam.data.remote import is_allowed
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError, NotNamedError
+from equicam.readers.classes import class_index
 from equicam.recipe import Recipe
 from equicam.shards import write_table
 
@@ -181,7 +181,7 @@ class Run:
         """
         from equicam.export.export import ExportOptions, export_run
 
-        target = _class_index(class_, self.manifest.classes, "class")
+        target = class_index(class_, self.manifest.classes, "class")
         options = ExportOptions(to, target, every, regions, blind, compress)
         return export_run(self.store, options, None if out is None else Path(out), tick)
 
@@ -237,22 +237,6 @@ def _refuse_with_more(options: dict[str, Any]) -> None:
             "more", needs="no other option: an extended queue keeps those it was written with",
             got=", ".join(given), fix="more alone, or a new triage without it",
         )  # fmt: skip
-
-
-def _class_index(
-    target: int | str | None, classes: "tuple[str, ...] | None", what: str = "target"
-) -> int | None:
-    """A class by name or number; None for each image's own."""
-    if target is None or isinstance(target, int):
-        return target
-    if classes and target in classes:
-        return classes.index(target)
-    if target.isdecimal():
-        return int(target)
-    close = get_close_matches(target, classes or (), n=3, cutoff=0.3)
-    raise EquicamError(
-        what, needs="a class of the model, by name or number", got=repr(target), fix=" or ".join(map(repr, close)) or "a number"
-    )  # fmt: skip
 
 
 def open_run(folder: str | Path, source: str | None = None) -> Run:
@@ -317,7 +301,7 @@ def audit(
     )  # fmt: skip
     store = RunStore(Path(out))
     compute_run(
-        store, model, source, recipe, split=split, tiling=tiling, target=_class_index(target, model.classes), n=n, voi=voi,
+        store, model, source, recipe, split=split, tiling=tiling, target=class_index(target, model.classes), n=n, voi=voi,
         calibrate=calibrate, shard_size=shard_size, workers=workers,
         weights_from=weights_from, engine=engine, progress=progress, notice=notice,
     )  # fmt: skip

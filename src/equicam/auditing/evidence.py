@@ -64,6 +64,8 @@ def evidence_on(
 ) -> dict[str, Evidence]:
     """Evidence on these images of a run."""
     context, wanted = reloaded.context, set(ids)
+    if not context.model.has_probabilities:  # what it measures is a loss of probability
+        return {}
     items = [item for item in reloaded.items if item.id in wanted]
     recipe = Recipe(dtype=context.recipe.dtype, compiled=context.recipe.compiled, seed=context.recipe.seed)
     return evidence(context.model, items, store.rows(wanted), recipe, tick=tick)
