@@ -47,7 +47,10 @@ def main() -> None:
         np.clip(strength, 0, 1), extent=of_cells, cmap="inferno", alpha=0.55, vmin=0, vmax=1
     )
     figure.colorbar(
-        painted, ax=axes[1], location="bottom", label="strength of the map, as a share of its 99.5th percentile"
+        painted,
+        ax=axes[1],
+        location="bottom",
+        label="strength of the map, as a share of its 99.5th percentile",
     )
     painted = axes[2].imshow(bands[2], extent=of_cells, cmap="viridis", alpha=0.6, vmin=0, vmax=1)
     figure.colorbar(
