@@ -38,7 +38,7 @@ def main() -> None:
     index = max(consistent, key=lambda i: float(e.peum_score[i]))
     rotated = equicam.Views(ANGLES).act(x[index : index + 1])[:, 0]
     images = to_display_images(model, rotated)
-    rows = [[(f"rotated {a}°", image) for a, image in zip(ANGLES, images, strict=True)]]
+    rows = [[(f"Patch, rotated {a}°", image) for a, image in zip(ANGLES, images, strict=True)]]
     for method, name in (("grad-cam", "Grad-CAM"), ("equigrad-cam", "EquiGrad-CAM")):
         maps = equicam.explain(model, rotated, method=method, target=int(e.target[index])).map.numpy()
         rows.append(
@@ -47,7 +47,11 @@ def main() -> None:
                 for a, image, m in zip(ANGLES, images, maps.astype(np.float64), strict=True)
             ]
         )
-    panel(rows, args.out, inches=1.9)
+    title = (
+        f"A synthetic patch at five angles: {model.classes[int(e.target[index])]}, explained by two methods"
+    )
+    panel(rows, args.out, title=title, inches=1.55)
+    Image.open(args.out).convert("RGB").save(args.out, optimize=True)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ def run_page(page: str, names: dict, replaced: dict[str, str]) -> None:
 
 
 # the causal test of the queue takes seconds an image
-QUICK = {"triage run": "triage run --evidence 0"}
 
 
 def draw_patches(folder: Path, count: int, names: str) -> None:
@@ -48,7 +47,7 @@ def test_the_readme_ends_in_an_image_of_the_map(tmp_path, monkeypatch, capsys):
     draw_patches(tmp_path, 1, "photo.jpg")
     draw_patches(tmp_path / "photos", 10, "{}.jpg")
     names: dict = {}
-    run_page("README.md", names, QUICK | {"resnet50": "embedded"})
+    run_page("README.md", names, {"resnet50": "embedded"})
     assert names["e"].map.std() > 0.01
     (overlay,) = Path("explained").glob("*.overlay.png")
     assert np.asarray(Image.open(overlay)).std() > 10
@@ -65,7 +64,7 @@ def test_the_readme_takes_five_lines_of_python():
 def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    run_page("docs/tutorial.md", names, QUICK)
+    run_page("docs/tutorial.md", names)
     shown = capsys.readouterr().out
     for line in re.findall(r"^      (0  .*), …$", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE):
         assert line in shown

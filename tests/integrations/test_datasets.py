@@ -79,7 +79,7 @@ def test_it_is_audited_evaluated_and_verified(saved, tmp_path):
     assert [row["label"] for row in rows] == ["0", "1", "1", "0", None, None]
     assert {row["status"] for row in rows} == {"ok"}
     assert len({row["sha256"] for row in rows}) == 6
-    run.triage(budget=4, evidence=0)
+    run.triage(budget=4)
     assert "<img" in run.report().read_text()
     assert run.verify(2, device="cpu").problems == ()
     rows = equicam.evaluate(

@@ -28,7 +28,7 @@ def names(tmp_path_factory) -> dict:
     photos[5].write_bytes(b"not an image")
     model = equicam.load("embedded", device="cpu")
     run = equicam.audit(folder, model, folder / "run", views=6)
-    run.triage(budget=4, evidence=0)
+    run.triage(budget=4)
     return {
         "equicam": equicam,
         "model": model,

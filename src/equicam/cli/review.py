@@ -27,8 +27,11 @@ def review(
     ] = None,
     blinding: Annotated[
         bool,
-        typer.Option(help="Hide prediction, label and signals of an image until the first verdict on it."),
+        typer.Option(help="Hide label, confidence and signals of an image until the first verdict on it."),
     ] = True,
+    blind_class: Annotated[
+        bool, typer.Option("--blind-class", help="Hide the class that the map is of, too.")
+    ] = False,
     port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, help="Port of the page.", show_default="8321, or a free one"),
@@ -84,6 +87,8 @@ def review(
             answer("review", {"run": str(run), "imported": counts, "exported": None})
             say(imported.sentence)
             return
+        if blind_class and not blinding:
+            raise EquicamError("--blind-class", needs="blinding", got="--no-blinding", fix="one of the two")
         if replace:
             raise EquicamError("--replace", needs="--import", got="none", fix="--import FILE")
         if export is not None:
@@ -106,8 +111,8 @@ def review(
                 fix="pip install 'equicam[review]'",
             ) from error  # fmt: skip
         serve_review(
-            store, reviewers=reviewer or (), blind=blinding, port=port, host=host, expose=expose,
-            certificate=certificate, key=key,
+            store, reviewers=reviewer or (), blind=blinding, blind_class=blind_class, port=port, host=host,
+            expose=expose, certificate=certificate, key=key,
             announce=lambda links: _announce(links, expose=expose, browser=browser, tls=certificate is not None),
         )  # fmt: skip
 

@@ -96,6 +96,19 @@ def show_window(path: AnyPath, window: RasterWindow, around: int | float = 0.0) 
     return whole
 
 
+def show_original(path: AnyPath, window: RasterWindow, most: int) -> Image.Image:
+    """A window in the raster's own finest pixels, at most this many a side, white where there is no data."""
+    raster = open_raster(path)
+    bands = display_bands(raster, window.tiling.input, str(path))
+    low = max(0.0, window.x), max(0.0, window.y)
+    high = (
+        min(float(raster.info.width), window.x + window.side),
+        min(float(raster.info.height), window.y + window.side),
+    )
+    pixels = max(1, min(most, round(window.side)))
+    return to_image(raster.read((*low, *high), (pixels, pixels), bands), value_range(path, bands))
+
+
 def show_raster(path: AnyPath, given: Input, side: int) -> Image.Image:
     """A small image of all of a raster."""
     raster = open_raster(path)
