@@ -27,12 +27,9 @@ def run_page(page: str, names: dict, replaced: dict[str, str]) -> None:
             code, command = code.replace(before, after), command.replace(before, after)
         if code:
             exec(compile(code, page, "exec"), names)
-        elif not command.startswith("review"):
+        elif not command.startswith(("review", "compare")):  # a server, and a second run
             result = CliRunner().invoke(app, command.split())
             assert result.exit_code == 0, f"{command}\n{result.output}"
-
-
-# the causal test of the queue takes seconds an image
 
 
 def draw_patches(folder: Path, count: int, names: str) -> None:
