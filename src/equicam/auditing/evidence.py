@@ -33,6 +33,7 @@ from equicam.shards import json_ready
 IMAGES_PER_BATCH = 8
 MIN_EFFECT = 0.02
 """Of the probability: a smaller change counts as none."""
+NEEDS = "class probabilities: it measures how much of them hidden pixels cost"
 CHANGING_PREDICTION = 0.25
 """Share of views with another prediction above which the verdict mentions it."""
 
@@ -64,8 +65,8 @@ def evidence_on(
 ) -> dict[str, Evidence]:
     """Evidence on these images of a run."""
     context, wanted = reloaded.context, set(ids)
-    if not context.model.has_probabilities:  # what it measures is a loss of probability
-        return {}
+    if not context.model.has_probabilities:
+        raise EquicamError("evidence", needs=NEEDS, got="a model of values", fix="triage without evidence")
     items = [item for item in reloaded.items if item.id in wanted]
     recipe = Recipe(dtype=context.recipe.dtype, compiled=context.recipe.compiled, seed=context.recipe.seed)
     return evidence(context.model, items, store.rows(wanted), recipe, tick=tick)
