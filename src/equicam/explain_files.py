@@ -17,6 +17,7 @@ from equicam.explain import explain
 from equicam.explanation import Explanation, describe_images
 from equicam.models.images import preprocess_image, stack_images, to_display_images
 from equicam.models.surround import preprocess_surround, stack_surrounds
+from equicam.readers.failures import named_failure
 from equicam.readers.model import Model
 from equicam.reasons import describe
 from equicam.report.explanation_files import ExplainedImage, ViewImage, safe_stem, write_files
@@ -56,7 +57,11 @@ def explain_files(
         load = preprocess_image if context == "none" else preprocess_surround
         for path in paths[start : start + IMAGES_PER_BATCH]:
             try:
-                opened.append((path, load(model, open_image(path))))
+                decoded = open_image(path)
+                with named_failure(
+                    "the model's preprocessing", needs=f"to take an image of {decoded.width}×{decoded.height}"
+                ):
+                    opened.append((path, load(model, decoded)))
             except EquicamError as error:
                 yield ExplainedFile(path, error=error)
         if not opened:
@@ -73,8 +78,7 @@ def explain_files(
             facts = {"image": str(path), "method": method}
             image = explained_image(model, x, explanation, i, facts, window)
             stem = safe_stem(str(path), taken)
-            write_files(image, out, stem)
-            yield ExplainedFile(path, stem, image.facts)
+            yield ExplainedFile(path, stem, write_files(image, out, stem))
 
 
 def explained_image(

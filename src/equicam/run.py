@@ -129,7 +129,9 @@ class Run:
         head = [row["id"] for row in found.queue()[:evidence]]
         measured = None
         # all that may fail or take long comes before the first write: files and log belong together
-        if head:
+        if self.manifest.task == "regression":
+            found = replace(found, no_evidence="values have no probability, which evidence measures")
+        elif head:
             from equicam.auditing.evidence import evidence_on
             from equicam.auditing.reload import reload_run
 

@@ -171,8 +171,8 @@ def test_a_full_disk_is_said_and_loses_nothing(patches, whole, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=ENV, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2, done.stdout
-    assert "File too large" in done.stdout
+    assert done.returncode == 1, done.stderr
+    assert "File too large" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert not list(out.rglob("*.tmp"))
     code, said = equicam_command(*arguments)

@@ -5,6 +5,7 @@ import gzip
 import json
 import uuid
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from equicam.export.stitch import BANDS
 from equicam.export.stitched import StitchedMap
 from equicam.export.windows import RasterWindows
 from equicam.run import Run
-from tests.audit.conftest import equicam_command
+from tests.audit.conftest import equicam_answer, equicam_command
 from tests.export.faked import fake_raster_run, raster_row
 
 WAVE = 400.0  # pixels of level 0
@@ -481,6 +482,9 @@ def test_the_command(tmp_path):
     assert code == 0, text
     assert f"written: {tmp_path / 'out' / 'slide.svs.class-1.qupath.geojson.gz'}" in text
     assert "explained for other classes and left out" in text
+    found = equicam_answer("export", store.folder, "--to", "qupath", "--out", tmp_path / "other")
+    assert [Path(file).exists() for file in found["files"]] == [True]
+    assert found["windows"] > 0
 
 
 @pytest.mark.parametrize("to", ["qupath", "geojson"])

@@ -3,8 +3,10 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from shutil import copytree
 
+import jsonschema
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -151,26 +153,18 @@ def test_the_command_lists_runs_and_refuses(context, tmp_path):
     listing = run.invoke(app, ["reproduce", "--list"])
     assert listing.exit_code == 0
     assert all(name in listing.output for name in EXPERIMENTS)
-    result = run.invoke(
-        app,
-        [
-            "reproduce",
-            "alignment",
-            "--data",
-            str(context.data),
-            "--n",
-            "2",
-            "--model",
-            "embedded",
-            "--backbone",
-            "resnet50",
-            "--out",
-            str(tmp_path),
-        ],
-    )
+    command = ["reproduce", "alignment", "--data", str(context.data), "--n", "2", "--model", "embedded"]
+    command += ["--backbone", "resnet50", "--out", str(tmp_path)]
+    result = run.invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "equigrad-cam-out" in result.output
     assert "claims not run" in result.output
+    again = run.invoke(app, [*command, "--json", "--quiet"])  # resumed
+    found = json.loads(again.stdout)
+    jsonschema.validate(
+        found, json.loads((Path(equicam.__file__).parent / "schemas/reproduce.json").read_text())
+    )
+    assert any(row["verdict"] != "not run" for row in found["rows"])
     kept = json.loads((tmp_path / "alignment.json").read_text())
     assert kept["experiment"] == "alignment"
     assert run.invoke(app, ["reproduce", "tables"]).exit_code == 2

@@ -105,7 +105,7 @@ def test_without_fastapi_it_names_the_package_to_install(run, monkeypatch, capsy
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(typer.Exit):
         review(run.folder, None, True, None, "127.0.0.1", False, None, None, False, None, None)
-    assert "pip install 'equicam[review]'" in " ".join(capsys.readouterr().out.split())
+    assert "pip install 'equicam[review]'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_export_writes_all_verdicts(run, tmp_path):

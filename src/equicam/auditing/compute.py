@@ -1,5 +1,6 @@
 """One shard of a run: decoded images in, their rows and maps out."""
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -27,10 +28,11 @@ from equicam.models.images import as_batch
 from equicam.models.surround import crops_centre, input_size, preprocess_pixels
 from equicam.readers.finite import finite_images
 from equicam.readers.model import Model
-from equicam.reasons import Reason
+from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
 from equicam.runtime.executor import Executor
 
+LOG = logging.getLogger(__name__)
 Facts = dict[str, dict[str, Any]]
 """Columns of rows, by the id of the image."""
 
@@ -116,6 +118,9 @@ def compute_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> tup
             if ids:
                 facts, maps, refused = _explain_each(context, x if all(finite) else x[finite], ids, margins)
                 reasons |= refused
+    for d in decoded:
+        if reason := d.reason or reasons.get(d.item.id):
+            LOG.info("%r could not be explained: %s", d.item.id, describe(reason))
     seconds = (time.perf_counter() - start) / max(1, len(good))
     rows = [_row(d, facts.get(d.item.id, {}), reasons.get(d.item.id), seconds) for d in decoded]
     stored = [one.to_row(name) for name, one in maps.items()]

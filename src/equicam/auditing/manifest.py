@@ -57,7 +57,7 @@ VALID: dict[str, Callable[[Any], bool]] = {
     "shard_size": lambda value: _is_count(value) and value > 0,
     "voi": lambda value: value is None or _is_window(value),
     "classes": lambda value: value is None or (isinstance(value, list) and all(map(_is_text, value))),
-    "tiling": lambda value: value is None or isinstance(value, dict),
+    **dict.fromkeys(("tiling", "given_preprocessing"), lambda value: value is None or isinstance(value, dict)),
     "target": lambda value: value is None or _is_count(value),
     "task": lambda value: value is None or value in get_args(Task),
     "versions": lambda value: isinstance(value, list)
@@ -93,6 +93,9 @@ class Manifest:
     tiling: Tiling | None = None  # how rasters were cut into windows
     target: int | None = None  # the class explained in every image; None: each image's top-1
     task: Task | None = None  # what the model's outputs are; None: multiclass, or binary where there is one
+    given_preprocessing: Mapping[str, Any] | None = (
+        None  # size, crop, mean and std, instead of the model's own
+    )
 
     @cached_property
     def transforms(self) -> tuple[Transform, ...]:
@@ -144,7 +147,13 @@ def read_manifest(text: str | bytes, *, where: str) -> Manifest:
                 f"the run {where}", needs=f"schema version 1 or {SCHEMA_VERSION}", got=found.get("schema"),
                 fix="the equicam version that wrote it",
             )  # fmt: skip
-        found = {"tiling": None, "target": None, "voi": None, "task": None} | found
+        found = {
+            "tiling": None,
+            "target": None,
+            "voi": None,
+            "task": None,
+            "given_preprocessing": None,
+        } | found
         for name, check in VALID.items():
             if not check(found[name]):
                 raise ValueError(f"{name} = {shorten(found[name])}")

@@ -10,6 +10,7 @@ from equicam.data.items import Item, digest_items, scan_order, valid_utf8
 from equicam.errors import EquicamError, NotNamedError
 from equicam.models.load import load
 from equicam.models.names import is_library_model, weights_file
+from equicam.models.preprocessing import Preprocessing
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 
@@ -105,4 +106,6 @@ def _load_model(store: RunStore, name: str, weights: str | None, device: str | N
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
     )  # fmt: skip
     # weights of a file had no class names in 0.1.0
-    return model if manifest.classes is not None else replace(model, classes=None)
+    model = model if manifest.classes is not None else replace(model, classes=None)
+    given = manifest.given_preprocessing
+    return model if given is None else Preprocessing.from_json(given).of(model)

@@ -11,15 +11,24 @@ from equicam.cli.explain import explain
 from equicam.cli.export import export
 from equicam.cli.finetune import finetune
 from equicam.cli.list import doctor, methods, models, scores
+from equicam.cli.output import say, with_output_options
 from equicam.cli.reproduce import reproduce
 from equicam.cli.review import review
-from equicam.cli.shared import say
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
-for command in (
-    demo, explain, audit, triage, review, report, export, verify, seal, evaluate, reproduce, finetune, models, methods, scores, doctor,
-):  # fmt: skip
-    app.command()(command)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+PANELS = {
+    "Explain": (demo, explain),
+    "Audit": (audit, triage, review, report, export, verify, seal),
+    "Measure": (evaluate, reproduce),
+    "Models and setup": (finetune, models, methods, scores, doctor),
+}
+"""Commands in order of use."""
+WITHOUT_ANSWER = {demo}
+"""Commands without --json."""
+for panel, commands in PANELS.items():
+    for command in commands:
+        whole = with_output_options(command, answers=command not in WITHOUT_ANSWER)
+        app.command(rich_help_panel=panel)(whole)
 
 
 def _print_version(wanted: bool) -> bool:

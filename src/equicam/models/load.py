@@ -25,6 +25,7 @@ from equicam.models.request import Request, unknown_name
 from equicam.models.weights import load_weights, read_state_dict, stored_classes
 from equicam.models.zeroshot import TEMPLATES
 from equicam.readers.classes import Task
+from equicam.readers.failures import named_failure
 from equicam.readers.layout import Layout
 from equicam.readers.model import Model, as_layout, layer_name
 
@@ -163,9 +164,11 @@ def _call_factory(name: str) -> tuple[str, Any]:
     if spec is None or spec.loader is None:
         raise EquicamError("a factory", needs="a Python file", got=repr(path), fix="models.py:build")
     code = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(code)
+    with named_failure(f"the file {file.name}", needs="to be imported"):
+        spec.loader.exec_module(code)
     build = getattr(code, function, None)
     if not callable(build):
         offered = [n for n, v in vars(code).items() if callable(v) and not n.startswith("_")]
         raise unknown_name(f"factory in {file.name}", function, offered)
-    return function, build()
+    with named_failure(f"the factory {function!r}", needs="to return a model"):
+        return function, build()

@@ -1,5 +1,6 @@
 """`wrap`: a model from any module."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 from PIL import Image
@@ -11,6 +12,8 @@ from equicam.models.layers import choose_layer
 from equicam.readers.classes import Task
 from equicam.readers.layout import Layout
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model, as_layout, layer_name, original
+
+LOG = logging.getLogger(__name__)
 
 
 def wrap(
@@ -45,6 +48,7 @@ def wrap(
     module = original(module)
     if layer is None:
         layer = choose_layer(module, example)
+        LOG.info("layer %s chosen from %s", layer, type(module).__name__)
     return Model(
         module=module,
         layer=layer_name(module, layer),

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from equicam.errors import EquicamError
 from equicam.readers.checks import Check
+from equicam.readers.failures import model_failure
 from equicam.readers.forward import Captured, Forward, Network, frozen, run_module
 from equicam.readers.layout import Layout
 from equicam.readers.logits import at_least_float32, read_output
@@ -113,7 +114,8 @@ def record_attention(network: Network, x: Float[Tensor, "n c H W"], *, gradients
         return at_least_float32(attention.detach()).reshape(len(x), -1, tokens, tokens)
 
     def gradient(direction: Float[Tensor, "n y"]) -> tuple[Captured, tuple[Check, ...]]:
-        grads = torch.autograd.grad(found.logits, recorded, direction, materialize_grads=True)
+        with model_failure(network.model, tuple(x.shape)):
+            grads = torch.autograd.grad(found.logits, recorded, direction, materialize_grads=True)
         return tuple(by_head(g) for g in grads), ()
 
     return Forward(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from equicam.errors import EquicamError
 from equicam.readers.checks import Check, raise_failed
+from equicam.readers.failures import model_failure
 from equicam.readers.layout import Layout, channels_of, infer
 from equicam.readers.logits import Logits, at_least_float32, read_output
 from equicam.readers.model import Model
@@ -77,7 +78,7 @@ class Forward:
 
 def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
     """Logits, the target layer's features, and the gradient of the logits with respect to the features."""
-    model, count = network.model, len(x)
+    model, count, shape = network.model, len(x), tuple(x.shape)
     with network.frozen(), torch.enable_grad():
         output, features, differentiable = (network.run or run_eagerly)(network, x)
         features = _first(features, count)
@@ -91,7 +92,8 @@ def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
                 f"layer {model.layer!r}", needs="the class logits to depend on it with gradient",
                 got="logits cut off from it", fix="a layer outside the model's own no_grad or detach",
             )  # fmt: skip
-        (grad,) = torch.autograd.grad(logits, differentiable, direction, materialize_grads=True)
+        with model_failure(model, shape):
+            (grad,) = torch.autograd.grad(logits, differentiable, direction, materialize_grads=True)
         grad = _first(grad, count)
         return (at_least_float32(layout.planes(grad)),), _check_patches(model, grad, layout)
 
@@ -123,7 +125,8 @@ def run_module(network: Network, x: Float[Tensor, "n c H W"]) -> Any:
     """The module's output, in the memory format of its weights."""
     if prefers_channels_last(network.model.module):
         x = x.contiguous(memory_format=torch.channels_last)
-    with torch.autocast(x.device.type, dtype=network.autocast) if network.autocast else nullcontext():
+    autocast = torch.autocast(x.device.type, dtype=network.autocast) if network.autocast else nullcontext()
+    with model_failure(network.model, tuple(x.shape)), autocast:
         return network.model.module(x)
 
 

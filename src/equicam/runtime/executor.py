@@ -3,6 +3,7 @@
 What is computed is the caller's business (`explain`, `evaluate`, `audit`); how it runs is decided here alone.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,9 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.core.views import Window, crop_centre
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, ModelError
 from equicam.readers.batch_size import views_that_fit
 from equicam.readers.checks import Check, raise_failed
+from equicam.readers.failures import out_of_memory
 from equicam.readers.finite import finite, not_finite
 from equicam.readers.forward import Network
 from equicam.readers.model import Model
@@ -28,6 +30,7 @@ from equicam.runtime.deferred import DeferredChecks
 from equicam.runtime.graphs import CapturedGraph, Tensors, graphs_of, shape_key
 from equicam.runtime.view_reader import ViewReader
 
+LOG = logging.getLogger(__name__)
 Work = Callable[[ViewReader, Float[Tensor, "b c H W"], Int[Tensor, " b"] | None], Tensors]
 """(view reader, images, target) → tensors by name, one row per image."""
 ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2
@@ -104,6 +107,9 @@ class Executor:
     ) -> Iterator[Tensors]:
         """`run` on groups of images whose views fit one pass; groups are halved when memory runs out."""
         fit = self.max_views_per_forward or views_that_fit(x)
+        LOG.info(
+            "images: %d, views of each: %d, at most %d views in a forward pass", len(x), views_per_image, fit
+        )
         done = 0
         while done < len(x):
             count = -(-(len(x) - done) // max(1, fit // views_per_image))
@@ -114,6 +120,7 @@ class Executor:
                 if fit == 1:
                     raise
                 fit = -(-min(fit, views_per_image * (rows.stop - rows.start)) // 2)
+                LOG.info("out of memory: from now on at most %d views in a forward pass", fit)
                 continue
             yield found
             done = rows.stop
@@ -177,6 +184,7 @@ class Executor:
             return work(views, images, wanted), views.checks
 
         def capture() -> CapturedGraph:
+            LOG.info("capturing a CUDA graph for inputs %s", tuple(x.shape))
             with network.frozen():
                 tensors = (*model.module.parameters(), *model.module.buffers())
                 return CapturedGraph(whole, (x, target), tensors)
@@ -192,7 +200,7 @@ class Executor:
         try:
             return cache.run(full_key, capture, (x, target))
         except RuntimeError as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             cache.graphs.clear()
             cache.too_large.add(full_key)
@@ -205,9 +213,9 @@ def _run(
     """One group, eagerly; its checks are evaluated together at the end."""
     try:
         found = work(views, x, target)
-    except (EquicamError, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    except (ModelError, RuntimeError) as error:
         # a failed check explains a failure further on
         try:
             views.checks.raise_failed()
@@ -216,14 +224,6 @@ def _run(
         raise
     views.checks.raise_failed()
     return found
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory ran out. Ending a broken capture raises another error, whose `__context__` is the real cause."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, torch.OutOfMemoryError):
-        cause = cause.__context__
-    return cause is not None
 
 
 def _concatenate(parts: list[Tensors]) -> Tensors:
