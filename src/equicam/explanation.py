@@ -113,7 +113,7 @@ class Explanation:
         several = f"{len(self.views)} views" if len(self.views) > 1 else "one view"
         head = f"Explanation of {len(self)} image{'' if len(self) == 1 else 's'}, {several}"
         head += "" if self.layer is None else f", layer {self.layer!r}"
-        lines = [f"  {i}  {'; '.join(facts)}" for i, facts in enumerate(describe(self[:MAX_LINES]))]
+        lines = [f"  {i}  {'; '.join(facts)}" for i, facts in enumerate(describe_images(self[:MAX_LINES]))]
         rest = len(self) - MAX_LINES
         return "\n".join([head, *lines, *([f"  … and {rest:,} more"] if rest > 0 else [])])
 
@@ -222,7 +222,7 @@ class Explanation:
                 transforms=self.views.transforms,
                 correlations=tuple(arrays["stability_by_view"][i].tolist()),
             )
-            for i, (title, *facts) in enumerate(describe(some))
+            for i, (title, *facts) in enumerate(describe_images(some))
         ]
 
     def _repr_html_(self) -> str:
@@ -231,7 +231,7 @@ class Explanation:
         return draw_html(self._drawings(MAX_IN_NOTEBOOK), len(self))
 
 
-def describe(e: Explanation) -> list[list[str]]:
+def describe_images(e: Explanation) -> list[list[str]]:
     """What is printed of each image: class and confidence first, then steadiness, PEUM, flips and flags."""
     outputs = [math.nan] * len(e) if e.output is None else e.output.tolist()
     explained = zip(e.target.tolist(), e.confidence.tolist(), outputs, strict=True)

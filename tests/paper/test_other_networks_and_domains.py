@@ -178,7 +178,7 @@ def test_no_domain_is_no_answer(tiles, out):
 def test_other_domains_and_networks_stand_alone(tiles, out, tuned, backbone, domain):
     arch, files = tuned
     context = Context(equicam.load(arch), tiles, out, n=4, backbone=backbone, domain=domain, extra=files)
-    for name, count in (("domains", 14), ("triage", 7), ("seeds", 5), ("rotation-augmentation", 7)):
+    for name, count in (("domains", 14), ("triage", 6), ("seeds", 5), ("rotation-augmentation", 7)):
         assert not ran(answered(name, context)), name
         own = [found for found in load_experiment(name).run(context) if not found.claim]
         assert len(own) == count, name
@@ -294,14 +294,17 @@ def test_constant_maps(tiles, out, costly):
 @pytest.mark.parametrize("costly", [False, True])
 def test_cost(tiles, out, costly):
     rows = answered("cost", Context(cnn(), tiles, out, n=3, costly=costly))
-    assert rows["cost.T18 lo"].as_published.value > 1
-    assert "on cpu" in rows["cost.T6 hi"].note
-    against = rows["cost.t6_vs_scorecam"]
-    assert (against.verdict != "not run") == costly
-    if costly:
-        assert min(against.clean.value, against.as_published.value) > 0
-    else:
-        assert "--costly" in against.note
+    assert {rows[claim].verdict for claim in rows} == {
+        "not run"
+    }  # an A100's times are not compared with a CPU's
+    own = [
+        found
+        for found in load_experiment("cost").run(Context(cnn(), tiles, out, n=3, costly=costly))
+        if not found.claim
+    ]
+    assert len(own) == 4
+    assert min(found.as_published.value for found in own) > 1
+    assert "on a CPU" in own[0].note
 
 
 @pytest.mark.parametrize("name", ["pipeline", "signal-noise", "drift-strip"])

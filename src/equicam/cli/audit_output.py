@@ -121,7 +121,8 @@ def print_queue(ranked: "Triage") -> None:
         values = [r.values["value"] for r in reasons if r.code == "signal-percentile"]
         value = f"{values[0]:.4f}" if values else "–"
         name, label, why = (escape(plain(text)) for text in (row["id"], row["class"], "; ".join(others)))
-        cells = (str(row["rank"]), name, label, f"{row['confidence']:.2f}", value)
+        p = "–" if row["confidence"] is None else f"{row['confidence']:.2f}"
+        cells = (str(row["rank"]), name, label, p, value)
         table.add_row(*cells, *([why] if wide else []))
         notes.add_row(cells[0], why)
     table.caption = (

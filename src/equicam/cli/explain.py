@@ -95,7 +95,8 @@ def explain(
 
 def _row(result: "ExplainedFile") -> tuple[str, ...]:
     facts, flips = result.facts, result.facts["view_flips"]
+    p = "–" if facts["confidence"] is None else f"{facts['confidence']:.2f}"  # a value has none
     return (
-        plain(result.path.name), facts["class"], f"{facts['confidence']:.2f}", facts["steadiness"], f"{facts['peum_score']:.4f}",
+        plain(result.path.name), facts["class"], p, facts["steadiness"], f"{facts['peum_score']:.4f}",
         f"{sum(flips)} of {len(flips)}", ", ".join(facts["flags"]) or "none", f"{result.stem}.*",
     )  # fmt: skip

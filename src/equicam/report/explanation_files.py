@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,4 +81,5 @@ def safe_stem(path: str, taken: set[str]) -> str:
 def _caption(view: ViewImage) -> str:
     remark = "\nother class" if view.flips else "" if view.kept else "\nleft out"
     separator = ", " if len(view.label) <= LONGEST_IN_LINE else "\n"
-    return f"{view.label}{separator}p = {view.confidence:.2f}{remark}"
+    p = "" if math.isnan(view.confidence) else f"{separator}p = {view.confidence:.2f}"  # a value has none
+    return f"{view.label}{p}{remark}"
