@@ -120,7 +120,8 @@ def make_run(folder: Path) -> Path:
         Image.fromarray(patch.image).save(images / label / f"patch-{i:03d}.png")
     for arguments in (
         ["audit", str(images), "--model", "embedded", "--calibrate", "80", "--out", str(run)],
-        ["triage", str(run), "--budget", "60%", "--evidence", "4"],
+        ["triage", str(run), "--budget", "60%"],
+        ["evidence", str(run), "--top", "4"],
     ):
         subprocess.run([*COMMAND, *arguments], check=True, stdout=subprocess.DEVNULL)
     log, names = ReviewLog(run), list(VERDICTS)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from equicam.readers.model import Model as Model
     from equicam.run import Run as Run
     from equicam.run import audit as audit
+    from equicam.run import compare as compare
     from equicam.run import open_run as open_run
 
 _HOME = {
@@ -51,6 +52,7 @@ _HOME = {
     "Transform": "core.transforms",
     "Views": "core.views",
     "audit": "run",
+    "compare": "run",
     "equivariant": "explain",
     "evaluate": "evaluation.evaluate",
     "explain": "explain",

@@ -92,6 +92,7 @@ def sources() -> list[Path]:
     """Every file that speaks to somebody."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "Makefile"]
     found += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/*.py")]
+    found += ROOT.glob("examples/*.ipynb")
     for ending in ("py", "j2", "js", "css"):
         found += ROOT.glob(f"src/equicam/**/*.{ending}")
     return sorted(found)

@@ -206,7 +206,7 @@ def test_blind_files_reveal_nothing(tmp_path):
     run = Run(store)
     with pytest.raises(EquicamError, match="equicam triage first"):
         run.export("qupath", blind=True)
-    queue = {row["id"]: row for row in run.triage("50%", evidence=0).rows.to_pylist()}
+    queue = {row["id"]: row for row in run.triage("50%").rows.to_pylist()}
     (path,) = run.export("qupath", blind=True, compress=True).files
     assert path.name == "map.tif.blind.qupath.geojson.gz"
     features = json.loads(gzip.decompress(path.read_bytes()))["features"]
@@ -497,7 +497,7 @@ def test_verdicts_come_back_from_what_was_exported(tmp_path, to, blind):
     place = (10.0, 0.0, 5e5, 0.0, -10.0, 4.6e6)
     raster = raster_row("map.tif", 1500, 1400, kind="map", crs=UTM, transform=place)
     run = Run(fake_raster_run(tmp_path, [raster]))
-    queue = [row["id"] for row in run.triage("50%", evidence=0).rows.to_pylist()]
+    queue = [row["id"] for row in run.triage("50%").rows.to_pylist()]
     (path,) = run.export(to, blind=blind).files
     content = json.loads(path.read_text())
     wanted = {feature_id(run.store, name) for name in queue[:3]}

@@ -139,7 +139,7 @@ def ranked(tmp_path_factory):
     run = fake_run(tmp_path_factory.mktemp("ranked"), count=70, calibrate=0)
     (run.folder / "review.key").write_bytes(KEY)
     options = {"by": "peum", "budget": "90%", "control": 0.5, "seed": 0}
-    write_queue(run, rank_run(run, options), options, {})
+    write_queue(run, rank_run(run, options), options)
     return run
 
 

@@ -84,9 +84,14 @@ def test_explain_answers(tmp_path, patches):
 
 
 def test_the_commands_of_a_run_answer(run, tmp_path):
-    ranked = answer("triage", run, "--budget", 3, "--evidence", 0)
+    ranked = answer("triage", run, "--budget", 3)
     assert ranked["queue"][0]["rank"] == 1
     assert len(ranked["queue"]) + ranked["controls"] == ranked["budget"] == 3
+    tested = answer("evidence", run, "--top", 2)
+    assert sum(tested["leanings"].values()) == len(tested["images"]) == 2
+    assert tested["without"] == []
+    compared = answer("compare", run, run)
+    assert (compared["direction"], compared["images"]) == ("no difference shown", 6)
     found = answer("report", run)
     assert Path(found["report"]).is_file()
     assert (found["ok"], found["bad"]) == (6, 1)

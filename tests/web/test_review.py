@@ -645,7 +645,7 @@ def test_a_name_with_a_path_in_it_is_only_a_name(run, name):
 def test_what_is_left_is_stated_only_to_reviewers_who_have_finished(tmp_path):
     run = fake_run(tmp_path, calibrate=0)
     opened = Run(run)
-    opened.triage(10, evidence=0, control=0.3)
+    opened.triage(10, control=0.3)
     server = Server(run)
     ana, bo = server.client("ana"), server.client("bo")
     rows = ana.list()
@@ -679,7 +679,7 @@ def test_what_is_left_is_stated_only_to_reviewers_who_have_finished(tmp_path):
 
 def test_a_queue_that_is_being_written_states_nothing(tmp_path):
     run = fake_run(tmp_path, calibrate=0)
-    Run(run).triage(10, evidence=0)
+    Run(run).triage(10)
     client = Server(run, blind=False).client("ana")
     assert client.get("/api/progress").json()["remainder"]
     rank(run, budget=12)  # triage.parquet alone

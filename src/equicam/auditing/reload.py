@@ -80,7 +80,7 @@ def library_model(store: RunStore) -> str:
     if name is None:
         raise NotNamedError(
             f"the run {valid_utf8(str(store.folder))}", needs="its model", got="a module of the caller's",
-            fix="run.verify(model=…) in Python, with that module",
+            fix="model=… in Python, with that module",
         )  # fmt: skip
     if not is_library_model(name):
         raise NotNamedError(

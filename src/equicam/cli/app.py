@@ -5,8 +5,10 @@ from typing import Annotated
 import typer
 
 from equicam.cli.audit import audit, report, seal, triage, verify
+from equicam.cli.compare import compare
 from equicam.cli.demo import demo
 from equicam.cli.evaluate import evaluate
+from equicam.cli.evidence import evidence
 from equicam.cli.explain import explain
 from equicam.cli.export import export
 from equicam.cli.finetune import finetune
@@ -18,7 +20,7 @@ from equicam.cli.review import review
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 PANELS = {
     "Explain": (demo, explain),
-    "Audit": (audit, triage, review, report, export, verify, seal),
+    "Audit": (audit, triage, evidence, review, report, export, compare, verify, seal),
     "Measure": (evaluate, reproduce),
     "Models and setup": (finetune, models, methods, scores, doctor),
 }

@@ -135,7 +135,7 @@ def audit(
     """
     with exit_on_error(interrupted=f"; the same command resumes ({out})"), audit_progress() as progress:
         import equicam
-        from equicam.models.names import absolute_weights, is_library_model, weights_file
+        from equicam.models.names import absolute_weights
 
         gates = parse_gates(max_bad, min_steady)
         tiling = parse_tiling(
@@ -163,10 +163,7 @@ def audit(
         complain(sentence)
         raise typer.Exit(GATE_FAILED)
     if len(run.manifest.transforms) > 1:
-        # a run's own files and code are not obeyed, so they are named again
-        again = [] if is_library_model(model) else ["--model", model]
-        again += ["--weights", weights] if weights and weights_file(weights) else []
-        note(f"next: equicam triage {shlex.join([str(out), '--budget', '10%', *again])}")
+        note(f"next: equicam triage {shlex.join([str(out), '--budget', '10%'])}")
     else:
         note("a run with one view cannot be ranked: it has no other view to disagree with; try --views 6")
 
@@ -180,9 +177,6 @@ def triage(
     control: Annotated[float, typer.Option(help="Share of the budget for the random control arm.")] = 0.20,
     unstable: Annotated[float, typer.Option(help="Stability below which a map counts as unstable.")] = 0.5,
     quotas: Annotated[bool, typer.Option(help="Give each class places in the queue by its size.")] = True,
-    evidence: Annotated[
-        int, typer.Option(min=0, help="Images at the head of the queue to test for signal or noise.")
-    ] = 40,
     seed: options.Seed = 0,
     more: Annotated[
         int | None,
@@ -192,30 +186,24 @@ def triage(
             show_default=False,
         ),
     ] = None,
-    model: options.TrustedModel = None,
-    source: options.MovedSource = None,
-    weights: options.MovedWeights = None,
-    device: options.Device = None,
 ) -> None:
     """Rank a run for review: the queue, a random control arm, and how many maps are unstable.
 
-    Writes `triage.parquet` (the images under review, with arm and rank), `queue.csv` and `fiftyone/` (for reviewers, with blinding) into the run, and
-    `evidence.json` for the head of the queue.
+    Writes `triage.parquet` (the images under review, with arm and rank) and `queue.csv` (for reviewers, with blinding) into the run.
 
     Example: `equicam triage run --budget 5% --by risk`, and later `equicam triage run --more 50`
     """
-    with exit_on_error(), count_progress("signal or noise", 0 if more else evidence) as tick:
+    with exit_on_error():
         import equicam
 
         opened = equicam.open_run(run)
         ranked = opened.triage(
-            budget, by, control=control, unstable=unstable,
-            quotas=quotas, evidence=evidence, seed=seed, more=more, model=model, source=source, weights=weights,
-            device=device, tick=tick,
-        )  # fmt: skip
+            budget, by, control=control, unstable=unstable, quotas=quotas, seed=seed, more=more
+        )
         answer("triage", triage_document(opened, ranked))
         print_triage(opened, ranked)
-    note(f"next: equicam review {shlex.quote(str(run))}")
+    folder = shlex.quote(str(run))
+    note(f"next: equicam review {folder}, or first equicam evidence {folder}: is the drift signal or noise?")
 
 
 def report(

@@ -87,7 +87,6 @@ def triage_document(run: "Run", ranked: "Triage") -> dict[str, Any]:
         "controls": ranked.budget - len(queue),
         "unstable": asdict(ranked.unstable),
         "quality": None if quality is None else {"images": quality.n, "auroc": asdict(quality.auroc), "sentence": quality.sentence},
-        "no_evidence": ranked.no_evidence,
         "queue": queue,
     }  # fmt: skip
 
@@ -100,10 +99,6 @@ def print_triage(run: "Run", ranked: "Triage") -> None:
             f"({missing} shards to go); these come first by name, not at random"
         )
     print_queue(ranked)
-    if ranked.no_evidence:
-        note(f"no evidence on the head of the queue: {ranked.no_evidence}")
-    if skipped := len(ranked.without_evidence):
-        note(f"no evidence on {skipped} images, which are not the ones that were explained")
 
 
 def print_queue(ranked: "Triage") -> None:

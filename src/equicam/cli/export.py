@@ -9,6 +9,8 @@ from equicam.cli import options
 from equicam.cli.output import answer, note, say, show_progress
 from equicam.cli.shared import exit_on_error
 
+MAX_REFUSED = 5  # reasons printed
+
 
 def export(
     run: options.RunFolder,
@@ -57,7 +59,9 @@ def export(
             tick=progress.advance,
         )
     files = {"run": str(run), "to": to, "files": [str(path) for path in found.files]}
-    counts = {name: getattr(found, name) for name in ("windows", "left_out", "pending", "log_error")}
+    counts = {
+        name: getattr(found, name) for name in ("windows", "left_out", "refused", "pending", "log_error")
+    }
     answer("export", files | counts)
     for path in found.files:
         say(f"written: {path}")
@@ -66,6 +70,10 @@ def export(
         why = "of other classes, other formats or several frames" if to == "dicom" else why
         images = "images" if to == "dicom" else "windows"
         note(f"{found.windows:,} {images}; {found.left_out:,} are {why} and left out")
+    for why in found.refused[:MAX_REFUSED]:
+        note(f"left out: {why}")
+    if len(found.refused) > MAX_REFUSED:
+        note(f"and {len(found.refused) - MAX_REFUSED:,} more images without a file")
     if found.pending:
         note(f"{found.pending:,} shards of the run are not computed yet: the same audit command resumes it")
     if found.log_error:

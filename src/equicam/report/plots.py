@@ -125,6 +125,42 @@ def signal_against_drift(
         )
 
 
+def stability_against_stability(first: Column, second: Column) -> str:
+    """The stability of the same images in two runs; above the diagonal the second is steadier."""
+    known = np.flatnonzero(np.isfinite(first) & np.isfinite(second))
+    known = known[:: -(-len(known) // MAX_POINTS)] if len(known) else known
+    first, second = first[known], second[known]
+    up, down = second > first, second < first
+    with rc_context(_STYLE):
+        figure, axes = _axes("stability in the first run", "stability in the second run")
+        figure.set_size_inches(4.6, 4.4)
+        low = min(0.0, float(first.min(initial=0.0)), float(second.min(initial=0.0)))
+        axes.plot((low, 1), (low, 1), color=INK, linestyle=(0, (5, 3)), linewidth=1, zorder=1)
+        axes.scatter(
+            first[up], second[up], 18, color=QUEUED, marker="^", linewidth=0, label="steadier in the second"
+        )
+        axes.scatter(
+            first[down], second[down], 18, facecolor="none", edgecolor="#6f6a7a", marker="v", linewidth=0.8,
+            label="steadier in the first",
+        )  # fmt: skip
+        if (same := ~up & ~down).any():
+            axes.scatter(first[same], second[same], 7, color=INK, linewidth=0, label="the same")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.set(xlim=(low - 0.02, 1.02), ylim=(low - 0.02, 1.02), aspect="equal")
+        figure.legend(
+            *axes.get_legend_handles_labels(),
+            frameon=False,
+            loc="outside upper left",
+            ncols=2,
+            handletextpad=0.2,
+        )
+        return _svg(
+            figure,
+            "pairs",
+            "Stability in the second run against stability in the first, one mark per image, with the diagonal.",
+        )
+
+
 def _stack(axes: Axes, values: Column, queued: Bool[np.ndarray, " n"], edges: list[float]) -> None:
     """A histogram with the queued share of each bar hatched."""
     axes.hist(
