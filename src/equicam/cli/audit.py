@@ -215,7 +215,8 @@ def triage(
         )  # fmt: skip
         answer("triage", triage_document(opened, ranked))
         print_triage(opened, ranked)
-    note(f"next: equicam review {shlex.quote(str(run))}")
+    if ranked.queue():
+        note(f"next: equicam review {shlex.quote(str(run))}")
 
 
 def report(
