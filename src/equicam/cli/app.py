@@ -11,6 +11,7 @@ from equicam.cli.explain import explain
 from equicam.cli.export import export
 from equicam.cli.finetune import finetune
 from equicam.cli.list import doctor, methods, models, scores
+from equicam.cli.open import open_page
 from equicam.cli.reproduce import reproduce
 from equicam.cli.review import review
 from equicam.cli.shared import say
@@ -20,6 +21,7 @@ for command in (
     demo, explain, audit, triage, review, report, export, verify, seal, evaluate, reproduce, finetune, models, methods, scores, doctor,
 ):  # fmt: skip
     app.command()(command)
+app.command("open")(open_page)
 
 
 def _print_version(wanted: bool) -> bool:
