@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from equicam.core.chain import scale_to_unit, value_range
 from equicam.core.fusion import FusedMap, Fusion, fuse
 from equicam.core.health import flag_names, health
-from equicam.core.transforms import margin_needed
+from equicam.core.transforms import margin_needed, presented_index
 from equicam.core.uncertainty import correlate_views, peum
 from equicam.core.views import Fill, Views, Window, crop_centre, select
 from equicam.errors import EquicamError
@@ -27,6 +27,7 @@ from equicam.runtime.adaptive import merge_images, until_converged
 from equicam.runtime.executor import Executor
 from equicam.runtime.streams import join_side_stream, side_stream
 from equicam.runtime.view_reader import Target, ViewReader, as_targets
+from equicam.steadiness import Steadiness, judge
 
 UNUSED_VIEW = {
     "view_confidence": torch.nan, "view_flips": 0, "view_kept": 0, "view_used": 0, "view_top1": -1, "view_maps": 0,
@@ -66,6 +67,13 @@ class Explanation:
 
     def __len__(self) -> int:
         return len(self.target)
+
+    @cached_property
+    def steadiness(self) -> tuple[Steadiness, ...]:
+        """Of each image: steady, unsteady or cannot say, with the reason that matters most."""
+        rows = zip(self.stability_by_view.tolist(), self.view_top1.tolist(), self.flags, strict=True)
+        presented = presented_index(self.views.transforms)
+        return tuple(judge(values, top1, self.views.labels, flags, presented) for values, top1, flags in rows)
 
 
 def explain(

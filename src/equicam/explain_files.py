@@ -1,5 +1,6 @@
 """Explain image files into a folder: overlay, PEUM and view strip as PNGs, and a JSON file next to them."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from equicam.explain import Explanation, explain
 from equicam.models.images import preprocess_image, stack_images, to_display_images
 from equicam.models.surround import preprocess_surround, stack_surrounds
 from equicam.readers.model import Model
+from equicam.reasons import describe
 from equicam.report.explanation_files import ExplainedImage, ViewImage, safe_stem, write_files
 
 IMAGES_PER_BATCH = 8
@@ -103,6 +105,9 @@ def explained_image(
         "view_flips": flips,
         "view_kept": kept,
         "peum_score": float(explanation.peum_score[i]),
+        "stability": _number_or_none(float(explanation.stability[i])),
+        "steadiness": explanation.steadiness[i].word,
+        "steadiness_reason": describe(explanation.steadiness[i].reason),
         "flags": sorted(explanation.flags[i]),
         "equicam": __version__,
     }
@@ -111,3 +116,8 @@ def explained_image(
     title = f"{name} (p = {confidence:.2f}), PEUM {facts['peum_score']:.4f}"
     fused, peum = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
     return ExplainedImage(image, fused, peum, views, title, facts)
+
+
+def _number_or_none(value: float) -> float | None:
+    """JSON has no NaN: stability is undefined for one view."""
+    return None if math.isnan(value) else value

@@ -92,6 +92,10 @@ def _peak_jumps(v: Mapping[str, Any]) -> str:
     return f"its peak jumps by {100 * v['share']:.0f} % of the image's diagonal in the view {v['view']}"
 
 
+def _stability(v: Mapping[str, Any]) -> str:
+    return f"stability {v['stability']:.2f} ± {v['uncertainty']:.2f}"
+
+
 def _unreadable(v: Mapping[str, Any]) -> str:
     return str(v["message"] or v["error"])
 
@@ -126,6 +130,17 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "map-moves": _map_moves,
     "peak-jumps": _peak_jumps,
     "views-disagree": _views_disagree,
+    # how steady a map is
+    "follows": lambda v: (
+        f"the map follows the image: {_stability(v)}, at least {v['lowest']:.2f} in every view"
+    ),
+    "moves": lambda v: (
+        f"the map moves when the image does: {_stability(v)}, below {v['limit']:g}; least in the view {v['view']} ({v['lowest']:.2f})"
+    ),
+    "too-close": lambda v: f"{_stability(v)}: too close to {v['limit']:g} to tell",
+    "too-few-views": lambda v: (
+        f"stability over {v['views']} other views is too uncertain; {v['needed']} are needed"
+    ),
     "low-confidence": lambda v: f"low confidence (p = {v['confidence']:.2f})",
     # a sentence of a 0.1.0 run, which stored no codes
     "text": lambda v: str(v["text"]),

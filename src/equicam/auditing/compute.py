@@ -198,6 +198,8 @@ def _facts(e: Explanation, ids: Sequence[str]) -> Facts:
         "view_top1": e.view_top1.tolist(),
         "view_agreement": view_agreement(e).tolist(),
         "flags": [sorted(flags) for flags in e.flags],
+        "steadiness": [one.word for one in e.steadiness],
+        "steadiness_reason": [one.reason.code for one in e.steadiness],
     }
     return {name: {key: values[i] for key, values in columns.items()} for i, name in enumerate(ids)}
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from equicam.steadiness import judge_row
+
 NOT_STORED = {
     "stability": pa.float64(),
     "stability_by_view": pa.list_(pa.float32()),
@@ -17,6 +19,8 @@ NOT_STORED = {
     "x": pa.float64(),
     "y": pa.float64(),
     "side": pa.float64(),
+    "steadiness": pa.string(),
+    "steadiness_reason": pa.string(),
 }
 """Columns of the items that 0.1.0 did not write."""
 ITEMS = {
@@ -74,12 +78,19 @@ def translate_items(table: pa.Table) -> pa.Table:
     return table
 
 
-def fill_stability(items: pa.Table, measured: pa.Table) -> pa.Table:
-    """Rows with the stability that was measured later, by id."""
+def fill_stability(
+    items: pa.Table, measured: pa.Table, labels: Sequence[str], presented: int | None
+) -> pa.Table:
+    """Rows with the stability that was measured later, by id, and the steadiness that follows from it."""
     known = {row["id"]: row for row in measured.to_pylist()}
     for name in ("stability", "stability_by_view"):
         values = pa.array([known.get(one, {}).get(name) for one in items["id"].to_pylist()], NOT_STORED[name])
         items = items.set_column(items.column_names.index(name), name, values)
+    rows = items.select(["stability_by_view", "view_top1", "flags", "status"]).to_pylist()
+    judged = [judge_row(row, labels, presented) if row["status"] == "ok" else None for row in rows]
+    words = [one and one.word for one in judged], [one and one.reason.code for one in judged]
+    for name, column in zip(("steadiness", "steadiness_reason"), words, strict=True):
+        items = items.set_column(items.column_names.index(name), name, pa.array(column, pa.string()))
     return items
 
 

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from equicam.auditing import schema1
 from equicam.auditing.manifest import SCHEMA_VERSION, Manifest, read_manifest, refuse_difference
 from equicam.auditing.stored_maps import MAPS, StoredMaps
+from equicam.core.transforms import presented_index
 from equicam.data.digests import file_digest
 from equicam.data.items import Item, valid_utf8
 from equicam.data.rasters.options import raster_id
@@ -81,6 +82,8 @@ ITEMS = pa.schema(
             "view_agreement", pa.list_(pa.float32())
         ),  # Pearson of each view with the mean of the others
         pa.field("flags", pa.list_(pa.string())),
+        pa.field("steadiness", pa.string()),  # steady, unsteady or cannot say
+        pa.field("steadiness_reason", pa.string()),  # the code of its reason
         pa.field("eq", pa.float64()),  # disc Eq of grad-cam, on the calibration subset
         pa.field("status", pa.string(), nullable=False),  # ok or bad
         pa.field("reason", pa.string()),  # the code of the reason why it is bad
@@ -249,7 +252,9 @@ class RunStore:
         measured = self.folder / STABILITY_FILE
         if self.manifest.schema == 1 and measured.is_file():
             found = pa.concat_tables([self.read_shard("items", n) for n in written])
-            found = schema1.fill_stability(found, read_table(measured))
+            labels = self.manifest.labels
+            presented = presented_index(self.manifest.transforms)
+            found = schema1.fill_stability(found, read_table(measured), labels, presented)
             found = found if columns is None else found.select(list(columns))
         else:
             found = pa.concat_tables([self.read_shard("items", n, columns) for n in written])

@@ -1,0 +1,99 @@
+"""Steady, unsteady or cannot say: whether a network's own map follows the image, in a word and with its main reason.
+
+A map is judged by its stability, the mean correlation of the presented view's own map with every other view's, aligned.
+Two standard errors over the views either side of the mean are its uncertainty. The average over views, which users look at,
+follows the image by construction: it is not what is judged.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from equicam.reasons import Reason, describe
+
+Word = Literal["steady", "unsteady", "cannot say"]
+WORDS: tuple[Word, ...] = ("unsteady", "cannot say", "steady")
+STEADY_FROM = 0.7  # stability: half of the map's variance is the same in every view (0.7² ≈ 0.5)
+STANDARD_ERRORS = 2
+MIN_OTHER_VIEWS = 5
+MAX_FLIPPED = 0.5  # share of the views that change the prediction
+UNJUDGED_FLAGS = ("blank", "constant", "none-kept")
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """The word for one map, and the reason that matters most."""
+
+    word: Word
+    reason: Reason
+
+    def __str__(self) -> str:
+        return f"{self.word}: {describe(self.reason)}"
+
+
+def judge(
+    stability_by_view: Sequence[float | None],
+    view_top1: Sequence[int],
+    labels: Sequence[str],
+    flags: Iterable[str],
+    presented: int | None,
+) -> Steadiness:
+    """Judge one map by its views; those that were not used have NaN or None, and −1 as their top-1.
+
+    `presented` is the index of the presented view, with which the others are compared.
+    """
+    for flag in UNJUDGED_FLAGS:
+        if flag in flags:
+            return Steadiness("cannot say", Reason(flag))
+    others = [
+        (float(r), label)
+        for i, (r, label) in enumerate(zip(stability_by_view, labels, strict=False))
+        if i != presented and r is not None and not math.isnan(r)
+    ]
+    if len(others) < MIN_OTHER_VIEWS:
+        return Steadiness(
+            "cannot say", Reason("too-few-views", {"views": len(others), "needed": MIN_OTHER_VIEWS})
+        )
+    if presented is not None and view_top1:
+        used = [(top, label) for top, label in zip(view_top1, labels, strict=True) if top >= 0]
+        changed = [label for top, label in used if top != view_top1[presented]]
+        if len(changed) > MAX_FLIPPED * len(used):
+            return Steadiness("unsteady", Reason("prediction-changes", {"views": changed, "of": len(used)}))
+    values = [r for r, _ in others]
+    mean = math.fsum(values) / len(values)
+    spread = math.sqrt(math.fsum((r - mean) ** 2 for r in values) / (len(values) - 1))
+    uncertainty = STANDARD_ERRORS * spread / math.sqrt(len(values))
+    lowest, view = min(others)
+    facts = {
+        "stability": mean,
+        "uncertainty": uncertainty,
+        "limit": STEADY_FROM,
+        "lowest": lowest,
+        "view": view,
+    }
+    if mean - uncertainty >= STEADY_FROM:
+        return Steadiness("steady", Reason("follows", facts))
+    if mean + uncertainty < STEADY_FROM:
+        return Steadiness("unsteady", Reason("moves", facts))
+    return Steadiness("cannot say", Reason("too-close", facts))
+
+
+def judge_row(row: Mapping[str, Any], labels: Sequence[str], presented: int | None) -> Steadiness:
+    """Judge a row of a run."""
+    return judge(
+        row["stability_by_view"] or (), row["view_top1"] or (), labels, row["flags"] or (), presented
+    )
+
+
+def count_words(items: pa.Table) -> dict[Word, int]:
+    """How many of the explained images of a run have each word."""
+    found = pc.value_counts(items.filter(pc.equal(items["status"], "ok"))["steadiness"]).to_pylist()
+    counts = {one["values"]: one["counts"] for one in found}
+    counts["cannot say"] = counts.get("cannot say", 0) + counts.pop(
+        None, 0
+    )  # rows of 0.1.0 without stability
+    return {word: counts.get(word, 0) for word in WORDS}

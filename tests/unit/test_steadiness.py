@@ -1,0 +1,109 @@
+"""Steady, unsteady or cannot say: the rule on made values, and that the word means something on a network."""
+
+import math
+import statistics
+
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+import equicam
+from equicam import steadiness
+from equicam.data.synthetic import draw_many
+from equicam.reasons import Reason, describe
+from equicam.steadiness import MIN_OTHER_VIEWS, WORDS, Steadiness, count_words, judge
+
+LABELS = [f"{20 * i}°" for i in range(18)]
+
+
+def judged(values, top1=None, flags=(), labels=LABELS, presented=0):
+    return judge(values, [3] * len(values) if top1 is None else top1, labels[: len(values)], flags, presented)
+
+
+def slow_word(others):
+    """The rule of docs/method.md, written out with the standard library."""
+    mean = statistics.mean(others)
+    error = statistics.stdev(others) / len(others) ** 0.5
+    if mean - 2 * error >= 0.7:
+        return "steady"
+    return "unsteady" if mean + 2 * error < 0.7 else "cannot say"
+
+
+def test_the_word_is_that_of_the_rule():
+    torch.manual_seed(0)
+    found = {}
+    for _ in range(300):
+        centre, spread = torch.rand(2).tolist()
+        others = (centre + 0.4 * spread * torch.randn(17)).clamp(-1, 1).double().tolist()
+        word = judged([1.0, *others]).word
+        assert word == slow_word(others)
+        found[word] = found.get(word, 0) + 1
+    assert min(found.get(word, 0) for word in WORDS) > 20
+
+
+@pytest.mark.parametrize(
+    ("values", "word", "code"),
+    [
+        ([1.0] + [0.95, 0.9] * 6, "steady", "follows"),
+        ([1.0] + [0.3, 0.2] * 6, "unsteady", "moves"),
+        ([1.0] + [0.99, 0.4] * 6, "cannot say", "too-close"),
+        ([1.0], "cannot say", "too-few-views"),
+        ([1.0] + [0.95] * (MIN_OTHER_VIEWS - 1), "cannot say", "too-few-views"),
+        ([1.0] + [0.95] * MIN_OTHER_VIEWS, "steady", "follows"),
+        ([1.0] + [0.9] * 5 + [math.nan] * 6, "steady", "follows"),
+        ([1.0] + [0.9] * 5 + [None] * 6, "steady", "follows"),
+    ],
+)
+def test_each_word_has_its_reason(values, word, code):
+    found = judged(values)
+    assert (found.word, found.reason.code) == (word, code)
+    assert str(found).startswith(f"{word}: ")
+
+
+def test_a_view_that_was_not_used_does_not_count():
+    values = [1.0] + [0.9] * 6 + [math.nan] * 5
+    top1 = [3] * 7 + [-1] * 5
+    assert judged(values, top1).word == "steady"
+
+
+def test_a_prediction_that_changes_in_most_views_is_unsteady_however_well_the_map_follows():
+    values = [1.0] + [0.95] * 11
+    assert judged(values, [3] * 6 + [1] * 6).word == "steady"
+    found = judged(values, [3] * 5 + [1] * 7)
+    assert (found.word, found.reason.code) == ("unsteady", "prediction-changes")
+    assert "7 of 12 views" in describe(found.reason)
+
+
+@pytest.mark.parametrize("flag", ["blank", "constant", "none-kept"])
+def test_a_flat_map_cannot_be_judged(flag):
+    assert judged([1.0] + [0.95] * 11, flags={flag}) == Steadiness("cannot say", Reason(flag))
+
+
+def test_the_presented_view_is_not_compared_with_itself():
+    values = [0.69] * 6 + [1.0]
+    assert judged(values, presented=6).word == "unsteady"
+
+
+def test_an_explanation_and_a_run_have_the_same_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(steadiness, "STEADY_FROM", 0.3)  # no map of the embedded model is steady
+    model = equicam.load("embedded")
+    paths = [tmp_path / f"{i:02}.png" for i in range(12)]
+    for path, patch in zip(paths, draw_many(12, seed=7), strict=True):
+        Image.fromarray(patch.image).save(path)
+    run = equicam.audit(tmp_path, model, tmp_path / "run")
+    explained = equicam.explain(model, paths)
+    words = [one.word for one in explained.steadiness]
+    assert len(set(words)) > 1, words
+    assert run.items["id"].to_pylist() == [path.name for path in paths]
+    assert run.items["steadiness"].to_pylist() == words
+    assert run.items["steadiness_reason"].to_pylist() == [one.reason.code for one in explained.steadiness]
+    counts = count_words(run.items)
+    assert counts == {word: words.count(word) for word in WORDS}
+
+
+def test_rows_without_a_word_cannot_be_judged():
+    table = pa.table(
+        {"status": ["ok", "ok", "bad"], "steadiness": pa.array([None, "steady", None], pa.string())}
+    )
+    assert count_words(table) == {"unsteady": 0, "cannot say": 1, "steady": 1}
