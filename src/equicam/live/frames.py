@@ -217,6 +217,7 @@ def make_frame(
             "disagreement": _finite(found.disagreement[0]),
             "flips": int(found.view_flips[0].sum()),
             "views": len(found.views),
+            "steadiness": {"word": found.steadiness[0].word, "sentence": str(found.steadiness[0])},
             "curve": str(view_curve(found.views.transforms, by_view)),
         }
     return Frame(key, values, layers, facts)

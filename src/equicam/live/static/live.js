@@ -45,9 +45,9 @@ const request = async (address, options = {}) => {
     if (error.name === "AbortError") throw error;
     throw new Error("The server does not answer. Is equicam open still running?");
   }
+  if (response.ok) return response.json(); // an abort while it arrives is an error too
   const data = await response.json().catch(() => ({}));
-  if (!response.ok) throw Object.assign(new Error(data.error || "The server refused it."), { status: response.status });
-  return data;
+  throw Object.assign(new Error(data.error || "The server refused it."), { status: response.status });
 };
 const element = (tag, text, attributes = {}) => {
   const made = document.createElement(tag);
@@ -77,7 +77,9 @@ const classIndex = (text) => {
   const plain = /^(?:class )?(\d+)$/.exec(text.trim());
   if (plain && (!labels.length || Number(plain[1]) < labels.length)) return Number(plain[1]);
   const lower = text.trim().toLowerCase();
-  const close = lower ? labels.findIndex((label) => label.toLowerCase().includes(lower)) : -1;
+  if (!lower) return null;
+  const begins = labels.findIndex((label) => label.toLowerCase().startsWith(lower));
+  const close = begins >= 0 ? begins : labels.findIndex((label) => label.toLowerCase().includes(lower));
   return close >= 0 ? close : null;
 };
 const methodNamed = (name) => setup.methods.find((one) => one.name === name);
@@ -248,7 +250,7 @@ const renderFacts = () => {
     return;
   }
   $("facts").replaceChildren(
-    ...fact("Stability", number(facts.stability, 2), "of the one-view map over the views; 1 is steady"),
+    ...fact("Stability", number(facts.stability, 2), "mean correlation of the views’ own maps with that at 0°"),
     ...fact("PEUM", number(facts.peum_score, 4), `variance of the ${facts.views} views’ maps`),
     ...fact("Flips", `${facts.flips} of ${facts.views}`, "views that change the prediction"),
     ...fact("p", facts.confidence.toFixed(3), `of ${className(chosen.target)}`),
@@ -260,7 +262,7 @@ const renderFacts = () => {
     $("steadiness").className = `steadiness ${facts.steadiness.word.replace(" ", "-")}`;
   }
   $("curve").innerHTML = facts.curve; // numbers alone, written by the server
-  $("curve").append(element("figcaption", "Stability by angle: correlation of each view’s aligned map with that at 0°; triangles: below 0.5", { class: "soft" }));
+  $("curve").append(element("figcaption", "Correlation of each view’s own map, aligned, with that of the view at 0°; triangles: below 0.5. Stability is their mean.", { class: "soft" }));
   showFrame($("peum"), facts, "peum").catch(() => {});
 };
 
