@@ -35,7 +35,7 @@ def main() -> None:
     scene, _ = choose(model)
     addresses: SimpleQueue[str] = SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        image = Path(folder) / "airfield.png"
+        image = Path(folder) / "lorry.png"
         Image.fromarray(scene.image).save(image)
         threading.Thread(
             target=serve_live, args=(model, [image]), kwargs={"announce": addresses.put}, daemon=True

@@ -21,7 +21,7 @@ from equicam.core.views import rotate
 from equicam.data import decoding
 from equicam.data.synthetic import draw
 from equicam.evaluation.equivariance import equivariance
-from equicam.live.app import LiveLook, make_app
+from equicam.live.app import LiveContext, make_app
 from equicam.live.frames import LIVE_METHODS, FrameComputer, Settings, SupersededError, single_view_method
 from equicam.live.images import MAX_UPLOADS, OpenedImages
 from equicam.review.auth import Access
@@ -44,8 +44,8 @@ class Page:
 
     def __init__(self, model, paths=()):
         self.access = Access(port=PORT, command="open")
-        self.look = LiveLook(model, list(paths), method="equigrad-cam", views=6)
-        self.app = make_app(self.look, self.access)
+        self.context = LiveContext(model, list(paths), method="equigrad-cam", views=6)
+        self.app = make_app(self.context, self.access)
         self.http = TestClient(self.app, base_url=HOME, follow_redirects=False)
         assert self.http.get(f"/?token={self.access.tokens[None]}").status_code == 303
         self.csrf = re.search(r'data-csrf="([^"]+)"', self.http.get("/").text)[1]
@@ -92,7 +92,7 @@ def test_an_image_is_described_with_its_top_classes(page, model, image):
 
 
 def test_maps_are_computed_on_the_rotated_image(page, model, image):
-    x = page.look.images.find(image).x
+    x = page.context.images.find(image).x
     for views, method in ((1, "grad-cam"), (6, "equigrad-cam")):
         facts = page.frame(image, views=views, angle=130).json()
         assert facts["method"] == method
@@ -100,7 +100,7 @@ def test_maps_are_computed_on_the_rotated_image(page, model, image):
             equicam.explain(model, one, method=method, views=views, target=0).map
             for one in (rotate(x, 130), x)
         )
-        shown = page.look.computer.find(facts["key"]).map
+        shown = page.context.computer.find(facts["key"]).map
         assert shown.std() > 0.01
         np.testing.assert_allclose(shown, expected[0].numpy(), atol=2e-3)
         eq = equivariance(expected[None], presented, [130]).value.item()
@@ -292,7 +292,7 @@ def test_files_of_the_command_line_open_when_they_are_shown(model, tmp_path):
     (tmp_path / "bad.png").write_bytes(b"none")
     served = Page(model, [tmp_path / "good.png", tmp_path / "bad.png"])
     good, bad = served.http.get("/api/setup").json()["images"]
-    assert (good["name"], served.look.images.find(good["id"]).x) == ("good.png", None)
+    assert (good["name"], served.context.images.find(good["id"]).x) == ("good.png", None)
     assert served.frame(good["id"]).status_code == 200
     answer = served.http.get(f"/api/image/{bad['id']}")
     assert (answer.status_code, "no known format" in answer.json()["error"]) == (422, True)

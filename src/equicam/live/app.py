@@ -44,7 +44,7 @@ Angle = Annotated[int, Query(ge=0, lt=360)]
 mimetypes.add_type("text/javascript", ".js")
 
 
-class LiveLook:
+class LiveContext:
     """A model and the images it explains."""
 
     def __init__(self, model: Model, paths: Sequence[Path], *, method: str, views: int) -> None:
@@ -87,18 +87,18 @@ class LiveLook:
         }  # fmt: skip
 
 
-def make_app(look: LiveLook, access: Access) -> ASGIApp:
+def make_app(context: LiveContext, access: Access) -> ASGIApp:
     """The page of a model."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        look.computer.close()
+        context.computer.close()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    _add_page(app, look)
-    _add_api(app, look)
-    _add_images(app, look)
+    _add_page(app, context)
+    _add_api(app, context)
+    _add_images(app, context)
     add_error_handlers(app)
 
     @app.exception_handler(SupersededError)
@@ -110,7 +110,7 @@ def make_app(look: LiveLook, access: Access) -> ASGIApp:
     return AuthMiddleware(app, access, UPLOADS)
 
 
-def _add_page(app: FastAPI, look: LiveLook) -> None:
+def _add_page(app: FastAPI, context: LiveContext) -> None:
     templates = Environment(
         loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -118,54 +118,54 @@ def _add_page(app: FastAPI, look: LiveLook) -> None:
 
     @app.get("/")
     def page(request: Request) -> Response:
-        name = visible(look.model.name or "", 60)
+        name = visible(context.model.name or "", 60)
         return HTMLResponse(
             templates.get_template("live.html.j2").render(csrf=session_of(request).csrf, model=name)
         )
 
 
-def _add_api(app: FastAPI, look: LiveLook) -> None:
+def _add_api(app: FastAPI, context: LiveContext) -> None:
     @app.get("/api/setup")
     def setup() -> dict[str, Any]:
-        return look.setup()
+        return context.setup()
 
     @app.post("/api/image")
     async def add_image(request: Request, name: Annotated[str, Query(max_length=300)] = "image") -> Response:
-        added = await look.run(look.images.add, name, await request.body())
+        added = await context.run(context.images.add, name, await request.body())
         return JSONResponse({"id": added.id, "name": visible(added.name, 120)})
 
     @app.get("/api/image/{id_}")
     async def describe_image(id_: str) -> Response:
-        return JSONResponse(await look.run(look.describe_image, id_))
+        return JSONResponse(await context.run(context.describe_image, id_))
 
     @app.get("/api/frame")
     async def frame(
         image: str, target: Annotated[int, Query(ge=0)], layer: str, method: str, angle: Angle,
         views: Annotated[int, Query(ge=1, le=MAX_VIEWS)],
     ) -> Response:  # fmt: skip
-        if method not in LIVE_METHODS or layer not in look.layers:
+        if method not in LIVE_METHODS or layer not in context.layers:
             return json_error(422, "there is no such method or layer")
         settings = Settings(image, target, layer, method, views)
         settings = settings if views > 1 else settings.single()
-        opened = look.images.find(image)
+        opened = context.images.find(image)
         if opened.x is None:
-            opened = await look.run(look.images.open, image)
-        found = await asyncio.wrap_future(look.computer.submit(opened, settings, angle))
-        return JSONResponse(found.facts | {"target": class_name(look.model, target)})
+            opened = await context.run(context.images.open, image)
+        found = await asyncio.wrap_future(context.computer.submit(opened, settings, angle))
+        return JSONResponse(found.facts | {"target": class_name(context.model, target)})
 
 
-def _add_images(app: FastAPI, look: LiveLook) -> None:
+def _add_images(app: FastAPI, context: LiveContext) -> None:
     @app.get("/image/scale")
     def scale() -> Response:
         return _respond(encode_input(colour_scale()))
 
     @app.get("/image/input/{id_}/{angle}")
     def rotated_input(id_: str, angle: Annotated[int, PathParameter(ge=0, lt=360)]) -> Response:
-        return _respond(render_input(look.model, look.images.find(id_), angle))
+        return _respond(render_input(context.model, context.images.find(id_), angle))
 
     @app.get("/image/{key}/{kind}")
     def layer(key: str, kind: str) -> Response:
-        found = look.computer.find(key)
+        found = context.computer.find(key)
         if found is None or kind not in found.layers:
             return json_error(404, "there is no such map any more")
         return _respond(found.layers[kind])

@@ -119,7 +119,11 @@ class FrameComputer:
 
     def layers(self) -> list[str]:
         """The names of the layers that a map can be read from."""
-        return list(dict.fromkeys([*spatial_layers(self.model.module), self.model.layer]))
+        try:
+            found = spatial_layers(self.model.module)
+        except EquicamError:  # it does not run on zeros of the usual size
+            found = []
+        return list(dict.fromkeys([*found, self.model.layer]))
 
     def top_classes(self, image: OpenedImage) -> list[dict[str, Any]]:
         """The most probable classes of the presented image; runs the model, so only in its thread."""

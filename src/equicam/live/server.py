@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from equicam.live.app import LiveLook, make_app
+from equicam.live.app import LiveContext, make_app
 from equicam.live.images import MAX_UPLOAD_BYTES
 from equicam.readers.model import Model
 from equicam.review.auth import Access
@@ -23,9 +23,9 @@ def serve_live(
     port: int | None = None,
 ) -> None:
     """Serve the page; `announce` gets its address once the port listens. Other machines cannot reach it."""
-    look = LiveLook(model, paths, method=method, views=views)
+    context = LiveContext(model, paths, method=method, views=views)
     with listen(HOST, port, PORT) as listener:
         access = Access(port=listener.getsockname()[1], command="open")
-        app = make_app(look, access)
+        app = make_app(context, access)
         announce(f"http://{HOST}:{access.port}/?token={access.tokens[None]}")
         serve(app, listener, MAX_UPLOAD_BYTES)
