@@ -5,7 +5,7 @@ PROCESSES ?= 2
 MARKS ?= not slow and not gpu and not browser
 BIN := .venv/bin
 
-.PHONY: help setup demo rasters test test-all test-browser fuzz lint types format embedded-model readme-image bench dist clean
+.PHONY: help setup demo rasters test test-all test-browser fuzz lint types format docs embedded-model readme-image bench dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -50,6 +50,9 @@ format: setup ## let ruff format and fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: setup ## build the documentation site into site/, offline
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 embedded-model: setup ## train the embedded model again (minutes)
 	$(BIN)/python scripts/embedded_model.py
 
@@ -77,4 +80,4 @@ dist: setup ## build wheel and sdist, and try each in an environment with its de
 	rm -rf .venv-dist
 
 clean: ## remove .venv and everything that was built
-	rm -rf .venv .venv-dist demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-dist demo dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

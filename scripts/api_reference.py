@@ -33,6 +33,8 @@ GROUPS = {
         "audit",
         "open_run",
         "Run",
+        "compare",
+        "report.comparison.Comparison",
         "Tiling",
         "Input",
         "engines.devices.Devices",

@@ -26,11 +26,12 @@ def main() -> None:
     view = Views([DEGREES])
     reflected, cut = view.act(crop)[0, 0], view.act(scene, Window((SIDE, SIDE)))[0, 0]
     invented = (rotate(torch.ones(1, SIDE, SIDE), DEGREES, fill="zeros")[0] < 0.5).numpy()
-    figure, axes = plt.subplots(1, 3, figsize=(9, 3.4), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(9, 3.9), layout="constrained")
+    figure.suptitle("What a rotated view shows at its corners", fontsize=12, color=INK)
     titles = (
-        "scene, and the window the model sees",
-        f"view at {DEGREES:g}°, reflected",
-        f"view at {DEGREES:g}°, from the scene",
+        "Scene, and the window the model sees",
+        f"View at {DEGREES:g}°, corners reflected",
+        f"View at {DEGREES:g}°, cut from the scene",
     )
     for one, image, title in zip(axes, (scene[0], reflected, cut), titles, strict=True):
         one.imshow(image.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
@@ -40,11 +41,21 @@ def main() -> None:
     corners = np.array([[-half, -half], [half, -half], [half, half], [-half, half], [-half, -half]])
     theta = np.deg2rad(DEGREES)
     matrix = np.array([[np.cos(theta), -np.sin(theta)], [np.sin(theta), np.cos(theta)]])
-    for points, dashes, label in ((corners, "-", "presented"), (corners @ matrix.T, "--", f"{DEGREES:g}°")):
+    for points, dashes, label in (
+        (corners, "-", "window as presented"),
+        (corners @ matrix.T, "--", f"rotated by {DEGREES:g}°"),
+    ):
         axes[0].plot(*(points + middle).T, dashes, color=INK, linewidth=1.4, label=label)
-    axes[0].legend(loc="lower right", fontsize=8, framealpha=0.9)
+    axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, fontsize=8, frameon=False)
     axes[1].contour(invented, levels=[0.5], colors=INK, linewidths=1.2)
-    axes[1].text(2, 6, "invented", fontsize=9, color="white", bbox={"facecolor": INK, "alpha": 0.8, "pad": 2})
+    axes[1].text(
+        2,
+        6,
+        "invented by reflection",
+        fontsize=9,
+        color="white",
+        bbox={"facecolor": INK, "alpha": 0.8, "pad": 2},
+    )
     figure.savefig(OUT, dpi=110)
 
 

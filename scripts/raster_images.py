@@ -36,22 +36,33 @@ def main() -> None:
     figure.colorbar(plt.cm.ScalarMappable(), ax=axes[0], location="bottom").ax.set_visible(
         False
     )  # the same height
-    for axis, title in zip(axes, ("the raster", f"map of {name}", "stability of each place"), strict=True):
+    for axis, title in zip(axes, ("Raster", f"Map of {name}", "Stability of each place"), strict=True):
         axis.imshow(shown, extent=extent)
         axis.set_title(title, fontsize=11)
         axis.set_axis_off()
     height, width = bands.shape[1:]
     of_cells = (0, width * cell, height * cell, 0)
     strength = bands[0] / np.nanpercentile(bands[0], 99.5)
-    drawn = axes[1].imshow(
+    painted = axes[1].imshow(
         np.clip(strength, 0, 1), extent=of_cells, cmap="inferno", alpha=0.55, vmin=0, vmax=1
     )
-    figure.colorbar(drawn, ax=axes[1], location="bottom", label="share of the 99.5th percentile")
-    drawn = axes[2].imshow(bands[2], extent=of_cells, cmap="viridis", alpha=0.6, vmin=0, vmax=1)
-    figure.colorbar(drawn, ax=axes[2], location="bottom", label="1: maps rotate with the image")
+    figure.colorbar(
+        painted,
+        ax=axes[1],
+        location="bottom",
+        label="strength of the map, as a share of its 99.5th percentile",
+    )
+    painted = axes[2].imshow(bands[2], extent=of_cells, cmap="viridis", alpha=0.6, vmin=0, vmax=1)
+    figure.colorbar(
+        painted, ax=axes[2], location="bottom", label="stability: 1 where maps rotate with the image"
+    )
     for axis in axes:
         axis.set_xlim(0, raster["width"])
         axis.set_ylim(raster["height"], 0)
+    figure.suptitle(
+        f"{raster['id']}: {store.manifest.recipe.method} on {store.manifest.model}, {store.manifest.images} windows",
+        fontsize=12,
+    )
     figure.savefig(out, dpi=100)
 
 

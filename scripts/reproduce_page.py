@@ -21,9 +21,15 @@ HEAD = """# The paper, regenerated
 
 `equicam reproduce --list` names every table, figure and quantitative claim; `equicam reproduce NAME --data …` runs one and
 prints three numbers side by side: published, by the authors' protocol (full square, zero filling, their variants), and by
-ours (inscribed disc, reflection). Verdicts: **matches** (within the experiment's tolerance, given after ± where the row kept it, or inside
-the interval of at least 100 images), **differs**, **artefact** (their number comes out, ours contradicts the conclusion),
-**undecided** (too few images, or published for several networks at once), **measured** (nothing published), not run. Intervals are 95 %,
+ours (inscribed disc, reflection).
+
+**How a verdict is found.** Each published number has a margin: half of the published difference to what it is compared with
+(Grad-CAM's number for EquiGrad-CAM, and the other way round; T = 3 for T = 4; the random region for the drift region; half of itself where it is a
+difference), at least 0.005 and at most a cap for its kind (0.03 for Eq and areas, 0.05 for shares, 0.06 for correlations, 5 points for relative
+gains, 0.5 for ratios): `equicam.paper.margins`. A number printed in several tables has one margin. The 95 % interval of our measurement, widened by the
+published interval where there is one, then decides: wholly inside the margin it **matches**, wholly outside it **differs**, otherwise it is
+**undecided**, and so is every measurement of fewer than 100 images or without an interval. **Artefact**: their number comes out, ours contradicts the conclusion.
+**By definition**: constants, identities and quantities compared with themselves, which count as no match. **Measured**: nothing is published. Intervals are
 bootstrapped by image.
 
 | option | |
@@ -179,8 +185,8 @@ def section(name: str, kept: dict[str, Any], plot: str) -> str:
         if row["verdict"] == "not run":
             continue
         verdict = f"**{row['verdict']}**" if row["verdict"] in ("differs", "artefact") else row["verdict"]
-        if row["verdict"] == "matches" and row.get("allowed"):
-            verdict += f" ± {row['allowed']:g}"
+        if row["verdict"] == "matches" and row.get("margin"):
+            verdict += f" ± {row['margin']:.2g}"
         label, theirs, ours = row["label"].replace("|", "\\|"), row["as_published"], row["clean"]
         table += f"| {label} | {row['published']} | {interval(theirs)} | {interval(ours)} | {verdict} |\n"
         if row["note"]:

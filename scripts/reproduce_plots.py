@@ -12,6 +12,14 @@ Rows = dict[str, dict[str, Any]]
 """An experiment's rows that were run, by label."""
 THEIRS, OURS, PUBLISHED = "#7a8793", "#1f6f8b", "#c2571a"
 PROTOCOLS = (("as_published", THEIRS, "by their protocol"), ("clean", OURS, "by ours"))
+EQ = "Eq (equivariance)\n1: the map rotates with the image"
+TITLES = {
+    "main": "How well the maps of each method rotate with the image",
+    "t-sweep": "EquiGrad-CAM: how many views it needs",
+    "angles": "How well maps rotate, by the angle of rotation",
+    "causal": "Does the network use the pixels whose saliency moves?",
+    "rotation-augmentation": "Training with rotated images against aligning views",
+}
 
 
 def value(row: dict[str, Any] | None, protocol: str) -> float:
@@ -25,8 +33,11 @@ def write_plot(experiment: str, rows: Rows, path: Path) -> bool:
     if experiment not in PLOTS or not rows:
         return False
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(6.4, 2.6), layout="constrained")
-        PLOTS[experiment](rows, figure.subplots())
+        figure = Figure(figsize=(6.8, 3.0), layout="constrained")
+        axes = figure.subplots()
+        PLOTS[experiment](rows, axes)
+        network = path.stem.removesuffix(f"-{experiment}")
+        axes.set_title(f"{TITLES[experiment]} ({network})", fontsize=10, loc="left")
         figure.savefig(path, dpi=110)
     return True
 
@@ -61,17 +72,17 @@ def _bars(axes: Any, rows: Rows, labels: list[str], ticks: list[str] | None = No
 def _methods(rows: Rows, axes: Any) -> None:
     labels = [label for label in rows if label != "relative gain, %"]
     _bars(axes, rows, labels, [label.split(":")[0] for label in labels])
-    axes.set_ylabel("Eq")
+    axes.set_ylabel(EQ)
 
 
 def _regions(rows: Rows, axes: Any) -> None:
     _bars(axes, rows, [label for label in rows if label.endswith((", presented", ", rotated"))])
-    axes.set_ylabel("probability lost")
+    axes.set_ylabel("probability of the class lost\nwhen the region is hidden")
 
 
 def _training(rows: Rows, axes: Any) -> None:
     _bars(axes, rows, [label for label in rows if label[:2] in ("GC", "EG") and "−" not in label])
-    axes.set_ylabel("Eq")
+    axes.set_ylabel(EQ)
 
 
 def _views(rows: Rows, axes: Any) -> None:
@@ -82,9 +93,9 @@ def _views(rows: Rows, axes: Any) -> None:
     _diamonds(axes, views, [rows[n] for n in labels])
     axes.set_xscale("log", base=2)
     axes.set_xticks(views, [str(v) for v in views])
-    axes.set_xlabel("views")
-    axes.set_ylabel("Eq")
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_xlabel("number of views")
+    axes.set_ylabel(EQ)
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _angles(rows: Rows, axes: Any) -> None:
@@ -94,8 +105,8 @@ def _angles(rows: Rows, axes: Any) -> None:
         for protocol, style, whose in (("as_published", "--", "theirs"), ("clean", "-", "ours")):
             eq = [value(rows[n], protocol) for n in labels]
             axes.plot(angles, eq, style, marker="o", ms=3, color=colour, label=f"{method}, {whose}")
-    axes.set_xlabel("degrees")
-    axes.set_ylabel("Eq")
+    axes.set_xlabel("rotation of the image, degrees")
+    axes.set_ylabel(EQ)
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
 

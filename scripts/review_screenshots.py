@@ -1,8 +1,12 @@
-"""Screenshots of the review page for the docs: the queue and one image, of the embedded model on synthetic patches.
+"""Screenshots of the review page and the report for the docs. Needs Chromium.
 
     python scripts/review_screenshots.py [--out docs] [--all FOLDER]
+    python scripts/review_screenshots.py --run RUN --name slides
 
-`--all` also takes the dark scheme, a tablet's and a phone's width. Needs Chromium.
+Without a run: the queue, one image before and one after its verdict, and the report's first lines, of the embedded model
+on synthetic patches. `--all` also takes the dark scheme, a tablet's and a phone's width. With a ranked run of rasters: a
+window of it with its surroundings, the first lines of its report and the rasters in it, as docs/slides-review.png,
+slides-answer.png and slides-report.png.
 """
 
 import argparse
@@ -37,9 +41,10 @@ PAGE_COLOURS = [
         r"#[0-9a-f]{6}", (Path(review.__file__).parent / "static" / "review.css").read_text()
     )
 ]
+PAGE_COLOURS.append((255, 255, 255))  # written #fff
 MAP_COLOURS = [tuple(map(int, colour)) for colour in heat(np.linspace(0, 1, 24)[None])[0]]
 SCREENS = {
-    "review": ((1280, 760), "light"),
+    "review": ((1280, 800), "light"),
     "dark": ((1280, 800), "dark"),
     "tablet": ((820, 1180), "light"),
     "phone": ((420, 860), "dark"),
@@ -47,24 +52,63 @@ SCREENS = {
 
 
 def main() -> None:
-    """Make a demo run with a few verdicts, and take screenshots of both pages."""
+    """Take the screenshots of a demo run, or of the run given."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs")
     parser.add_argument("--all", type=Path, help="a folder for the screenshots of every screen")
+    parser.add_argument("--run", type=Path, help="a ranked run of rasters")
+    parser.add_argument("--name", default="slides", help="how its screenshots' names begin")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        run = make_run(Path(folder))
-        with serve(run) as address, sync_playwright() as playwright:
-            path = str(CHROMIUM) if CHROMIUM.exists() else None
-            browser = playwright.chromium.launch(executable_path=path)
-            for name, (size, scheme) in SCREENS.items():
-                if name == "review" or args.all:
-                    take_screenshots(
-                        browser, address, size, scheme, (args.out if name == "review" else args.all) / name
-                    )
-            browser.close()
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        path = str(CHROMIUM) if CHROMIUM.exists() else None
+        browser = playwright.chromium.launch(executable_path=path)
+        run = args.run or make_run(Path(folder))
+        with serve(run) as address:
+            if args.run:
+                show_window(browser, address, args.out / f"{args.name}-review.png")
+            else:
+                for name, (size, scheme) in SCREENS.items():
+                    if name == "review" or args.all:
+                        out = args.out if name == "review" else args.all
+                        take_screenshots(browser, address, size, scheme, out / name)
+        subprocess.run([*COMMAND, "report", str(run), "--top", "1"], check=True, stdout=subprocess.DEVNULL)
+        report = run / "report.html"
+        if args.run:
+            show_report(browser, report, args.out / f"{args.name}-answer.png", part="answer")
+            show_report(browser, report, args.out / f"{args.name}-report.png", part="rasters")
+        else:
+            show_report(browser, report, args.out / "report.png", part="answer")
+        browser.close()
+
+
+def show_window(browser: Browser, address: str, path: Path) -> None:
+    """A window of a raster in its surroundings, before the verdict."""
+    page = browser.new_page(viewport={"width": 1280, "height": 760})
+    page.goto(address)
+    page.wait_for_load_state("networkidle")
+    page.locator("#list .thumb").first.click()
+    page.wait_for_url("**/item/**")
+    for _ in range(20):  # to one with a neighbour
+        if page.locator(".adjacent a[href]").count():
+            break
+        with page.expect_navigation():
+            page.keyboard.press("ArrowRight")
+    page.keyboard.press("s")
+    take_screenshot(page, path)
+
+
+def show_report(browser: Browser, report: Path, path: Path, *, part: str) -> None:
+    """A section of the report, from its heading."""
+    page = browser.new_page(viewport={"width": 1280, "height": 820})
+    page.goto(report.as_uri())
+    top, bottom = page.locator(f"section[aria-labelledby={part}]").evaluate(
+        "e => [e.getBoundingClientRect().top, e.getBoundingClientRect().bottom]"
+    )
+    above, bottom = (0 if part == "answer" else top - 16), bottom + 16
+    clip = {"x": 0, "y": above, "width": 1280, "height": min(1320, bottom - above)}
+    save_small(page.screenshot(full_page=True, clip=clip), path, scale=1 if part == "answer" else 0.75)
 
 
 def make_run(folder: Path) -> Path:
@@ -76,7 +120,8 @@ def make_run(folder: Path) -> Path:
         Image.fromarray(patch.image).save(images / label / f"patch-{i:03d}.png")
     for arguments in (
         ["audit", str(images), "--model", "embedded", "--calibrate", "80", "--out", str(run)],
-        ["triage", str(run), "--budget", "60%", "--evidence", "4"],
+        ["triage", str(run), "--budget", "60%"],
+        ["evidence", str(run), "--top", "4"],
     ):
         subprocess.run([*COMMAND, *arguments], check=True, stdout=subprocess.DEVNULL)
     log, names = ReviewLog(run), list(VERDICTS)
@@ -107,7 +152,7 @@ def serve(run: Path) -> Iterator[str]:
 
 
 def take_screenshots(browser: Browser, address: str, size: tuple[int, int], scheme: str, stem: Path) -> None:
-    """The queue, and an image with its verdict."""
+    """The queue, an image before its verdict, and one after it."""
     context = browser.new_context(
         viewport={"width": size[0], "height": size[1]},
         color_scheme="dark" if scheme == "dark" else "light",
@@ -115,23 +160,32 @@ def take_screenshots(browser: Browser, address: str, size: tuple[int, int], sche
     page = context.new_page()
     page.goto(address)
     take_screenshot(page, stem.with_name(f"{stem.name}-queue.png"))
-    page.locator("#list .thumb").nth(3).click()
-    page.wait_for_url("**/item/**")
-    take_screenshot(page, stem.with_name(f"{stem.name}-item.png"))
+    for place, name in ((4, "question"), (3, "item")):
+        page.locator("#list .thumb").nth(place).click()
+        page.wait_for_url("**/item/**")
+        take_screenshot(page, stem.with_name(f"{stem.name}-{name}.png"), whole=name == "item")
+        page.keyboard.press("q")
+        page.wait_for_selector("#list .thumb img[src]")
     context.close()
 
 
-def take_screenshot(page: Page, path: Path) -> None:
-    """The visible part of the page, in 256 colours that include those of the page and of the maps."""
+def take_screenshot(page: Page, path: Path, *, whole: bool = False) -> None:
+    """The visible part of the page, or all of it."""
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(400)
+    save_small(page.screenshot(full_page=whole), path, scale=0.75 if whole else 1)
+
+
+def save_small(screenshot: bytes, path: Path, *, scale: int | float = 1) -> None:
+    """In 256 colours that include those of the page and of the maps, dithered so that maps have no steps."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    image = Image.open(io.BytesIO(screenshot)).convert("RGB")
+    image = image.resize((round(scale * image.width), round(scale * image.height)), Image.Resampling.LANCZOS)
     fixed = [v for colour in (*PAGE_COLOURS, *MAP_COLOURS) for v in colour]
     colours = image.quantize(256 - len(fixed) // 3).getpalette() or []
     palette = Image.new("P", (1, 1))
     palette.putpalette(colours[: 768 - len(fixed)] + fixed)
-    image.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG).save(path, optimize=True)
     print(f"{path} {path.stat().st_size / 1000:.0f} kB")
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from equicam.errors import EquicamError as EquicamError
     from equicam.evaluation.evaluate import evaluate as evaluate
     from equicam.evaluation.metrics import scores as scores
-    from equicam.explain import Explanation as Explanation
     from equicam.explain import equivariant as equivariant
     from equicam.explain import explain as explain
+    from equicam.explanation import Explanation as Explanation
     from equicam.methods import Method as Method
     from equicam.methods import methods as methods
     from equicam.models.load import load as load
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from equicam.readers.model import Model as Model
     from equicam.run import Run as Run
     from equicam.run import audit as audit
+    from equicam.run import compare as compare
     from equicam.run import open_run as open_run
 
 _HOME = {
     "EquicamError": "errors",
-    "Explanation": "explain",
+    "Explanation": "explanation",
     "Fusion": "core.fusion",
     "Input": "data.rasters.options",
     "KeepConfident": "core.weights",
@@ -51,6 +52,7 @@ _HOME = {
     "Transform": "core.transforms",
     "Views": "core.views",
     "audit": "run",
+    "compare": "run",
     "equivariant": "explain",
     "evaluate": "evaluation.evaluate",
     "explain": "explain",

@@ -14,5 +14,9 @@ class NotNamedError(EquicamError):
     """A run names code, a file or an address: only the caller may choose those, because anybody may have written the run."""
 
 
+class ModelError(EquicamError):
+    """An exception out of the caller's model or factory, which is its cause (`__cause__`)."""
+
+
 def _rebuild(kind: type[EquicamError], what: str, needs: str, got: str, fix: str) -> EquicamError:
     return kind(what, needs=needs, got=got, fix=fix)

@@ -1,23 +1,24 @@
 """Explain images: read rotated views, align what was read, average, and measure how far the views disagree."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from equicam.core.chain import scale_to_unit, value_range
 from equicam.core.fusion import FusedMap, Fusion, fuse
 from equicam.core.health import flag_names, health
-from equicam.core.transforms import margin_needed, presented_index
+from equicam.core.transforms import margin_needed
 from equicam.core.uncertainty import correlate_views, peum
 from equicam.core.views import Fill, Views, Window, crop_centre, select
+from equicam.core.weights import uniform
 from equicam.errors import EquicamError
+from equicam.explanation import Explanation as Explanation
 from equicam.methods import Method, resolve, resolve_fill
-from equicam.models.images import Images, as_batch, open_images
+from equicam.models.images import Images, as_batch, open_images, read_arrays
 from equicam.models.surround import Surround, preprocess_surround, stack_surrounds
 from equicam.models.wrap import wrap
 from equicam.readers.external import external
@@ -27,53 +28,12 @@ from equicam.runtime.adaptive import merge_images, until_converged
 from equicam.runtime.executor import Executor
 from equicam.runtime.streams import join_side_stream, side_stream
 from equicam.runtime.view_reader import Target, ViewReader, as_targets
-from equicam.steadiness import Steadiness, judge
 
 UNUSED_VIEW = {
     "view_confidence": torch.nan, "view_flips": 0, "view_kept": 0, "view_used": 0, "view_top1": -1, "view_maps": 0,
     "stability_by_view": torch.nan,
 }  # fmt: skip
 """The value of a view that views="auto" did not need."""
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What `explain` returns, per image, on the model's device."""
-
-    map: Float[Tensor, "b H W"]  # in [0, 1]
-    raw: Float[Tensor, "b H W"]  # just before the last min–max
-    peum: Float[Tensor, "b H W"]  # variance of the views' aligned maps
-    peum_score: Float[Tensor, " b"]  # mean of peum
-    stability: Float[
-        Tensor, " b"
-    ]  # mean Pearson of the presented view's own map with every other's, aligned; NaN for one view
-    stability_by_view: Float[Tensor, "b t"]  # the same for each view; NaN where the view was not used
-    disagreement: Float[Tensor, " b"]  # 1 − mean Pearson over all pairs of views; NaN for one view
-    target: Int[Tensor, " b"]  # the class explained
-    confidence: Float[Tensor, " b"]  # its probability in the presented image
-    view_confidence: Float[Tensor, "b t"]  # its probability in each view; NaN where the view was not used
-    view_top1: Int[Tensor, "b t"]  # the most probable class of each view; −1 where the view was not used
-    view_flips: Bool[Tensor, "b t"]  # views whose top-1 is not the presented image's
-    view_kept: Bool[Tensor, "b t"]  # views the weigher kept
-    view_used: Bool[Tensor, "b t"]  # views that were read: all, except with views="auto"
-    layer_map: Float[Tensor, "b h w"]  # raw at the layer's resolution, rectified
-    view_maps: Float[
-        Tensor, "b t h w"
-    ]  # each view's own rectified plane at the layer's resolution, not aligned
-    flags: tuple[frozenset[str], ...]  # of blank, constant, flipped, none-kept, low-coverage, odd-size, edge
-    views: Views
-    layer: str | None = None
-    probabilities: Float[Tensor, "b y"] | None = None  # of the presented image; None without a model
-
-    def __len__(self) -> int:
-        return len(self.target)
-
-    @cached_property
-    def steadiness(self) -> tuple[Steadiness, ...]:
-        """Of each image: steady, unsteady or cannot say, with the reason that matters most."""
-        rows = zip(self.stability_by_view.tolist(), self.view_top1.tolist(), self.flags, strict=True)
-        presented = presented_index(self.views.transforms)
-        return tuple(judge(values, top1, self.views.labels, flags, presented) for values, top1, flags in rows)
 
 
 def explain(
@@ -93,17 +53,26 @@ def explain(
     max_views_per_forward: int | None = None,
     compiled: bool = False,
 ) -> Explanation:
-    """Explain the model's top-1 class (or `target`) on preprocessed tensors, PIL images or paths.
+    """Explain the model's top-1 class (or `target`) on preprocessed tensors, 8-bit pixels, PIL images or paths.
 
+    `target` is a class by number or name, one for all images or a list with one for each; or a function of the model's
+    output that returns one value per image. Arrays and tensors of 8-bit pixels are preprocessed like image files.
     `views` is how many or which; "auto" uses 6, 12 or 24, as many as each image's mean needs to converge. `fill` is
     "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and variants). `context="auto"` cuts views
     from what the model's preprocessing crops away; `window` is the height and width in the middle of a larger tensor
     that the model sees, the rest being its context. `dtype` runs the network under autocast. `compiled` compiles the
     network for each new batch size, and on CUDA captures calls as graphs.
     """
+    images = read_arrays(images)
     if not isinstance(model, Model):
         given = images if window is None or not isinstance(images, Tensor) else _in_window(images, window)[0]
         model = wrap(model, example=as_batch(None, given) if isinstance(given, Tensor) else None)
+    if callable(target):
+        if compiled:
+            raise EquicamError(
+                "compiled", needs="a class as the target: a function may not be captured", got="a function", fix="compiled=False"
+            )  # fmt: skip
+        model, target = model.explaining(target), None
     with torch.inference_mode(False):
         x, size, margins = _with_context(model, images, context, window)
     recipe = Recipe(
@@ -111,7 +80,8 @@ def explain(
         context="none" if size is None else "auto", dtype=_dtype_name(dtype, x.device), compiled=compiled,
     )  # fmt: skip
     shown = None if size is None else Window(size)
-    return explain_batch(Executor(model, recipe, max_views_per_forward), x, target, shown, margins)
+    executor = Executor(model, recipe, max_views_per_forward, refuse_unscaled=isinstance(images, Tensor))
+    return explain_batch(executor, x, target, shown, margins)
 
 
 def _with_context(
@@ -171,12 +141,14 @@ def explain_batch(
 ) -> Explanation:
     """Explain a preprocessed batch by the executor's recipe, or a window in it, with the margin each image has."""
     method, fill = resolve(executor.recipe), resolve_fill(executor.recipe)
+    model = executor.model
+    _refuse_gate(model, method)
     views = method.fusion.views
     found = executor.run(
         method.reader,
         partial(explain_group, method=method, fill=fill),
         x,
-        as_targets(target, x),
+        as_targets(target, x, None if model is None else model.classes),
         views_per_image=views.count_with_presented,
         key=("explain", method, fill) if method.capturable(fill) else None,
         window=window,
@@ -188,8 +160,21 @@ def explain_batch(
             named | {"edge"} if margin[0] < rows or margin[1] < columns else named
             for named, margin in zip(flags, margins, strict=True)
         )
-    layer = None if executor.model is None else executor.model.layer
-    return Explanation(**found, flags=flags, views=views, layer=layer)
+    # the caller's tensor, not a captured graph's, which the next call overwrites
+    presented = x if window is None else crop_centre(x, window.size)
+    facts: dict[str, Any] = {**found, "inputs": presented}
+    if model is not None:
+        facts |= {name: getattr(model, name) for name in ("layer", "mean", "std", "classes", "task")}
+    return Explanation(**facts, flags=flags, views=views)
+
+
+def _refuse_gate(model: Model | None, method: Method) -> None:
+    """Refuse to weigh views by a confidence that values do not have."""
+    if model is not None and not model.has_probabilities and method.fusion.weigh is not uniform:
+        raise EquicamError(
+            "a method that weighs views by confidence", needs="class probabilities", got="a value, which has none",
+            fix='method="equigrad-cam"',
+        )  # fmt: skip
 
 
 def explain_group(
@@ -244,6 +229,8 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
     }
     if readings.probabilities is not None:
         found["probabilities"] = readings.probabilities
+    if readings.logits is not None:
+        found["output"] = readings.logits.gather(1, readings.target[:, None])[:, 0]
     join_side_stream()
     return found | uncertainty
 

@@ -13,9 +13,11 @@ from equicam import __version__
 from equicam.core.views import Views, Window, crop_centre
 from equicam.data.image_files import open_image
 from equicam.errors import EquicamError
-from equicam.explain import Explanation, explain
+from equicam.explain import explain
+from equicam.explanation import Explanation, describe_images
 from equicam.models.images import preprocess_image, stack_images, to_display_images
 from equicam.models.surround import preprocess_surround, stack_surrounds
+from equicam.readers.failures import named_failure
 from equicam.readers.model import Model
 from equicam.reasons import describe
 from equicam.report.explanation_files import ExplainedImage, ViewImage, safe_stem, write_files
@@ -55,7 +57,11 @@ def explain_files(
         load = preprocess_image if context == "none" else preprocess_surround
         for path in paths[start : start + IMAGES_PER_BATCH]:
             try:
-                opened.append((path, load(model, open_image(path))))
+                decoded = open_image(path)
+                with named_failure(
+                    "the model's preprocessing", needs=f"to take an image of {decoded.width}×{decoded.height}"
+                ):
+                    opened.append((path, load(model, decoded)))
             except EquicamError as error:
                 yield ExplainedFile(path, error=error)
         if not opened:
@@ -72,8 +78,7 @@ def explain_files(
             facts = {"image": str(path), "method": method}
             image = explained_image(model, x, explanation, i, facts, window)
             stem = safe_stem(str(path), taken)
-            write_files(image, out, stem)
-            yield ExplainedFile(path, stem, image.facts)
+            yield ExplainedFile(path, stem, write_files(image, out, stem))
 
 
 def explained_image(
@@ -99,9 +104,9 @@ def explained_image(
         "layer": model.layer,
         "target": target,
         "class": name,
-        "confidence": confidence,
+        "confidence": _number_or_none(confidence),
         "views": list(shown.labels),
-        "view_confidence": confidences,
+        "view_confidence": list(map(_number_or_none, confidences)),
         "view_flips": flips,
         "view_kept": kept,
         "peum_score": float(explanation.peum_score[i]),
@@ -113,11 +118,11 @@ def explained_image(
     }
     presented = x[i : i + 1] if window is None else crop_centre(x[i : i + 1], window.size)
     image = to_display_images(model, presented)[0]
-    title = f"{name} (p = {confidence:.2f}), PEUM {facts['peum_score']:.4f}"
+    title = f"{describe_images(explanation[i])[0][0]}, PEUM {facts['peum_score']:.4f}"
     fused, peum = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
     return ExplainedImage(image, fused, peum, views, title, facts)
 
 
 def _number_or_none(value: float) -> float | None:
-    """JSON has no NaN: stability is undefined for one view."""
+    """JSON has no NaN: stability is undefined for one view, confidence for a value."""
     return None if math.isnan(value) else value

@@ -6,7 +6,6 @@ Opening and reading a run imports no torch; the verbs that compute import it whe
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -28,7 +27,8 @@ from equicam.data.items import valid_utf8
 from equicam.data.rasters.options import Tiling
 from equicam.data.remote import is_allowed
 from equicam.data.sources import find_items
-from equicam.errors import EquicamError, NotNamedError
+from equicam.errors import EquicamError
+from equicam.readers.classes import class_index
 from equicam.recipe import Recipe
 from equicam.shards import write_table
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
     from equicam.export.export import Exported
     from equicam.readers.model import Model
+    from equicam.report.comparison import Comparison
 
 Tick = Callable[[int], None]
 """Called with the number of images just finished."""
@@ -93,23 +94,13 @@ class Run:
         control: float = 0.20,
         unstable: float = 0.5,
         quotas: bool = True,
-        evidence: int = 40,
         seed: int = 0,
         more: int | None = None,
-        model: "Model | str | None" = None,
-        source: str | None = None,
-        weights: str | None = None,
-        device: str | None = None,
-        tick: Tick = lambda _count: None,
     ) -> "Triage":
-        """Rank the images for review and write the queue, its exports and the evidence on its head into the run.
-
-        Evidence needs the model: a run's own is loaded by name only if a library publishes it, because anybody may have
-        written the run; name another here, or there is no evidence. `source` and `weights` say where moved images and
-        weights are now.
+        """Rank the images for review and write the queue and its exports into the run.
 
         `more` extends the queue there is by as many reviews, with the options it was written with; it goes alone. What
-        was dealt before keeps arm, rank and place, and the evidence stays as it is.
+        was dealt before keeps arm, rank and place.
         """
         options: dict[str, Any] = {
             "by": by, "budget": budget, "control": control, "unstable": unstable, "quotas": quotas, "seed": seed,
@@ -118,31 +109,38 @@ class Run:
         if self.manifest.schema == 1 and not stability.is_file():
             write_table(stability, self.stored_stability())
         if more is not None:
-            others = options | {
-                "evidence": evidence, "model": model, "source": source, "weights": weights, "device": device,
-            }  # fmt: skip
-            _refuse_with_more(others)
+            _refuse_with_more(options)
             found, options = extend_run(self.store, more)
-            write_queue(self.store, found, options, None)
-            return found
-        found = rank_run(self.store, options)
-        head = [row["id"] for row in found.queue()[:evidence]]
-        measured = None
-        # all that may fail or take long comes before the first write: files and log belong together
-        if head:
-            from equicam.auditing.evidence import evidence_on
-            from equicam.auditing.reload import reload_run
-
-            try:
-                reloaded = reload_run(self.store, model=model, source=source, weights=weights, device=device)
-            except NotNamedError as error:
-                found = replace(found, no_evidence=str(error))
-            else:
-                on_head = evidence_on(self.store, reloaded, head, tick)
-                measured = {name: one.to_json() for name, one in on_head.items()}
-                found = replace(found, without_evidence=tuple(name for name in head if name not in measured))
-        write_queue(self.store, found, options, measured)
+        else:
+            found = rank_run(self.store, options)
+        write_queue(self.store, found, options)
         return found
+
+    def evidence(
+        self,
+        top: int = 40,
+        *,
+        model: "Model | str | None" = None,
+        source: str | None = None,
+        weights: str | None = None,
+        device: str | None = None,
+        tick: Tick = lambda _count: None,
+    ) -> dict[str, Any]:
+        """Signal or noise: test the queue's first `top` images causally, and return the evidence by id.
+
+        `evidence.json` is written as it grows: a second call continues, and images that have evidence keep it. An image
+        that has changed since the audit or cannot be read has none.
+
+        The run's own model is loaded by name only if a library publishes it, because anybody may have written the run;
+        give any other. `source` and `weights` say where moved images and weights are now.
+        """
+        from equicam.auditing.evidence import collect_evidence
+        from equicam.auditing.reload import reload_run
+
+        reload = partial(
+            reload_run, self.store, model=model, source=source, weights=weights, device=device
+        )  # loaded only if there is something to compute
+        return collect_evidence(self.store, [row["id"] for row in self.queue()[:top]], reload, tick)
 
     def stored_stability(self, *, side: int | None = 224) -> pa.Table:
         """id, stability and stability_by_view of every image, from the stored maps enlarged to `side` pixels.
@@ -181,7 +179,7 @@ class Run:
         """
         from equicam.export.export import ExportOptions, export_run
 
-        target = _class_index(class_, self.manifest.classes, "class")
+        target = class_index(class_, self.manifest.classes, "class")
         options = ExportOptions(to, target, every, regions, blind, compress)
         return export_run(self.store, options, None if out is None else Path(out), tick)
 
@@ -209,7 +207,7 @@ class Run:
     ) -> "Verification":
         """Check every file, the log's chain and the rows, and if nothing differs compute a random sample again.
 
-        `public_key` also checks the seals that `seal` signed. As in `triage`, a model that is not a library's must be
+        `public_key` also checks the seals that `seal` signed. As in `evidence`, a model that is not a library's must be
         given; without it nothing is computed again, and a note says so.
         """
         from equicam.auditing.reload import reload_run
@@ -229,6 +227,16 @@ class Run:
         return seal_run(self.store, sign)
 
 
+def _refuse_other_bands(tiling: Tiling, model: "Model") -> None:
+    """Refuse bands that are not as many as the means and standard deviations that normalise them."""
+    bands, mean = tiling.input.bands, tiling.input.mean or model.mean
+    if bands is not None and len(bands) != len(mean):
+        raise EquicamError(
+            "--bands", needs=f"{len(mean)}, one for each channel of the model's mean and std", got=", ".join(bands),
+            fix="other --bands, or --mean and --std with a model of as many channels",
+        )  # fmt: skip
+
+
 def _refuse_with_more(options: dict[str, Any]) -> None:
     """Refuse options of `Run.triage` other than its defaults: an extended queue keeps those it was written with."""
     defaults = signature(Run.triage).parameters
@@ -237,22 +245,6 @@ def _refuse_with_more(options: dict[str, Any]) -> None:
             "more", needs="no other option: an extended queue keeps those it was written with",
             got=", ".join(given), fix="more alone, or a new triage without it",
         )  # fmt: skip
-
-
-def _class_index(
-    target: int | str | None, classes: "tuple[str, ...] | None", what: str = "target"
-) -> int | None:
-    """A class by name or number; None for each image's own."""
-    if target is None or isinstance(target, int):
-        return target
-    if classes and target in classes:
-        return classes.index(target)
-    if target.isdecimal():
-        return int(target)
-    close = get_close_matches(target, classes or (), n=3, cutoff=0.3)
-    raise EquicamError(
-        what, needs="a class of the model, by name or number", got=repr(target), fix=" or ".join(map(repr, close)) or "a number"
-    )  # fmt: skip
 
 
 def open_run(folder: str | Path, source: str | None = None) -> Run:
@@ -264,6 +256,18 @@ def open_run(folder: str | Path, source: str | None = None) -> Run:
     items = find_items(source, split=manifest.split)
     moved = {i.id: valid_utf8(str(i.path.absolute())) for i in items if is_allowed(i.path)}
     return Run(RunStore(Path(folder), moved=moved))
+
+
+def compare(first: Run | str | Path, second: Run | str | Path) -> "Comparison":
+    """Are the maps of the second run steadier than those of the first? Paired by image, with 95 % intervals.
+
+    Runs with another method, other views or another option that decides the numbers are refused.
+    """
+    from equicam.report.comparison import compare_runs
+
+    return compare_runs(
+        *(one.store if isinstance(one, Run) else open_run(one).store for one in (first, second))
+    )
 
 
 def audit(
@@ -311,13 +315,14 @@ def audit(
         context = "none" if tiling is None or as_published else "auto"
     if tiling is not None:
         tiling = replace(tiling, input=tiling.input.or_else(model.input))
+        _refuse_other_bands(tiling, model)
     recipe = Recipe(
         method=method, views=views, fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=dtype,
         compiled=compiled, seed=seed,
     )  # fmt: skip
     store = RunStore(Path(out))
     compute_run(
-        store, model, source, recipe, split=split, tiling=tiling, target=_class_index(target, model.classes), n=n, voi=voi,
+        store, model, source, recipe, split=split, tiling=tiling, target=class_index(target, model.classes), n=n, voi=voi,
         calibrate=calibrate, shard_size=shard_size, workers=workers,
         weights_from=weights_from, engine=engine, progress=progress, notice=notice,
     )  # fmt: skip

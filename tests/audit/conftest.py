@@ -1,15 +1,18 @@
 """StoredMaps patches, commands, and commands as processes of their own: what is killed here is really killed."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import equicam
 from equicam.cli.app import app
 from equicam.data.synthetic import draw_many
 
@@ -45,6 +48,15 @@ def equicam_command(*arguments: object, **options) -> tuple[int, str]:
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
+
+
+def equicam_answer(*arguments: object) -> dict:
+    """The document that a command prints with --json, which its schema accepts."""
+    code, text = equicam_command(*arguments, "--json", "--quiet")
+    assert code == 0, text
+    schema = Path(equicam.__file__).parent / "schemas" / f"{arguments[0]}.json"
+    jsonschema.validate(found := json.loads(text), json.loads(schema.read_text()))
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from equicam.data.items import Item
 from equicam.data.synthetic import draw
 from equicam.reasons import Reason
 from equicam.recipe import Recipe
+from equicam.steadiness import judge_row
 
 ANGLES = tuple(20.0 * t for t in range(18))
 HOSTILE = (
@@ -140,6 +141,8 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
                 "status": "ok",
             }
         )
+        judged = judge_row(rows[-1], [f"{a:g}°" for a in angles], 0 if 0 in angles else None)
+        rows[-1] |= {"steadiness": judged.word, "steadiness_reason": judged.reason.code}
         items.append(Item(name, path, rows[-1]["label"]))
         if name == MISSING:
             path.unlink()

@@ -57,7 +57,7 @@ def test_an_audit_with_context_is_that_of_explain_and_can_be_verified(model, ima
     assert checked.recomputed == 6
     with pytest.raises(EquicamError, match=r"context was \"auto\", is \"none\""):
         equicam.audit(images, model, tmp_path / "run", views=6, calibrate=6, shard_size=4, workers=1)
-    run.triage(budget="50%", evidence=0)
+    run.triage(budget="50%")
     assert run.report().is_file()
 
 

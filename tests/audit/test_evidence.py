@@ -1,22 +1,30 @@
 """Signal or noise is told in degrees, from numbers that can be checked."""
 
+import json
 import math
+import shutil
+from dataclasses import astuple
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import equicam
+import equicam.auditing.evidence as auditing_evidence
 from equicam.auditing.evidence import evidence, leaning, verdict
+from equicam.auditing.log import Log
 from equicam.core.views import rotate
 from equicam.data.digests import file_digest
 from equicam.data.sources import find_items
 from equicam.evaluation import causal
 from equicam.evaluation.controls import item_seed
 from equicam.evaluation.equivariance import ANGLES
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluation.faithfulness import blur_out
+from equicam.evaluation.statistics import Estimate, bootstrap, mean
 from equicam.models.images import preprocess_image
 from equicam.recipe import Recipe
+from tests.audit.conftest import equicam_command
 
 
 def at(value: float, around: float = 0.01) -> Estimate:
@@ -60,46 +68,71 @@ def test_where_hiding_changes_nothing_nothing_is_said():
     )
 
 
-def test_evidence_is_the_causal_test_on_this_picture(patches):
+def test_evidence_is_that_of_one_image_and_one_pass_at_a_time(patches):
+    """Every region of every angle hidden in a pass of its own: no batches, no region left out, nothing reused."""
     model, items = equicam.load("embedded"), find_items(patches)[:4]
-    x = torch.stack([preprocess_image(model, __import__("PIL.Image").Image.open(i.path)) for i in items])
-    e = equicam.explain(model, x, method="grad-cam")
     rows = {
-        item.id: {
-            "sha256": file_digest(item.path),
-            "target": int(e.target[i]),
-            "view_top1": [int(e.target[i])] * 15 + [1 - int(e.target[i])] * 3,
-        }
-        for i, item in enumerate(items)
+        i.id: {"sha256": file_digest(i.path), "target": 0, "view_top1": [0] * 15 + [1] * 3} for i in items
     }
     found = evidence(model, items, rows, Recipe(seed=3))
-    maps = [
-        equicam.explain(model, rotate(x, a) if a else x, method="grad-cam", target=e.target).map
-        for a in (0, *ANGLES)
-    ]
-    drops = causal.occlusion(
-        lambda v: model.module(v).softmax(1).detach(), x, torch.stack(maps), ANGLES, e.target,
-        seeds=[item_seed(3, i.id, "causal") for i in items],
-    )  # fmt: skip
-    assert any(abs(one.moving.value) > 1e-3 for one in found.values())
-    for i, item in enumerate(items):
-        one = found[item.id]
-        lost = {name: values[:, i].double().numpy() for name, values in drops.presented.items()}
-        assert one.moving.value == pytest.approx(lost["drift"].mean(), abs=1e-5)
-        assert one.staying.value == pytest.approx(lost["agreement"].mean(), abs=1e-5)
-        assert one.above_shape.value == pytest.approx(
-            (lost["drift"] - lost["drift-elsewhere"]).mean(), abs=1e-5
-        )
-        assert one.above_saliency.value == pytest.approx(
-            (lost["drift"] - lost["same-saliency"]).mean(), abs=1e-5
-        )
-        assert one.above_shape.low <= one.above_shape.value <= one.above_shape.high
+    images = [preprocess_image(model, Image.open(i.path))[None] for i in items]
+    features = [[pooled(model, rotate(x, a) if a else x) for x in images] for a in (0, *ANGLES)]
+    regions = {}
+    for i, x in enumerate(images):
+        stream = torch.Generator().manual_seed(item_seed(3, items[i].id, "causal"))
+        own = equicam.explain(model, x, method="grad-cam")
+        for a in ANGLES:
+            moved = equicam.explain(model, rotate(x, a), method="grad-cam", target=own.target).map
+            aligned = rotate(moved[:, None], -a)[:, 0]
+            regions[i, a] = causal.regions(own.map, aligned, "disc", [stream], as_published=False)
+    leanings = set()
+    for i, x in enumerate(images):
+        lost = {name: [] for name in causal.CONTROLS}
+        blurred, before = blur_out(x), probabilities(model, x)
+        for a in ANGLES:
+            lender = regions[(i - 1) % len(images), a]
+            lent = {f"{name}-of-another": lender[name] for name in ("drift", "agreement")}
+            for name, mask in (regions[i, a] | lent).items():
+                after = probabilities(model, torch.where(mask[:, None], blurred, x))
+                lost[name].append(float((before - after)[before.argmax()]))
+        lost = {name: np.array(values) for name, values in lost.items()}
+        one = found[items[i].id]
+        for name, values in (
+            ("moving", lost["drift"]),
+            ("staying", lost["agreement"]),
+            ("above_shape", lost["drift"] - lost["drift-elsewhere"]),
+            ("above_saliency", lost["drift"] - lost["same-saliency"]),
+        ):
+            assert values.std() > 0, name
+            assert astuple(getattr(one, name)) == pytest.approx(astuple(bootstrap(mean, values)), abs=1e-5)
+        assert one.leaning == leaning(lost, one.above_shape, one.above_saliency)
+        leanings.add(one.leaning)
+        cosines = [[float(at_angle[i] @ other) for other in features[0]] for at_angle in features[1:]]
+        assert one.feature_cosine == pytest.approx(np.mean([row[i] for row in cosines]), abs=1e-5)
+        others = [value for row in cosines for j, value in enumerate(row) if j != i]
+        assert one.unrelated_cosine == pytest.approx(np.mean(others), abs=1e-5)
         assert one.flips.value == pytest.approx(3 / 18)
-        assert -1 <= one.unrelated_cosine < one.feature_cosine <= 1
         assert len(one.lines) == 4
         plain = one.to_json()
-        assert plain["id"] == item.id
+        assert plain["id"] == items[i].id
         assert all(np.isfinite(v) for v in plain["moving"].values())
+    assert len(leanings) > 1, leanings
+
+
+@torch.no_grad()
+def probabilities(model, x):
+    return model.module(x).softmax(1)[0]
+
+
+@torch.no_grad()
+def pooled(model, x):
+    """The mean over the grid of the layer's features, of length 1."""
+    kept = []
+    handle = model.module.layer4.register_forward_hook(lambda _m, _i, out: kept.append(out))
+    model.module(x)
+    handle.remove()
+    vector = kept[0].mean((-2, -1))[0]
+    return vector / vector.norm()
 
 
 def test_a_picture_that_went_away_or_changed_is_left_out(patches, tmp_path):
@@ -108,7 +141,90 @@ def test_a_picture_that_went_away_or_changed_is_left_out(patches, tmp_path):
     items = find_items(patches)[:2]
     items = [items[0], replace(items[1], path=tmp_path / "gone.png"), find_items(patches)[2]]
     rows = {i.id: {"target": 0, "view_top1": [0], "sha256": file_digest(items[0].path)} for i in items}
-    ticks = []
-    found = evidence(equicam.load("embedded"), items, rows, tick=ticks.append)
+    found = evidence(equicam.load("embedded"), items, rows)
     assert list(found) == [items[0].id]
-    assert sum(ticks) == 3
+    assert evidence(equicam.load("embedded"), items[1:], rows) == {}
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    """A finished run with a queue of nine."""
+    made = equicam.open_run(shutil.copytree(whole, tmp_path / "run"))
+    made.triage(9, control=0.0)
+    return made
+
+
+def count_passes(monkeypatch) -> list[int]:
+    """Collects how many images each call of `evidence` is given."""
+    given = []
+    measured = auditing_evidence.evidence
+
+    def counted(model, items, *others):
+        given.append(len(items))
+        return measured(model, items, *others)
+
+    monkeypatch.setattr(auditing_evidence, "evidence", counted)
+    return given
+
+
+def test_triage_computes_no_evidence_and_evidence_continues(run, monkeypatch):
+    assert not (run.folder / "evidence.json").exists()
+    monkeypatch.setattr(auditing_evidence, "IMAGES_PER_BATCH", 2)
+    given, ticks = count_passes(monkeypatch), []
+    head = [row["id"] for row in run.queue()]
+
+    def stop_after_two(_count):
+        ticks.append(_count)
+        if sum(ticks) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.evidence(6, tick=stop_after_two)
+    kept = json.loads((run.folder / "evidence.json").read_text())
+    assert list(kept) == head[:2]
+    assert run.verify(0).ok
+    found = run.evidence(6)
+    assert given == [2, 2, 2]  # the first two are not computed again
+    assert list(found) == head[:6]
+    assert {name: found[name] for name in kept} == kept
+    assert run.evidence(6, model="no such model") == found  # there is nothing to load it for
+    assert given == [2, 2, 2]
+    assert run.verify(0).ok
+    (run.folder / "evidence.json").unlink()
+    assert run.evidence(6) == found  # interrupted or not, the same
+
+
+def test_an_extended_queue_keeps_its_evidence(run, monkeypatch):
+    before = run.evidence(2)
+    run.triage(more=4)
+    assert run.verify(0).ok
+    given = count_passes(monkeypatch)
+    after = run.evidence(3)
+    assert given == [len(after) - 2]
+    assert before.items() <= after.items()
+    page = run.report().read_text()
+    assert page.count("Signal or noise</h4>") == 3
+
+
+def test_evidence_that_the_log_does_not_know_is_reported_and_computed_again(run):
+    found = run.evidence(2)
+    path = run.folder / "evidence.json"
+    first = next(iter(found))
+    path.write_text(json.dumps(found | {first: found[first] | {"verdict": "Leans to signal: trust it"}}))
+    run.triage(9, control=0.0)  # no other command makes it right
+    assert any("evidence.json is not as it was written" in one for one in run.verify(0).problems)
+    assert run.evidence(2) == found
+    assert run.verify(0).ok
+    assert [e.payload["images"] for e in Log(run.folder).events("evidence")] == [2, 2]
+
+
+def test_the_command_prints_how_the_head_leans(run):
+    code, output = equicam_command("evidence", run.folder, "--top", "3")
+    assert code == 0, output
+    assert "evidence on 3 of 3 images: " in output
+    assert f"equicam report {run.folder}" in output
+    shutil.rmtree(run.folder / "fiftyone")
+    (run.folder / "triage.parquet").unlink()
+    code, output = equicam_command("evidence", run.folder)
+    assert code == 2
+    assert "equicam triage first" in output

@@ -171,8 +171,8 @@ def test_a_full_disk_is_said_and_loses_nothing(patches, whole, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=ENV, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2, done.stdout
-    assert "File too large" in done.stdout
+    assert done.returncode == 1, done.stderr
+    assert "File too large" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert not list(out.rglob("*.tmp"))
     code, said = equicam_command(*arguments)
@@ -285,7 +285,8 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
         assert row["status"] == "bad" or row["peum_score"] >= 0
         row["id"].encode()  # ids are text that any tool can read
     for command in (
-        ("triage", out, "--budget", "5", "--evidence", "5"),
+        ("triage", out, "--budget", "5"),
+        ("evidence", out, "--top", "5"),
         ("report", out),
         ("verify", out, "--sample", "4"),
     ):
@@ -491,8 +492,9 @@ def test_verify_lists_garbage_as_a_difference(whole, tmp_path, name):
 def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, whole, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    code, said = equicam_command("triage", out, "--budget", "8", "--evidence", "2")
-    assert code == 0, said
+    for command in (("triage", out, "--budget", "8"), ("evidence", out, "--top", "2")):
+        code, said = equicam_command(*command)
+        assert code == 0, said
     noted = Log(out).last()
     code, said = equicam_command("verify", out, "--sample", "24", "--hash", noted)
     assert code == 0, said
@@ -541,7 +543,7 @@ def test_a_report_is_of_the_queue_that_was_written(patches, whole, tmp_path):
     assert "try equicam triage first" in said
     for kind in ("items", "maps"):
         RunStore(out).path(kind, 5).unlink()
-    code, said = equicam_command("triage", out, "--budget", "6", "--evidence", "0")
+    code, said = equicam_command("triage", out, "--budget", "6")
     assert code == 0, said
     assert "20 of 24 images so far" in said
     assert equicam_command("audit", patches, "--out", out, *OPTIONS)[0] == 0
@@ -560,8 +562,9 @@ def test_everything_is_found_from_another_folder_and_after_a_move(patches, tmp_p
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    code, said = equicam_command("triage", home / "run", "--budget", "4", "--evidence", "2")
-    assert code == 0, said
+    for command in (("triage", home / "run", "--budget", "4"), ("evidence", home / "run", "--top", "2")):
+        code, said = equicam_command(*command)
+        assert code == 0, said
     (home / "pics").rename(home / "moved")
     code, said = equicam_command("verify", home / "run", "--sample", "3", "--source", f"{home}/moved/*.png")
     assert code == 0, said
@@ -616,7 +619,7 @@ def test_a_command_that_was_refused_leaves_nothing_in_the_way_of_the_next(patche
 def test_a_triage_that_is_refused_changes_nothing(whole, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    assert equicam_command("triage", out, "--budget", "6", "--evidence", "0")[0] == 0
+    assert equicam_command("triage", out, "--budget", "6")[0] == 0
     before = {p.name: p.read_bytes() for p in out.glob("*.*") if p.suffix != ".sqlite"}
     for wrong in (("--source", tmp_path / "nowhere"), ("--unstable", "5"), ("--by", "size")):
         code, said = equicam_command("triage", out, "--budget", "9", *wrong)
@@ -703,14 +706,14 @@ def test_images_without_evidence_are_counted(whole, tmp_path):
     shutil.copytree(RunStore(whole).manifest.source, source)
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    ranked = equicam.open_run(out).triage(8, evidence=0)
+    ranked = equicam.open_run(out).triage(8)
     first = ranked.queue()[0]["id"]
-    assert ranked.without_evidence == ()
     Image.new("RGB", (96, 96), "red").save(source / first)
-    ranked = equicam.open_run(out).triage(8, evidence=2, source=str(source))
-    assert ranked.without_evidence == (first,)
-    code, output = equicam_command("triage", out, "--budget", "8", "--evidence", "2", "--source", source)
+    found = equicam.open_run(out).evidence(2, source=str(source))
+    assert list(found) == [ranked.queue()[1]["id"]]
+    code, output = equicam_command("evidence", out, "--top", "2", "--source", source)
     assert code == 0, output
+    assert "evidence on 1 of 2 images: 1 " in output
     assert "no evidence on 1 images, which are not the ones that were explained" in output
 
 
@@ -718,7 +721,7 @@ def test_images_without_evidence_are_counted(whole, tmp_path):
 def ranked(whole, tmp_path):
     """A finished run with a queue of six."""
     run = equicam.open_run(shutil.copytree(whole, tmp_path / "run"))
-    run.triage(6, evidence=0)
+    run.triage(6)
     return run
 
 

@@ -120,7 +120,7 @@ def test_it_is_ranked_by_peum_as_before_and_reported(new, old):
     run = equicam.open_run(old.folder)
     assert [describe(r) for r in from_rows(run.queue()[0]["reasons"])] == [PEUM_SENTENCE]
     assert run.report().is_file()  # of the queue that 0.1.0 wrote
-    found = run.triage(8, by="peum", evidence=0)
+    found = run.triage(8, by="peum")
     options = {
         "transforms": new.manifest.transforms,
         "classes": new.manifest.classes,
@@ -135,7 +135,7 @@ def test_it_is_ranked_by_peum_as_before_and_reported(new, old):
 
 def test_its_stability_comes_from_its_maps_and_ranks_by_default(new, old):
     run = equicam.open_run(old.folder)
-    found = run.triage(8, evidence=0)
+    found = run.triage(8)
     assert found.by == "stability"
     measured = run.stored_stability().to_pylist()
     rows = {row["id"]: row for row in run.items.to_pylist()}
@@ -157,7 +157,7 @@ def test_disagreement_and_resuming_are_refused_with_a_way_out(old, new, tmp_path
     with pytest.raises(
         EquicamError, match=r"as in runs of equicam 0\.1\.0; try equicam triage --by stability, or equicam"
     ):
-        equicam.open_run(old.folder).triage(8, by="disagreement", evidence=0)
+        equicam.open_run(old.folder).triage(8, by="disagreement")
     with pytest.raises(EquicamError, match=r"can be read but not continued; try equicam audit with another"):
         old.begin(new.manifest, [], [])
 
@@ -182,7 +182,7 @@ def test_a_queue_by_its_disagreement_is_not_reported_and_the_advice_is_a_command
     code, output = equicam_command("report", old.folder)
     assert code == 2
     assert "try equicam triage --by stability, or equicam audit with another --out" in output
-    assert equicam_command("triage", old.folder, "--by", "stability", "--evidence", "0")[0] == 0
+    assert equicam_command("triage", old.folder, "--by", "stability")[0] == 0
     assert equicam_command("report", old.folder)[0] == 0
 
 

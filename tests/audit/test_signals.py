@@ -537,7 +537,7 @@ def command(*arguments):
 
 def test_the_command_ranks_by_the_signal_and_says_so(run):
     for by, named in SIGNALS.items():
-        done = command("triage", run.folder, "--by", by, "--budget", "50%", "--evidence", "0")
+        done = command("triage", run.folder, "--by", by, "--budget", "50%")
         assert done.code == 0, done.said
         assert f"of the queue, by {named};" in done.said
         assert f"p {named} reasons" in done.said
@@ -551,7 +551,7 @@ def test_the_command_ranks_by_the_signal_and_says_so(run):
 
 def test_the_command_says_how_good_the_signals_are(tmp_path):
     run = fake_run(tmp_path)
-    done = command("triage", run.folder, "--by", "disagreement", "--budget", "50%", "--evidence", "0")
+    done = command("triage", run.folder, "--by", "disagreement", "--budget", "50%")
     told = read_json(run.folder / "triage.json")
     for sentence in (told["unstable"], told["quality"], told["quality"]["check"]):
         assert sentence["sentence"] in done.said
@@ -567,7 +567,7 @@ def test_the_command_refuses_another_signal(run):
 
 
 def test_a_triage_made_before_there_was_a_choice_is_by_peum(run):
-    assert command("triage", run.folder, "--by", "peum", "--budget", "50%", "--evidence", "0").code == 0
+    assert command("triage", run.folder, "--by", "peum", "--budget", "50%").code == 0
     told = read_json(run.folder / "triage.json")
     for key in (told, told["options"]):
         del key["by"]

@@ -279,12 +279,12 @@ def test_an_auditor_who_stops_when_it_pleases_is_held_to_the_confidence():
 
 def test_verdicts_of_an_earlier_queue_are_not_a_random_sample(tmp_path):
     run = equicam.Run(fake_run(tmp_path))
-    run.triage(budget=12, evidence=0)
+    run.triage(budget=12)
     log = ReviewLog(run.folder)
     for row in read_queue(run.store).to_pylist():
         said(log, row["id"], "ana", "shortcut" if row["arm"] == "queue" else "supports")
     assert not run.remainder().counts.may_be_selected
-    run.triage(budget=12, by="peum", evidence=0, seed=3)
+    run.triage(budget=12, by="peum", seed=3)
     arms = {row["id"]: row["arm"] for row in read_queue(run.store).to_pylist()}
     found = run.remainder()
     given = {v.item for v in log.verdicts()}
@@ -458,13 +458,13 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
     run = equicam.open_run(whole_run.folder)
     with pytest.raises(EquicamError, match="needs a queue to extend"):
         run.triage(more=5)
-    run.triage(12, evidence=0, control=0.4, seed=3)
+    run.triage(12, control=0.4, seed=3)
     first = read_queue(run.store).to_pylist()
     log = ReviewLog(run.folder)
     for row in first:
         said(log, row["id"], "ana", "shortcut" if row["arm"] == "queue" else "supports")
     assert run.remainder().counts.queue_left == 0
-    for given in ({"by": "disagreement"}, {"budget": 3}, {"seed": 3}, {"evidence": 0}, {"model": "embedded"}):
+    for given in ({"by": "disagreement"}, {"budget": 3}, {"seed": 3}):
         with pytest.raises(EquicamError, match=f"no other option.*got {next(iter(given))}"):
             run.triage(more=5, **given)
     assert read_queue(run.store).to_pylist() == first
@@ -493,12 +493,12 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
     assert page.index(found.sentence) < page.index("Unstable maps, and the queue’s quality")
     differences = " ".join(run.verify(sample=0).problems)
     assert "digests.json" in differences  # which this run has not
-    assert not any(name in differences for name in ("triage", "queue.csv", "fiftyone"))
+    assert not any(name in differences for name in ("triage", "queue.csv"))
 
 
 def test_a_report_states_what_is_missing(tmp_path):
     run = equicam.open_run(fake_run(tmp_path, calibrate=0).folder)
-    run.triage(10, evidence=0)
+    run.triage(10)
     code, output = equicam_command("report", run.folder)
     assert code == 0
     assert "Nothing can be stated yet about the" in output

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import chisquare
 
-from equicam.auditing.exports import write_csv, write_fiftyone, write_parquet
+from equicam.auditing.exports import write_csv, write_parquet
 from equicam.auditing.store import ITEMS
 from equicam.auditing.triage import class_quotas
 from equicam.auditing.triage import triage as rank
@@ -388,34 +388,16 @@ def test_what_reviewers_get_is_blind(tmp_path):
     found = triage(items, transforms=VIEWS)
     found = replace(found, rows=found.rows.sort_by("rank"))
     write_csv(found, tmp_path / "queue.csv")
-    write_fiftyone(found, items, tmp_path / "fiftyone")
     write_parquet(found, tmp_path / "queue.parquet")
-    samples = json.loads((tmp_path / "fiftyone" / "samples.json").read_text())["samples"]
     with (tmp_path / "queue.csv").open(newline="") as file:
         read = list(csv.DictReader(file))
-    assert [row["place"] for row in samples] == list(range(1, found.budget + 1))
     assert [int(row["place"]) for row in read] == list(range(1, found.budget + 1))
-    for row in (*read, *samples):
+    for row in read:
         assert not {"arm", "rank", "peum_score"} & set(row)
         assert not any(word in json.dumps(row) for word in ("control", "queue", "higher than"))
     whole = pq.read_table(tmp_path / "queue.parquet")
     assert whole.equals(found.rows)
     assert set(whole["arm"].to_pylist()) == {"queue", "control"}
-
-
-def test_fiftyone_gets_the_unversioned_layout(tmp_path):
-    rows = [picture("a=b", 0.5, 1, label="cat", flags=["flipped"]), picture("b", 0.1, path=None)]
-    items = table(rows)
-    found = triage(items, budget=2, transforms=VIEWS, classes=["dog", "cat"])
-    write_fiftyone(found, items, tmp_path / "new" / "folder")
-    assert "version" not in json.loads((tmp_path / "new" / "folder" / "metadata.json").read_text())
-    read = json.loads((tmp_path / "new" / "folder" / "samples.json").read_text())
-    one = {sample["image"]: sample for sample in read["samples"]}["a=b"]
-    assert one["filepath"].startswith("/")
-    assert one["filepath"].endswith("pictures/a=b.png")
-    assert one["tags"] == ["flipped"]
-    assert one["prediction"] == {"_cls": "Classification", "label": "cat", "confidence": pytest.approx(0.9)}
-    assert one["ground_truth"] == {"_cls": "Classification", "label": "cat"}
 
 
 @pytest.mark.parametrize("columns", ["80", "160"])

@@ -28,7 +28,7 @@ def audited(request, patches, tmp_path_factory):
     out = tmp_path_factory.mktemp("sets") / "run"
     model = equicam.load("embedded")
     run = equicam.audit(patches, model, out, views=views, n=8, calibrate=4, shard_size=4)
-    run.triage("100%", evidence=0)
+    run.triage("100%")
     return views, run
 
 

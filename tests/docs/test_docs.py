@@ -3,25 +3,72 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
+from PIL import Image
 from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
+from equicam.data.synthetic import draw_many
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 TEXT = "\n".join(p.read_text() for p in PAGES)
 
 
-def test_the_code_in_the_readme_runs(capsys):
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(code) >= 3
+def run_page(page: str, names: dict, replaced: dict[str, str]) -> None:
+    """Run a page's Python blocks and its indented commands, in order; the review page would wait for a browser."""
+    steps = re.compile(r"```python\n(.*?)```|^    equicam ([^#\n]+)", re.DOTALL | re.MULTILINE)
+    for step in steps.findall((ROOT / page).read_text()):
+        code, command = step
+        for before, after in replaced.items():
+            code, command = code.replace(before, after), command.replace(before, after)
+        if code:
+            exec(compile(code, page, "exec"), names)
+        elif not command.startswith(("review", "compare")):  # a server, and a second run
+            result = CliRunner().invoke(app, command.split())
+            assert result.exit_code == 0, f"{command}\n{result.output}"
+
+
+def draw_patches(folder: Path, count: int, names: str) -> None:
+    folder.mkdir(exist_ok=True)
+    for i, patch in enumerate(draw_many(count, seed=7)):
+        Image.fromarray(patch.image).save(folder / names.format(i))
+
+
+def test_the_readme_ends_in_an_image_of_the_map(tmp_path, monkeypatch, capsys):
+    """With the embedded model where it says resnet50, whose weights would be downloaded."""
+    monkeypatch.chdir(tmp_path)
+    draw_patches(tmp_path, 1, "photo.jpg")
+    draw_patches(tmp_path / "photos", 10, "{}.jpg")
     names: dict = {}
-    for block in code:
-        exec(compile(block, "README.md", "exec"), names)
-    assert "torch.Size([2, 96, 96])" in capsys.readouterr().out
+    run_page("README.md", names, {"resnet50": "embedded"})
+    assert names["e"].map.std() > 0.01
+    (overlay,) = Path("explained").glob("*.overlay.png")
+    assert np.asarray(Image.open(overlay)).std() > 10
+    assert re.search("(steady|unsteady|cannot say): ", capsys.readouterr().out)
+    assert "<html" in Path("run/report.html").read_text()
+
+
+def test_the_readme_takes_five_lines_of_python():
+    first = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert first is not None
+    assert len([line for line in first[1].splitlines() if line.strip()]) <= 5
+
+
+def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    run_page("docs/tutorial.md", names)
+    shown = capsys.readouterr().out
+    for line in re.findall(r"^      (0  .*), …$", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE):
+        assert line in shown
+    assert "unsteady" in shown
+    assert Path("first.png").stat().st_size > 10_000
+    assert Path("run/report.html").is_file()
+    assert len(names["items"]) == 24
 
 
 def test_the_code_about_explainers_runs():

@@ -92,6 +92,7 @@ def sources() -> list[Path]:
     """Every file that speaks to somebody."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "Makefile"]
     found += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/*.py")]
+    found += ROOT.glob("examples/*.ipynb")
     for ending in ("py", "j2", "js", "css"):
         found += ROOT.glob(f"src/equicam/**/*.{ending}")
     return sorted(found)
@@ -172,6 +173,40 @@ def retired(path: Path) -> list[str]:
 def test_no_retired_word_is_left(path):
     found = retired(path)
     assert not found, "\n" + "\n".join(found)
+
+
+def help_texts() -> Iterator[tuple[str, str]]:
+    """Every command with its own help and that of each option and argument."""
+    import typer
+
+    from equicam.cli.app import app
+
+    group = typer.main.get_command(app)
+    for name, command in {"equicam": group, **group.commands}.items():
+        yield name, command.help or ""
+        yield from (
+            (f"{name} {option.name}", getattr(option, "help", None) or "") for option in command.params
+        )
+
+
+def test_no_retired_word_is_in_a_help_text():
+    """What users read, wherever the text was put together."""
+    texts = list(help_texts())
+    assert len(texts) > 150
+    found = [
+        f"{name}: {hit[0]!r}; write {instead}"
+        for name, text in texts
+        for pattern, instead in PROSE.items()
+        for hit in re.finditer(rf"(?<![\w/]){pattern}(?!\w)", text, re.IGNORECASE)
+        if not excused("", text[max(0, hit.start() - 12) : hit.end() + 12])
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_every_option_has_a_short_help():
+    lengths = {name: len(text) for name, text in help_texts() if " " in name}
+    assert all(lengths.values()), [name for name, length in lengths.items() if not length]
+    assert not [name for name, length in lengths.items() if length > 130]
 
 
 def test_retired_words_are_found(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import gzip
 import json
 import uuid
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from equicam.export.stitch import BANDS
 from equicam.export.stitched import StitchedMap
 from equicam.export.windows import RasterWindows
 from equicam.run import Run
-from tests.audit.conftest import equicam_command
+from tests.audit.conftest import equicam_answer, equicam_command
 from tests.export.faked import fake_raster_run, raster_row
 
 WAVE = 400.0  # pixels of level 0
@@ -205,7 +206,7 @@ def test_blind_files_reveal_nothing(tmp_path):
     run = Run(store)
     with pytest.raises(EquicamError, match="equicam triage first"):
         run.export("qupath", blind=True)
-    queue = {row["id"]: row for row in run.triage("50%", evidence=0).rows.to_pylist()}
+    queue = {row["id"]: row for row in run.triage("50%").rows.to_pylist()}
     (path,) = run.export("qupath", blind=True, compress=True).files
     assert path.name == "map.tif.blind.qupath.geojson.gz"
     features = json.loads(gzip.decompress(path.read_bytes()))["features"]
@@ -481,6 +482,9 @@ def test_the_command(tmp_path):
     assert code == 0, text
     assert f"written: {tmp_path / 'out' / 'slide.svs.class-1.qupath.geojson.gz'}" in text
     assert "explained for other classes and left out" in text
+    found = equicam_answer("export", store.folder, "--to", "qupath", "--out", tmp_path / "other")
+    assert [Path(file).exists() for file in found["files"]] == [True]
+    assert found["windows"] > 0
 
 
 @pytest.mark.parametrize("to", ["qupath", "geojson"])
@@ -493,7 +497,7 @@ def test_verdicts_come_back_from_what_was_exported(tmp_path, to, blind):
     place = (10.0, 0.0, 5e5, 0.0, -10.0, 4.6e6)
     raster = raster_row("map.tif", 1500, 1400, kind="map", crs=UTM, transform=place)
     run = Run(fake_raster_run(tmp_path, [raster]))
-    queue = [row["id"] for row in run.triage("50%", evidence=0).rows.to_pylist()]
+    queue = [row["id"] for row in run.triage("50%").rows.to_pylist()]
     (path,) = run.export(to, blind=blind).files
     content = json.loads(path.read_text())
     wanted = {feature_id(run.store, name) for name in queue[:3]}

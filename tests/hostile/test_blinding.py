@@ -31,7 +31,7 @@ from tests.audit.test_triage import VIEWS, table
 from tests.audit.test_triage import run as random_rows
 from tests.web.conftest import Client, Server, key_of, large_run
 
-KINDS = ("input", "map", "thumb", "peum")
+KINDS = ("input", "original", "map", "thumb", "peum")
 STANDARD_DEVIATIONS = 3
 KEY = bytes(range(32))  # the same in every run of the tests, so that chance cannot fail them now and then
 
@@ -139,7 +139,7 @@ def ranked(tmp_path_factory):
     run = fake_run(tmp_path_factory.mktemp("ranked"), count=70, calibrate=0)
     (run.folder / "review.key").write_bytes(KEY)
     options = {"by": "peum", "budget": "90%", "control": 0.5, "seed": 0}
-    write_queue(run, rank_run(run, options), options, {})
+    write_queue(run, rank_run(run, options), options)
     return run
 
 
@@ -161,7 +161,7 @@ def features(client, entry):
 
 
 def test_no_number_in_any_response_finds_the_controls(ranked):
-    client = Server(ranked).client()
+    client = Server(ranked).client()  # with the class shown, the more revealing mode
     items = {item.key: item for item in QueueLoader(ranked, blind=True).current().items}
     entries = client.list()
     control = [items[entry["key"]].arm == "control" for entry in entries]
@@ -185,7 +185,7 @@ def test_no_number_in_any_response_finds_the_controls(ranked):
 
 
 def test_no_filter_count_or_export_separates_images_before_a_verdict(ranked):
-    client = Server(ranked).client("counts")
+    client = Server(ranked, blind_class=True).client("counts")
     total = client.get("/api/queue").json()["matching"]
     for query in ("flag=flipped", "flag=blank", "class=tumour", "class=normal", "verdict=reviewed"):
         assert client.get(f"/api/queue?{query}").json()["matching"] == 0
@@ -197,6 +197,15 @@ def test_no_filter_count_or_export_separates_images_before_a_verdict(ranked):
     key = client.list()[0]["key"]
     around = client.get(f"/item/{key}").text
     assert re.search(r'id="next"[^>]*href="/item/([0-9a-f]{20})"', around)[1] == client.list()[1]["key"]
+
+
+def test_flags_stay_hidden_where_the_class_is_shown(ranked):
+    client = Server(ranked).client("flags")
+    for query in ("flag=flipped", "flag=blank", "verdict=reviewed"):
+        assert client.get(f"/api/queue?{query}").json()["matching"] == 0
+    progress = client.get("/api/progress").json()
+    assert (progress["arms"], progress["flags"]) == (None, {})
+    assert len(progress["classes"]) == 2
 
 
 def test_a_cached_image_is_not_confirmed_before_the_verdict(ranked):

@@ -59,7 +59,7 @@ def forget_and_log_again(out: Path) -> None:
     log_and_complete_again(out)
 
 
-def test_a_factory_in_a_run_is_not_executed_by_verify_or_triage(strangers_run):
+def test_a_factory_in_a_run_is_not_executed_by_any_command(strangers_run):
     out, left = strangers_run
     code, said = equicam_command("verify", out, "--sample", "4")
     assert code == 0, said
@@ -67,10 +67,12 @@ def test_a_factory_in_a_run_is_not_executed_by_verify_or_triage(strangers_run):
     assert "0 recomputed images" in said
     assert "evil.py:build" in said
     assert "--model" in said
-    code, said = equicam_command("triage", out, "--budget", "4", "--evidence", "2")
-    assert code == 0, said
-    assert "no evidence on the head of the queue" in said
+    assert equicam_command("triage", out, "--budget", "4")[0] == 0
+    code, said = equicam_command("evidence", out, "--top", "2")
+    assert code == 2, said
+    assert "evil.py:build" in said
     assert "--model" in said
+    assert not (out / "evidence.json").exists()
     for command in (("report", out), ("verify", out, "--sample", "0"), ("seal", out)):
         assert equicam_command(*command)[0] == 0
     assert not left.exists()
@@ -83,7 +85,8 @@ def test_the_command_line_may_name_it(strangers_run):
     assert code == 0, said
     assert "4 recomputed images" in said
     assert left.exists()
-    code, said = equicam_command("triage", out, "--budget", "4", "--evidence", "2", "--model", name)
+    assert equicam_command("triage", out, "--budget", "4")[0] == 0
+    code, said = equicam_command("evidence", out, "--top", "2", "--model", name)
     assert code == 0, said
     assert (out / "evidence.json").is_file()
     code, said = equicam_command("verify", out, "--sample", "4", "--model", "embedded")  # the same weights
@@ -292,7 +295,8 @@ def test_a_manifest_with_odd_values_is_refused_in_a_sentence(whole, tmp_path, ch
 def ranked(whole, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("ranked") / "run"
     shutil.copytree(whole, out)
-    equicam.open_run(out).triage(budget="100%", evidence=2)
+    equicam.open_run(out).triage(budget="100%")
+    equicam.open_run(out).evidence(2)
     return out
 
 

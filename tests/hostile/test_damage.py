@@ -366,4 +366,4 @@ def test_an_odd_table_of_events_is_refused_in_a_sentence(whole, tmp_path, values
         code, said = equicam_command(*command)
         assert code in (1, 2), said
         assert "Traceback" not in said
-    assert "Traceback" not in equicam_command("triage", out, "--evidence", "0")[1]  # it only adds an event
+    assert "Traceback" not in equicam_command("triage", out)[1]  # it only adds an event

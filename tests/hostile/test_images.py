@@ -93,7 +93,7 @@ def test_an_unreadable_orientation_is_said_never_guessed(tmp_path):
     run = equicam.audit(tmp_path, equicam.load("embedded"), tmp_path.parent / "run", views=2)
     flagged = {row["id"]: "orientation-unread" in row["flags"] for row in run.items.to_pylist()}
     assert flagged == {"0.png": True, "1.png": True, "2.png": True, "3.png": True, "good.png": False}
-    run.triage(budget=5, control=0.0, evidence=0)
+    run.triage(budget=5, control=0.0)
     reasons = {row["id"]: json.dumps(row["reasons"]) for row in run.queue()}
     assert {name: "orientation-unread" in text for name, text in reasons.items()} == flagged
 

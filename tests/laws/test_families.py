@@ -279,6 +279,6 @@ def test_the_recorder_is_gone_after_an_exception():
     live(model.module)
     fused = nn.functional.scaled_dot_product_attention
     model.module.head = nn.Linear(3, 3)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(equicam.EquicamError, match="RuntimeError: "):
         equicam.explain(model, torch.randn(1, 3, 224, 224), method="rollout")
     assert nn.functional.scaled_dot_product_attention is fused

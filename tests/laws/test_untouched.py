@@ -84,7 +84,7 @@ def test_after_an_exception_inside_the_model():
     module.head = nn.Linear(4, 2).double()
     model = equicam.wrap(module, layer="trunk")
     before = state(module)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(equicam.EquicamError, match=r"RuntimeError: .*conftest\.py"):
         equicam.explain(model, pictures())
     assert same(state(module), before)
 

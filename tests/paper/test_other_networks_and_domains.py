@@ -16,7 +16,7 @@ from equicam.paper import load_experiment
 from equicam.paper.claims import claims
 from equicam.paper.context import Context
 from equicam.paper.domains import _missing
-from equicam.paper.rows import not_run
+from equicam.paper.rows import VERDICTS, not_run
 from tests.conftest import Cnn, Vit, light, seeded
 from tests.paper.conftest import cnn, small, vit
 
@@ -35,7 +35,7 @@ def answered(name, context):
             assert not numbers, found
             assert len(found.note) > 10, found
         elif found.label != "figure":
-            assert found.verdict in ("matches", "differs", "artefact", "undecided", "measured"), found
+            assert found.verdict in VERDICTS, found
             assert numbers or found.claim == "const.eq_angles", found
             assert all(np.isfinite(e.value) for e in numbers), found
     return {found.claim: found for found in rows if found.claim}
@@ -86,7 +86,7 @@ def test_after_the_last_attention_every_map_is_constant(tiles, out, kind):
     rows = answered("hooks", context)
     for claim, layer in (("vit.hook.ln_2", norm), ("vit.hook.block", block)):
         found = rows[claim]
-        assert (found.verdict, found.label, found.clean.value) == ("matches", layer, 1.0)
+        assert (found.verdict, found.label, found.clean.value) == ("by definition", layer, 1.0)
         assert "only the class token feeds the head" in found.note
 
 
@@ -178,7 +178,7 @@ def test_no_domain_is_no_answer(tiles, out):
 def test_other_domains_and_networks_stand_alone(tiles, out, tuned, backbone, domain):
     arch, files = tuned
     context = Context(equicam.load(arch), tiles, out, n=4, backbone=backbone, domain=domain, extra=files)
-    for name, count in (("domains", 14), ("triage", 7), ("seeds", 5), ("rotation-augmentation", 7)):
+    for name, count in (("domains", 14), ("triage", 6), ("seeds", 5), ("rotation-augmentation", 7)):
         assert not ran(answered(name, context)), name
         own = [found for found in load_experiment(name).run(context) if not found.claim]
         assert len(own) == count, name
@@ -223,7 +223,7 @@ def test_the_label_region_of_the_paper_is_as_published(tiles, out):
     model = equicam.wrap(seeded(Cnn), layer="trunk")  # ImageNet's preprocessing
     rows = answered("label-region", Context(model, tiles, out))
     assert ran(rows) == {"label.box_px", "label.disc_radius", "label.vignette_null"}
-    assert all(rows[claim].verdict == "matches" for claim in ran(rows))
+    assert all(rows[claim].verdict == "by definition" for claim in ran(rows))
 
 
 def test_triage(tiles, out):
@@ -269,7 +269,7 @@ def test_matched_needs_labels(tiles, tmp_path):
 def test_constants(tiles, out):
     rows = answered("constants", Context(cnn(), tiles, out, n=4))
     ours = {claim for claim in rows if claim.startswith("const.")} - {"const.imagenet.other"}
-    wrong = {claim for claim in ours if rows[claim].verdict != "matches"}
+    wrong = {claim for claim in ours if rows[claim].verdict != "by definition"}
     assert wrong == {"const.significance_star_p"}
     assert "reproduce cost" in rows["code.time.Grad-CAM.r50"].note
     assert {"xgrad.r50.agree", "code.readme.peum_r"} <= ran(rows)
@@ -280,7 +280,7 @@ def test_constants(tiles, out):
 def test_where_the_head_pools_xgrad_cam_is_grad_cam(tiles, out):
     model = equicam.wrap(seeded(Cnn), layer="after.0", preprocess=small)
     found = answered("constants", Context(model, tiles, out, n=4))["xgrad.r50.agree"]
-    assert found.verdict == "matches"
+    assert found.verdict == "by definition"
     assert found.clean.value < 1e-6
 
 
@@ -294,14 +294,17 @@ def test_constant_maps(tiles, out, costly):
 @pytest.mark.parametrize("costly", [False, True])
 def test_cost(tiles, out, costly):
     rows = answered("cost", Context(cnn(), tiles, out, n=3, costly=costly))
-    assert rows["cost.T18 lo"].as_published.value > 1
-    assert "on cpu" in rows["cost.T6 hi"].note
-    against = rows["cost.t6_vs_scorecam"]
-    assert (against.verdict != "not run") == costly
-    if costly:
-        assert min(against.clean.value, against.as_published.value) > 0
-    else:
-        assert "--costly" in against.note
+    assert {rows[claim].verdict for claim in rows} == {
+        "not run"
+    }  # an A100's times are not compared with a CPU's
+    own = [
+        found
+        for found in load_experiment("cost").run(Context(cnn(), tiles, out, n=3, costly=costly))
+        if not found.claim
+    ]
+    assert len(own) == 4
+    assert min(found.as_published.value for found in own) > 1
+    assert "on a CPU" in own[0].note
 
 
 @pytest.mark.parametrize("name", ["pipeline", "signal-noise", "drift-strip"])

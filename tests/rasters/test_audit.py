@@ -95,8 +95,10 @@ def test_a_row_is_the_explanation_of_its_window(run, slide):
 
 def test_a_run_of_windows_is_verified_ranked_and_reported(run):
     assert run.verify(4).ok
-    code, said = equicam_command("triage", run.folder, "--budget", "6", "--evidence", "2")
-    assert code == 0, said
+    for command in (("triage", run.folder, "--budget", "6"), ("evidence", run.folder, "--top", "2")):
+        code, said = equicam_command(*command)
+        assert code == 0, said
+    assert "evidence on 2 of 2 images" in said
     assert run.report().is_file()
     assert "no longer" not in run.report().read_text()
 
@@ -167,7 +169,7 @@ def test_a_folder_of_rasters_with_labels_and_a_bad_one(slide, tmp_path):
     (bad,) = [row for row in rows if row["status"] == "bad"]
     assert bad["id"] == "b/3.svs"
     assert run.verify(3).ok
-    run.triage(4, evidence=0)
+    run.triage(4)
     assert "3.svs" in run.report().read_text()
     # the rasters have moved
     (tmp_path / "in").rename(tmp_path / "elsewhere")

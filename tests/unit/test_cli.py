@@ -404,7 +404,7 @@ def test_ctrl_c_ends_a_command_with_130(capsys):
     with pytest.raises(typer.Exit) as ended, exit_on_error(interrupted="; run it again"):
         raise KeyboardInterrupt
     assert ended.value.exit_code == 130
-    assert "stopped; run it again" in capsys.readouterr().out
+    assert "stopped; run it again" in capsys.readouterr().err
 
 
 def test_the_module_is_the_command():

@@ -97,7 +97,7 @@ MISTAKES = {
     "more targets than images": (lambda: equicam.explain(model(), X, target=[1, 2, 3]), r"each of 2 images, got 3"),
     "a class out of range": (lambda: equicam.explain(model(), X, target=5), r"classes from 0 to 4, got \[5, 5\]"),
     "a negative class": (lambda: equicam.explain(model(), X, target=[0, -1]), r"classes from 0 to 4, got \[0, -1\]"),
-    "a fractional class": (lambda: equicam.explain(model(), X, target=torch.tensor(1.0)), r"target needs a class index"),
+    "a fractional class": (lambda: equicam.explain(model(), X, target=torch.tensor(1.0)), r"target needs a class by number or name"),
     "a wrong layer name": (lambda: wrapped(Cnn, "trunks"), r"got 'trunks'; try 'trunk'"),
     "a layer of another model": (lambda: wrapped(Cnn, nn.ReLU()), r"a submodule of the model, got another ReLU"),
     "a layer that is not spatial": (lambda: equicam.explain(wrapped(Cnn, "head"), X), r"target layer needs an output .* got shape \(\d+, 5\)"),
@@ -121,7 +121,7 @@ MISTAKES = {
     "a picture to a plain module": (lambda: equicam.explain(seeded(Cnn), X[0]), r"\[b, c, H, W\]"),
     "NaN scores": (lambda: equicam.explain(wrapped(NotANumber), X), r"finite class logits"),
     "a picture without a batch": (lambda: equicam.explain(model(), X[0]), r"\[b, c, H, W\].*tensor \(3, 32, 32\); try x\[None\]"),
-    "bytes instead of numbers": (lambda: equicam.explain(model(), X.byte()), r"got a uint8 tensor"),
+    "integers instead of numbers": (lambda: equicam.explain(model(), X.int()), r"got a int32 tensor"),
     "no images": (lambda: equicam.explain(model(), X[:0]), r"got a float64 tensor \(0, 3, 32, 32\)"),
     "an empty list": (lambda: equicam.explain(model(), []), r"got an empty list"),
     "an output that is no score": (lambda: equicam.explain(wrapped(Image), X), r"class logits \[36, classes\].*got a tensor \(36, 6, 8, 8\)"),
@@ -176,6 +176,7 @@ for wrong in (
     lambda: equicam.Views(("a",)),
     lambda: equicam.equivariant(3)(x, 0),
     lambda: equicam.wrap("resnet50"),
+    lambda: equicam.wrap(EmbeddedNet(), "layer4", task="softmax"),
 ):
     try:
         wrong()

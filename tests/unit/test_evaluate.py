@@ -431,7 +431,7 @@ def test_summaries_by_hand(vit):
         confidence |= {(i, angle): v for i, v in value(table, "confidence", angle=angle)[0].items()}
     lost = [presented[i] - confidence[i, a] for i, a in pairs if keeps[i, a]]
     drift = [1 - v for k, v in pairs.items() if keeps[k]]
-    r, _ = summary.drift_and_confidence(table, "grad-cam")
+    r, *_ = summary.drift_and_confidence(table, "grad-cam")
     assert r.r == pytest.approx(np.corrcoef(drift, lost)[0, 1])
     better = summary.contrast(table, "equigrad-cam", "grad-cam")
     a, b = (np.array(list(value(table, "eq", m, "disc")[0].values())) for m in ("equigrad-cam", "grad-cam"))

@@ -152,7 +152,7 @@ class OneLogit(Cnn):
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_single_logit_is_two_classes(flat, x):
     net = seeded(lambda: OneLogit(flat))
-    model = equicam.wrap(net, layer="trunk")
+    model = equicam.wrap(net, layer="trunk", task="binary")
     z = net(x).reshape(-1).detach()
     e = equicam.explain(model, x, views=2)
     assert e.target.tolist() == (z > 0).long().tolist()

@@ -84,6 +84,7 @@ def test_a_head_of_another_size_comes_with_its_file(tmp_path):
 
     fine_tuned = torchvision.models.resnet18(num_classes=7).eval()
     torch.save(fine_tuned.state_dict(), tmp_path / "w.pth")
+    assert equicam.load("resnet18", weights=tmp_path / "w.pth").classes is None
     model = equicam.load("resnet18", weights=tmp_path / "w.pth", classes=list("abcdefg"))
     torch.testing.assert_close(model.module(X), fine_tuned(X), atol=1e-4, rtol=1e-4)
     assert model.classes == tuple("abcdefg")
@@ -91,7 +92,9 @@ def test_a_head_of_another_size_comes_with_its_file(tmp_path):
 
     fine_tuned = timm.create_model("resnet18", num_classes=3).eval()
     torch.save(fine_tuned.state_dict(), tmp_path / "t.pth")
-    assert equicam.load("timm:resnet18", weights=tmp_path / "t.pth").module(X).shape == (2, 3)
+    model = equicam.load("timm:resnet18", weights=tmp_path / "t.pth")
+    assert model.module(X).shape == (2, 3)
+    assert model.classes is None
 
 
 class Evil:

@@ -83,9 +83,9 @@ class Client:
 class Server:
     """The review application of a run."""
 
-    def __init__(self, run, *, blind=True, **access):
+    def __init__(self, run, *, blind=True, blind_class=False, **access):
         self.run, self.access = run, Access(port=PORT, **access)
-        self.app = make_app(run, self.access, blind=blind)
+        self.app = make_app(run, self.access, blind=blind, blind_class=blind_class)
 
     def client(self, name="ana", link=None):
         return Client(self.access, self.app, name, link)

@@ -1,17 +1,22 @@
 """The page in a real Chromium: keyboard, touch targets, and hostile names."""
 
+import io
 import json
 import os
 import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from equicam.auditing.log import Log
+from equicam.report.page import write_report
+from equicam.report.text import VERDICT_MEANINGS
 from equicam.review.queue import QueueLoader
 from equicam.shards import read_table
-from tests.audit.faked import HOSTILE
+from tests.audit.faked import HOSTILE, triaged
 from tests.audit.faked_rasters import fake_raster_run
 from tests.web.conftest import key_of, large_run, rank
 from tests.web.server_process import ServerProcess
@@ -389,3 +394,137 @@ def test_surroundings_and_the_windows_beside_it_by_keyboard(tmp_path, watched):
             page.locator("#adjacent-right").click()
         page.keyboard.press("s")
         assert page.locator("#panel-surroundings").is_hidden()
+
+
+def test_the_question_names_the_class_and_each_verdict_its_meaning(run, watched):
+    with ServerProcess(run, "--reviewer", "ana") as server:
+        page = watched().page
+        page.goto(server.address)
+        wait_until_ready(page)
+        first = QueueLoader(run, blind=True).current().items[0]
+        assert page.locator("#list .caption bdi").first.inner_text() == f"1 · {first.predicted}"
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/item/**")
+        asked = page.locator(".decide h2").inner_text()
+        assert asked == f"Does this map show evidence for {first.predicted}?"
+        for value, meaning in VERDICT_MEANINGS.items():
+            button = page.locator(f'.verdict[data-verdict="{value}"]')
+            assert button.locator("small").is_visible()
+            assert meaning in button.inner_text()
+        assert page.get_by_role("button", name="Wrong region", exact=True).count() == 1  # no key glued to it
+        wide = [page.locator(f"#panel-{name}").bounding_box()["width"] for name in ("input", "map")]
+        assert min(wide) > 400  # in a window of 1280
+        assert "steadiness" in page.locator(".hidden-facts").inner_text()
+        assert page.locator(".steadiness").count() == 0
+        with page.expect_navigation():
+            page.keyboard.press("1")
+        word = page.locator(".steadiness b").inner_text()
+        assert word == run.rows([first.id])[first.id]["steadiness"]
+
+
+def test_with_blind_class_the_class_is_nowhere_before_the_verdict(run, watched):
+    with ServerProcess(run, "--reviewer", "ana", "--blind-class") as server:
+        page = watched().page
+        page.goto(server.address)
+        wait_until_ready(page)
+        first = QueueLoader(run, blind=True).current().items[0]
+        assert page.locator("#list .caption bdi").first.inner_text() == "1"
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/item/**")
+        assert first.predicted not in page.content()
+        assert "the class that the model predicts" in page.locator(".decide h2").inner_text()
+        with page.expect_navigation():
+            page.keyboard.press("1")
+        assert first.predicted in page.locator(".decide h2").inner_text()
+    assert [e.payload["blind_class"] for e in Log(run.folder).events("verdict")] == [True]
+
+
+def test_the_colour_bar_is_true_and_zoom_shows_the_original(run, watched):
+    with ServerProcess(run, "--reviewer", "ana") as server:
+        page = watched().page
+        page.goto(server.address)
+        wait_until_ready(page)
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/item/**")
+        until(page, "document.getElementById('grey').style.background !== ''")
+        grey = page.locator("#grey").evaluate(
+            "e => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)"
+        )
+        response = page.request.get(page.locator("#panel-input .input").evaluate("e => e.src"))
+        pixels = np.asarray(Image.open(io.BytesIO(response.body())).convert("RGB"))
+        assert pixels.std() > 10
+        np.testing.assert_allclose(grey, pixels.mean((0, 1)), atol=4)
+        page.keyboard.press("-")
+        assert page.locator(".ramp .layer").evaluate("e => e.style.opacity") == "0.65"
+        image = page.locator("#zoom-image")
+        assert image.get_attribute("src") is None  # loaded when it is wanted
+        page.keyboard.press("z")
+        until(page, "document.getElementById('zoom-image').naturalWidth === 96")
+        assert page.locator("#zoom").is_visible()
+        until(page, "document.getElementById('zoom-scale').textContent !== '100 %'")
+        before = image.bounding_box()["width"]
+        assert before > 500  # it fills the dialog
+        page.keyboard.press("+")
+        assert image.bounding_box()["width"] == pytest.approx(1.5 * before, rel=0.01)
+        assert image.evaluate("e => getComputedStyle(e).imageRendering") == "pixelated"
+        layer = page.locator("#zoom-layer")
+        assert layer.is_hidden()
+        page.keyboard.press("o")
+        assert layer.is_visible()
+        boxes = [one.bounding_box() for one in (image, layer)]
+        assert boxes[0] == pytest.approx(boxes[1], abs=1)
+        page.keyboard.press("2")
+        page.keyboard.press("z")
+        assert page.locator("#zoom").is_hidden()
+        page.locator("#panel-map .stack").click()
+        assert layer.is_visible()  # the map of the panel that was clicked
+        page.keyboard.press("Escape")
+        assert page.locator("#zoom").is_hidden()
+        assert page.url.count("/item/") == 1
+    assert Log(run.folder).events("verdict") == []
+
+
+def test_dark_colours_are_the_systems_until_chosen_and_then_stay(run, watched):
+    paper = "getComputedStyle(document.querySelector('.bar')).backgroundColor"
+    with ServerProcess(run, "--reviewer", "ana") as server:
+        page = watched(color_scheme="dark").page
+        page.goto(server.address)
+        wait_until_ready(page)
+        dark = page.evaluate(paper)
+        assert page.locator("#theme").inner_text().startswith("Light")
+        page.keyboard.press("d")
+        light = page.evaluate(paper)
+        assert (dark, light) == ("rgb(33, 30, 40)", "rgb(255, 255, 255)")
+        page.reload()
+        assert page.evaluate(paper) == light
+        page.locator("#theme").click()
+        assert page.evaluate(paper) == dark
+        bright = watched(color_scheme="light").page
+        bright.goto(server.address)
+        assert bright.evaluate(paper) == light
+
+
+def test_the_report_is_readable_in_the_dark_and_its_table_filters_without_scripts(
+    shared_run, chromium, tmp_path
+):
+    path = write_report(shared_run, triaged(shared_run, queue=2), out=tmp_path / "report.html")
+    counts = {}
+    for scheme in ("light", "dark"):
+        context = chromium.new_context(color_scheme=scheme, java_script_enabled=False)
+        page = context.new_page()
+        page.goto(path.as_uri())
+        shot = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("L"))
+        assert (np.median(shot) < 60) == (scheme == "dark")
+        assert np.ptp(shot) > 180  # text stands out
+        plot = np.asarray(
+            Image.open(io.BytesIO(page.locator(".plots figure").first.screenshot())).convert("L")
+        )
+        assert np.ptp(plot) > 180
+        rows = page.locator(".images tbody tr")
+        counts["all"] = rows.filter(visible=True).count()
+        for name in ("unsteady", "unjudged", "steady"):
+            page.locator(f"label[for=show-{name}]").click()
+            counts[name] = rows.filter(visible=True).count()
+        context.close()
+    assert counts["all"] == sum(counts[name] for name in ("unsteady", "unjudged", "steady"))
+    assert min(counts.values()) > 0

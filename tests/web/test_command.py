@@ -32,7 +32,9 @@ def test_it_starts_listens_on_loopback_and_stops(run):
         client = server.client()
         assert b"reviewing as" in client.open(server.home).read()
         opened = Log(run.folder).events("review opened")
-        assert [(e.who, e.payload) for e in opened] == [("ana", {"blind": True, "exposed": False})]
+        assert [(e.who, e.payload) for e in opened] == [
+            ("ana", {"blind": True, "blind_class": False, "exposed": False})
+        ]
         other = next((a for a in _addresses() if not a.startswith("127.")), None)
         if other:
             with pytest.raises(OSError, match="refused"):
@@ -104,8 +106,8 @@ def test_without_fastapi_it_names_the_package_to_install(run, monkeypatch, capsy
     for module in ("equicam.review.app", "equicam.review.server"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(typer.Exit):
-        review(run.folder, None, True, None, "127.0.0.1", False, None, None, False, None, None)
-    assert "pip install 'equicam[review]'" in " ".join(capsys.readouterr().out.split())
+        review(run.folder, None, True, False, None, "127.0.0.1", False, None, None, False, None, None)
+    assert "pip install 'equicam[review]'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_export_writes_all_verdicts(run, tmp_path):

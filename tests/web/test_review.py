@@ -12,13 +12,18 @@ from itertools import pairwise
 from urllib.parse import quote
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from PIL import Image
 
 from equicam.auditing.log import Log
 from equicam.auditing.review_log import VERDICTS, ReviewLog
-from equicam.auditing.store import RunStore
+from equicam.auditing.store import ITEMS, RunStore
+from equicam.data.digests import file_digest
+from equicam.report.overlay import stretch
+from equicam.report.text import VERDICT_MEANINGS
+from equicam.review.images import LAYER_PX
 from equicam.review.queue import MAX_ITEMS_PER_RESPONSE, QueueLoader
 from equicam.run import Run
 from equicam.shards import read_table, write_table
@@ -47,7 +52,8 @@ def everything(client, key):
     return [json.dumps(row), client.get(f"/api/item/{key}").text, client.get(f"/item/{key}").text]
 
 
-def test_blinding_hides_everything_before_the_verdict_and_only_the_arm_after(run, ana):
+def test_blinding_hides_everything_before_the_verdict_and_only_the_arm_after(run):
+    ana = Server(run, blind_class=True).client("ana")
     rows = {row["id"]: row for row in run.read_items().to_pylist()}
     for one in ana.list():
         name = by_key(run)[one["key"]]
@@ -83,6 +89,72 @@ def test_blinding_hides_everything_before_the_verdict_and_only_the_arm_after(run
         assert (after["arm"] is None) != done
         if one["position"] == 3:
             break
+
+
+def test_the_class_is_shown_and_nothing_else_of_the_prediction(run, ana):
+    """Without --blind-class the question names the class; label, confidence and signals stay hidden."""
+    rows = {row["id"]: row for row in run.read_items().to_pylist()}
+    table = read_table(run.folder / "triage.parquet")
+    judged = dict(zip(table["id"].to_pylist(), table["class"].to_pylist(), strict=True))
+    assert len(set(judged.values())) == 2
+    entries = ana.list()
+    for one in entries[:6]:
+        name = by_key(run)[one["key"]]
+        facts = ana.get(f"/api/item/{one['key']}").json()
+        assert facts["blinded"]
+        assert one["class"] == facts["class"] == judged[name]
+        assert all(facts.get(field) is None for field in (*HIDDEN, "revealed") if field != "class")
+        page = Page(ana.get(f"/item/{one['key']}").text).text
+        assert f"Does this map show evidence for {judged[name]} ?" in page
+        for text in everything(ana, one["key"]):
+            assert f"{rows[name]['confidence']:.3f}" not in text
+            assert "</td>" not in text  # of a label
+            assert not re.search(r"\b(control|arm|rank)\b", re.sub(r'"(arm|rank)": ?null', "", text))
+    named = judged[by_key(run)[entries[0]["key"]]]
+    found = {by_key(run)[row["key"]] for row in ana.list(**{"class": named})}
+    assert found == {name for name, one in judged.items() if one == named}
+    assert ana.get("/api/progress").json()["classes"][named] == len(found)
+
+
+def test_every_verdict_has_its_definition_and_no_key_is_glued_to_its_label(run, ana):
+    for blind_class in (False, True):
+        client = Server(run, blind_class=blind_class).client("bo")
+        text = Page(client.get(f"/item/{ana.list()[0]['key']}").text).text
+        for number, (value, label) in enumerate(VERDICTS.items(), start=1):
+            assert f"{label} {VERDICT_MEANINGS[value]} {number}" in text
+        assert set(VERDICT_MEANINGS) == set(VERDICTS)
+        tally = client.get("/").text
+        assert all(f"<span>{label}</span> <b" in tally for label in VERDICTS.values())
+
+
+def test_the_log_says_whether_the_class_was_shown(run):
+    """As for blinding: whoever reviewed with the class shown is not blinded to it later."""
+    hidden, shown = Server(run, blind_class=True), Server(run)
+    ana, bo = hidden.client("ana"), shown.client("bo")
+    first, second = (row["key"] for row in ana.list()[:2])
+    ana.decide(first, "supports")
+    bo.decide(first, "supports")
+    later = hidden.client("bo")
+    later.decide(second, "supports", mark="bo-on-the-second")
+    assert [(e.who, e.payload["blind"], e.payload["blind_class"]) for e in events(run)] == [
+        ("ana", True, True),
+        ("bo", True, False),
+        ("bo", True, False),
+    ]
+    registered = [e.payload["blind_class"] for e in Log(run.folder).events("reviewer registered")]
+    assert registered[:2] == [True, False]
+    rows = list(csv.DictReader(io.StringIO(later.get("/export/verdicts.csv").text)))
+    assert [row["blind_class"] for row in rows] == ["False", "False"]
+
+
+def test_blank_maps_come_last(run):
+    for blind in (True, False):
+        items = QueueLoader(run, blind=blind).current().items
+        flat = [item.flat for item in items]
+        assert any(flat)
+        assert flat == sorted(flat)
+        entries = Server(run, blind=blind).client().list()
+        assert [one["flat"] for one in entries] == flat
 
 
 def test_the_name_is_hidden_too_because_it_often_holds_the_label(run, ana):
@@ -131,7 +203,7 @@ def test_without_blinding_all_is_shown_in_order_of_rank(run):
     rank = dict(
         zip(*(read_table(run.folder / "triage.parquet")[c].to_pylist() for c in ("id", "rank")), strict=True)
     )
-    order = [rank[by_key(run)[row["key"]]] for row in rows]
+    order = [rank[by_key(run)[row["key"]]] for row in rows if not row["flat"]]
     assert order == sorted(order)
     facts = client.get(f"/api/item/{rows[0]['key']}").json()
     assert facts["revealed"]["class"]
@@ -155,7 +227,8 @@ def test_the_arm_filter_opens_when_everything_is_reviewed(run, ana):
     assert 'name="arm"' in ana.get("/").text
 
 
-def test_filters(run, ana):
+def test_filters(run):
+    ana = Server(run, blind_class=True).client("ana")
     rows = ana.list()
     first, second = rows[0]["key"], rows[1]["key"]
     ana.decide(first, "shortcut")
@@ -315,7 +388,9 @@ def test_two_servers_over_one_run_see_each_other(run):
 
 def test_a_new_triage_during_the_review(run, ana):
     before = ana.get("/api/queue").json()
-    key = before["items"][0]["key"]
+    key = next(
+        key_of(run, name) for name, arm in arms(run).items() if arm == "queue"
+    )  # it stays in the queue
     ana.decide(key, "supports")
     rank(run, budget="90%")
     after = ana.get("/api/queue").json()
@@ -365,11 +440,12 @@ def test_hostile_names_are_text(run):
 
 
 @pytest.mark.parametrize(
-    "kind", ["input", "map", "presented", "peum", "view-3", "strip", "thumb", "thumb-plain", "thumb-4"]
+    "kind",
+    ["input", "original", "map", "presented", "peum", "view-3", "strip", "thumb", "thumb-plain", "thumb-4"],
 )
 def test_images_are_rendered_and_cached_by_etag(run, ana, kind):
     key = next(key_of(run, i) for i in arms(run) if i not in (MISSING, CHANGED, BLANK))
-    hidden = kind not in ("input", "map", "thumb", "thumb-plain")
+    hidden = kind not in ("input", "original", "map", "thumb", "thumb-plain")
     assert ana.get(f"/image/{key}/{kind}").status_code == (404 if hidden else 200)
     ana.decide(key, "supports")
     response = ana.get(f"/image/{key}/{kind}")
@@ -378,6 +454,50 @@ def test_images_are_rendered_and_cached_by_etag(run, ana, kind):
     assert np.asarray(image.convert("RGB")).std() > 5
     again = ana.get(f"/image/{key}/{kind}", headers={"if-none-match": response.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
+
+
+def test_the_original_has_the_pixels_of_the_part_the_model_saw(run, tmp_path):
+    """Also of a file much larger than the page shows; the part is cut, not scaled."""
+    row = next(
+        r
+        for r in run.read_items().to_pylist()
+        if r["id"] in arms(run) and r["id"].startswith("slide-") and r["id"] not in (MISSING, CHANGED, BLANK)
+    )
+    pixels = np.random.default_rng(0).integers(0, 255, (1500, 2600, 3), dtype=np.uint8)
+    path = tmp_path / "large.png"
+    Image.fromarray(pixels).save(path)
+    change = {
+        "path": str(path),
+        "sha256": file_digest(path),
+        "bytes": path.stat().st_size,
+        "input_box": [300.0, 100.0, 1300.4, 1099.7],
+    }
+    rows = [r | change if r["id"] == row["id"] else r for r in run.read_items().to_pylist()]
+    write_table(run.path("items", 0), pa.Table.from_pylist(rows, schema=ITEMS))
+    client = Server(RunStore(run.folder), blind=False).client()
+    response = client.get(f"/image/{key_of(run, row['id'])}/original")
+    shown = np.asarray(Image.open(io.BytesIO(response.content)).convert("RGB"))
+    assert shown.shape == (1000, 1000, 3)
+    difference = np.abs(shown.astype(float) - pixels[100:1100, 300:1300]).mean()
+    assert difference < 12  # of JPEG on noise
+    assert np.abs(shown.astype(float) - pixels[101:1101, 300:1300]).mean() > 40
+
+
+def test_the_colour_bar_is_the_layer_of_a_rising_map(run, ana):
+    """Column v of the bar has the colour and the transparency that a map has where its value is v."""
+    bar = np.asarray(Image.open(io.BytesIO(ana.get("/image/scale/scale").content)))[0].astype(float)
+    item = QueueLoader(run, blind=True).current().items[0]
+    assert not item.flat
+    layer = (
+        np.asarray(Image.open(io.BytesIO(ana.get(f"/image/{item.key}/map").content)))
+        .astype(float)
+        .reshape(-1, 4)
+    )
+    values = stretch(QueueLoader(run, blind=True).current().maps(item).map, (LAYER_PX, LAYER_PX)).ravel()
+    assert np.ptp(values) == 1
+    expected = bar[np.rint(values * (len(bar) - 1)).astype(int)]
+    assert np.abs(layer - expected)[values > 0.05].max() <= 3
+    assert len(np.unique(layer, axis=0)) > 1000  # no steps
 
 
 def test_views_differ_and_layers_are_transparent_where_low(run, ana):
@@ -473,7 +593,8 @@ def test_the_page_never_imports_torch():
     assert done.stdout.strip() == "False"
 
 
-def test_flags_and_classes_are_counted(run, ana):
+def test_flags_and_classes_are_counted(run):
+    ana = Server(run, blind_class=True).client("ana")
     progress = ana.get("/api/progress").json()
     table = read_table(run.folder / "triage.parquet")
     assert progress["total"] == table.num_rows
@@ -524,7 +645,7 @@ def test_a_name_with_a_path_in_it_is_only_a_name(run, name):
 def test_what_is_left_is_stated_only_to_reviewers_who_have_finished(tmp_path):
     run = fake_run(tmp_path, calibrate=0)
     opened = Run(run)
-    opened.triage(10, evidence=0, control=0.3)
+    opened.triage(10, control=0.3)
     server = Server(run)
     ana, bo = server.client("ana"), server.client("bo")
     rows = ana.list()
@@ -558,7 +679,7 @@ def test_what_is_left_is_stated_only_to_reviewers_who_have_finished(tmp_path):
 
 def test_a_queue_that_is_being_written_states_nothing(tmp_path):
     run = fake_run(tmp_path, calibrate=0)
-    Run(run).triage(10, evidence=0)
+    Run(run).triage(10)
     client = Server(run, blind=False).client("ana")
     assert client.get("/api/progress").json()["remainder"]
     rank(run, budget=12)  # triage.parquet alone

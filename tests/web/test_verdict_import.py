@@ -17,7 +17,7 @@ from equicam.review import verdict_import
 from equicam.review.verdict_files import write_verdicts
 from equicam.review.verdict_import import import_verdicts
 from equicam.shards import read_table
-from tests.audit.conftest import equicam_command
+from tests.audit.conftest import equicam_answer, equicam_command
 from tests.audit.faked import fake_run
 from tests.web.conftest import Server, key_of, rank
 
@@ -327,6 +327,8 @@ def test_the_command(run, tmp_path):
     path = write(tmp_path, collection(qupath(run, queued(run)[0])))
     status, said = equicam_command("review", run.folder, "--import", path, "--reviewer", "ana")
     assert (status, said.strip()) == (0, "1 verdict taken, 0 features without one, 0 already there")
+    again = equicam_answer("review", run.folder, "--import", path, "--reviewer", "ana")
+    assert again["imported"] == {"taken": 0, "without": 0, "already": 1}
     for options, message in (
         (("--import", path), "one --reviewer and no --export, got 0 reviewers"),
         (("--import", path, "--reviewer", "a", "--reviewer", "b"), "got 2 reviewers"),

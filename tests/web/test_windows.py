@@ -61,6 +61,20 @@ def test_surroundings_show_the_window_in_its_raster_and_no_map(run, ana):
     np.testing.assert_allclose(shown[: TILE - 5, : TILE - 5][valid], whole[valid], atol=2)
 
 
+def test_the_original_of_a_window_has_the_rasters_own_pixels(run, ana):
+    name, row = next((n, r) for n, r in rows_of(run).items() if r["x"] < 400 and r["y"] < 300)
+    shown = picture(ana.get(f"/image/{key_of(run, name)}/original"))
+    import rasterio
+
+    with rasterio.open(row["path"]) as file:
+        window = rasterio.windows.Window(int(row["x"]), int(row["y"]), int(row["side"]), int(row["side"]))
+        whole = np.moveaxis(file.read(window=window), 0, -1)
+    assert shown.shape[:2] == whole.shape[:2]
+    valid = (whole > 0).any(-1)
+    assert valid.mean() > 0.5
+    np.testing.assert_allclose(shown[valid], whole[valid], atol=2)
+
+
 def test_beyond_the_raster_it_is_white(run, ana):
     name = next(n for n, r in rows_of(run).items() if r["y"] == 0 and r["x"] > TILE)
     shown = picture(ana.get(f"/image/{key_of(run, name)}/surroundings"))
@@ -82,7 +96,8 @@ def test_surroundings_are_padded_and_shown_before_the_verdict(run, ana):
     assert ana.get(f"/image/{key}/surroundings").content == before
 
 
-def test_windows_reveal_neither_name_nor_signal_before_the_verdict(run, ana):
+def test_windows_reveal_neither_name_nor_signal_before_the_verdict(run):
+    ana = Server(run, blind_class=True).client("ana")
     rows = rows_of(run)
     for one in ana.list()[:6]:
         facts = ana.get(f"/api/item/{one['key']}").text
@@ -122,7 +137,7 @@ def test_moved_rasters_are_shown_from_where_they_are_now(tmp_path):
     name = next(n for n in rows_of(run) if n.startswith("north.tif#"))
     moved = RunStore(run.folder, moved={"north.tif": str(there)})
     client = Server(moved).client("ana")
-    for kind in ("input", "surroundings"):
+    for kind in ("input", "original", "surroundings"):
         assert client.get(f"/image/{key_of(run, name)}/{kind}").status_code == 200
 
 

@@ -1,8 +1,10 @@
 """Computing a run: images are decoded ahead, explained on the device and written shard by shard; it can be resumed."""
 
 import hashlib
+import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -40,6 +42,7 @@ from equicam.engines.worker import ModelCopy, Shard, SharedFolder
 from equicam.errors import EquicamError
 from equicam.methods import Method, resolve, resolve_fill
 from equicam.models.images import VisibleBoxes
+from equicam.models.preprocessing import Preprocessing
 from equicam.models.surround import surround_bytes
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
@@ -48,6 +51,7 @@ from equicam.recipe import Recipe
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
 
+LOG = logging.getLogger(__name__)
 Progress = Callable[[int, int, int], None]
 """Called after every shard with (images done, all images, images done by this call)."""
 
@@ -75,6 +79,11 @@ def compute_run(
 
     Ctrl-C finishes the current shard.
     """
+    if model.value is not None:
+        raise EquicamError(
+            "an audit", needs="a target that its manifest can record", got="a function of the model's output",
+            fix="a module that returns this value, with task=\"regression\"",
+        )  # fmt: skip
     recipe, description = resolve_recipe(model, recipe)
     voi = None if voi is None else check_window(voi)
     found, rasters = list_items(source, split, tiling, recipe.context, voi)
@@ -104,7 +113,11 @@ def compute_run(
         ),
         tiling=tiling,
         target=target,
+        task=model.task,
         voi=voi,
+        given_preprocessing=model.preprocess.to_json()
+        if isinstance(model.preprocess, Preprocessing)
+        else None,
     )
     store.refuse_foreign()
     with store.writing() as lock:
@@ -230,7 +243,14 @@ def _compute_here(
         try:
             decoded_shards = decoders.decode_shards([items for _, items in shards])
             for (number, _), decoded in zip(shards, decoded_shards, strict=True):
+                start = time.perf_counter()
                 tables = compute_shard(context, decoded)
+                LOG.info(
+                    "shard %d: %d images in %.1f s",
+                    number,
+                    len(decoded),
+                    time.perf_counter() - start,
+                )
                 if writing:
                     writing.result()
                 writing = writer.submit(store.write_shard, number, *tables, partial(log_shard, log))

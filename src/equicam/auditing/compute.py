@@ -1,5 +1,6 @@
 """One shard of a run: decoded images in, their rows and maps out."""
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -27,10 +28,11 @@ from equicam.models.images import as_batch
 from equicam.models.surround import crops_centre, input_size, preprocess_pixels
 from equicam.readers.finite import finite_images
 from equicam.readers.model import Model
-from equicam.reasons import Reason
+from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
 from equicam.runtime.executor import Executor
 
+LOG = logging.getLogger(__name__)
 Facts = dict[str, dict[str, Any]]
 """Columns of rows, by the id of the image."""
 
@@ -116,6 +118,9 @@ def compute_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> tup
             if ids:
                 facts, maps, refused = _explain_each(context, x if all(finite) else x[finite], ids, margins)
                 reasons |= refused
+    for d in decoded:
+        if reason := d.reason or reasons.get(d.item.id):
+            LOG.info("%r could not be explained: %s", d.item.id, describe(reason))
     seconds = (time.perf_counter() - start) / max(1, len(good))
     rows = [_row(d, facts.get(d.item.id, {}), reasons.get(d.item.id), seconds) for d in decoded]
     stored = [one.to_row(name) for name, one in maps.items()]
@@ -181,20 +186,23 @@ def _explain(
 
 
 def _facts(e: Explanation, ids: Sequence[str]) -> Facts:
-    assert e.probabilities is not None  # noqa: S101  # an audit always has a model
-    top = e.probabilities.topk(min(5, e.probabilities.shape[1]), dim=1)
+    top5: list[list[int]] = [[]] * len(e)
+    top5_confidence: list[list[float]] = [[]] * len(e)
+    if e.probabilities is not None:
+        top = e.probabilities.topk(min(5, e.probabilities.shape[1]), dim=1)
+        top5, top5_confidence = top.indices.tolist(), top.values.tolist()
     columns: dict[str, list[Any]] = {
         "target": e.target.tolist(),
-        "confidence": e.confidence.tolist(),
-        "top5": top.indices.tolist(),
-        "top5_confidence": top.values.tolist(),
+        "confidence": _nulls(e.confidence.tolist()),
+        "top5": top5,
+        "top5_confidence": top5_confidence,
         "peum_score": e.peum_score.double().tolist(),
-        "stability": _nulls(e.stability),
+        "stability": _nulls(e.stability.tolist()),
         "stability_by_view": e.stability_by_view.tolist(),
-        "disagreement": _nulls(e.disagreement),
+        "disagreement": _nulls(e.disagreement.tolist()),
         "flip_rate": e.view_flips.double().mean(1).tolist(),
         "views_kept": e.view_kept.sum(1).tolist(),
-        "view_confidence": e.view_confidence.tolist(),
+        "view_confidence": [_nulls(one) for one in e.view_confidence.tolist()],
         "view_top1": e.view_top1.tolist(),
         "view_agreement": view_agreement(e).tolist(),
         "flags": [sorted(flags) for flags in e.flags],
@@ -204,9 +212,9 @@ def _facts(e: Explanation, ids: Sequence[str]) -> Facts:
     return {name: {key: values[i] for key, values in columns.items()} for i, name in enumerate(ids)}
 
 
-def _nulls(values: Float[Tensor, " b"]) -> list[float | None]:
-    """Null where undefined, as for a single view."""
-    return [None if math.isnan(value) else value for value in values.tolist()]
+def _nulls(values: Sequence[float]) -> list[float | None]:
+    """Null where undefined, as for a single view or the confidence of a value."""
+    return [None if math.isnan(value) else value for value in values]
 
 
 def view_agreement(e: Explanation) -> Float[Tensor, "b t"]:

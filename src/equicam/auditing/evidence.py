@@ -5,32 +5,38 @@ pixels of the same shape elsewhere and above pixels of the same saliency; whethe
 whether the representation does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from equicam.auditing.queue_files import logged_evidence, write_evidence
 from equicam.auditing.reload import Reloaded
 from equicam.auditing.store import RunStore
 from equicam.core.views import crop_centre
 from equicam.data.items import Item, ItemContent, read_item
 from equicam.errors import EquicamError
 from equicam.evaluation import causal, statistics
+from equicam.evaluation.batch import EvaluatedBatch
 from equicam.evaluation.controls import item_seed
 from equicam.evaluation.equivariance import ANGLES, GROUPS
+from equicam.evaluation.faithfulness import blur_out
 from equicam.evaluation.maps import MapComputer
 from equicam.evaluation.spec import EvaluationSpec
-from equicam.evaluation.stages import stages
+from equicam.evaluation.stages import pooled_cosine
 from equicam.evaluation.statistics import Estimate
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.models.surround import preprocess_window
+from equicam.readers.forward import frozen
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
 from equicam.shards import json_ready
 
 IMAGES_PER_BATCH = 8
+REPORTED = ("drift", "agreement", "drift-elsewhere", "same-saliency")
+"""Regions whose costs are in the evidence."""
 MIN_EFFECT = 0.02
 """Of the probability: a smaller change counts as none."""
 CHANGING_PREDICTION = 0.25
@@ -59,44 +65,66 @@ class Evidence:
         return found
 
 
-def evidence_on(
-    store: RunStore, reloaded: Reloaded, ids: Sequence[str], tick: Callable[[int], None] = lambda _count: None
-) -> dict[str, Evidence]:
-    """Evidence on these images of a run."""
-    context, wanted = reloaded.context, set(ids)
-    items = [item for item in reloaded.items if item.id in wanted]
-    recipe = Recipe(dtype=context.recipe.dtype, compiled=context.recipe.compiled, seed=context.recipe.seed)
-    return evidence(context.model, items, store.rows(wanted), recipe, tick=tick)
+def collect_evidence(
+    store: RunStore,
+    ids: Sequence[str],
+    reload: Callable[[], Reloaded],
+    tick: Callable[[int], None] = lambda _count: None,
+) -> dict[str, Any]:
+    """Evidence on these images of a run, in their order, as evidence.json has it.
+
+    The file is written after every batch, and images that it has are not computed again.
+    """
+    found = logged_evidence(store)
+    pending = [name for name in ids if name not in found]
+    tick(len(ids) - len(pending))
+    if pending:
+        reloaded = reload()
+        if not reloaded.context.model.has_probabilities:
+            raise EquicamError(
+                "evidence", needs="a model with class probabilities: it measures their loss", got="one without",
+                fix="equicam report without it",
+            )  # fmt: skip
+        ran = reloaded.context.recipe
+        recipe = Recipe(dtype=ran.dtype, compiled=ran.compiled, seed=ran.seed)
+        items, rows = {item.id: item for item in reloaded.items}, store.rows(set(pending))
+        for start in range(0, len(pending), IMAGES_PER_BATCH):
+            some = pending[start : start + IMAGES_PER_BATCH]
+            known = [items[name] for name in some if name in items and name in rows]
+            measured = evidence(reloaded.context.model, known, rows, recipe)
+            if measured:
+                found |= {name: one.to_json() for name, one in measured.items()}
+                write_evidence(store, found)
+            tick(len(some))
+    return {name: found[name] for name in ids if name in found}
 
 
-@torch.no_grad()
 def evidence(
     model: Model,
     items: Sequence[Item],
     rows: Mapping[str, Mapping[str, Any]],
     recipe: Recipe = Recipe(),  # noqa: B008  # frozen
-    *,
-    tick: Callable[[int], None] = lambda _count: None,
 ) -> dict[str, Evidence]:
-    """Evidence on images, given their rows in the run; an image that has changed since or cannot be read is skipped."""
-    found: dict[str, Evidence] = {}
-    for start in range(0, len(items), IMAGES_PER_BATCH):
-        some, images = [], []
-        for item in items[start : start + IMAGES_PER_BATCH]:
-            try:
-                content = read_item(item)
-                if content.sha256 != rows[item.id].get("sha256"):
-                    continue
-                images.append(_input(model, content))
-                some.append(item)
-            except (EquicamError, OSError, ValueError):
+    """Evidence on a batch of images, given their rows in the run, each compared with the others of the batch.
+
+    An image that has changed since the audit or cannot be read is skipped.
+    """
+    ids, images = [], []
+    for item in items:
+        try:
+            content = read_item(item)
+            if content.sha256 != rows[item.id].get("sha256"):
                 continue
-        if some:
-            with torch.inference_mode(False), torch.autocast(model.device.type, enabled=False):
-                x = as_batch(model, stack_images(images))
-                found |= _measure_batch(model, x, [i.id for i in some], rows, recipe)
-        tick(len(items[start : start + IMAGES_PER_BATCH]))
-    return found
+            images.append(_input(model, content))
+            ids.append(item.id)
+        except (EquicamError, OSError, ValueError):
+            continue
+    if not ids:
+        return {}
+    computer = MapComputer.of(model, EvaluationSpec(recipe, ["grad-cam"], ("stages",), GROUPS["rotation"]))
+    # frozen once for all passes of the batch
+    with computer.context(), frozen(model.module, eager=not recipe.compiled):
+        return _measure_batch(computer, as_batch(model, stack_images(images)), ids, rows)
 
 
 def _input(model: Model, content: ItemContent) -> torch.Tensor:
@@ -107,23 +135,12 @@ def _input(model: Model, content: ItemContent) -> torch.Tensor:
 
 
 def _measure_batch(
-    model: Model,
-    x: torch.Tensor,
-    ids: Sequence[str],
-    rows: Mapping[str, Mapping[str, Any]],
-    recipe: Recipe,
+    computer: MapComputer, x: torch.Tensor, ids: Sequence[str], rows: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Evidence]:
-    spec = EvaluationSpec(recipe, ["grad-cam"], ("stages",), GROUPS["rotation"])
-    found = MapComputer.of(model, spec).compute(ids, x)
+    found = computer.compute(ids, x)
     maps = found.methods["grad-cam"]
-    seeds = [item_seed(recipe.seed, name, "causal") for name in ids]
-    drops = causal.occlusion(found.predict, x, maps.maps, ANGLES, found.predictions.target, seeds=seeds)
-    lost = {name: values.double().cpu().numpy() for name, values in drops.presented.items()}
-    pooled = None
-    if maps.traces and maps.combine is not None:
-        size, target = (x.shape[-2], x.shape[-1]), found.predictions.target
-        by_stage = stages(maps.traces[0], maps.traces[1:], ANGLES, maps.combine, target=target, size=size)
-        pooled = by_stage["pooled-cosine"]
+    lost = _lost(found, maps.maps, [item_seed(found.seed, name, "causal") for name in ids])
+    pooled = pooled_cosine(maps.traces[0], maps.traces[1:]) if maps.traces else None
     measured = {}
     for i, name in enumerate(ids):
         views = rows[name]["view_top1"] or []
@@ -136,6 +153,42 @@ def _measure_batch(
         costs = {key: values[:, i] for key, values in lost.items()}
         measured[name] = _summarise(name, costs, flips, feature_cosine, unrelated_cosine)
     return measured
+
+
+def _lost(found: EvaluatedBatch, maps: torch.Tensor, seeds: Sequence[int]) -> dict[str, np.ndarray]:
+    """Probability lost without each region, by angle and image.
+
+    Regions that only say whether hiding has any effect are hidden where the reported ones show none, NaN elsewhere.
+    """
+    every = list(causal.regions_by_presentation(maps, ANGLES, seeds=seeds))
+    constant = torch.stack([flat for _, flat in every])
+    lender_constant = constant.roll(1, 1) | (len(found.x) == 1)
+    blurred, confidence = blur_out(found.x), found.predictions.of_target[0]
+    lost: dict[str, np.ndarray] = {}
+
+    def hide(name: str, chosen: np.ndarray) -> None:
+        images = torch.from_numpy(chosen.nonzero()[0]).to(found.x.device)
+        masks = torch.stack([regions[name][images] for regions, _ in every])
+        drops = causal.lost_without(
+            found.predict, found.x[images], blurred[images], masks, found.predictions.target[images], confidence[images]
+        )  # fmt: skip
+        undefined = constant | lender_constant if name in causal.BORROWED else constant
+        lost[name] = np.full(constant.shape, np.nan)
+        lost[name][:, chosen] = torch.where(undefined[:, images], torch.nan, drops).double().cpu().numpy()
+
+    for name in REPORTED:
+        hide(name, np.ones(len(found.x), dtype=bool))
+    still = np.array([not _has_effect(values[:, i] for values in lost.values()) for i in range(len(found.x))])
+    if still.any():
+        for name in causal.CONTROLS:
+            if name not in REPORTED:
+                hide(name, still)
+    return lost
+
+
+def _has_effect(lost: Iterable[np.ndarray]) -> bool:
+    """Whether hiding any of these regions changes the probability, in the mean over the angles."""
+    return any(abs(statistics.mean(values)) >= MIN_EFFECT for values in lost)
 
 
 def _summarise(
@@ -168,7 +221,7 @@ def leaning(lost: Mapping[str, np.ndarray], shape: Estimate, saliency: Estimate)
     """The code of what the intervals over seven angles of one image support."""
     if np.isnan(shape.value) or np.isnan(saliency.value):
         return "constant"
-    if np.nanmax([abs(statistics.mean(values)) for values in lost.values()]) < MIN_EFFECT:
+    if not _has_effect(lost.values()):
         return "no-effect"
     if min(shape.low, saliency.low) > 0 and min(shape.value, saliency.value) >= MIN_EFFECT:
         return "signal"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from equicam.auditing.log import Log
-from equicam.auditing.queue_files import FILES as QUEUE_FILES
+from equicam.auditing.queue_files import logged_queue_files
 from equicam.auditing.store import RunStore
 from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
@@ -139,8 +139,7 @@ def check_files(store: RunStore) -> tuple[int, list[str]]:
         if finished and not is_complete(store, log):
             problems.append("digests.json is not the one the log was sealed with")
         logged = logged_digests(store, log) if store.manifest.schema > 1 else known
-        triaged = log.events("triaged")
-        queued: Any = triaged[-1].payload.get("files") if triaged else None
+        queued = logged_queue_files(log)
     except (EquicamError, OSError) as error:
         return 0, [*problems, str(error)]
     names = store.names()
@@ -148,9 +147,7 @@ def check_files(store: RunStore) -> tuple[int, list[str]]:
     if finished and known != wanted:
         odd = [name for name in sorted({*known, *wanted}) if known.get(name) != wanted.get(name)]
         problems.append(f"digests.json and the log do not agree on {', '.join(map(repr, odd[:3]))}")
-    if isinstance(queued, dict):
-        # names come from the log, which a stranger may have written: only those a queue has
-        wanted |= {name: queued[name] for name in QUEUE_FILES if name in queued}
+    wanted |= queued
     for name, digest in wanted.items():
         try:
             now = file_digest(store.folder / name)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 from equicam.auditing.schema1 import translate_manifest
 from equicam.core.transforms import Transform, as_transform, canvas_size, presented_index
@@ -13,6 +13,7 @@ from equicam.data.items import Item
 from equicam.data.rasters.options import RasterWindow, Tiling
 from equicam.data.remote import AnyPath
 from equicam.errors import EquicamError
+from equicam.readers.classes import Task
 from equicam.recipe import Recipe
 from equicam.shards import differences, parse_object, shorten
 
@@ -56,8 +57,9 @@ VALID: dict[str, Callable[[Any], bool]] = {
     "shard_size": lambda value: _is_count(value) and value > 0,
     "voi": lambda value: value is None or _is_window(value),
     "classes": lambda value: value is None or (isinstance(value, list) and all(map(_is_text, value))),
-    "tiling": lambda value: value is None or isinstance(value, dict),
+    **dict.fromkeys(("tiling", "given_preprocessing"), lambda value: value is None or isinstance(value, dict)),
     "target": lambda value: value is None or _is_count(value),
+    "task": lambda value: value is None or value in get_args(Task),
     "versions": lambda value: isinstance(value, list)
     and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_text, pair)) for pair in value),
 }  # fmt: skip
@@ -90,6 +92,10 @@ class Manifest:
     schema: int = SCHEMA_VERSION
     tiling: Tiling | None = None  # how rasters were cut into windows
     target: int | None = None  # the class explained in every image; None: each image's top-1
+    task: Task | None = None  # what the model's outputs are; None: multiclass, or binary where there is one
+    given_preprocessing: Mapping[str, Any] | None = (
+        None  # size, crop, mean and std, instead of the model's own
+    )
 
     @cached_property
     def transforms(self) -> tuple[Transform, ...]:
@@ -141,7 +147,13 @@ def read_manifest(text: str | bytes, *, where: str) -> Manifest:
                 f"the run {where}", needs=f"schema version 1 or {SCHEMA_VERSION}", got=found.get("schema"),
                 fix="the equicam version that wrote it",
             )  # fmt: skip
-        found = {"tiling": None, "target": None, "voi": None} | found
+        found = {
+            "tiling": None,
+            "target": None,
+            "voi": None,
+            "task": None,
+            "given_preprocessing": None,
+        } | found
         for name, check in VALID.items():
             if not check(found[name]):
                 raise ValueError(f"{name} = {shorten(found[name])}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from equicam.auditing import schema1
-from equicam.auditing.exports import write_csv, write_fiftyone, write_parquet
+from equicam.auditing.exports import write_csv, write_parquet
 from equicam.auditing.log import Log
 from equicam.auditing.review_key import ReviewKey, read_review_key
 from equicam.auditing.store import RunStore
@@ -36,10 +36,10 @@ FILES = (
     "triage.parquet",
     "triage.json",
     "queue.csv",
-    "fiftyone/samples.json",
-    "evidence.json",
+    "fiftyone/samples.json",  # of queues written before 0.2
     "stability.parquet",
 )
+EVIDENCE = "evidence.json"
 REMOVED_OPTIONS = {"alpha"}
 
 
@@ -78,15 +78,10 @@ def extend_run(store: RunStore, more: int) -> tuple["Triage", dict[str, Any]]:
     ), options
 
 
-def write_queue(
-    store: RunStore, found: "Triage", options: Mapping[str, Any], evidence: Mapping[str, Any] | None
-) -> None:
-    """Write the queue and its exports, and log their digests; `evidence` None keeps the file there is."""
-    if evidence is not None:
-        write_atomic(store.folder / "evidence.json", json.dumps(evidence, indent=1).encode())
+def write_queue(store: RunStore, found: "Triage", options: Mapping[str, Any]) -> None:
+    """Write the queue and its exports, and log their digests; evidence stays as it is."""
     write_parquet(found, store.folder / "triage.parquet")
     write_csv(found, store.folder / "queue.csv")
-    write_fiftyone(found, store.read_items(), store.folder / "fiftyone")
     text = json.dumps({"options": dict(options), **found.to_json()}, indent=1)
     write_atomic(store.folder / "triage.json", text.encode())
     files = {name: file_digest(store.folder / name) for name in FILES if (store.folder / name).is_file()}
@@ -144,9 +139,40 @@ def rank_again(store: RunStore) -> "Triage":
     return found
 
 
+def write_evidence(store: RunStore, evidence: Mapping[str, Any]) -> None:
+    """Write evidence.json, and log its digest."""
+    write_atomic(store.folder / EVIDENCE, json.dumps(evidence, indent=1).encode())
+    digest = file_digest(store.folder / EVIDENCE)
+    Log(store.folder).add("evidence", {"images": len(evidence), "files": {EVIDENCE: digest}})
+
+
+def logged_queue_files(log: Log) -> dict[str, Any]:
+    """The digests that the log holds of the last queue's files and of the last evidence, by name."""
+    queue: dict[str, Any] = {}
+    evidence: dict[str, Any] = {}
+    for event in log.events():
+        files = event.payload.get("files")
+        if event.kind not in ("triaged", "evidence") or not isinstance(files, dict):
+            continue
+        if event.kind == "triaged":
+            queue = files
+        if EVIDENCE in files:  # also in events of `triage`, which once computed it
+            evidence = {EVIDENCE: files[EVIDENCE]}
+    # a stranger may have written the log: only names that a queue has
+    return {name: queue[name] for name in FILES if name in queue} | evidence
+
+
+def logged_evidence(store: RunStore) -> dict[str, Any]:
+    """The evidence by image id if it is as the log has it; otherwise empty, because it must be computed again."""
+    path = store.folder / EVIDENCE
+    if path.is_file() and logged_queue_files(Log(store.folder)).get(EVIDENCE) == file_digest(path):
+        return read_evidence(store)
+    return {}
+
+
 def read_evidence(store: RunStore) -> dict[str, Any]:
     """The signal-or-noise evidence by image id; empty if none was computed."""
-    path = store.folder / "evidence.json"
+    path = store.folder / EVIDENCE
     found = read_json(path) if path.is_file() else {}
     for name, one in found.items():
         lines = one.get("lines") if isinstance(one, dict) else None
@@ -155,6 +181,6 @@ def read_evidence(store: RunStore) -> dict[str, Any]:
         ):
             raise EquicamError(
                 valid_utf8(str(path)), needs="a verdict and lines for every image", got=f"none for {name!r}",
-                fix="equicam triage again",
+                fix="removing it, then equicam evidence",
             )  # fmt: skip
     return found

@@ -10,6 +10,7 @@ from equicam.data.items import Item, digest_items, scan_order, valid_utf8
 from equicam.errors import EquicamError, NotNamedError
 from equicam.models.load import load
 from equicam.models.names import is_library_model, weights_file
+from equicam.models.preprocessing import Preprocessing
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 
@@ -37,6 +38,13 @@ def reload_run(
     if (model.classes or ()) != (manifest.classes or ()):
         raise EquicamError(
             where, needs="the model's own class names", got="others in manifest.json", fix="restoring it"
+        )
+    if model.task != manifest.task:
+        raise EquicamError(
+            where,
+            needs=f"a model with task={manifest.task!r}",
+            got=repr(model.task),
+            fix="the model as it was audited",
         )
     if fingerprint(model.module) != manifest.weights:
         raise EquicamError(
@@ -72,7 +80,7 @@ def library_model(store: RunStore) -> str:
     if name is None:
         raise NotNamedError(
             f"the run {valid_utf8(str(store.folder))}", needs="its model", got="a module of the caller's",
-            fix="run.verify(model=…) in Python, with that module",
+            fix="model=… in Python, with that module",
         )  # fmt: skip
     if not is_library_model(name):
         raise NotNamedError(
@@ -92,8 +100,12 @@ def _load_model(store: RunStore, name: str, weights: str | None, device: str | N
             got="none", fix=f"--weights {shlex.quote(str(file))}",
         )  # fmt: skip
     zero_shot = name.startswith(("open_clip:", "hf:"))
-    return load(
+    model = load(
         name, weights=weights or manifest.weights_from, layer=manifest.layer,
-        classes=manifest.classes if zero_shot else None,
+        classes=manifest.classes if zero_shot else None, task=manifest.task,
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
     )  # fmt: skip
+    # weights of a file had no class names in 0.1.0
+    model = model if manifest.classes is not None else replace(model, classes=None)
+    given = manifest.given_preprocessing
+    return model if given is None else Preprocessing.from_json(given).of(model)

@@ -1,7 +1,8 @@
 """The review log: verdicts and notes of reviewers on a run's images, stored as events of the run's log.
 
 A verdict is never changed: a reviewer's next one on the same image replaces it and both stay in the log. `blind` marks a
-verdict given before the reviewer saw the prediction or the verdicts of others, under any name.
+verdict given before the reviewer saw label, confidence, signals or the verdicts of others, under any name, and
+`blind_class` one given before they saw the class as well.
 
 Each browser has a mark in the log and the names it used: names that share a browser are taken for one person.
 """
@@ -25,8 +26,8 @@ VERDICTS = {
     "second-reviewer": "Needs a second reviewer",
 }
 COLUMNS = (
-    "number", "time", "reviewer", "item", "verdict", "reason", "blind", "changes", "first", "stands", "source",
-    "previous", "hash",
+    "number", "time", "reviewer", "item", "verdict", "reason", "blind", "blind_class", "changes", "first", "stands",
+    "source", "previous", "hash",
 )  # fmt: skip
 TRIAGE_COLUMNS = (
     "arm", "rank", "by", "stability", "peum_score", "disagreement", "doubt", "risk", "class", "confidence",
@@ -49,11 +50,12 @@ class Verdict:
     item: str
     verdict: str
     reason: str
-    blind: bool  # given before the prediction was shown
+    blind: bool  # given before confidence, label and signals were shown
     changes: int | None  # the event it replaces
     previous: str  # the hash of the log's event before this one
     hash: str
     source: str | None = None  # the file it was imported from
+    blind_class: bool = False  # given before the class was shown, too
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class ReviewLog:
         self._second_requested: set[str] = set()
         self._names: dict[str, list[str]] = {}  # by the mark of the browser, in order of use
         self._unblinded: set[str] = set()  # names that opened the run without blinding
+        self._class_shown: set[str] = set()  # names that reviewed with the class shown
 
     def refresh(self) -> int:
         """Read new events; returns the number of the last one."""
@@ -153,16 +156,17 @@ class ReviewLog:
         with self._lock:
             return mark in self._marks
 
-    def register(self, reviewer: str, browser: str, *, blind: bool) -> None:
+    def register(self, reviewer: str, browser: str, *, blind: bool, blind_class: bool) -> None:
         """Log that a browser uses this name from now on; nothing if it does already."""
+        mode = {"blind": blind, "blind_class": blind and blind_class}
         with self._lock:
-            if self._is_current(reviewer, browser, blind=blind):
+            if self._is_current(reviewer, browser, **mode):
                 return
             self.refresh()  # another server may have registered it
-            if self._is_current(reviewer, browser, blind=blind):
+            if self._is_current(reviewer, browser, **mode):
                 return
             also = [name for name in self._names.get(browser, ()) if name != reviewer]
-            payload = {"browser": browser, "blind": blind, "also": also}
+            payload = {"browser": browser, **mode, "also": also}
             self.log.add("also known as" if also else "reviewer registered", payload, who=reviewer)
             self.refresh()
 
@@ -174,6 +178,7 @@ class ReviewLog:
         *,
         reason: str = "",
         blind: bool,
+        blind_class: bool = True,
         previous_event: int,
         mark: str,
         source: Source | None = None,
@@ -206,7 +211,9 @@ class ReviewLog:
             if source is not None:
                 payload["source"] = asdict(source)
             blind = blind and not self._revealed(reviewer, item)
-            self.log.add("verdict", payload | {"blind": blind, "changes": last or None}, who=reviewer)
+            blind_class = blind and blind_class and self.same_person(reviewer).isdisjoint(self._class_shown)
+            payload |= {"blind": blind, "blind_class": blind_class, "changes": last or None}
+            self.log.add("verdict", payload, who=reviewer)
             self.refresh()
             if added := self._known(mark, reviewer, item, verdict, reason):
                 return added
@@ -227,9 +234,10 @@ class ReviewLog:
             )
         return added
 
-    def _is_current(self, reviewer: str, browser: str, *, blind: bool) -> bool:
+    def _is_current(self, reviewer: str, browser: str, *, blind: bool, blind_class: bool) -> bool:
         last = self._names.get(browser, [])[-1:]
-        return last == [reviewer] and (blind or reviewer in self._unblinded)
+        shown = (blind or reviewer in self._unblinded) and (blind_class or reviewer in self._class_shown)
+        return last == [reviewer] and shown
 
     def _revealed(self, reviewer: str, item: str) -> bool:
         """Whether this person has seen what blinding hides of an image: after a verdict, or without blinding."""
@@ -258,6 +266,8 @@ class ReviewLog:
             names[:] = [*(name for name in names if name != event.who), event.who]
             if not payload.get("blind"):
                 self._unblinded.add(event.who)
+            if not _blind_class(payload):
+                self._class_shown.add(event.who)
             return
         if not isinstance(item, str):
             return
@@ -267,6 +277,7 @@ class ReviewLog:
             added = Verdict(
                 event.number, event.time, event.who, item, verdict, str(payload.get("reason") or ""),
                 bool(payload.get("blind")), payload.get("changes"), event.previous, event.hash, _file_name(payload.get("source")),
+                _blind_class(payload),
             )  # fmt: skip
             source = payload.get("source")
             if isinstance(source, dict) and source.get("blind") is not True:
@@ -282,6 +293,12 @@ class ReviewLog:
             return
         if isinstance(payload.get("mark"), str):
             self._marks[payload["mark"]] = added
+
+
+def _blind_class(payload: dict[str, Any]) -> bool:
+    """Whether the class was hidden; before there was a choice, blinding hid it always."""
+    blind = bool(payload.get("blind"))
+    return blind and bool(payload.get("blind_class", blind))
 
 
 def _file_name(source: object) -> str | None:

@@ -81,9 +81,7 @@ class Triage:
     bad: int
     quotas: dict[str, int]  # places of the queue by class; classes of one name together
     seed: int
-    no_evidence: str | None = None  # why the head of the queue was not tested for signal or noise
     keyed: bool = False  # the control arm and the places need the run's key
-    without_evidence: tuple[str, ...] = ()  # head of the queue, but not the images that were explained
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, null where undefined or infinite."""

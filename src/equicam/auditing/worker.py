@@ -62,6 +62,7 @@ class AuditJob:
                 "a worker", needs="the versions the run was started with", got="; ".join(found), fix="the same everywhere"
             )  # fmt: skip
         model = load_checked(self.model_source, device, self.manifest.weights)
+        model = replace(model, task=self.manifest.task)  # a name alone does not say it
         tiling, target = self.manifest.tiling, self.manifest.target
         context = AuditContext(
             model, self.manifest.recipe, self.calibration, tiling.tile if tiling else None, target

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,16 @@ import typer
 
 from equicam.auditing import SHARD_SIZE
 from equicam.cli import options
-from equicam.cli.audit_output import print_audit, print_triage, print_verification
+from equicam.cli.audit_output import (
+    audit_document,
+    print_audit,
+    print_triage,
+    print_verification,
+    triage_document,
+    verification_document,
+)
+from equicam.cli.gates import failed_gate, parse_gates
+from equicam.cli.output import FAILED, GATE_FAILED, answer, complain, note, say
 from equicam.cli.shared import (
     audit_progress,
     count_progress,
@@ -19,9 +29,9 @@ from equicam.cli.shared import (
     parse_tiling,
     parse_views,
     parse_window,
-    say,
 )
 
+_GATES = "Gates"
 DECODERS = max(1, min(8, (os.cpu_count() or 2) - 1))
 """Processes that decode images, unless the user gives another number."""
 
@@ -49,9 +59,11 @@ def audit(
     regions: options.Regions = None,
     bands: options.Bands = None,
     scale: options.Scale = None,
+    display: options.Display = None,
+    size: options.Size = None,
+    crop: options.Crop = None,
     mean: options.Mean = None,
     std: options.Std = None,
-    display: options.Display = None,
     voi: Annotated[
         str | None,
         typer.Option(
@@ -93,42 +105,67 @@ def audit(
     engine: options.Engine = "local",
     address: options.Address = None,
     actors: options.Actors = None,
+    max_bad: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Exit with 3 if more images than this could not be explained: 5% or a number.",
+            show_default=False,
+            rich_help_panel=_GATES,
+        ),
+    ] = None,
+    min_steady: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Exit with 3 if fewer maps than this are steady: 80% or a number.",
+            show_default=False,
+            rich_help_panel=_GATES,
+        ),
+    ] = None,
 ) -> None:
     """Explain every image of a source into a run that can be resumed, ranked, reported and verified.
 
     With --tile the source is a slide or a georeferenced raster, or several, and every window of theirs is an image.
 
     Run the same command again to resume. An image that cannot be decoded becomes a row with a reason. Ctrl-C finishes
-    the current shard first.
+    the current shard first. Exits with 1 if no image could be explained, and with 3 if a gate failed.
 
     Example: `equicam audit slides/ --model resnet50 --weights mine.safetensors --calibrate 200 --out run`
     """
     with exit_on_error(interrupted=f"; the same command resumes ({out})"), audit_progress() as progress:
         import equicam
-        from equicam.models.names import absolute_weights, is_library_model, weights_file
+        from equicam.models.names import absolute_weights
 
+        gates = parse_gates(max_bad, min_steady)
+        tiling = parse_tiling(
+            tile=tile, mpp=mpp, mpp_is=mpp_is, stride=stride, tissue=tissue, regions=regions, bands=bands,
+            scale=scale, mean=mean, std=std, display=display, size=size, crop=crop,
+        )  # fmt: skip
         loaded, chosen = load_on_engine(
-            model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors
+            model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors,
+            size=size, crop=crop, mean=mean, std=std, tiling=tiling,
         )  # fmt: skip
         run = equicam.audit(
             source, loaded, out, method=method, views=parse_views(views), split=split, n=n, voi=parse_window(voi), calibrate=calibrate,
-            target=target,
-            tiling=parse_tiling(
-                tile=tile, mpp=mpp, mpp_is=mpp_is, stride=stride, tissue=tissue, regions=regions, bands=bands,
-                scale=scale, mean=mean, std=std, display=display,
-            ),
+            target=target, tiling=tiling,
             fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=parse_dtype(dtype), compiled=compile_,
             seed=seed, shard_size=shard_size, workers=workers or DECODERS, weights_from=absolute_weights(weights),
-            engine=chosen, progress=progress, notice=say,
+            engine=chosen, progress=progress, notice=note,
         )  # fmt: skip
-        print_audit(run)
+        document = audit_document(run, gates)
+    answer("audit", document)
+    print_audit(document)
+    if not document["explained"]:
+        complain(f"no image could be explained, of {document['images']:,}")
+        raise typer.Exit(FAILED)
+    if sentence := failed_gate(document["gates"]):
+        complain(sentence)
+        raise typer.Exit(GATE_FAILED)
     if len(run.manifest.transforms) > 1:
-        # a run's own files and code are not obeyed, so they are named again
-        again = [] if is_library_model(model) else ["--model", model]
-        again += ["--weights", weights] if weights and weights_file(weights) else []
-        say(f"next: equicam triage {shlex.join([str(out), '--budget', '10%', *again])}")
+        note(f"next: equicam triage {shlex.join([str(out), '--budget', '10%'])}")
     else:
-        say("a run with one view cannot be ranked: it has no other view to disagree with; try --views 6")
+        note("a run with one view cannot be ranked: it has no other view to disagree with; try --views 6")
 
 
 def triage(
@@ -140,9 +177,6 @@ def triage(
     control: Annotated[float, typer.Option(help="Share of the budget for the random control arm.")] = 0.20,
     unstable: Annotated[float, typer.Option(help="Stability below which a map counts as unstable.")] = 0.5,
     quotas: Annotated[bool, typer.Option(help="Give each class places in the queue by its size.")] = True,
-    evidence: Annotated[
-        int, typer.Option(min=0, help="Images at the head of the queue to test for signal or noise.")
-    ] = 40,
     seed: options.Seed = 0,
     more: Annotated[
         int | None,
@@ -152,29 +186,24 @@ def triage(
             show_default=False,
         ),
     ] = None,
-    model: options.TrustedModel = None,
-    source: options.MovedSource = None,
-    weights: options.MovedWeights = None,
-    device: options.Device = None,
 ) -> None:
     """Rank a run for review: the queue, a random control arm, and how many maps are unstable.
 
-    Writes `triage.parquet` (the images under review, with arm and rank), `queue.csv` and `fiftyone/` (for reviewers, with blinding) into the run, and
-    `evidence.json` for the head of the queue.
+    Writes `triage.parquet` (the images under review, with arm and rank) and `queue.csv` (for reviewers, with blinding) into the run.
 
     Example: `equicam triage run --budget 5% --by risk`, and later `equicam triage run --more 50`
     """
-    with exit_on_error(), count_progress("signal or noise", 0 if more else evidence) as tick:
+    with exit_on_error():
         import equicam
 
         opened = equicam.open_run(run)
         ranked = opened.triage(
-            budget, by, control=control, unstable=unstable,
-            quotas=quotas, evidence=evidence, seed=seed, more=more, model=model, source=source, weights=weights,
-            device=device, tick=tick,
-        )  # fmt: skip
+            budget, by, control=control, unstable=unstable, quotas=quotas, seed=seed, more=more
+        )
+        answer("triage", triage_document(opened, ranked))
         print_triage(opened, ranked)
-    say(f"next: equicam review {shlex.quote(str(run))}")
+    folder = shlex.quote(str(run))
+    note(f"next: equicam review {folder}, or first equicam evidence {folder}: is the drift signal or noise?")
 
 
 def report(
@@ -191,8 +220,14 @@ def report(
         from equicam.shards import read_json
 
         path = equicam.open_run(run, source).report(top)
-        if left := read_json(path.with_suffix(".json"))["remainder"]:
-            say(left["sentence"])
+        facts = read_json(path.with_suffix(".json"))
+    left = facts["remainder"]
+    sentence = left["sentence"] if left else None
+    counts = {name: facts["summary"][name] for name in ("images", "done", "ok", "bad", "queue")}
+    files = {"run": str(run), "report": str(path), "json": str(path.with_suffix(".json"))}
+    answer("report", files | counts | {"unstable": facts["unstable"]["count"], "remainder": sentence})
+    if sentence:
+        say(sentence)
     say(f"report: {path}")
 
 
@@ -230,9 +265,10 @@ def verify(
             sample, seed=seed, noted_hash=noted_hash, public_key=public_key, model=model, source=source,
             weights=weights, device=device, tick=tick,
         )  # fmt: skip
+    answer("verify", {"run": str(run)} | verification_document(found))
     print_verification(found)
     if not found.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def seal(
@@ -252,7 +288,8 @@ def seal(
         import equicam
 
         found = equicam.open_run(run).seal(sign)
+    answer("seal", {"run": str(run)} | asdict(found))
     say(f"event {found.event} of {found.time}: {found.hash}")
-    say("note this hash where nobody can change it; equicam verify --hash takes it")
+    note("note this hash where nobody can change it; equicam verify --hash takes it")
     if found.signature:
         say(f"signed by {found.public_key}; seals.json keeps the signature: {found.signature}")

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from equicam.cli.audit_output import print_audit, print_triage, print_verification
-from equicam.cli.shared import audit_progress, exit_on_error, say
+from equicam.cli.audit_output import audit_document, print_audit, print_triage, print_verification
+from equicam.cli.output import FAILED, note, say
+from equicam.cli.shared import audit_progress, exit_on_error
 
 
 def demo(
@@ -22,7 +23,7 @@ def demo(
         from equicam.reasons import describe, from_rows
 
         result = run_demo(out, count, progress=progress)
-    print_audit(result.run)
+    print_audit(audit_document(result.run, ()))
     print_triage(result.run, result.triage)
     print_verification(result.verification)
     say(worst_tenth_sentence(result.triage))
@@ -31,7 +32,7 @@ def demo(
     for row in worst:
         say(f"  {row['id']}: {'; '.join(map(describe, from_rows(row['reasons'])))}")
     say(f"report: {result.report}")
-    say(f"next: equicam review {result.run.folder}")
-    say("Synthetic images and a synthetic model: use them to look around, not to draw conclusions.")
+    note("Synthetic images and a synthetic model: use them to look around, not to draw conclusions.")
     if not result.verification.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
+    note(f"next: equicam review {result.run.folder}")

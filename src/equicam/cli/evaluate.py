@@ -1,20 +1,17 @@
 """`equicam evaluate`."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from equicam.cli import options
-from equicam.cli.shared import (
-    console,
-    exit_on_error,
-    load_on_engine,
-    parse_dtype,
-    parse_views,
-    say,
-    split_commas,
-)
+from equicam.cli.output import answer, console, output, say
+from equicam.cli.shared import exit_on_error, load_on_engine, parse_dtype, parse_views, split_commas
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def evaluate(
@@ -43,6 +40,10 @@ def evaluate(
     fill: options.Fill = None,
     context: options.Context = "none",
     as_published: options.AsPublished = False,
+    size: options.Size = None,
+    crop: options.Crop = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
     dtype: options.Dtype = None,
     compile_: options.Compile = False,
     seed: options.Seed = 0,
@@ -72,7 +73,8 @@ def evaluate(
         from equicam.report.tables import evaluation_tables
 
         loaded, chosen = load_on_engine(
-            model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors
+            model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors,
+            size=size, crop=crop, mean=mean, std=std,
         )  # fmt: skip
         rows = equicam.evaluate(
             replace(loaded, name=model), source, methods=split_commas(methods) or [], scores=split_commas(scores) or [],
@@ -80,9 +82,26 @@ def evaluate(
             fill=fill,  # type: ignore[arg-type]
             context=context,
             as_published=as_published, dtype=parse_dtype(dtype), compiled=compile_, seed=seed, out=out, engine=chosen,
-            progress=console.is_terminal,
+            progress=not output.quiet,
         )  # fmt: skip
+    if output.json:
+        answer("evaluate", _document(rows, out))
+        return
     for part in evaluation_tables(rows, details=details):
         console.print(part)
     if out:
         say(f"{rows.num_rows:,} rows are in {out}")
+
+
+def _document(rows: "pa.Table", out: Path | None) -> dict[str, Any]:
+    import pyarrow.compute as pc
+
+    from equicam.evaluation.summary import summarise
+
+    return {
+        "out": None if out is None else str(out),
+        "rows": rows.num_rows,
+        "images": len(pc.unique(rows["id"])),
+        "unreadable": rows.filter(pc.is_null(rows["score"])).num_rows,
+        "summary": [asdict(line) for line in summarise(rows)],
+    }

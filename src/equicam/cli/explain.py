@@ -1,21 +1,20 @@
 """`equicam explain`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
 from equicam.cli import options
+from equicam.cli.output import FAILED, answer, complain, console, note, plain, say, show_progress
 from equicam.cli.shared import (
     as_typed,
-    console,
     exit_on_error,
     parse_views,
-    plain,
     resolve_device,
-    say,
+    set_preprocessing,
     split_commas,
 )
 
@@ -40,6 +39,10 @@ def explain(
     tau: options.Tau = None,
     gamma: options.Gamma = None,
     as_published: options.AsPublished = False,
+    size: options.Size = None,
+    crop: options.Crop = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
     device: options.Device = None,
 ) -> None:
     """Explain images: overlay, PEUM and view-strip PNGs, and a JSON file next to them.
@@ -48,45 +51,52 @@ def explain(
 
     Example: `equicam explain scan.png --model resnet50 --views 6`
     """
-    table = Table(Column("image", overflow="fold"), "class", "p", "PEUM", "flips", "flags", "files")
-    skipped = 0
-    with exit_on_error():
-        from rich.progress import track
-
+    table = Table(Column("image", overflow="fold"), "class", "p", "map", "PEUM", "flips", "flags", "files")
+    explained: list[dict[str, Any]] = []
+    skipped: list[dict[str, str]] = []
+    with exit_on_error(), show_progress("explaining", len(images)) as progress:
         import equicam
         from equicam.explain_files import explain_files
+        from equicam.models.preprocessing import preprocessing_facts
 
         ready = equicam.load(
             model, weights=weights, classes=split_commas(classes), layer=layer, device=resolve_device(device)
         )
+        ready = set_preprocessing(ready, size, crop, mean, std)
         results = explain_files(
             ready, images, out, method=method, views=parse_views(views), target=target, fill=fill, context=context, tau=tau,
             gamma=gamma, as_published=as_published,
         )  # fmt: skip
         try:
-            for result in track(
-                results, "explaining", len(images), console=console, transient=True, disable=len(images) < 2
-            ):
+            for result in results:
+                progress.advance(1)
                 if result.error:
-                    skipped += 1
-                    console.print(f"[red]skipped[/red] {escape(as_typed(result.error))}", soft_wrap=True)
+                    skipped.append({"image": str(result.path), "error": as_typed(result.error)})
+                    complain(f"skipped: {skipped[-1]['error']}")
                 else:
+                    explained.append(result.facts)
                     table.add_row(*map(escape, _row(result)))
         finally:
             if table.row_count:
                 console.print(table)
+                for one in explained:
+                    say(f"{Path(one['image']).name}: {one['steadiness']}: {one['steadiness_reason']}")
                 say(f"files are in {out}")
-    console.print(f"layer {ready.layer}")
+        facts = preprocessing_facts(ready)
+    found = {"out": str(out), "model": model, "layer": ready.layer, "preprocessing": facts}
+    answer("explain", found | {"images": explained, "skipped": skipped})
+    note(f"layer {ready.layer}")
     if views == "auto" and table.row_count > 1:
-        say("PEUM over different numbers of views does not rank images; to rank, give --views a number")
+        note("PEUM over different numbers of views does not rank images; to rank, give --views a number")
     if skipped:
-        say(f"{skipped} of {len(images)} images skipped")
-        raise typer.Exit(1)
+        complain(f"{len(skipped)} of {len(images)} images skipped")
+        raise typer.Exit(FAILED)
 
 
 def _row(result: "ExplainedFile") -> tuple[str, ...]:
     facts, flips = result.facts, result.facts["view_flips"]
+    p = "–" if facts["confidence"] is None else f"{facts['confidence']:.2f}"  # a value has none
     return (
-        plain(result.path.name), facts["class"], f"{facts['confidence']:.2f}", f"{facts['peum_score']:.4f}",
+        plain(result.path.name), facts["class"], p, facts["steadiness"], f"{facts['peum_score']:.4f}",
         f"{sum(flips)} of {len(flips)}", ", ".join(facts["flags"]) or "none", f"{result.stem}.*",
     )  # fmt: skip

@@ -6,7 +6,10 @@ from typing import Annotated
 import typer
 
 from equicam.cli import options
-from equicam.cli.shared import count_progress, exit_on_error, say
+from equicam.cli.output import answer, note, say, show_progress
+from equicam.cli.shared import exit_on_error
+
+MAX_REFUSED = 5  # reasons printed
 
 
 def export(
@@ -42,7 +45,7 @@ def export(
 
     Example: `equicam export run --to geotiff --class forest`
     """
-    with exit_on_error(), count_progress("exporting", 0) as tick:
+    with exit_on_error(), show_progress("exporting", unit="files") as progress:
         import equicam
 
         found = equicam.open_run(run).export(
@@ -53,16 +56,25 @@ def export(
             regions=regions,
             blind=blind,
             compress=compress,
-            tick=tick,
+            tick=progress.advance,
         )
+    files = {"run": str(run), "to": to, "files": [str(path) for path in found.files]}
+    counts = {
+        name: getattr(found, name) for name in ("windows", "left_out", "refused", "pending", "log_error")
+    }
+    answer("export", files | counts)
     for path in found.files:
         say(f"written: {path}")
     if found.left_out:
         why = "not under review" if blind else "explained for other classes"
         why = "of other classes, other formats or several frames" if to == "dicom" else why
         images = "images" if to == "dicom" else "windows"
-        say(f"{found.windows:,} {images}; {found.left_out:,} are {why} and left out")
+        note(f"{found.windows:,} {images}; {found.left_out:,} are {why} and left out")
+    for why in found.refused[:MAX_REFUSED]:
+        note(f"left out: {why}")
+    if len(found.refused) > MAX_REFUSED:
+        note(f"and {len(found.refused) - MAX_REFUSED:,} more images without a file")
     if found.pending:
-        say(f"{found.pending:,} shards of the run are not computed yet: the same audit command resumes it")
+        note(f"{found.pending:,} shards of the run are not computed yet: the same audit command resumes it")
     if found.log_error:
-        say(f"the run's log could not be written: {found.log_error}")
+        note(f"the run's log could not be written: {found.log_error}")

@@ -1,12 +1,14 @@
 """`equicam finetune`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from equicam.cli import options
-from equicam.cli.shared import console, exit_on_error, resolve_device, say
+from equicam.cli.output import answer, note, say
+from equicam.cli.shared import exit_on_error, resolve_device
 
 
 def finetune(
@@ -41,9 +43,10 @@ def finetune(
         path, measured = train_classifier(
             data, arch, out, weights=weights, train=train, test=test, epochs=epochs, batch=batch, rate=rate,
             patience=patience, seed=seed, rotation_augment=rotation_augment, workers=workers,
-            device=resolve_device(device), progress=lambda line: console.print(line, highlight=False),
+            device=resolve_device(device), progress=note,
         )  # fmt: skip
-    console.print(
+    answer("finetune", {"weights": str(path)} | asdict(measured))
+    say(
         f"accuracy {measured.accuracy:.3f}, balanced {measured.balanced:.3f} on {measured.images} test images"
     )
     say(f"weights and card: {path}")

@@ -1,13 +1,14 @@
 """Commands that list names and check the machine: models, methods, scores, doctor."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from equicam.cli.shared import console
+from equicam.cli.output import answer, console, note
 
 MODELS = {
     "embedded": "the small synthetic model in the package",
@@ -30,10 +31,15 @@ def models(
         from equicam.models.load import list_names
 
         found = [name for name in list_names() if search.lower() in name.lower()]
-        console.print("\n".join(found) or f"no name contains {escape(search)!r}", highlight=False)
+        answer("models", {"models": [{"name": name, "source": None} for name in found]})
+        if found:
+            console.print("\n".join(found), highlight=False)
+        else:
+            note(f"no name contains {search!r}")
         return
+    answer("models", {"models": [{"name": name, "source": about} for name, about in MODELS.items()]})
     _print_table(("name", "source"), MODELS.items())
-    console.print("\n`equicam models TEXT` lists the torchvision and timm names that contain TEXT.")
+    note("`equicam models TEXT` lists the torchvision and timm names that contain TEXT.")
 
 
 def methods() -> None:
@@ -43,8 +49,14 @@ def methods() -> None:
     """
     from equicam.methods import METHODS
 
-    rows = ((name, str(len(method.fusion.views)), method.about) for name, method in METHODS.items())
-    _print_table(("method", "views", "description"), rows)
+    rows = [(name, len(method.fusion.views), method.about) for name, method in METHODS.items()]
+    answer(
+        "methods",
+        {"methods": [dict(zip(("name", "views", "description"), row, strict=True)) for row in rows]},
+    )
+    _print_table(
+        ("method", "views", "description"), ((name, str(count), about) for name, count, about in rows)
+    )
 
 
 def scores() -> None:
@@ -55,11 +67,12 @@ def scores() -> None:
     from equicam.evaluation.controls import CONTROLS
     from equicam.evaluation.metrics import METRICS
 
-    _print_table(
-        ("score", "of methods with", "description"), ((n, m.applies_to, m.about) for n, m in METRICS.items())
-    )
     coverage = "a map that ignores the image: the area that 18 zero-filled views cover"
     controls = {"coverage": coverage} | {f"METHOD@{name}": about for name, about in CONTROLS.items()}
+    found = [{"name": n, "applies_to": m.applies_to, "description": m.about} for n, m in METRICS.items()]
+    listed = [{"name": name, "description": about} for name, about in controls.items()]
+    answer("scores", {"scores": found, "controls": listed})
+    _print_table(("score", "of methods with", "description"), (tuple(one.values()) for one in found))
     _print_table(("control", "description"), controls.items())
 
 
@@ -71,7 +84,9 @@ def doctor() -> None:
     from equicam.doctor import findings
 
     table = Table("checked", "found", "to do", box=None)
-    for finding in findings():
+    found = list(findings())
+    answer("doctor", {"findings": [asdict(finding) for finding in found]})
+    for finding in found:
         row = map(escape, (finding.name, finding.found, finding.fix))
         table.add_row(*row, style="yellow" if finding.fix else None)
     console.print(table)

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from equicam.cli import options
-from equicam.cli.shared import exit_on_error, resolve_device, say, split_commas
+from equicam.cli.output import say
+from equicam.cli.shared import exit_on_error, resolve_device, set_preprocessing, split_commas
 from equicam.errors import EquicamError
 
 
@@ -23,6 +24,10 @@ def open_page(
     views: Annotated[int, typer.Option(min=2, max=72, help="Number of views.")] = 18,
     layer: options.Layer = None,
     classes: options.Classes = None,
+    size: options.Size = None,
+    crop: options.Crop = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
     device: options.Device = None,
     port: Annotated[
         int | None,
@@ -55,6 +60,7 @@ def open_page(
         ready = equicam.load(
             model, weights=weights, classes=split_commas(classes), layer=layer, device=resolve_device(device)
         )
+        ready = set_preprocessing(ready, size, crop, mean, std)
         serve_live(
             ready, paths, method=method, views=views, port=port,
             announce=lambda address: _announce(address, browser=browser),

@@ -125,13 +125,39 @@ Scale = Annotated[
         rich_help_panel=_RASTERS,
     ),
 ]
+_PREPROCESSING = "Preprocessing"
+Size = Annotated[
+    int | None,
+    Option(
+        min=1,
+        help="Resize the short side of images to this many pixels.",
+        show_default="the model's",
+        rich_help_panel=_PREPROCESSING,
+    ),
+]
+Crop = Annotated[
+    int | None,
+    Option(
+        min=1,
+        help="Crop this many pixels a side from the centre: the model's input.",
+        show_default="the model's",
+        rich_help_panel=_PREPROCESSING,
+    ),
+]
 Mean = Annotated[
     str | None,
-    Option(help="Mean of each band, after the scale.", show_default="the model's", rich_help_panel=_RASTERS),
-]
+    Option(
+        help="Mean of each channel, separated by commas, of values from 0 to 1; of rasters, after --scale.",
+        show_default="the model's", rich_help_panel=_PREPROCESSING,
+    ),
+]  # fmt: skip
 Std = Annotated[
     str | None,
-    Option(help="Standard deviation of each band.", show_default="the model's", rich_help_panel=_RASTERS),
+    Option(
+        help="Standard deviation of each channel, separated by commas.",
+        show_default="the model's",
+        rich_help_panel=_PREPROCESSING,
+    ),
 ]
 Display = Annotated[
     str | None,
@@ -179,4 +205,18 @@ Address = Annotated[
 Actors = Annotated[
     int | None,
     Option(min=1, help="Ray actors, each with its own model.", show_default="one per GPU, or per CPU"),
+]
+
+_OUTPUT = "Output"
+Json = Annotated[
+    bool,
+    Option("--json", help="Print the result as one JSON document.", rich_help_panel=_OUTPUT),
+]
+Quiet = Annotated[
+    bool,
+    Option("--quiet", help="Print results only: no notices, no progress.", rich_help_panel=_OUTPUT),
+]
+Verbose = Annotated[
+    bool,
+    Option("--verbose", help="Print what the library logs, and tracebacks.", rich_help_panel=_OUTPUT),
 ]

@@ -9,14 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from equicam.cli import options
-from equicam.cli.shared import (
-    console,
-    exit_on_error,
-    parse_dtype,
-    resolve_device,
-    say,
-    split_commas,
-)
+from equicam.cli.output import answer, console, note, output, say
+from equicam.cli.shared import exit_on_error, parse_dtype, resolve_device, split_commas
 from equicam.paper import EXPERIMENTS, load_experiment
 
 if TYPE_CHECKING:
@@ -78,20 +72,25 @@ def reproduce(
         result = run_experiment(
             name, data, out, model=model, weights=weights, classes=split_commas(classes), device=resolve_device(device),
             backbone=backbone, domain=domain, n=n, split=split, costly=costly, extra=dict(map(parse_extra, extra or ())),
-            options={"dtype": parse_dtype(dtype), "compiled": compile_}, progress=console.is_terminal,
-            warn=lambda line: say(line, style="yellow"),
+            options={"dtype": parse_dtype(dtype), "compiled": compile_}, progress=not output.quiet,
+            warn=lambda line: note(line, style="yellow"),
         )  # fmt: skip
+    rows = [row.as_json() for row in result.rows]
+    answer("reproduce", {"title": result.title, "path": str(result.path), "rows": rows})
     _print_rows(result)
 
 
 def _print_experiments() -> None:
     from equicam.paper.claims import claims
 
+    listed = []
     table = Table("name", "claims", "title", "needs", box=None)
     for name in EXPERIMENTS:
         experiment = load_experiment(name)
         count = sum(claim.startswith(experiment.answers) for claim in claims()) if experiment.answers else 0
         table.add_row(name, str(count or ""), experiment.title, experiment.needs)
+        listed.append({"name": name, "claims": count, "title": experiment.title, "needs": experiment.needs})
+    answer("reproduce", {"experiments": listed})
     console.print(table)
 
 
@@ -111,4 +110,4 @@ def _print_rows(result: "Reproduction") -> None:
         if row.note:
             say(f"  {row.label}: {row.note}")
     if skipped := len(result.rows) - len(measured):
-        say(f"{skipped} claims not run; {result.path} names the command that runs each")
+        note(f"{skipped} claims not run; {result.path} names the command that runs each")

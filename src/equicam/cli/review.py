@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from equicam.cli import options
-from equicam.cli.shared import console, exit_on_error, say
+from equicam.cli.output import answer, note, notices, output, say
+from equicam.cli.shared import exit_on_error
 from equicam.errors import EquicamError
 
 if TYPE_CHECKING:
@@ -26,8 +27,11 @@ def review(
     ] = None,
     blinding: Annotated[
         bool,
-        typer.Option(help="Hide prediction, label and signals of an image until the first verdict on it."),
+        typer.Option(help="Hide label, confidence and signals of an image until the first verdict on it."),
     ] = True,
+    blind_class: Annotated[
+        bool, typer.Option("--blind-class", help="Hide the class that the map is of, too.")
+    ] = False,
     port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, help="Port of the page.", show_default="8321, or a free one"),
@@ -78,15 +82,27 @@ def review(
                     "--import", needs="one --reviewer and no --export",
                     got=f"{len(names)} reviewers{' and --export' if export else ''}", fix="--reviewer with the name of who gave the verdicts",
                 )  # fmt: skip
-            say(import_verdicts(store, import_, reviewer=names[0], replace=replace).sentence)
+            imported = import_verdicts(store, import_, reviewer=names[0], replace=replace)
+            counts = {"taken": imported.taken, "without": imported.without, "already": imported.already}
+            answer("review", {"run": str(run), "imported": counts, "exported": None})
+            say(imported.sentence)
             return
+        if blind_class and not blinding:
+            raise EquicamError("--blind-class", needs="blinding", got="--no-blinding", fix="one of the two")
         if replace:
             raise EquicamError("--replace", needs="--import", got="none", fix="--import FILE")
         if export is not None:
             from equicam.review.verdict_files import write_verdicts
 
-            say(f"{write_verdicts(store, export):,} verdicts: {export}")
+            count = write_verdicts(store, export)
+            answer(
+                "review",
+                {"run": str(run), "imported": None, "exported": {"verdicts": count, "file": str(export)}},
+            )
+            say(f"{count:,} verdicts: {export}")
             return
+        if output.json:
+            raise EquicamError("--json", needs="--import or --export", got="neither", fix="no --json")
         try:
             from equicam.review.server import serve_review
         except ImportError as error:
@@ -95,27 +111,27 @@ def review(
                 fix="pip install 'equicam[review]'",
             ) from error  # fmt: skip
         serve_review(
-            store, reviewers=reviewer or (), blind=blinding, port=port, host=host, expose=expose,
-            certificate=certificate, key=key,
+            store, reviewers=reviewer or (), blind=blinding, blind_class=blind_class, port=port, host=host,
+            expose=expose, certificate=certificate, key=key,
             announce=lambda links: _announce(links, expose=expose, browser=browser, tls=certificate is not None),
         )  # fmt: skip
 
 
 def _announce(links: "Links", *, expose: bool, browser: bool, tls: bool) -> None:
     if expose:
-        console.print(
+        notices.print(
             "[yellow]exposed:[/yellow] everyone who can reach this port and has an address below can see the images of the run and "
             f"give verdicts under {'any name' if None in links else 'its name'}; for other machines it has this machine's name or "
             "address. ssh -L to a page on 127.0.0.1 is safer.",
             soft_wrap=True,
         )
     if expose and not tls:
-        console.print(
+        notices.print(
             "[yellow]not encrypted:[/yellow] without --certificate, everything sent is readable on the network.",
             soft_wrap=True,
         )
     for name, address in links.items():
         say(f"review: {address}" if name is None else f"review as {name}: {address}")
-    say("Ctrl-C stops the page; every verdict is saved the moment it is given.")
+    note("Ctrl-C stops the page; every verdict is saved the moment it is given.")
     if browser and None in links:
         threading.Thread(target=webbrowser.open, args=(links[None],), daemon=True).start()

@@ -1,18 +1,29 @@
-"""Helpers of every command: the console, errors as one sentence, values parsed from text, progress bars."""
+"""Helpers of every command: errors as one sentence, values parsed from text, the model and the engine."""
 
 import errno
+import logging
 import re
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from equicam.errors import EquicamError
+from equicam.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    complain,
+    errors,
+    note,
+    output,
+    plain,
+    show_progress,
+)
+from equicam.cli.output import console as console  # commands take their helpers from here
+from equicam.cli.output import say as say
+from equicam.errors import EquicamError, ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +35,7 @@ if TYPE_CHECKING:
     from equicam.engines.worker import ModelFromName
     from equicam.readers.model import Model
 
-for stream in (sys.stdout, sys.stderr):
-    if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="replace")  # print ? for letters the terminal cannot encode
-console = Console()
-
+LOG = logging.getLogger(__name__)
 FULL_DISK = {errno.EFBIG, errno.ENOSPC, errno.EDQUOT}
 TYPED = {
     "views": "--views",
@@ -61,6 +68,8 @@ TYPED = {
     "scale": "--scale",
     "mpp": "--mpp",
     "display": "--display",
+    "size": "--size",
+    "crop": "--crop",
     "mean": "--mean",
     "std": "--std",
 }
@@ -72,17 +81,24 @@ ARGUMENT = re.compile(rf"\b({'|'.join(TYPED)})=(\"[^\"]*\"|\S+)")
 
 @contextmanager
 def exit_on_error(interrupted: str = "") -> Iterator[None]:
-    """End the command with one sentence and status 2 on an error a user can correct, with 130 on Ctrl-C."""
+    """End the command with one sentence on stderr and an exit code.
+
+    2 is for what the user can correct on the command line or in a file it names, 1 for a model that raises and a disk
+    that does not write, 130 for Ctrl-C.
+    """
     try:
         yield
     except (EquicamError, OSError) as error:
         full = isinstance(error, OSError) and error.errno in FULL_DISK
         resume = "; finished work is kept, and the same command resumes it" if full else ""
-        console.print(f"[red]{escape(as_typed(error))}{resume}[/red]", soft_wrap=True)
-        raise typer.Exit(2) from error
+        traceback = "; --verbose prints the traceback" if error.__cause__ and not output.verbose else ""
+        LOG.debug("traceback of the error", exc_info=error)
+        in_model = isinstance(error, ModelError)
+        complain(f"{as_typed(error)}{resume}{traceback if in_model else ''}")
+        raise typer.Exit(USAGE if isinstance(error, EquicamError) and not in_model else FAILED) from error
     except KeyboardInterrupt:
-        console.print(f"stopped{escape(plain(interrupted))}", soft_wrap=True)
-        raise typer.Exit(130) from None
+        errors.print(f"stopped{plain(interrupted)}", soft_wrap=True, markup=False, highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def as_typed(error: Exception) -> str:
@@ -98,16 +114,6 @@ def _as_option(argument: str, value: str) -> str:
     return (
         f"no {option}" if value in ("None", "False") else option if value == "True" else f"{option} {value}"
     )
-
-
-def plain(text: object) -> str:
-    """A file name or message without control characters, which a terminal would obey."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
-
-
-def say(text: str, style: str | None = None) -> None:
-    """Print a line that may hold file names: no markup, no wrapping, no control characters."""
-    console.print(plain(text), style=style, soft_wrap=True, highlight=False, markup=False)
 
 
 def parse_views(text: str | None) -> "int | Literal['auto'] | Views | None":
@@ -157,20 +163,24 @@ def _named_views(name: str, values: str) -> "Views":
     return Views.shifts((0, 0), (share, 0), (-share, 0), (0, share), (0, -share))
 
 
-def parse_tiling(*, tile: int | None, **given: Any) -> "Tiling | None":
+def parse_tiling(*, tile: int | None, size: int | None, crop: int | None, **given: Any) -> "Tiling | None":
     """How rasters are cut, from the options of the command line; None without --tile."""
     from equicam.data.rasters.options import Input, Tiling
 
     named = {name: value for name, value in given.items() if value not in (None, 0.0)}
     if tile is None:
-        if named:
-            name = next(iter(named)).replace("_", "-")
+        if only_tiles := [name for name in named if name not in ("mean", "std")]:
+            name = only_tiles[0].replace("_", "-")
             raise EquicamError(f"--{name}", needs="--tile, the size of windows", got="none", fix="--tile 224")
         return None
+    if size is not None or crop is not None:
+        raise EquicamError(
+            "--size and --crop", needs="images", got="--tile", fix="--tile for the size of windows, and --mpp for their resolution"
+        )  # fmt: skip
     stride = named.get("stride", "tile")
     chosen = Input(
         bands=named.get("bands"), scale=named.get("scale"), mpp=named.get("mpp"), display=named.get("display"),
-        mean=_numbers("mean", named.get("mean")), std=_numbers("std", named.get("std")),
+        mean=parse_numbers("mean", named.get("mean")), std=parse_numbers("std", named.get("std")),
     )  # fmt: skip
     return Tiling(
         tile, int(stride) if stride.isdecimal() else stride, given["tissue"], mpp_is=named.get("mpp_is"),
@@ -178,13 +188,27 @@ def parse_tiling(*, tile: int | None, **given: Any) -> "Tiling | None":
     )  # fmt: skip
 
 
-def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
+def parse_numbers(name: str, text: str | None) -> tuple[float, ...] | None:
+    """Numbers separated by commas."""
     try:
         return None if text is None else tuple(float(one) for one in text.split(","))
     except ValueError as error:
         raise EquicamError(
             f"--{name}", needs="numbers", got=repr(text), fix=f"--{name} 0.5,0.5,0.5"
         ) from error
+
+
+def set_preprocessing(
+    model: "Model", size: int | None, crop: int | None, mean: str | None, std: str | None
+) -> "Model":
+    """The model with the preprocessing of the options; a line says what it is."""
+    from equicam.models.preprocessing import preprocessing_facts, preprocessing_sentence, with_preprocessing
+
+    model = with_preprocessing(
+        model, size=size, crop=crop, mean=parse_numbers("mean", mean), std=parse_numbers("std", std)
+    )
+    note(preprocessing_sentence(preprocessing_facts(model)))
+    return model
 
 
 def parse_dtype(name: str | None) -> "torch.dtype | None":
@@ -220,15 +244,29 @@ def load_on_engine(
     engine: str,
     address: str | None,
     actors: int | None,
+    size: int | None,
+    crop: int | None,
+    mean: str | None,
+    std: str | None,
+    tiling: "Tiling | None" = None,
 ) -> "tuple[Model, Devices | Cluster | None]":
     """The model, and the engine that computes, if not this process alone."""
     from equicam.engines.worker import ModelFromName
     from equicam.models.names import absolute_model, absolute_weights
+    from equicam.models.preprocessing import Preprocessing, preprocessing_facts, preprocessing_sentence
 
     names = None if classes is None else tuple(split_commas(classes) or ())
     source = ModelFromName(absolute_model(name), absolute_weights(weights), names, layer, compiled)
     device, chosen = resolve_engine(engine, address, actors, device, source)
-    return source(device), chosen
+    model = source(device)
+    if tiling is not None:  # whose input has the mean and std of the options
+        whole = replace(tiling, input=tiling.input.or_else(model.input))
+        note(preprocessing_sentence(preprocessing_facts(model, whole), tiles=True))
+        return model, chosen
+    model = set_preprocessing(model, size, crop, mean, std)
+    if chosen is not None and isinstance(model.preprocess, Preprocessing):
+        chosen = replace(chosen, model_source=replace(source, preprocessing=model.preprocess))
+    return model, chosen
 
 
 def resolve_engine(
@@ -253,45 +291,13 @@ def resolve_engine(
 
 @contextmanager
 def audit_progress() -> Iterator[Callable[[int, int, int], None]]:
-    """A bar with images per second and the time left; without a terminal, a line every ten seconds."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    start = last = time.monotonic()
-    if not console.is_terminal:
-
-        def line(done: int, total: int, computed: int) -> None:
-            nonlocal last
-            if time.monotonic() - last >= 10 or done == total:
-                last = time.monotonic()
-                rate = computed / max(1e-9, last - start)
-                console.print(
-                    f"{done:,} of {total:,} images, {rate:.1f}/s, {(total - done) / rate:,.0f} s left"
-                )
-
-        yield line
-        return
-    columns = (
-        TextColumn("auditing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("auditing", total=None, rate="")
-
-        def update(done: int, total: int, computed: int) -> None:
-            rate = computed / max(1e-9, time.monotonic() - start)
-            bar.update(task, completed=done, total=total, rate=f"{rate:.1f}/s")
-
-        yield update
+    """Progress of an audit, as `equicam.audit` reports it."""
+    with show_progress("auditing") as progress:
+        yield progress.update
 
 
 @contextmanager
 def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar that the yielded function advances."""
-    from rich.progress import Progress
-
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda count: bar.advance(task, count)
+    """Progress that the yielded function advances."""
+    with show_progress(title, total) as progress:
+        yield progress.advance

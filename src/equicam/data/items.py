@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from equicam.data import dicom, hdf5
+from equicam.data import arrow_streams, dicom, hdf5
 from equicam.data.files import MAX_IMAGE_BYTES, read_file
 from equicam.data.image_files import UprightImage, decode, open_image
 from equicam.data.rasters.options import RasterWindow, raster_id
@@ -50,11 +50,13 @@ def scan_order(item: Item) -> tuple[str, float, float]:
 class ItemContent:
     """What an item's file holds, read once: digest and image come from the same bytes, even if the file changes.
 
-    The digest is that of the file, or that of the decoded pixels if the file contains many images.
+    The digest is that of the encoded image; if a file contains many images as pixels, that of the pixels.
     """
 
     item: Item
-    data: bytes = field(repr=False)  # the file, or the pixels of one image of a file that contains many
+    data: bytes = field(
+        repr=False
+    )  # the file; of a file that contains many images, one image, encoded or as pixels
     stat: FileStat
     size: tuple[int, int] | None = None  # width and height of the pixels
     pixels: "WindowPixels | None" = field(default=None, repr=False)  # of a window of a raster
@@ -90,6 +92,9 @@ def read_item(item: Item) -> ItemContent:
         )
     if dicom.is_dicom_file(item.path):
         pixels = dicom.read_frame(item.path, item.index, item.voi).rgb
+    elif arrow_streams.is_arrow_stream(item.path):
+        data = arrow_streams.read_image_bytes(item.path, item.index)
+        return ItemContent(item, data, file_stat(item.path))
     else:
         pixels = hdf5.read_image(item.path, item.index)
     return ItemContent(item, pixels.tobytes(), file_stat(item.path), (pixels.shape[1], pixels.shape[0]))

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
 
+from equicam.data.arrow_datasets import arrow_dataset
 from equicam.data.benchmarks import LAYOUTS, patch_camelyon_file
 from equicam.data.dicom import frames as count_frames
 from equicam.data.dicom import has_dicom_suffix, is_dicom_file
@@ -72,7 +73,7 @@ def _in_folder(root: AnyPath, split: str | None) -> list[Item]:
     if manifest := find_manifest(root):
         return read_manifest(manifest, split=split)
     if isinstance(root, Path):
-        for layout in LAYOUTS:
+        for layout in (arrow_dataset, *LAYOUTS):
             if (items := layout(root, split)) is not None:
                 return items
     folders = subfolders(root)

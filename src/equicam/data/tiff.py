@@ -3,6 +3,7 @@
 A decoder would give the first band of many, the first page of several, or 16 bits scaled to near black, and say nothing.
 """
 
+import mmap
 import re
 import struct
 from collections.abc import Sequence
@@ -19,9 +20,9 @@ GEO_FIX = "equicam audit … --tile 224 --bands 4,3,2 --scale 10000, with pip in
 SLIDE_FIX = "equicam audit … --tile 224, with pip install 'equicam[wsi]'"
 COPY_FIX = "a copy as 8-bit RGB"
 
-SUBFILE, OLD_SUBFILE, WIDTH, HEIGHT, BITS, DESCRIPTION, BANDS = 254, 255, 256, 257, 258, 270, 277
-TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, HAMAMATSU = 322, 330, 339, 34735, 65420
-_READ = (SUBFILE, OLD_SUBFILE, WIDTH, HEIGHT, BITS, DESCRIPTION, BANDS, TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, HAMAMATSU)  # fmt: skip
+SUBFILE, OLD_SUBFILE, WIDTH, HEIGHT, BITS, DESCRIPTION, BANDS, PLANES = 254, 255, 256, 257, 258, 270, 277, 284
+TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, GDAL_NODATA, HAMAMATSU = 322, 330, 339, 34735, 42113, 65420
+_READ = (SUBFILE, OLD_SUBFILE, WIDTH, HEIGHT, BITS, DESCRIPTION, BANDS, PLANES, TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, GDAL_NODATA, HAMAMATSU)  # fmt: skip
 _TYPES = {1: "B", 2: "s", 3: "H", 4: "I", 6: "b", 7: "s", 8: "h", 9: "i", 13: "I", 16: "Q", 17: "q", 18: "Q"}
 """The types of values in which these tags are written, as `struct` names them."""
 _FORMATS = {2: "signed integers", 3: "floating-point numbers", 5: "complex integers", 6: "complex numbers"}
@@ -40,7 +41,20 @@ class Page:
     is_tiled: bool
     has_sub_pages: bool
     georeferenced: bool
+    has_nodata: bool  # a value that GDAL takes for no data
+    bands_apart: bool  # each band lies in a plane of its own
     description: str
+
+    @property
+    def is_ome(self) -> bool:
+        """Whether OME's XML describes it."""
+        return "<OME" in self.description
+
+    @property
+    def is_rgb8(self) -> bool:
+        """Whether 8-bit RGB holds everything in it."""
+        plain = not (self.has_nodata or self.bands_apart)
+        return plain and (self.bands, self.bits, self.sample_format) == (3, 8, 1)
 
 
 def is_tiff(data: bytes) -> bool:
@@ -59,7 +73,7 @@ def refuse_unfaithful(data: bytes, what: str) -> None:
         got = "a tag beyond its end" if isinstance(error, struct.error) else error
         raise EquicamError(what, needs="a whole TIFF", got=got, fix="a fresh copy of it") from error
     full = [page for page in pages if not page.is_copy]
-    ome = "<OME" in first.description
+    ome = first.is_ome
     slide = sum(page.is_tiled for page in full) > 1 or "Aperio" in first.description
     found = f"{first.bands} {'bands' if first.bands > 1 else 'band'} of {first.bits} bits"
     if first.sample_format in _FORMATS:
@@ -76,7 +90,7 @@ def refuse_unfaithful(data: bytes, what: str) -> None:
         _refuse(what, f"one of {planes} planes", ome=True)
 
 
-def read_pages(data: bytes) -> list[Page]:
+def read_pages(data: bytes | mmap.mmap) -> list[Page]:
     """Every directory of the main chain; a ValueError or struct.error says what is damaged."""
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in (b"+\0", b"\0+")
@@ -98,7 +112,7 @@ def read_pages(data: bytes) -> list[Page]:
     return pages
 
 
-def _page(data: bytes, offset: int, order: str, big: bool) -> tuple[Page, int]:
+def _page(data: bytes | mmap.mmap, offset: int, order: str, big: bool) -> tuple[Page, int]:
     """One directory, and the offset of the next; 0 after the last."""
     count_type, entry_bytes, offset_type = ("Q", 20, "Q") if big else ("H", 12, "I")
     _refuse_beyond(data, offset, struct.calcsize(count_type))
@@ -116,7 +130,7 @@ def _page(data: bytes, offset: int, order: str, big: bool) -> tuple[Page, int]:
 
 
 def _values(
-    data: bytes, entry_end: int, kind: int, number: int, order: str, offset_type: str
+    data: bytes | mmap.mmap, entry_end: int, kind: int, number: int, order: str, offset_type: str
 ) -> tuple[int, ...] | bytes:
     """The values of a tag: in its entry if they fit, else where the entry points."""
     if kind not in _TYPES:
@@ -151,6 +165,8 @@ def _described(values: dict[int, tuple[int, ...] | bytes]) -> Page:
         is_tiled=TILE_WIDTH in values or HAMAMATSU in values,
         has_sub_pages=SUB_PAGES in values,
         georeferenced=GEO_KEYS in values,
+        has_nodata=GDAL_NODATA in values,
+        bands_apart=numbers(PLANES, 1)[0] == 2,
         description=text.decode("latin-1") if isinstance(text, bytes) else "",
     )
 
@@ -165,7 +181,7 @@ def _ome_planes(description: str) -> int:
     return planes
 
 
-def _refuse_beyond(data: bytes, offset: int, size: int) -> None:
+def _refuse_beyond(data: bytes | mmap.mmap, offset: int, size: int) -> None:
     if offset + size > len(data):
         raise ValueError(f"an offset of {offset:,} in {len(data):,} bytes")
 

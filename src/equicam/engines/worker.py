@@ -15,7 +15,9 @@ from torch import nn
 from equicam.data.items import Item, valid_utf8
 from equicam.errors import EquicamError
 from equicam.models.load import load
+from equicam.models.preprocessing import Preprocessing
 from equicam.models.weights import fingerprint
+from equicam.readers.classes import Task
 from equicam.readers.model import Model
 
 Shard = tuple[int, Sequence[Item]]
@@ -49,10 +51,16 @@ class ModelFromName:
     classes: tuple[str, ...] | None = None
     layer: str | None = None
     compiled: bool = False
+    task: Task | None = None
+    preprocessing: Preprocessing | None = None  # None: the model's own
 
     def __call__(self, device: str) -> Model:
         """Load it; a network to be compiled gets the memory format in which convolutions are fastest."""
-        model = load(self.name, weights=self.weights, classes=self.classes, layer=self.layer, device=device)
+        model = load(
+            self.name, weights=self.weights, classes=self.classes, layer=self.layer, device=device, task=self.task
+        )  # fmt: skip
+        if self.preprocessing is not None:
+            model = self.preprocessing.of(model)
         if self.compiled:
             model.module.to(memory_format=torch.channels_last)
         return model

@@ -34,6 +34,7 @@ class Predictions:
 
     probs: Float[Tensor, "v b y"]  # presented first, then every presentation
     target: Int[Tensor, " b"]
+    multilabel: bool = False  # labels do not exclude each other
 
     @property
     def of_target(self) -> Float[Tensor, "v b"]:

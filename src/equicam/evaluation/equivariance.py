@@ -17,6 +17,7 @@ from equicam.core.transforms import Degrees, Element, Transform
 from equicam.core.views import Fill, Views, transform_all
 from equicam.evaluation.batch import target_probability
 from equicam.evaluation.similarity import MEASURES, constant_in_region, own_and_others
+from equicam.readers.logits import LABEL_PREDICTED_FROM
 
 ANGLES: tuple[Degrees, ...] = (15, 30, 45, 60, 90, 135, 180)
 GROUPS: dict[str, tuple[Transform, ...]] = {
@@ -58,8 +59,16 @@ def equivariance(
     return Eq(own, others, constant)
 
 
-def consistent(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Bool[Tensor, "a b"]:
-    """Where the top-1 of the transformed image is still the presented one's; the first of `probs` is presented."""
+def consistent(
+    probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"], *, multilabel: bool = False
+) -> Bool[Tensor, "a b"]:
+    """Where the top-1 of the transformed image is still the presented one's; the first of `probs` is presented.
+
+    Of a label it is whether the transformed image has it where the presented one has.
+    """
+    if multilabel:
+        predicted = target_probability(probs, target) >= LABEL_PREDICTED_FROM
+        return predicted[1:] == predicted[0]
     return probs[1:].argmax(-1) == target
 
 

@@ -6,8 +6,8 @@ evaluation resumes at the first shard that is missing.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,10 +30,11 @@ from equicam.evaluation.metrics import METRICS
 from equicam.evaluation.output import Done, resume, stamp
 from equicam.evaluation.spec import REGION_METRICS, EvaluationSpec, MapSpec, Methods, ViewCount
 from equicam.evaluation.worker import EvaluationJob, evaluate_shard
-from equicam.models.images import Images, as_batch
+from equicam.models.images import Images, as_batch, read_arrays
 from equicam.models.surround import surround_bytes
 from equicam.models.weights import fingerprint
 from equicam.models.wrap import wrap
+from equicam.progress import progress_bar
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
 from equicam.shards import FINGERPRINT, Shards
@@ -74,8 +75,9 @@ def evaluate(
     0° and the seven, or by `angles`), scale or shift. `context="auto"` cuts presentations and views from what the
     model's preprocessing crops away.
     With `out` (a Parquet file) an interrupted evaluation resumes where it stopped, and `engine` may be several devices
-    or a Ray cluster.
+    or a Ray cluster. `progress` shows how far it is, on stderr.
     """
+    images = read_arrays(images)
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
     recipe = Recipe(
@@ -103,7 +105,8 @@ def evaluate(
     _check(scores, map_specs, group, context)
     identity = evaluation_fingerprint(model, sample, spec, map_specs)
     shards = _split_evenly(sample.items)
-    with _progress_bar(len(sample.items), progress) as done:
+    with progress_bar("evaluating", len(sample.items), shown=progress) as bar:
+        done = bar.advance
         if out is not None:
             identity["explainers"] = explainer_digests(model, sample, map_specs)
             compute = partial(_write_shards, model, sample, spec)
@@ -225,13 +228,3 @@ def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: str, cont
                 got=group,
                 fix='group="rotation"',
             )
-
-
-@contextmanager
-def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[float], None]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True, disable=not shown) as bar:
-        task = bar.add_task("evaluating", total=total)
-        yield lambda images: bar.advance(task, images)

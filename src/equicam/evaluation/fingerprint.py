@@ -35,6 +35,7 @@ def evaluation_fingerprint(
         "scores": list(spec.scores),
         "angles": [one.to_plain() for one in spec.presentations],
         **({} if spec.group == "rotation" else {"group": spec.group}),
+        **({} if model.task is None else {"task": model.task}),
         **options,
         "fill": spec.fill,
         "images": len(sample.items),

@@ -29,6 +29,7 @@ from equicam.evaluation.batch import GroundTruth
 from equicam.models.images import as_batch, box_mask
 from equicam.models.surround import preprocess_pixels
 from equicam.readers.model import Model
+from equicam.readers.pixel_range import not_scaled, unscaled
 from equicam.reasons import describe
 
 Load = Callable[[Item], tuple[Float[Tensor, "c H W"], GroundTruth]]
@@ -96,6 +97,8 @@ def make_sample(
                 "context", needs="images, which the model's preprocessing crops", got="a tensor", fix='context="none"'
             )  # fmt: skip
         batch = as_batch(model, images)
+        if unscaled(batch, model.mean, model.std):
+            raise not_scaled()
         items = sample_by_class(_numbered_items(len(batch)), n)
         return Sample(items, lambda item: (batch[item.index or 0], GroundTruth()), in_memory=batch)
     given = [images] if isinstance(images, Image.Image) else list(images)

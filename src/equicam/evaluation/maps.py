@@ -14,6 +14,7 @@ from torch import Tensor
 
 from equicam.core.transforms import Transform
 from equicam.core.views import Views, Window, crop_centre, transform_all
+from equicam.errors import EquicamError
 from equicam.evaluation.batch import EvaluatedBatch, GroundTruth, MethodMaps, Predictions
 from equicam.evaluation.controls import (
     coverage_map,
@@ -29,6 +30,7 @@ from equicam.methods import Method
 from equicam.models.surround import input_size
 from equicam.readers.batch_size import views_that_fit
 from equicam.readers.forward import Network, predict, read_layer
+from equicam.readers.logits import require_probabilities
 from equicam.readers.model import Model
 from equicam.readers.reading import Reader
 from equicam.runtime.executor import Executor
@@ -50,6 +52,11 @@ class MapComputer:
     @staticmethod
     def of(model: Model, spec: EvaluationSpec) -> "MapComputer":
         """One executor for the model, and one for its copy with random weights if a control needs it."""
+        if not model.has_probabilities:
+            raise EquicamError(
+                "an evaluation", needs="class probabilities, which its metrics compare", got="a regression model",
+                fix="explain or audit, which measure PEUM and stability of any output",
+            )  # fmt: skip
         map_specs = spec.map_specs()
         plain = Executor(model, spec.recipe, spec.max_views_per_forward)
         executors: dict[Condition, Executor] = {"plain": plain, "shuffled": plain}
@@ -119,7 +126,7 @@ class MapComputer:
         methods = {one.name: one.method for one in specs if one.method is not None}
         by_angle = list(self._at_every_angle(executor, x, methods, done))
         probs = torch.stack([found["probabilities"] for found in by_angle])
-        predictions = Predictions(probs, probs[0].argmax(1))
+        predictions = Predictions(probs, probs[0].argmax(1), multilabel=self.model.is_multilabel)
         return predictions, {
             one.name: self._method_maps(one, executor, x, predictions, by_angle) for one in specs
         }
@@ -260,7 +267,8 @@ def predict_batch(executor: Executor, x: Float[Tensor, "n c H W"]) -> Float[Tens
     network = _network(executor)
 
     def some(rows: slice, _fit: int) -> Tensors:
-        return {"probabilities": predict(network, x[rows].to(network.model.dtype)).probabilities}
+        found = predict(network, x[rows].to(network.model.dtype)).probabilities
+        return {"probabilities": require_probabilities(found, "an evaluation")}
 
     return torch.cat([found["probabilities"] for found in executor.groups(x, 1, some)])
 

@@ -39,7 +39,11 @@ class Metric:
 
 def prediction_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     """The model's predictions for each image in every presentation; part of every evaluation."""
-    probs, target = batch.predictions.probs, batch.predictions.target
+    probs, target, multilabel = (
+        batch.predictions.probs,
+        batch.predictions.target,
+        batch.predictions.multilabel,
+    )
     wrong = [
         torch.nan if t.label is None else float(t.label != c)
         for t, c in zip(batch.truth, target.tolist(), strict=True)
@@ -50,7 +54,7 @@ def prediction_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
         for text in missing
     )
     yield from _confidence(None, batch.predictions, batch)
-    yield MetricRows("flip-rate", None, uncertainty.flip_rate(probs, target))
+    yield MetricRows("flip-rate", None, uncertainty.flip_rate(probs, target, multilabel=multilabel))
     yield MetricRows("confidence-drop", None, uncertainty.confidence_drop(probs, target))
     yield MetricRows("misclassified", None, torch.tensor(wrong), reasons=reasons)
     for method, own in batch.methods.items():
@@ -64,9 +68,8 @@ def _confidence(method: str | None, predictions: Predictions, batch: EvaluatedBa
     yield MetricRows("presented-confidence", method, of_target[0])
     yield MetricRows("confidence", method, of_target[1:], presentations=batch.presentations)
     yield MetricRows("confidence-kept", method, kept, presentations=batch.presentations)
-    yield MetricRows(
-        "consistent", method, consistent(probs, target).double(), presentations=batch.presentations
-    )
+    same = consistent(probs, target, multilabel=predictions.multilabel)
+    yield MetricRows("consistent", method, same.double(), presentations=batch.presentations)
 
 
 def _each_eq(batch: EvaluatedBatch, measure: str = "pearson") -> Iterator[tuple[str, Region, Eq]]:
@@ -92,7 +95,7 @@ def _eq(batch: EvaluatedBatch, *, name: str, measure: str) -> Iterator[MetricRow
 def _eq_consistent(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, region, eq in _each_eq(batch):
         predictions = batch.methods[method].predictions
-        kept = consistent(predictions.probs, predictions.target)
+        kept = consistent(predictions.probs, predictions.target, multilabel=predictions.multilabel)
         value, floor = (torch.where(kept, v, torch.nan) for v in (eq.value, eq.floor))
         over_angles, floor_over_angles = (mean_where(v, kept) for v in (eq.value, eq.floor))
         yield MetricRows(

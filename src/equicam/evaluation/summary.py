@@ -127,8 +127,8 @@ def by_confidence(
 
 def drift_and_confidence(
     table: pa.Table, method: str, *, region: str = "disc", consistent_only: bool = True
-) -> tuple[Correlation, Correlation]:
-    """1 − Eq against p_c(x) − p_c(R_θ x), and against |log p_c(R_θ x) / p_c(x)|; intervals clustered by image."""
+) -> tuple[Correlation, Correlation, Correlation]:
+    """1 − Eq against p_c(x) − p_c(R_θ x), |log p_c(R_θ x) / p_c(x)|, and 1 − p_c(R_θ x); intervals clustered by image."""
     eq = pick(table, "eq", method, region, each_angle=True)
     rotated, is_consistent = (
         pick_prediction(table, name, method, each_angle=True).at_pairs_of(eq)
@@ -142,6 +142,7 @@ def drift_and_confidence(
     return (
         statistics.pearson(drift, (presented - rotated)[some], cluster=ids),
         statistics.pearson(drift, log_ratio[some], cluster=ids),
+        statistics.pearson(drift, 1 - rotated[some], cluster=ids),
     )
 
 

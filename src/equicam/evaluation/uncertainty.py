@@ -10,12 +10,15 @@ from equicam.core.correlation import Region
 from equicam.core.transforms import Element
 from equicam.core.views import Views
 from equicam.evaluation.batch import target_probability
+from equicam.evaluation.equivariance import consistent
 from equicam.evaluation.similarity import spearman
 
 
-def flip_rate(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """Share of the presentations whose top-1 is not the target; the first of `probs` is presented."""
-    return (probs[1:].argmax(-1) != target).double().mean(0)
+def flip_rate(
+    probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"], *, multilabel: bool = False
+) -> Float[Tensor, " b"]:
+    """Share of the presentations whose prediction is not the presented one's, the first of `probs`."""
+    return (~consistent(probs, target, multilabel=multilabel)).double().mean(0)
 
 
 def confidence_drop(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:

@@ -6,6 +6,8 @@ value. Patient and study are those of the source. No text of a source enters a m
 """
 
 import hashlib
+import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +17,12 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
+from equicam.data.dicom import SUFFIXES
 from equicam.data.files import MAX_IMAGE_BYTES, read_file
 from equicam.errors import EquicamError
 from equicam.export.libraries import needing
 from equicam.export.stitch import interpolation
 
-SUFFIXES = (".dcm", ".dicom")
 PARAMETRIC = ("CT", "MR")
 """Modalities whose images lie in a frame of reference."""
 OUTSIDE = -1.0
@@ -77,10 +79,18 @@ def dicom_objects(image: ImageMap) -> dict[str, Any]:
             what, needs="the file that was explained", got="another one under its name", fix="restoring it"
         )
     try:
-        return _objects(highdicom, image, data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they quote what they warn of, and that may name a patient
+            return _objects(highdicom, image, data)
     except Exception as error:  # libraries raise exceptions of every kind on damaged files
+        missing = (
+            re.search(r"has no attribute '(\w{1,64})'", str(error))
+            if isinstance(error, AttributeError)
+            else None
+        )
         raise EquicamError(
-            what, needs="a DICOM image that highdicom can refer to", got=type(error).__name__, fix="--class, or a run without it"
+            what, needs="a DICOM image that highdicom can refer to", got=f"no {missing[1]}" if missing else type(error).__name__,
+            fix="mending the file, or a run without it",
         ) from error  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Write a run's maps or windows in a format of other programs."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from equicam.auditing.log import Log
@@ -85,6 +85,7 @@ class Exported:
     left_out: int  # those explained for other classes, not under review, or for DICOM of several frames
     pending: int  # shards that are not computed yet
     log_error: str | None = None  # why the log does not mention the export
+    refused: tuple[str, ...] = ()  # why images have no file
 
 
 def export_run(
@@ -93,16 +94,13 @@ def export_run(
     """Write one file for each raster or image, into RUN/export unless a folder is given; `tick` counts them."""
     if options.to == "dicom":
         folder = _open_folder(store, out)
-        written, left = write_images(store, options.target, folder, tick)
-        return _exported(store, options, folder, written, left)
+        written, left, refused = write_images(store, options.target, folder, tick)
+        return replace(_exported(store, options, folder, written, left), refused=refused)
     rasters = read_windows(store)
     before = sum(len(raster.rows) for raster in rasters)
     target = options.target
-    if options.stitches:
-        target = choose_target(store.manifest, rasters, target)
-    if target is not None:
-        if not options.stitches:
-            choose_target(store.manifest, rasters, target)  # refuses one that no window has
+    if options.stitches or target is not None:
+        target = choose_target(store.manifest, rasters, target)  # refuses one that no window has
         rasters, _ = of_target(rasters, target)
     places: dict[str, int] = {}
     if options.blind:

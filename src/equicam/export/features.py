@@ -17,6 +17,7 @@ from equicam.export.lonlat import LonLat
 from equicam.export.outlines import trace
 from equicam.export.stitched import StitchedMap
 from equicam.export.windows import RasterWindows, Row, predicted_class
+from equicam.report.rows import class_name
 
 Feature = dict[str, Any]
 REGION_COLOUR = (226, 120, 20)
@@ -110,14 +111,17 @@ def lonlat_windows(store: RunStore, raster: RasterWindows) -> Iterable[Feature]:
         name_of = feature_id(store, row["id"])
         facts = _finite(
             {
-                "confidence": row["confidence"],
+                "confidence": (row["top5_confidence"] or [None])[0],
+                "explained_confidence": row["confidence"],
                 "stability": row["stability"],
                 "peum": row["peum_score"],
                 "flip_rate": row["flip_rate"],
             },
             keep=True,
         )
-        columns = {"id": name_of, "item": row["id"], "class": name, **facts}
+        explained = class_name(row["target"], store.manifest.classes)
+        columns = {"id": name_of, "item": row["id"], "class": name, "explained": explained, **facts}
+        columns["steadiness"] = row["steadiness"]
         columns |= {"flags": ",".join(map(str, row["flags"] or ())), "verdict": None}
         yield {"type": "Feature", "id": name_of, "geometry": geometry, "properties": columns}
 

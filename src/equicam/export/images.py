@@ -12,6 +12,7 @@ from equicam.data.remote import as_path
 from equicam.errors import EquicamError
 from equicam.export.dicom import ImageMap, dicom_objects, is_single_frame
 from equicam.export.files import ExportFolder, safe_names
+from equicam.export.libraries import needing
 from equicam.export.windows import Row, run_facts, stored_planes
 
 COLUMNS = ("id", "path", "index", "sha256", "input_box", "target", "status")
@@ -19,8 +20,8 @@ COLUMNS = ("id", "path", "index", "sha256", "input_box", "target", "status")
 
 def write_images(
     store: RunStore, target: int | None, folder: ExportFolder, tick: Callable[[int], None]
-) -> tuple[int, int]:
-    """Write the map of every image as DICOM; returns how many have one, and how many are left out."""
+) -> tuple[int, int, tuple[str, ...]]:
+    """Write the map of every image as DICOM; returns how many have one, how many are left out, and why some have none."""
     rows: list[Row] = [row for row in store.read_items(list(COLUMNS)).to_pylist() if row["status"] == "ok"]
     wanted = {row["id"]: row for row in rows if is_single_frame(row) and target in (None, row["target"])}
     if not wanted:
@@ -28,14 +29,23 @@ def write_images(
             "--to dicom", needs="a run of DICOM files (.dcm) of one frame each", got=f"none among {len(rows):,} images",
             fix="another --to or --class",
         )  # fmt: skip
+    with needing("dicom-out", "--to dicom"):
+        import highdicom  # noqa: F401
     names = safe_names(list(wanted))
+    refused: list[EquicamError] = []
     for name, plane, _ in stored_planes(store, wanted):
-        image = _image_map(store, wanted[name], plane)
-        for ending, made in dicom_objects(image).items():
+        try:
+            made_of = dicom_objects(_image_map(store, wanted[name], plane))
+        except EquicamError as error:
+            refused.append(error)
+            continue
+        for ending, made in made_of.items():
             with folder.writing(f"{names[name]}.{ending}") as path:
                 made.save_as(path, enforce_file_format=True)
         tick(1)
-    return len(wanted), len(rows) - len(wanted)
+    if len(refused) == len(wanted):
+        raise refused[0]
+    return len(wanted) - len(refused), len(rows) - len(wanted), tuple(map(str, refused))
 
 
 def _image_map(store: RunStore, row: Row, plane: Any) -> ImageMap:

@@ -19,7 +19,7 @@ from equicam.errors import EquicamError
 from equicam.report.rows import class_name
 
 COLUMNS = (
-    "id", "x", "y", "side", "target", "confidence", "top5", "peum_score", "stability", "flip_rate", "flags", "status",
+    "id", "x", "y", "side", "target", "confidence", "top5", "top5_confidence", "peum_score", "stability", "flip_rate", "flags", "steadiness", "status",
 )  # fmt: skip
 MAP_COLUMNS = ("id", "height", "width", "map", "map_scale", "peum", "peum_scale")
 MAX_RASTER_SIDE = 2**40
@@ -109,7 +109,7 @@ def _raster(raster: Row, rows: list[Row], mpp_is: float | None) -> RasterWindows
             f"raster {raster['id']!r}", needs="sizes, places and classes that are numbers", got="others in rasters.parquet or items",
             fix="restoring them",
         )  # fmt: skip
-    mpp = raster["mpp"] or mpp_is
+    mpp = mpp_is or raster["mpp"]
     return RasterWindows(
         raster["id"], raster["kind"] or "slide", *lengths, mpp if mpp and 0 < mpp < math.inf else None, raster["crs"],
         None if transform is None else tuple(transform), (origin[0], origin[1]), tuple(rows),

@@ -18,8 +18,10 @@ from equicam.errors import EquicamError
 from equicam.readers.finite import finite, not_finite
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
-ImageLike = Image.Image | str | Path
-Images = Tensor | ImageLike | Sequence[ImageLike]
+ImageLike = Image.Image | str | Path | np.ndarray
+Images = Tensor | ImageLike | Sequence[ImageLike | Tensor]
+CHANNELS = (1, 3, 4)
+"""Of pixels: grey, RGB, RGB with transparency."""
 
 
 def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Float[Tensor, "b c H W"]:
@@ -30,7 +32,7 @@ def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Floa
     x = images if isinstance(images, Tensor) else _load(model, images)
     if x.ndim != 4 or 0 in x.shape or not x.is_floating_point():
         raise EquicamError(
-            "images", needs="a floating-point batch [b, c, H, W], PIL images or paths",
+            "images", needs="a floating-point batch [b, c, H, W], 8-bit pixels, PIL images or paths",
             got=f"a {str(x.dtype).removeprefix('torch.')} tensor {tuple(x.shape)}",
             fix="x[None] for one image, or the PIL image itself",
         )  # fmt: skip
@@ -42,17 +44,63 @@ def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Floa
     return x
 
 
+def read_arrays(images: Any) -> Any:
+    """What the caller gave, with 8-bit pixels as PIL images and an array of floats as a tensor, which is preprocessed."""
+    if isinstance(images, np.ndarray) and np.issubdtype(images.dtype, np.floating):
+        return _preprocessed(images)
+    if isinstance(images, np.ndarray | Tensor):
+        return _pixels(images) if _is_8_bit(images) or isinstance(images, np.ndarray) else images
+    if isinstance(images, list | tuple) and any(map(_is_8_bit, images)):
+        return [image for one in images for image in (_pixels(one) if _is_8_bit(one) else [one])]
+    return images
+
+
+def _is_8_bit(one: Any) -> bool:
+    return isinstance(one, np.ndarray | Tensor) and one.dtype in (np.uint8, torch.uint8)
+
+
+def _preprocessed(array: np.ndarray) -> Float[Tensor, "b c H W"]:
+    shape = array.shape
+    if len(shape) != 4 or (shape[-1] in CHANNELS and shape[1] not in CHANNELS):
+        raise EquicamError(
+            "images", needs="8-bit pixels, or preprocessed floats [b, c, H, W]", got=f"an array of {array.dtype} {shape}",
+            fix="(255 * images).round().astype(np.uint8) for pixels in [0, 1]; they are preprocessed like image files",
+        )  # fmt: skip
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _pixels(given: np.ndarray | Tensor) -> list[Image.Image]:
+    """8-bit pixels as images. Channels are last in arrays and first in tensors, unless only the other way fits."""
+    array, last_first = (given.cpu().numpy(), False) if isinstance(given, Tensor) else (given, True)
+    batch = array[None, ..., None] if array.ndim == 2 else array if array.ndim == 4 else array[None]
+    first, last = (batch.shape[axis] in CHANNELS for axis in (1, -1))
+    if array.dtype != np.uint8 or batch.ndim != 4 or 0 in batch.shape or not (first or last):
+        raise EquicamError(
+            "images", needs="8-bit pixels [H, W, 3], [b, H, W, 3] or [b, 3, H, W]", got=f"{array.dtype} {tuple(array.shape)}",
+            fix="images.astype(np.uint8), or preprocessed floats [b, c, H, W] for a model of other channels",
+        )  # fmt: skip
+    if not last or (first and not last_first and array.ndim > 2):
+        batch = batch.transpose(0, 2, 3, 1)
+    return [
+        Image.fromarray(np.ascontiguousarray(one.squeeze(-1) if one.shape[-1] == 1 else one)) for one in batch
+    ]
+
+
 def _load(model: Model | None, images: Any) -> Float[Tensor, "b c H W"]:
     return stack_images([preprocess_image(model, image) for image in open_images(images)])
 
 
 def open_images(images: Any) -> Iterator[Image.Image]:
     """PIL images of what the caller gave."""
-    images = [images] if isinstance(images, ImageLike) else list(images)
-    if not images or not all(isinstance(image, ImageLike) for image in images):
-        kinds = sorted({type(image).__name__ for image in images}) or "an empty list"
+    kinds = (Image.Image, str, Path)
+    images = [images] if isinstance(images, kinds) else list(images)
+    if not images or not all(isinstance(image, kinds) for image in images):
+        got = sorted({type(image).__name__ for image in images}) or "an empty list"
         raise EquicamError(
-            "images", needs="a tensor, PIL images or paths", got=kinds, fix="torch.stack on tensors"
+            "images",
+            needs="a tensor, arrays of 8-bit pixels, PIL images or paths",
+            got=got,
+            fix="torch.stack on tensors",
         )
     return (image if isinstance(image, Image.Image) else open_image(image) for image in images)
 
@@ -162,12 +210,25 @@ class VisibleBoxes:
 
 def to_display_images(model: Model, x: Float[Tensor, "b c H W"]) -> UInt8[np.ndarray, "b H W 3"]:
     """Preprocessed images as 8-bit RGB: the normalisation is inverted and grey repeated over the channels."""
-    mean, std = (
-        torch.tensor(v, dtype=x.dtype, device=x.device)[:, None, None] for v in (model.mean, model.std)
-    )
-    images = ((x * std + mean).clamp(0, 1) * 255).round().byte()
+    return denormalise(x, model.mean, model.std)
+
+
+def denormalise(
+    x: Float[Tensor, "b c H W"], mean: Sequence[float] | None, std: Sequence[float] | None
+) -> UInt8[np.ndarray, "b H W 3"]:
+    """The same by a normalisation; where it is not known, or of other channels, each image is scaled to its range."""
+    if mean is None or std is None or len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
+        low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
+        inside = (low >= 0) & (high <= 1)
+        low, high = torch.where(inside, 0.0, low), torch.where(inside, 1.0, high)
+        shown = (x - low) / (high - low).clamp(min=torch.finfo(x.dtype).tiny)
+    else:
+        inverse = (torch.tensor(v, dtype=x.dtype, device=x.device)[:, None, None] for v in (std, mean))
+        scale, offset = inverse
+        shown = x * scale + offset
+    images = (shown.clamp(0, 1) * 255).round().byte()
     images = images[:, :1].expand(-1, 3, -1, -1) if images.shape[1] != 3 else images
-    return images.permute(0, 2, 3, 1).cpu().numpy()
+    return np.ascontiguousarray(images.permute(0, 2, 3, 1).cpu().numpy())
 
 
 def _first_channel(model: Model, image: Image.Image) -> Float[Tensor, "H W"]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
+from equicam.readers.failures import describe_failure, input_channels
 from equicam.readers.forward import frozen
 from equicam.readers.layout import channels_of, infer, is_block_norm
 
@@ -81,7 +82,7 @@ def _spatial_outputs(module: nn.Module, example: Tensor) -> list[_SpatialOutput]
             module(example)
     except Exception as error:
         raise EquicamError(
-            "choosing a layer", needs=f"a forward pass on an input {tuple(example.shape)}", got=f"{type(error).__name__}: {error}",
+            "choosing a layer", needs=f"a forward pass on an input {tuple(example.shape)}", got=describe_failure(error),
             fix='naming it: wrap(module, layer="NAME")',
         ) from error  # fmt: skip
     finally:
@@ -104,12 +105,10 @@ def _is_spatial(output: Tensor, size: tuple[int, int], child: nn.Module) -> bool
 def _zeros(module: nn.Module) -> Tensor:
     """Zeros of the input size that the module or its config states, else 224×224."""
     weight = next(module.parameters(), torch.empty(0))
-    conv = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
     size: Any = None
     for child in module.modules():
         for holder in (child, getattr(child, "config", None)):
             size = size or getattr(holder, "image_size", None) or getattr(holder, "img_size", None)
     height, width = (size, size) if isinstance(size, int) else tuple(size or (224, 224))[-2:]
-    return torch.zeros(
-        1, conv.in_channels if conv else 3, height, width, dtype=weight.dtype, device=weight.device
-    )
+    channels = input_channels(module) or 3
+    return torch.zeros(1, channels, height, width, dtype=weight.dtype, device=weight.device)

@@ -40,10 +40,11 @@ def from_torchvision(request: Request) -> Model:
         built: nn.Module = models.get_model(request.name, **options)
         return built
 
+    own_head = True
     if request.random:
         module = build()
     elif request.file:
-        module = build_with_weights(build, request.file)
+        module, own_head = build_with_weights(build, request.file)
     else:
         module = from_torch_hub(
             request.name,
@@ -52,7 +53,7 @@ def from_torchvision(request: Request) -> Model:
         )
     transform = published.transforms()
     defaults: dict[str, Any] = {"preprocess": transform, "mean": transform.mean, "std": transform.std}
-    if not request.file:
+    if own_head:
         defaults["classes"] = published.meta["categories"]
     return request.wrap(module.to(memory_format=torch.channels_last), **defaults)
 
@@ -74,8 +75,9 @@ def from_timm(request: Request) -> Model:
         built: nn.Module = timm.create_model(request.name, pretrained=pretrained, **options)
         return built
 
+    own_head = True
     if request.file:
-        module = build_with_weights(build, request.file)
+        module, own_head = build_with_weights(build, request.file)
     elif request.random:
         module = build()
     else:
@@ -88,7 +90,7 @@ def from_timm(request: Request) -> Model:
             fix="weights=FILE with a head, or wrap",
         )
     config = resolve_model_data_config(module)
-    subset = None if request.file else infer_imagenet_subset(module)
+    subset = infer_imagenet_subset(module) if own_head else None
     defaults: dict[str, Any] = {
         "preprocess": create_transform(**config, is_training=False),
         "example": torch.zeros(1, *config["input_size"]),

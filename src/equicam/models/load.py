@@ -24,6 +24,8 @@ from equicam.models.libraries import from_hf, from_open_clip, from_timm, from_to
 from equicam.models.request import Request, unknown_name
 from equicam.models.weights import load_weights, read_state_dict, stored_classes
 from equicam.models.zeroshot import TEMPLATES
+from equicam.readers.classes import Task
+from equicam.readers.failures import named_failure
 from equicam.readers.layout import Layout
 from equicam.readers.model import Model, as_layout, layer_name
 
@@ -45,11 +47,13 @@ def load(
     layout: Layout | str | None = None,
     rectify_weights: bool | None = None,
     device: str | torch.device | None = None,
+    task: Task | None = None,
 ) -> Model:
     """A model with its target layer, preprocessing and class names, in eval mode.
 
     `weights` is a safetensors or state-dict file, the name of published weights ("IMAGENET1K_V2"), or "random";
-    without it, published weights come from the usual caches or are downloaded.
+    without it, published weights come from the usual caches or are downloaded. `task` says what the outputs are, as in
+    `wrap`.
     """
     name = str(name)
     source, _, name_in_source = name.partition(":")
@@ -72,7 +76,7 @@ def load(
             "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
         )
     request = Request(
-        name_in_source, weights, classes, tuple(templates), layer, as_layout(layout), rectify_weights
+        name_in_source, weights, classes, tuple(templates), layer, as_layout(layout), rectify_weights, task
     )
     if build is not from_torchvision:
         request.refuse_published()
@@ -139,6 +143,7 @@ def _from_factory(request: Request) -> Model:
         "layout": request.layout,
         "rectify_weights": request.rectify_weights,
         "classes": request.classes and tuple(request.classes),
+        "task": request.task,
     }
     module.eval()
     return replace(built, **{key: value for key, value in overrides.items() if value is not None})
@@ -159,9 +164,11 @@ def _call_factory(name: str) -> tuple[str, Any]:
     if spec is None or spec.loader is None:
         raise EquicamError("a factory", needs="a Python file", got=repr(path), fix="models.py:build")
     code = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(code)
+    with named_failure(f"the file {file.name}", needs="to be imported"):
+        spec.loader.exec_module(code)
     build = getattr(code, function, None)
     if not callable(build):
         offered = [n for n, v in vars(code).items() if callable(v) and not n.startswith("_")]
         raise unknown_name(f"factory in {file.name}", function, offered)
-    return function, build()
+    with named_failure(f"the factory {function!r}", needs="to return a model"):
+        return function, build()

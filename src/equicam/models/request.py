@@ -11,6 +11,7 @@ from torch import nn
 from equicam.errors import EquicamError
 from equicam.models.names import RANDOM, weights_file
 from equicam.models.wrap import wrap
+from equicam.readers.classes import Task
 from equicam.readers.layout import Layout
 from equicam.readers.model import Model
 
@@ -26,6 +27,7 @@ class Request:
     layer: str | None
     layout: Layout | None
     rectify_weights: bool | None
+    task: Task | None = None
 
     @property
     def file(self) -> Path | None:
@@ -59,6 +61,7 @@ class Request:
             self.layer or layer,
             layout=self.layout,
             rectify_weights=self.rectify_weights,
+            task=self.task,
             **defaults,
         )
         return model if self.classes is None else replace(model, classes=tuple(self.classes))

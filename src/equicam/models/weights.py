@@ -155,8 +155,8 @@ def _imports(opcodes: Sequence[tuple[pickletools.OpcodeInfo, Any, int | None]]) 
     return names
 
 
-def build_with_weights(build: Callable[[int | None], nn.Module], file: Path) -> nn.Module:
-    """A network with the weights of a file and the number of classes they have."""
+def build_with_weights(build: Callable[[int | None], nn.Module], file: Path) -> tuple[nn.Module, bool]:
+    """A network with the weights of a file and the number of classes they have; whether that is the architecture's own."""
     weights = read_state_dict(file)
     module = build(None)
     shapes = {key: value.shape for key, value in module.state_dict().items()}
@@ -166,7 +166,7 @@ def build_with_weights(build: Callable[[int | None], nn.Module], file: Path) -> 
     if differ:
         module = build(weights[differ[-1]].shape[0])
     load_weights(module, weights, file)
-    return module
+    return module, not differ
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:

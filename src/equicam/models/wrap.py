@@ -1,5 +1,6 @@
 """`wrap`: a model from any module."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 from PIL import Image
@@ -8,8 +9,11 @@ from torch import Tensor, nn
 from equicam.data.rasters.options import Input
 from equicam.errors import EquicamError
 from equicam.models.layers import choose_layer
+from equicam.readers.classes import Task
 from equicam.readers.layout import Layout
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model, as_layout, layer_name, original
+
+LOG = logging.getLogger(__name__)
 
 
 def wrap(
@@ -24,9 +28,12 @@ def wrap(
     std: Sequence[float] = IMAGENET_STD,
     classes: Sequence[str] | None = None,
     input: Input | None = None,  # noqa: A002  # the word of the field
+    task: Task | None = None,
 ) -> Model:
     """Your own module, ready to explain; the target layer is a name, a submodule, or chosen automatically.
 
+    `task` says what its outputs are: "multiclass" (softmax), "binary" (one logit), "multilabel" (a sigmoid for each) or
+    "regression" (values). Without it they are multiclass, or binary where there is one.
     `input` says what its channels are, for windows of rasters: bands, scale, resolution.
     Without `layer`, the module runs once, on the first image of `example` or on zeros of its stated input size.
     """
@@ -41,6 +48,7 @@ def wrap(
     module = original(module)
     if layer is None:
         layer = choose_layer(module, example)
+        LOG.info("layer %s chosen from %s", layer, type(module).__name__)
     return Model(
         module=module,
         layer=layer_name(module, layer),
@@ -51,4 +59,5 @@ def wrap(
         std=tuple(std),
         classes=None if classes is None else tuple(classes),
         input=input,
+        task=task,
     )

@@ -42,6 +42,8 @@ class Claim:
     metric: str
     of: str  # the network or domain
     method: str
+    sample: str
+    ci95: tuple[float, float] | None
 
     @property
     def value(self) -> float | tuple[float, float] | None:
@@ -72,6 +74,8 @@ class Claim:
         if not self.values:
             return "stated in words"
         text = "–".join(f"{v:g}" for v in sorted({min(self.values), max(self.values)}))
+        if self.ci95 is not None:
+            text += f" [{self.ci95[0]:g}, {self.ci95[1]:g}]"
         return text if self.n is None else f"{text} (n = {self.n:,})"
 
 
@@ -87,5 +91,7 @@ def _claim(name: str, entry: dict[str, object]) -> Claim:
     values = tuple(
         float(v) for v in (given if isinstance(given, list) else [given]) if isinstance(v, int | float)
     )
-    metric, of, method = (str(entry.get(key, "")) for key in ("metric", "of", "method"))
-    return Claim(name, values, n if isinstance(n, int) else None, metric, of, method)
+    metric, of, method, sample = (str(entry.get(key, "")) for key in ("metric", "of", "method", "sample"))
+    interval = entry.get("ci95")
+    ci95 = (float(interval[0]), float(interval[1])) if isinstance(interval, list) else None
+    return Claim(name, values, n if isinstance(n, int) else None, metric, of, method, sample, ci95)

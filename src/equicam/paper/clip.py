@@ -22,7 +22,7 @@ def measure(context: Context) -> Iterator[Row]:
     yield from metric_rows("clip", found, PUBLISHED)
     right = accuracy(found)
     reason = "the prompts are not published: ours are a photo of each class" if right.clean else NO_LABEL
-    yield compare("clip.acc", right, label="accuracy", tolerance=0.05, reason=reason)
+    yield compare("clip.acc", right, label="accuracy", reason=reason)
     yield gain_row("clip.gain", found)
     constant = found.map(constant_share, "equigrad-cam")
     yield compare("const.clip.eg", constant, label="equigrad-cam: constant maps")

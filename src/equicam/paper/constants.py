@@ -17,7 +17,18 @@ from equicam.paper.claims import Claim, claims
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment, another_network
 from equicam.paper.measure import constant_share
-from equicam.paper.rows import Both, Remark, Row, compare, correlation, not_run, note, number, with_verdict
+from equicam.paper.rows import (
+    Both,
+    Remark,
+    Row,
+    by_definition,
+    compare,
+    correlation,
+    not_run,
+    note,
+    number,
+    with_verdict,
+)
 from equicam.recipe import Recipe
 
 METHODS = ("grad-cam", "grad-cam++", "layer-cam", "aug-cam", "equigrad-cam+pcf", "equigrad-cam")
@@ -40,10 +51,8 @@ def measure(context: Context) -> Iterator[Row]:
     if context.backbone == "resnet50":
         xgrad, plain = (explain(context.model, x, method=m).map for m in ("xgrad-cam", "grad-cam"))
         apart, label = float((xgrad - plain).abs().max()), "largest difference of xgrad-cam and grad-cam"
-        reason = f"{apart:.0e}, {IDENTITY}"
-        yield compare(
-            "xgrad.r50.agree", Both(number(apart), None), label=label, tolerance=1e-5, reason=reason
-        )
+        reason, verdict = f"{apart:.0e}, {IDENTITY}", "by definition" if apart < 1e-5 else "differs"
+        yield with_verdict("xgrad.r50.agree", Both(number(apart), None), verdict, label=label, reason=reason)
         yield _readme(context)
 
 
@@ -58,16 +67,15 @@ def _constants(side: int) -> Iterator[Row]:
         ("const_std_threshold", CONSTANT_BELOW),
         ("eq_angles_off_grid", sum(as_transform(angle).key not in grid for angle in ANGLES)),
     ):
-        label, near = f"{name} = {value:g}", 1e-4 * abs(value)
-        yield compare(f"const.{name}", Both(number(value), None), label=label, tolerance=near)
+        yield by_definition(f"const.{name}", value, label=f"{name} = {value:g}")
     theirs, ours = (
         ", ".join(f"{angle:g}" for angle in angles) for angles in (claims()["const.eq_angles"].values, ANGLES)
     )
-    verdict = "matches" if ours == theirs else "differs"
+    verdict = "by definition" if ours == theirs else "differs"
     yield with_verdict("const.eq_angles", Both(None, None), verdict, label=f"angles {ours}", published=theirs)
     reach, (pad,) = side * (math.sqrt(2) - 1) / 2, claims()["const.pad_px"].values
     yield with_verdict(
-        "const.pad_px", Both(number(reach), None), "matches" if reach <= pad else "differs", published=f"{pad:g}",
+        "const.pad_px", Both(number(reach), None), "by definition" if reach <= pad else "differs", published=f"{pad:g}",
         label="pixels of their padding that a rotation uses", reason="it is enough; reflection has no end here",
     )  # fmt: skip
     yield not_run("const.significance_star_p", NO_STARS)
@@ -89,7 +97,7 @@ def _most_constant(context: Context) -> Row:
 
     worst = context.evaluate_both(METHODS).map(most)
     label = f"constant maps at most, {worst.as_published[1]}"
-    return compare("const.imagenet.other", worst.map(lambda w: w[0]), label=label, tolerance=0.005)
+    return compare("const.imagenet.other", worst.map(lambda w: w[0]), label=label)
 
 
 def _readme(context: Context) -> Row:
@@ -102,7 +110,7 @@ def _readme(context: Context) -> Row:
 
     found = context.evaluate_both(["grad-cam", "equigrad-cam+pcf"], ["eq", "peum"])
     label = "r of gated PEUM with 1 − Eq at 45°"
-    return compare("code.readme.peum_r", found.map(r), label=label, tolerance=0.1, reason=CENTRED)
+    return compare("code.readme.peum_r", found.map(r), label=label, reason=CENTRED)
 
 
 def _missing(context: Context, claim: Claim) -> Remark:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from equicam.paper.claims import NETWORKS, Claim, claims
 from equicam.paper.context import Context
-from equicam.paper.rows import Remark, Row, not_run, note
+from equicam.paper.rows import VERDICT_REMARKS, Remark, Row, not_run, note
 
 
 def another_network(context: Context, claim: Claim) -> Remark:
@@ -43,7 +43,7 @@ class Experiment:
             if row.verdict == "not run" or network in ("", context.backbone):
                 yield row
                 continue
-            reason = None if row.reason and row.reason.code == "off" else row.reason
+            reason = None if row.reason and row.reason.code in VERDICT_REMARKS else row.reason
             shown = f"{row.published}, of {network}"
-            yield replace(row, claim="", published=shown, verdict="measured", reason=reason, allowed=None)
+            yield replace(row, claim="", published=shown, verdict="measured", reason=reason, margin=None)
             yield not_run(row.claim, Remark("network", {"network": network}))

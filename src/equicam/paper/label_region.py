@@ -14,7 +14,7 @@ from equicam.models.images import box_mask
 from equicam.paper.claims import METHODS, Claim
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
-from equicam.paper.rows import Both, Remark, Row, compare, note, number
+from equicam.paper.rows import Both, Remark, Row, by_definition, compare, note
 from equicam.recipe import Recipe
 
 PUBLISHED = ("Grad-CAM", "Grad-CAM++", "LayerCAM", "AugCAM unaligned", "EquiGrad-CAM", "EquiGrad-CAM+PCF")
@@ -37,7 +37,7 @@ def _energy_rows(found: Both[Evaluation]) -> Iterator[Row]:
     uniform = _energies(found.clean, "grad-cam", "floor")  # one view without content is a uniform map
     for side, null in zip(SIDES, uniform, strict=True):
         label = f"uniform map, {side}"
-        yield compare(f"label.uniform null.{side}", Both(null, None), label=label, tolerance=0.002)
+        yield compare(f"label.uniform null.{side}", Both(null, None), label=label)
     for name in PUBLISHED:
         method = METHODS[name]
         energies = found.map(_energies, method)
@@ -45,8 +45,7 @@ def _energy_rows(found: Both[Evaluation]) -> Iterator[Row]:
         reason = f"its map without content gets {empty.as_published:.3f} by their protocol, {empty.clean:.3f} by ours"
         for side, ours, theirs in zip(SIDES, energies.clean, energies.as_published, strict=True):
             yield compare(
-                f"label.{name}.{side}", Both(ours, theirs), label=f"{method}, {side}",
-                tolerance=0.004 if side == "drop" else 0.02, reason=reason,
+                f"label.{name}.{side}", Both(ours, theirs), label=f"{method}, {side}", reason=reason,
             )  # fmt: skip
 
 
@@ -68,13 +67,12 @@ def _geometry(context: Context) -> Iterator[Row]:
     views = resolve(Recipe("equigrad-cam", as_published=True)).fusion.views
     cover = unit(coverage_map(views, GRID, (box.shape[0], box.shape[1]), like=box))
     area = float(box.sum())
-    for name, value, tolerance in (
-        ("box_px", math.sqrt(area), 0.5),
-        ("disc_radius", math.sqrt(area / math.pi), 0.3),
-        ("vignette_null", float(localisation.energy(cover, disc)), 0.003),
+    for name, value in (
+        ("box_px", math.sqrt(area)),
+        ("disc_radius", math.sqrt(area / math.pi)),
+        ("vignette_null", float(localisation.energy(cover, disc))),
     ):
-        found = Both(number(value), None)
-        yield compare(f"label.{name}", found, label=name, tolerance=tolerance, reason=PREPROCESSING)
+        yield by_definition(f"label.{name}", value, label=name, reason=PREPROCESSING, near=0.02)
 
 
 def _missing(_context: Context, _claim: Claim) -> Remark:

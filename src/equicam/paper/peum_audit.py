@@ -25,7 +25,7 @@ def measure(context: Context) -> Iterator[Row]:
     found = tables.map(_signals)
     for name, signal in SIGNALS.items():
         r = found.map(lambda of, signal: correlation(of[signal].pearson), signal)
-        yield compare(f"audit.r.{name}", r, label=f"r of {signal}", tolerance=0.06)
+        yield compare(f"audit.r.{name}", r, label=f"r of {signal}")
     r = found.map(lambda of: correlation(of["1 − stability"].pearson))
     yield compare("", r, label="r of 1 − stability", published="not in the text")
     ahead = found.map(lambda of: of["disagreement"].behind_peum)
@@ -33,12 +33,12 @@ def measure(context: Context) -> Iterator[Row]:
     yield compare("audit.diff", ahead, label="PEUM ahead of disagreement", artefact=artefact, reason=artefact)
     lift = found.map(lambda of: of["peum (full)"].held_out)
     held_out, in_sample = lift.map(lambda h: h.lift), lift.map(lambda h: number(h.in_sample, h.lift.n))
-    yield compare("audit.lift.heldout", held_out, label="mean ratio, held out", tolerance=0.25)
-    yield compare("audit.lift.insample", in_sample, label="mean ratio, in sample", tolerance=0.25)
+    yield compare("audit.lift.heldout", held_out, label="mean ratio, held out")
+    yield compare("audit.lift.insample", in_sample, label="mean ratio, in sample")
     for name, signal in MISCLASSIFIED.items():
         auroc = found.map(lambda of, signal: of[signal].wrong, signal)
         label = f"{signal}: AUROC for wrong predictions"
-        yield compare(f"audit.auroc.{name}", auroc, label=label, tolerance=0.06)
+        yield compare(f"audit.auroc.{name}", auroc, label=label)
     for name, signal in CAPTURE.items():
         capture = found.map(lambda of, signal: of[signal].capture, signal)
         label = f"{name}: capture of the worst tenth, × chance"

@@ -12,24 +12,29 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from equicam.evaluation.statistics import Correlation, Estimate
 from equicam.paper.claims import claims
+from equicam.paper.margins import margin
 from equicam.shards import json_ready
 
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 P = ParamSpec("P")
-Value = float | tuple[float, float] | None
-TOLERANCE = 0.03
-MIN_IMAGES_FOR_INTERVAL = 100
-"""From this sample size on, an interval that contains the published number counts as a match."""
+MIN_IMAGES = 100
+"""With fewer, a bootstrap interval is too narrow to decide anything."""
+VERDICTS = ("matches", "differs", "artefact", "undecided", "by definition", "measured", "not run")
 SENTENCES = {
     "note": "{text}",
-    "off": "off by {distance:.3f}, allowed {allowed:g}",
+    "off": "off by {distance:.3g}, margin {margin:.3g}",
+    "few": "{n} images: {needed} are needed to decide",
+    "wide": "the interval reaches across the margin of {margin:.3g}",
+    "no-interval": "no interval, so nothing is decided",
     "network": "of {network}: --model {network}",
     "costly": "{passes} forward passes per map: --costly, with --n",
     "command": "of {of}: {command}",
     "control": "drift minus this {mean:+.3f} [{low:+.3f}, {high:+.3f}]; drift costs more on {wins:.0%} of the images",
 }
 """How a table words each remark."""
+VERDICT_REMARKS = ("off", "few", "wide", "no-interval")
+"""Remarks that only explain a verdict."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,9 @@ class Row:
     published: str
     clean: Estimate | None
     as_published: Estimate | None
-    verdict: str  # matches, differs, artefact, undecided (few images, or several networks), measured, not run
+    verdict: str  # one of VERDICTS
     reason: Remark | None = None
-    allowed: float | None = None  # how far a match may be off
+    margin: float | None = None  # within which the whole interval of a match lies
 
     @property
     def note(self) -> str:
@@ -86,7 +91,6 @@ def compare(
     found: Both[Estimate | None],
     *,
     label: str = "",
-    tolerance: int | float = TOLERANCE,
     artefact: str = "",
     reason: str | Remark = "",
     within: tuple[float, float] | None = None,
@@ -101,15 +105,51 @@ def compare(
     if known is None:
         return Row("", label, published, found.clean, found.as_published, "measured", why)
     measured, value = found.as_published or found.clean, within or known.value
-    verdict = "not run" if measured is None else _verdict(value, measured, tolerance)
+    if measured is None or value is None:
+        verdict, allowed = "not run" if measured is None else "measured", None
+    else:
+        allowed = margin(claim)
+        verdict, undecided = judge(value, measured, allowed, known.ci95)
+        why = why or undecided
     if artefact and verdict == "matches":
         verdict, why = "artefact", _remark(artefact)
-    if measured is not None and verdict == "differs" and why is None:
-        distance = {"distance": _distance(value, measured.value), "allowed": tolerance}
-        why = Remark("off", distance)
-    allowed = float(tolerance) if verdict in ("matches", "differs", "artefact") else None
     label = label or known.label
     return Row(claim, label, known.text, found.clean, found.as_published, verdict, why, allowed)
+
+
+def judge(
+    published: float | tuple[float, float],
+    found: Estimate,
+    margin: float,
+    ci95: tuple[float, float] | None = None,
+) -> tuple[str, Remark | None]:
+    """Equivalence by interval: whole inside the margin it matches, whole outside it differs, else nothing is decided.
+
+    A published interval widens ours: their errors add in quadrature. Two one-sided tests at 5 % would use the narrower
+    90 % interval; ours has 95 %.
+    """
+    low, high = published if isinstance(published, tuple) else (published, published)
+    if math.isnan(found.value) or math.isnan(found.low) or math.isnan(found.high):
+        return "undecided", Remark("no-interval", {})
+    if found.n < MIN_IMAGES:
+        return "undecided", Remark("few", {"n": found.n, "needed": MIN_IMAGES})
+    theirs = 0.0 if ci95 is None else (ci95[1] - ci95[0]) / 2
+    bottom = found.value - math.hypot(found.value - found.low, theirs)
+    top = found.value + math.hypot(found.high - found.value, theirs)
+    if low - margin <= bottom and top <= high + margin:
+        return "matches", None
+    if top < low - margin or bottom > high + margin:
+        distance = max(low - found.value, found.value - high)
+        return "differs", Remark("off", {"distance": distance, "margin": margin})
+    return "undecided", Remark("wide", {"margin": margin})
+
+
+def by_definition(claim: str, value: int | float, *, label: str, reason: str = "", near: float = 1e-4) -> Row:
+    """A constant of the protocol or an identity: it is checked, and is not counted as a match."""
+    known = claims()[claim]
+    (published,) = known.values
+    verdict = "by definition" if math.isclose(value, published, rel_tol=near) else "differs"
+    return Row(claim, label, known.text, number(value), None, verdict, _remark(reason))
 
 
 def with_verdict(
@@ -153,30 +193,13 @@ def correlation(c: Correlation) -> Estimate:
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
-    """A difference of two means, without an interval."""
-    return number(a.value - b.value, min(a.n, b.n))
+    """A difference of two means over different images: their errors add in quadrature."""
+    value = a.value - b.value
+    down, up = math.hypot(a.value - a.low, b.high - b.value), math.hypot(a.high - a.value, b.value - b.low)
+    return Estimate(value, value - down, value + up, min(a.n, b.n))
 
 
 def _remark(given: str | Remark) -> Remark | None:
     if isinstance(given, Remark):
         return given
     return note(given) if given else None
-
-
-def _verdict(published: Value, found: Estimate, tolerance: int | float) -> str:
-    if published is None:
-        return "measured"
-    if math.isnan(found.value):
-        return "undecided"
-    if _distance(published, found.value) <= tolerance:
-        return "matches"
-    low, high = published if isinstance(published, tuple) else (published, published)
-    inside = not math.isnan(found.low) and found.low <= high and low <= found.high
-    return ("matches" if found.n >= MIN_IMAGES_FOR_INTERVAL else "undecided") if inside else "differs"
-
-
-def _distance(published: Value, value: float) -> float:
-    if published is None or math.isnan(value):
-        return math.inf
-    low, high = published if isinstance(published, tuple) else (published, published)
-    return max(low - value, value - high, 0.0)

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluation import statistics, summary
+from equicam.evaluation.statistics import Estimate, Floats
 from equicam.methods import resolve
 from equicam.paper.claims import claims
-from equicam.paper.context import Context
+from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
-from equicam.paper.rows import Both, Row, compare, number
+from equicam.paper.rows import Both, Row, compare
 from equicam.recipe import Recipe
 
 VIEWS = (2, 3, 4, 6, 9, 12, 18, 36)
@@ -19,7 +20,8 @@ EqByViews = dict[int, Estimate]
 
 def measure(context: Context) -> Iterator[Row]:
     """Eq at each T by both protocols; T = 4 against T = 3 is where they disagree."""
-    found = Both(_eq(context, as_published=False), _eq(context, as_published=True))
+    tables = Both(_evaluate(context, as_published=False), _evaluate(context, as_published=True))
+    found = tables.map(_eq)
     start = f"tsweep.{context.backbone}"
     dips = found.map(lambda eq: eq[3].value > eq[4].value)
     artefact = VIGNETTE if dips.as_published and not dips.clean else ""
@@ -29,25 +31,40 @@ def measure(context: Context) -> Iterator[Row]:
             at = found.map(lambda eq, t: eq[t], t)
             yield compare(name, at, label=f"T = {t}", artefact=artefact if t == 4 else "")
         if (name := f"{start}.frac.T{t}") in claims():
-            share = found.map(_share, 1, t).map(number)
-            yield compare(name, share, label=f"share of the gain at T = {t}", tolerance=0.06)
+            share = tables.map(_share, 1, t)
+            yield compare(name, share, label=f"share of the gain at T = {t}")
     for before, t in STEPS:
-        points = found.map(lambda eq, before, t: number(100 * _share(eq, before, t)), before, t)
+        points = tables.map(_share, before, t, times=100)
         label = f"points of the gain that T = {t} adds to T = {before}"
-        yield compare(f"{start}.add.T{t}", points, label=label, tolerance=1.5)
+        yield compare(f"{start}.add.T{t}", points, label=label)
     yield compare(f"{start}.base.derived", found.map(lambda eq: eq[1]), label="grad-cam")
 
 
-def _eq(context: Context, *, as_published: bool) -> EqByViews:
+def _evaluate(context: Context, *, as_published: bool) -> Evaluation:
     # every T up to 18 is a subset of the 36 views, so all are read at once
-    methods = {f"T = {t}": resolve(Recipe("equigrad-cam", views=t, as_published=as_published)) for t in VIEWS}
-    found = context.evaluate(methods | {"grad-cam": resolve(Recipe("grad-cam"))}, as_published=as_published)
-    return {1: found.eq("grad-cam")} | {t: found.eq(f"T = {t}") for t in VIEWS}
+    methods = {_name(t): resolve(Recipe("equigrad-cam", views=t, as_published=as_published)) for t in VIEWS}
+    return context.evaluate(methods | {_name(1): resolve(Recipe("grad-cam"))}, as_published=as_published)
 
 
-def _share(eq: EqByViews, before: int, t: int) -> float:
+def _name(views: int) -> str:
+    return f"T = {views}" if views > 1 else "grad-cam"
+
+
+def _eq(found: Evaluation) -> EqByViews:
+    return {t: found.eq(_name(t)) for t in (1, *VIEWS)}
+
+
+def _share(found: Evaluation, before: int, t: int, times: int = 1) -> Estimate:
     """The share of the gain of 18 views that `t` views add to `before`."""
-    return (eq[t].value - eq[before].value) / (eq[18].value - eq[1].value)
+    columns = [summary.pick(found.table, "eq", _name(views), found.region) for views in (t, before, 18, 1)]
+    values = [column.by_id(columns[0].ids) for column in columns]
+    one = statistics.bootstrap(_gained, *values, cluster=columns[0].ids)
+    return Estimate(times * one.value, times * one.low, times * one.high, one.n)
+
+
+def _gained(at: Floats, before: Floats, most: Floats, least: Floats) -> float:
+    mean = statistics.mean
+    return (mean(at) - mean(before)) / (mean(most) - mean(least))
 
 
 EXPERIMENT = Experiment("T sweep: how many views", ("tsweep.",), measure)

@@ -12,9 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 from equicam.errors import EquicamError
 from equicam.readers.checks import Check
+from equicam.readers.failures import model_failure
 from equicam.readers.forward import Captured, Forward, Network, frozen, run_module
 from equicam.readers.layout import Layout
-from equicam.readers.logits import at_least_float32, class_logits
+from equicam.readers.logits import at_least_float32, read_output
 from equicam.readers.model import Model
 from equicam.readers.objective import class_logit
 from equicam.readers.reading import Reader, Reading, Targets
@@ -97,7 +98,7 @@ def record_attention(network: Network, x: Float[Tensor, "n c H W"], *, gradients
     with frozen(network.model.module), torch.set_grad_enabled(gradients):
         with Recorder() as recorder:
             output = run_module(network, x.detach().clone().requires_grad_(gradients))
-        found = class_logits(output, count=len(x))
+        found = read_output(network.model, output, count=len(x))
     recorded = recorder.recorded
     sizes = {a.shape[-1] for a in recorded}
     whole = all(len(a) == len(x) if a.ndim == 4 else len(a) % len(x) == 0 for a in recorded)
@@ -113,13 +114,14 @@ def record_attention(network: Network, x: Float[Tensor, "n c H W"], *, gradients
         return at_least_float32(attention.detach()).reshape(len(x), -1, tokens, tokens)
 
     def gradient(direction: Float[Tensor, "n y"]) -> tuple[Captured, tuple[Check, ...]]:
-        grads = torch.autograd.grad(found.logits, recorded, direction, materialize_grads=True)
+        with model_failure(network.model, tuple(x.shape)):
+            grads = torch.autograd.grad(found.logits, recorded, direction, materialize_grads=True)
         return tuple(by_head(g) for g in grads), ()
 
     return Forward(
         captured=tuple(by_head(a) for a in recorded),
         logits=found.logits.detach(),
-        probabilities=found.probabilities.detach(),
+        probabilities=None if found.probabilities is None else found.probabilities.detach(),
         gradient=gradient,
         checks=found.checks,
     )

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from equicam.errors import EquicamError
 from equicam.readers.checks import Check, raise_failed
+from equicam.readers.failures import model_failure
 from equicam.readers.layout import Layout, channels_of, infer
-from equicam.readers.logits import Logits, at_least_float32, class_logits
+from equicam.readers.logits import Logits, at_least_float32, read_output
 from equicam.readers.model import Model
 
 
@@ -64,7 +65,7 @@ class Forward:
 
     captured: Captured  # (features [n, k, h, w],), or the attention of every block
     logits: Float[Tensor, "n y"]
-    probabilities: Float[Tensor, "n y"]
+    probabilities: Float[Tensor, "n y"] | None  # None: outputs are values
     gradient: Gradient = no_gradient
     rectify_weights: bool = False
     checks: tuple[Check, ...] = ()
@@ -77,12 +78,12 @@ class Forward:
 
 def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
     """Logits, the target layer's features, and the gradient of the logits with respect to the features."""
-    model, count = network.model, len(x)
+    model, count, shape = network.model, len(x), tuple(x.shape)
     with network.frozen(), torch.enable_grad():
         output, features, differentiable = (network.run or run_eagerly)(network, x)
         features = _first(features, count)
         layout = layer_layout(model, features, (x.shape[-2], x.shape[-1]))
-        found = class_logits(output, count=len(differentiable))
+        found = read_output(model, output, count=len(differentiable))
         logits = _first(found.logits, count)
 
     def gradient(direction: Float[Tensor, "n y"]) -> tuple[Captured, tuple[Check, ...]]:
@@ -91,14 +92,15 @@ def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
                 f"layer {model.layer!r}", needs="the class logits to depend on it with gradient",
                 got="logits cut off from it", fix="a layer outside the model's own no_grad or detach",
             )  # fmt: skip
-        (grad,) = torch.autograd.grad(logits, differentiable, direction, materialize_grads=True)
+        with model_failure(model, shape):
+            (grad,) = torch.autograd.grad(logits, differentiable, direction, materialize_grads=True)
         grad = _first(grad, count)
         return (at_least_float32(layout.planes(grad)),), _check_patches(model, grad, layout)
 
     return Forward(
         captured=(at_least_float32(layout.planes(features.detach())),),
         logits=logits.detach(),
-        probabilities=_first(found.probabilities, count).detach(),
+        probabilities=None if found.probabilities is None else _first(found.probabilities, count).detach(),
         gradient=gradient,
         rectify_weights=layout.prefixed if model.rectify_weights is None else model.rectify_weights,
         checks=found.checks,
@@ -114,7 +116,7 @@ def read_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
 def predict(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
     """Logits and probabilities of a batch, checked."""
     with frozen(network.model.module), torch.no_grad():
-        found = class_logits(run_module(network, x), count=len(x))
+        found = read_output(network.model, run_module(network, x), count=len(x))
     raise_failed(found.checks)
     return found
 
@@ -123,7 +125,8 @@ def run_module(network: Network, x: Float[Tensor, "n c H W"]) -> Any:
     """The module's output, in the memory format of its weights."""
     if prefers_channels_last(network.model.module):
         x = x.contiguous(memory_format=torch.channels_last)
-    with torch.autocast(x.device.type, dtype=network.autocast) if network.autocast else nullcontext():
+    autocast = torch.autocast(x.device.type, dtype=network.autocast) if network.autocast else nullcontext()
+    with model_failure(network.model, tuple(x.shape)), autocast:
         return network.model.module(x)
 
 

@@ -1,5 +1,6 @@
-"""Class logits and probabilities from whatever a model returns."""
+"""Class logits and probabilities, or values, from whatever a model returns."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +12,21 @@ from torch import Tensor
 from equicam.errors import EquicamError
 from equicam.readers.checks import Check
 from equicam.readers.finite import finite
+from equicam.readers.model import Model, OutputFunction
 
 SUMS_TO_ONE_WITHIN = 1e-3
 """Rows of outputs that sum to 1 within this are taken for probabilities."""
 
+LABEL_PREDICTED_FROM = 0.5
+"""The probability from which a label of a multi-label model counts as predicted."""
+
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits and probabilities per class, and the checks they must pass."""
+    """Logits and probabilities per class, and the checks they must pass; of values there are no probabilities."""
 
     logits: Float[Tensor, "n y"]
-    probabilities: Float[Tensor, "n y"]
+    probabilities: Float[Tensor, "n y"] | None
     checks: tuple[Check, ...]
 
 
@@ -30,28 +35,89 @@ def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def class_logits(output: Any, *, count: int) -> Logits:
-    """Logits per class from a module's output; a single logit z is two classes with logits (−z, z)."""
+def require_probabilities(found: Float[Tensor, "*n y"] | None, what: str) -> Float[Tensor, "*n y"]:
+    """The probabilities, or an error where outputs are values."""
+    if found is None:
+        raise EquicamError(
+            what, needs="class probabilities", got="a value, which has none", fix='a method of gradients, as "equigrad-cam"'
+        )  # fmt: skip
+    return found
+
+
+def read_output(model: Model, output: Any, *, count: int) -> Logits:
+    """What is explained, from a module's output: logits of classes or labels, values, or the caller's function of it.
+
+    A single logit z is two classes with logits (−z, z), unless the model's task is regression.
+    """
+    if model.value is not None:
+        return _read_value(model.value, output, count)
     found = _find(output)
     if found is None or found.ndim not in (1, 2) or len(found) != count or not found.is_floating_point():
         shape = f"{type(output).__name__}" if found is None else f"a tensor {tuple(found.shape)}"
         raise EquicamError(
             "the model's output", needs=f"class logits [{count}, classes], alone or in a tuple or dict", got=shape,
-            fix="wrapping the model in a module that returns its logits",
+            fix="target=lambda y: …, a value per image of what the model returns, or a module that returns its logits",
         )  # fmt: skip
     logits = at_least_float32(found)
     values = logits.detach()
-    checks = (Check(lambda: finite(values), _not_finite), *_check_not_probabilities(logits))
-    if logits.ndim == 1 or logits.shape[1] == 1:
-        z = logits.reshape(-1, 1)
-        pair = torch.cat((-z, z), 1)
+    finite_logits = Check(lambda: finite(values), _not_finite)
+    logits = logits.reshape(count, -1)
+    if model.task == "regression":
+        return Logits(logits, None, (finite_logits,))
+    checks = (finite_logits, *_check_not_probabilities(logits, labels=model.is_multilabel))
+    _refuse_number_of_outputs(model, logits.shape[1])
+    if logits.shape[1] == 1:
+        pair = torch.cat((-logits, logits), 1)
         return Logits(pair, pair.sigmoid(), checks)
-    return Logits(logits, logits.softmax(1), checks)
+    return Logits(logits, logits.sigmoid() if model.is_multilabel else logits.softmax(1), checks)
 
 
-def _check_not_probabilities(logits: Float[Tensor, "n ..."]) -> tuple[Check, ...]:
-    """Refuse rows that sum to 1, and single outputs whose autograd node is a sigmoid."""
-    if logits.ndim == 2 and logits.shape[1] > 1:
+def _read_value(value: OutputFunction, output: Any, count: int) -> Logits:
+    """The caller's function of the output, as a regression with one output."""
+    found = value(output)
+    if (
+        not isinstance(found, Tensor)
+        or found.shape not in ((count,), (count, 1))
+        or not found.is_floating_point()
+    ):
+        got = (
+            f"a {str(found.dtype).removeprefix('torch.')} tensor {tuple(found.shape)}"
+            if isinstance(found, Tensor)
+            else type(found).__name__
+        )
+        raise EquicamError(
+            "target", needs=f"a function that returns one floating-point value per image, [{count}]", got=got,
+            fix="a mean over the other axes, as in target=lambda y: y[:, 3].mean((1, 2))",
+        )  # fmt: skip
+    logits = at_least_float32(found).reshape(count, 1)
+    values = logits.detach()
+    return Logits(logits, None, (Check(lambda: finite(values), _not_finite),))
+
+
+def _refuse_number_of_outputs(model: Model, outputs: int) -> None:
+    """Refuse a task that does not go with the number of outputs; one output without a task is not read silently."""
+    if getattr(model.module, "num_classes", None) == 0:  # timm's backbones say so
+        raise EquicamError(
+            "a backbone without classes", needs="a function of its features as the target", got="a class, or none",
+            fix="target=lambda y: …, a value per image",
+        )  # fmt: skip
+    one = outputs == 1
+    if (one and model.task in ("multiclass", "multilabel")) or (not one and model.task == "binary"):
+        raise EquicamError(
+            f"task={model.task!r}", needs="one output" if model.task == "binary" else "two outputs or more", got=outputs,
+            fix='task="binary" or "regression"' if one else 'task="multiclass" or "multilabel"',
+        )  # fmt: skip
+    if one and model.task is None and model.classes is None:
+        warnings.warn(
+            'one output is read as the logit of two classes; task="regression" explains its value, and task="binary" '
+            "confirms that it is a logit",
+            stacklevel=2,
+        )
+
+
+def _check_not_probabilities(logits: Float[Tensor, "n y"], *, labels: bool = False) -> tuple[Check, ...]:
+    """Refuse rows that sum to 1, and single outputs or labels whose autograd node is a sigmoid."""
+    if logits.shape[1] > 1 and not labels:
         values = logits.detach()
 
         def passes() -> Tensor:

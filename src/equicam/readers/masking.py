@@ -15,7 +15,7 @@ from equicam.core.constants import constant
 from equicam.errors import EquicamError
 from equicam.readers.batch_size import views_that_fit
 from equicam.readers.forward import Forward, Network, predict
-from equicam.readers.logits import at_least_float32
+from equicam.readers.logits import at_least_float32, require_probabilities
 from equicam.readers.reading import Reading, Targets
 
 Weighing = Literal["softmax", "softmax_of_logits", "relu_minus_full_image", "probability"]
@@ -44,6 +44,7 @@ def score_cam(
             "weigh", needs=f"one of {', '.join(get_args(Weighing))}", got=repr(weigh), fix='weigh="softmax"'
         )
     acts = forward.features
+    probabilities = require_probabilities(forward.probabilities, "score-cam")
     rows = []
     for i in range(len(x)):
         target = int(targets.classes[i])
@@ -56,7 +57,7 @@ def score_cam(
             ]
         )
         weights = torch.zeros_like(acts[i, :, 0, 0])
-        full = forward.probabilities[i, target]
+        full = probabilities[i, target]
         weights[chosen] = _channel_weights(scores, weigh, full=full).to(weights.dtype)
         rows.append(weights)
     return Reading("combined", (weighted(acts, torch.stack(rows)),))
@@ -71,7 +72,9 @@ def _class_score(
     network: Network, masked: Float[Tensor, "m c H W"], target: int, weigh: Weighing
 ) -> Float[Tensor, " m"]:
     found = predict(network, masked)
-    return (found.logits if weigh == "softmax_of_logits" else found.probabilities)[:, target]
+    if weigh == "softmax_of_logits":
+        return found.logits[:, target]
+    return require_probabilities(found.probabilities, "score-cam")[:, target]
 
 
 def _channel_weights(
@@ -101,7 +104,8 @@ def rise(
         mass += shown.sum(0)
         for i in range(len(x)):
             found = predict(network, x[i] * shown[:, None].to(x.dtype))
-            total[i] += torch.einsum("m,mhw->hw", found.probabilities[:, targets.classes[i]], shown)
+            probabilities = require_probabilities(found.probabilities, "rise")
+            total[i] += torch.einsum("m,mhw->hw", probabilities[:, targets.classes[i]], shown)
     return Reading("rectified", (total / (mass + 1e-8),))
 
 

@@ -2,7 +2,8 @@
 
 import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import torch
 from PIL import Image
@@ -10,12 +11,15 @@ from torch import Tensor, nn
 
 from equicam.data.rasters.options import Input
 from equicam.errors import EquicamError
+from equicam.readers.classes import Task
 from equicam.readers.layout import Layout
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+OutputFunction = Callable[[Any], Tensor]
+"""A module's output, as it returns it → one value per image."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model:
     """A module, the layer its explanations are read from, and the preprocessing of its images."""
 
@@ -29,6 +33,37 @@ class Model:
     classes: tuple[str, ...] | None = None
     input: Input | None = None  # of rasters: bands, scale, resolution
     name: str | None = None  # as given to `load`
+    task: Task | None = None  # None: multiclass, or binary where there is one output
+    value: OutputFunction | None = None  # explained instead of an output: `explain(…, target=function)`
+
+    def __post_init__(self) -> None:
+        if self.task is not None and self.task not in get_args(Task):
+            raise EquicamError(
+                "task", needs=f"one of {', '.join(get_args(Task))}", got=repr(self.task), fix='task="multilabel"'
+            )  # fmt: skip
+
+    def __repr__(self) -> str:
+        named = type(self.module).__name__ if self.name is None else f"{self.name!r}"
+        facts = [named, f"layer {self.layer!r}"]
+        if self.classes is not None:
+            facts.append(f"{len(self.classes):,} classes")
+        if self.task is not None:
+            facts.append(self.task)
+        return f"Model({', '.join(facts)}, {str(self.dtype).removeprefix('torch.')} on {self.device})"
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether its outputs are of classes."""
+        return self.task != "regression"
+
+    @property
+    def is_multilabel(self) -> bool:
+        """Whether its labels do not exclude each other."""
+        return self.task == "multilabel"
+
+    def explaining(self, value: OutputFunction) -> "Model":
+        """The same model with a value of its output in the place of classes."""
+        return replace(self, value=value, task="regression", classes=None)
 
     @property
     def device(self) -> torch.device:

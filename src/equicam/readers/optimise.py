@@ -8,7 +8,7 @@ from torch.nn.functional import interpolate
 from equicam.core.combine import weighted
 from equicam.readers.checks import raise_failed
 from equicam.readers.forward import Forward, Network, frozen, run_module
-from equicam.readers.logits import class_logits
+from equicam.readers.logits import read_output
 from equicam.readers.reading import Reading, Targets
 
 
@@ -33,7 +33,7 @@ def opti_cam(
             large = interpolate(weighted(acts, beta.softmax(1))[:, None], x.shape[-2:], mode="bilinear")
             low, high = large.amin((2, 3), keepdim=True), large.amax((2, 3), keepdim=True)
             mask = (large - low) / (high - low + 1e-8)
-            found = class_logits(run_module(network, x * mask.to(x.dtype)), count=len(x))
+            found = read_output(network.model, run_module(network, x * mask.to(x.dtype)), count=len(x))
             raise_failed(found.checks)
             chosen = found.logits.gather(1, targets.classes[:, None])
             (beta.grad,) = torch.autograd.grad(-chosen.sum(), beta)

@@ -14,7 +14,7 @@ from equicam.readers.batch_size import views_that_fit
 from equicam.readers.checks import raise_failed
 from equicam.readers.forward import Forward, Network, frozen, last_output, layer_layout, run_module
 from equicam.readers.layout import Layout, is_block_norm
-from equicam.readers.logits import Logits, at_least_float32, class_logits
+from equicam.readers.logits import Logits, at_least_float32, read_output, require_probabilities
 from equicam.readers.reading import Reading, Targets
 
 VARIANT_BYTES = 256 * 2**20
@@ -79,7 +79,8 @@ def recipro_cam(
 
         return h * w, make
 
-    acts, _, probabilities = _predict_variants(network, x, single_positions, block_input=True)
+    acts, _, found = _predict_variants(network, x, single_positions, block_input=True)
+    probabilities = require_probabilities(found, "recipro-cam")
     index = targets.classes[:, None, None].expand(-1, probabilities.shape[1] - 1, 1)
     chosen = probabilities[:, 1:].gather(2, index)[..., 0]
     return Reading("rectified", (chosen.view(len(x), *acts.shape[-2:]),))
@@ -132,7 +133,7 @@ def predict_from(
             output = run_module(network, x)
             if not varied:
                 last_output(model, varied, x)
-            found = class_logits(output, count=len(varied[-1]))
+            found = read_output(model, output, count=len(varied[-1]))
     finally:
         for handle in handles:
             handle.remove()
@@ -146,7 +147,7 @@ def _predict_variants(
     variants: Callable[[Tensor, Layout], tuple[int, MakeVariants]],
     *,
     block_input: bool = False,
-) -> tuple[Float[Tensor, "n k h w"], Float[Tensor, "n m y"], Float[Tensor, "n m y"]]:
+) -> tuple[Float[Tensor, "n k h w"], Float[Tensor, "n m y"], Float[Tensor, "n m y"] | None]:
     """Each image's features; logits and probabilities of them as they are (first) and of every variant."""
     acts: list[Tensor] = []
     logits, probabilities = [], []
@@ -173,8 +174,8 @@ def _predict_variants(
             for start in range(min(count, fitting), count, fitting)
         ]
         logits.append(torch.cat([f.logits for f in found]))
-        probabilities.append(torch.cat([f.probabilities for f in found]))
-    return torch.cat(acts), torch.stack(logits), torch.stack(probabilities)
+        probabilities += [one for one in (_cat_probabilities(found),) if one is not None]
+    return torch.cat(acts), torch.stack(logits), torch.stack(probabilities) if probabilities else None
 
 
 def _run_head(
@@ -209,4 +210,9 @@ def _run_head(
             copies = image.expand(len(rows), -1, -1, -1)
             found.append(predict_from(network, copies, vary_rows, block_input=block_input))
         logits = torch.cat([f.logits for f in found])
-        return Logits(logits, torch.cat([f.probabilities for f in found]), checks=())
+        return Logits(logits, _cat_probabilities(found), checks=())
+
+
+def _cat_probabilities(found: list[Logits]) -> Float[Tensor, "m y"] | None:
+    known = [f.probabilities for f in found if f.probabilities is not None]
+    return torch.cat(known) if known else None

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ class ExplainedImage:
     facts: dict[str, Any]
 
 
-def write_files(explained: ExplainedImage, folder: Path, stem: str) -> None:
+def write_files(explained: ExplainedImage, folder: Path, stem: str) -> dict[str, Any]:
     """STEM.overlay.png, STEM.views.png, STEM.json, and STEM.peum.png where there is more than one view."""
     names = {"overlay": f"{stem}.overlay.png", "views": f"{stem}.views.png"}
     image, title = ("image", explained.image), explained.title
@@ -60,6 +61,7 @@ def write_files(explained: ExplainedImage, folder: Path, stem: str) -> None:
     panel(rows, folder / names["views"], title=f"each view alone: {title}", inches=1.7)
     facts = explained.facts | {"files": names}
     (folder / f"{stem}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=True) + "\n")
+    return facts
 
 
 def safe_stem(path: str, taken: set[str]) -> str:
@@ -79,4 +81,5 @@ def safe_stem(path: str, taken: set[str]) -> str:
 def _caption(view: ViewImage) -> str:
     remark = "\nother class" if view.flips else "" if view.kept else "\nleft out"
     separator = ", " if len(view.label) <= LONGEST_IN_LINE else "\n"
-    return f"{view.label}{separator}p = {view.confidence:.2f}{remark}"
+    p = "" if math.isnan(view.confidence) else f"{separator}p = {view.confidence:.2f}"  # a value has none
+    return f"{view.label}{p}{remark}"

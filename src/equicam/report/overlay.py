@@ -1,5 +1,6 @@
 """Maps as colours over images, and panels of them, for people to look at."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,28 @@ MAX_DEVIATION = 0.5  # the largest standard deviation of values in [0, 1]
 
 
 def heat(values: Float[np.ndarray, "H W"]) -> RgbImage:
-    """Values in [0, 1] as colours."""
-    return np.asarray(colormaps[COLOURMAP](values)[..., :3] * 255).round().astype(np.uint8)
+    """Values in [0, 1] as colours, interpolated between those of the colour map: no steps."""
+    table = _colour_table()
+    places = np.linspace(0, 1, len(table))
+    known = np.nan_to_num(values)
+    return np.stack([np.interp(known, places, one) for one in table.T], axis=-1).round().astype(np.uint8)
+
+
+@cache
+def _colour_table() -> Float[np.ndarray, "n 3"]:
+    return np.asarray(colormaps[COLOURMAP](np.linspace(0, 1, 256))[:, :3] * 255)
+
+
+def opacity(values: Float[np.ndarray, "H W"]) -> Float[np.ndarray, "H W"]:
+    """How opaque a map's colours are: none at 0 and all at 1, rising steadily, so that no edge shows where a map begins."""
+    return np.asarray(1 - (1 - np.clip(values, 0, 1)) ** 1.6)
 
 
 def overlay(image: RgbImage, values: Float[np.ndarray, "H W"], *, strength: float = 0.75) -> RgbImage:
     """The map over the image; the image is greyed, so that colour means saliency, and shows where the map is low."""
     grey = image @ np.array([0.299, 0.587, 0.114])
     background = 0.35 * image + 0.65 * grey[..., None]
-    alpha = strength * np.clip(values, 0, 1)[..., None] ** 0.7
+    alpha = strength * opacity(values)[..., None]
     blended: np.ndarray = (1 - alpha) * background + alpha * heat(values)
     return blended.round().astype(np.uint8)
 

@@ -1,7 +1,8 @@
 """The evidence report: one HTML file that needs nothing else, and the same numbers in a JSON file next to it.
 
 Names, labels and reasons come from foreign files: they are escaped as text, and characters that would move, hide or
-reverse text are spelled out. The report names no image of the control arm, because reviewers may read it.
+reverse text are spelled out. No image is named as one of the control arm, because reviewers may read the report: it
+lists every image of a small run alike, and shows those of the queue.
 """
 
 import json
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from equicam.auditing.log import Log
 from equicam.auditing.manifest import Manifest
@@ -28,13 +30,15 @@ from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.reasons import SIGNALS, Reason, describe, from_rows, name_views
 from equicam.report import plots, render
-from equicam.report.overlay import MAX_DEVIATION
+from equicam.report.answer import MAX_TABLE_ROWS, image_table, steadiness_counts
+from equicam.report.overlay import MAX_DEVIATION, RgbImage
 from equicam.report.rasters import raster_overview
 from equicam.report.render import RenderedImages
-from equicam.report.rows import class_name, peum_undefined
-from equicam.report.text import FLAGS, SIGNAL_MEANINGS, visible
+from equicam.report.rows import class_name, peum_scores, peum_undefined, share_below
+from equicam.report.text import FLAGS, SIGNAL_MEANINGS, VERDICT_MEANINGS, visible
 from equicam.report.view_curve import curve_order, view_curve
 from equicam.shards import json_ready, write_atomic
+from equicam.steadiness import STEADY_FROM, judge_row
 
 MAX_BAD_ROWS = 100  # of the table of bad images
 Evidence = Mapping[str, Any]
@@ -100,7 +104,9 @@ def write_report(
     text = _environment().get_template("report.html.j2").render(
         facts=facts, cards=cards, plots=_plots(items, queue, triage, len(manifest.transforms)), flags=FLAGS,
         manifest=_manifest_lines(manifest), folder=shlex.quote(valid_utf8(str(store.folder))), max_bad_rows=MAX_BAD_ROWS,
-        max_deviation=MAX_DEVIATION, scale=render.data_url(render.colour_scale()),
+        max_deviation=MAX_DEVIATION, scale=render.data_url(_colour_scale(cards)), steady_from=STEADY_FROM,
+        max_table_rows=MAX_TABLE_ROWS, card_of={card.facts["id"]: n for n, card in enumerate(cards, start=1)},
+        meanings=VERDICT_MEANINGS,
         thinned=len(manifest.transforms) > render.MAX_TILES, class_name=partial(class_name, classes=manifest.classes),
         verdicts=VERDICTS, rotations=all(one.is_rotation for one in manifest.transforms), ranked_by=SIGNALS[triage.by],
         curve_order=curve_order(manifest.transforms),
@@ -143,6 +149,8 @@ def _facts(
             "flipping": float((flips > 0).mean()) if len(flips) else None,
             "calibrated": len(eq),
         },
+        "steadiness": steadiness_counts(items),
+        "images": image_table(items, manifest),
         "by": triage.by,
         "quotas": bool(getattr(triage, "quotas", None)),
         "unchecked": _unchecked(manifest),
@@ -162,6 +170,12 @@ def _facts(
             "problems": event_log.problems(),
         },
     }
+
+
+def _colour_scale(cards: Sequence[Card]) -> RgbImage:
+    """The colours of the overlays over the mean grey of the images shown."""
+    greys = [card.images.grey for card in cards if card.images.grey is not None]
+    return render.colour_scale(float(np.mean(greys)) if greys else render.NO_IMAGE_GREY)
 
 
 def _unchecked(manifest: Manifest) -> list[str]:
@@ -195,7 +209,10 @@ def _review(log: ReviewLog, triage: RankedQueue) -> dict[str, Any] | None:
 
     arms = arms_now(triage.rows)
     found = summarise_reviews(log, arms)
-    return None if found is None else found.to_json() | {"of": len(arms)}
+    if found is None:
+        return None
+    shown = sum(v.blind and not v.blind_class for v in log.verdicts())
+    return found.to_json() | {"of": len(arms), "class_shown": shown}
 
 
 def _remainder(log: ReviewLog, triage: RankedQueue, ok: int) -> dict[str, Any] | None:
@@ -241,10 +258,10 @@ def _cards(
             "a report", needs="a triage of this run", got=f"{visible(absent[0])!r}, which is not in it",
             fix="equicam triage RUN",
         )  # fmt: skip
-    maps = store.maps(ids)
+    maps, scores = store.maps(ids), peum_scores(items)
     return [
         Card(
-            _image_facts(ranked, rows[name], evidence.get(name), manifest)
+            _image_facts(ranked, rows[name], evidence.get(name), manifest, scores)
             | {"verdicts": _verdicts(log, name), "notes": [asdict(n) for n in log.notes(name)]},
             render.render_images(
                 rows[name], maps.get(name), manifest.transforms, manifest, fetch=name in store.moved
@@ -260,8 +277,14 @@ def _is_queued(items: pa.Table, queue: Sequence[Mapping[str, Any]]) -> pa.Chunke
 
 
 def _image_facts(
-    ranked: Mapping[str, Any], row: Mapping[str, Any], evidence: Evidence | None, manifest: Manifest
+    ranked: Mapping[str, Any],
+    row: Mapping[str, Any],
+    evidence: Evidence | None,
+    manifest: Manifest,
+    scores: NDArray[np.float64],
 ) -> dict[str, Any]:
+    judged = judge_row(row, manifest.labels, manifest.presented)
+    undefined = peum_undefined(row, views=len(manifest.transforms))
     copied = (
         "label", "target", "confidence", "peum_score", "flip_rate", "views_kept", "eq", "view_confidence", "view_top1",
     )  # fmt: skip
@@ -273,7 +296,10 @@ def _image_facts(
         **{name: ranked.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
         "stability_by_view": row["stability_by_view"],
         "flags": list(row["flags"] or []),
-        "peum_undefined": peum_undefined(row, views=len(manifest.transforms)),
+        "steadiness": judged.word,
+        "steadiness_reason": describe(judged.reason),
+        "peum_undefined": undefined,
+        "peum_above": None if undefined else share_below(scores, row["peum_score"]),
         "reasons": [describe(reason) for reason in from_rows(ranked["reasons"])],
         "evidence": None if evidence is None else dict(evidence),
     }

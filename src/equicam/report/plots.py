@@ -15,6 +15,15 @@ from matplotlib.ticker import MaxNLocator
 Column = Float[np.ndarray, " n"]
 INK, QUEUED, REST = "#26232e", "#5b2a86", "#d9d6e0"
 MAX_POINTS = 2000
+_VARIABLES = {
+    INK: "ink",
+    QUEUED: "accent",
+    REST: "bar",
+    "#8a8594": "mark",
+    "#6f6a7a": "mark",
+    "#ffffff": "paper",
+}
+"""The colours of the page, light or dark, that stand for those of a plot."""
 _STYLE: Any = {
     "svg.hashsalt": "equicam",
     "svg.fonttype": "none",
@@ -39,6 +48,7 @@ def signal_histogram(signal: Column, queued: Bool[np.ndarray, " n"], *, name: st
         figure, axes = _axes(name, "images")
         edges = np.linspace(0, _top(signal), min(40, max(12, round(len(signal) ** 0.5))) + 1)
         _stack(axes, signal, queued, edges.tolist())
+        _legend(figure, axes)
         return _svg(figure, "signal", f"Histogram of {name}; the queued share of each bar is hatched.")
 
 
@@ -54,6 +64,7 @@ def stability_histogram(stability: Column, queued: Bool[np.ndarray, " n"], *, un
         below = unstable - width * np.arange(np.ceil(max(0.0, unstable - low) / width), 0, -1)
         above = unstable + width * np.arange(np.ceil((1 - unstable) / width) + 1)
         _stack(axes, stability, queued, [*below.tolist(), *above.tolist()])
+        _legend(figure, axes)
         axes.axvline(unstable, color=INK, linestyle=(0, (5, 3)), linewidth=1)
         axes.annotate(
             "unstable", (unstable, 1), (-4, 3), xycoords=("data", "axes fraction"), textcoords="offset points",
@@ -106,11 +117,47 @@ def signal_against_drift(
         axes.set(
             xlim=(-0.03 * _top(signal), 1.04 * _top(signal)), ylim=(0, 1.08 * max(_top(drift), unstable))
         )
-        axes.legend(frameon=False, loc="lower right", reverse=True, handletextpad=0.2)
+        _legend(figure, axes)
         return _svg(
             figure,
             "drift",
             f"{name} against 1 − Eq, one mark per image, with the line above which maps are unstable.",
+        )
+
+
+def stability_against_stability(first: Column, second: Column) -> str:
+    """The stability of the same images in two runs; above the diagonal the second is steadier."""
+    known = np.flatnonzero(np.isfinite(first) & np.isfinite(second))
+    known = known[:: -(-len(known) // MAX_POINTS)] if len(known) else known
+    first, second = first[known], second[known]
+    up, down = second > first, second < first
+    with rc_context(_STYLE):
+        figure, axes = _axes("stability in the first run", "stability in the second run")
+        figure.set_size_inches(4.6, 4.4)
+        low = min(0.0, float(first.min(initial=0.0)), float(second.min(initial=0.0)))
+        axes.plot((low, 1), (low, 1), color=INK, linestyle=(0, (5, 3)), linewidth=1, zorder=1)
+        axes.scatter(
+            first[up], second[up], 18, color=QUEUED, marker="^", linewidth=0, label="steadier in the second"
+        )
+        axes.scatter(
+            first[down], second[down], 18, facecolor="none", edgecolor="#6f6a7a", marker="v", linewidth=0.8,
+            label="steadier in the first",
+        )  # fmt: skip
+        if (same := ~up & ~down).any():
+            axes.scatter(first[same], second[same], 7, color=INK, linewidth=0, label="the same")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.set(xlim=(low - 0.02, 1.02), ylim=(low - 0.02, 1.02), aspect="equal")
+        figure.legend(
+            *axes.get_legend_handles_labels(),
+            frameon=False,
+            loc="outside upper left",
+            ncols=2,
+            handletextpad=0.2,
+        )
+        return _svg(
+            figure,
+            "pairs",
+            "Stability in the second run against stability in the first, one mark per image, with the diagonal.",
         )
 
 
@@ -122,7 +169,14 @@ def _stack(axes: Axes, values: Column, queued: Bool[np.ndarray, " n"], edges: li
     )  # fmt: skip
     for patch in axes.containers[-1] if axes.containers else ():
         patch.set_hatch("////")
-    axes.legend(frameon=False, loc="upper right", reverse=True)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Below the axes, where it covers no bar and no point."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles[::-1], labels[::-1], loc="outside lower center", ncols=2, frameon=False, handletextpad=0.5
+    )
 
 
 def _axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
@@ -139,6 +193,10 @@ def _top(values: Column) -> float:
     return float(values.max(initial=0.0)) or 1e-3
 
 
+def _page_colour(colour: str) -> str:
+    return f"var(--{_VARIABLES[colour]})" if colour in _VARIABLES else colour
+
+
 def _svg(figure: Figure, name: str, label: str) -> str:
     """A figure as an element of a page: no prologue, metadata or style of its own, unique ids, the page's font."""
     buffer = io.StringIO()
@@ -151,5 +209,7 @@ def _svg(figure: Figure, name: str, label: str) -> str:
     opening = f'<svg {box.group() if box else ""} role="img" aria-label="{label}">'
     text = opening + text[text.index(">") + 1 :]
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
+    text = re.sub(r'\bfill="(#[0-9a-f]{6})"', r'style="fill: \1"', text)
+    text = re.sub(r": (#[0-9a-f]{6})", lambda found: f": {_page_colour(found[1])}", text)
     text = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", text)
     return text.replace("xlink:href", "href").strip()

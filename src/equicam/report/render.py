@@ -18,7 +18,7 @@ from equicam.auditing.manifest import Manifest
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.core.transforms import Transform, inner_radius, presented_index
 from equicam.data.items import Item, ItemContent, read_item
-from equicam.data.rasters.windows import show_window
+from equicam.data.rasters.windows import show_original, show_window
 from equicam.data.remote import as_path, file_stat, is_url
 from equicam.report import overlay as overlays
 from equicam.report.overlay import MAX_DEVIATION, RgbImage, enlarge, overlay
@@ -26,6 +26,7 @@ from equicam.report.overlay import MAX_DEVIATION, RgbImage, enlarge, overlay
 IMAGE_PX = 224  # the longer side of an image in the page
 TILE_PX = 96  # of one view in the strip
 MAX_TILES = 24  # in a strip
+MAX_ORIGINAL_PX = 2048  # the longer side of the original that a page can zoom into
 PAPER = 255
 RING = (143, 59, 0)  # around a view whose prediction flips; dark in grey too
 OUTLINE, OUTLINE_EDGE = (255, 255, 255), (34, 31, 42)  # around a window: visible on light and on dark
@@ -60,6 +61,7 @@ class RenderedImages:
     spread: str | None  # None: one view has no spread
     blank: bool
     strip: tuple[ViewTile, ...]
+    grey: float | None = None  # the mean grey of the input
 
 
 def render_images(
@@ -88,6 +90,7 @@ def render_images(
         spread=data_url(overlay(under, deviation(maps.peum, size))) if several else None,
         blank=not fused.any(),
         strip=_strip(row, maps, transforms, background(image, fit(grid, TILE_PX))) if several else (),
+        grey=None if isinstance(image, str) else float(image.mean()),
     )
 
 
@@ -134,6 +137,31 @@ def read_input(
     except Exception:  # noqa: BLE001  # readers of rasters raise exceptions of every kind on damaged files
         return UNREADABLE
     return _crop(image, row["input_box"], size)
+
+
+def read_original(
+    row: Mapping[str, Any], manifest: Manifest | None = None, *, fetch: bool = False
+) -> RgbImage | str:
+    """The pixels of the file in the part that the model saw, reduced only beyond MAX_ORIGINAL_PX, or why there are none."""
+    try:
+        content = _read_explained(row, manifest, fetch=fetch)
+        if isinstance(content, str):
+            return content
+        window, path = content.item.window, content.item.path
+        scale = 1.0
+        if window is not None and isinstance(path, Path):
+            image = show_original(path, window, MAX_ORIGINAL_PX)
+            scale = image.width / window.tiling.tile  # the box is in pixels of the tile
+        else:
+            image = content.decode().image
+        box = [scale * v for v in row["input_box"]] if row["input_box"] else [0, 0, *image.size]
+        box = [float(round(v)) for v in box]  # whole pixels stay as they are
+        height, width = max(1.0, box[3] - box[1]), max(1.0, box[2] - box[0])
+        scale = min(1.0, MAX_ORIGINAL_PX / max(height, width))
+        size = max(1, round(scale * height)), max(1, round(scale * width))
+    except Exception:  # noqa: BLE001  # as above
+        return UNREADABLE
+    return _crop(image, box, size)
 
 
 def read_surroundings(row: Mapping[str, Any], manifest: Manifest) -> RgbImage | str:
@@ -263,11 +291,11 @@ def _disc(size: Size, radius: float, *, inset: int = 0) -> Float[np.ndarray, "H 
     return np.asarray(np.clip(radius * min(size) / 2 - inset - np.hypot(x, y), 0.0, 1.0))
 
 
-def colour_scale() -> RgbImage:
-    """The colours from 0 to 1 as they look over a grey image."""
-    size = (16, 256)
+def colour_scale(grey: int | float = NO_IMAGE_GREY) -> RgbImage:
+    """The colours of overlays from 0 to 1, as they look over this grey."""
+    size = (16, 512)
     ramp = np.broadcast_to(np.linspace(0, 1, size[1]), size).copy()
-    return overlay(background("", size), ramp)
+    return overlay(np.full((*size, 3), round(grey), np.uint8), ramp)
 
 
 def data_url(image: RgbImage, *, quality: int = 80) -> str:

@@ -1,7 +1,14 @@
-"""Facts derived from one row of a run."""
+"""Facts derived from rows of a run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from equicam.auditing.signals import ranking_scores
 
 PEUM_UNDEFINED_FLAGS = {"blank", "constant", "none-kept"}
 
@@ -18,3 +25,14 @@ def peum_undefined(row: Mapping[str, Any], *, views: int) -> bool:
     if PEUM_UNDEFINED_FLAGS & {*(row["flags"] or ())}:
         return True
     return views > 1 and row["views_kept"] is not None and row["views_kept"] <= 1
+
+
+def peum_scores(items: pa.Table) -> NDArray[np.float64]:
+    """The PEUM of all images that have one, sorted."""
+    scores = ranking_scores(items.filter(pc.equal(items["status"], "ok")), "peum")
+    return np.sort(scores[np.isfinite(scores)])
+
+
+def share_below(scores: NDArray[np.float64], value: float | None) -> float | None:
+    """The share of the sorted scores below a value; None without either."""
+    return None if value is None or not len(scores) else float(np.searchsorted(scores, value) / len(scores))

@@ -114,7 +114,7 @@ def _conditions(rows: pa.Table) -> Table:
     rate = None
     for method in _methods(rows, "eq"):
         found = summary.conditional(rows, method)
-        lost, ratio = summary.drift_and_confidence(rows, method)
+        lost, ratio, _ = summary.drift_and_confidence(rows, method)
         table.add_row(
             method,
             *map(estimate, (found.all, found.consistent, found.weighted)),

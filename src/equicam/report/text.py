@@ -16,6 +16,27 @@ FLAGS = {
     "orientation-unread": "the EXIF orientation of the file cannot be read: the map is of the image as stored",
 }
 
+VERDICT_MEANINGS = {
+    "supports": "It marks what one would recognise the class by.",
+    "shortcut": "It marks what only comes with the class: ink, text, a border, background.",
+    "wrong-region": "It marks what is no evidence for the class, or misses what is.",
+    "unsure": "You cannot decide; never counted as right.",
+    "second-reviewer": "It goes to the other reviewers’ lists.",
+}
+"""What each verdict says of a map."""
+
+STEADINESS_REASONS = {
+    "follows": "the map follows the image in the views",
+    "moves": "the map moves when the image does",
+    "prediction-changes": "the prediction changes in most views",
+    "too-close": "too close to the limit to tell",
+    "too-few-views": "too few views",
+    "blank": "the map is blank",
+    "constant": "the map has one value everywhere",
+    "none-kept": "no view kept the prediction",
+}
+"""The reasons for a word of steadiness, in short, by code."""
+
 SIGNAL_MEANINGS = {
     "stability": "1 − the mean correlation of the presented view’s own map with every other view’s, aligned",
     "peum": "the variance between the views’ maps of an image",

@@ -67,9 +67,7 @@ def _add_reads(router: APIRouter, context: ReviewContext) -> None:
             "version": queue.version,
             "matching": len(selected),
             "offset": start,
-            "items": [
-                visibility.list_entry(queue, item, own, context.log, blind=context.blind) for item in shown
-            ],
+            "items": [visibility.list_entry(queue, item, own, context.filter) for item in shown],
         }
 
     @router.get("/progress")
@@ -96,11 +94,12 @@ def _add_posts(router: APIRouter, context: ReviewContext) -> None:
         if item is None:
             return _not_in_queue()
         made = context.log.add_verdict(
-            item.id, reviewer, post.verdict, reason=post.reason, blind=context.blind, previous_event=post.previous_event, mark=post.mark
+            item.id, reviewer, post.verdict, reason=post.reason, blind=context.blind,
+            blind_class=context.blind_class, previous_event=post.previous_event, mark=post.mark,
         )  # fmt: skip
         neighbours = context.neighbours(queue, item, reviewer, filters_of(request))
         own = context.log.standing(reviewer)
-        entry = visibility.list_entry(queue, item, own, context.log, blind=context.blind)
+        entry = visibility.list_entry(queue, item, own, context.filter)
         return JSONResponse({"number": made.number, "verdict": made.verdict, "entry": entry, **neighbours})
 
     @router.post("/note")

@@ -30,9 +30,9 @@ STATIC = Path(__file__).parent / "static"
 mimetypes.add_type("text/javascript", ".js")
 
 
-def make_app(store: RunStore, access: Access, *, blind: bool = True) -> ASGIApp:
-    """The review page of a run."""
-    context = ReviewContext(store, blind=blind)
+def make_app(store: RunStore, access: Access, *, blind: bool = True, blind_class: bool = False) -> ASGIApp:
+    """The review page of a run; `blind_class` also hides the class to judge."""
+    context = ReviewContext(store, blind=blind, blind_class=blind_class)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

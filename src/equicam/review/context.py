@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
-from equicam.report.text import visible
+from equicam.report.text import VERDICT_MEANINGS, visible
 from equicam.report.view_curve import curve_order, view_curve
 from equicam.review import visibility
 from equicam.review.auth import Session
@@ -22,11 +22,11 @@ from equicam.review.queue import FILTERS, Queue, QueueFilter, QueueItem, QueueLo
 class ReviewContext:
     """A run, its queue and its review log, and the means to render pages and images of them."""
 
-    def __init__(self, store: RunStore, *, blind: bool) -> None:
-        self.store, self.blind = store, blind
+    def __init__(self, store: RunStore, *, blind: bool, blind_class: bool) -> None:
+        self.store, self.blind, self.blind_class = store, blind, blind and blind_class
         self.manifest = store.manifest
         self.log = ReviewLog(store.folder)
-        self.queues = QueueLoader(store, blind=blind)
+        self.queues = QueueLoader(store, blind=blind, blind_class=blind_class)
         self.secret = self.queues.secret
         self.filter = QueueFilter(self.queues, self.log)
         self.images = ImageRenderer(self.manifest.transforms, self.secret)
@@ -55,7 +55,7 @@ class ReviewContext:
             session.reviewer = next(reversed(self.log.names(mark)), free)
         name = session.reviewer
         if name is not None and (acts or not self.blind or self.log.standing(name)):
-            self.log.register(name, mark, blind=self.blind)
+            self.log.register(name, mark, blind=self.blind, blind_class=self.blind_class)
         return name
 
     def _browser_mark(self, session: Session) -> str:
@@ -74,7 +74,8 @@ class ReviewContext:
     ) -> HTMLResponse:
         """A page for this session."""
         shared = {
-            "csrf": session.csrf, "reviewer": session.reviewer, "blind": self.blind, "verdicts": VERDICTS,
+            "csrf": session.csrf, "reviewer": session.reviewer, "blind": self.blind, "blind_class": self.blind_class,
+            "verdicts": VERDICTS, "meanings": VERDICT_MEANINGS,
             "run": self.store.folder.name, "run_id": self.secret.digest("run")[:24], "manifest": self.manifest,
             "fixed": session.fixed, "suggested": session.suggested,
         }  # fmt: skip

@@ -18,14 +18,14 @@ from equicam.review.queue import Queue, QueueItem
 if TYPE_CHECKING:
     from equicam.auditing.stored_maps import StoredMaps
 
-LAYER_PX, THUMB_PX, TILE_PX = 256, 176, 96  # longer sides; maps are coarse and scale smoothly
+LAYER_PX, THUMB_PX, TILE_PX = 384, 240, 96  # longer sides; maps are coarse and scale smoothly
 MAX_INPUT_PX = 900
 MAX_PNG_PX = 320  # larger input images are sent as JPEG
 MAX_CACHE_BYTES = 64 << 20
 BLOCK_BYTES, THUMB_BLOCK_BYTES = 128 << 10, 32 << 10  # sizes of images under blinding are multiples of these
-RENDERING_VERSION = "2"  # part of every ETag: change it when the same arrays look different
+RENDERING_VERSION = "3"  # part of every ETag: change it when the same arrays look different
 KINDS = re.compile(
-    r"input|surroundings|map|presented|peum|strip|thumb|thumb-plain|scale|(?:view|thumb)-([0-9]{1,4})"
+    r"input|original|surroundings|map|presented|peum|strip|thumb|thumb-plain|scale|(?:view|thumb)-([0-9]{1,4})"
 )
 
 Encoded = tuple[bytes, str]
@@ -84,6 +84,9 @@ class ImageRenderer:
         row, manifest = queue.row(item), queue.store.manifest
         if kind == "surroundings":
             found = render.read_surroundings(row, manifest) if manifest.tiling else ""
+            return None if isinstance(found, str) else encode_input(found)
+        if kind == "original":
+            found = render.read_original(row, manifest, fetch=item.id in queue.store.moved)
             return None if isinstance(found, str) else encode_input(found)
         maps = queue.maps(item)
         grid = _grid(row, maps)
@@ -159,16 +162,15 @@ def _input_side(row: dict[str, Any]) -> int:
 
 def encode_layer(values: Any) -> Encoded:
     """Colours that are transparent where the map is low, to lie over the input image."""
-    from equicam.report.overlay import heat
+    from equicam.report.overlay import heat, opacity
 
-    alpha = np.clip(values, 0, 1)[..., None] ** 0.7 * 255
+    alpha = opacity(values)[..., None] * 255
     return _encode_png(np.concatenate([heat(values), alpha.round().astype(np.uint8)], axis=-1))
 
 
 def _colour_scale() -> Encoded:
-    from equicam.report.overlay import heat
-
-    return _encode_png(heat(np.broadcast_to(np.linspace(0, 1, 256), (8, 256)).copy()))
+    """The layer of a map that rises from 0 to 1: over the grey of an image, its colours are those of a map over it."""
+    return encode_layer(np.broadcast_to(np.linspace(0, 1, 512), (4, 512)).copy())
 
 
 def _read_input(queue: Queue, item: QueueItem, size: tuple[int, int]) -> Any:

@@ -1,7 +1,7 @@
 """The review queue: its order, its filters, and the rows behind each item, read one shard at a time.
 
 A reviewer can fetch keys, order and version, so all three come from the run's secret. Under blinding the order is a
-shuffle that depends on nothing else; otherwise it is that of rank.
+shuffle that depends on nothing else; otherwise it is that of rank. Flat maps, which show nothing, come last either way.
 """
 
 import hashlib
@@ -14,17 +14,20 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from equicam.auditing.queue_files import read_queue, refuse_unranked
 from equicam.auditing.review_key import ReviewKey, read_review_key
 from equicam.auditing.review_log import VERDICTS, ReviewLog
-from equicam.auditing.signals import ranked_by
+from equicam.auditing.signals import FLAT, ranked_by
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.data.rasters.options import raster_id
 from equicam.errors import EquicamError
+from equicam.report.rows import peum_scores
 from equicam.shards import read_json
 
 MAX_ITEMS_PER_RESPONSE = 200
@@ -41,8 +44,13 @@ class QueueItem:
     triage_row: int
     shard: int
     arm: str
-    predicted: str | None  # the predicted class
+    predicted: str | None  # the class that the map is of: the predicted one, or the target of the run
     flags: tuple[str, ...]
+
+    @property
+    def flat(self) -> bool:
+        """Whether its map marks nothing, as the map itself shows."""
+        return bool(FLAT & {*self.flags})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,11 @@ class Queue:
         return found
 
     @cached_property
+    def peum_scores(self) -> NDArray[np.float64]:
+        """The PEUM of the run's images, sorted."""
+        return peum_scores(self.store.read_items(["peum_score", "flags", "views_kept", "status"]))
+
+    @cached_property
     def _places(self) -> Mapping[str, Place]:
         """Where the queue's windows lie, by key."""
         if self.store.manifest.tiling is None:
@@ -163,8 +176,8 @@ def _read_shard(store: RunStore, kind: str, number: int, _modified: int) -> pa.T
 class QueueLoader:
     """Loads the queue of a run, and loads it again when triage.parquet changes."""
 
-    def __init__(self, store: RunStore, *, blind: bool) -> None:
-        self.store, self.blind = store, blind
+    def __init__(self, store: RunStore, *, blind: bool, blind_class: bool = False) -> None:
+        self.store, self.blind, self.blind_class = store, blind, blind and blind_class
         self.secret = read_review_key(store.folder)
         self._lock = threading.Lock()
         self._loaded: tuple[tuple[int, int], Queue] | None = None
@@ -193,7 +206,12 @@ def _load_queue(store: RunStore, path: Path, secret: ReviewKey, *, blind: bool) 
         for row, (name, arm, predicted, flags) in enumerate(zip(*columns, strict=True))
     ]
     rank = triage["rank"].to_pylist()
-    ranked.sort(key=lambda item: secret.digest("order", version, item.id) if blind else rank[item.triage_row])
+    ranked.sort(
+        key=lambda item: (
+            item.flat,
+            secret.digest("order", version, item.id) if blind else rank[item.triage_row],
+        )
+    )
     items = tuple(ranked)
     return Queue(
         store, version, triage, ranked_by(triage), items,
@@ -241,7 +259,7 @@ class QueueFilter:
         return self._remainder[1]
 
     def select(self, queue: Queue, reviewer: str, filters: Mapping[str, str]) -> tuple[QueueItem, ...]:
-        """The items that pass, in order. Under blinding, classes and flags find only items with this reviewer's verdict."""
+        """The items that pass, in order. Under blinding, flags and hidden classes find only items with this reviewer's verdict."""
         filters = {name: value for name, value in filters.items() if value}
         if not filters:
             return queue.items
@@ -266,7 +284,7 @@ class QueueFilter:
             if name == "flag":
                 passes = revealed and value in item.flags
             elif name == "class":
-                passes = revealed and item.predicted == value
+                passes = (revealed or not self.queues.blind_class) and item.predicted == value
             elif name == "arm":
                 passes = item.arm == value
             elif value == "unreviewed":

@@ -33,6 +33,7 @@ def serve_review(
     announce: Callable[[Links], None],
     reviewers: Sequence[str] = (),
     blind: bool = True,
+    blind_class: bool = False,
     port: int | None = None,
     host: str = "127.0.0.1",
     expose: bool = False,
@@ -59,8 +60,10 @@ def serve_review(
             port=port, hosts=(host, socket.gethostname()) if expose else (), exposed=expose, reviewer=name,
             login=None if expose or names else _login_name(), personal=personal, tls=bool(tls),
         )  # fmt: skip
-        app = make_app(store, access, blind=blind)
-        opened = {"blind": blind, "exposed": expose} | ({"reviewers": personal} if personal else {})
+        app = make_app(store, access, blind=blind, blind_class=blind_class)
+        opened = {"blind": blind, "blind_class": blind and blind_class, "exposed": expose} | (
+            {"reviewers": personal} if personal else {}
+        )
         Log(store.folder).add("review opened", opened, who=name or access.login or "equicam")
         shown = f"[{host}]" if ":" in host else "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
         home = f"{'https' if tls else 'http'}://{shown}:{port}"

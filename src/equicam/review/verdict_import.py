@@ -4,11 +4,7 @@ A feature names its image by the UUID that `feature_id` gives it in this run, so
 Its verdict is QuPath's classification or a property `verdict`. A file is taken whole or refused whole.
 """
 
-import gzip
 import hashlib
-import io
-import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,19 +16,17 @@ from equicam.auditing.queue_files import read_queue
 from equicam.auditing.review_log import VERDICTS, ReviewLog, Source, Verdict, clean_text, reviewer_name
 from equicam.auditing.store import RunStore
 from equicam.data.files import read_file
+from equicam.data.geojson import MAX_BYTES, read_features
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.report.rows import class_name
 from equicam.report.text import visible
 
-MAX_BYTES = 1 << 26
-"""Of a file, packed or unpacked: 10,000 windows of QuPath have 5 MB."""
 MAX_LISTED = 5  # problems in one message
 ID, BLIND = (
     "equicam id",
     "equicam blind",
 )  # what an export may note in a feature; QuPath keeps no member of the collection
-GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,9 @@ def import_verdicts(store: RunStore, path: Path, *, reviewer: str, replace: bool
     what = f"the import of {visible(valid_utf8(path.name), 120)!r}"
     images = _Images(store)
     data, _ = read_file(path, what=what, limit=MAX_BYTES)
-    features, blind = _read_features(data, what)
+    features, collection = read_features(data, what)
+    ours = collection.get("equicam")
+    blind = isinstance(ours, dict) and ours.get("blind") is True
     found = _match(images, features)
     blind = blind or (bool(found.blind) and all(found.blind))
     _refuse(what, found.problems, fix="mending these features; nothing was imported")
@@ -214,7 +210,10 @@ def _verdict_of(properties: Mapping[str, Any]) -> tuple[str, str] | None:
     classification = properties.get("classification")
     if isinstance(classification, dict):
         names = classification.get("names")
-        single = names[0] if isinstance(names, list) and len(names) == 1 else None
+        names = names if isinstance(names, list) else []
+        if len(names) > 1 and any(isinstance(one, str) and _plain(one) in _CODES for one in names):
+            raise ValueError("has a verdict among several classifications")
+        single = names[0] if len(names) == 1 else None
         classification = classification.get("name", single)
     given = [one for one in (properties.get("verdict"), classification) if one not in (None, "")]
     if not given:
@@ -248,64 +247,3 @@ def _plain(text: str) -> str:
 
 
 _CODES = {_plain(text): code for code, label in VERDICTS.items() for text in (code, label)}
-
-
-def _read_features(data: bytes, what: str) -> tuple[list[Any], bool]:
-    """The features of a collection or of a bare list, and whether they were exported under blinding."""
-    try:
-        found = _parse(_unpack(data) if data.startswith(GZIP) else data)
-    except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
-        got = "JSON that is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise EquicamError(
-            what, needs="GeoJSON", got=got or type(error).__name__, fix="exporting it again"
-        ) from error
-    if isinstance(found, list):
-        return found, False
-    features = found.get("features") if isinstance(found, dict) else None
-    if isinstance(found, dict) and found.get("type") == "Feature":
-        return [found], False
-    if not isinstance(features, list):
-        raise EquicamError(
-            what,
-            needs="a FeatureCollection or a list of features",
-            got=type(found).__name__,
-            fix="exporting it again",
-        )
-    ours = found.get("equicam")
-    return features, isinstance(ours, dict) and ours.get("blind") is True
-
-
-def _unpack(data: bytes) -> bytes:
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        found = file.read(MAX_BYTES + 1)
-    if len(found) > MAX_BYTES:
-        raise ValueError(f"more than {MAX_BYTES:,} bytes when unpacked")
-    return found
-
-
-def _parse(data: bytes) -> Any:
-    """JSON without NaN and infinity, except in QuPath's measurements, where it writes them and we read nothing."""
-    constants = 0
-
-    def count(_name: str) -> _NotANumber:
-        nonlocal constants
-        constants += 1
-        return _NotANumber()
-
-    def forgive(found: dict[str, Any]) -> dict[str, Any]:
-        nonlocal constants
-        measured = found.pop("measurements", None)
-        rows = measured if isinstance(measured, list) else [measured]
-        constants -= sum(
-            isinstance(v, _NotANumber) for row in rows if isinstance(row, dict) for v in row.values()
-        )
-        return found
-
-    found = json.loads(data, parse_constant=count, object_hook=forgive)
-    if constants:
-        raise ValueError("NaN or infinity, which JSON does not have")
-    return found
-
-
-class _NotANumber:
-    """Stands for NaN or infinity while a file is read."""

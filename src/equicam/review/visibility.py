@@ -1,10 +1,11 @@
 """Which facts of an image a reviewer may see, and when: the blinding policy.
 
-Under blinding, a reviewer sees an image and its map, and of a window its surroundings. Everything that tells how the image ranks or what the model made of
-it is visible after the reviewer's own first verdict: name (which often contains the label), label, prediction,
-probabilities, signals, flags, reasons, PEUM and the maps of single views, and the verdicts and notes of others. Rank,
-arm, evidence (only the head of the queue has any) and the statement on the maps nobody opened are visible once that
-reviewer has given a verdict on every image.
+Under blinding, a reviewer sees an image, its map and the class that the map is of, and of a window its surroundings. Everything
+that tells how the image ranks or what else the model made of it is visible after the reviewer's own first verdict: name
+(which often contains the label), label, probabilities, signals, steadiness, flags, reasons, PEUM and the maps of single
+views, and the verdicts and notes of others. With `blind_class` the class is one of them. Rank, arm, evidence (only the
+head of the queue has any) and the statement on the maps nobody opened are visible once that reviewer has given a verdict
+on every image.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,35 +17,42 @@ from typing import Any
 
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.queue_files import read_evidence
-from equicam.auditing.review_log import VERDICTS, Note, ReviewLog, Verdict
+from equicam.auditing.review_log import VERDICTS, Note, Verdict
 from equicam.auditing.signals import FLAT
 from equicam.reasons import SIGNALS, describe, from_rows
-from equicam.report.rows import class_name, peum_undefined
-from equicam.report.text import visible
+from equicam.report.rows import class_name, peum_undefined, share_below
+from equicam.report.text import MAX_CHARACTERS, visible
 from equicam.review.queue import Queue, QueueFilter, QueueItem, awaits_second
 from equicam.shards import json_ready
+from equicam.steadiness import judge_row
 
 MAX_NAME_IN_LIST = 80  # characters
-BLIND_KINDS = frozenset({"input", "surroundings", "map", "thumb", "thumb-plain", "scale"})
+BLIND_KINDS = frozenset({"input", "original", "surroundings", "map", "thumb", "thumb-plain", "scale"})
 """The kinds of images that a reviewer may see before the verdict."""
 
 
 def list_entry(
-    queue: Queue, item: QueueItem, own: Mapping[str, Verdict], log: ReviewLog, *, blind: bool
+    queue: Queue, item: QueueItem, own: Mapping[str, Verdict], queue_filter: QueueFilter
 ) -> dict[str, Any]:
     """An item as the list shows it; `own` holds this reviewer's verdicts by image."""
-    verdict = own.get(item.id)
-    revealed = verdict is not None or not blind
+    verdict, queues = own.get(item.id), queue_filter.queues
+    revealed = verdict is not None or not queues.blind
     return {
         "key": item.key,
         "position": queue.position[item.key] + 1,
         "verdict": verdict.verdict if verdict else None,
         "previous_event": verdict.number if verdict else 0,
         "flags": list(item.flags) if revealed else [],
-        "awaits_second": verdict is None and awaits_second(log, item.id),
+        "awaits_second": verdict is None and awaits_second(queue_filter.log, item.id),
         "name": visible(_shorten(item.id)) if revealed else None,
-        "class": visible(item.predicted, 60) if revealed else None,
+        "class": _class(item, 60) if revealed or not queues.blind_class else None,
+        "flat": item.flat,
     }
+
+
+def _class(item: QueueItem, most: int = MAX_CHARACTERS) -> str | None:
+    """The class that the map is of."""
+    return None if item.predicted is None else visible(item.predicted, most)
 
 
 def _shorten(name: str) -> str:
@@ -54,12 +62,13 @@ def _shorten(name: str) -> str:
 
 def progress(queue: Queue, queue_filter: QueueFilter, reviewer: str) -> dict[str, Any]:
     """How far this reviewer is, and the filters the list offers."""
-    log, blind = queue_filter.log, queue_filter.queues.blind
+    log, queues = queue_filter.log, queue_filter.queues
     own = {name: v for name, v in log.standing(reviewer).items() if name in queue.position_by_id}
     counts = Counter(v.verdict for v in own.values())
-    visible_items = [queue.items[queue.position_by_id[name]] for name in own] if blind else queue.items
-    flags = Counter(flag for item in visible_items for flag in item.flags)
-    classes = Counter(item.predicted for item in visible_items if item.predicted is not None)
+    reviewed = [queue.items[queue.position_by_id[name]] for name in own]
+    flags = Counter(flag for item in (reviewed if queues.blind else queue.items) for flag in item.flags)
+    judged = reviewed if queues.blind_class else queue.items
+    classes = Counter(item.predicted for item in judged if item.predicted is not None)
     requested = log.second_requested() & queue.position_by_id.keys()
     reveals_arms = queue_filter.reveals_arms(queue, reviewer)
     return {
@@ -114,6 +123,8 @@ def item_facts(
         "position": queue.position[item.key] + 1,
         "total": len(queue.items),
         "blinded": blinded,
+        "class": _class(item) if not blinded or not queue_filter.queues.blind_class else None,
+        "flat": item.flat,
         "previous_event": own[-1].number if own else 0,
         "verdict": own[-1].verdict if own else None,
         "flags": [] if blinded else list(item.flags),
@@ -136,6 +147,10 @@ def item_facts(
         facts["revealed"] |= {
             "ranked_by": SIGNALS[queue.ranked_by],
             **{name: triage.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
+            "steadiness": _steadiness(row, manifest),
+            "peum_above": None
+            if facts["revealed"]["peum_undefined"]
+            else share_below(queue.peum_scores, row["peum_score"]),
             # a flat map cannot move
             "stability_by_view": None if FLAT & {*(row["flags"] or ())} else row["stability_by_view"],
         }
@@ -144,13 +159,21 @@ def item_facts(
     return json_ready(facts)  # type: ignore[no-any-return]
 
 
+def _steadiness(row: Mapping[str, Any], manifest: Manifest) -> dict[str, str] | None:
+    """The word for the map and its reason; None for rows of 0.1.0, which hold no stability."""
+    if row["stability_by_view"] is None and manifest.schema == 1:
+        return None
+    judged = judge_row(row, manifest.labels, manifest.presented)
+    return {"word": judged.word, "reason": visible(describe(judged.reason))}
+
+
 def _revealed(row: Mapping[str, Any], item: QueueItem, manifest: Manifest) -> dict[str, Any]:
     """The facts that blinding hides until the first verdict."""
     undefined = peum_undefined(row, views=len(manifest.transforms))
     return {
         "name": visible(item.id),
         "label": None if row["label"] is None else visible(row["label"]),
-        "class": visible(item.predicted),
+        "class": _class(item),
         **{name: row[name] for name in ("confidence", "flip_rate", "views_kept", "eq", "width", "height")},
         "peum_score": None if undefined else row["peum_score"],
         "peum_undefined": undefined,

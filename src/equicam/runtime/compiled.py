@@ -5,6 +5,7 @@ with respect to them is the gradient with respect to the layer, and nothing befo
 and gradients leave the compiled code in full precision.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from equicam.errors import EquicamError
 from equicam.readers.checks import raise_failed
+from equicam.readers.failures import model_failure
 from equicam.readers.forward import (
     LayerRun,
     Network,
@@ -24,8 +26,9 @@ from equicam.readers.forward import (
     prefers_channels_last,
     run_module,
 )
-from equicam.readers.logits import at_least_float32, class_logits
+from equicam.readers.logits import at_least_float32, read_output
 
+LOG = logging.getLogger(__name__)
 HOOK_KEY: Any = "equicam"
 """The key of our hook among a layer's: always the same, because a new key would compile again."""
 MAX_COMPILED_SHAPES = 64
@@ -41,6 +44,7 @@ def run_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> LayerRun:
     compiled = layers[layer]
     key = (tuple(x.shape[1:]), x.dtype, x.device, network.autocast, id(module.get_submodule(layer)))
     if key not in compiled.shapes:
+        LOG.info("compiling the network for inputs %s", tuple(x.shape[1:]))
         features = _probe(network, x)
         compiled.shapes[key] = (tuple(features.shape[1:]), at_least_float32(features).dtype)
     if missing := padded_size(len(x)) - len(x):
@@ -50,7 +54,8 @@ def run_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> LayerRun:
     x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     shape, dtype = compiled.shapes[key]
     zeros = torch.zeros((len(x), *shape), dtype=dtype, device=x.device, requires_grad=True)
-    with torch.autocast(x.device.type, dtype=network.autocast) if network.autocast else nullcontext():
+    autocast = torch.autocast(x.device.type, dtype=network.autocast) if network.autocast else nullcontext()
+    with model_failure(network.model, tuple(x.shape)), autocast:
         output, features = compiled(module, x, zeros)
     return LayerRun(output, features, zeros)
 
@@ -66,7 +71,7 @@ def _probe(network: Network, x: Float[Tensor, "n c H W"]) -> Tensor:
             f"layer {model.layer!r}", needs="to run once in a forward pass, to be compiled",
             got=f"{len(outputs)} calls of it", fix="compiled=False",
         )  # fmt: skip
-    raise_failed(class_logits(output, count=1).checks)
+    raise_failed(read_output(model, output, count=1).checks)
     return features
 
 

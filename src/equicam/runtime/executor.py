@@ -3,6 +3,7 @@
 What is computed is the caller's business (`explain`, `evaluate`, `audit`); how it runs is decided here alone.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,12 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.core.views import Window, crop_centre
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, ModelError
 from equicam.readers.batch_size import views_that_fit
 from equicam.readers.checks import Check, raise_failed
+from equicam.readers.failures import out_of_memory
 from equicam.readers.finite import finite, not_finite
 from equicam.readers.forward import Network
 from equicam.readers.model import Model
+from equicam.readers.pixel_range import not_scaled, unscaled
 from equicam.readers.reading import Reader
 from equicam.recipe import Recipe
 from equicam.runtime.compiled import run_compiled
@@ -27,6 +30,7 @@ from equicam.runtime.deferred import DeferredChecks
 from equicam.runtime.graphs import CapturedGraph, Tensors, graphs_of, shape_key
 from equicam.runtime.view_reader import ViewReader
 
+LOG = logging.getLogger(__name__)
 Work = Callable[[ViewReader, Float[Tensor, "b c H W"], Int[Tensor, " b"] | None], Tensors]
 """(view reader, images, target) → tensors by name, one row per image."""
 ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2
@@ -40,6 +44,7 @@ class Executor:
     model: Model | None  # None: a reader without a model
     recipe: Recipe
     max_views_per_forward: int | None = None  # None: by memory
+    refuse_unscaled: bool = False  # images whose values are pixels from 0 to 255
 
     def __post_init__(self) -> None:
         given = self.max_views_per_forward
@@ -75,7 +80,7 @@ class Executor:
                     found
                 )  # the one wait for the device comes after all other work here
         with self.context(x.device):
-            raise_failed([_check_finite(x)])
+            raise_failed(self._checks(x))
 
             def run_group(rows: slice, fit: int) -> Tensors:
                 views = self.view_reader(reader, fit, with_gradient=with_gradient, window=window)
@@ -102,6 +107,9 @@ class Executor:
     ) -> Iterator[Tensors]:
         """`run` on groups of images whose views fit one pass; groups are halved when memory runs out."""
         fit = self.max_views_per_forward or views_that_fit(x)
+        LOG.info(
+            "images: %d, views of each: %d, at most %d views in a forward pass", len(x), views_per_image, fit
+        )
         done = 0
         while done < len(x):
             count = -(-(len(x) - done) // max(1, fit // views_per_image))
@@ -112,6 +120,7 @@ class Executor:
                 if fit == 1:
                     raise
                 fit = -(-min(fit, views_per_image * (rows.stop - rows.start)) // 2)
+                LOG.info("out of memory: from now on at most %d views in a forward pass", fit)
                 continue
             yield found
             done = rows.stop
@@ -140,6 +149,14 @@ class Executor:
             return None
         return Network(self.model, self.autocast, run_compiled if self.recipe.compiled else None)
 
+    def _checks(self, images: Float[Tensor, "b c H W"]) -> list[Check]:
+        """What images must pass."""
+        found = [Check(lambda: finite(images), lambda: not_finite(images))]
+        if self.refuse_unscaled and self.model is not None:
+            mean, std = self.model.mean, self.model.std
+            found.append(Check(lambda: ~unscaled(images, mean, std), not_scaled))
+        return found
+
     def _captures(self, x: Float[Tensor, "b c H W"], views_per_image: int) -> bool:
         """Whether a call is captured as a CUDA graph: if wanted, and if its views fit memory twice."""
         if not self.recipe.compiled or not x.is_cuda or self.max_views_per_forward is not None:
@@ -163,15 +180,19 @@ class Executor:
 
         def whole(images: Tensor, wanted: Tensor | None) -> tuple[Tensors, DeferredChecks]:
             views = self.view_reader(reader, sys.maxsize, window=window)
-            views.checks.add([_check_finite(images)])
+            views.checks.add(self._checks(images))
             return work(views, images, wanted), views.checks
 
         def capture() -> CapturedGraph:
+            LOG.info("capturing a CUDA graph for inputs %s", tuple(x.shape))
             with network.frozen():
                 tensors = (*model.module.parameters(), *model.module.buffers())
                 return CapturedGraph(whole, (x, target), tensors)
 
-        about = (model.layer, model.layout, model.rectify_weights, model.classes, self.autocast)
+        about = (
+            model.layer, model.layout, model.rectify_weights, model.classes, model.task, tuple(model.mean), tuple(model.std),
+            self.autocast, self.refuse_unscaled,
+        )  # fmt: skip
         full_key = (about, reader, key, window, shape_key((x, target)))
         cache = graphs_of(model.module)
         if full_key in cache.too_large:
@@ -179,7 +200,7 @@ class Executor:
         try:
             return cache.run(full_key, capture, (x, target))
         except RuntimeError as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             cache.graphs.clear()
             cache.too_large.add(full_key)
@@ -192,9 +213,9 @@ def _run(
     """One group, eagerly; its checks are evaluated together at the end."""
     try:
         found = work(views, x, target)
-    except (EquicamError, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    except (ModelError, RuntimeError) as error:
         # a failed check explains a failure further on
         try:
             views.checks.raise_failed()
@@ -203,18 +224,6 @@ def _run(
         raise
     views.checks.raise_failed()
     return found
-
-
-def _check_finite(images: Float[Tensor, "b c H W"]) -> Check:
-    return Check(lambda: finite(images), lambda: not_finite(images))
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory ran out. Ending a broken capture raises another error, whose `__context__` is the real cause."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, torch.OutOfMemoryError):
-        cause = cause.__context__
-    return cause is not None
 
 
 def _concatenate(parts: list[Tensors]) -> Tensors:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -12,11 +13,15 @@ from equicam.core.fusion import ViewReadings
 from equicam.core.views import Views, Window
 from equicam.errors import EquicamError
 from equicam.readers.checks import Check
+from equicam.readers.classes import class_index
 from equicam.readers.forward import Forward, Network, no_gradient
+from equicam.readers.logits import LABEL_PREDICTED_FROM
+from equicam.readers.model import OutputFunction
 from equicam.readers.reading import Reader, Reading, Targets
 from equicam.runtime.deferred import DeferredChecks
 
-Target = int | Sequence[int] | Tensor | None
+Target = int | str | Sequence[int | str] | Tensor | OutputFunction | None
+"""A class by number or name, for all images or one for each; a function of the model's output; None: the top-1."""
 
 
 @dataclass
@@ -91,7 +96,8 @@ class ViewReader:
                 readings.append(self._read_piece(batch, forward, targets))
                 del forward  # before the next pass, so that only one pass's features are alive
         assert target is not None  # noqa: S101  # set by the first piece
-        return self._join(predictions, readings, views, target, (views_of_x.shape[-2], views_of_x.shape[-1]))
+        size = (views_of_x.shape[-2], views_of_x.shape[-1])
+        return self._join(predictions, readings, views, target, presented, size)
 
     def _forward(self, batch: Float[Tensor, "n c H W"]) -> Forward | None:
         if self.reader.forward is None or self.network is None:
@@ -110,9 +116,16 @@ class ViewReader:
         self, presented: Float[Tensor, "b y"], target: Int[Tensor, " b"] | None
     ) -> Int[Tensor, " b"]:
         """The presented view's top-1 class, or the caller's class, checked to exist."""
-        if target is None:
-            return presented.argmax(1)
         wanted, classes = target, presented.shape[1]
+        if wanted is None:
+            if classes > 1 and self.network is not None and not self.network.model.has_probabilities:
+                raise EquicamError(
+                    "target",
+                    needs=f"one of {classes} outputs: values have no top-1",
+                    got=None,
+                    fix="target=0",
+                )
+            return presented.argmax(1)
 
         def passes() -> Tensor:
             return ((wanted >= 0) & (wanted < classes)).all()
@@ -145,6 +158,7 @@ class ViewReader:
         readings: list[Reading],
         views: Views,
         target: Int[Tensor, " b"],
+        presented: Float[Tensor, "b y"] | None,
         size: tuple[int, int],
     ) -> ViewReadings:
         """Passes of the same images as one, [views, images, …]."""
@@ -158,32 +172,69 @@ class ViewReader:
                 views, readings[0].stage, values, unknown, everywhere, target, None, None, size
             )
         logits = _cat([p.logits for p in predictions])
-        probabilities = _cat([p.probabilities for p in predictions])
+        known = [p.probabilities for p in predictions if p.probabilities is not None]
+        probabilities = _cat(known) if known else None
+        confidence, top1 = self._predictions(probabilities, logits, everywhere, presented)
         return ViewReadings(
             views=views,
             stage=readings[0].stage,
             values=values,
-            confidence=probabilities.gather(1, everywhere.reshape(-1, 1)).view(t, b),
-            top1=probabilities.argmax(1).view(t, b),
+            confidence=confidence,
+            top1=top1,
             target=target,
             logits=logits[:b],
-            probabilities=probabilities[:b],
+            probabilities=None if probabilities is None else probabilities[:b],
             size=size,
             rectify_weights=predictions[0].rectify_weights,
         )
 
+    def _predictions(
+        self,
+        probabilities: Float[Tensor, "n y"] | None,
+        logits: Float[Tensor, "n y"],
+        target: Int[Tensor, "t b"],
+        presented: Float[Tensor, "b y"] | None,
+    ) -> tuple[Float[Tensor, "t b"], Int[Tensor, "t b"]]:
+        """The target's probability and the top-1 of every view.
 
-def as_targets(target: Target, x: Float[Tensor, "b c H W"]) -> Int[Tensor, " b"] | None:
+        A value has no probability, and is its own top-1. Labels do not exclude each other, so that the top-1 is the target
+        where that is predicted, and elsewhere the presented view's most probable other label: a flip is a change of that.
+        """
+        if probabilities is None:
+            return torch.full(target.shape, torch.nan, dtype=logits.dtype, device=logits.device), target
+        confidence = probabilities.gather(1, target.reshape(-1, 1)).view(target.shape)
+        if self.network is None or not self.network.model.is_multilabel or presented is None:
+            return confidence, probabilities.argmax(1).view(target.shape)
+        other = presented.scatter(1, target[:1].T, -torch.inf).argmax(1)
+        return confidence, torch.where(confidence >= LABEL_PREDICTED_FROM, target, other)
+
+
+def as_targets(
+    target: Target, x: Float[Tensor, "b c H W"], classes: Sequence[str] | None = None
+) -> Int[Tensor, " b"] | None:
     """One class per image, checked for number and kind; None leaves it to the model's top-1."""
     if target is None:
         return None
+    if callable(target):
+        raise EquicamError(
+            "target", needs="a class here: a function of the model's output has none", got="a function",
+            fix="equicam.explain(model, images, target=function)",
+        )  # fmt: skip
+    if isinstance(target, str):
+        target = class_index(target, classes)
+    elif isinstance(target, list | tuple):
+        numbers: list[Any] = [class_index(one, classes) if isinstance(one, str) else one for one in target]
+        target = numbers
     try:
         wanted = torch.as_tensor(target, device=x.device)
     except (TypeError, ValueError, RuntimeError):
         wanted = torch.empty(0)
     if wanted.is_floating_point() or wanted.dtype == torch.bool or wanted.numel() == 0 or wanted.ndim > 1:
         raise EquicamError(
-            "target", needs="a class index or one for each image", got=repr(target), fix="target=3"
+            "target",
+            needs="a class by number or name, or one for each image",
+            got=repr(target),
+            fix="target=3",
         )
     if wanted.ndim == 1 and len(wanted) != len(x):
         raise EquicamError(

@@ -2,6 +2,8 @@
 
 import threading
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +42,8 @@ class GeoRaster(Raster):
                 self.info = self._describe(path)
                 masks = self._levels[0].mask_flag_enums
                 self._always_valid = [[flag.name for flag in one] == ["all_valid"] for one in masks]
-                self._levels += [open_(overview_level=i) for i in range(len(self.info.downsamples) - 1)]
+                self._overviews = self._open_overviews(open_)
+                self._bands_apart = self._levels[0].profile.get("interleave") == "band"
                 self._block_sizes = [one.block_shapes[0] for one in self._levels]
             except BaseException:
                 self.close()
@@ -68,11 +71,27 @@ class GeoRaster(Raster):
         placed = data.crs is not None and across > 0 and abs(across - down) <= 0.02 * max(across, down)
         return RasterInfo(
             "map", data.width, data.height, bands, kind, f"rasterio {rasterio.__version__}, GDAL {rasterio.__gdal_version__}",
-            downsamples=(1.0, *(float(f) for f in data.overviews(1))),
+            downsamples=(1.0,),
             mpp=(across + down) / 2 if placed else None,
             crs=None if data.crs is None else data.crs.to_string(),
             transform=tuple(float(v) for v in tuple(data.transform)[:6]),
         )  # fmt: skip
+
+    def _open_overviews(self, open_: Callable[..., Any]) -> list[int]:
+        """Open what is the whole image made smaller; other images in the file, such as a label, are no levels."""
+        found: list[int] = []
+        downs = [1.0]
+        for i, factor in enumerate(map(float, self._levels[0].overviews(1))):
+            one = open_(overview_level=i)
+            sizes = ((self.info.width, one.width), (self.info.height, one.height))
+            if factor > downs[-1] and all(abs(whole / factor - small) <= 1 for whole, small in sizes):
+                self._levels.append(one)
+                downs.append(factor)
+                found.append(i)
+            else:
+                one.close()
+        self.info = replace(self.info, downsamples=tuple(downs))
+        return found
 
     def level_size(self, level: int) -> tuple[int, int]:
         """Width and height of a level."""
@@ -92,7 +111,9 @@ class GeoRaster(Raster):
                 valid = np.ones(values.shape[1:], bool)
             else:
                 valid = (data.read_masks(wanted, window=window) > 0).all(0)
-            self._refuse_unwritten(level, x, y, valid, wanted[0])
+            # bands that lie apart in the file have blocks of their own
+            for band in wanted if self._bands_apart else wanted[:1]:
+                self._refuse_unwritten(level, x, y, valid, band)
         if values.dtype.kind == "f":
             valid &= np.isfinite(values).all(0)
         return Pixels(values, valid)
@@ -102,7 +123,7 @@ class GeoRaster(Raster):
         if not self._is_tiff:
             return
         high, wide = self._block_sizes[level]
-        overview = level - 1 if level else None
+        overview = self._overviews[level - 1] if level else None
         for row in range(y // high, -(-(y + valid.shape[0]) // high)):
             for column in range(x // wide, -(-(x + valid.shape[1]) // wide)):
                 key = (level, row, column, band)

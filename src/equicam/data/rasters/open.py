@@ -1,19 +1,23 @@
 """Open a raster by its content, once in each process."""
 
+import mmap
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from equicam.data.files import open_regular
 from equicam.data.rasters.raster import Raster
 from equicam.data.remote import AnyPath, RemotePath
+from equicam.data.tiff import Page, is_tiff, read_pages
 from equicam.errors import EquicamError
 
 MAX_OPEN = 4
+EXTRAS = {"wsi": "OpenSlide or tifffile", "geo": "rasterio"}
+T = TypeVar("T")
 
 _opened: OrderedDict[tuple[object, ...], Raster] = OrderedDict()
 _lock = threading.Lock()
@@ -44,14 +48,11 @@ def _open_remote(path: RemotePath, what: str) -> Raster:
         if key in _opened:
             return _opened[key]
     head = path.read_start(4096)
-    if not (_is_tiff(head) or _is_jpeg2000(head)):
+    if not (is_tiff(head) or _is_jpeg2000(head)):
         raise EquicamError(
             what, needs="a GeoTIFF or JPEG 2000, where it is at a URL", got="bytes of another format", fix="a copy on a disk"
         )  # fmt: skip
-    missing: list[str] = []
-    raster: Raster | None = _try(lambda: _geo(path, jpeg2000=_is_jpeg2000(head)), "geo", missing, what)
-    if raster is None:
-        raise EquicamError(what, needs="rasterio", got="not installed", fix="pip install 'equicam[geo]'")
+    raster = _with("geo", lambda: _geo(path, jpeg2000=_is_jpeg2000(head)), what)
     _keep(key, raster)
     return raster
 
@@ -61,10 +62,6 @@ def _keep(key: tuple[object, ...], raster: Raster) -> None:
         _opened[key] = raster
         while len(_opened) > MAX_OPEN:
             _opened.popitem(last=False)  # closed when nobody reads it any more
-
-
-def _is_tiff(head: bytes) -> bool:
-    return head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
 def _is_jpeg2000(head: bytes) -> bool:
@@ -77,42 +74,56 @@ def _key(path: Path, stat: os.stat_result) -> tuple[object, ...]:
 
 
 def _open(path: Path, head: bytes, what: str) -> Raster:
-    tiff, jp2 = _is_tiff(head), _is_jpeg2000(head)
-    missing: list[str] = []
-    vendor = _try(lambda: _vendor(path), "wsi", missing)
-    if vendor and vendor != "generic-tiff":
-        return _opening(lambda: _slide(path), what)
-    if tiff and _try(lambda: _is_ome(path), "wsi", missing):
-        return _opening(lambda: _ome(path), what)
-    if tiff or jp2:
-        geo: Raster | None = _try(lambda: _geo(path, jpeg2000=jp2), "geo", missing, what)
-        if geo is not None and (geo.info.crs is not None or not vendor):
-            return geo
-        if vendor:
-            if geo is not None:
-                geo.close()
-            return _opening(lambda: _slide(path), what)
-    known = "a slide (svs, ndpi, mrxs, scn, bif, DICOM, OME-TIFF), a GeoTIFF or a JPEG 2000"
-    if missing:
-        extras = ",".join(dict.fromkeys(missing))
-        raise EquicamError(
-            what, needs="the readers of rasters", got="not installed", fix=f"pip install 'equicam[{extras}]'"
-        )
-    raise EquicamError(
-        what, needs=known, got="bytes of no format we know", fix="no --tile, if it is an image"
-    )
+    """One reader for each content; a file is never given to another because the right one is not installed."""
+    if _is_jpeg2000(head):
+        return _with("geo", lambda: _geo(path, jpeg2000=True), what)
+    if not is_tiff(head) or head[128:132] == b"DICM":
+        vendor = _with("wsi", lambda: _vendor(path), what)
+        if vendor is None:
+            raise EquicamError(
+                what, needs="a slide (svs, ndpi, mrxs, scn, bif, DICOM, OME-TIFF), a GeoTIFF or a JPEG 2000",
+                got="a DICOM file that is no slide" if head[128:132] == b"DICM" else "bytes of no format we know",
+                fix="no --tile, if it is an image",
+            )  # fmt: skip
+        return _with("wsi", lambda: _slide(path), what)
+    pages = _with("wsi", lambda: _pages(path), what)
+    first = pages[0]
+    if first.is_ome:
+        return _with("wsi", lambda: _ome(path), what)
+    images = [page for page in pages if page.is_tiled and not page.is_copy]
+    if not first.georeferenced and (len(images) > 1 or "Aperio" in first.description):
+        # slides have several images of their own; OpenSlide knows which vendor's
+        if _with("wsi", lambda: _vendor(path), what) not in (None, "generic-tiff"):
+            return _with("wsi", lambda: _slide(path), what)
+    elif not first.georeferenced and first.is_tiled and first.is_rgb8 and _slide_vendor(path):
+        return _with("wsi", lambda: _slide(path), what)
+    return _with("geo", lambda: _geo(path, jpeg2000=False), what)
 
 
-def _try(call: Callable[[], Any], extra: str, missing: list[str], what: str | None = None) -> Any:
-    """The result of a reader; None where it is not installed."""
+def _pages(path: Path) -> list[Page]:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return read_pages(data)
+
+
+def _slide_vendor(path: Path) -> str | None:
+    """OpenSlide's name of the format of a plain tiled RGB TIFF; None without OpenSlide, where rasterio reads it as well."""
     try:
-        return call() if what is None else _opening(call, what)
+        return _vendor(path)
     except ImportError:
-        missing.append(extra)
         return None
 
 
-def _opening(call: Callable[[], Raster], what: str) -> Raster:
+def _with(extra: str, call: Callable[[], T], what: str) -> T:
+    """The result of a reader; an EquicamError that names its extra where it is not installed."""
+    try:
+        return _opening(call, what)
+    except ImportError as error:
+        raise EquicamError(
+            what, needs=f"its reader, {EXTRAS[extra]}", got="not installed", fix=f"pip install 'equicam[{extra}]'"
+        ) from error  # fmt: skip
+
+
+def _opening(call: Callable[[], T], what: str) -> T:
     try:
         return call()
     except (EquicamError, ImportError):
@@ -128,16 +139,6 @@ def _vendor(path: Path) -> str | None:
 
     found: str | None = openslide.OpenSlide.detect_format(str(path))
     return found
-
-
-def _is_ome(path: Path) -> bool:
-    import tifffile
-
-    try:
-        with tifffile.TiffFile(path) as file:
-            return bool(file.is_ome)
-    except Exception:  # noqa: BLE001  # damaged in any way: no reader of ours will take it for one
-        return False
 
 
 def _slide(path: Path) -> Raster:

@@ -1,10 +1,12 @@
 """Slides: OpenSlide for the scanners' formats, tifffile for OME-TIFF."""
 
+import logging
 import threading
 from collections import OrderedDict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from equicam.errors import EquicamError
 
 CACHE_BYTES = 64 << 20
 """Of decoded tiles, in each process."""
+MAX_OME_XML = 10_000_000
 RGB = ("red", "green", "blue")
 
 
@@ -69,6 +72,7 @@ class OmeTiffRaster(Raster):
     def __init__(self, path: Path) -> None:
         import tifffile
 
+        _refuse_to_print()
         self._file = tifffile.TiffFile(path)
         try:
             self._levels, self.info = self._describe(path)
@@ -98,6 +102,7 @@ class OmeTiffRaster(Raster):
                 got=f"{axes} {shape}",
                 fix="another copy",
             )
+        self._refuse_codec(levels, path)
         named, mpp = _read_ome(self._file.ome_metadata or "", path)
         count = channels * samples
         bands = RGB if samples == 3 else tuple(named[:count]) if len(named) >= count else ()
@@ -107,6 +112,20 @@ class OmeTiffRaster(Raster):
             "slide", wide, high, bands or tuple(str(i + 1) for i in range(count)), str(series.dtype),
             f"tifffile {metadata.version('tifffile')}", downsamples=tuple(downs), mpp=mpp,
         )  # fmt: skip
+
+    @staticmethod
+    def _refuse_codec(levels: list[list[Any]], path: Path) -> None:
+        """Refuse a compression that tifffile cannot decode here, once and not window by window."""
+        import tifffile
+
+        for compression in {pages[0].keyframe.compression for pages in levels}:
+            try:
+                tifffile.TIFF.DECOMPRESSORS[compression]
+            except KeyError as error:
+                raise EquicamError(
+                    f"raster {str(path)!r}", needs="a compression that can be decoded", got=getattr(compression, "name", compression),
+                    fix="pip install imagecodecs, or a copy with deflate",
+                ) from error  # fmt: skip
 
     def level_size(self, level: int) -> tuple[int, int]:
         """Width and height of a level."""
@@ -192,19 +211,31 @@ class OmeTiffRaster(Raster):
         self._file.close()
 
 
-def _read_ome(text: str, path: Path) -> tuple[list[str], float | None]:
-    """Names of the channels, and micrometres a pixel, of OME's XML; a file may hold anything there."""
-    import re
+def _refuse_to_print() -> None:
+    """Tifffile logs what it finds odd in a file, which names of a hostile file could fill the terminal with."""
+    log = logging.getLogger("tifffile")
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())
+        log.propagate = False
 
-    names = re.findall(r'<Channel\b[^>]*?\bName="([^"]{1,80})"', text[:1_000_000])
-    found = {
-        axis: re.search(rf'\bPhysicalSize{axis}="([0-9.eE+-]{{1,30}})"', text[:1_000_000]) for axis in "XY"
-    }
-    units = set(re.findall(r'\bPhysicalSize[XY]Unit="([^"]{1,20})"', text[:1_000_000]))
+
+def _read_ome(text: str, path: Path) -> tuple[list[str], float | None]:
+    """Names of the channels of the first image, and micrometres a pixel; a file may hold anything there."""
+    if len(text) > MAX_OME_XML or "<!DOCTYPE" in text or "<!ENTITY" in text:
+        return [], None
+    try:
+        root = ElementTree.fromstring(text)  # noqa: S314  # without entities, which could grow
+    except ElementTree.ParseError:
+        return [], None
+    pixels = root.find(".//{*}Image/{*}Pixels")
+    if pixels is None:
+        return [], None
+    names = [channel.get("Name") or "" for channel in pixels.iterfind("{*}Channel")]
+    named = [name[:80] for name in names] if all(names) else []
+    units = {pixels.get(f"PhysicalSize{axis}Unit", "µm") for axis in "XY"}
     if units - {"µm", "um", "μm"}:
-        return names, None
-    x, y = (found[axis][1] if found[axis] else None for axis in "XY")  # type: ignore[index]
-    return names, _mpp(x, y, path)
+        return named, None
+    return named, _mpp(pixels.get("PhysicalSizeX"), pixels.get("PhysicalSizeY"), path)
 
 
 def _float(text: str | None) -> float | None:

@@ -1,8 +1,8 @@
 """Rasters cut into windows: a grid, what of it is tissue or data, and regions that people have drawn."""
 
-import json
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equicam.data.dicom import has_dicom_suffix
-from equicam.data.files import MAX_LIST_BYTES, read_file
+from equicam.data.files import read_file
+from equicam.data.geojson import MAX_BYTES, read_features
 from equicam.data.items import Item
 from equicam.data.rasters.open import open_raster
 from equicam.data.rasters.options import RasterWindow, Tiling, window_id
-from equicam.data.rasters.raster import Raster, RasterInfo
+from equicam.data.rasters.raster import THUMBNAIL_PX, Raster, RasterInfo
 from equicam.data.rasters.windows import display_bands, resolve_input
 from equicam.data.remote import AnyPath, RemotePath, file_stat
 from equicam.errors import EquicamError
@@ -24,6 +25,8 @@ MAX_WINDOWS = 50_000_000
 """Of one raster; more are a mistake in the options or in a hostile file."""
 MIN_SATURATION = 0.05
 """Of tissue, whatever Otsu's threshold is: a slide of glass alone has none."""
+LONGITUDE_LATITUDE = "EPSG:4326"
+THUMBNAIL_PX_A_WINDOW, MAX_THUMBNAIL_PX = 4, 4096
 
 Tick = Callable[[int], None]
 
@@ -57,23 +60,35 @@ def cut_windows(
     items: Sequence[Item], tiling: Tiling, margin: int, tick: Tick = lambda _count: None
 ) -> tuple[list[Item], list[RasterRow]]:
     """The windows of rasters in scan order, and a row for every raster; one that cannot be opened is a bad item."""
+    if (
+        tiling.regions is not None and not Path(tiling.regions).is_dir()
+    ):  # refused before any raster is opened
+        what = f"regions {tiling.regions!r}"
+        read_features(read_file(Path(tiling.regions), what=what, limit=MAX_BYTES)[0], what)
     windows: list[Item] = []
     rows: list[RasterRow] = []
+    errors: list[EquicamError] = []
     known: dict[str, str] = {}  # the file that stands for each slide in several DICOM files
     for item in items:
         series = _series(item)
         if series is not None and known.setdefault(series, item.id) != item.id:
             tick(1)
             continue
-        found, row = _cut(item, tiling, margin)
+        found, row, error = _cut(item, tiling, margin)
+        errors += [] if error is None else [error]
         windows += found
         rows.append(row)
         tick(1)
     if not any(one.window and one.window.side for one in windows):
-        errors = [row.error for row in rows if row.error]
+        if errors and len(errors) == len(rows):
+            more = f"; {len(errors) - 1:,} more rasters could not be cut either" if len(errors) > 1 else ""
+            first = errors[0]
+            raise EquicamError(
+                first.what, needs=first.needs, got=f"{first.got}{more}", fix=first.fix
+            ) from first
         raise EquicamError(
             "rasters", needs="at least one window to explain",
-            got=errors[0] if errors else f"none: {sum(r.background for r in rows):,} background, {sum(r.nodata for r in rows):,} without data, "
+            got=f"none: {sum(r.background for r in rows):,} background, {sum(r.nodata for r in rows):,} without data, "
             f"{sum(r.outside for r in rows):,} outside the regions",
             fix="another --tile, --mpp, --tissue or --regions",
         )  # fmt: skip
@@ -90,7 +105,7 @@ def _series(item: Item) -> str | None:
         return None
 
 
-def _cut(item: Item, tiling: Tiling, margin: int) -> tuple[list[Item], RasterRow]:
+def _cut(item: Item, tiling: Tiling, margin: int) -> tuple[list[Item], RasterRow, EquicamError | None]:
     stat = file_stat(item.path)
     if isinstance(item.path, RemotePath):  # not requested again for every window
         item = replace(item, path=replace(item.path, stat=stat))
@@ -104,22 +119,27 @@ def _cut(item: Item, tiling: Tiling, margin: int) -> tuple[list[Item], RasterRow
         info = raster.info
         known = replace(
             nothing, kind=info.kind, width=info.width, height=info.height, bands=info.bands, dtype=info.dtype,
-            mpp=info.mpp, crs=info.crs, transform=info.transform, origin=info.origin, reader=info.reader,
+            mpp=tiling.mpp_is or info.mpp, crs=info.crs, transform=info.transform, origin=info.origin, reader=info.reader,
         )  # fmt: skip
         nothing = known
         resolve_input(info, tiling.input, str(item.path))
         places, side, dropped = _places(raster, item.path, tiling)
     except EquicamError as error:
-        return [bad], replace(nothing, error=str(error))
+        return [bad], replace(nothing, error=str(error)), error
     except Exception as error:  # noqa: BLE001  # libraries raise exceptions of every kind on damaged files
-        return [bad], replace(nothing, error=f"{type(error).__name__}: {error}"[:300])
+        text = f"{type(error).__name__}: {error}"[:300]
+        refused = EquicamError(
+            f"raster {str(item.path)!r}", needs="a file that can be read", got=text, fix="a fresh copy of it"
+        )
+        return [bad], replace(nothing, error=text), refused
     found: list[Item] = []
     for x, y, label in places:
         window = RasterWindow(x, y, side, tiling, margin)
         name = window_id(item.id, window)
         found.append(replace(item, id=name, window=window, label=item.label if label is None else label))
     background, nodata, outside = dropped
-    return found, replace(known, windows=len(found), background=background, nodata=nodata, outside=outside)
+    counted = replace(known, windows=len(found), background=background, nodata=nodata, outside=outside)
+    return found, counted, None
 
 
 def _places(
@@ -143,12 +163,19 @@ def _places(
             fix="a larger --stride or --mpp",
         )  # fmt: skip
     x, y = (grid.ravel() for grid in np.meshgrid(columns, rows))
-    small = raster.thumbnail(display_bands(raster, tiling.input, str(path)))
+    bands = display_bands(raster, tiling.input, str(path))
+    if tiling.tissue > 0 and (info.kind != "slide" or len(bands) != 3):
+        raise EquicamError(
+            f"raster {str(path)!r}", needs="a slide in three colours, for --tissue",
+            got="a map" if info.kind != "slide" else f"{len(bands)} band", fix="no --tissue, or --regions",
+        )  # fmt: skip
+    wanted = THUMBNAIL_PX_A_WINDOW * max(info.width, info.height) / side
+    small = raster.thumbnail(bands, int(min(MAX_THUMBNAIL_PX, max(THUMBNAIL_PX, wanted))))
     pixels, shrink = small.pixels, small.shrink
     # what cannot be read is kept: its windows are rows with the reason
     has_data = _share(pixels.valid | small.unread, x, y, side, shrink) >= max(tiling.valid, 1e-9)
     is_tissue = np.ones(len(x), bool)
-    if info.kind == "slide" and tiling.tissue > 0 and len(pixels.values) == 3:
+    if tiling.tissue > 0:
         stained = tissue(pixels.values, pixels.valid) | small.unread
         is_tissue = _share(stained, x, y, side, shrink) >= tiling.tissue
     labels: NDArray[Any] = np.full(len(x), None, object)
@@ -164,9 +191,15 @@ def _places(
 
 def pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
     """Pixels of level 0 for one of the model's."""
-    wanted, stored = tiling.input.mpp, raster.info.mpp or tiling.mpp_is
+    wanted, stored = tiling.input.mpp, tiling.mpp_is or raster.info.mpp
     if wanted is None:
         return 1.0
+    info = raster.info
+    unit = "µm" if info.kind == "slide" else f"units of {info.crs}" if info.crs else "units of the map"
+    if info.transform is not None and not _is_square(info.transform):
+        raise EquicamError(
+            f"raster {name!r}", needs="square pixels, for --mpp", got="pixels that are not", fix="no --mpp, or a resampled copy"
+        )  # fmt: skip
     if stored is None:
         raise EquicamError(
             f"raster {name!r}", needs="its resolution, for --mpp", got="none in the file", fix="--mpp-is 0.25, if you know it"
@@ -174,10 +207,16 @@ def pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
     ratio = wanted / stored
     if ratio < 0.5 or ratio > 1000:
         raise EquicamError(
-            f"raster {name!r}", needs="to be as fine as --mpp, or at most twice as coarse", got=f"{stored:g} for {wanted:g}",
-            fix="another --mpp",
+            f"raster {name!r}", needs=f"to be as fine as --mpp, or at most twice as coarse, in {unit}",
+            got=f"{stored:g} a pixel for --mpp {wanted:g}", fix="another --mpp",
         )  # fmt: skip
     return 1.0 if abs(ratio - 1) < 1e-9 else ratio
+
+
+def _is_square(transform: Sequence[int | float]) -> bool:
+    a, b, _, d, e, _ = transform[:6]
+    across, down = math.hypot(a, d), math.hypot(b, e)
+    return abs(across - down) <= 0.02 * max(across, down)
 
 
 def _starts(length: int, side: int | float, step: int | float) -> list[float]:
@@ -231,52 +270,84 @@ Ring = NDArray[np.float64]
 
 
 def read_regions(info: RasterInfo, path: AnyPath, regions: str) -> list[tuple[str | None, list[Ring]]]:
-    """Areas of a GeoJSON file, in pixels: of slides as QuPath writes them, of maps in longitude and latitude.
+    """Areas of a GeoJSON file, in pixels: of slides as QuPath writes them, of maps in longitude and latitude or its `crs`.
 
-    A folder has one file for each raster, of its name with .geojson.
+    A folder has one file for each raster, of its name with .geojson. Points and lines are no areas and left out.
     """
     file = Path(regions)
     if file.is_dir():
         file = file / f"{path.stem}.geojson"
     what = f"regions {str(file)!r}"
-    data, _ = read_file(file, what=what, limit=MAX_LIST_BYTES)
+    data, _ = read_file(file, what=what, limit=MAX_BYTES)
+    features, collection = read_features(data, what)
+    crs = _crs(collection, what)
     found: list[tuple[str | None, list[Ring]]] = []
-    try:
-        content = json.loads(data)
-        features = content["features"] if isinstance(content, dict) else content
-        for feature in features:
-            geometry = feature["geometry"]
+    for number, feature in enumerate(features, start=1):
+        try:
+            geometry = feature.get("geometry") or {}
+            if geometry.get("type") not in ("Polygon", "MultiPolygon"):
+                continue
             shapes = geometry["coordinates"]
-            if geometry["type"] not in ("Polygon", "MultiPolygon"):
-                raise ValueError(f"a {geometry['type']}")
             polygons = [shapes] if geometry["type"] == "Polygon" else shapes
             rings = [np.asarray(ring, np.float64)[:, :2] for polygon in polygons for ring in polygon]
             if not all(len(ring) >= 3 and np.isfinite(ring).all() for ring in rings):
                 raise ValueError("a ring without points")
-            found.append(
-                (_region_label(feature.get("properties") or {}), [_to_pixels(info, r) for r in rings])
-            )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+            label = _region_label(feature.get("properties") or {})
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise EquicamError(
+                what, needs="areas with rings of points", got=f"feature {number}, which has none", fix="exporting it again"
+            ) from error  # fmt: skip
+        found.append((label, [_to_pixels(info, ring, crs, what) for ring in rings]))
+    if not found:
         raise EquicamError(
-            what, needs="GeoJSON with polygons", got=f"{type(error).__name__}: {error}"[:120], fix="an export of QuPath or QGIS"
-        ) from error  # fmt: skip
+            what, needs="at least one polygon", got=f"{len(features):,} features without one", fix="an export of QuPath or QGIS"
+        )  # fmt: skip
     return found
+
+
+def _crs(collection: Mapping[str, Any], what: str) -> str:
+    """The coordinate system that a file names, as older GeoJSON does; longitude and latitude if it names none."""
+    given = collection.get("crs")
+    if given is None:
+        return LONGITUDE_LATITUDE
+    properties = given.get("properties") if isinstance(given, dict) else None
+    name = str(properties.get("name")) if isinstance(properties, dict) else str(given)
+    if "CRS84" in name:
+        return LONGITUDE_LATITUDE
+    if code := re.search(r"EPSG:+(\d{4,6})$", name):
+        return f"EPSG:{code[1]}"
+    raise EquicamError(
+        what,
+        needs="longitude and latitude, or a crs by its EPSG code",
+        got=name[:80],
+        fix="saving it as EPSG:4326",
+    )
 
 
 def _region_label(properties: dict[str, Any]) -> str | None:
     classification = properties.get("classification")
-    name = classification.get("name") if isinstance(classification, dict) else properties.get("label")
+    if isinstance(classification, dict):
+        names = classification.get("names")
+        joined = ": ".join(map(str, names)) if isinstance(names, list) and names else None
+        name = classification.get("name", joined)
+    else:
+        name = properties.get("label")
     return str(name)[:200] if name is not None else None
 
 
-def _to_pixels(info: RasterInfo, ring: Ring) -> Ring:
+def _to_pixels(info: RasterInfo, ring: Ring, crs: str, what: str) -> Ring:
     if info.kind != "map":
         return np.asarray(ring + np.asarray(info.origin))
     if info.crs is None or info.transform is None:
         return ring
     from rasterio.warp import transform
 
-    x, y = transform("EPSG:4326", info.crs, ring[:, 0].tolist(), ring[:, 1].tolist())
+    if crs == LONGITUDE_LATITUDE and not (np.abs(ring) <= (360, 90)).all():
+        raise EquicamError(
+            what, needs="longitude and latitude in degrees, or a crs", got=f"{ring[0, 0]:g}, {ring[0, 1]:g}",
+            fix="saving it as EPSG:4326",
+        )  # fmt: skip
+    x, y = transform(crs, info.crs, ring[:, 0].tolist(), ring[:, 1].tolist())
     a, b, c, d, e, f = info.transform
     matrix = np.linalg.inv(np.array([[a, b], [d, e]]))
     return np.asarray(np.stack([np.asarray(x) - c, np.asarray(y) - f], axis=1) @ matrix.T)

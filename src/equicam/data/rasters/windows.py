@@ -48,7 +48,7 @@ def read_window(path: AnyPath, window: RasterWindow) -> WindowPixels:
     inner = slice(window.margin, window.margin + window.tiling.tile)
     if not found.valid[inner, inner].any():
         raise EquicamError(
-            "a window", needs="some data", got="none that could be read", fix="a fresh copy of it"
+            "a window", needs="some data", got="none: nothing is stored there", fix="--regions without it"
         )
     return WindowPixels(
         found.values, found.valid, margin, window.tiling.tile, given.scale or 1.0, given.mean, given.std
@@ -96,6 +96,19 @@ def show_window(path: AnyPath, window: RasterWindow, around: int | float = 0.0) 
     return whole
 
 
+def show_original(path: AnyPath, window: RasterWindow, most: int) -> Image.Image:
+    """A window in the raster's own finest pixels, at most this many a side, white where there is no data."""
+    raster = open_raster(path)
+    bands = display_bands(raster, window.tiling.input, str(path))
+    low = max(0.0, window.x), max(0.0, window.y)
+    high = (
+        min(float(raster.info.width), window.x + window.side),
+        min(float(raster.info.height), window.y + window.side),
+    )
+    pixels = max(1, min(most, round(window.side)))
+    return to_image(raster.read((*low, *high), (pixels, pixels), bands), value_range(path, bands))
+
+
 def show_raster(path: AnyPath, given: Input, side: int) -> Image.Image:
     """A small image of all of a raster."""
     raster = open_raster(path)
@@ -110,10 +123,13 @@ def display_bands(raster: Raster, given: Input, name: str) -> tuple[int, ...]:
     return indices[:3] if len(indices) >= 3 else indices[:1]
 
 
-@lru_cache(maxsize=64)
 def value_range(path: AnyPath, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
     """What is black and white in images of a raster: 0 and 255 of 8 bits, else the 2nd and 98th percentile of all of it."""
-    raster = open_raster(path)
+    return _value_range(open_raster(path), bands)
+
+
+@lru_cache(maxsize=64)
+def _value_range(raster: Raster, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
     if raster.info.dtype == "uint8":
         return ((0.0, 255.0),) * len(bands)
     found = raster.thumbnail(bands, 512).pixels

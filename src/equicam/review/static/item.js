@@ -1,6 +1,7 @@
 // One image: overlay, views, verdicts by key, notes.
 
 import { announce, isTyping, send, sendUnsent, showError } from "./review.js";
+import { openZoom } from "./zoom.js";
 
 const $ = (id) => document.getElementById(id);
 const item = $("item").dataset;
@@ -20,11 +21,21 @@ const setOpacity = (value) => {
   localStorage.setItem("equicam-opacity", $("opacity").value);
   for (const layer of document.querySelectorAll(".layer")) layer.style.opacity = $("opacity").value / 100;
 };
-const setLarger = (on) => {
-  $("panels").classList.toggle("large", on);
-  $("larger").setAttribute("aria-pressed", on);
-  localStorage.setItem("equicam-larger", on ? "on" : "off");
+
+// The colour bar lies over the mean grey of this image, so that it has the colours of the map over it.
+const input = document.querySelector("#panel-input .input");
+const setGrey = () => {
+  const [canvas, side] = [document.createElement("canvas"), 32];
+  canvas.width = canvas.height = side;
+  const drawing = canvas.getContext("2d");
+  drawing.imageSmoothingQuality = "high";
+  drawing.drawImage(input, 0, 0, side, side);
+  const data = drawing.getImageData(0, 0, side, side).data;
+  const mean = [0, 1, 2].map((c) => data.filter((_, i) => i % 4 === c).reduce((sum, v) => sum + v / side ** 2, 0));
+  $("grey").style.background = `rgb(${mean.map(Math.round).join(" ")})`;
 };
+if (input?.complete && input.naturalWidth) setGrey();
+else input?.addEventListener("load", setGrey);
 
 // The image is loaded when it is first wanted.
 const setSurroundings = (on) => {
@@ -72,7 +83,7 @@ const announceAfterLoad = (message) => sessionStorage.setItem("equicam-message",
 const decide = async (verdict) => {
   if (sending) return;
   const reason = $("reason").value.trim();
-  const label = buttons.find((b) => b.dataset.verdict === verdict).querySelector("span").textContent;
+  const { label } = buttons.find((b) => b.dataset.verdict === verdict).dataset;
   if (item.verdict === verdict && !reason) return announce("That is your verdict already.");
   if (item.verdict && !reason) {
     pendingVerdict = verdict;
@@ -118,7 +129,6 @@ buttons.forEach((button) => button.addEventListener("click", () => decide(button
 tiles.forEach((tile, i) => tile.addEventListener("click", () => showView(i)));
 $("overlay").addEventListener("click", () => setOverlay(document.body.classList.contains("no-overlay")));
 $("opacity").addEventListener("input", () => setOpacity($("opacity").value));
-$("larger").addEventListener("click", () => setLarger(!$("panels").classList.contains("large")));
 $("surroundings")?.addEventListener("click", () => setSurroundings($("panel-surroundings").hidden));
 $("note-save").addEventListener("click", saveNote);
 $("go-on").addEventListener("change", () => localStorage.setItem("equicam-go-on", $("go-on").checked ? "on" : "off"));
@@ -149,7 +159,7 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "[" || event.key === "]") showView(view + (event.key === "[" ? -1 : 1));
   else if (event.key === "o") $("overlay").click();
   else if (event.key === "s" && $("surroundings")) $("surroundings").click();
-  else if (event.key === "z") $("larger").click();
+  else if (event.key === "z" && $("zoom")) openZoom();
   else if (event.key === "+" || event.key === "=") setOpacity(Number($("opacity").value) + 10);
   else if (event.key === "-") setOpacity(Number($("opacity").value) - 10);
   else if (event.key === "r") $("reason").focus();
@@ -161,7 +171,6 @@ document.addEventListener("keydown", (event) => {
 
 setOverlay(localStorage.getItem("equicam-overlay") !== "off");
 setOpacity(localStorage.getItem("equicam-opacity") || 75);
-setLarger(localStorage.getItem("equicam-larger") === "on");
 setSurroundings(localStorage.getItem("equicam-surroundings") === "on");
 $("go-on").checked = localStorage.getItem("equicam-go-on") === "on";
 const message = sessionStorage.getItem("equicam-message");

@@ -67,10 +67,10 @@ const load = async (number) => {
 
 const measure = () => {
   const width = list.clientWidth;
-  const least = width < 700 ? 150 : 176;
+  const least = width < 700 ? 150 : 216;
   columns = Math.max(2, Math.floor((width + GAP) / (least + GAP)));
   cardWidth = (width - GAP * (columns - 1)) / columns;
-  cardHeight = cardWidth + 44;
+  cardHeight = cardWidth + 54;
   list.style.height = `${Math.ceil(matching / columns) * (cardHeight + GAP)}px`;
   $("matching").textContent = `${matching.toLocaleString("en")} ${matching === 1 ? "image" : "images"}`;
   $("empty").hidden = matching > 0;
@@ -80,7 +80,7 @@ const measure = () => {
 // The end of a long path, because files of one folder begin alike.
 const shorten = (name) => {
   const letters = [...name];
-  const most = Math.floor((cardWidth - 70) / 8);
+  const most = Math.floor((cardWidth - 40) / 7);
   return letters.length > most ? `…${letters.slice(1 - most).join("")}` : name;
 };
 
@@ -91,18 +91,20 @@ const addCard = (index) => {
   const caption = document.createElement("span");
   const badge = document.createElement("i");
   const label = document.createElement("bdi");
+  const name = document.createElement("small");
   link.className = "thumb";
   image.alt = "";
   image.decoding = "async";
   image.draggable = false;
   caption.className = "caption";
   badge.className = "dot";
-  caption.append(badge, label);
+  name.dir = "auto";
+  caption.append(badge, label, name);
   link.append(image, caption);
   entry.append(link);
   link.addEventListener("focus", () => select(index, false));
   list.append(entry);
-  return { entry, link, image, badge, label };
+  return { entry, link, image, badge, label, name };
 };
 
 const fillCard = (card, index) => {
@@ -120,10 +122,12 @@ const fillCard = (card, index) => {
   if (card.image.getAttribute("src") !== thumbnail(item)) card.image.src = thumbnail(item);
   const status = item.verdict ? LABELS[item.verdict] : item.awaits_second ? "awaiting a second reviewer" : "not reviewed";
   card.badge.className = `dot ${item.verdict ? `v-${item.verdict}` : item.awaits_second ? "awaits-second" : "none"}`;
-  card.label.textContent = `${item.position.toLocaleString("en")}${item.name ? ` · ${shorten(item.name)}` : ""}`;
-  card.label.title = item.name || "";
+  card.label.textContent = [item.position.toLocaleString("en"), item.class, item.flat ? "blank map" : ""].filter(Boolean).join(" · ");
+  card.name.textContent = item.name ? shorten(item.name) : "";
+  card.name.hidden = !item.name;
+  card.name.title = item.name || "";
   const flags = item.flags.length ? `, flags: ${item.flags.join(", ")}` : "";
-  card.link.setAttribute("aria-label", `Image ${item.position}${item.name ? `, ${item.name}` : ""}${item.class ? `, predicted ${item.class}` : ""}, ${status}${flags}`);
+  card.link.setAttribute("aria-label", `Image ${item.position}${item.name ? `, ${item.name}` : ""}${item.class ? `, ${item.class}` : ""}${item.flat ? ", blank map" : ""}, ${status}${flags}`);
 };
 
 const draw = () => {

@@ -101,7 +101,7 @@ export const sendUnsent = async () => {
 
 export const isTyping = (event) => {
   const at = event.target;
-  return at.matches?.("input:not([type=range]):not([type=checkbox]), textarea, select") || $("help").open;
+  return at.matches?.("input:not([type=range]):not([type=checkbox]), textarea, select") || document.querySelector("dialog[open]") !== null;
 };
 
 $("help-open").addEventListener("click", () => $("help").showModal());
@@ -111,6 +111,20 @@ document.addEventListener("keydown", (event) => {
     $("help").showModal();
   }
 });
+
+// Light or dark: as the system, until it is chosen here.
+const root = document.documentElement;
+const nameTheme = () => ($("theme").firstChild.textContent = root.dataset.theme === "dark" ? "Light " : "Dark ");
+const switchTheme = () => {
+  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+  localStorage.setItem("equicam-theme", root.dataset.theme);
+  nameTheme();
+};
+$("theme").addEventListener("click", switchTheme);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "d" && !isTyping(event) && !event.ctrlKey && !event.metaKey && !event.altKey) switchTheme();
+});
+nameTheme();
 
 $("reviewer-form")?.addEventListener("submit", async (event) => {
   event.preventDefault();

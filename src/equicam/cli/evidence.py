@@ -1,0 +1,49 @@
+"""`equicam evidence`."""
+
+import shlex
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from equicam.cli import options
+from equicam.cli.output import answer, note, say
+from equicam.cli.shared import count_progress, exit_on_error
+
+
+def evidence(
+    run: options.RunFolder,
+    top: Annotated[int, typer.Option(min=1, help="Images at the head of the queue to test.")] = 40,
+    model: options.TrustedModel = None,
+    source: options.MovedSource = None,
+    weights: options.MovedWeights = None,
+    device: options.Device = None,
+) -> None:
+    """Signal or noise: does the model use the pixels where a map moves? A causal test of the head of the queue.
+
+    Writes `evidence.json` as it goes; the same command continues after an interruption. The report and, after the
+    verdict, the review page show it.
+
+    Example: `equicam evidence run --top 40`
+    """
+    interrupted = "; finished images are kept, and the same command resumes"
+    with exit_on_error(interrupted=interrupted):
+        import equicam
+
+        opened = equicam.open_run(run)
+        head = opened.queue()[:top]
+        with count_progress("signal or noise", len(head)) as tick:
+            found = opened.evidence(
+                top, model=model, source=source, weights=weights, device=device, tick=tick
+            )
+    leanings = Counter(str(one.get("leaning")) for one in found.values())
+    without = [row["id"] for row in head if row["id"] not in found]
+    images = [
+        {"id": name, "leaning": one.get("leaning"), "verdict": one["verdict"]} for name, one in found.items()
+    ]
+    answer("evidence", {"run": str(run), "leanings": dict(leanings), "images": images, "without": without})
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(leanings.items()))
+    say(f"evidence on {len(found)} of {len(head)} images{f': {counts}' if counts else ''}")
+    if without:
+        note(f"no evidence on {len(without)} images, which are not the ones that were explained")
+    note(f"next: equicam report {shlex.quote(str(run))}")

@@ -1,0 +1,286 @@
+"""Preprocessing as data: what a model's own does to an image, and another in its place."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from equicam.data.rasters.options import Tiling
+from equicam.errors import EquicamError
+from equicam.models.images import preprocess_image, preprocessing_of, visible_box
+from equicam.readers.failures import describe_failure, out_of_memory
+from equicam.readers.forward import frozen
+from equicam.readers.model import Model
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+LARGEST_SIDE = 4096
+LARGEST_VALUE = 1e6
+"""Of mean and std: a manifest may have been written by anybody."""
+Size = tuple[int, int]
+"""Height and width."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize the short side, crop the centre, scale to [0, 1], normalise."""
+
+    size: int  # of the short side
+    crop: int
+    mean: Any
+    std: Any
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        for name in ("size", "crop"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= LARGEST_SIDE:
+                raise EquicamError(
+                    name, needs=f"1 to {LARGEST_SIDE} pixels", got=repr(value), fix=f"{name}=224"
+                )
+        if self.crop > self.size:
+            raise EquicamError(
+                "crop", needs=f"at most the size, {self.size}", got=self.crop, fix=f"size={self.crop} as well"
+            )
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _channel_values(name, getattr(self, name)))
+        if self.interpolation not in INTERPOLATIONS:
+            raise EquicamError(
+                "interpolation", needs=f"one of {', '.join(INTERPOLATIONS)}", got=repr(self.interpolation), fix="bilinear"
+            )  # fmt: skip
+
+    @property
+    def transforms(self) -> list[Any]:
+        """Its steps, among which the centre crop is found."""
+        steps: list[Any] = _steps(self).transforms
+        return steps
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """An image as the model's input."""
+        found: Tensor = _steps(self)(image)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that JSON keeps."""
+        return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> "Preprocessing":
+        """The one that `to_json` wrote; any other value is refused."""
+        try:
+            return Preprocessing(**found)
+        except TypeError as error:
+            raise EquicamError(
+                "preprocessing", needs="size, crop, mean, std and interpolation", got=error, fix="restoring manifest.json"
+            ) from error  # fmt: skip
+
+    def of(self, model: Model) -> Model:
+        """The model with this preprocessing."""
+        return replace(model, preprocess=self, mean=self.mean, std=self.std)
+
+
+@cache
+def _steps(chosen: Preprocessing) -> Any:
+    from torchvision.transforms import InterpolationMode, v2
+
+    steps = [v2.Resize(chosen.size, InterpolationMode(chosen.interpolation)), v2.CenterCrop(chosen.crop)]
+    steps += [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(chosen.mean, chosen.std)]
+    return v2.Compose(steps)
+
+
+def _channel_values(name: str, given: Sequence[Any]) -> tuple[float, ...]:
+    values = tuple(given) * (3 if len(given) == 1 else 1)
+    numbers = all(type(v) in (int, float) and abs(v) <= LARGEST_VALUE for v in values)
+    if len(values) != 3 or not numbers or (name == "std" and min(values) <= 0):
+        needs = "three numbers, of red, green and blue" + (", above 0" if name == "std" else "")
+        raise EquicamError(name, needs=needs, got=list(given), fix=f"{name}=0.5,0.5,0.5")
+    return tuple(float(v) for v in values)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a preprocessing resizes and crops, as far as its steps can be read."""
+
+    size: int | Size | None  # an int: of the short side; None: no resize
+    crop: Size | None  # None: no centre crop
+    interpolation: str = "bilinear"
+
+
+def read_geometry(preprocess: Any) -> Geometry | None:
+    """The resize and the centre crop of torchvision's, timm's and open_clip's preprocessing; None where they cannot be read."""
+    if hasattr(preprocess, "crop_size") and hasattr(preprocess, "resize_size"):  # torchvision's presets
+        return Geometry(
+            _one_or_pair(preprocess.resize_size), _pair(preprocess.crop_size), _interpolation(preprocess)
+        )
+    steps = getattr(preprocess, "transforms", None)
+    if not isinstance(steps, list | tuple):
+        return None
+    resizes = [step for step in steps if type(step).__name__ == "Resize"]
+    crops = [step for step in steps if type(step).__name__ == "CenterCrop"]
+    other = [step for step in steps if "Crop" in type(step).__name__ or "Pad" in type(step).__name__]
+    if len(resizes) > 1 or len(crops) > 1 or len(other) > len(crops):
+        return None
+    size = _one_or_pair(resizes[0].size) if resizes else None
+    return Geometry(
+        size,
+        _pair(crops[0].size) if crops else None,
+        _interpolation(resizes[0]) if resizes else "bilinear",
+    )
+
+
+def _one_or_pair(size: Any) -> int | Size:
+    values = [size] if isinstance(size, int) else list(size)
+    return int(values[0]) if len(values) == 1 else (int(values[0]), int(values[1]))
+
+
+def _pair(size: Any) -> Size:
+    found = _one_or_pair(size)
+    return (found, found) if isinstance(found, int) else found
+
+
+def _interpolation(step: Any) -> str:
+    found = getattr(step, "interpolation", "bilinear")
+    return str(getattr(found, "value", found))
+
+
+def with_preprocessing(
+    model: Model,
+    *,
+    size: int | None = None,
+    crop: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Model:
+    """The model with another size, crop, mean or std; what is not given stays as it is. It runs once, to show that it can."""
+    if (size, crop, mean, std) == (None, None, None, None):
+        return model
+    own = read_geometry(preprocessing_of(model))
+    own_crop = own.crop if own else None
+    if own is not None and isinstance(own.size, int) and own_crop is None and crop is None:
+        own = None  # inputs of many sizes: a crop must be given
+    if size is None:
+        size = crop if own is None else _square(own.size)
+    if crop is None:
+        crop = None if own is None else _square(own_crop or own.size)
+    if size is None or crop is None:
+        raise EquicamError(
+            "preprocessing", needs="size and crop, because the model's own cannot be read", got="one of them or none",
+            fix="size=256 and crop=224",
+        )  # fmt: skip
+    if crop > size and own is not None and _square(own_crop) == crop:
+        raise EquicamError(
+            "size", needs=f"at least the model's crop, {crop}", got=size, fix=f"crop={size} as well"
+        )
+    chosen = Preprocessing(
+        size, crop, model.mean if mean is None else tuple(mean), model.std if std is None else tuple(std),
+        own.interpolation if own and own.interpolation in INTERPOLATIONS else "bilinear",
+    )  # fmt: skip
+    return _checked(model, chosen)
+
+
+def _checked(model: Model, chosen: Preprocessing) -> Model:
+    """The model with that preprocessing, if it takes inputs of its size."""
+    changed = chosen.of(model)
+    x = preprocess_image(changed, Image.new("RGB", (chosen.size, chosen.size)))[None]
+    try:
+        with frozen(model.module), torch.no_grad():
+            model.module(x.to(model.device, model.dtype))
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        own = read_geometry(preprocessing_of(model))
+        raise EquicamError(
+            "crop", needs="a size of input that the model takes", got=f"{chosen.crop}: {describe_failure(error)}",
+            fix=f"crop={own.crop[0]}" if own and own.crop else "its own, without crop",
+        ) from error  # fmt: skip
+    return changed
+
+
+def _square(size: int | Size | None) -> int | None:
+    return min(size) if isinstance(size, tuple) else size
+
+
+def preprocessing_facts(model: Model, tiling: Tiling | None = None) -> dict[str, Any]:
+    """Size, crop, mean and std, and the share that the model sees of a square image and of one of 4:3; None where unknown."""
+    if tiling is not None:
+        chosen, tile = tiling.input, [tiling.tile, tiling.tile]
+        mean, std = chosen.mean or model.mean, chosen.std or model.std
+        return {
+            "size": None,
+            "crop": tile,
+            "mean": list(mean),
+            "std": list(std),
+            "sees_square": 1.0,
+            "sees_4_3": None,
+        }
+    own = read_geometry(preprocessing_of(model))
+    size = None if own is None else own.size
+    crop = _input_size(model) if own is None or own.crop is None else own.crop
+    return {
+        "size": list(size) if isinstance(size, tuple) else size,
+        "crop": None if crop is None else list(crop),
+        "mean": list(model.mean),
+        "std": list(model.std),
+        "sees_square": _visible_share(model, (512, 512)),
+        "sees_4_3": _visible_share(model, (640, 480)),
+    }
+
+
+def preprocessing_sentence(facts: Mapping[str, Any], *, tiles: bool = False) -> str:
+    """The same in one line."""
+    size, crop = facts["size"], facts["crop"]
+    steps = []
+    if isinstance(size, list):
+        steps.append(f"resized to {size[0]}×{size[1]}")
+    elif size is not None:
+        steps.append(f"short side resized to {size}")
+    if crop is not None and crop != size:
+        steps.append(f"{'windows of' if tiles else 'centre crop' if size else 'input'} {crop[0]}×{crop[1]}")
+    steps += [f"{name} {','.join(f'{value:.4g}' for value in facts[name])}" for name in ("mean", "std")]
+    square, wide = facts["sees_square"], facts["sees_4_3"]
+    if tiles:
+        steps.append("the model sees all of a window")
+    elif square is not None and wide is not None:
+        steps.append(
+            f"the model sees {square:.0%} of a square image, {wide:.0%} of one of 4:3".replace("%", " %")
+        )
+    return f"preprocessing: {'; '.join(steps)}"
+
+
+def _input_size(model: Model) -> Size | None:
+    try:
+        height, width = preprocess_image(model, Image.new("RGB", (512, 512))).shape[-2:]
+    except Exception:  # noqa: BLE001  # a custom preprocessing may refuse the test image with any exception
+        return None
+    return int(height), int(width)
+
+
+def _visible_share(model: Model, size: tuple[int, int]) -> float | None:
+    """Of an image of this width and height, the share inside the model's input."""
+    own = read_geometry(preprocessing_of(model))
+    if own is not None and own.size is not None:
+        return _cropped_share(own, size)
+    try:
+        x0, y0, x1, y1 = visible_box(model, size)
+    except Exception:  # noqa: BLE001  # as above
+        return None
+    width, height = min(x1, size[0]) - max(x0, 0), min(y1, size[1]) - max(y0, 0)
+    share = width * height / (size[0] * size[1])
+    return round(share, 3) if math.isfinite(share) else None
+
+
+def _cropped_share(own: Geometry, size: tuple[int, int]) -> float:
+    """The same from the steps: the crop's share of the resized image."""
+    width, height = size
+    if isinstance(own.size, int):
+        scale = own.size / min(width, height)
+        rows, columns = height * scale, width * scale
+    else:
+        assert own.size is not None  # noqa: S101  # checked by the caller
+        rows, columns = map(float, own.size)
+    crop = own.crop or (rows, columns)
+    return round(min(crop[0], rows) * min(crop[1], columns) / (rows * columns), 3)

@@ -1,0 +1,41 @@
+"""What a model's outputs are, and classes by name. Whoever reads a run uses it too, so it imports no torch."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Literal
+
+from equicam.errors import EquicamError
+
+Task = Literal["multiclass", "binary", "multilabel", "regression"]
+"""Logits of classes that exclude each other, of two classes in one output, of labels that do not exclude each other; or values."""
+
+
+def class_index(target: int | str | None, classes: Sequence[str] | None, what: str = "target") -> int | None:
+    """A class by name or number; None for each image's own."""
+    if target is None or isinstance(target, int):
+        return target
+    found = [index for index, name in enumerate(classes or ()) if name == target]
+    if len(found) > 1:  # ImageNet has two cranes
+        raise EquicamError(
+            what, needs="one class", got=f"{target!r}, the name of classes {', '.join(map(str, found))}",
+            fix=" or ".join(f"{what}={index}" for index in found),
+        )  # fmt: skip
+    if found:
+        return found[0]
+    if target.isdecimal():
+        return int(target)
+    close = _closest(target, classes or ())
+    needs = (
+        "a class of the model, by name or number"
+        if classes
+        else "the number of a class: there are no class names"
+    )
+    raise EquicamError(
+        what, needs=needs, got=repr(target), fix=" or ".join(map(repr, close)) or "a number, or wrap(…, classes=[…])"
+    )  # fmt: skip
+
+
+def _closest(target: str, classes: Sequence[str]) -> list[str]:
+    """Up to three names like this one, whatever the case of their letters."""
+    lower = {name.lower(): name for name in classes}
+    return [lower[name] for name in get_close_matches(target.lower(), lower, n=3, cutoff=0.3)]

@@ -1,0 +1,223 @@
+"""Two runs compared: the intervals are those of the pairs, nothing is found where there is nothing, and only like is compared."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import scipy.stats
+import torch
+
+import equicam
+from equicam import EquicamError
+from equicam.auditing.comparison import MIN_PAIRS, Difference, direction
+from equicam.auditing.store import RunStore
+from equicam.evaluation.statistics import bootstrap, mean
+from tests.audit.conftest import PATCHES, equicam_command
+from tests.audit.faked import HOSTILE, Page, fake_run
+
+
+@pytest.fixture(scope="module")
+def symmetric(patches, tmp_path_factory):
+    """The same images explained with kernels averaged over quarter rotations: by construction steadier maps."""
+    model = equicam.load("embedded")
+    with torch.no_grad():
+        for kernel in model.module.parameters():
+            if kernel.ndim == 4:
+                kernel.copy_(torch.stack([torch.rot90(kernel, k, (-2, -1)) for k in range(4)]).mean(0))
+    out = tmp_path_factory.mktemp("symmetric") / "symmetric"
+    return equicam.audit(patches, model, out, views=6, shard_size=4).folder
+
+
+def rewrite(folder, change):
+    """The rows of a run, shard by shard, as `change` returns them."""
+    store = RunStore(folder)
+    for number in range(store.shard_count):
+        path = store.path("items", number)
+        rows = [row for row in map(change, pq.read_table(path).to_pylist()) if row]
+        pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path)
+
+
+def test_a_run_compared_with_itself_shows_no_difference(whole):
+    found = equicam.compare(whole, equicam.open_run(whole))
+    assert found.direction == "no difference shown"
+    assert found.images == PATCHES
+    assert not found.notes
+    for name, one in found.differences.items():
+        assert one.first == one.second, name
+        assert (one.difference.value, one.difference.low, one.difference.high) == (0, 0, 0), name
+    assert found.became_steady == found.became_unsteady == 0
+    assert sum(sum(row.values()) for row in found.words.values()) == PATCHES
+    assert "No difference shown" in found.sentence
+
+
+def test_differences_are_those_of_the_pairs(whole, symmetric):
+    found = equicam.compare(whole, symmetric)
+    before, after = (
+        {row["id"]: row for row in equicam.open_run(run).items.to_pylist()} for run in (whole, symmetric)
+    )
+    names = sorted(before)
+    for metric, column in (("stability", "stability"), ("peum", "peum_score"), ("flip_rate", "flip_rate")):
+        kept = [n for n in names if not {"blank", "constant"} & {*before[n]["flags"], *after[n]["flags"]}]
+        kept = names if metric == "flip_rate" else kept
+        d = np.array([after[n][column] - before[n][column] for n in kept])
+        assert d.std() > 1e-3, metric
+        one = found.differences[metric].difference
+        assert one.n == len(kept) >= MIN_PAIRS
+        assert one.value == pytest.approx(d.mean(), abs=1e-6)
+        slow = scipy.stats.bootstrap((d,), np.mean, n_resamples=4000, method="percentile", rng=1)
+        width = one.high - one.low
+        assert one.low == pytest.approx(slow.confidence_interval.low, abs=0.1 * width), metric
+        assert one.high == pytest.approx(slow.confidence_interval.high, abs=0.1 * width), metric
+    steady = [[rows[n]["steadiness"] == "steady" for n in names] for rows in (before, after)]
+    share = found.differences["steady"]
+    assert (share.first, share.second) == pytest.approx((np.mean(steady[0]), np.mean(steady[1])))
+    mended = [n for n in names if (before[n]["steadiness"], after[n]["steadiness"]) == ("unsteady", "steady")]
+    assert found.became_steady == len(mended) > 0
+    moved = [abs(one.difference) for one in found.changes]
+    assert moved == sorted(moved, reverse=True)
+    first = found.changes[0]
+    assert (first.first, first.second) == (before[first.id]["stability"], after[first.id]["stability"])
+    assert found.other_targets == sum(before[n]["target"] != after[n]["target"] for n in names)
+
+
+def test_a_steadier_model_is_found_and_the_command_is_a_gate(whole, symmetric, tmp_path):
+    better, worse = equicam.compare(whole, symmetric), equicam.compare(symmetric, whole)
+    assert (better.direction, worse.direction) == ("steadier", "less steady")
+    assert better.became_steady == worse.became_unsteady > 10
+    a, b = worse.differences["stability"].difference, better.differences["stability"].difference
+    assert (a.value, a.low, a.high) == pytest.approx((-b.value, -b.high, -b.low))
+    page = tmp_path / "pages" / "compare.html"
+    code, output = equicam_command("compare", symmetric, whole, "--out", page)
+    assert code == 3
+    assert "The maps of 'run' are less steady than those of 'symmetric'" in output
+    assert page.is_file()
+    code, output = equicam_command("compare", whole, symmetric, "--json", "--quiet")
+    assert code == 0
+    document = json.loads(output)
+    assert document["direction"] == "steadier"
+    assert document["differences"]["stability"]["difference"]["low"] > 0
+    assert document["report"] is None
+    assert len(document["changes"]) == 20
+    code, output = equicam_command("compare", whole, tmp_path)
+    assert code == 2
+    assert "manifest.json" in output
+    code, output = equicam_command("compare", whole, symmetric, "--out", tmp_path / "compare.pdf")
+    assert code == 2
+    assert "ends in .html" in output
+
+
+@pytest.mark.parametrize("n", [MIN_PAIRS, 200])
+def test_noise_alone_is_seldom_a_difference(n):
+    """Two runs of one model on disjoint noise: both wrong answers together in about 5 % of the cases, and a shift is found."""
+    rng, found, shifted = np.random.default_rng(n), [], []
+    for _ in range(400):
+        d = np.clip(rng.normal(0.7, 0.2, n), -1, 1) - np.clip(rng.normal(0.7, 0.2, n), -1, 1)
+        found.append(direction(Difference(0.7, 0.7, bootstrap(mean, d, resamples=500))))
+        shifted.append(direction(Difference(0.7, 0.9, bootstrap(mean, d + 0.25, resamples=500))))
+    assert 0.01 < 1 - found.count("no difference shown") / 400 < 0.10
+    assert min(found.count("steadier"), found.count("less steady")) > 1
+    assert shifted.count("steadier") > 380
+    assert "less steady" not in shifted
+
+
+def test_a_handful_of_images_shows_no_difference(whole, symmetric, tmp_path):
+    few = shutil.copytree(symmetric, tmp_path / "few")
+    rewrite(few, lambda row: row if int(row["id"][:2]) < MIN_PAIRS - 1 else row | {"status": "bad"})
+    found = equicam.compare(whole, few)
+    assert found.differences["stability"].difference.low > 0
+    assert found.direction == "no difference shown"
+    assert f"{MIN_PAIRS} images are needed" in found.sentence
+    assert len(found.pairs.only_first) == PATCHES - MIN_PAIRS + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"recipe": {"method": "grad-cam"}}, "the same method, got equigrad-cam and grad-cam"),
+        ({"recipe": {"views": [0.0, 60.0, 120.0]}}, "the same views, got 6 of them and 3 of them"),
+        ({"recipe": {"context": "auto"}}, "the same context, got none and auto"),
+        ({"recipe": {"fill": "zeros"}}, "the same fill, got reflect and zeros"),
+        ({"recipe": {"tau": 0.3}}, "the same tau"),
+        ({"target": 1}, "the same target, got None and tumour in the centre"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_only_like_is_compared(whole, tmp_path, change, named):
+    other = shutil.copytree(whole, tmp_path / "other")
+    change_manifest(other, change)
+    with pytest.raises(EquicamError, match=named):
+        equicam.compare(whole, other)
+
+
+def change_manifest(folder, change):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    recipe = manifest["recipe"] | change.get("recipe", {})
+    (folder / "manifest.json").write_text(json.dumps(manifest | change | {"recipe": recipe}))
+
+
+def test_how_a_run_was_computed_does_not_matter(whole, tmp_path):
+    other = shutil.copytree(whole, tmp_path / "other")
+    views = json.loads((whole / "manifest.json").read_text())["recipe"]["views"]
+    change_manifest(
+        other,
+        {"recipe": {"views": views[::-1], "seed": 5, "compiled": True}, "layer": "layer3", "device": "cuda"},
+    )
+    found = equicam.compare(whole, other)
+    assert found.direction == "no difference shown"
+    assert found.notes == ["the runs also differ in layer: layer4 and layer3"]
+
+
+def test_images_without_a_partner_are_counted_and_named(whole, symmetric, tmp_path):
+    first, second = (shutil.copytree(run, tmp_path / run.name / "copy") for run in (whole, symmetric))
+    rewrite(first, lambda row: row | ({"status": "bad"} if row["id"] == "03.png" else {}))
+    rewrite(second, lambda row: None if row["id"] in ("05.png", "06.png") else row)
+    rewrite(second, lambda row: row | ({"sha256": "0" * 64} if row["id"] == "07.png" else {}))
+    found = equicam.compare(first, second)
+    assert found.images == PATCHES - 4
+    assert (found.pairs.only_first, found.pairs.only_second) == (("05.png", "06.png"), ("03.png",))
+    assert found.pairs.other_content == ("07.png",)
+    assert "left out, only in copy: 2 (05.png, 06.png)" in found.notes
+    assert "left out, another image under the same name: 1 (07.png)" in found.notes
+    assert found.to_json()["unmatched"]["other_content"] == ["07.png"]
+    ids = [table["id"].to_pylist() for table in (found.pairs.first, found.pairs.second)]
+    assert ids[0] == ids[1] == sorted(ids[0])
+
+
+def test_runs_without_common_images_or_stability_are_refused(whole, tmp_path):
+    other = shutil.copytree(whole, tmp_path / "other")
+    rewrite(other, lambda row: row | {"stability": None, "stability_by_view": None})
+    with pytest.raises(EquicamError, match="24 images explained in both, none of them with a stability"):
+        equicam.compare(whole, other)
+    rewrite(other, lambda row: row | {"id": f"other-{row['id']}"})
+    with pytest.raises(EquicamError, match="0 images explained in both"):
+        equicam.compare(whole, other)
+
+
+def test_the_page_shows_both_maps_and_is_safe(tmp_path):
+    first, second = fake_run(tmp_path / "a"), fake_run(tmp_path / "b")
+    (tmp_path / "a" / "run").rename(tmp_path / "a" / "<b>before")
+    first = RunStore(tmp_path / "a" / "<b>before")
+
+    def moved(row):
+        if row["status"] != "ok":
+            return row
+        row["steadiness"] = "<i>steady</i>" if row["id"] == HOSTILE[0] else "steady"
+        return row | {"stability": -1.0 if row["id"] in HOSTILE else row["stability"], "target": 1}
+
+    rewrite(second.folder, moved)
+    found = equicam.compare(equicam.open_run(first.folder), equicam.open_run(second.folder))
+    assert set(HOSTILE[:3]) <= {one.id for one in found.changes}
+    text = found.report(tmp_path / "compare.html").read_text()
+    page = Page(text)
+    assert not page.every("script")
+    assert all(image["src"].startswith("data:image/jpeg;base64,") for image in page.every("img"))
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert "<script>alert(1)</script>.png" in page.text
+    assert "<b>before" in page.text
+    assert "<i>steady</i>" in page.text
+    assert found.sentence in page.text
+    assert page.text.count("Second run , map") == len(found.changes)
+    json.dumps(found.to_json(), allow_nan=False)

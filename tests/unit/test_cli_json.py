@@ -1,0 +1,323 @@
+"""--json prints one document that its published schema accepts, and stdout holds nothing else."""
+
+import json
+import logging
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+import equicam
+from equicam.cli import app as cli
+from equicam.cli.gates import check_gates, failed_gate, parse_gates
+from equicam.cli.output import console, notices
+from equicam.data.synthetic import draw
+
+SCHEMAS = Path(equicam.__file__).parent / "schemas"
+RUN = CliRunner(env={"COLUMNS": "200"})
+COMMANDS = {command.callback.__name__ for command in cli.app.registered_commands}
+
+
+def invoke(*arguments, code=0):
+    result = RUN.invoke(cli.app, list(map(str, arguments)))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def answer(*arguments, code=0):
+    """The document of a command, which its schema accepts."""
+    result = invoke(*arguments, "--json", "--quiet", code=code)
+    document = json.loads(result.stdout)
+    schema = json.loads((SCHEMAS / f"{arguments[0]}.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert document["equicam"] == equicam.__version__
+    if code == 0:
+        assert result.stderr == ""
+    return document
+
+
+@pytest.fixture(scope="module")
+def patches(tmp_path_factory):
+    """Six synthetic images, and a file that is none."""
+    folder = tmp_path_factory.mktemp("patches")
+    for i in range(6):
+        Image.fromarray(draw(i, seed=7).image).save(folder / f"{i}.png")
+    (folder / "broken.png").write_bytes(b"no")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(patches, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    document = answer("audit", patches, "--out", out, "--views", 6, "--calibrate", 2)
+    assert (document["images"], document["explained"], document["bad"]) == (7, 6, 1)
+    assert document["steady"] + document["unsteady"] + document["cannot_say"] == 6
+    assert document["reasons"] == {"unreadable": 1}
+    return out
+
+
+def test_every_command_that_answers_has_a_schema():
+    assert {path.stem for path in SCHEMAS.glob("*.json")} == COMMANDS - {"demo"}
+    for path in SCHEMAS.glob("*.json"):
+        schema = json.loads(path.read_text())
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert schema["title"] == f"equicam {path.stem}"
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.Draft202012Validator(schema).validate({"command": path.stem})
+
+
+def test_explain_answers(tmp_path, patches):
+    document = answer("explain", patches / "0.png", "--views", 2, "--out", tmp_path / "out")
+    (image,) = document["images"]
+    assert (tmp_path / "out" / image["files"]["overlay"]).is_file()
+    assert document["preprocessing"]["crop"] == [96, 96]
+    assert document["skipped"] == []
+    partly = answer("explain", patches / "0.png", patches / "broken.png", "--views", 2, "--out", tmp_path / "out", code=1)  # fmt: skip
+    assert [Path(one["image"]).name for one in partly["skipped"]] == ["broken.png"]
+    assert len(partly["images"]) == 1
+
+
+def test_the_commands_of_a_run_answer(run, tmp_path):
+    ranked = answer("triage", run, "--budget", 3)
+    assert ranked["queue"][0]["rank"] == 1
+    assert len(ranked["queue"]) + ranked["controls"] == ranked["budget"] == 3
+    tested = answer("evidence", run, "--top", 2)
+    assert sum(tested["leanings"].values()) == len(tested["images"]) == 2
+    assert tested["without"] == []
+    compared = answer("compare", run, run)
+    assert (compared["direction"], compared["images"]) == ("no difference shown", 6)
+    found = answer("report", run)
+    assert Path(found["report"]).is_file()
+    assert (found["ok"], found["bad"]) == (6, 1)
+    verified = answer("verify", run, "--sample", 1, "--device", "cpu")
+    assert verified["ok"]
+    assert verified["recomputed"] == 1
+    assert len(answer("seal", run)["hash"]) == 64
+    exported = answer("review", run, "--export", tmp_path / "verdicts.csv")
+    assert exported["exported"]["verdicts"] == 0
+    result = invoke("review", run, "--json", code=2)
+    assert "--json needs --import or --export" in result.stderr
+    assert result.stdout == ""
+
+
+def test_verify_answers_also_where_something_differs(run, tmp_path):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    shard = next(copy.glob("items/*.parquet"))
+    shard.write_bytes(shard.read_bytes() + b"x")
+    found = answer("verify", copy, code=1)
+    assert not found["ok"]
+    assert found["problems"]
+
+
+def test_evaluate_answers(patches):
+    document = answer("evaluate", patches, "--methods", "grad-cam,equigrad-cam", "--views", 2, "--n", 2)
+    values = {row["method"]: row["value"]["value"] for row in document["summary"] if row["score"] == "eq"}
+    assert set(values) == {"grad-cam", "equigrad-cam"}
+    assert all(0 < value < 1 for value in values.values())
+
+
+def test_lists_answer():
+    names = [one["name"] for one in answer("methods")["methods"]]
+    assert names == list(equicam.methods())
+    assert [one["name"] for one in answer("scores")["scores"]] == list(equicam.scores())
+    assert answer("models", "vit_small_patch16_224")["models"][0]["name"].startswith("timm:")
+    assert answer("models")["models"][0]["name"] == "embedded"
+    assert answer("models", "no such name")["models"] == []
+    assert "torch" in {one["name"] for one in answer("doctor")["findings"]}
+    assert "main" in {one["name"] for one in answer("reproduce", "--list")["experiments"]}
+
+
+def test_an_error_under_json_is_text_on_stderr(tmp_path):
+    result = invoke("triage", tmp_path / "none", "--json", code=2)
+    assert result.stdout == ""
+    assert "got no such folder" in result.stderr
+
+
+def test_results_go_to_stdout_and_everything_else_to_stderr(patches, tmp_path):
+    out = tmp_path / "run"
+    result = invoke("audit", patches, "--out", out, "--views", 2)
+    assert "6 images explained, 1 could not be" in result.stdout
+    assert "next: equicam triage" in result.stderr
+    assert "preprocessing: short side resized to 96; centre crop 96×96; mean 0.77" in result.stderr
+    assert "the model sees 100 % of a square image, 75 % of one of 4:3" in result.stderr
+    assert "next" not in result.stdout
+    quiet = invoke("audit", patches, "--out", out, "--views", 2, "--quiet")
+    assert quiet.stdout == result.stdout
+    assert quiet.stderr == ""
+    assert not console.quiet
+    assert not notices.quiet
+
+
+def test_files_that_are_no_images_are_a_notice(patches, tmp_path):
+    (tmp_path / "images").mkdir()
+    for name in ("0.png", "1.png"):
+        (tmp_path / "images" / name).write_bytes((patches / name).read_bytes())
+    (tmp_path / "images" / "notes.txt").write_text("hello")
+    command = ("audit", tmp_path / "images", "--out", tmp_path / "run", "--views", 2)
+    assert "1 left out, hidden or not an image by the name: " in invoke(*command).stderr
+    assert invoke(*command, "--quiet").stderr == ""
+
+
+def test_verbose_prints_the_log(patches, tmp_path):
+    result = invoke("audit", patches, "--out", tmp_path / "run", "--views", 2, "--verbose")
+    for words in (
+        "equicam.auditing.audit: shard 0: 7 images in ",
+        "views in a forward pass",
+        "'broken.png' could not be",
+    ):
+        assert words in result.stderr
+    assert not logging.getLogger("equicam").handlers
+    both = RUN.invoke(cli.app, ["methods", "--quiet", "--verbose"])
+    assert both.exit_code == 2
+
+
+def test_nothing_explained_is_a_failure(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(b"no")
+    found = answer("audit", tmp_path / "images", "--out", tmp_path / "run", code=1)
+    assert (found["explained"], found["bad"]) == (0, 1)
+    result = invoke("audit", tmp_path / "images", "--out", tmp_path / "run", code=1)
+    assert "no image could be explained, of 1" in result.stderr
+    assert "next" not in result.output
+
+
+def test_gates_decide_the_exit_code(patches, run):
+    command = ("audit", patches, "--out", run, "--views", 6, "--calibrate", 2)
+    assert answer(*command, "--max-bad", "20%", "--min-steady", "0%")["gates"][0]["holds"]
+    found = answer(*command, "--max-bad", "5%", code=3)["gates"]
+    assert found == [{"option": "--max-bad", "limit": "5%", "count": 1, "of": 7, "holds": False}]
+    result = invoke(*command, "--max-bad", 0, "--min-steady", "100%", code=3)
+    assert "the gate --max-bad 0 failed: 1 of 7 images could not be explained (14.3 %)" in result.stderr
+    assert "next" not in result.output
+    for wrong in ("-1", "5 percent", "101%", "0.5", "nan"):
+        assert "a share from 0% to 100%" in invoke(*command, f"--max-bad={wrong}", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("max_bad", "min_steady", "holds"),
+    [("5%", "80%", [True, True]), ("4.9%", "81%", [False, False]), ("5", "76", [True, True]), ("4", "77", [False, False])],
+)  # fmt: skip
+def test_gates_hold_at_their_limit(max_bad, min_steady, holds):
+    counts = {"images": 100, "bad": 5, "explained": 95, "steady": 76}
+    checked = check_gates(parse_gates(max_bad, min_steady), counts)
+    assert [one["holds"] for one in checked] == holds
+    assert (failed_gate(checked) is None) == all(holds)
+
+
+@pytest.mark.parametrize("command", ["explain", "audit", "evaluate"])
+def test_preprocessing_can_be_set(command, patches, tmp_path):
+    given = {"explain": [patches / "0.png", "--out", tmp_path], "audit": [patches, "--out", tmp_path / "run"]}
+    given["evaluate"] = [patches, "--n", 2, "--methods", "grad-cam"]
+    options = ["--size", 80, "--crop", 64, "--mean", "0.5", "--std", "0.2,0.2,0.25"]
+    views = [] if command == "evaluate" else ["--views", 2]
+    result = invoke(command, *given[command], *views, *options)
+    for words in (
+        "resized to 80; centre crop 64×64; mean 0.5,0.5,0.5; std 0.2,0.2,0.25",
+        "the model sees 64 % of a square",
+    ):
+        assert words in result.stderr  # fmt: skip
+
+
+def test_a_run_with_other_preprocessing_keeps_it(patches, tmp_path):
+    out = tmp_path / "run"
+    invoke("audit", patches, "--out", out, "--views", 2, "--crop", 64)
+    given = json.loads((out / "manifest.json").read_text())["given_preprocessing"]
+    assert (given["size"], given["crop"]) == (96, 64)
+    assert answer("verify", out, "--sample", 2, "--device", "cpu")["recomputed"] == 2
+    first, second = (
+        [row["confidence"] for row in equicam.open_run(folder).items.to_pylist() if row["status"] == "ok"]
+        for folder in (out, _plain_run(patches, tmp_path))
+    )
+    assert np.abs(np.subtract(first, second)).max() > 0.01
+    refused = invoke("audit", patches, "--out", out, "--views", 2, code=2)
+    assert "given_preprocessing was" in refused.stderr
+
+
+def _plain_run(patches, tmp_path):
+    invoke("audit", patches, "--out", tmp_path / "plain", "--views", 2)
+    return tmp_path / "plain"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--crop", 200], "crop needs at most the size, 96, got 200; try --size 200 as well"),
+        (["--size", 64], "size needs at least the model's crop, 96, got 64; try --crop 64 as well"),
+        (["--mean", "a"], "--mean needs numbers, got 'a'; try --mean 0.5,0.5,0.5"),
+        (["--std", "0,1,1"], "std needs three numbers, of red, green and blue, above 0"),
+        (["--model", "timm:vit_tiny_patch16_224", "--weights", "random", "--crop", 160], "AssertionError: Input height (160)"),
+    ],
+)  # fmt: skip
+def test_preprocessing_is_refused_with_advice(patches, tmp_path, options, message):
+    result = invoke("explain", patches / "0.png", "--out", tmp_path, *options, code=2)
+    assert message in result.stderr
+
+
+FACTORIES = """
+from torch import nn
+
+def four():
+    return nn.Sequential(nn.Conv2d(4, 8, 3, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.calls = nn.Conv2d(3, 2, 3, 4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 1:
+            raise KeyError("lost")
+        return self.trunk(x).mean((2, 3))
+
+def broken():
+    return {}["nothing"]
+"""
+
+
+@pytest.mark.parametrize("command", ["explain", "audit"])
+@pytest.mark.parametrize(
+    ("factory", "code", "message"),
+    [
+        ("four", 2, "needs inputs with 4 channels, got 3 channels (images are read as RGB); try"),
+        (
+            "Net",
+            1,
+            "got KeyError: 'lost' (FILE:15, in forward); try mending it there; --verbose prints the traceback",
+        ),
+        (
+            "broken",
+            1,
+            "the factory 'broken' needs to return a model, got KeyError: 'nothing' (FILE:19, in broken)",
+        ),
+    ],
+)
+def test_a_models_own_failure_is_a_sentence(tmp_path, patches, command, factory, code, message):
+    file = tmp_path / "mine.py"
+    file.write_text(FACTORIES)
+    source = patches / "0.png" if command == "explain" else patches
+    arguments = [command, source, "--out", tmp_path / "out", "--model", f"{file}:{factory}", "--views", 2]
+    result = invoke(*arguments, code=code)
+    assert message.replace("FILE", str(file)) in result.stderr
+    assert "Traceback" not in result.output
+    assert "next" not in result.output
+    if code == 1 and command == "explain":
+        assert "Traceback" in invoke(*arguments, "--verbose", code=code).stderr
+
+
+def test_commands_are_grouped_in_order_of_use():
+    page = RUN.invoke(cli.app, ["--help"]).output
+    places = [page.index(f"─ {panel} ─") for panel in cli.PANELS]
+    assert places == sorted(places)
+    assert "--install-completion" in page
+    listed = typer.main.get_command(cli.app).commands
+    assert [name for panel in cli.PANELS.values() for name in (f.__name__ for f in panel)] == list(listed)

@@ -1,0 +1,86 @@
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.transforms import v2
+
+import equicam
+from equicam.models.preprocessing import (
+    Preprocessing,
+    preprocessing_facts,
+    preprocessing_sentence,
+    read_geometry,
+    with_preprocessing,
+)
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.2, 0.2)
+
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    )
+
+
+def striped():
+    return Image.linear_gradient("L").resize((120, 90)).convert("RGB")
+
+
+def test_it_is_torchvisions():
+    model = equicam.load("mobilenet_v2", weights="random")
+    ours = with_preprocessing(model, size=128, crop=112)
+    theirs = type(model.preprocess)(crop_size=112, resize_size=128)
+    assert torch.allclose(ours.preprocess(striped()), theirs(striped()), atol=1e-6)
+    assert ours.preprocess(striped()).std() > 0.1
+    assert (ours.mean, ours.std) == (model.mean, model.std)
+
+
+def test_what_is_not_given_stays():
+    model = equicam.load("timm:vit_tiny_patch16_224", weights="random")
+    changed = with_preprocessing(model, mean=MEAN)
+    assert changed.preprocess == Preprocessing(248, 224, MEAN, model.std, "bicubic")
+    assert with_preprocessing(model) is model
+    x = torch.tensor(MEAN)[:, None, None] * torch.ones(3, 224, 224)
+    image = Image.fromarray((x * 255).round().byte().permute(1, 2, 0).numpy())
+    assert changed.preprocess(image).abs().max() < 0.01
+
+
+def test_a_function_cannot_be_read():
+    model = equicam.wrap(net(), layer="0", preprocess=lambda image: v2.functional.to_image(image) / 255)
+    with pytest.raises(equicam.EquicamError, match="size and crop, because the model's own cannot be read"):
+        with_preprocessing(model, mean=MEAN)
+    changed = with_preprocessing(model, crop=64, mean=MEAN, std=STD)
+    assert changed.preprocess == Preprocessing(64, 64, MEAN, STD)
+
+
+def test_context_finds_the_crop():
+    from equicam.models.surround import crops_centre
+
+    model = with_preprocessing(equicam.wrap(net(), layer="0"), size=96, crop=64)
+    assert crops_centre(model)
+    assert read_geometry(model.preprocess).crop == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        ([v2.Resize((64, 96))], "resized to 64×96; mean 0.5,0.4,0.3; std 0.2,0.2,0.2; the model sees 100 % of a square image, 100 % of one of 4:3"),
+        ([v2.Resize(100), v2.CenterCrop(50)], "short side resized to 100; centre crop 50×50; mean 0.5,0.4,0.3; std 0.2,0.2,0.2; the model sees 25 % of a square image, 19 % of one of 4:3"),
+        ([v2.CenterCrop(256)], "input 256×256; mean 0.5,0.4,0.3; std 0.2,0.2,0.2; the model sees 25 % of a square image, 21 % of one of 4:3"),
+    ],
+)  # fmt: skip
+def test_the_sentence(steps, sentence):
+    steps = [*steps, v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    model = equicam.wrap(net(), layer="0", preprocess=v2.Compose(steps), mean=MEAN, std=STD)
+    assert preprocessing_sentence(preprocessing_facts(model)) == f"preprocessing: {sentence}"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"size": 0}, {"size": "8"}, {"size": 10**6}, {"mean": [1e99] * 3}, {"mean": 5}, {"std": [0, 0, 0]}, {"interpolation": "x"}, {"more": 1}],
+)  # fmt: skip
+def test_a_manifest_with_other_values_is_refused(wrong):
+    good = Preprocessing(96, 64, MEAN, STD).to_json()
+    assert Preprocessing.from_json(good).to_json() == good
+    with pytest.raises(equicam.EquicamError):
+        Preprocessing.from_json(good | wrong)
