@@ -258,7 +258,7 @@ const renderFacts = () => {
   $("flags").replaceChildren(...Object.entries(facts.flags).map(([name, about]) => element("span", name, { class: "flag", title: about })));
   $("steadiness").hidden = !facts.steadiness;
   if (facts.steadiness) {
-    $("steadiness").replaceChildren(element("b", facts.steadiness.word), ` ${facts.steadiness.reason}`);
+    $("steadiness").replaceChildren(`${title(methodNamed(chosen.method).single)}: `, element("b", facts.steadiness.word), ` ${facts.steadiness.reason}`);
     $("steadiness").className = `steadiness ${facts.steadiness.word.replace(" ", "-")}`;
   }
   $("curve").innerHTML = facts.curve; // numbers alone, written by the server
