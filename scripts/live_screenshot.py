@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 from readme_animation import SEED, choose, train
-from review_screenshots import CHROMIUM, take_screenshot
+from review_screenshots import CHROMIUM
 
 from equicam.live.server import serve_live
 
@@ -65,7 +65,10 @@ def rotate_and_take(browser: Browser, address: str, size: tuple[int, int], schem
         page.keyboard.press("PageUp")
     page.wait_for_selector("#ring[hidden]", state="attached", timeout=300_000)
     page.locator("#dial").blur()
-    take_screenshot(page, path)
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(400)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=path)
     context.close()
 
 

@@ -1,6 +1,6 @@
 """The command line. Heavy libraries load inside the commands that need them."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,27 +13,25 @@ from equicam.cli.explain import explain
 from equicam.cli.export import export
 from equicam.cli.finetune import finetune
 from equicam.cli.list import doctor, methods, models, scores
-from equicam.cli.open import open_page
+from equicam.cli.open import open  # noqa: A004  # the command's name
 from equicam.cli.output import say, with_output_options
 from equicam.cli.reproduce import reproduce
 from equicam.cli.review import review
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 PANELS = {
-    "Explain": (demo, explain, open_page),
+    "Explain": (demo, explain, open),
     "Audit": (audit, triage, evidence, review, report, export, compare, verify, seal),
     "Measure": (evaluate, reproduce),
     "Models and setup": (finetune, models, methods, scores, doctor),
 }
 """Commands in order of use."""
-WITHOUT_ANSWER = {demo, open_page}
+WITHOUT_ANSWER = {demo, open}
 """Commands without --json."""
-NAMES: dict[Any, str] = {open_page: "open"}
-"""Commands whose name is not that of their function: open is Python's."""
 for panel, commands in PANELS.items():
     for command in commands:
         whole = with_output_options(command, answers=command not in WITHOUT_ANSWER)
-        app.command(NAMES.get(command), rich_help_panel=panel)(whole)
+        app.command(rich_help_panel=panel)(whole)
 
 
 def _print_version(wanted: bool) -> bool:

@@ -13,7 +13,7 @@ from equicam.cli.shared import exit_on_error, resolve_device, set_preprocessing,
 from equicam.errors import EquicamError
 
 
-def open_page(
+def open(  # noqa: A001  # the command's name
     images: Annotated[
         list[Path] | None,
         typer.Argument(help="Image files; others can be dropped on the page.", show_default=False),

@@ -31,12 +31,11 @@ from equicam.live.frames import (
 from equicam.live.images import MAX_UPLOAD_BYTES, OpenedImages
 from equicam.methods import METHODS
 from equicam.readers.model import Model
-from equicam.report.render import colour_scale
 from equicam.report.text import visible
 from equicam.review.app import add_error_handlers
 from equicam.review.auth import Access, AuthMiddleware, json_error
 from equicam.review.context import session_of
-from equicam.review.images import Encoded, encode_input
+from equicam.review.images import Encoded, encode_scale
 
 FOLDER = Path(__file__).parent
 UPLOADS = {"/api/image": MAX_UPLOAD_BYTES}
@@ -157,7 +156,7 @@ def _add_api(app: FastAPI, context: LiveContext) -> None:
 def _add_images(app: FastAPI, context: LiveContext) -> None:
     @app.get("/image/scale")
     def scale() -> Response:
-        return _respond(encode_input(colour_scale()))
+        return _respond(encode_scale())
 
     @app.get("/image/input/{id_}/{angle}")
     def rotated_input(id_: str, angle: Annotated[int, PathParameter(ge=0, lt=360)]) -> Response:

@@ -27,6 +27,7 @@ from equicam.methods import METHODS
 from equicam.models.images import to_display_images
 from equicam.models.layers import spatial_layers
 from equicam.readers.model import Model
+from equicam.reasons import describe
 from equicam.report.overlay import MAX_DEVIATION
 from equicam.report.text import FLAGS
 from equicam.report.view_curve import view_curve
@@ -41,8 +42,11 @@ CPU_VIEWS_PER_FORWARD = 3
 """Small passes can be ended early, and on a CPU they are as fast as large ones."""
 
 
-class SupersededError(Exception):
+class SupersededError(EquicamError):
     """A newer request has come."""
+
+    def __init__(self) -> None:
+        super().__init__("a map", needs="the newest request", got="an older one", fix="the newest")
 
 
 @dataclass(frozen=True)
@@ -177,17 +181,9 @@ class FrameComputer:
 
 
 def explain_pixels(model: Model, x: Float[Tensor, "1 c H W"], **options: Any) -> Explanation:
-    """Explain one image; whatever a model raises becomes an EquicamError."""
+    """Explain one image, in passes that can be ended early."""
     passes = CPU_VIEWS_PER_FORWARD if model.device.type == "cpu" else None
-    try:
-        return explain(model, x, max_views_per_forward=passes, **options)
-    except (EquicamError, SupersededError):
-        raise
-    except Exception as error:
-        text = str(error).splitlines()[0][:200] if str(error) else ""
-        raise EquicamError(
-            "the model", needs="to run on this image", got=f"{type(error).__name__}: {text}", fix="another layer, method or image"
-        ) from error  # fmt: skip
+    return explain(model, x, max_views_per_forward=passes, **options)
 
 
 def make_frame(
@@ -214,6 +210,7 @@ def make_frame(
     if settings.views > 1:
         deviation = np.sqrt(np.maximum(found.peum[0].float().cpu().numpy(), 0)) / MAX_DEVIATION
         layers["peum"] = encode_layer(np.clip(deviation, 0, 1))
+        steadiness = found.steadiness[0]
         by_view = [value if math.isfinite(value) else None for value in found.stability_by_view[0].tolist()]
         facts |= {
             "peum_score": _finite(found.peum_score[0]),
@@ -221,7 +218,7 @@ def make_frame(
             "disagreement": _finite(found.disagreement[0]),
             "flips": int(found.view_flips[0].sum()),
             "views": len(found.views),
-            "steadiness": {"word": found.steadiness[0].word, "sentence": str(found.steadiness[0])},
+            "steadiness": {"word": steadiness.word, "reason": describe(steadiness.reason)},
             "curve": str(view_curve(found.views.transforms, by_view)),
         }
     return Frame(key, values, layers, facts)

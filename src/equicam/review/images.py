@@ -61,7 +61,7 @@ class ImageRenderer:
             if etag in self._cache:
                 self._cache.move_to_end(etag)
                 return self._cache[etag]
-        made = _colour_scale() if item is None else self._render(queue, item, kind)
+        made = encode_scale() if item is None else self._render(queue, item, kind)
         with self._lock:
             self._cache[etag] = made
             total = sum(len(one[0]) if one else 0 for one in self._cache.values())
@@ -168,7 +168,7 @@ def encode_layer(values: Any) -> Encoded:
     return _encode_png(np.concatenate([heat(values), alpha.round().astype(np.uint8)], axis=-1))
 
 
-def _colour_scale() -> Encoded:
+def encode_scale() -> Encoded:
     """The layer of a map that rises from 0 to 1: over the grey of an image, its colours are those of a map over it."""
     return encode_layer(np.broadcast_to(np.linspace(0, 1, 512), (4, 512)).copy())
 

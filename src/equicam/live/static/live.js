@@ -258,7 +258,7 @@ const renderFacts = () => {
   $("flags").replaceChildren(...Object.entries(facts.flags).map(([name, about]) => element("span", name, { class: "flag", title: about })));
   $("steadiness").hidden = !facts.steadiness;
   if (facts.steadiness) {
-    $("steadiness").textContent = facts.steadiness.sentence;
+    $("steadiness").replaceChildren(`${title(methodNamed(chosen.method).single)}: `, element("b", facts.steadiness.word), ` ${facts.steadiness.reason}`);
     $("steadiness").className = `steadiness ${facts.steadiness.word.replace(" ", "-")}`;
   }
   $("curve").innerHTML = facts.curve; // numbers alone, written by the server
@@ -445,7 +445,7 @@ const addTools = () => {
   };
   $("overlay").addEventListener("click", toggleOverlay);
   $("opacity").addEventListener("input", () => {
-    for (const layer of document.querySelectorAll(".stage .layer")) layer.style.opacity = $("opacity").value / 100;
+    for (const layer of document.querySelectorAll(".stage .layer, .ramp .layer")) layer.style.opacity = $("opacity").value / 100;
   });
   $("play").addEventListener("click", play);
   $("ring").addEventListener("click", () => {
