@@ -107,8 +107,9 @@ def test_radiographs_get_an_overlay_and_a_segmentation(tmp_path):
     overlay, segmentation = files[f"{path.name}.overlay.dcm"], files[f"{path.name}.seg.dcm"]
     assert overlay.SOPClassUID.name == "Secondary Capture Image Storage"
     colours = overlay.pixel_array.astype(float)
-    assert colours.shape == (169, 211, 3)
-    wanted = map_in_frame(hill(), (0.0, 0.0, 211.0, 169.0), (169, 211))
+    high, wide = pydicom.dcmread(path, stop_before_pixels=True)["Rows"].value, colours.shape[1]
+    assert colours.shape == (high, wide, 3)
+    wanted = map_in_frame(hill(), (0.0, 0.0, float(wide), float(high)), (high, wide))
     colourful = np.ptp(colours, axis=2)
     assert colourful[wanted > 0.1].mean() > 3 * colourful[wanted < 0.01].mean()
     assert segmentation.SegmentationType == "FRACTIONAL"
