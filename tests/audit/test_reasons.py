@@ -17,6 +17,11 @@ VALUES = {
     "views-disagree": {"views": ["140°"], "correlations": [0.31], "of": 18},
     "map-moves": {"views": ["160° mirrored", "20°, × 1.25"], "correlations": [-0.38, 0.4], "of": 18},
     "peak-jumps": {"share": 0.431, "view": "260°"},
+    **{
+        code: {"stability": 0.71, "uncertainty": 0.04, "limit": 0.7, "lowest": 0.42, "view": "260°"}
+        for code in ("follows", "moves", "too-close")
+    },
+    "too-few-views": {"views": 3, "needed": 5},
     "low-confidence": {"confidence": 0.34},
     "text": {"text": "as 0.1.0 wrote it"},
 }

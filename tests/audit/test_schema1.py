@@ -94,12 +94,14 @@ def old(new, tmp_path):
 def test_rows_have_the_present_names_and_values(new, old):
     found, expected = equicam.open_run(old.folder).items, new.read_items()
     assert found.column_names == ITEMS.names
-    for column in ("disagreement", "stability", "stability_by_view"):
+    for column in ("disagreement", "stability", "stability_by_view", "steadiness"):
         assert found[column].null_count == found.num_rows  # another formula there, or none
     codes = {code for code in found["reason"].to_pylist() if code}
     assert codes == {"text"}
     assert [why(row) for row in found.to_pylist()] == [why(row) for row in expected.to_pylist()]
-    other = ("disagreement", "stability", "stability_by_view", "reason", "reason_values")
+    other = (
+        "disagreement", "stability", "stability_by_view", "reason", "reason_values", "steadiness", "steadiness_reason",
+    )  # fmt: skip
     same = [n for n in ITEMS.names if n not in other]
     assert found.select(same).to_pylist() == expected.select(same).to_pylist()
     some = ["peum_score", "id", "reason_values"]

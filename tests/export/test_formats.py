@@ -245,6 +245,7 @@ def test_qgis_gets_degrees(tmp_path):
     one, row = features[5], rows[5]
     assert one["properties"] == {
         "id": feature_id(store, row["id"]), "item": row["id"], "class": "tumour", "confidence": pytest.approx(0.9),
+        "explained": "tumour", "explained_confidence": pytest.approx(0.9), "steadiness": None,
         "stability": row["stability"], "peum": None, "flip_rate": 0.25, "flags": "edge,flipped", "verdict": None,
     }  # fmt: skip
     (ring,) = one["geometry"]["coordinates"]

@@ -91,7 +91,7 @@ def test_an_exposed_page_has_personal_links_and_answers_to_its_own_names(run):
     assert "readable on the network" in text
     assert "under its name" in text
     opened = Log(run.folder).events("review opened")[-1].payload
-    assert opened == {"blind": True, "exposed": True, "reviewers": ["ana", "bo b"]}
+    assert opened == {"blind": True, "blind_class": False, "exposed": True, "reviewers": ["ana", "bo b"]}
 
 
 def test_tls(run, certificate):

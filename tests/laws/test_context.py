@@ -229,7 +229,9 @@ def test_full_context_has_no_flag_of_coverage(model):
 
 def test_lists_and_tensors_without_a_window_are_refused(model):
     image = Image.new("RGB", (120, 120))
-    with pytest.raises(EquicamError, match="images needs a tensor, PIL images or paths"):
+    with pytest.raises(
+        EquicamError, match="images needs a tensor, arrays of 8-bit pixels, PIL images or paths"
+    ):
         equicam.explain(model, [preprocess_surround(model, image), image], context="auto")
     with pytest.raises(EquicamError, match=r"context needs images, .* or a window"):
         equicam.explain(model, scenes(1, 96), context="auto")

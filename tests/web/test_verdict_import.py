@@ -12,6 +12,7 @@ from equicam.auditing.feature_ids import feature_id
 from equicam.auditing.log import Log
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.store import RunStore
+from equicam.data import geojson
 from equicam.errors import EquicamError
 from equicam.review import verdict_import
 from equicam.review.verdict_files import write_verdicts
@@ -300,7 +301,8 @@ def test_hostile_files_are_refused(run, tmp_path, content):
 
 
 def test_large_files_are_refused_packed_and_unpacked(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(verdict_import, "MAX_BYTES", 10_000)
+    for module in (verdict_import, geojson):
+        monkeypatch.setattr(module, "MAX_BYTES", 10_000)
     refused(run, write(tmp_path, b" " * 10_001), "at most 10,000 bytes")
     refused(
         run,

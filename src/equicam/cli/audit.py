@@ -204,7 +204,9 @@ def triage(
         print_triage(opened, ranked)
     if ranked.queue():
         folder = shlex.quote(str(run))
-        note(f"next: equicam review {folder}, or first equicam evidence {folder}: is the drift signal or noise?")
+        note(
+            f"next: equicam review {folder}, or first equicam evidence {folder}: is the drift signal or noise?"
+        )
 
 
 def report(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from equicam.core.combine import weighted
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, ModelError
 from equicam.readers.batch_size import views_that_fit
 from equicam.readers.checks import raise_failed
 from equicam.readers.forward import Forward, Network, frozen, last_output, layer_layout, run_module
@@ -198,7 +198,7 @@ def _run_head(
         return predict_from(network, image, vary_all, block_input=block_input)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:
+    except (ModelError, RuntimeError):
         if not sizes:  # it failed before the layer, so not because of the number of rows
             raise
         found = []
