@@ -167,7 +167,6 @@ def test_a_weights_file_that_only_a_run_names_is_not_opened(patches, tmp_path):
         "audit", patches, "--out", out, "--views", "2", "--n", "4", "--weights", tmp_path / "w.safetensors"
     )
     assert code == 0, said
-    assert f"--weights {tmp_path / 'w.safetensors'}" in said  # the next command names it
     code, said = equicam_command("verify", out, "--sample", "2")
     assert code == 0, said
     assert "0 recomputed images" in said
@@ -175,6 +174,12 @@ def test_a_weights_file_that_only_a_run_names_is_not_opened(patches, tmp_path):
     code, said = equicam_command("verify", out, "--sample", "2", "--weights", tmp_path / "w.safetensors")
     assert code == 0, said
     assert "2 recomputed images" in said
+    assert equicam_command("triage", out, "--budget", "2")[0] == 0
+    code, said = equicam_command("evidence", out, "--top", "1")
+    assert code == 2, said
+    assert f"--weights {tmp_path / 'w.safetensors'}" in said  # it names the file to trust
+    code, said = equicam_command("evidence", out, "--top", "1", "--weights", tmp_path / "w.safetensors")
+    assert code == 0, said
 
 
 def test_a_pickle_in_the_cache_of_torchvision_is_not_executed(tmp_path, monkeypatch):
