@@ -56,8 +56,8 @@ docs: setup ## build the documentation site into site/, offline
 embedded-model: setup ## train the embedded model again (minutes)
 	$(BIN)/python scripts/embedded_model.py
 
-readme-image: setup ## draw the README's image and that of docs/method.md again
-	$(BIN)/python scripts/readme_image.py
+readme-image: setup ## make the README's animation and the image of docs/method.md again (minutes)
+	$(BIN)/python scripts/readme_animation.py
 	$(BIN)/python scripts/context_image.py
 
 bench: setup ## time us and the peers in one run on this machine's CPU

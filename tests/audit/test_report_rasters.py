@@ -62,7 +62,7 @@ def test_numbers_of_every_raster_are_in_page_and_json(made):
         assert name in made.page.text
     assert "480 × 384 pixels" in made.page.text
     assert "EPSG:32633" in made.page.text
-    assert "not recognized as being in a supported file format" in made.page.text
+    assert "needs a file that can be read" in made.page.text
     assert "path" not in known["north.tif"]
     order = [row["queue"] for row in made.facts["rasters"]["rasters"]]
     assert order == sorted(order, reverse=True)

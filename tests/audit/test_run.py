@@ -577,10 +577,11 @@ def test_a_run_without_a_good_picture_and_one_of_one_view_say_so(patches, tmp_pa
     source = tmp_path / "source"
     source.mkdir()
     (source / "a.png").write_bytes(b"no")
-    assert equicam_command("audit", source, "--out", tmp_path / "bad", "--views", "4")[0] == 0
+    assert equicam_command("audit", source, "--out", tmp_path / "bad", "--views", "4")[0] == 1
     code, said = equicam_command("triage", tmp_path / "bad")
     assert code == 0, said
     assert "nothing to rank" in said
+    assert "next:" not in said
     assert equicam_command("audit", patches, "--out", tmp_path / "one", "--views", "1", "--n", "2")[0] == 0
     code, said = equicam_command("triage", tmp_path / "one")
     assert code == 2

@@ -1,6 +1,7 @@
 """The documentation is complete, and its code runs."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 TEXT = "\n".join(p.read_text() for p in PAGES)
 
 
-def run_page(page: str, names: dict, replaced: dict[str, str]) -> None:
+def run_page(page: str, names: dict, replaced: Mapping[str, str] = {}) -> None:
     """Run a page's Python blocks and its indented commands, in order; the review page would wait for a browser."""
     steps = re.compile(r"```python\n(.*?)```|^    equicam ([^#\n]+)", re.DOTALL | re.MULTILINE)
     for step in steps.findall((ROOT / page).read_text()):

@@ -1,6 +1,7 @@
 """Maps of DICOM images as DICOM, read back with pydicom and highdicom; the sources are small files of highdicom's tests."""
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,18 +16,26 @@ from equicam.data.items import Item
 from equicam.errors import EquicamError
 from equicam.export.dicom import OUTSIDE, map_in_frame
 from equicam.run import Run
-from tests.export.faked import fake_raster_run
+from tests.export.faked import fake_raster_run, raster_row
 
 highdicom = pytest.importorskip("highdicom")
 pydicom = pytest.importorskip("pydicom")
-SOURCES = Path("/work/shared/data/rasters")
+pytest.importorskip("pydicom.data")
+
+RASTERS = Path(os.environ.get("EQUICAM_RASTERS", Path(__file__).parents[2] / ".rasters"))
+DICOM = Path(os.environ.get("EQUICAM_DICOM", "/nowhere"))
+"""A folder with ct_image.dcm, dx_image.dcm and sm_image.dcm of highdicom's tests; without it, others stand in for the first two."""
+STAND_INS = {"ct_image.dcm": "CT_small.dcm", "dx_image.dcm": "RG1_UNCR.dcm"}
 
 
 def source(name):
-    path = SOURCES / name
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    return path
+    found = [DICOM / name, RASTERS / STAND_INS.get(name, name)]
+    if name == "ct_image.dcm":
+        found.append(Path(pydicom.data.get_testdata_file("CT_small.dcm", download=False) or "/nowhere"))
+    for path in found:
+        if path.is_file():
+            return path
+    pytest.skip(f"no {name} in EQUICAM_DICOM")
 
 
 def hill(h=6, w=8):
@@ -72,7 +81,7 @@ def test_ct_gets_a_parametric_map_of_raw_values(tmp_path):
     path = source("ct_image.dcm")
     store = dicom_run(tmp_path, [path], box=lambda _: [20.0, 0.0, 120.0, 100.0])
     (written,) = Run(store).export("dicom").files
-    assert written.name == "ct_image.dcm.map.dcm"
+    assert written.name == f"{path.name}.map.dcm"
     made, before = pydicom.dcmread(written), pydicom.dcmread(path)
     assert made.SOPClassUID.name == "Parametric Map Storage"
     assert made.StudyInstanceUID == before.StudyInstanceUID
@@ -94,12 +103,13 @@ def test_radiographs_get_an_overlay_and_a_segmentation(tmp_path):
     path = source("dx_image.dcm")
     store = dicom_run(tmp_path, [path])
     files = {p.name: pydicom.dcmread(p) for p in Run(store).export("dicom").files}
-    assert sorted(files) == ["dx_image.dcm.overlay.dcm", "dx_image.dcm.seg.dcm"]
-    overlay, segmentation = files["dx_image.dcm.overlay.dcm"], files["dx_image.dcm.seg.dcm"]
+    assert sorted(files) == [f"{path.name}.overlay.dcm", f"{path.name}.seg.dcm"]
+    overlay, segmentation = files[f"{path.name}.overlay.dcm"], files[f"{path.name}.seg.dcm"]
     assert overlay.SOPClassUID.name == "Secondary Capture Image Storage"
     colours = overlay.pixel_array.astype(float)
-    assert colours.shape == (169, 211, 3)
-    wanted = map_in_frame(hill(), (0.0, 0.0, 211.0, 169.0), (169, 211))
+    high, wide = pydicom.dcmread(path, stop_before_pixels=True)["Rows"].value, colours.shape[1]
+    assert colours.shape == (high, wide, 3)
+    wanted = map_in_frame(hill(), (0.0, 0.0, float(wide), float(high)), (high, wide))
     colourful = np.ptp(colours, axis=2)
     assert colourful[wanted > 0.1].mean() > 3 * colourful[wanted < 0.01].mean()
     assert segmentation.SegmentationType == "FRACTIONAL"
@@ -140,3 +150,37 @@ def test_what_cannot_be_written_is_refused_without_a_patients_name(tmp_path):
         Run(dicom_run(tmp_path / "d", [path], input_box=[0.0, 0.0, 0.0, 5.0])).export("dicom")
     with pytest.raises(EquicamError, match="--blind alone"):
         Run(store).export("dicom", blind=True)
+
+
+def test_the_map_of_a_slide_lies_in_its_frame_of_reference(tmp_path):
+    path = source("sm_image.dcm")
+    slide = pydicom.dcmread(path)
+    size = {"width": slide.TotalPixelMatrixColumns, "height": slide.TotalPixelMatrixRows}
+    raster = replace(raster_row("sm_image.dcm", **size), path=str(path))
+    store = fake_raster_run(tmp_path / "run", [raster], field=lambda x, y: x + 2 * y, scale=0.2, stride=32)
+    run = Run(store)
+    (written,) = run.export("dicom", every=20).files
+    made = pydicom.dcmread(written)
+    assert written.name == "sm_image.dcm.class-1.map.dcm"
+    assert made.Modality == "OT" or made.SOPClassUID.name.startswith("Parametric Map")
+    for name in ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID", "ContainerIdentifier"):
+        assert made.get(name) == slide.get(name), name
+    cell = 0.2 * 20  # of the slide's pixels
+    spacing, before = (
+        one.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].PixelSpacing for one in (made, slide)
+    )
+    assert [float(v) for v in spacing] == pytest.approx([cell * float(v) for v in before])
+    found = np.squeeze(highdicom.imread(written).get_total_pixel_matrix())
+    assert found.shape == (13, 13)
+    at = (np.arange(13) + 0.5) * cell
+    expected = at[None, :] + 2 * at[:, None]
+    inside = slice(2, 11)
+    assert np.ptp(expected) > 50
+    assert found[inside, inside] == pytest.approx(expected[inside, inside], abs=2)
+    again = pydicom.dcmread(run.export("dicom", every=20, out=tmp_path / "again").files[0])
+    assert again.SOPInstanceUID == made.SOPInstanceUID
+
+
+def test_other_slides_get_no_dicom(tmp_path):
+    with pytest.raises(EquicamError, match="--to ome-tiff"):
+        Run(fake_raster_run(tmp_path / "run")).export("dicom")

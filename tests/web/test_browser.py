@@ -496,11 +496,13 @@ def test_dark_colours_are_the_systems_until_chosen_and_then_stay(run, watched):
         light = page.evaluate(paper)
         assert (dark, light) == ("rgb(33, 30, 40)", "rgb(255, 255, 255)")
         page.reload()
+        page.wait_for_load_state("networkidle")
         assert page.evaluate(paper) == light
         page.locator("#theme").click()
         assert page.evaluate(paper) == dark
         bright = watched(color_scheme="light").page
         bright.goto(server.address)
+        bright.wait_for_load_state("networkidle")
         assert bright.evaluate(paper) == light
 
 

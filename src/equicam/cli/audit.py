@@ -202,8 +202,9 @@ def triage(
         )
         answer("triage", triage_document(opened, ranked))
         print_triage(opened, ranked)
-    folder = shlex.quote(str(run))
-    note(f"next: equicam review {folder}, or first equicam evidence {folder}: is the drift signal or noise?")
+    if ranked.queue():
+        folder = shlex.quote(str(run))
+        note(f"next: equicam review {folder}, or first equicam evidence {folder}: is the drift signal or noise?")
 
 
 def report(

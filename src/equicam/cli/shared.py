@@ -83,8 +83,8 @@ ARGUMENT = re.compile(rf"\b({'|'.join(TYPED)})=(\"[^\"]*\"|\S+)")
 def exit_on_error(interrupted: str = "") -> Iterator[None]:
     """End the command with one sentence on stderr and an exit code.
 
-    2 is for what the user can correct on the command line or in a file it names, 1 for a model that raises and a disk
-    that does not write, 130 for Ctrl-C.
+    2 is for what the user can correct on the command line or in a file it names, 1 for a model that raises and a full
+    disk, 130 for Ctrl-C.
     """
     try:
         yield
@@ -95,7 +95,7 @@ def exit_on_error(interrupted: str = "") -> Iterator[None]:
         LOG.debug("traceback of the error", exc_info=error)
         in_model = isinstance(error, ModelError)
         complain(f"{as_typed(error)}{resume}{traceback if in_model else ''}")
-        raise typer.Exit(USAGE if isinstance(error, EquicamError) and not in_model else FAILED) from error
+        raise typer.Exit(FAILED if in_model or full else USAGE) from error
     except KeyboardInterrupt:
         errors.print(f"stopped{plain(interrupted)}", soft_wrap=True, markup=False, highlight=False)
         raise typer.Exit(INTERRUPTED) from None

@@ -20,16 +20,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from equicam.data.items import Box, Item, read_item
+from equicam.data.items import Box, Item, ItemContent, read_item
 from equicam.data.processes import call_alone, end_with_parent, limit_memory, limit_time
 from equicam.data.rasters.windows import WindowPixels
-from equicam.data.remote import file_stat
+from equicam.data.remote import FileStat, file_stat
 from equicam.errors import EquicamError
 from equicam.reasons import Reason
 
@@ -40,6 +41,8 @@ SHARDS_AHEAD = 2
 """Shards decoded while one is computed."""
 MAX_SECONDS = 120.0
 """For one image: fetching, decoding and preprocessing it."""
+MAX_UPLOAD_SECONDS = 30.0
+"""The same for bytes that somebody sent and waits for."""
 MAX_MEMORY_BYTES = 4 * 2**30
 """Of a worker, beyond what it starts with; the largest images allowed need up to 3.4 GiB."""
 LIMITS = "EQUICAM_DECODE_LIMITS"
@@ -74,12 +77,17 @@ def failure_reason(error: Exception) -> Reason:
     return Reason("unreadable", {"error": type(error).__name__, "message": str(error)})
 
 
-def decode_image(item: Item, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
-    """Read an image's file once, digest, decode and preprocess it; any exception on the way becomes its reason."""
+def decode_image(
+    item: Item, preprocess: Preprocess, input_box: InputBox, content: ItemContent | None = None
+) -> DecodedImage:
+    """Read an image's file once, digest, decode and preprocess it; any exception on the way becomes its reason.
+
+    With `content` nothing is read: the bytes are in memory.
+    """
     start = time.perf_counter()
     found = DecodedImage(item)
     try:
-        content = read_item(item)
+        content = content or read_item(item)
         found = replace(found, **asdict(content.stat), sha256=content.sha256)
         if content.pixels is not None:
             return _decode_window(found, content.pixels, preprocess, start)
@@ -101,6 +109,19 @@ def _decode_window(
         found, x=preprocess(pixels), width=tile, height=tile, input_box=(0.0, 0.0, float(tile), float(tile)),
         margin=pixels.margin, nodata=not pixels.valid.all(), seconds=time.perf_counter() - start,
     )  # fmt: skip
+
+
+def decode_upload(data: bytes, name: str, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
+    """Decode bytes that somebody sent, in a process of its own with limits of time and memory; they touch no disk."""
+    scale, item = limits_scale(), Item(name, Path(name))
+    settings = Settings(
+        preprocess, input_box, -1, os.getpid(), MAX_UPLOAD_SECONDS * scale, int(MAX_MEMORY_BYTES * scale)
+    )
+    found, exit_code = call_alone(_decode_bytes, item, data, settings)
+    if isinstance(found, DecodedImage):
+        return found
+    timeout = Reason("decoding-timeout", {"seconds": settings.seconds})
+    return DecodedImage(item, reason=timeout if exit_code == -signal.SIGALRM else Reason("killed-decoder"))
 
 
 class SharedBuffer:
@@ -265,3 +286,11 @@ def _decode_one(item: Item, settings: Settings) -> DecodedImage:
     """The whole work of a process that decodes one image."""
     _start_worker(settings, None)
     return _decode(item, -1)[0]
+
+
+def _decode_bytes(item: Item, data: bytes, settings: Settings) -> DecodedImage:
+    """The whole work of a process that decodes bytes in memory."""
+    _start_worker(settings, None)
+    limit_time(settings.seconds)
+    content = ItemContent(item, data, FileStat(len(data), None))
+    return decode_image(item, settings.preprocess, settings.input_box, content)

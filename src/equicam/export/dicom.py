@@ -109,12 +109,12 @@ def _objects(highdicom: Any, image: ImageMap, data: bytes) -> dict[str, Any]:
     }
 
 
-def _common(highdicom: Any, image: ImageMap, source: Any, kind: int) -> dict[str, Any]:
+def object_uids(highdicom: Any, run_uid: str, uid: str, source: Any, kind: int) -> dict[str, Any]:
     """UIDs that the same run always gives to the same map; `kind` tells the objects of one image apart."""
     return {
-        "series_instance_uid": _uid(highdicom, f"{image.run_uid} {source.SeriesInstanceUID} {kind}"),
+        "series_instance_uid": _uid(highdicom, f"{run_uid} {source.SeriesInstanceUID} {kind}"),
         "series_number": SERIES_NUMBER + kind,
-        "sop_instance_uid": _uid(highdicom, f"{image.uid} {kind}"),
+        "sop_instance_uid": _uid(highdicom, f"{uid} {kind}"),
         "instance_number": int(source.get("InstanceNumber") or 1),
         "manufacturer": "equicam",
     }
@@ -124,12 +124,13 @@ def _uid(highdicom: Any, text: str) -> Any:
     return highdicom.UID(f"2.25.{UUID(bytes=hashlib.sha256(text.encode()).digest()[:16], version=4).int}")
 
 
-def _equipment(image: ImageMap) -> dict[str, Any]:
+def equipment(facts: Mapping[str, str]) -> dict[str, Any]:
+    """What made the map, as DICOM asks for it."""
     return {
         "manufacturer_model_name": "equicam",
-        "software_versions": image.facts["version"],
-        "device_serial_number": image.facts["run digest"][:16],
-        "content_description": f"{image.facts['method']}, {image.facts['class']}"[:64],
+        "software_versions": facts["version"],
+        "device_serial_number": facts["run digest"][:16],
+        "content_description": f"{facts['method']}, {facts['class']}"[:64],
         "content_label": "SALIENCY",
     }
 
@@ -147,7 +148,7 @@ def _parametric_map(highdicom: Any, image: ImageMap, source: Any, values: NDArra
     window = highdicom.VOILUTTransformation(window_center=largest / 2, window_width=largest)
     found = ParametricMap(
         [source], pixels[None], contains_recognizable_visual_features=False, real_world_value_mappings=[mapping],
-        voi_lut_transformations=[window], **_common(highdicom, image, source, 0), **_equipment(image),
+        voi_lut_transformations=[window], **object_uids(highdicom, image.run_uid, image.uid, source, 0), **equipment(image.facts),
     )  # fmt: skip
     found.FloatPixelPaddingValue = OUTSIDE
     return found
@@ -167,7 +168,7 @@ def _segmentation(highdicom: Any, image: ImageMap, source: Any, values: NDArray[
     )  # fmt: skip
     return Segmentation(
         [source], _unit(values)[None].astype(np.float32), "FRACTIONAL", [segment], omit_empty_frames=False,
-        **_common(highdicom, image, source, 1), **_equipment(image),
+        **object_uids(highdicom, image.run_uid, image.uid, source, 1), **equipment(image.facts),
     )  # fmt: skip
 
 
@@ -191,7 +192,7 @@ def _overlay(highdicom: Any, image: ImageMap, source: Any, values: NDArray[np.fl
         source, coloured, "RGB", 8, "PATIENT",
         patient_orientation=tuple(source.get("PatientOrientation") or ("L", "F")),
         laterality=source.get("ImageLaterality") or source.get("Laterality") or None,
-        **_common(highdicom, image, source, 2),
+        **object_uids(highdicom, image.run_uid, image.uid, source, 2),
     )  # fmt: skip
 
 

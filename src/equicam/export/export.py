@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from equicam.auditing.feature_ids import feature_id
 from equicam.auditing.log import Log
 from equicam.auditing.queue_files import read_queue
 from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
+from equicam.export.dicom_slide import write_dicom_slide
 from equicam.export.features import (
     Feature,
     lonlat_blind,
@@ -92,14 +94,16 @@ def export_run(
     store: RunStore, options: ExportOptions, out: Path | None = None, tick: Tick = lambda _count: None
 ) -> Exported:
     """Write one file for each raster or image, into RUN/export unless a folder is given; `tick` counts them."""
-    if options.to == "dicom":
+    slides = options.to == "dicom" and store.manifest.tiling is not None
+    if options.to == "dicom" and not slides:
         folder = _open_folder(store, out)
         written, left, refused = write_images(store, options.target, folder, tick)
         return replace(_exported(store, options, folder, written, left), refused=refused)
     rasters = read_windows(store)
     before = sum(len(raster.rows) for raster in rasters)
     target = options.target
-    if options.stitches or target is not None:
+    stitches = options.stitches or slides
+    if stitches or target is not None:
         target = choose_target(store.manifest, rasters, target)  # refuses one that no window has
         rasters, _ = of_target(rasters, target)
     places: dict[str, int] = {}
@@ -109,14 +113,18 @@ def export_run(
         rasters = [raster for raster in rasters if any(row["id"] in places for row in raster.rows)]
     if options.to == "geojson":
         refuse_unplaced(rasters)
+    sources = {row["id"]: Path(row["path"]) for row in store.rasters().to_pylist()}
     names = _file_names(rasters, options, target)
     folder = _open_folder(store, out)
     folder.refuse_foreign(list(names.values()))
     for raster in rasters:
         with folder.writing(names[raster.id]) as path:
-            if options.stitches and target is not None:
+            if stitches and target is not None:
                 found = _stitched(store, raster, options, target, path.parent)
-                if options.to in MAPS:
+                if slides:
+                    uid = feature_id(store, f"{raster.id}#map={target},{found.cell:g}")
+                    write_dicom_slide(path, found, sources[raster.id], uid, feature_id(store, "series"))
+                elif options.to in MAPS:
                     MAPS[options.to][1](path, found)
                 else:
                     write_features(path, qupath_regions(store, found, options.regions or 0))
@@ -166,7 +174,13 @@ def _stitched(
 def _file_names(rasters: list[RasterWindows], options: ExportOptions, target: int | None) -> dict[str, str]:
     """The name of every raster's file: raster, class, what it holds, and the format's ending."""
     stems = safe_names([raster.id for raster in rasters])
-    ending = MAPS[options.to][0] if options.to in MAPS else WINDOWS[options.to]
+    ending = (
+        "map.dcm"
+        if options.to == "dicom"
+        else MAPS[options.to][0]
+        if options.to in MAPS
+        else WINDOWS[options.to]
+    )
     words: list[str] = []
     if target is not None:
         words.append(f"class-{target}")

@@ -28,8 +28,7 @@ def choose_layer(module: nn.Module, example: Tensor | None = None) -> str:
     After the last attention a class logit depends on the class token alone, so later token layers have a
     gradient of exactly zero at every patch.
     """
-    zeros = _zeros(module)
-    outputs = _spatial_outputs(module, zeros if example is None else example[:1].to(zeros))
+    outputs = _spatial_outputs(module, _as_input(module, example))
     if not outputs:
         raise EquicamError(
             f"{type(module).__name__}", needs="a layer with a spatial output to choose", got="none of 2×2 or more",
@@ -42,6 +41,16 @@ def choose_layer(module: nn.Module, example: Tensor | None = None) -> str:
         return outputs[-1].name
     block = norms[-1].rpartition(".")[0]
     return next(name for name in norms if name.rpartition(".")[0] == block)
+
+
+def spatial_layers(module: nn.Module, example: Tensor | None = None) -> list[str]:
+    """The names of all layers with a spatial output, in the order they are computed."""
+    return [output.name for output in _spatial_outputs(module, _as_input(module, example))]
+
+
+def _as_input(module: nn.Module, example: Tensor | None) -> Tensor:
+    zeros = _zeros(module)
+    return zeros if example is None else example[:1].to(zeros)
 
 
 def _spatial_outputs(module: nn.Module, example: Tensor) -> list[_SpatialOutput]:

@@ -1,4 +1,4 @@
-"""An overview of every raster of a run: its thumbnail, map strength and signal window by window, and the queue's windows.
+"""An overview of every raster of a run: its thumbnail, map strength, signal and PEUM window by window, and the queue's windows.
 
 A raster is shown only if it is still the one that was explained: the same size, and windows with the recorded digests.
 """
@@ -48,6 +48,7 @@ class RasterCard:
     thumbnail: str | None = None  # data URLs; None: the raster could not be read
     strength: str | None = None  # None: the run holds no map of it
     signal: str | None = None
+    peum: str | None = None  # None: it is the signal, or undefined
     plain: str | None = None  # pale, below the outlines
     outlines: Markup | None = None
     labelled: int = 0  # outlined windows whose rank is written next to them
@@ -88,12 +89,15 @@ def raster_overview(
     signal = np.where(flagged(items, FLAT), np.nan, signal_values(items, by))
     shown = rows[:MAX_RASTERS]
     strength = _strengths(store, items, [i for row in shown for i in members[row["id"]]])
-    scales = {"strength": _scale(strength), "signal": _scale(signal)}
+    values = {"strength": strength, "signal": signal}
+    if by != "peum":
+        values["peum"] = np.where(flagged(items, FLAT), np.nan, signal_values(items, "peum"))
+    scales = {name: _scale(column) for name, column in values.items()}
     facts = [_facts(row, members[row["id"]], items, signal, len(queued.get(row["id"], ()))) for row in rows]
     placed = items.select(PLACED)
     shown_cards = tuple(
         _card(
-            row, one, placed.take(members[row["id"]]), strength[members[row["id"]]], signal[members[row["id"]]],
+            row, one, placed.take(members[row["id"]]), {name: column[members[row["id"]]] for name, column in values.items()},
             queued.get(row["id"], ()), scales, manifest, cards,
         )
         for row, one in zip(shown, facts, strict=False)
@@ -155,8 +159,7 @@ def _card(
     row: Mapping[str, Any],
     facts: dict[str, Any],
     items: pa.Table,
-    strength: Floats,
-    signal: Floats,
+    values: Mapping[str, Floats],
     queued: Sequence[tuple[int, Mapping[str, Any]]],
     scales: Mapping[str, tuple[float, float] | None],
     manifest: Manifest,
@@ -184,8 +187,7 @@ def _card(
     pale = _pale(thumbnail)
     return RasterCard(
         facts, missing, thumbnail=render.data_url(thumbnail), plain=render.data_url(pale),
-        strength=_painted(thumbnail, boxes, strength, scales["strength"]),
-        signal=_painted(thumbnail, boxes, signal, scales["signal"]),
+        **{name: _painted(thumbnail, boxes, column, scales[name]) for name, column in values.items()},
         outlines=outlines, labelled=labelled, outlined=len(outlined),
         style=f"width: {max(24, round(wide))}px",
     )  # fmt: skip

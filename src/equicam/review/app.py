@@ -43,7 +43,7 @@ def make_app(store: RunStore, access: Access, *, blind: bool = True, blind_class
     _add_pages(app, context)
     _add_images(app, context)
     _add_exports(app, context)
-    _add_error_handlers(app)
+    add_error_handlers(app)
     app.include_router(api_routes(context))
     app.mount("/static", StaticFiles(directory=STATIC))
     return AuthMiddleware(app, access)
@@ -123,7 +123,9 @@ def _add_exports(app: FastAPI, context: ReviewContext) -> None:
         return Response(data, media_type=MEDIA_TYPES[suffix], headers=headers)
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
+    """Every failure that a route can have becomes an error as the page's scripts read it."""
+
     @app.exception_handler(EquicamError)
     def refused(_: Request, error: EquicamError) -> Response:
         return json_error(409 if isinstance(error, StaleError) else 422, str(error))

@@ -1,4 +1,4 @@
-"""Access to the review page: a token once, then a cookie, and no request from another site.
+"""Access to the pages of a local server: a token once, then a cookie, and no request from another site.
 
 The middleware wraps the whole application, so that no route can forget it. It refuses foreign host names, requests
 without a session and forged posts from their headers alone, then large and slow bodies, all before any route runs, and
@@ -11,7 +11,7 @@ import re
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlencode
@@ -69,13 +69,13 @@ class Access:
         login: str | None = None,
         personal: Iterable[str] = (),
         tls: bool = False,
+        command: str = "review",
     ) -> None:
         self.tokens: dict[str | None, str] = {
             name: secrets.token_urlsafe(32) for name in (*personal,) or (None,)
         }
-        self.cookie = (
-            f"equicam-review-{port}"  # browsers share cookies between ports, so the name holds the port
-        )
+        # browsers share cookies between ports, so the name holds the port
+        self.cookie, self.command = f"equicam-{command}-{port}", command
         self.port, self.exposed, self.tls = port, exposed, tls
         self.reviewer, self.login = reviewer, login
         self.hosts = {*LOOPBACK_HOSTS, *(host.lower() for host in hosts)}
@@ -129,10 +129,13 @@ def _read_cookie(request: Request, name: str) -> str | None:
 
 
 class AuthMiddleware:
-    """Passes on requests with a session and answers all others."""
+    """Passes on requests with a session and answers all others.
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app, self.access = app, access
+    Posts are JSON of at most MAX_BODY_BYTES; those to the paths of `uploads` are bytes, at most so many.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, uploads: Mapping[str, int] | None = None) -> None:
+        self.app, self.access, self.uploads = app, access, uploads or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, then run the application on it."""
@@ -147,13 +150,14 @@ class AuthMiddleware:
         refusal = self._refuse(request, session)
         body = b""
         if refusal is None and request.method == "POST":
+            most = self.uploads.get(scope["path"], MAX_BODY_BYTES)
             try:
                 async with asyncio.timeout(MAX_BODY_SECONDS):
-                    body = await _read_body(receive)
+                    body = await _read_body(receive, most)
             except TimeoutError:
                 refusal = json_error(408, f"a post must arrive within {MAX_BODY_SECONDS} seconds")
             except ValueError:
-                refusal = json_error(413, f"a post may have at most {MAX_BODY_BYTES:,} bytes")
+                refusal = json_error(413, f"a post may have at most {most:,} bytes")
         if refusal is not None:
             if request.method not in ("GET", "HEAD"):
                 refusal.headers["connection"] = "close"  # the rest of the body is not read
@@ -174,8 +178,10 @@ class AuthMiddleware:
         if path.startswith("/static/") and request.method != "POST":
             return None
         if session is None:
-            return _unauthorised(path)
-        return _refuse_forged_post(request, session) if request.method == "POST" else None
+            return self._unauthorised(path)
+        if request.method != "POST":
+            return None
+        return _refuse_forged_post(request, session, upload=path in self.uploads)
 
     def _redeem_token(self, request: Request) -> Response:
         """Exchange the token for a cookie that scripts cannot read, and remove it from the address bar."""
@@ -184,7 +190,7 @@ class AuthMiddleware:
             request.query_params["token"], _read_cookie(request, BROWSER_COOKIE)
         )
         if opened is None:
-            return _unauthorised(path)
+            return self._unauthorised(path)
         cookie, session = opened
         query = [(k, v) for k, v in request.query_params.multi_items() if k != "token"]
         response = RedirectResponse(path + (f"?{urlencode(query)}" if query else ""), status_code=303)
@@ -199,16 +205,17 @@ class AuthMiddleware:
         )
         return response
 
+    def _unauthorised(self, path: str) -> Response:
+        if path.startswith(("/api/", "/image/", "/export/")):
+            return json_error(
+                401, "the server was restarted, or this browser has not opened the address it printed"
+            )
+        command = self.access.command
+        page = _UNAUTHORISED_PAGE.format(command=command, kept=_KEPT if command == "review" else "")
+        return Response(page, 401, media_type="text/html; charset=utf-8")
 
-def _unauthorised(path: str) -> Response:
-    if path.startswith(("/api/", "/image/", "/export/")):
-        return json_error(
-            401, "the server was restarted, or this browser has not opened the address it printed"
-        )
-    return Response(_UNAUTHORISED_PAGE, 401, media_type="text/html; charset=utf-8")
 
-
-def _refuse_forged_post(request: Request, session: Session) -> Response | None:
+def _refuse_forged_post(request: Request, session: Session, *, upload: bool) -> Response | None:
     """A post must come from the same origin and carry the session's secret."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return json_error(403, "this post came from another site")
@@ -218,8 +225,9 @@ def _refuse_forged_post(request: Request, session: Session) -> Response | None:
     secret = request.headers.get(CSRF_HEADER, "")
     if not secrets.compare_digest(secret.encode(), session.csrf.encode()):
         return json_error(403, "this post does not carry the secret of the page; reload the page")
-    if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
-        return json_error(415, "a post must be JSON")
+    kind, name = ("application/octet-stream", "bytes") if upload else ("application/json", "JSON")
+    if request.headers.get("content-type", "").split(";")[0].strip() != kind:
+        return json_error(415, f"a post must be {name}")
     return None
 
 
@@ -239,7 +247,7 @@ def _with_security_headers(send: Send) -> Send:
     return send_with_headers
 
 
-async def _read_body(receive: Receive) -> bytes:
+async def _read_body(receive: Receive, most: int) -> bytes:
     """The whole body; a ValueError if it is too large."""
     body = bytearray()
     while True:
@@ -247,7 +255,7 @@ async def _read_body(receive: Receive) -> bytes:
         if message["type"] == "http.disconnect":
             return bytes(body)
         body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
+        if len(body) > most:
             raise ValueError("too large")
         if not message.get("more_body"):
             return bytes(body)
@@ -282,10 +290,11 @@ def _is_ip_address(name: str) -> bool:
 
 _UNAUTHORISED_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>equicam review</title><link rel="stylesheet" href="/static/review.css"></head>
+<title>equicam {command}</title><link rel="stylesheet" href="/static/review.css"></head>
 <body class="message"><main><h1>Open the printed address</h1>
-<p>This page opens with the address that <code>equicam review</code> printed when it started. The address holds a token
+<p>This page opens with the address that <code>equicam {command}</code> printed when it started. The address holds a token
 that is new at every start, so an old address or an old tab does not work.</p>
-<p>Verdicts that could not be sent are kept in this browser and are sent when the page is open again.</p>
-<p><a href="/">I have just opened that address: continue</a></p></main></body></html>
+{kept}<p><a href="/">I have just opened that address: continue</a></p></main></body></html>
+"""
+_KEPT = """<p>Verdicts that could not be sent are kept in this browser and are sent when the page is open again.</p>
 """

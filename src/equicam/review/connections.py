@@ -1,4 +1,4 @@
-"""Connections of the review server: how many are open, and how long and large a request may be before it is whole.
+"""Connections of a local server: how many are open, and how long and large a request may be before it is whole.
 
 uvicorn by itself waits for ever for the end of a request's headers and accepts connections until descriptors run out.
 """
@@ -96,9 +96,9 @@ class Listener(socket.socket):
 class ReviewProtocol(H11Protocol):
     """HTTP with a deadline and a limit on bytes until a request is whole."""
 
-    def __init__(self, listener: Listener, **given: Any) -> None:
+    def __init__(self, listener: Listener, max_body_bytes: int = MAX_BODY_BYTES, **given: Any) -> None:
         super().__init__(**given)
-        self._listener = listener
+        self._listener, self._max_bytes = listener, MAX_HEADER_BYTES + max_body_bytes
         self._connection: socket.socket | None = None
         self._bytes = 0
         self._whole = False
@@ -118,7 +118,7 @@ class ReviewProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Data of a request that is not too large."""
         self._bytes += len(data)
-        if self._bytes > MAX_REQUEST_BYTES:
+        if self._bytes > self._max_bytes:
             self._abort()
             return
         self._start_deadline()

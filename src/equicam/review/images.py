@@ -61,7 +61,7 @@ class ImageRenderer:
             if etag in self._cache:
                 self._cache.move_to_end(etag)
                 return self._cache[etag]
-        made = _colour_scale() if item is None else self._render(queue, item, kind)
+        made = encode_scale() if item is None else self._render(queue, item, kind)
         with self._lock:
             self._cache[etag] = made
             total = sum(len(one[0]) if one else 0 for one in self._cache.values())
@@ -84,16 +84,16 @@ class ImageRenderer:
         row, manifest = queue.row(item), queue.store.manifest
         if kind == "surroundings":
             found = render.read_surroundings(row, manifest) if manifest.tiling else ""
-            return None if isinstance(found, str) else _encode_input(found)
+            return None if isinstance(found, str) else encode_input(found)
         if kind == "original":
             found = render.read_original(row, manifest, fetch=item.id in queue.store.moved)
-            return None if isinstance(found, str) else _encode_input(found)
+            return None if isinstance(found, str) else encode_input(found)
         maps = queue.maps(item)
         grid = _grid(row, maps)
         if kind == "input":
             size = render.fit(grid, _input_side(row))
             image = _read_input(queue, item, size)
-            return None if isinstance(image, str) else _encode_input(image)
+            return None if isinstance(image, str) else encode_input(image)
         if kind == "strip" or kind.startswith("thumb"):
             size = render.fit(grid, TILE_PX if kind == "strip" else THUMB_PX)
             image = render.background(_read_input(queue, item, size), size)
@@ -102,13 +102,13 @@ class ImageRenderer:
             return None
         size = render.fit(grid, LAYER_PX)
         if kind == "map":
-            return _encode_layer(render.stretch(maps.map, size))
+            return encode_layer(render.stretch(maps.map, size))
         if kind == "peum":
-            return _encode_layer(render.deviation(maps.peum, size)) if len(self.transforms) > 1 else None
+            return encode_layer(render.deviation(maps.peum, size)) if len(self.transforms) > 1 else None
         if kind == "presented":
             view = presented_index(self.transforms)
-            return None if view is None else _encode_layer(self._aligned(maps, view, size))
-        return _encode_layer(self._aligned(maps, int(kind.removeprefix("view-")), size))
+            return None if view is None else encode_layer(self._aligned(maps, view, size))
+        return encode_layer(self._aligned(maps, int(kind.removeprefix("view-")), size))
 
     def _strip(self, image: Any, maps: "StoredMaps | None") -> Encoded | None:
         """The tiles of all views in one row."""
@@ -160,7 +160,7 @@ def _input_side(row: dict[str, Any]) -> int:
     return int(min(max(side, 32), MAX_INPUT_PX))
 
 
-def _encode_layer(values: Any) -> Encoded:
+def encode_layer(values: Any) -> Encoded:
     """Colours that are transparent where the map is low, to lie over the input image."""
     from equicam.report.overlay import heat, opacity
 
@@ -168,9 +168,9 @@ def _encode_layer(values: Any) -> Encoded:
     return _encode_png(np.concatenate([heat(values), alpha.round().astype(np.uint8)], axis=-1))
 
 
-def _colour_scale() -> Encoded:
+def encode_scale() -> Encoded:
     """The layer of a map that rises from 0 to 1: over the grey of an image, its colours are those of a map over it."""
-    return _encode_layer(np.broadcast_to(np.linspace(0, 1, 512), (4, 512)).copy())
+    return encode_layer(np.broadcast_to(np.linspace(0, 1, 512), (4, 512)).copy())
 
 
 def _read_input(queue: Queue, item: QueueItem, size: tuple[int, int]) -> Any:
@@ -181,7 +181,8 @@ def _read_input(queue: Queue, item: QueueItem, size: tuple[int, int]) -> Any:
     return render.read_input(queue.row(item), size, store.manifest, fetch=item.id in store.moved)
 
 
-def _encode_input(image: Any) -> Encoded:
+def encode_input(image: Any) -> Encoded:
+    """The image under the maps: exact where it is small."""
     return _encode_png(image) if max(image.shape[:2]) <= MAX_PNG_PX else _encode_jpeg(image, quality=92)
 
 

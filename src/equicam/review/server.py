@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from equicam.auditing.log import Log
 from equicam.auditing.queue_files import refuse_unranked
@@ -16,7 +17,7 @@ from equicam.auditing.review_log import reviewer_name
 from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
 from equicam.review.app import make_app
-from equicam.review.auth import Access
+from equicam.review.auth import MAX_BODY_BYTES, Access
 from equicam.review.connections import MAX_HEADER_BYTES, Listener, ReviewProtocol
 
 PORT = 8321
@@ -53,7 +54,7 @@ def serve_review(
     names = list(dict.fromkeys(map(reviewer_name, reviewers)))
     personal = names if expose or len(names) > 1 else []
     name = names[0] if names and not personal else None
-    with _listen(host, port) as listener:
+    with listen(host, port) as listener:
         port = listener.getsockname()[1]
         access = Access(
             port=port, hosts=(host, socket.gethostname()) if expose else (), exposed=expose, reviewer=name,
@@ -67,12 +68,17 @@ def serve_review(
         shown = f"[{host}]" if ":" in host else "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
         home = f"{'https' if tls else 'http'}://{shown}:{port}"
         announce({who: f"{home}/?token={token}" for who, token in access.tokens.items()})
-        protocol: Any = partial(ReviewProtocol, listener)
-        config = uvicorn.Config(
-            app, http=protocol, ws="none", log_level="error", access_log=False, server_header=False,
-            backlog=listener.accepts_at_once, h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=3, **tls,
-        )  # fmt: skip
-        uvicorn.Server(config).run(sockets=[listener])
+        serve(app, listener, **tls)
+
+
+def serve(app: ASGIApp, listener: Listener, max_body_bytes: int = MAX_BODY_BYTES, **tls: Any) -> None:
+    """Serve an application until Ctrl-C."""
+    protocol: Any = partial(ReviewProtocol, listener, max_body_bytes)
+    config = uvicorn.Config(
+        app, http=protocol, ws="none", log_level="error", access_log=False, server_header=False,
+        backlog=listener.accepts_at_once, h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=3, **tls,
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def _tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
@@ -109,17 +115,17 @@ def _tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
     return {"ssl_certfile": certificate, "ssl_keyfile": key}
 
 
-def _listen(host: str, port: int | None) -> Listener:
-    """A bound socket on the given port; without one, on PORT if it is free, else on any free port."""
+def listen(host: str, port: int | None, usual: int = PORT) -> Listener:
+    """A bound socket on the given port; without one, on the usual port if it is free, else on any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for candidate in (port,) if port else (PORT, 0):
+    for candidate in (port,) if port else (usual, 0):
         listener = Listener(family)
         try:
             listener.bind((host, candidate))
             listener.listen()
         except OSError as error:
             listener.close()
-            if candidate == PORT and port is None:
+            if candidate == usual and port is None:
                 continue
             raise EquicamError(
                 f"port {candidate} of {host}", needs="to be free", got=error.strerror, fix="another --port"

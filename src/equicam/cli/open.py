@@ -1,0 +1,74 @@
+"""`equicam open`."""
+
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equicam.cli import options
+from equicam.cli.output import say
+from equicam.cli.shared import exit_on_error, resolve_device, set_preprocessing, split_commas
+from equicam.errors import EquicamError
+
+
+def open(  # noqa: A001  # the command's name
+    images: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Image files; others can be dropped on the page.", show_default=False),
+    ] = None,
+    model: options.ModelName = "embedded",
+    weights: options.Weights = None,
+    method: options.MethodName = "equigrad-cam",
+    views: Annotated[int, typer.Option(min=2, max=72, help="Number of views.")] = 18,
+    layer: options.Layer = None,
+    classes: options.Classes = None,
+    size: options.Size = None,
+    crop: options.Crop = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    device: options.Device = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the page.", show_default="8322, or a free one"),
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """Look at maps live: a page where you rotate an image and see which maps follow it.
+
+    Nothing is written to disk, and other machines cannot reach the page.
+
+    Example: `equicam open scan.png --model resnet50`
+    """
+    with exit_on_error():
+        paths = images or []
+        for path in paths:
+            if not path.is_file():
+                raise EquicamError(
+                    f"image {str(path)!r}", needs="an existing file", got="none", fix="its full path"
+                )
+        try:
+            from equicam.live.server import serve_live
+        except ImportError as error:
+            raise EquicamError(
+                "equicam open", needs="FastAPI and uvicorn", got=f"no module {error.name}",
+                fix="pip install 'equicam[review]'",
+            ) from error  # fmt: skip
+        import equicam
+
+        ready = equicam.load(
+            model, weights=weights, classes=split_commas(classes), layer=layer, device=resolve_device(device)
+        )
+        ready = set_preprocessing(ready, size, crop, mean, std)
+        serve_live(
+            ready, paths, method=method, views=views, port=port,
+            announce=lambda address: _announce(address, browser=browser),
+        )  # fmt: skip
+
+
+def _announce(address: str, *, browser: bool) -> None:
+    say(f"live: {address}")
+    say("Ctrl-C stops the page.")
+    if browser:
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

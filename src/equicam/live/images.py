@@ -1,0 +1,103 @@
+"""The images of the live look: named on the command line or sent by the page, decoded in a process of their own."""
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equicam.auditing.compute import preprocess_to_array
+from equicam.data.decoding import DecodedImage, decode_upload
+from equicam.data.files import MAX_IMAGE_BYTES, read_file
+from equicam.data.items import Box
+from equicam.errors import EquicamError
+from equicam.readers.model import Model
+from equicam.reasons import describe
+from equicam.report.text import visible
+
+MAX_UPLOAD_BYTES = 32 << 20
+MAX_UPLOADS = 16
+"""Images sent by the page that are kept, the last ones; those of the command line are all kept."""
+
+
+@dataclass(frozen=True)
+class OpenedImage:
+    """An image as the model's input; without pixels until it is shown for the first time."""
+
+    id: str
+    name: str
+    path: Path | None = None
+    x: Float[Tensor, "1 c H W"] | None = None
+    size: tuple[int, int] | None = None  # width and height of the file's image
+
+
+class OpenedImages:
+    """The images of one start, in memory alone."""
+
+    def __init__(self, model: Model, paths: Sequence[Path]) -> None:
+        self._model = model
+        self._named = {one.id: one for one in (OpenedImage(_new_id(), p.name, p) for p in paths)}
+        self._sent: OrderedDict[str, OpenedImage] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def listed(self) -> list[dict[str, str]]:
+        """Id and name of every image, those of the command line first."""
+        with self._lock:
+            every = (*self._named.values(), *self._sent.values())
+        return [{"id": one.id, "name": visible(one.name, 120)} for one in every]
+
+    def add(self, name: str, data: bytes) -> OpenedImage:
+        """Decode and keep the bytes of an image file; an EquicamError says why they are none."""
+        added = self._decode(OpenedImage(_new_id(), name), data)
+        with self._lock:
+            self._sent[added.id] = added
+            while len(self._sent) > MAX_UPLOADS:
+                self._sent.popitem(last=False)
+        return added
+
+    def find(self, id_: str) -> OpenedImage:
+        """The image, perhaps without pixels yet."""
+        with self._lock:
+            found = self._named.get(id_) or self._sent.get(id_)
+        if found is None:
+            raise EquicamError(
+                "an image", needs="to be open", got="one that is no longer kept", fix="dropping it on the page again"
+            )  # fmt: skip
+        return found
+
+    def open(self, id_: str) -> OpenedImage:
+        """The image with its pixels, read and decoded if they are needed for the first time."""
+        found = self.find(id_)
+        if found.x is None and found.path is not None:
+            data, _ = read_file(found.path, what=f"image {str(found.path)!r}", limit=MAX_IMAGE_BYTES)
+            found = self._decode(found, data)
+            with self._lock:
+                self._named[id_] = found
+        return found
+
+    def _decode(self, image: OpenedImage, data: bytes) -> OpenedImage:
+        found: DecodedImage = decode_upload(
+            data, image.name, partial(preprocess_to_array, self._model), _whole_box
+        )
+        if found.x is None or found.width is None or found.height is None:
+            reason = describe(found.reason) if found.reason else "no pixels"
+            raise EquicamError(
+                f"image {visible(image.name, 120)!r}", needs="to be one that can be decoded and preprocessed",
+                got=visible(reason), fix="a PNG, JPEG or TIFF file",
+            )  # fmt: skip
+        x = torch.from_numpy(found.x)[None].to(self._model.device)
+        return replace(image, x=x, size=(found.width, found.height))
+
+
+def _whole_box(size: tuple[int, int]) -> Box:
+    return 0.0, 0.0, float(size[0]), float(size[1])
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)

@@ -1,0 +1,474 @@
+"""The live look: its routes, hostile uploads, maps that are computed and not rotated, and the page in a real Chromium."""
+
+import base64
+import io
+import os
+import re
+import signal
+import struct
+import sys
+import time
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+import equicam
+from equicam.core.views import rotate
+from equicam.data import decoding
+from equicam.data.synthetic import draw
+from equicam.evaluation.equivariance import equivariance
+from equicam.live.app import LiveContext, make_app
+from equicam.live.frames import LIVE_METHODS, FrameComputer, Settings, SupersededError, single_view_method
+from equicam.live.images import MAX_UPLOADS, OpenedImages
+from equicam.review.auth import Access
+from tests.audit.conftest import equicam_command, equicam_process
+from tests.web.test_browser import chromium, until, watched  # noqa: F401
+
+PORT = 8322
+HOME = f"http://127.0.0.1:{PORT}"
+LAYER = "layer4"
+
+
+def png(index=0, seed=11):
+    buffer = io.BytesIO()
+    Image.fromarray(draw(index, seed=seed).image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+class Page:
+    """The application with a client that came with the token."""
+
+    def __init__(self, model, paths=()):
+        self.access = Access(port=PORT, command="open")
+        self.context = LiveContext(model, list(paths), method="equigrad-cam", views=6)
+        self.app = make_app(self.context, self.access)
+        self.http = TestClient(self.app, base_url=HOME, follow_redirects=False)
+        assert self.http.get(f"/?token={self.access.tokens[None]}").status_code == 303
+        self.csrf = re.search(r'data-csrf="([^"]+)"', self.http.get("/").text)[1]
+
+    def send(self, data, name="image.png", **headers):
+        headers = {"x-equicam-csrf": self.csrf, "content-type": "application/octet-stream"} | headers
+        return self.http.post("/api/image", params={"name": name}, content=data, headers=headers)
+
+    def frame(self, image, **query):
+        query = {
+            "image": image,
+            "target": 0,
+            "layer": LAYER,
+            "method": "equigrad-cam",
+            "views": 6,
+            "angle": 0,
+        } | query
+        return self.http.get("/api/frame", params=query)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return equicam.load("embedded")
+
+
+@pytest.fixture(scope="module")
+def page(model):
+    return Page(model)
+
+
+@pytest.fixture(scope="module")
+def image(page):
+    answer = page.send(png(), "patch.png")
+    assert answer.status_code == 200, answer.text
+    return answer.json()["id"]
+
+
+def test_an_image_is_described_with_its_top_classes(page, model, image):
+    facts = page.http.get(f"/api/image/{image}").json()
+    assert (facts["name"], facts["size"], facts["input"]) == ("patch.png", [96, 96], [96, 96])
+    assert [one["name"] for one in facts["top"]] != []
+    assert sum(one["confidence"] for one in facts["top"]) == pytest.approx(1, abs=1e-5)
+    assert {one["name"] for one in facts["top"]} == set(model.classes)
+
+
+def test_maps_are_computed_on_the_rotated_image(page, model, image):
+    x = page.context.images.find(image).x
+    for views, method in ((1, "grad-cam"), (6, "equigrad-cam")):
+        facts = page.frame(image, views=views, angle=130).json()
+        assert facts["method"] == method
+        expected, presented = (
+            equicam.explain(model, one, method=method, views=views, target=0).map
+            for one in (rotate(x, 130), x)
+        )
+        shown = page.context.computer.find(facts["key"]).map
+        assert shown.std() > 0.01
+        np.testing.assert_allclose(shown, expected[0].numpy(), atol=2e-3)
+        eq = equivariance(expected[None], presented, [130]).value.item()
+        assert facts["eq"] == pytest.approx(eq, abs=1e-5)
+        copy = rotate(presented, 130)[0].numpy()
+        assert np.abs(shown - copy).max() > 0.01  # never a rotated copy of the map at 0°
+    single = page.frame(image, views=1, angle=130).json()["eq"]
+    assert single < page.frame(image, angle=130).json()["eq"] - 0.1
+
+
+def test_facts_of_several_views_and_images_of_maps(page, image):
+    facts = page.frame(image, angle=0).json()
+    assert facts["eq"] == 1
+    assert 0 < facts["peum_score"] < 0.25
+    assert -1 <= facts["stability"] <= 1
+    assert facts["views"] == 6
+    assert facts["curve"].startswith("<svg")
+    assert facts["steadiness"]["word"] in ("steady", "unsteady", "cannot say")
+    assert facts["steadiness"]["reason"]
+    assert "peum_score" not in page.frame(image, views=1).json()
+    for path, mode in ((f"/image/{facts['key']}/map", "RGBA"), (f"/image/{facts['key']}/peum", "RGBA")):
+        shown = Image.open(io.BytesIO(page.http.get(path).content))
+        assert (shown.size, shown.mode) == ((96, 96), mode)
+    upright, rotated = (
+        np.asarray(Image.open(io.BytesIO(page.http.get(f"/image/input/{image}/{a}").content)))
+        for a in (0, 90)
+    )
+    assert upright.std() > 10
+    np.testing.assert_array_equal(rotated, np.rot90(upright))
+
+
+@pytest.mark.parametrize("method", LIVE_METHODS)
+def test_every_method_offered_works(page, image, method):
+    facts = page.frame(image, method=method, views=4)
+    assert facts.status_code == 200, facts.text
+    alone = page.frame(image, method=method, views=1).json()
+    assert alone["method"] == single_view_method(method)
+
+
+def test_what_the_page_offers_exists(page, model):
+    offered = page.http.get("/api/setup").json()
+    assert LAYER in offered["layers"]
+    assert "avgpool" not in offered["layers"]
+    assert offered["classes"] == list(model.classes)
+    assert {one["name"]: one["single"] for one in offered["methods"]}["equigrad-cam+pcf"] == "grad-cam"
+    assert "rise" not in LIVE_METHODS  # thousands of passes do not follow a dial
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"angle": 360}, {"angle": -1}, {"angle": "x"}, {"views": 0}, {"views": 10_000}, {"method": "rise"}, {"method": "none"},
+        {"layer": "fc"}, {"layer": "../x"}, {"target": 2}, {"target": -1}, {"image": "none"},
+    ],
+)  # fmt: skip
+def test_frames_that_do_not_exist_are_refused(page, image, change):
+    answer = page.frame(**({"image": image} | change))
+    assert answer.status_code == 422
+    assert answer.json()["error"]
+
+
+def bomb():
+    """A PNG that claims 60,000 × 60,000 pixels."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no known format"),
+        (b"<script>alert(1)</script>", "no known format"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no known format"),
+        (png()[:700], "read whole"),
+        (bomb(), "pixels"),
+    ],
+)
+def test_bytes_that_are_no_image_are_refused_with_the_reason(page, data, message):
+    answer = page.send(data, "<img src=x onerror=alert(1)>.png")
+    assert answer.status_code == 422
+    assert message in answer.json()["error"]
+
+
+def test_uploads_are_limited_in_size_and_number(page, model, monkeypatch):
+    from equicam.live import app
+
+    small = Page(model)
+    monkeypatch.setitem(app.UPLOADS, "/api/image", 5000)
+    answer = small.send(bytes(5001))
+    assert answer.status_code == 413
+    assert "at most 5,000 bytes" in answer.json()["error"]
+    opened, data = OpenedImages(model, []), png()
+    ids = [opened.add(f"{i}.png", data).id for i in range(MAX_UPLOADS + 2)]
+    assert [one["id"] for one in opened.listed()] == ids[2:]
+    with pytest.raises(equicam.EquicamError, match="no longer kept"):
+        opened.find(ids[0])
+
+
+def test_a_decoder_that_hangs_or_dies_is_a_reason(model, monkeypatch):
+    monkeypatch.setattr(decoding, "MAX_UPLOAD_SECONDS", 0.2)
+    slow = OpenedImages(replace(model, preprocess=lambda _: time.sleep(30)), [])
+    with pytest.raises(equicam.EquicamError, match=r"more than 0\.2 s"):
+        slow.add("slow.png", png())
+    deadly = OpenedImages(replace(model, preprocess=lambda _: os.kill(os.getpid(), signal.SIGKILL)), [])
+    with pytest.raises(equicam.EquicamError, match="killed the process"):
+        deadly.add("deadly.png", png())
+
+
+watch_writes = False
+
+
+def _refuse_writes(event, arguments):
+    if watch_writes and event == "open":
+        path, _mode, flags = arguments
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and str(path) != os.devnull:
+            raise PermissionError(f"{path} opened to write")
+
+
+def test_nothing_is_written_to_disk(model, page):
+    """Neither by the server nor by the process that decodes, which inherits the hook."""
+    global watch_writes
+    sys.addaudithook(_refuse_writes)
+    try:
+        watch_writes = True
+        with pytest.raises(PermissionError):
+            open("/tmp/never", "w")  # noqa: PTH123, SIM115
+        answer = page.send(png(3))
+        facts = page.frame(answer.json()["id"], angle=30)
+    finally:
+        watch_writes = False
+    assert (answer.status_code, facts.status_code) == (200, 200)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/api/setup", "/api/image/0", "/api/frame", "/image/0/map", "/image/scale", "/image/input/0/0"],
+)
+def test_without_the_token_nothing_opens(page, path):
+    stranger_client = TestClient(page.app, base_url=HOME, follow_redirects=False)
+    for query in ("", "?token=wrong"):
+        answer = stranger_client.get(path + query)
+        assert answer.status_code == 401
+        assert page.access.tokens[None] not in answer.text
+    assert "equicam open" in stranger_client.get("/").text
+
+
+def test_posts_from_elsewhere_are_refused(page):
+    def status(**headers):
+        return page.send(png(), **headers).status_code
+
+    assert TestClient(page.app, base_url=HOME).post("/api/image", content=png()).status_code == 401
+    assert status(host="evil.example:8322") == 421
+    assert status(host="127.0.0.1:9999") == 421
+    assert status(**{"x-equicam-csrf": "wrong"}) == 403
+    assert status(origin="http://evil.example") == 403
+    assert status(**{"sec-fetch-site": "cross-site"}) == 403
+    assert status(**{"content-type": "application/json"}) == 415
+    assert page.http.get("/api/setup", headers={"host": "evil.example:8322"}).status_code == 421
+
+
+def test_every_response_has_the_security_headers(page):
+    for path in (
+        "/",
+        "/api/setup",
+        "/image/scale",
+        "/static/live/live.js",
+        "/static/review.css",
+        "/static/live/../app.py",
+        "/none",
+    ):
+        headers = page.http.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "no-" in headers["cache-control"]
+    for path in ("/static/live/../app.py", "/static/live/%2e%2e/app.py", "/static/live/../../review/app.py"):
+        assert page.http.get(path).status_code == 404
+
+
+def test_files_of_the_command_line_open_when_they_are_shown(model, tmp_path):
+    (tmp_path / "good.png").write_bytes(png())
+    (tmp_path / "bad.png").write_bytes(b"none")
+    served = Page(model, [tmp_path / "good.png", tmp_path / "bad.png"])
+    good, bad = served.http.get("/api/setup").json()["images"]
+    assert (good["name"], served.context.images.find(good["id"]).x) == ("good.png", None)
+    assert served.frame(good["id"]).status_code == 200
+    answer = served.http.get(f"/api/image/{bad['id']}")
+    assert (answer.status_code, "no known format" in answer.json()["error"]) == (422, True)
+
+
+def test_a_model_that_fails_is_an_error_and_not_a_crash(model, image, page, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("in the network")
+
+    handle = model.module.layer2.register_forward_hook(fail)
+    try:
+        answer = page.frame(image, angle=275)
+    finally:
+        handle.remove()
+    assert answer.status_code == 422
+    assert "ZeroDivisionError" in answer.json()["error"]
+    assert page.frame(image, angle=275).status_code == 200
+
+
+def test_a_newer_request_ends_an_older_one_of_many_views():
+    model = equicam.load("embedded")
+    passes = []
+
+    def count(*_):
+        passes.append(1)
+        time.sleep(0.05)
+
+    model.module.stem.register_forward_hook(count)
+    computer = FrameComputer(model)
+    hooks = len(model.module._forward_pre_hooks)
+    opened = OpenedImages(model, []).add("patch.png", png())
+    settings = Settings(opened.id, 0, LAYER, "equigrad-cam", 72)
+    older = computer.submit(opened, settings, 0)
+    while not passes:
+        time.sleep(0.01)
+    newer = computer.submit(opened, settings.single(), 40)
+    assert newer.result(20).facts["angle"] == 40
+    with pytest.raises(SupersededError):
+        older.result(0)
+    assert len(passes) < 15  # of 24 for the older alone
+    assert len(model.module._forward_pre_hooks) == hooks
+    computer.close()
+
+
+def test_the_command_refuses_what_cannot_be_served(tmp_path):
+    code, text = equicam_command("open", tmp_path / "absent.png", "--no-browser")
+    assert (code, "an existing file" in " ".join(text.split())) == (2, True)
+    (tmp_path / "a.png").write_bytes(png())
+    code, text = equicam_command("open", tmp_path / "a.png", "--method", "rise", "--no-browser")
+    assert (code, "follow the dial" in " ".join(text.split())) == (2, True)
+
+
+class LiveProcess:
+    """A running `equicam open`."""
+
+    def __init__(self, *arguments):
+        self.process = equicam_process("open", *arguments, "--no-browser", "--device", "cpu")
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if found := re.search(r"live: (http\S+)", line):
+                self.address = found[1]
+                return
+        raise AssertionError("".join(lines))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def served():
+    with LiveProcess("--views", "6") as process:
+        yield process
+
+
+DROP = """([data, name]) => {
+  const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+  const files = new DataTransfer();
+  files.items.add(new File([bytes], name, { type: "image/png" }));
+  for (const kind of ["dragenter", "dragover", "drop"])
+    document.body.dispatchEvent(new DragEvent(kind, { dataTransfer: files, bubbles: true, cancelable: true }));
+}"""
+
+
+def drop(page, data, name):
+    page.evaluate(DROP, [base64.b64encode(data).decode(), name])
+
+
+def eq_of(page, side):
+    text = page.locator(f"#{side} [data-eq]").inner_text()
+    return float(text.split()[0]) if re.match(r"-?[0-9.]+", text) else None
+
+
+@pytest.mark.browser
+def test_drop_dial_and_class_in_the_browser(served, watched):  # noqa: F811
+    made = watched()
+    made.allowed = ("422",)  # Chromium logs the refused file
+    page = made.page
+    page.goto(served.address)
+    assert "token" not in page.url
+    page.wait_for_selector("#empty:not([hidden])")
+    drop(page, b"no image", "<b>broken</b>.png")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "<b>broken</b>.png" in page.locator("#error").inner_text()
+    drop(page, png(), "patch.png")
+    page.wait_for_selector("#fused .layer[src]")
+    assert page.locator("#title").inner_text() == "patch.png"
+    assert page.locator("#error").is_hidden()
+
+    # the dial, by keyboard and by mouse: the hand, both maps and both images follow
+    page.focus("#dial")
+    page.keyboard.press("PageUp")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#dial").get_attribute("aria-valuenow") == "50"
+    until(
+        page,
+        "['single','fused'].every((side) => document.querySelector(`#${side} [data-at]`).textContent === 'at 50°')",
+    )
+    until(page, "document.querySelector('#fused img.input').src.endsWith('/50')")
+    box = page.locator("#dial").bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(middle[0], middle[1] - 50)
+    page.mouse.down()
+    page.mouse.move(middle[0] - 40, middle[1] - 40, steps=4)
+    page.mouse.move(middle[0], middle[1] + 50, steps=6)
+    page.mouse.up()
+    until(page, "document.getElementById('degrees').textContent === '180°'")
+    until(
+        page,
+        "['single','fused'].every((side) => document.querySelector(`#${side} [data-at]`).textContent === 'at 180°')",
+    )
+    drifts, follows = eq_of(page, "single"), eq_of(page, "fused")
+    assert drifts is not None
+    assert drifts < follows - 0.1
+    before = page.locator("#single img.layer").get_attribute("src")
+
+    # another class, by typing a part of its name
+    page.fill("#class", "tumour in")
+    page.keyboard.press("Enter")
+    pressed = page.locator("#top [aria-pressed=true]")
+    assert pressed.inner_text().startswith("tumour in the centre")
+    assert page.locator("#class").input_value() == "tumour in the centre"
+    page.focus("#dial")
+    page.keyboard.press("Home")
+    until(page, "document.querySelector('#fused [data-at]').textContent === 'at 0°'")
+    assert page.locator("#single img.layer").get_attribute("src") != before
+    until(page, "!document.getElementById('steadiness').hidden")
+
+    # overlay, ring, and rotating by itself
+    page.keyboard.press("o")
+    assert page.locator("#single .layer").evaluate("e => getComputedStyle(e).visibility") == "hidden"
+    page.keyboard.press("o")
+    until(page, "document.getElementById('progress').textContent.startsWith('24 of 24')")
+    page.keyboard.press("p")
+    until(page, "Number(document.getElementById('dial').getAttribute('aria-valuenow')) >= 30")
+    page.keyboard.press("p")
+
+
+@pytest.mark.browser
+def test_the_page_on_a_phone_and_in_the_dark(served, watched):  # noqa: F811
+    page = watched(viewport={"width": 390, "height": 800}, color_scheme="dark").page
+    page.goto(served.address)
+    page.wait_for_selector("#dial", state="attached")
+    until(page, "document.querySelector('#model').textContent.includes('cpu')")
+    drop(page, png(), "<i>&a.png")
+    page.wait_for_selector("#fused .layer[src]")
+    until(page, "document.getElementById('title').textContent === '<i>&a.png'")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(23, 21, 28)"
+    small = page.evaluate(
+        "[...document.querySelectorAll('button, select, input[type=text], [role=slider]')].filter("
+        "(e) => e.offsetParent && e.getBoundingClientRect().height < 34).map((e) => e.id)"
+    )
+    assert small == []
