@@ -223,7 +223,6 @@ def test_the_command_prints_how_the_head_leans(run):
     assert code == 0, output
     assert "evidence on 3 of 3 images: " in output
     assert f"equicam report {run.folder}" in output
-    shutil.rmtree(run.folder / "fiftyone")
     (run.folder / "triage.parquet").unlink()
     code, output = equicam_command("evidence", run.folder)
     assert code == 2
