@@ -10,14 +10,17 @@ def gaussian(
     x: Float[Tensor, "*n H W"], sigma: int | float, *, reach: int | None = None
 ) -> Float[Tensor, "*n H W"]:
     """Blur with reflected edges; the kernel ends `reach` pixels from its centre (default: 4σ)."""
-    height, width = x.shape[-2:]
-    planes = x.reshape(-1, height, width)
     radius = round(4 * sigma) if reach is None else reach
-    for _ in range(2):  # blur along the rows, transpose, and blur along the rows again
-        length = planes.shape[-1]
-        reflected = min(radius, length - 1)  # a reflection cannot be longer than the image
-        steps = torch.arange(-reflected, reflected + 1, dtype=x.dtype, device=x.device)
-        kernel = torch.exp(-(steps**2) / (2 * sigma**2))
-        rows = pad(planes.reshape(-1, 1, length), (reflected, reflected), mode="reflect")
-        planes = conv1d(rows, (kernel / kernel.sum())[None, None]).reshape(planes.shape).mT
-    return planes.reshape(x.shape)
+    columns, rows = (_blur_matrix(length, sigma, radius, x) for length in x.shape[-2:])
+    return columns.mT @ x @ rows
+
+
+def _blur_matrix(length: int, sigma: int | float, radius: int, like: Tensor) -> Float[Tensor, "i j"]:
+    """Row i: a line that is 1 at pixel i and 0 elsewhere, blurred. A product with it is many times faster than a convolution."""
+    reflected = min(radius, length - 1)  # a reflection cannot be longer than the image
+    steps = torch.arange(-reflected, reflected + 1, dtype=like.dtype, device=like.device)
+    kernel = torch.exp(-(steps**2) / (2 * sigma**2))
+    lines = torch.eye(length, dtype=like.dtype, device=like.device)[:, None]
+    return conv1d(pad(lines, (reflected, reflected), mode="reflect"), (kernel / kernel.sum())[None, None])[
+        :, 0
+    ]

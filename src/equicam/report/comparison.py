@@ -193,9 +193,9 @@ def _run_facts(store: RunStore) -> dict[str, Any]:
 
 def _render(found: Comparison) -> str:
     from equicam.report import plots  # matplotlib loads slowly, and only the page needs it
-    from equicam.report.page import _environment
+    from equicam.report.page import environment
 
-    return _environment().get_template("comparison.html.j2").render(
+    return environment().get_template("comparison.html.j2").render(
         found=found, facts=found.to_json(), names=[_name(store) for store in found.stores], cards=_cards(found),
         plot=Markup(plots.stability_against_stability(*comparison.stabilities(found.pairs))),  # noqa: S704  # no foreign text
         metrics=METRICS, word_list=WORDS, min_pairs=MIN_PAIRS, steady_from=STEADY_FROM,

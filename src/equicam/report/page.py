@@ -101,7 +101,7 @@ def write_report(
         "rasters": None if rasters is None else rasters.facts,
         "queue": [card.facts for card in cards],
     }
-    text = _environment().get_template("report.html.j2").render(
+    text = environment().get_template("report.html.j2").render(
         facts=facts, cards=cards, plots=_plots(items, queue, triage, len(manifest.transforms)), flags=FLAGS,
         manifest=_manifest_lines(manifest), folder=shlex.quote(valid_utf8(str(store.folder))), max_bad_rows=MAX_BAD_ROWS,
         max_deviation=MAX_DEVIATION, scale=render.data_url(_colour_scale(cards)), steady_from=STEADY_FROM,
@@ -337,7 +337,8 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """The templates of pages, with the filters that make foreign text safe."""
     found = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
