@@ -13,7 +13,7 @@ from equicam.export.libraries import needing
 from equicam.export.stitched import StitchedMap
 
 TILE_PX = 512
-MAX_FILES_LOOKED_AT = 1000
+MAX_FILES_READ = 1000
 
 
 def write_dicom_slide(path: Path, stitched: StitchedMap, source: Path, uid: str, run_uid: str) -> None:
@@ -73,7 +73,7 @@ def _finest_level(source: Path, stitched: StitchedMap, what: str) -> Any:
             source,
             *sorted(p for p in source.parent.iterdir() if p.suffix.lower() in SUFFIXES and p != source),
         ]
-        for file in files[:MAX_FILES_LOOKED_AT]:
+        for file in files[:MAX_FILES_READ]:
             found = pydicom.dcmread(file, stop_before_pixels=True)
             size = (found.get("TotalPixelMatrixColumns"), found.get("TotalPixelMatrixRows"))
             if found.get("SeriesInstanceUID") == series and size == (raster.width, raster.height):
