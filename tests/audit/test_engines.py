@@ -99,6 +99,7 @@ def test_a_worker_that_is_killed_is_named_and_what_is_written_stays(patches, who
     assert all(p.stat().st_mtime_ns == then for p, then in there.items())
 
 
+@pytest.mark.slow
 def test_a_worker_says_what_is_wrong_with_it(patches, whole, tmp_path):
     parts = [(0, equicam.data.sources.find_items(patches)[:4])]
     for changed, word in (
@@ -207,6 +208,7 @@ except equicam.errors.EquicamError as error:
 
 
 @ray_there
+@pytest.mark.slow
 def test_ray_writes_the_rows_of_one_process(patches, whole, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", IN_ONE_RAY.format(small=SMALL), str(patches), str(tmp_path)],

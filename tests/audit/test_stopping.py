@@ -256,6 +256,7 @@ def test_every_extension_is_a_look_more():
     assert "(95 % confidence in all 3 looks together; 0 of 155" in again.sentence
 
 
+@pytest.mark.slow
 def test_an_auditor_who_stops_when_it_pleases_is_held_to_the_confidence():
     """Looks after every extension until at most 5 % can be stated, where more than 5 % are wrong."""
     rng, false = np.random.default_rng(0), {True: 0, False: 0}
@@ -424,6 +425,7 @@ def test_an_extended_queue_is_still_the_head_of_every_class():
         assert sum(inside) >= Fraction(len(by_rank) * 96, len(whole)) - 2
 
 
+@pytest.mark.slow
 def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
     items = table([picture(f"{i:02d}", i / 100) for i in range(12)])
     options = {"budget": 6, "control": 0.34, "quotas": False, "transforms": VIEWS, "extended": [3]}

@@ -218,6 +218,7 @@ def test_no_pictures_no_reviews():
         json.dumps(found.to_json(), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
     items = table([picture(f"{i:02d}", i / 100) for i in range(20)])
     drawn, places = Counter(), Counter()

@@ -115,6 +115,7 @@ def test_nothing_found_holds_a_graph():
     )
 
 
+@pytest.mark.slow
 def test_three_hundred_calls_leave_memory_flat():
     model, x = equicam.wrap(seeded(Cnn), layer="trunk"), pictures(2, 24, 24)
 

@@ -244,6 +244,7 @@ def test_matched(tiles, out, backbone, cheap):
     assert "--model vgg16" in rows["matched.RISE.vgg16"].note
 
 
+@pytest.mark.slow
 def test_matched_costly(tiles, out, monkeypatch):
     monkeypatch.setitem(METHODS, "rise", light("rise"))
     rows = answered("matched", Context(cnn(), tiles, out, costly=True))
@@ -291,17 +292,12 @@ def test_constant_maps(tiles, out, costly):
     assert ran(rows) or "2,048 forward passes" in rows["const.scorecam.resnet50"].note
 
 
-@pytest.mark.parametrize("costly", [False, True])
-def test_cost(tiles, out, costly):
-    rows = answered("cost", Context(cnn(), tiles, out, n=3, costly=costly))
+def test_cost(tiles, out):
+    rows = answered("cost", Context(cnn(), tiles, out, n=3))
     assert {rows[claim].verdict for claim in rows} == {
         "not run"
     }  # an A100's times are not compared with a CPU's
-    own = [
-        found
-        for found in load_experiment("cost").run(Context(cnn(), tiles, out, n=3, costly=costly))
-        if not found.claim
-    ]
+    own = [found for found in load_experiment("cost").run(Context(cnn(), tiles, out, n=3)) if not found.claim]
     assert len(own) == 4
     assert min(found.as_published.value for found in own) > 1
     assert "on a CPU" in own[0].note

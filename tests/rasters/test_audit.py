@@ -103,6 +103,7 @@ def test_a_run_of_windows_is_verified_ranked_and_reported(run):
     assert "no longer" not in run.report().read_text()
 
 
+@pytest.mark.slow
 def test_the_same_windows_on_several_devices(run, slide, tmp_path):
     from equicam.engines.devices import Devices
 

@@ -172,6 +172,7 @@ def test_names_of_rasters_may_be_anything(tmp_path):
     assert run.verify(2).ok
 
 
+@pytest.mark.slow
 def test_large_and_sparse_is_read_in_little_memory(tmp_path):
     """100,000 × 100,000 pixels with a pyramid, almost all of it never written."""
     import subprocess

@@ -48,8 +48,19 @@ def slow(model, picture, method, tolerance):
     return found, 24
 
 
-@pytest.mark.parametrize("kind", NETS)
-@pytest.mark.parametrize("method", ["equigrad-cam", "equigrad-cam-out", "equigrad-cam+pcf"])
+OTHERS = (
+    ("vit", "equigrad-cam"), ("cnn", "equigrad-cam-out"), ("cnn", "equigrad-cam+pcf"), ("vit", "equigrad-cam+pcf"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("cnn", "equigrad-cam"),
+        ("vit", "equigrad-cam-out"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in OTHERS),
+    ],
+)
 def test_auto_is_the_first_grid_that_has_settled(kind, method):
     build, layer = NETS[kind]
     model, x, counts = equicam.wrap(seeded(build), layer=layer), pictures(2, seed=2), set()

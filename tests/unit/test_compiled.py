@@ -23,7 +23,7 @@ from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1")}
 
 
-@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("kind", ["cnn", pytest.param("vit", marks=pytest.mark.slow)])
 def test_a_compiled_network_finds_what_an_eager_one_finds(kind):
     build, layer = NETS[kind]
     net = seeded(build).train()
