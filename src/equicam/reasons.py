@@ -132,7 +132,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "views-disagree": _views_disagree,
     # how steady a map is
     "follows": lambda v: (
-        f"the map follows the image: {_stability(v)}, at least {v['lowest']:.2f} in every view"
+        f"the map follows the image: {_stability(v)}; least in the view {v['view']} ({v['lowest']:.2f})"
     ),
     "moves": lambda v: (
         f"the map moves when the image does: {_stability(v)}, below {v['limit']:g}; least in the view {v['view']} ({v['lowest']:.2f})"

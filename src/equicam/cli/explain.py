@@ -30,7 +30,7 @@ def explain(
     method: options.MethodName = "equigrad-cam",
     views: options.Views = None,
     target: Annotated[
-        int | None, typer.Option(help="Index of the class to explain.", show_default="the top-1")
+        str | None, typer.Option(help="Class to explain, by name or number.", show_default="the top-1")
     ] = None,
     layer: options.Layer = None,
     classes: options.Classes = None,
@@ -58,13 +58,14 @@ def explain(
         import equicam
         from equicam.explain_files import explain_files
         from equicam.models.preprocessing import preprocessing_facts
+        from equicam.readers.classes import class_index
 
         ready = equicam.load(
             model, weights=weights, classes=split_commas(classes), layer=layer, device=resolve_device(device)
         )
         ready = set_preprocessing(ready, size, crop, mean, std)
         results = explain_files(
-            ready, images, out, method=method, views=parse_views(views), target=target, fill=fill, context=context, tau=tau,
+            ready, images, out, method=method, views=parse_views(views), target=class_index(target, ready.classes), fill=fill, context=context, tau=tau,
             gamma=gamma, as_published=as_published,
         )  # fmt: skip
         try:

@@ -28,7 +28,10 @@ def _parse(option: str, text: str) -> Gate:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip(), re.ASCII)
     if found is None or (found[2] and float(found[1]) > 100) or (not found[2] and "." in found[1]):
         raise EquicamError(
-            option, needs="a share from 0% to 100%, or a number of images", got=repr(text), fix=f"{option} 5%"
+            option,
+            needs="a share from 0% to 100%, or a number of images",
+            got=repr(text),
+            fix=f"{option} {'5%' if option == '--max-bad' else '80%'}",
         )
     return Gate(option, text.strip(), float(found[1]), bool(found[2]))
 

@@ -188,7 +188,7 @@ MovedSource = Annotated[
 ]
 MovedWeights = Annotated[
     str | None,
-    Option("--weights", help="Where the weights file is now, if it was moved.", show_default=False),
+    Option("--weights", help="The weights file of the run, if it used one.", show_default=False),
 ]
 
 _BEST = "a GPU if there is one"

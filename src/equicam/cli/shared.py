@@ -207,6 +207,7 @@ def set_preprocessing(
     model = with_preprocessing(
         model, size=size, crop=crop, mean=parse_numbers("mean", mean), std=parse_numbers("std", std)
     )
+    note_embedded(model.name)
     note(preprocessing_sentence(preprocessing_facts(model)))
     return model
 
@@ -301,3 +302,11 @@ def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Progress that the yielded function advances."""
     with show_progress(title, total) as progress:
         yield progress.advance
+
+
+def note_embedded(name: str | None) -> None:
+    """Say that the embedded model is a toy, which is the model where none is named."""
+    if name == "embedded":
+        note(
+            "model embedded: small, synthetic, for demonstrations only; name yours, such as --model resnet50"
+        )

@@ -76,7 +76,7 @@ def _draw_row(figure: Figure, cells: list[Axes], one: ImageDrawing) -> None:
     deviation = np.sqrt(np.maximum(one.peum, 0))
     axes.imshow(deviation, cmap=COLOURMAP, vmin=0, vmax=MAX_DEVIATION)
     axes.set_axis_off()
-    axes.set_title("PEUM: standard deviation of views", fontsize=8)
+    axes.set_title("spread (standard deviation) of the views", fontsize=8)
     _add_scale(figure, axes, colormaps[COLOURMAP], MAX_DEVIATION)
     _draw_curve(cells.pop(0), one)
 
