@@ -58,6 +58,7 @@ def job(run: Path, **changed) -> AuditJob:
     return replace(told, **changed)
 
 
+@pytest.mark.slow
 def test_two_devices_write_the_rows_of_one(patches, whole, tmp_path):
     code, said = equicam_command("audit", patches, "--out", tmp_path / "run", *OPTIONS, "--device", "cpu,cpu")
     assert code == 0, said

@@ -205,6 +205,7 @@ def test_options_of_rasters_need_a_tile(slide, tmp_path):
     assert "--mpp needs --tile" in " ".join(said.split())
 
 
+@pytest.mark.slow
 def test_reading_by_all_processes_after_a_fork_is_safe(slide, tmp_path):
     """The parent has the raster open when decoders are forked; each opens its own."""
     model = equicam.load("embedded")

@@ -201,6 +201,7 @@ def test_verdicts_and_angles_from_the_queue(run, watched):
     assert [e.payload["verdict"] for e in Log(run.folder).events("verdict")] == ["unsure"]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_scroll_with_a_small_page(tmp_path, watched):
     with ServerProcess(large_run(tmp_path), "--reviewer", "ana") as server:
         one = watched()

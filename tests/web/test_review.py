@@ -257,6 +257,7 @@ def test_a_second_reviewer_finds_the_images_that_await_one(server, ana):
     assert bo.list(verdict="awaits-second") == []
 
 
+@pytest.mark.slow
 def test_a_page_of_the_list_is_bounded_and_pages_cover_it_once(tmp_path):
     ana = Server(large_run(tmp_path)).client()
     response = ana.get("/api/queue?limit=1000000")
