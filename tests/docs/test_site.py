@@ -95,9 +95,12 @@ def test_a_browser_searches_the_site_without_a_network(site):
             page = browser.new_page(viewport={"width": 1280, "height": 800})
             requested: list[str] = []
             page.on("request", lambda request: requested.append(request.url))
-            page.goto(f"{home}/index.html")
-            page.locator("input.md-search__input").first.fill("control arm")
-            page.locator(".md-search-result__item").first.wait_for(timeout=15_000)
+            page.goto(f"{home}/index.html", wait_until="networkidle")
+            box = page.locator("input.md-search__input").first
+            box.click()
+            page.wait_for_load_state("networkidle")  # the index is fetched when the box is entered
+            box.press_sequentially("control arm", delay=20)
+            page.locator(".md-search-result__item").first.wait_for(timeout=60_000)
             page.goto(f"{home}/method.html")
             browser.close()
     finally:

@@ -116,6 +116,19 @@ def test_the_same_windows_on_several_devices(run, slide, tmp_path):
     assert again.read_items(columns).equals(run.read_items(columns))
 
 
+@pytest.mark.slow
+def test_the_same_windows_on_a_ray_cluster(run, slide, tmp_path):
+    pytest.importorskip("ray")
+    out = tmp_path / "run"
+    code, said = equicam_command(
+        "audit", slide, "--out", out, "--tile", 96, "--mpp", 0.75, "--views", 4, "--shard-size", 4, "--engine", "ray",
+        "--actors", 2,
+    )  # fmt: skip
+    assert code == 0, said
+    columns = ["id", "x", "sha256", "target", "flags", "stability", "peum_score"]
+    assert equicam.open_run(out).read_items(columns).equals(run.read_items(columns))
+
+
 def test_deep_bands_through_a_model_that_declares_its_input(tmp_path):
     image = scene(5, "uint16", seed=9)
     image[:, :, 700:] = 0

@@ -143,13 +143,13 @@ def test_a_figure_has_a_row_for_each_image(e, model):
     figure = e.plot(images=3)
     assert len([a for a in figure.axes if a.get_title() == "image"]) == 3
     titles = [a.get_title() for a in figure.axes]
-    assert sum(t.startswith("PEUM") for t in titles) == 3
+    assert sum(t.startswith("spread") for t in titles) == 3
     (curve,) = [a for a in e[0].plot().axes if a.get_xlabel() == "rotation of the image"]
     x, y = curve.lines[0].get_data()
     assert list(x) == [0, 60, 120, 180, 240, 300, 360]
     np.testing.assert_allclose(y[:6], e.stability_by_view[0])
     single = equicam.explain(model, pictures(1), method="grad-cam").plot()
-    assert not any("PEUM" in a.get_title() for a in single.axes)
+    assert not any("spread" in a.get_title() for a in single.axes)
     mirrored = equicam.explain(model, pictures(1), views=Views.dihedral(4)).plot()
     assert "view" in [a.get_xlabel() for a in mirrored.axes]
     with pytest.raises(EquicamError, match="a figure needs an image"):
