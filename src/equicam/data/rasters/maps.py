@@ -42,6 +42,7 @@ class GeoRaster(Raster):
                 self.info = self._describe(path)
                 masks = self._levels[0].mask_flag_enums
                 self._always_valid = [[flag.name for flag in one] == ["all_valid"] for one in masks]
+                self._all_valid = all(self._always_valid)
                 self._overviews = self._open_overviews(open_)
                 self._bands_apart = self._levels[0].profile.get("interleave") == "band"
                 self._block_sizes = [one.block_shapes[0] for one in self._levels]
@@ -101,27 +102,24 @@ class GeoRaster(Raster):
         self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
     ) -> Pixels:
         """Whole pixels of a level; nodata, masks and transparency are not valid, and neither is NaN."""
-        from rasterio.windows import Window
-
-        data, window = self._levels[level], Window(x, y, width, height)
+        data, window = self._levels[level], ((y, y + height), (x, x + width))
         wanted = [b + 1 for b in bands]
         with self._lock:
             values = data.read(wanted, window=window)
-            if all(self._always_valid[b] for b in bands):
+            if self._all_valid or all(self._always_valid[b] for b in bands):
                 valid = np.ones(values.shape[1:], bool)
             else:
                 valid = (data.read_masks(wanted, window=window) > 0).all(0)
             # bands that lie apart in the file have blocks of their own
-            for band in wanted if self._bands_apart else wanted[:1]:
-                self._refuse_unwritten(level, x, y, valid, band)
+            if self._is_tiff:
+                for band in wanted if self._bands_apart else wanted[:1]:
+                    self._refuse_unwritten(level, x, y, valid, band)
         if values.dtype.kind == "f":
             valid &= np.isfinite(values).all(0)
         return Pixels(values, valid)
 
     def _refuse_unwritten(self, level: int, x: int, y: int, valid: NDArray[np.bool_], band: int) -> None:
         """Blocks that were never written, or whose place the file does not say, are read as 0, and are not data."""
-        if not self._is_tiff:
-            return
         high, wide = self._block_sizes[level]
         overview = self._overviews[level - 1] if level else None
         for row in range(y // high, -(-(y + valid.shape[0]) // high)):

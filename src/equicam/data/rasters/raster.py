@@ -6,6 +6,7 @@ the next finer level and resampled once by the exact ratio, so that a window is 
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,13 +88,9 @@ class Raster(ABC):
         """
         x0, y0, x1, y1 = box
         ratio = min((x1 - x0) / size[0], (y1 - y0) / size[1])
-        level = max(
-            (i for i, down in enumerate(self.info.downsamples) if down <= ratio * (1 + 1e-9)), default=0
-        )
-        wide, high = self.level_size(level)
+        level = bisect_right(self.info.downsamples, ratio * (1 + 1e-9)) - 1 if ratio >= 1 else 0
+        wide, high = self.level_size(level) if level else (self.info.width, self.info.height)
         across, down = self.info.width / wide, self.info.height / high
-        if level == 0:
-            across = down = 1.0
         left, top, right, bottom = x0 / across, y0 / down, x1 / across, y1 / down
         whole = [round(v) for v in (left, top, right, bottom)]
         exact = (

@@ -95,6 +95,7 @@ class OmeTiffRaster(Raster):
             )  # fmt: skip
         channels, samples = sizes.get("C", 1), sizes.get("S", 1)
         levels = [list(level.pages) for level in series.levels]
+        levels[1:] = sorted(levels[1:], key=lambda pages: -int(pages[0].keyframe.imagewidth))
         if any(len(pages) != channels for pages in levels) or (samples > 1 and channels > 1):
             raise EquicamError(
                 f"raster {str(path)!r}",
