@@ -1,13 +1,16 @@
 """Readers: the same window by every reader that should agree, against an obvious twin."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from equicam.data.rasters.open import open_raster
+from equicam.data.rasters.open import MAX_OPEN, open_raster
 from equicam.data.rasters.options import Input, RasterWindow, Tiling
 from equicam.data.rasters.raster import Pixels, resample
-from equicam.data.rasters.windows import read_window, show_raster, show_window, value_range
+from equicam.data.rasters.windows import read_window, show_raster, show_window
 from equicam.errors import EquicamError
 from tests.rasters.conftest import HEIGHT, WIDTH, halved, scene, write_geotiff, write_pyramid
 
@@ -198,7 +201,7 @@ def test_pictures_use_one_range_for_the_whole_raster(tmp_path):
     dark = np.asarray(show_window(tmp_path / "deep.tif", window(10, 10, 64, **given)))
     bright = np.asarray(show_window(tmp_path / "deep.tif", window(500, 500, 64, **given)))
     assert dark.max() < 60 < bright.mean()
-    assert len(value_range(tmp_path / "deep.tif", (0, 1, 2))) == 3
+    assert len(open_raster(tmp_path / "deep.tif").value_range((0, 1, 2))) == 3
     around = show_window(tmp_path / "deep.tif", window(0, 0, 64, **given), around=1.0)
     assert around.size == (192, 192)
     assert np.asarray(around)[:60, :60].min() == 255  # beyond the raster
@@ -227,6 +230,17 @@ def test_handles_are_kept_and_few(tmp_path):
         open_raster(path)
     assert open_raster(paths[0]) is not first  # closed to make room, and opened again
     assert open_raster(paths[0]).read((0, 0, 64, 64), (64, 64), RGB).values.shape == (3, 64, 64)
+
+
+def test_what_was_shown_of_a_raster_does_not_keep_it_open(tmp_path):
+    opened = []
+    for i in range(MAX_OPEN + 3):
+        path = tmp_path / f"{i}.tif"
+        write_geotiff(path, scene(3, "uint16", seed=i))
+        show_raster(path, Input(bands="1,2,3", scale=10_000), 64)
+        opened.append(weakref.ref(open_raster(path)))
+    gc.collect()
+    assert sum(one() is not None for one in opened) <= MAX_OPEN
 
 
 def test_an_image_that_is_no_raster_is_refused(tmp_path):

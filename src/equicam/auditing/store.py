@@ -30,7 +30,6 @@ import pyarrow.parquet as pq
 from equicam.auditing import schema1
 from equicam.auditing.manifest import SCHEMA_VERSION, Manifest, read_manifest, refuse_difference
 from equicam.auditing.stored_maps import MAPS, StoredMaps
-from equicam.core.transforms import presented_index
 from equicam.data.digests import file_digest
 from equicam.data.items import Item, valid_utf8
 from equicam.data.rasters.options import raster_id
@@ -252,9 +251,8 @@ class RunStore:
         measured = self.folder / STABILITY_FILE
         if self.manifest.schema == 1 and measured.is_file():
             found = pa.concat_tables([self.read_shard("items", n) for n in written])
-            labels = self.manifest.labels
-            presented = presented_index(self.manifest.transforms)
-            found = schema1.fill_stability(found, read_table(measured), labels, presented)
+            manifest = self.manifest
+            found = schema1.fill_stability(found, read_table(measured), manifest.labels, manifest.presented)
             found = found if columns is None else found.select(list(columns))
         else:
             found = pa.concat_tables([self.read_shard("items", n, columns) for n in written])

@@ -94,13 +94,13 @@ class AuditJob:
         )
 
 
-READERS = ("openslide-python", "openslide-bin", "tifffile", "rasterio")
+READERS = ("openslide-python", "openslide-bin", "tifffile", "imagecodecs", "rasterio")
 """The libraries that read rasters."""
 
 
 def versions(*, rasters: bool = False, dicom: bool = False) -> tuple[tuple[str, str], ...]:
     """The versions that decide rows; those of readers only where there are rasters or DICOM images."""
-    readers = (*READERS, *(("pydicom",) if dicom else ())) if rasters else ("pydicom",) if dicom else ()
+    readers = (*(READERS if rasters else ()), *(("pydicom",) if dicom else ()))
     return (
         *((name, _version(name)) for name in readers),
         ("equicam", __version__),

@@ -86,7 +86,7 @@ def _open(path: Path, head: bytes, what: str) -> Raster:
                 fix="no --tile, if it is an image",
             )  # fmt: skip
         return _with("wsi", lambda: _slide(path), what)
-    pages = _with("wsi", lambda: _pages(path), what)
+    pages = _opening(lambda: _pages(path), what)
     first = pages[0]
     if first.is_ome:
         return _with("wsi", lambda: _ome(path), what)

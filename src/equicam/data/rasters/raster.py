@@ -7,10 +7,10 @@ the next finer level and resampled once by the exact ratio, so that a window is 
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,27 @@ class Raster(ABC):
         small = resample(found, (0, 0, wide, high), size)
         hole = _resize(unread.astype(np.float32), (0, 0, wide, high), size) > 0
         return Thumbnail(small, info.width / size[0], hole)
+
+    def value_range(self, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+        """What is black and white in images of it: 0 and 255 of 8 bits, else the 2nd and 98th percentile of all of it."""
+        if bands not in self._ranges:
+            self._ranges[bands] = tuple(self._percentiles(bands))
+        return self._ranges[bands]
+
+    @cached_property
+    def _ranges(self) -> dict[tuple[int, ...], tuple[tuple[float, float], ...]]:
+        """Ranges by bands; they end with the raster, so that nothing keeps its file open."""
+        return {}
+
+    def _percentiles(self, bands: tuple[int, ...]) -> Iterator[tuple[float, float]]:
+        if self.info.dtype == "uint8":
+            yield from ((0.0, 255.0),) * len(bands)
+            return
+        found = self.thumbnail(bands, 512).pixels
+        for band in found.values:
+            known = band[found.valid]
+            low, high = np.percentile(known, [2, 98]) if known.size else (0.0, 1.0)
+            yield float(low), float(high if high > low else low + 1)
 
     def _read_parts(
         self,

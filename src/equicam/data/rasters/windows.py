@@ -83,7 +83,7 @@ def show_window(path: AnyPath, window: RasterWindow, around: int | float = 0.0) 
     bands = display_bands(raster, window.tiling.input, str(path))
     if not around:
         found, _ = _read(raster, window, bands, 0)
-        return to_image(found, value_range(path, bands))
+        return to_image(found, raster.value_range(bands))
     side = window.side * (1 + 2 * around)
     x0, y0 = window.x - around * window.side, window.y - around * window.side
     box = (max(0.0, x0), max(0.0, y0), min(info.width, x0 + side), min(info.height, y0 + side))
@@ -91,7 +91,7 @@ def show_window(path: AnyPath, window: RasterWindow, around: int | float = 0.0) 
     size = tuple(
         max(1, round((high - low) / side * pixels)) for low, high in zip(box[:2], box[2:], strict=True)
     )
-    image = to_image(raster.read(box, (size[0], size[1]), bands), value_range(path, bands))
+    image = to_image(raster.read(box, (size[0], size[1]), bands), raster.value_range(bands))
     whole = Image.new("RGB", (pixels, pixels), "white")
     whole.paste(image, (round((box[0] - x0) / side * pixels), round((box[1] - y0) / side * pixels)))
     return whole
@@ -107,14 +107,14 @@ def show_original(path: AnyPath, window: RasterWindow, most: int) -> Image.Image
         min(float(raster.info.height), window.y + window.side),
     )
     pixels = max(1, min(most, round(window.side)))
-    return to_image(raster.read((*low, *high), (pixels, pixels), bands), value_range(path, bands))
+    return to_image(raster.read((*low, *high), (pixels, pixels), bands), raster.value_range(bands))
 
 
 def show_raster(path: AnyPath, given: Input, side: int) -> Image.Image:
     """A small image of all of a raster."""
     raster = open_raster(path)
     bands = display_bands(raster, given, str(path))
-    return to_image(raster.thumbnail(bands, side).pixels, value_range(path, bands))
+    return to_image(raster.thumbnail(bands, side).pixels, raster.value_range(bands))
 
 
 def display_bands(raster: Raster, given: Input, name: str) -> tuple[int, ...]:
@@ -122,24 +122,6 @@ def display_bands(raster: Raster, given: Input, name: str) -> tuple[int, ...]:
     chosen = given.display or (resolve_input(raster.info, replace(given, scale=1.0), name).bands or ())
     indices = raster.band_indices(chosen)
     return indices[:3] if len(indices) >= 3 else indices[:1]
-
-
-def value_range(path: AnyPath, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
-    """What is black and white in images of a raster: 0 and 255 of 8 bits, else the 2nd and 98th percentile of all of it."""
-    return _value_range(open_raster(path), bands)
-
-
-@lru_cache(maxsize=64)
-def _value_range(raster: Raster, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
-    if raster.info.dtype == "uint8":
-        return ((0.0, 255.0),) * len(bands)
-    found = raster.thumbnail(bands, 512).pixels
-    ranges: list[tuple[float, float]] = []
-    for band in found.values:
-        known = band[found.valid]
-        low, high = np.percentile(known, [2, 98]) if known.size else (0.0, 1.0)
-        ranges.append((float(low), float(high if high > low else low + 1)))
-    return tuple(ranges)
 
 
 def to_image(pixels: Pixels, ranges: tuple[tuple[float, float], ...]) -> Image.Image:
