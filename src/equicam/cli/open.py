@@ -9,7 +9,13 @@ import typer
 
 from equicam.cli import options
 from equicam.cli.output import say
-from equicam.cli.shared import exit_on_error, resolve_device, set_preprocessing, split_commas
+from equicam.cli.shared import (
+    exit_on_error,
+    needing_web_server,
+    resolve_device,
+    set_preprocessing,
+    split_commas,
+)
 from equicam.errors import EquicamError
 
 
@@ -48,13 +54,8 @@ def open(  # noqa: A001  # the command's name
                 raise EquicamError(
                     f"image {str(path)!r}", needs="an existing file", got="none", fix="its full path"
                 )
-        try:
+        with needing_web_server("equicam open"):
             from equicam.live.server import serve_live
-        except ImportError as error:
-            raise EquicamError(
-                "equicam open", needs="FastAPI and uvicorn", got=f"no module {error.name}",
-                fix="pip install 'equicam[review]'",
-            ) from error  # fmt: skip
         import equicam
 
         ready = equicam.load(

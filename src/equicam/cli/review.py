@@ -9,7 +9,7 @@ import typer
 
 from equicam.cli import options
 from equicam.cli.output import answer, note, notices, output, say
-from equicam.cli.shared import exit_on_error
+from equicam.cli.shared import exit_on_error, needing_web_server
 from equicam.errors import EquicamError
 
 if TYPE_CHECKING:
@@ -103,13 +103,8 @@ def review(
             return
         if output.json:
             raise EquicamError("--json", needs="--import or --export", got="neither", fix="no --json")
-        try:
+        with needing_web_server("equicam review"):
             from equicam.review.server import serve_review
-        except ImportError as error:
-            raise EquicamError(
-                "equicam review", needs="FastAPI and uvicorn", got=f"no module {error.name}",
-                fix="pip install 'equicam[review]'",
-            ) from error  # fmt: skip
         serve_review(
             store, reviewers=reviewer or (), blind=blinding, blind_class=blind_class, port=port, host=host,
             expose=expose, certificate=certificate, key=key,

@@ -310,3 +310,14 @@ def note_embedded(name: str | None) -> None:
         note(
             "model embedded: small, synthetic, for demonstrations only; name yours, such as --model resnet50"
         )
+
+
+@contextmanager
+def needing_web_server(command: str) -> Iterator[None]:
+    """Name the extra that installs the web libraries, whose import fails without it."""
+    try:
+        yield
+    except ImportError as error:
+        raise EquicamError(
+            command, needs="FastAPI and uvicorn", got=f"no module {error.name}", fix="pip install 'equicam[review]'"
+        ) from error  # fmt: skip
