@@ -19,7 +19,7 @@ from review_screenshots import CHROMIUM
 
 from equicam.live.server import serve_live
 
-SCREENS = {"": ((1280, 900), "light"), "-dark": ((1280, 900), "dark"), "-phone": ((420, 900), "light")}
+SCREENS = {"": ((1280, 936), "light"), "-dark": ((1280, 936), "dark"), "-phone": ((390, 2600), "light")}
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ STEP_DEGREES = 10
 FRAME_MS, FIRST_FRAME_MS = 130, 900
 MEAN, STD = (0.45, 0.45, 0.45), (0.22, 0.22, 0.22)
 PREPROCESS = standard_preprocessing(INPUT_PX, INPUT_PX, MEAN, STD)
-WIDTH, HEIGHT, MARGIN, PANEL_PX = 880, 576, 16, 272
+WIDTH, HEIGHT, MARGIN, PANEL_PX = 880, 598, 16, 272
 PANEL_TOP = 82
 LOWEST_EQ = -0.5  # of the curves
 PAPER, INK, SOFT, LINE = (255, 255, 255), (34, 31, 42), (98, 92, 109), (223, 219, 229)
@@ -49,9 +49,8 @@ METHODS = {
     "grad-cam": ("Grad-CAM", "one view", (194, 87, 26)),
     "equigrad-cam": ("EquiGrad-CAM", "18 views", (43, 122, 120)),
 }
-CAPTION = (
-    "Eq: correlation with the map at 0°, rotated by the angle. Every map is computed on the rotated scene."
-)
+CAPTION = "Eq (equivariance): correlation with the map at 0°, rotated by the angle. Every map is computed on the rotated scene."
+X_LABEL, Y_LABEL = "angle of rotation (°)", "Eq"
 Point = tuple[float, float]
 Colour = tuple[int, int, int]
 
@@ -377,7 +376,7 @@ def paste_panel(
 
 def draw_curves(pen: ImageDraw.ImageDraw, sweep: Sweep, index: int) -> None:
     """Eq of both methods by angle, up to this one."""
-    left, right, top, bottom = MARGIN + 34, WIDTH - MARGIN - 4, 436, 524
+    left, right, top, bottom = MARGIN + 58, WIDTH - MARGIN - 4, 436, 524
 
     def place(angle: int | float, eq: float) -> Point:
         return left + (right - left) * angle / 360, bottom - (bottom - top) * (
@@ -402,7 +401,9 @@ def draw_curves(pen: ImageDraw.ImageDraw, sweep: Sweep, index: int) -> None:
             pen.line(points, colour, 3, joint="curve")
         x, y = points[-1]
         pen.ellipse((x - 5, y - 5, x + 5, y + 5), fill=colour)
-    pen.text((MARGIN, bottom + 28), CAPTION, SOFT, font(14))
+    pen.text(((left + right) / 2, bottom + 22), X_LABEL, SOFT, font(14), anchor="ma")
+    pen.text((MARGIN, (top + bottom) / 2), Y_LABEL, SOFT, font(14, bold=True), anchor="lm")
+    pen.text((MARGIN, bottom + 48), CAPTION, SOFT, font(14))
 
 
 @cache

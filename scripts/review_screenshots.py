@@ -107,7 +107,7 @@ def show_report(browser: Browser, report: Path, path: Path, *, part: str) -> Non
         "e => [e.getBoundingClientRect().top, e.getBoundingClientRect().bottom]"
     )
     above, bottom = (0 if part == "answer" else top - 16), bottom + 16
-    clip = {"x": 0, "y": above, "width": 1280, "height": min(1320, bottom - above)}
+    clip = {"x": 0, "y": above, "width": 1280, "height": min(2200, bottom - above)}
     save_small(page.screenshot(full_page=True, clip=clip), path, scale=1 if part == "answer" else 0.75)
 
 

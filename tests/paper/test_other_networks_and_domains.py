@@ -7,12 +7,13 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torchvision.models import VisionTransformer
 
 import equicam
 from equicam.methods import METHODS
 from equicam.models.zeroshot import ZeroShot
-from equicam.paper import load_experiment
+from equicam.paper import load_experiment, sanity
 from equicam.paper.claims import claims
 from equicam.paper.context import Context
 from equicam.paper.domains import _missing
@@ -142,6 +143,10 @@ def test_seeds(tiles, out, tuned):
     context = Context(equicam.load(arch), tiles, out, n=4, domain="PatchCamelyon", extra=files)
     rows = answered("seeds", context)
     assert ran(rows) == {claim for claim in rows if "PatchCamelyon" in claim}
+    every = {found.label: found.clean for found in load_experiment("seeds").run(context)}
+    each = [every[f"grad-cam, seed {i}"] for i in range(3)]
+    assert all(one.n == 4 for one in each)
+    assert every["grad-cam, mean"].value == pytest.approx(np.mean([one.value for one in each]))
     equal = context.extra | {"seed0": files["seed1"], "seed2": files["seed1"]}
     alike = answered("seeds", Context(context.model, tiles, out, n=4, domain="PatchCamelyon", extra=equal))
     for claim in ("seeds.gc.sd", "seeds.eg.sd", "acc_seed_sd"):
@@ -178,7 +183,7 @@ def test_no_domain_is_no_answer(tiles, out):
 def test_other_domains_and_networks_stand_alone(tiles, out, tuned, backbone, domain):
     arch, files = tuned
     context = Context(equicam.load(arch), tiles, out, n=4, backbone=backbone, domain=domain, extra=files)
-    for name, count in (("domains", 14), ("triage", 6), ("seeds", 5), ("rotation-augmentation", 7)):
+    for name, count in (("domains", 14), ("triage", 6), ("seeds", 11), ("rotation-augmentation", 9)):
         assert not ran(answered(name, context)), name
         own = [found for found in load_experiment(name).run(context) if not found.claim]
         assert len(own) == count, name
@@ -194,6 +199,73 @@ def test_alignment_against_rotated_training(tiles, out, tuned):
         ahead = getattr(rows["EG without rotated training − GC with it"], side)
         assert ahead.value == pytest.approx(eg - gc)
         assert ahead.n == 4
+        with_it, without = (getattr(rows[w], side).value for w in ("GC Eq rot aug", "GC Eq no aug"))
+        raised = getattr(rows["GC with rotated training − GC without"], side)
+        assert raised.value == pytest.approx(with_it - without)
+
+
+def test_every_seed_of_rotated_training_is_reported(tiles, out, tuned, tmp_path):
+    arch, files = tuned
+    state = load_file(files["plain"])
+    further = {"plain2": files["seed0"]}  # the third seed has no pair
+    for i, name in enumerate(("plain1", "rotated1"), 1):
+        (tmp_path / name).mkdir()
+        further[name] = tmp_path / name / "weights.safetensors"
+        noise = torch.randn(state["head.weight"].shape, generator=torch.Generator().manual_seed(i))
+        save_file(state | {"head.weight": state["head.weight"] + noise}, further[name])
+    context = Context(equicam.load(arch), tiles, out, n=4, domain="RESISC45", extra=files | further)
+    rows = {found.label: found for found in load_experiment("rotation-augmentation").run(context)}
+    for label in ("GC Eq no aug", "acc no aug", "GC with rotated training − GC without"):
+        each = [rows[f"{label}, seed {i}"].clean.value for i in (0, 1)]
+        assert f"{label}, seed 2" not in rows
+        assert rows[label].clean.value == pytest.approx(np.mean(each))
+        assert f"mean of 2 seeds, {min(each):.3f} to {max(each):.3f}" in rows[label].note
+    assert rows["GC Eq no aug, seed 0"].clean.value != rows["GC Eq no aug, seed 1"].clean.value
+
+
+@pytest.fixture
+def few_methods(monkeypatch):
+    monkeypatch.setattr(sanity, "METHODS", {name: METHODS[name] for name in ("grad-cam", "eigen-cam")})
+    monkeypatch.setattr(sanity, "SEEDS", (0, 1))
+
+
+@pytest.mark.parametrize("build", [cnn, vit])
+def test_sanity(tiles, out, build, few_methods):
+    """Without the head, Eigen-CAM is what it was and Grad-CAM is not; without any weight, neither is."""
+    context = Context(build(), tiles, out, n=3)
+    rows = {found.label: found for found in load_experiment("sanity").run(context)}
+    assert {found.verdict for found in rows.values()} == {"measured"}
+    assert all(found.clean.n == 3 for found in rows.values())
+    for method in sanity.METHODS:
+        given = rows[f"{method}, weights as given: Eq"].clean
+        assert given.value == pytest.approx(context.evaluate([method]).eq(method).value)
+        assert "by seed" in rows[f"{method}, all random: Eq"].note
+    like = "Pearson with the map of the weights as given"
+    assert rows[f"eigen-cam, head random: {like}"].clean.value == pytest.approx(1, abs=1e-6)
+    assert rows[f"grad-cam, head random: {like}"].clean.value < 0.99
+    assert rows[f"eigen-cam, all random: {like}"].clean.value < 0.99
+
+
+def test_sanity_has_every_method_that_works_on_the_network(tiles, out):
+    of_cnn, of_vit = (
+        sanity.methods_of(one, one.open_some(1))
+        for one in (Context(net(), tiles, out, n=1) for net in (cnn, vit))
+    )
+    of_views = {name for name, method in METHODS.items() if method.reader.one_pass}
+    assert len(of_views) > 10
+    assert set(of_cnn) == of_views
+    assert set(of_vit) == of_views | {"rollout", "transformer-attribution"}
+    costly = Context(cnn(), tiles, out, n=1, costly=True, max_passes=2048)
+    everything = sanity.methods_of(costly, costly.open_some(1))
+    assert {"score-cam", "ablation-cam", "opti-cam", "smooth-grad-cam++"} <= set(everything)
+    assert "rise" not in everything  # 8,000 passes
+
+
+def test_sanity_of_the_same_weights_is_the_same_map(tiles, out, few_methods, monkeypatch):
+    monkeypatch.setattr(sanity, "randomise_weights", lambda model, **_options: model)
+    rows = list(load_experiment("sanity").run(Context(cnn(), tiles, out, n=3)))
+    alike = [found.clean.value for found in rows if "with the map" in found.label]
+    assert alike == pytest.approx([1.0] * 16, abs=1e-6)
 
 
 def test_localisation(birds, tiles, out):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -71,11 +72,21 @@ class EvaluatedBatch:
     fill: Fill
     as_published: bool = False
     seed: int = 0
+    groups: Sequence[str | None] = ()  # of the images: their patient, slide or scene
 
     @property
     def region(self) -> Region:
         """The region of metrics that are computed over one region only."""
         return "full" if self.as_published else "disc"
+
+    @property
+    def unrelated(self) -> Bool[Tensor, "b b"]:
+        """Which images may stand for an unrelated one: never the image itself, nor one of its group."""
+        groups = self.groups or [None] * len(self.ids)
+        apart = [
+            [i != j and (a is None or a != b) for j, b in enumerate(groups)] for i, a in enumerate(groups)
+        ]
+        return torch.tensor(apart, dtype=torch.bool, device=self.x.device)
 
 
 def target_probability(probs: Float[Tensor, "*v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, "*v b"]:

@@ -54,17 +54,25 @@ def occlusion(
     *,
     seeds: Sequence[int],
     as_published: bool = False,
+    unrelated: Bool[Tensor, "b b"] | None = None,
 ) -> Drops:
-    """Probability lost without each region; `maps` are of the presented images, then of each presentation."""
+    """Probability lost without each region; `maps` are of the presented images, then of each presentation.
+
+    `unrelated` says which images may lend their region to which; without it, all others may.
+    """
     views = Views(presentations)
+    lenders = _lenders(unrelated, x)
     names = PUBLISHED if as_published else tuple(CONTROLS)
     presented: dict[str, list[Tensor]] = {name: [] for name in names}
     rotated: dict[str, list[Tensor]] = {name: [] for name in names}
     constant_at = []
     blurred = blur_out(x)
+    own = torch.arange(len(x), device=x.device)
     confidence = target_probability(predict(x), target)
     fill = _fill(as_published)
-    every = regions_by_presentation(maps, presentations, seeds=seeds, as_published=as_published)
+    every = regions_by_presentation(
+        maps, presentations, seeds=seeds, as_published=as_published, lenders=lenders
+    )
     for one, (masks, constant) in zip(views.transforms, every, strict=True):
         x_rotated = transform_all(x, [one])[0]
         constant_at.append(constant)
@@ -85,7 +93,7 @@ def occlusion(
             hidden = image + where[:, :, None] * (blur - image)
             probs = predict(hidden.flatten(0, 1)).view(len(names), len(x), -1)
             for name, some in zip(names, probs, strict=True):
-                no_lender = (constant.roll(1) | (len(x) == 1)) & (name in BORROWED)
+                no_lender = (constant[lenders] | (lenders == own)) & (name in BORROWED)
                 lost = before - target_probability(some, target)
                 drops[name].append(torch.where(constant | no_lender, torch.nan, lost))
     return Drops(
@@ -115,6 +123,7 @@ def regions_by_presentation(
     *,
     seeds: Sequence[int],
     as_published: bool = False,
+    lenders: Int[Tensor, " b"] | None = None,
 ) -> Iterator[tuple[dict[str, Bool[Tensor, "b H W"]], Bool[Tensor, " b"]]]:
     """For each presentation, the regions by name, and the images whose map is constant there."""
     frame: Region = "full" if as_published else "disc"
@@ -123,8 +132,19 @@ def regions_by_presentation(
     streams = [torch.Generator().manual_seed(seed) for seed in seeds]
     for own, inverse in zip(maps[1:], views.inverses, strict=True):
         aligned = transform_all(own, [inverse], fill=_fill(as_published))[0]
-        masks = regions(maps[0], aligned, frame, streams, views.radius, as_published=as_published)
+        masks = regions(
+            maps[0], aligned, frame, streams, views.radius, as_published=as_published, lenders=lenders
+        )
         yield masks, constant_in_region(torch.stack((maps[0], own)), frame, views.radius).any(0)
+
+
+def _lenders(unrelated: Bool[Tensor, "b b"] | None, x: Float[Tensor, "b *_"]) -> Int[Tensor, " b"]:
+    """The image that lends its regions to each: the nearest one before it, in a circle, that is unrelated; else itself."""
+    n = len(x)
+    back = (torch.arange(n)[:, None] - torch.arange(n)) % n
+    back = torch.where(torch.eye(n, dtype=torch.bool) if unrelated is None else ~unrelated.cpu(), n, back)
+    least, lender = back.min(1)
+    return torch.where((least == n) | (least == 0), torch.arange(n), lender).to(x.device)
 
 
 def _fill(as_published: bool) -> Fill:
@@ -139,8 +159,10 @@ def regions(
     radius: float = 1.0,
     *,
     as_published: bool,
+    lenders: Int[Tensor, " b"] | None = None,
 ) -> dict[str, Bool[Tensor, "b H W"]]:
-    """The drift and agreement regions of each image, and the regions to compare them with."""
+    """The drift and agreement regions of each image, and the regions to compare them with; the previous image lends its."""
+    lenders = _lenders(None, h) if lenders is None else lenders
     valid = region_mask(frame, (h.shape[-2], h.shape[-1]), h.device, radius)
     count = round(REGION_SHARE * int(valid.sum()))
     drift = largest((h - aligned).abs(), valid, count)
@@ -153,8 +175,8 @@ def regions(
     elsewhere = rotate_each(drift[:, None].to(h.dtype), angles)[:, 0] >= 0.5
     return found | {
         "drift-elsewhere": elsewhere & valid,
-        "drift-of-another": drift.roll(1, 0),
-        "agreement-of-another": agreement.roll(1, 0),
+        "drift-of-another": drift[lenders],
+        "agreement-of-another": agreement[lenders],
         "same-saliency": same_saliency(h, drift, valid),
     }
 

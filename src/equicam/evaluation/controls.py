@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from equicam.core.chain import Chain, unit
 from equicam.core.combine import grad_cam
@@ -21,6 +21,7 @@ CONTROLS = {
     "shuffled": "the method on images whose 7×7 tiles are shuffled",
 }
 TILES_PER_SIDE = 7
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def coverage_map(
@@ -40,22 +41,37 @@ def blur_maps(maps: Float[Tensor, "*n H W"], sigma: int | float) -> Float[Tensor
     return unit(gaussian(maps, sigma))
 
 
-def randomise_weights(model: Model, *, seed: int = 0) -> Model:
-    """A copy of the model with every layer initialised again; weights that no layer initialises are shuffled."""
+def randomise_weights(model: Model, *, seed: int = 0, share: int | float = 1.0) -> Model:
+    """A copy of the model whose last layers, this share of all, are initialised again (Adebayo et al. 2018, "cascading").
+
+    Layers count in the order in which the network registers them. Convolutions are initialised by He et al. 2015, and
+    biases are 0, as torchvision has it: by PyTorch's defaults biases alone predict in a deep network, and its maps are blank.
+    Weights that a layer cannot initialise (class tokens, positions) are shuffled.
+    """
     module = copy.deepcopy(model.module).cpu()  # on the CPU, so that every device gets the same network
-    initialised: set[int] = set()
+    layers = [layer for layer in module.modules() if _has_state(layer)]
     devices = range(torch.cuda.device_count())
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(seed)
-        for layer in module.modules():
+        for layer in layers[-max(1, round(share * len(layers))) :]:
             if callable(getattr(layer, "reset_parameters", None)):
                 layer.reset_parameters()  # type: ignore[operator]
-                initialised |= {id(p) for p in layer.parameters(recurse=False)}
-        for weight in module.parameters():
-            if id(weight) not in initialised:
+                if isinstance(layer, CONVOLUTIONS):
+                    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+                if isinstance(layer, (*CONVOLUTIONS, nn.Linear)) and layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+                continue
+            for weight in layer.parameters(recurse=False):
                 order = torch.randperm(weight.numel())
                 weight.copy_(weight.flatten()[order].view_as(weight))
     return replace(model, module=module.to(model.device), name=f"{model.name or 'model'}, random weights")
+
+
+def _has_state(layer: nn.Module) -> bool:
+    """Whether a layer has weights or statistics of its own."""
+    return any(True for _ in layer.parameters(recurse=False)) or any(
+        True for _ in layer.buffers(recurse=False)
+    )
 
 
 def shuffle_tiles(x: Float[Tensor, "c H W"], seed: int) -> Float[Tensor, "c H W"]:

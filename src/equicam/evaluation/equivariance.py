@@ -1,7 +1,7 @@
 """Does a map move with its image? Eq, and Eq under conditions on the prediction.
 
 Eq_T(i) = r( h(T x_i), T h(x_i) ) for every presentation T, a rotation unless another group is chosen; the floor is the
-same with T h(x_j) of the other images of the batch; skill = (Eq − floor) / (1 − floor). The disc holds the pixels that
+same with T h(x_j) of the other images of the batch, of other groups if images have groups; skill = (Eq − floor) / (1 − floor). The disc holds the pixels that
 every presentation shows.
 """
 
@@ -50,11 +50,15 @@ def equivariance(
     measure: str = "pearson",
     region: Region = "disc",
     fill: Fill = "reflect",
+    unrelated: Bool[Tensor, "b b"] | None = None,
 ) -> Eq:
-    """Compare maps of transformed images with the transformed maps of the presented images; numbers are rotations."""
+    """Compare maps of transformed images with the transformed maps of the presented images; numbers are rotations.
+
+    `unrelated` says which images count for the floor of which; without it, all others do.
+    """
     views = Views(presentations)
     reference = transform_all(presented, views.transforms, fill=fill)
-    own, others = own_and_others(MEASURES[measure](moved, reference, region, views.radius))
+    own, others = own_and_others(MEASURES[measure](moved, reference, region, views.radius), unrelated)
     constant = constant_in_region(torch.stack((moved, reference)), region, views.radius).any(0)
     return Eq(own, others, constant)
 
@@ -69,7 +73,7 @@ def consistent(
     if multilabel:
         predicted = target_probability(probs, target) >= LABEL_PREDICTED_FROM
         return predicted[1:] == predicted[0]
-    return probs[1:].argmax(-1) == target
+    return target_probability(probs, target)[1:] == probs[1:].amax(-1)
 
 
 def confidence_kept(

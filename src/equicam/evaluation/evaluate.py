@@ -1,6 +1,6 @@
 """Evaluate methods on images: every method on the same images and views, one row per metric.
 
-The unit of work is a shard, a fixed slice of the sample: floors compare images of one shard, and an interrupted
+The unit of work is a shard, a fixed slice of the shuffled sample: floors compare images of one shard, and an interrupted
 evaluation resumes at the first shard that is missing.
 """
 
@@ -28,7 +28,14 @@ from equicam.evaluation.loading import Sample, load_ahead, make_sample, refuse_d
 from equicam.evaluation.maps import MapComputer
 from equicam.evaluation.metrics import METRICS
 from equicam.evaluation.output import Done, resume, stamp
-from equicam.evaluation.spec import REGION_METRICS, EvaluationSpec, MapSpec, Methods, ViewCount
+from equicam.evaluation.spec import (
+    IMAGES_PER_SHARD,
+    REGION_METRICS,
+    EvaluationSpec,
+    MapSpec,
+    Methods,
+    ViewCount,
+)
 from equicam.evaluation.worker import EvaluationJob, evaluate_shard
 from equicam.models.images import Images, as_batch, read_arrays
 from equicam.models.surround import surround_bytes
@@ -42,8 +49,6 @@ from equicam.shards import FINGERPRINT, Shards
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
 
-IMAGES_PER_SHARD = 16
-
 
 def evaluate(
     model: Model | nn.Module,
@@ -53,6 +58,7 @@ def evaluate(
     scores: Sequence[str] = ("eq",),
     n: int | None = None,
     split: str | None = None,
+    group_by: str | None = None,
     views: ViewCount = None,
     group: str = "rotation",
     angles: Sequence[Degrees] | None = None,
@@ -70,7 +76,8 @@ def evaluate(
     """Compute metrics of methods on images: one row per image, method, metric, presentation and region.
 
     `images` is a folder or manifest, PIL images, paths, items or a preprocessed batch; `n` takes a class-spread sample
-    of them. `methods` are names, or a dict of names and methods, fusions or explainers `(x, target) → map` of yours.
+    of them; `group_by` names the column of a manifest that holds the group of each image (its patient, slide or scene; a
+    column `group` needs no naming), by which intervals are then computed. `methods` are names, or a dict of names and methods, fusions or explainers `(x, target) → map` of yours.
     `group` is how images are presented: rotation (by seven angles, or by `angles`), dihedral (mirrored, then rotated by
     0° and the seven, or by `angles`), scale or shift. `context="auto"` cuts presentations and views from what the
     model's preprocessing crops away.
@@ -97,7 +104,8 @@ def evaluate(
         split,
         with_regions=bool(REGION_METRICS & set(scores)),
         context=context,
-    )
+        group_by=group_by,
+    ).shuffled(seed)
     spec = EvaluationSpec(
         recipe, methods, tuple(scores), presentations, sample.label_names, max_views_per_forward, group
     )

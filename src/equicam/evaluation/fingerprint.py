@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from equicam import __version__
-from equicam.data.items import digest_items
+from equicam.data.items import digest_groups, digest_items
 from equicam.evaluation.loading import Sample, load_or_reason
 from equicam.evaluation.spec import EvaluationSpec, MapSpec, describe
 from equicam.explain import equivariant
@@ -41,6 +41,7 @@ def evaluation_fingerprint(
         "images": len(sample.items),
         "sample": digest_items(sample.items),
         "content": sample.content_digest(),
+        **({"groups": digest_groups(sample.items)} if any(item.group for item in sample.items) else {}),
         "equicam": __version__,
         "torch": torch.__version__,
     }

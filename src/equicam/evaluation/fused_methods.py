@@ -62,8 +62,9 @@ def fuse_methods(
             by_method[name] = merge_images(by_count, partial(measure, adaptive=True), method.fusion.views, {})
     found: Tensors = {}
     for name, tensors in by_method.items():
-        if "probabilities" in tensors:  # the same for every method
-            found["probabilities"] = tensors.pop("probabilities")
+        for shared in ("probabilities", "target"):  # the same for every method
+            if shared in tensors:
+                found[shared] = tensors.pop(shared)
         found |= {f"{name}.{key}": tensor for key, tensor in tensors.items()}
     return found
 
@@ -76,7 +77,7 @@ def trace_of(found: Tensors, name: str) -> tuple[LayerTrace, Combine | None]:
 
 def _measure(fused: FusedMap, *, kept: KeptTensors, adaptive: bool = False) -> Tensors:
     readings, order = fused.readings, fused.order
-    found = {"map": fused.map}
+    found = {"map": fused.map, "target": readings.target}
     if adaptive:
         found["views_used"] = torch.full_like(readings.target, len(order))
     if readings.probabilities is not None:

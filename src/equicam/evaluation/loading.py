@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from equicam.data.arrow_datasets import refuse_in_memory
 from equicam.data.decoding import failure_reason
 from equicam.data.image_files import to_rgb, warn_if_as_stored
 from equicam.data.items import (
@@ -26,7 +27,8 @@ from equicam.data.remote import as_path
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.evaluation.batch import GroundTruth
-from equicam.models.images import as_batch, box_mask
+from equicam.evaluation.controls import item_seed
+from equicam.models.images import as_batch, as_list, box_mask
 from equicam.models.surround import preprocess_pixels
 from equicam.readers.model import Model
 from equicam.readers.pixel_range import not_scaled, unscaled
@@ -56,6 +58,10 @@ class Sample:
     label_names: tuple[str, ...] = ()  # the labels of the whole source, where they are words
     in_memory: Sequence[Any] | Tensor = ()  # PIL images or a batch, if the caller passed no files
 
+    def shuffled(self, seed: int) -> "Sample":
+        """The same images in an order that a hash of seed and id decides: the neighbours of a class are not neighbours here."""
+        return replace(self, items=sorted(self.items, key=lambda item: item_seed(seed, item.id, "order")))
+
     def content_digest(self) -> str:
         """Distinguishes these images from others of the same names: by size and time of files, or by pixels."""
         if not len(self.in_memory):
@@ -77,6 +83,7 @@ def make_sample(
     *,
     with_regions: bool,
     context: str = "none",
+    group_by: str | None = None,
 ) -> Sample:
     """The sample of a folder, manifest, items, paths, PIL images or preprocessed batch."""
 
@@ -86,11 +93,18 @@ def make_sample(
     if isinstance(images, str | Path) or (
         isinstance(images, list | tuple) and images and isinstance(images[0], Item)
     ):
-        found = find_items(images, split=split) if isinstance(images, str | Path) else list(images)
+        found = (
+            list(images)
+            if isinstance(images, list | tuple)
+            else find_items(images, split=split, group_by=group_by)
+        )
         names = tuple(sorted({i.label for i in found if isinstance(i.label, str)}))
         return Sample(sample_by_class(found, n), load_file, names)
-    if split is not None:
-        raise EquicamError("split", needs="a folder or manifest", got=type(images).__name__, fix="split=None")
+    for option, value in (("split", split), ("group_by", group_by)):
+        if value is not None:
+            raise EquicamError(
+                option, needs="a folder or manifest", got=type(images).__name__, fix=f"{option}=None"
+            )
     if isinstance(images, Tensor):
         if context != "none":
             raise EquicamError(
@@ -101,7 +115,8 @@ def make_sample(
             raise not_scaled()
         items = sample_by_class(_numbered_items(len(batch)), n)
         return Sample(items, lambda item: (batch[item.index or 0], GroundTruth()), in_memory=batch)
-    given = [images] if isinstance(images, Image.Image) else list(images)
+    refuse_in_memory(images, "images")
+    given = [images] if isinstance(images, Image.Image) else as_list(images)
     paths = [p for p in given if isinstance(p, str | Path)]
     if paths and len(paths) == len(given):
         items = [Item(id=valid_utf8(str(p)), path=as_path(p)) for p in paths]

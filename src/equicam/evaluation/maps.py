@@ -25,7 +25,7 @@ from equicam.evaluation.controls import (
 )
 from equicam.evaluation.fused_methods import KeptTensors, fuse_methods, trace_of, views_read
 from equicam.evaluation.similarity import size_of
-from equicam.evaluation.spec import COVERAGE_VIEWS, Condition, EvaluationSpec, MapSpec
+from equicam.evaluation.spec import COVERAGE_VIEWS, IMAGES_PER_SHARD, Condition, EvaluationSpec, MapSpec
 from equicam.methods import Method
 from equicam.models.surround import input_size
 from equicam.readers.batch_size import views_that_fit
@@ -126,7 +126,7 @@ class MapComputer:
         methods = {one.name: one.method for one in specs if one.method is not None}
         by_angle = list(self._at_every_angle(executor, x, methods, done))
         probs = torch.stack([found["probabilities"] for found in by_angle])
-        predictions = Predictions(probs, probs[0].argmax(1), multilabel=self.model.is_multilabel)
+        predictions = Predictions(probs, _target(by_angle[0]), multilabel=self.model.is_multilabel)
         return predictions, {
             one.name: self._method_maps(one, executor, x, predictions, by_angle) for one in specs
         }
@@ -147,7 +147,7 @@ class MapComputer:
         presented = self._run(executor, x, methods, None, kept, self._window(Transform()))
         yield presented
         done(1 / (1 + len(presentations)))
-        target = presented["probabilities"].argmax(1)
+        target = _target(presented)
         alone = self.window is not None or not fits_one_call(x, methods, len(presentations))
         together = 1 if alone else len(presentations)
         for start in range(0, len(presentations), together):
@@ -159,6 +159,7 @@ class MapComputer:
                 target.repeat(len(some)),
                 replace(kept, uncertainty=False),
                 self._window(some[0]),
+                pad_to=IMAGES_PER_SHARD * len(some),
             )
             for i in range(len(some)):
                 yield {name: tensor[i * len(x) : (i + 1) * len(x)] for name, tensor in found.items()}
@@ -172,6 +173,7 @@ class MapComputer:
         target: Int[Tensor, " b"] | None,
         kept: KeptTensors,
         window: Window | None,
+        pad_to: int = IMAGES_PER_SHARD,
     ) -> Tensors:
         """Tensors of every method by name, and the model's probabilities.
 
@@ -185,10 +187,10 @@ class MapComputer:
             if reader.forward is None and "probabilities" not in found:
                 found["probabilities"] = predict_batch(executor, _presented(x, window))
             if target is None and "probabilities" in found:
-                target = found["probabilities"].argmax(1)
+                target = _target(found)
             fills = {name: self.spec.fill_of(method) for name, method in some.items()}
             capturable = all(method.capturable(fills[name]) for name, method in some.items())
-            more = executor.run(
+            more = executor.start(
                 reader,
                 partial(fuse_methods, methods=some, fills=fills, kept=kept),
                 x,
@@ -196,7 +198,8 @@ class MapComputer:
                 views_per_image=views_read(some),
                 key=("evaluate", tuple(some.items()), tuple(fills.items()), kept) if capturable else None,
                 window=window,
-            )
+                pad_to=pad_to,
+            ).finish()
             found = more | found  # the first reader's probabilities stay
         if "probabilities" not in found:
             found["probabilities"] = predict_batch(executor, _presented(x, window))
@@ -250,6 +253,11 @@ class MapComputer:
             return None
         grid = size_of(x) if fusion.align_at in ("upsampled", "map") else _grid(executor, x)
         return coverage_map(fusion.views, grid, size_of(x), like=x)
+
+
+def _target(found: Tensors) -> Int[Tensor, " b"]:
+    """The top-1 class: by the logits, which differ where probabilities are rounded to the same value, if a method read them."""
+    return found["target"] if "target" in found else found["probabilities"].argmax(1)
 
 
 def _presented(x: Float[Tensor, "b c H W"], window: Window | None) -> Float[Tensor, "b c h w"]:

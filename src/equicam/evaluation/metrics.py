@@ -77,7 +77,8 @@ def _each_eq(batch: EvaluatedBatch, measure: str = "pearson") -> Iterator[tuple[
     for method, own in batch.methods.items():
         for region in REGIONS:
             eq = equivariance(
-                own.maps[1:], own.maps[0], batch.presentations, measure=measure, region=region, fill=batch.fill
+                own.maps[1:], own.maps[0], batch.presentations, measure=measure, region=region, fill=batch.fill,
+                unrelated=batch.unrelated,
             )  # fmt: skip
             yield method, region, eq
 
@@ -121,7 +122,7 @@ def _stages(batch: EvaluatedBatch) -> Iterator[MetricRows]:
         by_stage = stages(
             own.traces[0], own.traces[1:], batch.presentations, own.combine,
             target=own.predictions.target, size=size_of(batch.x),
-            region=batch.region, fill=batch.fill, as_published=batch.as_published,
+            region=batch.region, fill=batch.fill, as_published=batch.as_published, unrelated=batch.unrelated,
         )  # fmt: skip
         for stage, eq in by_stage.items():
             undefined = torch.full_like(eq.value, eq.reason is not None, dtype=torch.bool)
@@ -150,7 +151,7 @@ def _causal(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, own in batch.methods.items():
         drops = causal.occlusion(
             batch.predict, batch.x, own.maps, batch.presentations, batch.predictions.target,
-            seeds=seeds, as_published=batch.as_published,
+            seeds=seeds, as_published=batch.as_published, unrelated=batch.unrelated,
         )  # fmt: skip
         for region in drops.presented:
             for name, lost in (
@@ -199,7 +200,7 @@ def _calibration(batch: EvaluatedBatch) -> Iterator[MetricRows]:
 
 
 METRICS: dict[str, Metric] = {
-    "eq": Metric("Pearson between the map of the rotated image and the rotated map", partial(_eq, name="eq", measure="pearson")),
+    "eq": Metric("Eq (equivariance): Pearson between the map of the rotated image and the rotated map", partial(_eq, name="eq", measure="pearson")),
     "eq-spearman": Metric("the same by ranks", partial(_eq, name="eq-spearman", measure="spearman")),
     "eq-cosine": Metric("the same by cosine", partial(_eq, name="eq-cosine", measure="cosine")),
     "eq-ssim": Metric("the same by structural similarity", partial(_eq, name="eq-ssim", measure="ssim")),
@@ -212,7 +213,7 @@ METRICS: dict[str, Metric] = {
     "energy": Metric("share of the saliency in the label region, presented and rotated", energy_rows, rotations_only=True),
     "pointing": Metric("whether the maximum lies in a box of the object", partial(box_rows, kind="pointing")),
     "box-iou": Metric("overlap of the map's box with the object's", partial(box_rows, kind="box-iou")),
-    "peum": Metric("PEUM: variance of the aligned views, mean over pixels", _peum, applies_to="several views"),
+    "peum": Metric("PEUM (per-image explanation uncertainty): variance of the aligned views, mean over pixels", _peum, applies_to="several views"),
     "disagreement": Metric("1 − mean Pearson over all pairs of aligned views", _disagreement, applies_to="several views"),
     "stability": Metric("mean Pearson of the presented view's own map with every other view's, aligned", _stability, applies_to="several views"),
     "views": Metric('number of views used for the presented image, with views="auto"', _views, applies_to="several views"),

@@ -20,6 +20,16 @@ class MetricColumn:
     value: Floats
     floor: Floats  # NaN where there is none
     reason: NDArray[np.object_]
+    groups: NDArray[np.object_]  # None where no group is known
+    score: str = ""  # the metric's name
+
+    @property
+    def group(self) -> NDArray[np.object_] | None:
+        """What intervals resample instead of images: groups, an image without one alone; None if no image has a group."""
+        if not any(one is not None for one in self.groups):
+            return None
+        pairs = zip(self.ids, self.groups, strict=True)
+        return np.array([f"image {i}" if g is None else f"group {g}" for i, g in pairs], dtype=object)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -60,7 +70,8 @@ def pick(
         np.asarray(some[name].to_numpy(), dtype=np.float64) for name in ("angle", "value", "floor")
     )
     ids, reason = (np.array(some[name].to_pylist(), dtype=object) for name in ("id", "reason"))
-    return MetricColumn(ids, angle, value, floor, reason)
+    groups = some["group"].to_pylist() if "group" in some.column_names else [None] * len(some)
+    return MetricColumn(ids, angle, value, floor, reason, np.array(groups, dtype=object), score)
 
 
 def pick_prediction(table: pa.Table, score: str, method: str, *, each_angle: bool = False) -> MetricColumn:

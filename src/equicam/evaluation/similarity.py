@@ -71,11 +71,17 @@ def ranks(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
     return (below + up_to + 1).to(values.dtype) / 2
 
 
-def own_and_others(matrix: Float[Tensor, "*a b b"]) -> tuple[Float[Tensor, "*a b"], Float[Tensor, "*a b"]]:
-    """The diagonal, and the mean of the defined values in the rest of each row (NaN if none is)."""
+def own_and_others(
+    matrix: Float[Tensor, "*a b b"], unrelated: Bool[Tensor, "b b"] | None = None
+) -> tuple[Float[Tensor, "*a b"], Float[Tensor, "*a b"]]:
+    """The diagonal, and the mean of the defined values of unrelated images in each row (NaN if none is).
+
+    Without `unrelated`, all other images are.
+    """
     own = matrix.diagonal(dim1=-2, dim2=-1)
-    rest = matrix.masked_fill(torch.eye(own.shape[-1], dtype=torch.bool, device=matrix.device), torch.nan)
-    return own, rest.nanmean(-1)
+    itself = torch.eye(own.shape[-1], dtype=torch.bool, device=matrix.device)
+    left_out = itself if unrelated is None else itself | ~unrelated
+    return own, matrix.masked_fill(left_out, torch.nan).nanmean(-1)
 
 
 def size_of(planes: Tensor) -> tuple[int, int]:

@@ -25,6 +25,8 @@ ViewCount = int | Views | Literal["auto"] | None
 """How many views, or which."""
 COVERAGE = "coverage"
 """The control that is a method of its own: a map that does not depend on the image."""
+IMAGES_PER_SHARD = 16
+"""Images that are computed together, and compared with each other for their floors."""
 COVERAGE_VIEWS = Views.evenly(18)
 """The views whose coverage that control shows."""
 VIEW_METRICS = {"peum", "disagreement", "stability", "calibration"}

@@ -55,6 +55,7 @@ def stages(
     region: Region = "disc",
     fill: Fill = "reflect",
     as_published: bool = False,
+    unrelated: Bool[Tensor, "b b"] | None = None,
 ) -> dict[str, StageEq]:
     """By name: activations, gradients, weights (and their cosine), combined, rectified, upsampled, map, pooled, logits."""
     found: dict[str, list[tuple[Tensor, Tensor]]] = {}
@@ -79,7 +80,7 @@ def stages(
                 reference = transform_all(before["combined"], [transform], fill=fill)[0].relu()
             rows[stage] = pearson(after[stage], reference, region, views.radius)
         for name, matrix in rows.items():
-            found.setdefault(name, []).append(own_and_others(matrix))
+            found.setdefault(name, []).append(own_and_others(matrix, unrelated))
     made = {name: _stage_eq(name, pairs) for name, pairs in found.items()}
     if bool(is_constant(presented.gradients).all()):
         undefined = torch.full_like(made["gradients"].value, torch.nan)

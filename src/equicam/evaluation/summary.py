@@ -2,13 +2,14 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
 from equicam.evaluation import statistics
@@ -17,13 +18,15 @@ from equicam.evaluation.selection import MetricColumn, equals, pick, pick_predic
 from equicam.evaluation.statistics import Comparison, Correlation, Estimate, HeldOut
 
 __all__ = [
-    "by_angle", "by_confidence", "conditional", "contrast", "drift_and_confidence", "occlusion_effects", "pick",
-    "signals", "summarise",
+    "by_angle", "by_confidence", "conditional", "contrast", "count_groups", "drift_and_confidence", "mean_of", "occlusion_effects", "pick",
+    "pick_prediction", "signals", "summarise",
 ]  # fmt: skip
 
 LOWER_IS_BETTER = {
     "deletion", "energy-drop", "peum", "disagreement", "flip-rate", "confidence-drop", "misclassified",
 }  # fmt: skip
+SHARES = {"misclassified", "pointing", "constant"}
+"""What an image either is or is not."""
 CONFIDENCE_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -43,7 +46,7 @@ class SummaryRow:
 
 
 def summarise(table: pa.Table, *, resamples: int = 2000) -> list[SummaryRow]:
-    """Every metric of every method over the images, with intervals clustered by image."""
+    """Every metric of every method over the images, with intervals by group, or by image where images have no groups."""
     names = ("score", "method", "region")
     some = table.filter(pc.is_valid(table["score"])).select(names)
     first = {n: {v: i for i, v in enumerate(pc.unique(some[n]).to_pylist())} for n in names}
@@ -60,11 +63,11 @@ def _summary_row(
     table: pa.Table, score: str, method: str | None, region: str | None, resamples: int
 ) -> SummaryRow:
     rows = pick(table, score, method, region)
-    value = statistics.bootstrap(statistics.mean, rows.value, cluster=rows.ids, resamples=resamples)
+    value = mean_of(rows, resamples=resamples)
     skill = None
     if np.isfinite(rows.floor).any() and score.startswith(("eq", "stage")):
         skill = statistics.bootstrap(
-            statistics.skill, rows.value, rows.floor, cluster=rows.ids, resamples=resamples
+            statistics.skill, rows.value, rows.floor, cluster=rows.ids, group=rows.group, resamples=resamples
         )
     every = pick(table, score, method, region, each_angle=True, required=False)
     every = every if len(every) else rows
@@ -78,16 +81,39 @@ def _summary_row(
     )  # fmt: skip
 
 
+def mean_of(
+    rows: MetricColumn, where: NDArray[np.bool_] | slice = slice(None), *, resamples: int = 2000
+) -> Estimate:
+    """The mean of some rows, with an interval by group, or by image where images have no groups.
+
+    Shares of images without groups have Wilson's interval: a bootstrap of 100 of 100 would have none.
+    """
+    value = rows.value[where]
+    group = None if rows.group is None else rows.group[where]
+    known = value[~np.isnan(value)]
+    if group is None and rows.score in SHARES and np.isin(known, (0, 1)).all():
+        return statistics.proportion(int(known.sum()), known.size)
+    return statistics.bootstrap(
+        statistics.mean, value, cluster=rows.ids[where], group=group, resamples=resamples
+    )
+
+
+def count_groups(table: pa.Table) -> int | None:
+    """How many groups the readable images come from, an image without one being its own; None if none has a group."""
+    some = table.filter(pc.is_valid(table["score"]))
+    if "group" not in some.column_names or some["group"].null_count == len(some):
+        return None
+    pairs = some.select(["id", "group"]).group_by(["id", "group"]).aggregate([]).to_pylist()
+    return len({(one["group"], one["id"] if one["group"] is None else "") for one in pairs})
+
+
 def by_angle(
     table: pa.Table, method: str, *, score: str = "eq", region: str = "disc"
 ) -> list[tuple[float, Estimate]]:
     """The mean over images at every angle."""
     rows = pick(table, score, method, region, each_angle=True)
     at = {float(a): rows.angles == a for a in np.unique(rows.angles)}
-    return [
-        (angle, statistics.bootstrap(statistics.mean, rows.value[where], cluster=rows.ids[where]))
-        for angle, where in at.items()
-    ]
+    return [(angle, mean_of(rows, where)) for angle, where in at.items()]
 
 
 @dataclass(frozen=True)
@@ -109,10 +135,10 @@ def conditional(table: pa.Table, method: str, *, region: str = "disc") -> Condit
     )
     kept = is_consistent == 1
     return ConditionalEq(
-        statistics.pooled_mean(eq.value, cluster=eq.ids),
-        statistics.pooled_mean(eq.value[kept], cluster=eq.ids[kept]),
-        statistics.pooled_mean(eq.value, weights=weight, cluster=eq.ids),
-        statistics.pooled_mean(is_consistent, cluster=eq.ids),
+        mean_of(eq),
+        mean_of(eq, kept),
+        statistics.pooled_mean(eq.value, weights=weight, cluster=eq.ids, group=eq.group),
+        statistics.pooled_mean(is_consistent, cluster=eq.ids, group=eq.group),
     )
 
 
@@ -122,7 +148,7 @@ def by_confidence(
     """Eq by the probability of the class in the presented image."""
     eq = pick(table, "eq", method, region)
     confidence = pick_prediction(table, "presented-confidence", method).by_id(eq.ids)
-    return statistics.means_by_bin(eq.value, confidence, edges=edges, cluster=eq.ids)
+    return statistics.means_by_bin(eq.value, confidence, edges=edges, cluster=eq.ids, group=eq.group)
 
 
 def drift_and_confidence(
@@ -139,10 +165,11 @@ def drift_and_confidence(
     tiny = np.finfo(np.float64).tiny
     log_ratio = np.abs(np.log(np.maximum(rotated, tiny) / np.maximum(presented, tiny)))
     drift, ids = 1 - eq.value[some], eq.ids[some]
+    group = None if eq.group is None else eq.group[some]
     return (
-        statistics.pearson(drift, (presented - rotated)[some], cluster=ids),
-        statistics.pearson(drift, log_ratio[some], cluster=ids),
-        statistics.pearson(drift, 1 - rotated[some], cluster=ids),
+        statistics.pearson(drift, (presented - rotated)[some], cluster=ids, group=group),
+        statistics.pearson(drift, log_ratio[some], cluster=ids, group=group),
+        statistics.pearson(drift, 1 - rotated[some], cluster=ids, group=group),
     )
 
 
@@ -157,7 +184,7 @@ def contrast(
         )
     if score in LOWER_IS_BETTER:
         a, b = b, a
-    return statistics.compare(a.value, b.value)
+    return statistics.compare(a.value, b.value, group=a.group)
 
 
 @dataclass(frozen=True)
@@ -181,11 +208,10 @@ def occlusion_effects(table: pa.Table, method: str, *, region: str = "disc") -> 
     found = []
     for score in presented:
         here, there = (pick(table, name, method, region) for name in (score, f"{score}-rotated"))
-        above = None if score == "causal-drift" else statistics.compare(drift.value, here.by_id(drift.ids))
-        mean_here, mean_there = (
-            statistics.bootstrap(statistics.mean, rows.value, cluster=rows.ids) for rows in (here, there)
-        )
-        found.append(OcclusionEffect(score.removeprefix("causal-"), mean_here, mean_there, above))
+        above = None
+        if score != "causal-drift":
+            above = statistics.compare(drift.value, here.by_id(drift.ids), group=drift.group)
+        found.append(OcclusionEffect(score.removeprefix("causal-"), mean_of(here), mean_of(there), above))
     return found
 
 
@@ -205,15 +231,21 @@ class SignalSummary:
 
 def signals(
     table: pa.Table, method: str = "equigrad-cam", *, of: str = "grad-cam", region: str = "disc", budget: float = 0.10,
-    resamples: int = 1000,
+    resamples: int = 1000, angles: Collection[int | float] | None = None,
 ) -> list[SignalSummary]:  # fmt: skip
-    """PEUM and its baselines against the instability 1 − Eq of a single-view map."""
+    """PEUM and its baselines against the instability 1 − Eq (equivariance) of a single-view map, over all angles or over these.
+
+    Disagreement and stability are correlations of aligned maps, as Eq is, and share its form. At angles that the views have
+    (`angles=None` may hold some), they compare the very maps that Eq compares.
+    """
     eq = pick(table, "eq", of, region)
+    if angles is not None:
+        eq = replace(eq, value=_mean_at(pick(table, "eq", of, region, each_angle=True), angles, eq.ids))
     badness = 1 - eq.value
     cut = np.nanquantile(badness, 1 - budget) if np.isfinite(badness).any() else np.nan
-    worst = (badness >= cut).astype(np.float64)
+    worst = np.where(np.isnan(badness), np.nan, badness >= cut)
     wrong = pick(table, "misclassified").by_id(eq.ids)
-    boot = partial(statistics.bootstrap, resamples=resamples)
+    boot = partial(statistics.bootstrap, group=eq.group, resamples=resamples)
     found: list[SignalSummary] = []
     peum: statistics.Floats | None = None
     for name, rows in _signal_columns(table, method):
@@ -223,20 +255,32 @@ def signals(
             peum = signal
         else:
             behind = statistics.paired_difference(
-                statistics.pearson_r, badness, peum, signal, resamples=resamples
+                statistics.pearson_r, badness, peum, signal, group=eq.group, resamples=resamples
             )
         found.append(
             SignalSummary(
                 name,
-                statistics.pearson(signal, badness, resamples=resamples),
-                statistics.spearman(signal, badness, resamples=resamples),
+                statistics.pearson(signal, badness, group=eq.group, resamples=resamples),
+                statistics.spearman(signal, badness, group=eq.group, resamples=resamples),
                 boot(statistics.auroc, signal, worst),
                 boot(partial(statistics.capture_lift, budget=budget), signal, badness),
-                statistics.held_out_lift(signal, badness, quantile=1 - budget, resamples=resamples),
+                statistics.held_out_lift(
+                    signal, badness, quantile=1 - budget, group=eq.group, resamples=resamples
+                ),
                 boot(statistics.auroc, signal, wrong),
                 behind,
             )
         )
+    return found
+
+
+def _mean_at(
+    every: MetricColumn, angles: Collection[int | float], ids: NDArray[np.object_]
+) -> statistics.Floats:
+    """Each image's mean over some angles."""
+    at = {float(angle): every.angles == angle for angle in angles}
+    values = [replace(every, ids=every.ids[w], value=every.value[w]).by_id(ids) for w in at.values()]
+    found: statistics.Floats = np.mean(values, axis=0)
     return found
 
 

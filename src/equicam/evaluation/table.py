@@ -1,6 +1,6 @@
 """Metrics as rows: one table for all of them, readable by pandas, polars and DuckDB."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ SCHEMA = pa.schema(
         pa.field("value", pa.float64()),  # NaN: undefined, see the reason
         pa.field("floor", pa.float64()),  # value of an unrelated image or a trivial map; null: none exists
         pa.field("reason", pa.string()),
+        pa.field("group", pa.string()),  # of the image: its patient, slide or scene; null: none is known
     ]
 )
 
@@ -49,11 +50,19 @@ def to_table(ids: Sequence[str], metrics: Iterable[MetricRows]) -> pa.Table:
     return pa.concat_tables([_rows(ids, _check(ids, one)) for one in metrics] or [SCHEMA.empty_table()])
 
 
+def with_groups(table: pa.Table, groups: Mapping[str, str | None]) -> pa.Table:
+    """The rows with the group of each image, by id."""
+    found = pa.array([groups.get(i) for i in table["id"].to_pylist()], pa.string())
+    return table.set_column(table.column_names.index("group"), SCHEMA.field("group"), found)
+
+
 def unreadable_rows(reasons: Sequence[tuple[str, str]]) -> pa.Table:
     """A row for each image that could not be read, from pairs of id and reason."""
     nothing: list[Any] = [None] * len(reasons)
     columns: dict[str, list[Any]] = {"id": [i for i, _ in reasons], "reason": [r for _, r in reasons]}
-    columns |= dict.fromkeys(("method", "score", "angle", "presentation", "region", "floor"), nothing)
+    columns |= dict.fromkeys(
+        ("method", "score", "angle", "presentation", "region", "floor", "group"), nothing
+    )
     return pa.table(columns | {"value": [float("nan")] * len(reasons)}, schema=SCHEMA)
 
 
@@ -106,6 +115,7 @@ def _rows(ids: Sequence[str], one: MetricRows) -> pa.Table:
         "value": [v for row in values for v in row],
         "floor": [v for row in floors for v in row],
         "reason": [v for row in reasons for v in row],
+        "group": [None] * count,
     }
     return pa.table(columns, schema=SCHEMA)
 

@@ -21,7 +21,7 @@ from equicam.evaluation.loading import Load, LoadedImage, load_ahead, load_image
 from equicam.evaluation.maps import MapComputer
 from equicam.evaluation.metrics import METRICS, prediction_rows
 from equicam.evaluation.spec import EvaluationSpec
-from equicam.evaluation.table import to_table, unreadable_rows
+from equicam.evaluation.table import to_table, unreadable_rows, with_groups
 from equicam.models.images import as_batch, stack_images
 from equicam.readers.model import Model
 from equicam.shards import shard_path, write_table
@@ -72,21 +72,23 @@ def evaluate_shard(
     computer: MapComputer, images: Sequence[LoadedImage], done: Callable[[float], None] = lambda _images: None
 ) -> pa.Table:
     """The rows of a shard; `done` receives the number of images finished since its last call."""
+    groups = {one.item.id: one.item.group for one in images}
     unreadable = [(one.item.id, one.reason) for one in images if one.x is None]
     good = [(one.item, one.x, one.truth) for one in images if one.x is not None]
     done(len(unreadable))
     if not good:
-        return unreadable_rows(unreadable)
+        return with_groups(unreadable_rows(unreadable), groups)
     model, spec = computer.model, computer.spec
     with computer.context():
         x = as_batch(model, stack_images([tensor for _, tensor, _ in good]))
         ids = [item.id for item, _, _ in good]
         truth = [_to_device(t, model.device) for _, _, t in good]
         batch = computer.compute(ids, x, truth, lambda share: done(share * len(good)))
+        batch = replace(batch, groups=[groups[i] for i in ids])
         batch = _add_labels(batch, [item for item, _, _ in good], model, spec.label_names)
         tables = [to_table(ids, prediction_rows(batch))]
         tables += [to_table(ids, METRICS[name].rows(batch)) for name in spec.scores]
-    return pa.concat_tables([*tables, unreadable_rows(unreadable)])
+    return with_groups(pa.concat_tables([*tables, unreadable_rows(unreadable)]), groups)
 
 
 def _add_labels(

@@ -10,7 +10,7 @@ EXPERIMENTS = (
     "main", "alignment", "decomposition", "conditional", "strata", "drift-confidence", "causal", "blur", "soft-gate",
     "t-sweep", "angles", "faithfulness", "peum-audit", "localisation", "cost", "equal-compute", "matched", "constants",
     "constant-maps", "hooks", "vit-attribution", "vit-l", "clip", "domains", "seeds", "rotation-augmentation",
-    "label-region", "triage", "cub", "cub-rotation", "figure-pipeline", "figure-signal-noise", "figure-drift-strip",
+    "label-region", "triage", "cub", "cub-rotation", "sanity", "figure-pipeline", "figure-signal-noise", "figure-drift-strip",
 )  # fmt: skip
 
 

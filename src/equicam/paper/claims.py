@@ -31,6 +31,23 @@ NETWORKS = ("resnet50", "vgg16", "vit_b_16")
 DOMAINS = ("PatchCamelyon", "RESISC45")
 """The paper's domains besides ImageNet."""
 
+SAMPLES = {
+    "S10k": "ten per class",
+    "S2k-spread": "two per class",
+    "S2k-prefix": "first 200 classes",
+    "S2k-blocks": "20 classes in a row, ten times",
+    "S1k-slot0": "one per class",
+    "S300-spread": "300 classes",
+    "prefix": "first classes",
+}
+"""How the authors drew the sample of a claim, by its name there."""
+FIRST_CLASSES = ("S2k-prefix", "prefix")
+"""Samples of the first classes, all of them animals: their Eq is higher than that of samples over all classes."""
+IMAGES_OF_PAIRS = {14_000: 2000, 8646: 2000, 7000: 1000}
+"""Where a claim's n counts pairs of an image and an angle, the images behind it."""
+MIN_IMAGES = 100
+"""With fewer, an interval is too narrow to decide anything."""
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -69,14 +86,27 @@ class Claim:
         return first if first in NETWORKS and more in ([], ["(presumed)"]) else ""
 
     @property
+    def of_first_classes(self) -> bool:
+        """Whether its sample is of the first classes, and so of other images than a sample over all classes."""
+        return self.sample.startswith(FIRST_CLASSES)
+
+    @property
+    def images(self) -> int | None:
+        """On how many images it was measured; None where that is not published, or where n counts trainings."""
+        n = IMAGES_OF_PAIRS.get(self.n or 0, self.n)
+        return n if n is not None and n >= MIN_IMAGES else None
+
+    @property
     def text(self) -> str:
-        """The published number with its sample size."""
+        """The published number with its interval, its sample size and how the sample was drawn."""
         if not self.values:
             return "stated in words"
         text = "–".join(f"{v:g}" for v in sorted({min(self.values), max(self.values)}))
         if self.ci95 is not None:
             text += f" [{self.ci95[0]:g}, {self.ci95[1]:g}]"
-        return text if self.n is None else f"{text} (n = {self.n:,})"
+        how = next((words for name, words in SAMPLES.items() if self.sample.startswith(name)), "")
+        known = ([] if self.n is None else [f"n = {self.n:,}"]) + [how] * bool(how)
+        return f"{text} ({', '.join(known)})" if known else text
 
 
 @cache

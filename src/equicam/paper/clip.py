@@ -11,7 +11,10 @@ from equicam.paper.measure import NO_LABEL, accuracy, constant_share, eq_where_d
 from equicam.paper.rows import Remark, Row, compare, note
 
 PUBLISHED = ("Grad-CAM", "Grad-CAM++", "LayerCAM", "AugCAM unaligned", "EquiGrad-CAM+PCF", "EquiGrad-CAM")
-COMMAND = "--domain RESISC45 --model open_clip:ViT-B-16/openai --classes 'airplane,airport,…' (all 45)"
+COMMAND = (
+    "a zero-shot CLIP: equicam reproduce clip --data FOLDER (with NWPU-RESISC45, as unpacked) --domain RESISC45 --n 1000 "
+    "--model open_clip:ViT-B-16/openai, or offline --model open_clip:ViT-B-16 --weights FILE of the same weights"
+)
 
 
 def measure(context: Context) -> Iterator[Row]:
@@ -21,7 +24,11 @@ def measure(context: Context) -> Iterator[Row]:
     found = context.evaluate_both([METHODS[name] for name in PUBLISHED], ["eq", "insertion", "deletion"])
     yield from metric_rows("clip", found, PUBLISHED)
     right = accuracy(found)
-    reason = "the prompts are not published: ours are a photo of each class" if right.clean else NO_LABEL
+    reason = (
+        "the prompts are not published: ours are `a photo of a CLASS.`, with the folders' names as classes"
+        if right.clean
+        else NO_LABEL
+    )
     yield compare("clip.acc", right, label="accuracy", reason=reason)
     yield gain_row("clip.gain", found)
     constant = found.map(constant_share, "equigrad-cam")

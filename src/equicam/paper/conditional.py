@@ -1,14 +1,15 @@
 """The conditional table: does the map drift only where the prediction does?"""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import attrgetter, itemgetter
 
 from equicam.evaluation import summary
 from equicam.evaluation.statistics import Estimate
 from equicam.evaluation.summary import ConditionalEq
-from equicam.paper.context import Context
+from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
-from equicam.paper.rows import Both, Row, compare, difference, number, with_verdict
+from equicam.paper.rows import Both, Row, compare, number, with_verdict
 
 KINDS = {
     "Eq unconditional": "all",
@@ -31,16 +32,21 @@ def measure(context: Context) -> Iterator[Row]:
             eq: Both[Estimate] = found.map(itemgetter(method)).map(attrgetter(field))
             yield compare(f"{start}.{name}.{kind}", eq, label=f"{method}, {field}")
     kept = found.clean["grad-cam"].consistency_rate
-    flips = Both(Estimate(1 - kept.value, 1 - kept.high, 1 - kept.low, kept.n), None)
+    flips = Both(Estimate(1 - kept.value, 1 - kept.high, 1 - kept.low, kept.n, kept.groups), None)
     yield compare(f"{start}.stable_rate", Both(kept, None), label="the top-1 is kept")
     yield compare(f"{start}.flip_rate", flips, label="the top-1 flips")
     if context.backbone == "resnet50":
-        gap = found.map(lambda of: difference(of["equigrad-cam"].consistent, of["grad-cam"].consistent))
-        yield compare("cond.gap.resnet50.stable", gap, label="gap, top-1 kept")
+        yield compare("cond.gap.resnet50.stable", tables.map(_paired_gap), label="gap, top-1 kept")
+        first = context.on_first_classes(tables).clean
+        kept = summary.conditional(first.table, "grad-cam", region=first.region).consistency_rate
+        label, of_first = "the top-1 is kept, first classes, as the introduction has it", context.labelled
         yield compare(
-            "cond.intro.stable_rate", Both(kept, None), label="the top-1 is kept, as the introduction has it",
+            "cond.intro.stable_rate",
+            Both(kept, None),
+            label=label,
             reason=INTRODUCTION,
-        )  # fmt: skip
+            of_first_classes=of_first,
+        )
     reason = f"the paper's is over its three networks, this is {context.backbone} alone"
     for claim, label, value in (
         ("cond.max_move.eg", "most that conditioning moves equigrad-cam", _largest_move),
@@ -48,6 +54,18 @@ def measure(context: Context) -> Iterator[Row]:
         ("cond.gap.hi", "largest gap to grad-cam", lambda of: max(_gap(of, kind) for kind in KINDS.values())),
     ):
         yield with_verdict(claim, found.map(value).map(number), "undecided", label=label, reason=reason)
+
+
+def _paired_gap(found: Evaluation) -> Estimate:
+    """Eq of EquiGrad-CAM minus that of Grad-CAM over the pairs that keep the top-1, paired."""
+    several, one = (
+        summary.pick(found.table, "eq", method, found.region, each_angle=True)
+        for method in ("equigrad-cam", "grad-cam")
+    )
+    kept = (
+        summary.pick_prediction(found.table, "consistent", "grad-cam", each_angle=True).at_pairs_of(one) == 1
+    )
+    return summary.mean_of(replace(one, value=several.at_pairs_of(one) - one.value), kept)
 
 
 def _gap(of: OfMethods, kind: str) -> float:

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from equicam.evaluation import statistics
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluation.statistics import Floats
 from equicam.explain import explain
 from equicam.paper.claims import claims
 from equicam.paper.context import FORWARD_PASSES, Context
 from equicam.paper.experiment import Experiment
-from equicam.paper.rows import Both, Row, compare, costly, not_run
+from equicam.paper.rows import Both, Contradiction, Row, compare, costly, not_run
 
 IMAGES_PER_BATCH = 16
 THEIRS = (
@@ -25,18 +27,21 @@ def measure(context: Context) -> Iterator[Row]:
     if not context.costly:
         yield not_run(claim, costly(FORWARD_PASSES["score-cam"]))
         return
-    share = Both(_share(context, as_published=False), _share(context, as_published=True))
-    artefact = THEIRS if share.clean.high < share.as_published.low else ""
-    yield compare(claim, share, label="score-cam: constant maps", artefact=artefact)
+    constant = Both(_constant(context, as_published=False), _constant(context, as_published=True))
+    group = [item.group or item.id for item in context.sample] if context.groups else None
+    share = constant.map(lambda c: statistics.proportion(int(c.sum()), len(c)))
+    fewer = statistics.compare(constant.clean, constant.as_published, group=group).difference
+    yield compare(claim, share, label="score-cam: constant maps", artefact=Contradiction(fewer, THEIRS))
 
 
-def _share(context: Context, *, as_published: bool) -> Estimate:
-    items, constant, dtype = context.sample, 0, context.options.get("dtype")
+def _constant(context: Context, *, as_published: bool) -> Floats:
+    """Which images have a constant map."""
+    items, constant, dtype = context.sample, [], context.options.get("dtype")
     for start in range(0, len(items), IMAGES_PER_BATCH):
         x = context.open(items[start : start + IMAGES_PER_BATCH])
         found = explain(context.model, x, method="score-cam", as_published=as_published, dtype=dtype)
-        constant += sum(bool(flags & {"blank", "constant"}) for flags in found.flags)
-    return statistics.proportion(constant, len(items))
+        constant += [bool(flags & {"blank", "constant"}) for flags in found.flags]
+    return np.array(constant, dtype=np.float64)
 
 
 EXPERIMENT = Experiment("Constant Score-CAM maps", ("const.scorecam.",), measure)

@@ -105,8 +105,8 @@ def _readme(context: Context) -> Row:
 
     def r(found: Evaluation) -> Estimate:
         eq = summary.pick(found.table, "eq", "grad-cam", found.region, each_angle=True)
-        peum = summary.pick(found.table, "peum", "equigrad-cam+pcf", "full").value
-        return correlation(statistics.pearson(peum, 1 - eq.value[eq.angles == 45]))
+        peum = summary.pick(found.table, "peum", "equigrad-cam+pcf", "full")
+        return correlation(statistics.pearson(peum.value, 1 - eq.value[eq.angles == 45], group=peum.group))
 
     found = context.evaluate_both(["grad-cam", "equigrad-cam+pcf"], ["eq", "peum"])
     label = "r of gated PEUM with 1 − Eq at 45°"

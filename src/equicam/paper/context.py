@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,21 +15,26 @@ import pyarrow.parquet as pq
 from jaxtyping import Float
 from torch import Tensor
 
+from equicam import __version__
 from equicam.core.views import Views
-from equicam.data.items import Item, digest_files, digest_items, open_item, sample_by_class
+from equicam.data.items import Item, digest_files, digest_groups, digest_items, open_item, sample_by_class
 from equicam.data.sources import find_items
-from equicam.evaluation import statistics, summary
+from equicam.evaluation import summary
 from equicam.evaluation.evaluate import evaluate
 from equicam.evaluation.statistics import Estimate
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.models.load import load
 from equicam.models.weights import fingerprint
+from equicam.paper.draws import draw_sample
+from equicam.paper.provenance import commit, content_digest
 from equicam.paper.rows import Both
 from equicam.readers.model import Model
 from equicam.shards import write_atomic
 
 FORWARD_PASSES = {"score-cam": 2048, "aug-score-cam": 6 * 2048, "rise": 8000, "recipro-cam": 50}
 """Forward passes per map of the methods that run only with --costly."""
+FIRST_CLASSES_SHARE = 0.2
+"""Of the images: 2,000 of the paper's 10,000."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,24 @@ class Evaluation:
 
     def mean(self, metric: str, method: str | None = None, region: str | None = None) -> Estimate:
         """The mean over images with its interval."""
-        found = summary.pick(self.table, metric, method, region)
-        return statistics.bootstrap(statistics.mean, found.value, cluster=found.ids)
+        return summary.mean_of(summary.pick(self.table, metric, method, region))
 
     def eq(self, method: str) -> Estimate:
         """Mean Eq by its protocol."""
         return self.mean("eq", method, self.region)
+
+    def of_items(self, items: Sequence[Item]) -> "Evaluation":
+        """The rows of some of the images."""
+        wanted = pa.array([item.id for item in items])
+        return replace(self, table=self.table.filter(pc.is_in(self.table["id"], value_set=wanted)))
+
+
+class Evaluated(NamedTuple):
+    """The weights and images of an evaluation, by their SHA-256."""
+
+    weights: str
+    images: str
+    n: int
 
 
 @dataclass(frozen=True)
@@ -64,10 +82,16 @@ class Context:
     domain: str = ""  # PatchCamelyon or RESISC45, where the images come from one
     n: int | None = None
     split: str | None = None
+    draw: str = ""  # `authors`, or a class-spread sample
+    group_by: str | None = None  # the column of an image list that holds the group of each image
     costly: bool = False
+    max_passes: int | None = None  # of one map by a costly method
     progress: bool = False
     options: dict[str, Any] = field(default_factory=dict)  # dtype, compiled, …: passed to `evaluate`
     extra: dict[str, Path] = field(default_factory=dict)  # more weights of the same architecture, by name
+    evaluated: set["Evaluated"] = field(
+        default_factory=set, repr=False
+    )  # what evaluations were of, for their provenance
 
     @property
     def claimed_domain(self) -> str:
@@ -77,19 +101,56 @@ class Context:
     @cached_property
     def listing(self) -> list[Item]:
         """Every image of the source, listed once."""
-        return find_items(self.data, split=self.split)
+        return find_items(self.data, split=self.split, group_by=self.group_by)
 
     @cached_property
     def sample(self) -> list[Item]:
-        """The class-spread sample of `n` images, or all of them."""
-        return sample_by_class(self.listing, self.n)
+        """The sample of `n` images, or all of them, in the order of the draw."""
+        return draw_sample(self.listing, self.n, self.draw)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every image of the sample has a label."""
+        return all(item.label is not None for item in self.sample)
+
+    @cached_property
+    def by_class(self) -> list[Item]:
+        """The sample in the order of its classes."""
+        return sorted(self.sample, key=lambda i: (isinstance(i.label, str), i.label, i.id))
+
+    def on_first_classes(self, found: Both[Evaluation]) -> Both[Evaluation]:
+        """An evaluation on the first fifth of the images by class, as the samples of some published numbers are.
+
+        Without labels it is on all images.
+        """
+        if not self.labelled:
+            return found
+        return found.map(Evaluation.of_items, self.by_class[: round(FIRST_CLASSES_SHARE * len(self.sample))])
+
+    @cached_property
+    def weights_digest(self) -> str:
+        """SHA-256 of the network's tensors."""
+        return fingerprint(self.model.module)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """SHA-256 of the sample: ids, annotations and contents."""
+        return content_digest(self.sample)
+
+    @cached_property
+    def groups(self) -> int | None:
+        """How many groups the sample comes from, an image without one being its own; None if no image has a group."""
+        named = {item.group for item in self.sample} - {None}
+        return len(named) + sum(item.group is None for item in self.sample) if named else None
 
     @cached_property
     def _setting(self) -> dict[str, Any]:
         """Everything but the method and the metrics that decides the rows of an evaluation."""
         return {
-            "model": self.model.name, "weights": fingerprint(self.model.module), "layer": self.model.layer, "n": self.n,
-            "images": [digest_items(self.listing), digest_files(self.listing)], "options": str(self.options),
+            "model": self.model.name, "weights": self.weights_digest, "layer": self.model.layer,
+            "images": [digest_items(self.sample), digest_files(self.sample)], "options": str(self.options),
+            "version": __version__, "commit": commit(),
+            **({} if self.groups is None else {"groups": digest_groups(self.sample)}),
         }  # fmt: skip
 
     def with_weights(self, weights: Path) -> "Context":
@@ -109,8 +170,10 @@ class Context:
     ) -> Evaluation:
         """Evaluate the sample, or these items; a kept evaluation with all the methods and metrics is reused."""
         setting = self._setting | {"as_published": as_published, "views": str(views)}
+        of = (self.data_digest, len(self.sample)) if items is None else (content_digest(items), len(items))
+        self.evaluated.add(Evaluated(self.weights_digest, *of))
         if items is not None:
-            setting |= {"n": None, "images": [digest_items(items), digest_files(items)]}
+            setting |= {"images": [digest_items(items), digest_files(items)]}
         self.out.mkdir(parents=True, exist_ok=True)
         index = self.out / "evaluations.json"
         known: dict[str, Any] = json.loads(index.read_text()) if index.is_file() else {}
@@ -121,9 +184,8 @@ class Context:
         entry = {"setting": setting, "methods": list(methods), "metrics": list(metrics)}
         key = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
         table = evaluate(
-            self.model, list(self.listing if items is None else items), methods=methods, scores=metrics,
-            as_published=as_published, views=views, n=self.n if items is None else None, out=self._file(key),
-            progress=self.progress, **self.options,
+            self.model, list(self.sample if items is None else items), methods=methods, scores=metrics,
+            as_published=as_published, views=views, out=self._file(key), progress=self.progress, **self.options,
         )  # fmt: skip
         write_atomic(index, json.dumps(known | {key: entry}, indent=1).encode())
         return Evaluation(table, as_published)
@@ -153,8 +215,9 @@ class Context:
         return self.open(sample_by_class(self.sample, count))
 
     def affordable(self, methods: Sequence[str]) -> list[str]:
-        """The methods that run: those of many forward passes only with `costly`."""
-        return [m for m in dict.fromkeys(methods) if self.costly or m not in FORWARD_PASSES]
+        """The methods that run: those of many forward passes only with `costly`, up to `max_passes`."""
+        most = (self.max_passes or math.inf) if self.costly else 0
+        return [m for m in dict.fromkeys(methods) if FORWARD_PASSES.get(m, 0) <= most]
 
     def _file(self, key: str) -> Path:
         return self.out / f"evaluation-{key}.parquet"

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from equicam.evaluation.statistics import Estimate
 from equicam.paper.context import Context
 from equicam.paper.experiment import Experiment
-from equicam.paper.measure import NO_LABEL
 from equicam.paper.rotation_augmentation import (
     WEIGHTS,
     evaluate_weights,
@@ -23,9 +22,9 @@ def measure(context: Context) -> Iterator[Row]:
     measured = measure_weights(evaluate_weights(context))
     for name, found in measured.items():
         if not name.startswith("EG"):
-            reason = "" if found.clean else NO_LABEL
-            yield compare(f"rotaug.CUB.{name}", found, label=name, reason=reason)
-    plain, rotated = (measured[f"EG Eq {name}"] for name in WEIGHTS)
+            yield compare(f"rotaug.CUB.{name}", found.mean, label=name, reason=found.reason)
+            yield from found.seed_rows(name)
+    plain, rotated = (measured[f"EG Eq {name}"].mean for name in WEIGHTS)
     ours, theirs = (
         [e for e in pair if e]
         for pair in ((plain.clean, rotated.clean), (plain.as_published, rotated.as_published))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from equicam.core.chain import is_constant
-from equicam.evaluation import statistics, summary
+from equicam.evaluation import summary
 from equicam.evaluation.selection import MetricColumn
 from equicam.paper.claims import claims
 from equicam.paper.context import Context, Evaluation
@@ -36,8 +36,7 @@ def measure(context: Context) -> Iterator[Row]:
     for name, metric in COSINES.items():
         cosine = summary.pick(found.clean.table, metric, "grad-cam", "no grid")
         rotated, unrelated = (
-            statistics.bootstrap(statistics.mean, values, cluster=cosine.ids)
-            for values in (cosine.value, cosine.floor)
+            summary.mean_of(replace(cosine, value=values)) for values in (cosine.value, cosine.floor)
         )
         yield compare(f"cos.{name}.rot", Both(rotated, None), label=f"{name}, rotated")
         yield compare(f"cos.{name}.unrelated", Both(unrelated, None), label=f"{name}, unrelated")

@@ -26,7 +26,7 @@ def measure(context: Context) -> Iterator[Row]:
 
 def _squared(r: Estimate) -> Estimate:
     ends = sorted((r.low**2, r.high**2))
-    return Estimate(r.value**2, 0.0 if r.low < 0 < r.high else ends[0], ends[1], r.n)
+    return Estimate(r.value**2, 0.0 if r.low < 0 < r.high else ends[0], ends[1], r.n, r.groups)
 
 
 EXPERIMENT = Experiment("Drift against confidence change", ("cond.corr",), measure)

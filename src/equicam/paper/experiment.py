@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from equicam.paper.claims import NETWORKS, Claim, claims
 from equicam.paper.context import Context
-from equicam.paper.rows import VERDICT_REMARKS, Remark, Row, not_run, note
+from equicam.paper.rows import Remark, Row, not_run, note
 
 
 def another_network(context: Context, claim: Claim) -> Remark:
@@ -40,10 +40,14 @@ class Experiment:
         """`run`, except that a number published for one network is not a claim about another."""
         for row in self.run(context):
             network = claims()[row.claim].network if row.claim else ""
-            if row.verdict == "not run" or network in ("", context.backbone):
+            elsewhere = not context.domain and context.backbone not in NETWORKS
+            if row.verdict in ("not run", "by definition") or not row.claim or network == context.backbone:
                 yield row
-                continue
-            reason = None if row.reason and row.reason.code in VERDICT_REMARKS else row.reason
-            shown = f"{row.published}, of {network}"
-            yield replace(row, claim="", published=shown, verdict="measured", reason=reason, margin=None)
-            yield not_run(row.claim, Remark("network", {"network": network}))
+            elif network or elsewhere:
+                about = network or ", ".join(NETWORKS)
+                yield replace(
+                    row, claim="", published=f"{row.published}, of {about}", verdict="measured", why=None, margin=None, within=None,
+                )  # fmt: skip
+                yield not_run(row.claim, Remark("network", {"network": network or NETWORKS[0]}))
+            else:
+                yield row

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from equicam.core.chain import unit
 from equicam.data.benchmarks import CENTRE
 from equicam.data.items import sample_by_class
-from equicam.evaluation import localisation, statistics, summary
+from equicam.evaluation import localisation, summary
 from equicam.evaluation.controls import coverage_map
 from equicam.evaluation.statistics import Estimate
 from equicam.methods import resolve
@@ -54,9 +55,7 @@ def _energies(found: Evaluation, method: str, column: str = "value") -> list[Est
     every = summary.pick(found.table, "energy", method, "label", each_angle=True)
     rotated = summary.pick(found.table, "energy", method, "label")
     first, then = getattr(every, column)[every.angles == 0], getattr(rotated, column)
-    return [
-        statistics.bootstrap(statistics.mean, v, cluster=rotated.ids) for v in (first, then, first - then)
-    ]
+    return [summary.mean_of(replace(rotated, value=v)) for v in (first, then, first - then)]
 
 
 def _geometry(context: Context) -> Iterator[Row]:

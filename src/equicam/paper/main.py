@@ -19,7 +19,7 @@ def measure(context: Context) -> Iterator[Row]:
     for name, method in published.items():
         claim = f"main.{name}.{context.backbone}.eq"
         if method in methods:
-            yield eq_row(claim, found, method)
+            yield eq_row(claim, found, method, context=context)
         elif claim in claims():
             yield not_run(claim, costly(FORWARD_PASSES[method]))
     yield gain_row(f"gain.{context.backbone}", found)

@@ -1,8 +1,8 @@
 """How far a measurement may be from a published number and still be called the same.
 
 A margin must be smaller than the effect the number is published for: it is half of the published difference to the number
-it is compared with, and never more than a cap for its kind of quantity. Numbers that the paper prints in several tables
-have one margin, the smallest.
+it is compared with, at most half of the way to 1 for numbers that end there, and never more than a cap for its kind of
+quantity. A quantity that the paper prints in several tables has one margin, the smallest, and the range of what is printed.
 """
 
 import re
@@ -14,8 +14,8 @@ CAPS = {
     "eq": 0.03, "share": 0.05, "correlation": 0.06, "percent": 5.0, "points": 1.0, "ratio": 0.5, "lift": 0.25, "mass": 0.02,
 }  # fmt: skip
 """The largest margin by kind of quantity."""
-SMALLEST = 0.005
-"""A margin below this would ask for more than the printed digits and the published samples hold."""
+ENDS_AT_ONE = ("eq", "share")
+"""Kinds of quantities that cannot be above 1."""
 KINDS = (
     (r"gain\.|clip\.gain|vitl\.gain", "percent"),
     (r".*\.add\.T|.*acc_seed_sd", "points"),
@@ -42,11 +42,14 @@ AGAINST = {
     "audit.r.PEUM": "audit.r.pairwise CAM disagreement", "audit.r.pairwise CAM disagreement": "audit.r.PEUM",
     "audit.auroc.PEUM": "audit.auroc.confdrop", "cond.bins.gc.lo": "cond.bins.gc.hi", "cond.bins.gc.hi": "cond.bins.gc.lo",
     "cos.feature.rot": "cos.feature.unrelated", "cos.logit.rot": "cos.logit.unrelated",
+    **{f"label.{method}.{side}": f"label.uniform null.{side}"
+       for method in ("Grad-CAM", "Grad-CAM++", "LayerCAM", "AugCAM unaligned", "EquiGrad-CAM", "EquiGrad-CAM+PCF")
+       for side in ("mass in disc 0deg", "mass in disc rotated mean")},
 }  # fmt: skip
 """The number that a claim is read next to, where the table's columns do not say."""
 OWN_EFFECT = re.compile(
     r"gain\.|app\.gain|clip\.gain|vitl\.gain|matched\.(augsc\..*\.(margin|cross)|(Recipro-CAM|RISE)\.\w+$|recipro|.*inflation)"
-    r"|const\.imagenet|audit\.diff|cond\.gap|cond\.max_move|cond\.corr|align\.locus|label\..*drop|causal\..*median_diff"
+    r"|const\.(imagenet|clip)|tsweep\..*\.add\.|audit\.diff|cond\.gap|cond\.max_move|cond\.corr|align\.locus|label\..*drop|causal\..*median_diff"
 )
 """Claims that are a difference themselves: half of it is the margin."""
 BASELINE, OURS = (
@@ -57,16 +60,39 @@ BASELINE, OURS = (
 
 @cache
 def margin(claim: str) -> float:
-    """Half of the published effect, capped by kind; for a number of several tables the smallest of theirs."""
-    known = claims()
-    one = known[claim]
-    return min(_margin(other) for other in known.values() if _same_quantity(one, other))
+    """Half of the published effect, capped by kind; for a quantity of several tables the smallest of theirs."""
+    return min(_margin(other) for other in _same_quantity(claim))
+
+
+@cache
+def published_range(claim: str) -> tuple[float, float]:
+    """The least and the largest number that the paper prints for what a claim is about."""
+    values = [value for other in _same_quantity(claim) for value in other.values]
+    return min(values), max(values)
+
+
+@cache
+def rounding(claim: str) -> float:
+    """Half a unit of the last printed digit; numbers of one kind in a table have as many digits as the longest of them."""
+    table, kind = claim.split(".")[:2], _kind(claim)
+    printed = (
+        v for c in claims().values() if c.id.split(".")[:2] == table and _kind(c.id) == kind for v in c.values
+    )
+    return 0.5 * 10.0 ** -max(len(f"{value:.6f}".rstrip("0").partition(".")[2]) for value in printed)
+
+
+def _kind(claim: str) -> str:
+    return next((kind for form, kind in KINDS if re.match(form, claim)), "eq")
 
 
 def _margin(claim: Claim) -> float:
-    cap = CAPS[next((kind for form, kind in KINDS if re.match(form, claim.id)), "eq")]
-    effect = _effect(claim)
-    return cap if effect is None else min(cap, max(SMALLEST, effect / 2))
+    kind = _kind(claim.id)
+    bounds = [CAPS[kind]]
+    if (effect := _effect(claim)) is not None:
+        bounds.append(effect / 2)
+    if kind in ENDS_AT_ONE and claim.values and 0.5 < max(claim.values) < 1:
+        bounds.append((1 - max(claim.values)) / 2)
+    return min(bounds)
 
 
 def _effect(claim: Claim) -> float | None:
@@ -95,19 +121,25 @@ def _same_column(claim: Claim) -> list[str]:
     return [claim.id.replace(f".{claim.method}", f".{other}", 1) for other in others]
 
 
-def _same_quantity(a: Claim, b: Claim) -> bool:
-    """Whether two tables print one number: the same value, of the same method on the same network or domain."""
-    return a.id == b.id or (
-        a.values == b.values and len(a.values) == 1 and a.domain == b.domain and _about(a) == _about(b)
-    )
-
-
+WHOLE = {"Eq", "Eq unconditional", "Eq T18", "Eq base", "Eq class-spread 2000", "Eq full 10k", 'Eq "after re-run"', "GC Eq no aug",
+         "EG Eq no aug", "Ins", "Del", "test accuracy", "acc no aug"}  # fmt: skip
+"""Metrics over all pairs of all images, whatever a table calls them."""
 SHORT = {"GC": "Grad-CAM", "EG": "EquiGrad-CAM", "Grad-CAM single view": "Grad-CAM", "published Grad-CAM (main)": "Grad-CAM",
-         "Aligned feature-space (EquiGrad-CAM)": "EquiGrad-CAM", "Unaligned output-space": "AugCAM unaligned"}  # fmt: skip
+         "Aligned feature-space (EquiGrad-CAM)": "EquiGrad-CAM", "Unaligned output-space": "AugCAM unaligned", "acc": "classifier"}  # fmt: skip
+"""One name for a method that tables call differently."""
 
 
-def _about(claim: Claim) -> tuple[str, str]:
-    """The method, and the quantity's first word: Eq, Ins, Del, accuracy …"""
-    words = claim.metric.replace("stage ", "").split()
-    kind = next((word for word in words if word in ("Eq", "Ins", "Del", "acc", "accuracy")), claim.metric)
-    return SHORT.get(claim.method, claim.method), "accuracy" if kind == "acc" else kind
+@cache
+def _same_quantity(claim: str) -> tuple[Claim, ...]:
+    """The claims of all tables about one quantity: a method's Eq, insertion, deletion or accuracy on one network or domain."""
+    one = claims()[claim]
+    about = _quantity(one)
+    return (one,) if about is None else tuple(c for c in claims().values() if _quantity(c) == about)
+
+
+def _quantity(claim: Claim) -> tuple[str, str, str] | None:
+    """The network or domain, the method and the metric; None for a claim that no other table repeats."""
+    if claim.metric not in WHOLE or claim.of_first_classes or len(claim.values) != 1:
+        return None
+    kind = next(word for word in ("Eq", "Ins", "Del", "acc") if word in claim.metric)
+    return claim.domain, SHORT.get(claim.method, claim.method), kind

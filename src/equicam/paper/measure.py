@@ -1,16 +1,20 @@
 """Quantities that several experiments share: Eq, the relative gain, p-values, accuracy and constant maps."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
 from equicam.evaluation import statistics, summary
 from equicam.evaluation.reasons import ReasonCode
+from equicam.evaluation.selection import MetricColumn
 from equicam.evaluation.statistics import Estimate
 from equicam.paper.claims import claims
-from equicam.paper.context import Evaluation
-from equicam.paper.rows import Both, Row, compare, number, with_verdict
+from equicam.paper.context import Context, Evaluation
+from equicam.paper.rows import Both, Row, compare, note, number, too_few, with_verdict
 from equicam.readers.forward import Network, capture_layer
 from equicam.readers.model import Model
 from equicam.readers.objective import class_logit
@@ -20,9 +24,17 @@ SIGNIFICANCE = 0.05
 NO_LABEL = "labels that are the model's classes"
 
 
-def eq_row(claim: str, found: Both[Evaluation], method: str, *, reason: str = "") -> Row:
-    """Eq of a method; without a claim it stands alone."""
-    return compare(claim, found.map(Evaluation.eq, method), label=method, reason=reason)
+def eq_row(
+    claim: str, found: Both[Evaluation], method: str, *, context: Context | None = None, reason: str = ""
+) -> Row:
+    """Eq of a method; without a claim it stands alone. Given the context, a claim of the first classes is measured there."""
+    known = claims().get(claim)
+    first = context is not None and known is not None and known.of_first_classes and context.labelled
+    if first and context is not None:
+        found = context.on_first_classes(found)
+    return compare(
+        claim, found.map(Evaluation.eq, method), label=method, reason=reason, of_first_classes=first
+    )
 
 
 def gain_row(claim: str, found: Both[Evaluation]) -> Row:
@@ -30,7 +42,9 @@ def gain_row(claim: str, found: Both[Evaluation]) -> Row:
 
     def gain(e: Evaluation) -> Estimate:
         one, several = (summary.pick(e.table, "eq", m, e.region) for m in ("grad-cam", "equigrad-cam"))
-        return statistics.bootstrap(_percent_above, several.by_id(one.ids), one.value, cluster=one.ids)
+        return statistics.bootstrap(
+            _percent_above, several.by_id(one.ids), one.value, cluster=one.ids, group=one.group
+        )
 
     return compare(claim, found.map(gain), label="relative gain, %")
 
@@ -39,41 +53,62 @@ def _percent_above(several: statistics.Floats, one: statistics.Floats) -> float:
     return 100 * (statistics.mean(several) / statistics.mean(one) - 1)
 
 
-def p_row(claim: str, label: str, log10_p: Both[float], n: int) -> Row:
-    """A test's log10 p against a published bound: below it the claim holds, on fewer images too, because p falls with more.
+def mean_over(found: Sequence[MetricColumn]) -> Estimate:
+    """The mean over several networks and their images: each image's values are averaged first, as the same image repeats."""
+    first = found[0]
+    values = np.stack([column.by_id(first.ids) for column in found])
+    return summary.mean_of(replace(first, value=values.mean(0)))
 
-    A p above the bound, and a claim that nothing is significant, decide nothing: absence of a test result is not equality.
+
+def paired(a: MetricColumn, b: MetricColumn) -> MetricColumn:
+    """The difference a − b on the same images."""
+    return replace(a, value=a.value - b.by_id(a.ids))
+
+
+def p_row(claim: str, label: str, log10_p: Both[float], n: int, *, opposite: float = 0.0) -> Row:
+    """A test's log10 p, in the published direction, against a published bound; `opposite` is that of the other direction.
+
+    Below the bound the claim holds, on fewer images than the paper's too, because p falls with more; on more, log10 p is
+    scaled to theirs. A p above the bound, and a claim that nothing is significant, decide nothing: absence of a test
+    result is not equality.
     """
     known = claims()[claim]
     bound = known.value if isinstance(known.value, float) else None
-    p = log10_p.as_published
-    if bound is None:
-        verdict = "differs" if p < math.log10(SIGNIFICANCE) else "undecided"
-    else:
-        verdict = "matches" if p < math.log10(bound) else "undecided"
+    scale = min(1.0, known.n / n) if known.n else 1.0
+    p, significant = scale * log10_p.as_published, math.log10(SIGNIFICANCE)
+    verdict = "undecided"
+    why = too_few(number(p, n))
+    if why is None:
+        why = note("p falls as images are added; a p that is not small decides nothing")
+        if (p if bound is None else opposite) < significant:
+            verdict = "differs"
+        elif bound is not None and p < math.log10(bound):
+            verdict = "matches"
     published = "n.s." if bound is None else f"p < {bound:g}"
-    found = log10_p.map(number, n)
-    reason = "p falls as images are added; a p that is not small decides nothing"
-    return with_verdict(claim, found, verdict, label=label, published=published, reason=reason)
+    return with_verdict(claim, log10_p.map(number, n), verdict, label=label, published=published, why=why)
 
 
 def accuracy(found: Both[Evaluation]) -> Both[Estimate | None]:
     """The share of images classified as labelled; None where no label is one of the model's classes."""
     wrong = found.clean.mean("misclassified")
-    right = Estimate(1 - wrong.value, 1 - wrong.high, 1 - wrong.low, wrong.n) if wrong.n else None
+    right = (
+        Estimate(1 - wrong.value, 1 - wrong.high, 1 - wrong.low, wrong.n, wrong.groups) if wrong.n else None
+    )
     return Both(right, None)
 
 
 def constant_share(found: Evaluation, method: str) -> Estimate:
     """The share of images whose map is constant."""
     constant = constant_maps(found, method)
-    return statistics.proportion(sum(constant.values()), len(constant))
+    eq = summary.pick(found.table, "eq", method, found.region)
+    is_constant = np.array([constant[i] for i in eq.ids], dtype=np.float64)
+    return summary.mean_of(replace(eq, value=is_constant, score="constant"))
 
 
 def eq_where_defined(found: Evaluation, method: str) -> Estimate:
     """The mean Eq of the images whose map is not constant."""
     eq, constant = summary.pick(found.table, "eq", method, found.region), constant_maps(found, method)
-    return statistics.bootstrap(statistics.mean, eq.value[[not constant[i] for i in eq.ids]])
+    return summary.mean_of(eq, np.array([not constant[i] for i in eq.ids], dtype=np.bool_))
 
 
 def constant_maps(found: Evaluation, method: str) -> dict[str, bool]:

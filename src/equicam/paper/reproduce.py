@@ -1,23 +1,28 @@
 """Run one experiment of the paper on your images and keep its rows as JSON."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equicam.data.items import Item
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.models.load import load
 from equicam.paper import EXPERIMENTS, load_experiment
 from equicam.paper.claims import DOMAINS, NETWORKS
 from equicam.paper.context import Context
-from equicam.paper.rotation_augmentation import WEIGHTS
+from equicam.paper.kept import KeptRows, write_rows
+from equicam.paper.plots import write_plots
+from equicam.paper.provenance import describe, provenance
+from equicam.paper.rotation_augmentation import TRAININGS, WEIGHTS
 from equicam.paper.rows import Row
+from equicam.paper.scatters import scatters
 from equicam.paper.seeds import SEEDS
+from equicam.paper.tables import as_csv, as_latex
 from equicam.shards import write_atomic
 
-EXTRA_WEIGHTS = (*WEIGHTS.values(), *SEEDS)
+EXTRA_WEIGHTS = (*(f"{name}{seed}" for seed in TRAININGS for name in WEIGHTS.values()), *SEEDS)
 """Names of the weights that experiments compare with those of the model."""
 
 
@@ -28,11 +33,31 @@ class Reproduction:
     title: str
     rows: tuple[Row, ...]
     path: Path
+    provenance: Mapping[str, Any]
+    groups: int | None = None  # intervals are over this many groups of images; None: over images
 
 
-def reproduce(
-    name: str,
-    data: str | None,
+def reproduce(name: str, data: str | None, out: Path, **options: Any) -> Reproduction:
+    """Measure every row of an experiment; the options are those of `open_context`."""
+    if name not in EXPERIMENTS:
+        raise EquicamError(
+            "an experiment", needs=f"one of {', '.join(EXPERIMENTS)}, or all", got=repr(name), fix="equicam reproduce --list"
+        )  # fmt: skip
+    if data is None:
+        raise no_data(name)
+    return run_experiment(name, open_context(data, out, **options))
+
+
+def no_data(name: str) -> EquicamError:
+    """The error of a run without images, with what the experiment needs."""
+    needs = load_experiment(name).needs if name in EXPERIMENTS else "images"
+    return EquicamError(
+        f"reproduce {name}", needs=needs, got="no --data", fix=f"equicam reproduce {name} --data FOLDER"
+    )
+
+
+def open_context(
+    data: str,
     out: Path,
     *,
     model: str = "resnet50",
@@ -43,37 +68,49 @@ def reproduce(
     domain: str = "",
     n: int | None = None,
     split: str | None = None,
+    draw: str = "",
+    group_by: str | None = None,
     costly: bool = False,
+    max_passes: int | None = None,
     extra: Mapping[str, Path] | None = None,
     options: Mapping[str, Any] | None = None,
     progress: bool = False,
     warn: Callable[[str], None] = lambda _text: None,
-) -> Reproduction:
-    """Measure every row of an experiment; `options` go to `evaluate`, and `warn` gets a line on each unknown name."""
-    if name not in EXPERIMENTS:
-        raise EquicamError(
-            "an experiment", needs=f"one of {', '.join(EXPERIMENTS)}", got=repr(name), fix="equicam reproduce --list"
-        )  # fmt: skip
-    experiment = load_experiment(name)
-    if data is None:
-        raise EquicamError(
-            f"reproduce {name}", needs=experiment.needs, got="no --data", fix=f"equicam reproduce {name} --data FOLDER"
-        )  # fmt: skip
-    find_items(data, split=split)  # refuse a missing source before a model is loaded
-    loaded = load(model, weights=weights, classes=classes, device=device)
+) -> Context:
+    """A network and images to measure on; `options` go to `evaluate`, and `warn` gets a line on each unknown name."""
+    items = find_items(
+        data, split=split, group_by=group_by
+    )  # refuse a missing source before a model is loaded
+    loaded = load(model, weights=weights, classes=classes or zero_shot_classes(model, items), device=device)
     context = Context(
-        model=loaded, data=data, out=out, backbone=backbone or model, domain=domain, n=n, split=split, costly=costly,
-        progress=progress, options=dict(options or {}), extra=dict(extra or {}),
+        model=loaded, data=data, out=out, backbone=backbone or model, domain=domain, n=n, split=split, draw=draw,
+        group_by=group_by, costly=costly, max_passes=max_passes, progress=progress, options=dict(options or {}), extra=dict(extra or {}),
     )  # fmt: skip
     for line in _unpublished(context):
         warn(line)
+    return context
+
+
+def zero_shot_classes(model: str, items: Sequence[Item]) -> list[str] | None:
+    """The names of the source's classes, for a zero-shot model that is given none."""
+    names = sorted({item.label for item in items if isinstance(item.label, str)})
+    return names if model.startswith("open_clip:") and names else None
+
+
+def run_experiment(name: str, context: Context, keep_as: str = "") -> Reproduction:
+    """Measure every row and write them under the experiment's name, or `keep_as`."""
+    experiment = load_experiment(name)
+    context.evaluated.clear()
     rows = tuple(experiment.rows(context))
-    about = {"experiment": name, "model": model, "backbone": context.backbone, "domain": domain, "n": n}
-    text = json.dumps(about | {"rows": [row.as_json() for row in rows]}, indent=1, ensure_ascii=False)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{name}.json"
-    write_atomic(path, text.encode())
-    return Reproduction(experiment.title, rows, path)
+    kept = KeptRows(keep_as or name, context.backbone, context.domain, provenance(context), rows)
+    path = context.out / f"{kept.experiment}.json"
+    write_rows(path, kept)
+    if any(row.label != "figure" for row in kept.ran):
+        write_atomic(path.with_suffix(".csv"), as_csv(rows).encode())
+        latex = as_latex(rows, experiment.title, describe(kept.provenance))
+        write_atomic(path.with_suffix(".tex"), latex.encode())
+        write_plots(kept, path.with_suffix(""), scatters(name, context))
+    return Reproduction(experiment.title, rows, path, kept.provenance, context.groups)
 
 
 def parse_extra(given: str) -> tuple[str, Path]:

@@ -1,70 +1,132 @@
 """Is training for rotation enough? Plain and rotation-augmented weights on the same images."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from equicam.evaluation import statistics, summary
+from equicam.evaluation import summary
+from equicam.evaluation.selection import MetricColumn
 from equicam.evaluation.statistics import Estimate
 from equicam.paper.claims import DOMAINS, Claim
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
-from equicam.paper.measure import NO_LABEL, accuracy
+from equicam.paper.measure import NO_LABEL, mean_over, paired
 from equicam.paper.rows import Both, Remark, Row, compare
 
 WEIGHTS = {"no aug": "plain", "rot aug": "rotated"}
 """The paper's names of the two trainings, and those of --extra."""
+TRAININGS = ("", "1", "2")
+"""What follows those names in --extra: nothing for the first seed, then the number of each further one."""
 METHODS = {"GC": "grad-cam", "EG": "equigrad-cam"}
+ALIGNED_ABOVE_TRAINED, ALIGNED_AND_TRAINED, TRAINED_ABOVE_PLAIN = (
+    "EG without rotated training − GC with it",
+    "EG with rotated training − GC with it",
+    "GC with rotated training − GC without",
+)
+DIFFERENCES = {
+    ALIGNED_ABOVE_TRAINED: (("no aug", "equigrad-cam"), ("rot aug", "grad-cam"), "alignment is ahead"),
+    ALIGNED_AND_TRAINED: (("rot aug", "equigrad-cam"), ("rot aug", "grad-cam"), "alignment adds to rotated training"),
+    TRAINED_ABOVE_PLAIN: (("rot aug", "grad-cam"), ("no aug", "grad-cam"), "rotated training raises Eq"),
+}  # fmt: skip
+"""Differences paired by image: what is compared with what, and what a number above 0 means."""
 OfWeights = dict[str, Both[Evaluation]]
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """Eq of Grad-CAM and EquiGrad-CAM, and accuracy, without and with rotated training images."""
+    """Eq of Grad-CAM and EquiGrad-CAM, and accuracy, without and with rotated training images, over all seeds."""
     if not context.domain or not has_weights(context):
         return
-    tables = evaluate_weights(context)
-    for name, found in measure_weights(tables).items():
-        reason = "" if found.clean else NO_LABEL
-        yield compare(f"rotaug.{context.claimed_domain}.{name}", found, label=name, reason=reason)
-    plain, rotated = tables["no aug"], tables["rot aug"]
-    ahead = Both(_ahead(plain.clean, rotated.clean), _ahead(plain.as_published, rotated.as_published))
-    label, reason = "EG without rotated training − GC with it", "paired by image; above 0: alignment is ahead"
-    yield compare("", ahead, label=label, reason=reason)
+    seeds = evaluate_weights(context)
+    for name, found in measure_weights(seeds).items():
+        yield compare(f"rotaug.{context.claimed_domain}.{name}", found.mean, label=name, reason=found.reason)
+        yield from found.seed_rows(name)
+    for label, (one, other, above) in DIFFERENCES.items():
+        difference = OverSeeds.of([_difference(tables, one, other) for tables in seeds])
+        reason = "; ".join(filter(None, (f"paired by image; above 0: {above}", difference.reason)))
+        yield compare("", difference.mean, label=label, reason=reason)
+        yield from difference.seed_rows(label)
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """A quantity of every seed by both protocols, and its mean over the seeds with an interval over images."""
+
+    mean: Both[Estimate | None]
+    seeds: Sequence[Both[Estimate | None]]
+
+    @staticmethod
+    def of(columns: Sequence[Both[MetricColumn]]) -> "OverSeeds":
+        """Of one column for each seed; None where nothing is defined."""
+        both = [[c.clean for c in columns], [c.as_published for c in columns]]
+        ours, theirs = (_defined(mean_over(of)) for of in both)
+        each = [c.map(summary.mean_of).map(_defined) for c in columns]
+        return OverSeeds(Both(ours, theirs), each)
+
+    @property
+    def reason(self) -> str:
+        """The range over the seeds by our protocol, or why nothing is measured."""
+        values = [one.clean.value for one in self.seeds if one.clean is not None]
+        if not values:
+            return NO_LABEL
+        if len(values) == 1:
+            return ""
+        return f"mean of {len(values)} seeds, {min(values):.3f} to {max(values):.3f}; the interval is over images"
+
+    def seed_rows(self, label: str) -> Iterator[Row]:
+        """A row for every seed, where there are several."""
+        if len(self.seeds) > 1:
+            yield from (compare("", found, label=f"{label}, seed {i}") for i, found in enumerate(self.seeds))
 
 
 def has_weights(context: Context) -> bool:
-    """Whether both files of weights are given."""
+    """Whether both files of weights of the first seed are given."""
     return all(name in context.extra for name in WEIGHTS.values())
 
 
-def evaluate_weights(context: Context) -> OfWeights:
-    """Evaluations with either file of weights."""
+def evaluate_weights(context: Context) -> list[OfWeights]:
+    """Evaluations with either file of weights, for every seed that has both."""
     methods = list(METHODS.values())
-    return {
-        name: context.with_weights(context.extra[ours]).evaluate_both(methods)
-        for name, ours in WEIGHTS.items()
-    }
+    return [
+        {
+            name: context.with_weights(context.extra[f"{ours}{seed}"]).evaluate_both(methods)
+            for name, ours in WEIGHTS.items()
+        }
+        for seed in TRAININGS
+        if all(f"{ours}{seed}" in context.extra for ours in WEIGHTS.values())
+    ]
 
 
-def measure_weights(tables: OfWeights) -> dict[str, Both[Estimate | None]]:
-    """Eq and accuracy with either file of weights, by the paper's names."""
-    measured: dict[str, Both[Estimate | None]] = {}
-    for name, found in tables.items():
+def measure_weights(seeds: Sequence[OfWeights]) -> dict[str, OverSeeds]:
+    """Eq and accuracy with either kind of weights, by the paper's names."""
+    measured: dict[str, OverSeeds] = {}
+    for name in WEIGHTS:
         for short, method in METHODS.items():
-            measured[f"{short} Eq {name}"] = found.map(Evaluation.eq, method)
-        measured[f"acc {name}"] = accuracy(found)
+            columns = [tables[name].map(_eq, method) for tables in seeds]
+            measured[f"{short} Eq {name}"] = OverSeeds.of(columns)
+        right = OverSeeds.of([tables[name].map(_right) for tables in seeds])
+        measured[f"acc {name}"] = replace(
+            right, mean=Both(right.mean.clean, None), seeds=[Both(one.clean, None) for one in right.seeds]
+        )
     return measured
 
 
-def _ahead(plain: Evaluation, rotated: Evaluation) -> Estimate:
-    """How far alignment without rotated training is above rotated training without alignment, on the same images."""
-    ours, theirs = (
-        summary.pick(found.table, "eq", method, found.region)
-        for found, method in ((plain, "equigrad-cam"), (rotated, "grad-cam"))
-    )
-    others = dict(zip(theirs.ids, theirs.value, strict=True))
-    pairs = [v - others[i] for i, v in zip(ours.ids, ours.value, strict=True) if i in others]
-    return statistics.bootstrap(statistics.mean, np.array(pairs))
+def _eq(found: Evaluation, method: str) -> MetricColumn:
+    return summary.pick(found.table, "eq", method, found.region)
+
+
+def _right(found: Evaluation) -> MetricColumn:
+    """1 for an image classified as labelled; NaN where its label is none of the model's classes."""
+    wrong = summary.pick(found.table, "misclassified")
+    return replace(wrong, value=1 - wrong.value)
+
+
+def _defined(found: Estimate) -> Estimate | None:
+    return found if found.n else None
+
+
+def _difference(tables: OfWeights, one: tuple[str, str], other: tuple[str, str]) -> Both[MetricColumn]:
+    """Eq with some weights and method minus that with others, on the same images."""
+    a, b = (tables[weights].map(_eq, method) for weights, method in (one, other))
+    return Both(paired(a.clean, b.clean), paired(a.as_published, b.as_published))
 
 
 def training(claim: Claim, experiment: str) -> Remark:

@@ -1,7 +1,8 @@
 """Statistics over images: the only place that averages them, computes intervals and tests differences.
 
 A column is a 1-D array; NaN is "undefined", and a row with a NaN in any column is left out of that statistic. Intervals
-are percentile bootstraps that resample whole images, because the angles of one image are not independent.
+are percentile bootstraps that resample whole images, because the angles of one image are not independent, and whole
+groups where images belong to groups, because images of one patient or scene are not independent either.
 """
 
 from equicam.evaluation.statistics.columns import NAN, Column, Floats, Ids, Indices
@@ -23,7 +24,9 @@ from equicam.evaluation.statistics.detection import (
     mean_ratio,
 )
 from equicam.evaluation.statistics.intervals import (
+    MIN_GROUPS,
     Estimate,
+    Statistic,
     bootstrap,
     mean,
     means_by_bin,
@@ -34,7 +37,7 @@ from equicam.evaluation.statistics.intervals import (
 from equicam.evaluation.statistics.shares import difference, kappa, proportion, upper_bound
 
 __all__ = [
-    "NAN", "Column", "Comparison", "Correlation", "Estimate", "Floats", "HeldOut", "Ids", "Indices", "auroc",
+    "MIN_GROUPS", "NAN", "Column", "Comparison", "Correlation", "Estimate", "Floats", "HeldOut", "Ids", "Indices", "Statistic", "auroc",
     "bonferroni", "bootstrap", "capture", "capture_lift", "compare", "difference", "held_out_lift", "holm", "kappa",
     "mean", "mean_ratio", "means_by_bin", "paired_difference", "pearson", "pearson_r", "pooled_mean", "proportion",
     "skill", "spearman", "spearman_r", "upper_bound", "weighted_mean",

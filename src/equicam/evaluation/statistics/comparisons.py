@@ -7,8 +7,18 @@ from scipy.special import log_ndtr
 from scipy.stats import wilcoxon
 
 from equicam.errors import EquicamError
-from equicam.evaluation.statistics.columns import NAN, Column, Floats, complete_rows, has_no_spread
-from equicam.evaluation.statistics.intervals import bootstrap, mean
+from equicam.evaluation.statistics.columns import (
+    NAN,
+    Column,
+    Floats,
+    Ids,
+    cluster_codes,
+    complete_rows,
+    has_no_spread,
+    is_complete,
+    stack_columns,
+)
+from equicam.evaluation.statistics.intervals import Estimate, bootstrap, mean
 
 
 @dataclass(frozen=True)
@@ -24,21 +34,39 @@ class Comparison:
     rank_biserial: float
     dz: float
     wins: float
+    groups: int | None = None  # interval and test are over this many groups of images; None: over images
+
+    @property
+    def difference(self) -> Estimate:
+        """The mean difference with its interval."""
+        return Estimate(self.mean, self.low, self.high, self.n, self.groups)
 
 
-def compare(a: Column, b: Column, *, resamples: int = 2000, seed: int = 0) -> Comparison:
-    """Is a above b on the same images? Paired differences d = a − b, one row per image."""
+def compare(
+    a: Column, b: Column, *, group: Ids | None = None, resamples: int = 2000, seed: int = 0
+) -> Comparison:
+    """Is a above b on the same images? Paired differences d = a − b, one row per image.
+
+    With groups the interval resamples groups, and the test takes the mean difference of each group as one observation.
+    """
+    kept = is_complete(stack_columns(a, b))
     x, y = complete_rows(a, b)
     d = x - y
     if not d.size:
         return Comparison(0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN)
-    found = bootstrap(mean, d, resamples=resamples, seed=seed)
-    log10_p, biserial = _signed_ranks(d)
+    found = bootstrap(
+        mean, d, group=None if group is None else np.asarray(group)[kept], resamples=resamples, seed=seed
+    )
+    tested = d
+    if group is not None:
+        codes = cluster_codes(group, kept)
+        tested = np.bincount(codes, d) / np.bincount(codes)
+    log10_p, biserial = _signed_ranks(tested)
     dz = NAN if has_no_spread(d) else float(d.mean() / d.std(ddof=1))
     wins = float((d > 0).mean() + (d == 0).mean() / 2)
     return Comparison(
-        found.n, found.value, found.low, found.high, float(np.median(d)), log10_p, biserial, dz, wins
-    )
+        found.n, found.value, found.low, found.high, float(np.median(d)), log10_p, biserial, dz, wins, found.groups
+    )  # fmt: skip
 
 
 def bonferroni(log10_ps: Floats) -> Floats:

@@ -18,6 +18,7 @@ from equicam.evaluation.statistics.columns import (
     ratio,
 )
 from equicam.evaluation.statistics.intervals import (
+    BOUNDS,
     COUNTS,
     SUMS,
     BootstrapOptions,
@@ -37,6 +38,7 @@ class Correlation:
     high: float
     log10_p: float
     n: int
+    groups: int | None = None  # the interval is over this many groups of images; None: over images
 
 
 def pearson_r(a: Column, b: Column) -> float:
@@ -111,14 +113,16 @@ def _ranks_of_counts(values: Floats, counts: Floats) -> Floats:
 
 
 COUNTS[spearman_r] = _spearman_of_counts
+BOUNDS[pearson_r] = BOUNDS[spearman_r] = (-1.0, 1.0)
 
 
 def _correlation(
     r: Statistic, a: Column, b: Column, cluster: Ids | None, options: BootstrapOptions
 ) -> Correlation:
     found = bootstrap(r, a, b, cluster=cluster, **options)
-    log10_p = _log10_p(found.value, found.n) if cluster is None else NAN
-    return Correlation(found.value, found.low, found.high, log10_p, found.n)
+    independent = cluster is None and options.get("group") is None
+    log10_p = _log10_p(found.value, found.n) if independent else NAN
+    return Correlation(found.value, found.low, found.high, log10_p, found.n, found.groups)
 
 
 def _log10_p(r: float, n: int) -> float:

@@ -11,12 +11,16 @@ from equicam.evaluation.statistics.columns import (
     NAN,
     Column,
     Floats,
+    Ids,
+    cluster_codes,
     complete_rows,
     group_ties,
+    is_complete,
     ratio,
     refuse_outside,
+    stack_columns,
 )
-from equicam.evaluation.statistics.intervals import COUNTS, Estimate, bootstrap, mean
+from equicam.evaluation.statistics.intervals import BOUNDS, COUNTS, Estimate, bootstrap, mean
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,24 @@ def _auroc_of_counts(signal: Floats, positive: Floats, counts: Floats) -> Floats
 
 
 COUNTS[auroc] = _auroc_of_counts
+BOUNDS[auroc] = (0.0, 1.0)
 
 
-def capture(signal: Column, badness: Column, *, budget: int | float = 0.10) -> float:
-    """Share of the k worst by badness among the k highest by signal, k = round(budget n) ≥ 1; ties in random order."""
+def capture(
+    signal: Column, badness: Column, *, budget: int | float = 0.10, worst: int | float | None = None
+) -> float:
+    """Share of the w worst by badness among the k highest by signal, k = round(budget n) ≥ 1; ties in random order.
+
+    w is k, or round(worst n) if `worst` is given.
+    """
     s, bad = complete_rows(signal, badness)
     k = _count_reviewed(s.size, budget)
-    # Ties on both sides break independently, so E[overlap] = Σ P(i among the k worst) P(i among the k highest).
-    return float(_probability_in_top(s, k) @ _probability_in_top(bad, k) / k) if s.size else NAN
+    w = k if worst is None else _count_reviewed(s.size, worst)
+    # Ties on both sides break independently, so E[overlap] = Σ P(i among the w worst) P(i among the k highest).
+    return float(_probability_in_top(s, k) @ _probability_in_top(bad, w) / w) if s.size else NAN
+
+
+BOUNDS[capture] = (0.0, 1.0)
 
 
 def capture_lift(signal: Column, badness: Column, *, budget: int | float = 0.10) -> float:
@@ -71,18 +85,32 @@ def mean_ratio(signal: Column, badness: Column, *, threshold: int | float) -> fl
 
 
 def held_out_lift(
-    signal: Column, badness: Column, *, quantile: float = 0.90, resamples: int = 2000, seed: int = 0
+    signal: Column,
+    badness: Column,
+    *,
+    quantile: float = 0.90,
+    group: Ids | None = None,
+    resamples: int = 2000,
+    seed: int = 0,
 ) -> HeldOut:
-    """mean_ratio on half B at the quantile of half A's signal; halves by one permutation, B resampled at that threshold."""
+    """mean_ratio on half B at the quantile of half A's signal; halves by one permutation, B resampled at that threshold.
+
+    With groups, the halves are halves of the groups.
+    """
     refuse_outside("quantile", quantile)
-    table = complete_rows(signal, badness)
-    n = table.shape[1]
-    if n < 2:
+    kept = is_complete(stack_columns(signal, badness))
+    table, codes = complete_rows(signal, badness), cluster_codes(group, kept)
+    count = int(codes.max(initial=-1)) + 1
+    if count < 2:
         return HeldOut(NAN, Estimate(NAN, NAN, NAN, 0), NAN, NAN)
-    order = np.random.default_rng(seed).permutation(n)
-    first, second = table[:, order[: n // 2]], table[:, order[n // 2 :]]
+    order = np.random.default_rng(seed).permutation(count)
+    in_first = np.isin(codes, order[: count // 2])
+    first, second = table[:, in_first], table[:, ~in_first]
     threshold = float(np.quantile(first[0], quantile))
-    lift = bootstrap(partial(mean_ratio, threshold=threshold), *second, resamples=resamples, seed=seed)
+    lift = bootstrap(
+        partial(mean_ratio, threshold=threshold), *second, group=None if group is None else codes[~in_first],
+        resamples=resamples, seed=seed,
+    )  # fmt: skip
     in_sample = mean_ratio(*table, threshold=float(np.quantile(table[0], quantile)))
     return HeldOut(threshold, lift, float((second[0] >= threshold).mean()), in_sample)
 

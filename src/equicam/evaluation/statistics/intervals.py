@@ -1,4 +1,8 @@
-"""Means with percentile bootstrap intervals that resample whole images.
+"""Means with percentile bootstrap intervals that resample whole images, or whole groups of images.
+
+Images of one group (a patient, a slide, a scene) are alike, so an interval over images is too narrow: with groups, all
+images of a group are resampled together (a cluster bootstrap). With few groups such an interval is too narrow, so it is
+widened as Student's t widens one over G observations: by t(G − 1) / z · √(G / (G − 1)).
 
 SciPy's bootstrap knows no clusters. Statistics that need only sums over rows are resampled from each image's sums, and
 those that need only how often each row was chosen from these counts: all resamples at once.
@@ -10,6 +14,7 @@ from itertools import pairwise
 from typing import TypedDict, Unpack
 
 import numpy as np
+from scipy.stats import norm, t
 
 from equicam.errors import EquicamError
 from equicam.evaluation.statistics.columns import (
@@ -28,6 +33,8 @@ from equicam.evaluation.statistics.columns import (
 )
 
 Statistic = Callable[..., float]
+MIN_GROUPS = 20
+"""With fewer groups an interval over groups is unreliable, the more so if they differ in size."""
 
 
 class BootstrapOptions(TypedDict, total=False):
@@ -36,6 +43,7 @@ class BootstrapOptions(TypedDict, total=False):
     resamples: int
     level: float
     seed: int
+    group: Ids | None
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Estimate:
     low: float
     high: float
     n: int
+    groups: int | None = None  # the interval is over this many groups of images; None: over images
 
 
 def mean(values: Column) -> float:
@@ -74,6 +83,8 @@ SUMS: dict[Statistic, tuple[Callable[..., tuple[Floats, ...]], Callable[..., Flo
     weighted_mean: (lambda v, w: (w * v, w), lambda wv, w: ratio(wv, w)),
     skill: (lambda v, f: (v, f, np.ones_like(v)), lambda v, f, n: share_above(v / n, f / n)),
 }
+BOUNDS: dict[Statistic, tuple[float, float]] = {}
+"""The least and the largest value of a statistic that has them."""
 # Statistics of every resample from its counts [resamples, rows]; the columns come before them.
 COUNTS: dict[Statistic, Callable[..., Floats]] = {}
 
@@ -93,29 +104,48 @@ def bootstrap(
     statistic: Statistic,
     *columns: Column,
     cluster: Ids | None = None,
+    group: Ids | None = None,
     resamples: int = 2000,
     level: float = 0.95,
     seed: int = 0,
 ) -> Estimate:
-    """statistic(*columns) with the percentile interval over resamples of whole clusters (images)."""
+    """statistic(*columns) with the percentile interval over resamples of whole clusters (images), or of whole groups."""
     refuse_outside("level", level)
     if resamples < 1:
         raise EquicamError("resamples", needs="at least one", got=resamples, fix="resamples=2000")
     table = stack_columns(*columns)
     kept = is_complete(table)
     table, codes = table[:, kept], cluster_codes(cluster, kept)
-    n = int(codes.max(initial=-1)) + 1
+    n = count = int(codes.max(initial=-1)) + 1
+    groups = None
+    if group is not None:
+        codes = cluster_codes(group, kept)
+        groups = count = int(codes.max(initial=-1)) + 1
     value = float(statistic(*table)) if n else NAN
-    if n < 2:  # one image says nothing about the next
-        return Estimate(value, NAN, NAN, n)
+    if count < 2:  # one image, or one group, says nothing about the next
+        return Estimate(value, NAN, NAN, n, groups)
     found = np.concatenate(
-        [_resample(statistic, table, codes, chosen) for chosen in _resample_clusters(n, resamples, seed)]
+        [_resample(statistic, table, codes, chosen) for chosen in _resample_clusters(count, resamples, seed)]
     )
     found = found[~np.isnan(found)]
     if 2 * found.size < resamples:
-        return Estimate(value, NAN, NAN, n)
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(value, float(low), float(high), n)
+        return Estimate(value, NAN, NAN, n, groups)
+    low, high = (float(one) for one in np.quantile(found, [(1 - level) / 2, (1 + level) / 2]))
+    if groups is not None:
+        wider = (
+            float(t.ppf((1 + level) / 2, groups - 1) / norm.ppf((1 + level) / 2))
+            * (groups / (groups - 1)) ** 0.5
+        )
+        least, most = _bounds(statistic, table)
+        low, high = max(least, value - wider * (value - low)), min(most, value + wider * (high - value))
+    return Estimate(value, low, high, n, groups)
+
+
+def _bounds(statistic: Statistic, table: Floats) -> tuple[float, float]:
+    """Between which a statistic lies whatever the sample: a mean, between the smallest and the largest value."""
+    if statistic in (mean, weighted_mean):
+        return float(table[0].min()), float(table[0].max())
+    return BOUNDS.get(statistic, (-np.inf, np.inf))
 
 
 def pooled_mean(

@@ -1,0 +1,281 @@
+"""Run every section of docs/reproduce.md: networks on ImageNet, fine-tunes on both domains, and the costly methods.
+
+python scripts/reproduce_all.py --data DATA --weights WEIGHTS --out OUT --rows docs/reproduce/rows --minutes 9
+equicam reproduce --page docs/reproduce.md --rows docs/reproduce/rows
+
+DATA holds the folders imagenet-val, aerial and histology; WEIGHTS the files that the sections below name. What is there already
+is not computed again: the same command goes on where it stopped. Sections and fine-tunes are in the order of their value.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+
+import torch
+from safetensors import safe_open
+
+from equicam.finetune import finetune
+from equicam.paper.context import Context
+from equicam.paper.reproduce import open_context, run_experiment
+from equicam.paper.run_all import DOMAIN_EXPERIMENTS, TimeUp, experiments_of, run_all, time_limit
+
+NETS = Path(__file__).with_name("nets.py")
+DATA = {
+    "aerial": ("aerial", "twelve RESISC45 classes, 2,400 training and 600 test tiles"),
+    "histology": (
+        "histology",
+        "BreakHis 400×, benign or malignant, 1,113 training and 580 test images, no patient in both",
+    ),
+}
+ARCHITECTURES = {
+    "resnet50": ("ResNet-50", f"{NETS}:original", "resnet50.safetensors"),
+    "vgg16": ("VGG-16", "vgg16", "vgg16_features.safetensors"),
+    "vit_small": ("ViT-S/14", f"{NETS}:vit_small", "vit_small_patch14.safetensors"),
+}
+IMAGENET = {
+    "resnet50": (
+        "ResNet-50 (the original weights and strides of He et al., not torchvision's)",
+        f"{NETS}:original",
+        "resnet50.safetensors",
+    ),
+    "mobilenet_v2": ("MobileNetV2 (torchvision's V1 weights)", "mobilenet_v2", "mobilenet_v2.safetensors"),
+}
+OTHER_TASK = "The paper's RESISC45 numbers are of all 45 classes and 1,000 tiles, these of twelve classes: the same kind of images, not the same task, so they stand alone."
+ORDER = (
+    "resnet50", "aerial-resnet50", "mobilenet_v2", "histology-resnet50", "resnet50-costly", "aerial-vit_small", "histology-vit_small",
+    "mobilenet_v2-costly", "aerial-vgg16", "histology-vgg16",
+)  # fmt: skip
+MINUTES = {"resnet50": 12, "mobilenet_v2": 10, "resnet50-costly": 15, "mobilenet_v2-costly": 12, "aerial-resnet50": 14,
+           "histology-resnet50": 12, "aerial-vit_small": 8, "histology-vit_small": 7, "aerial-vgg16": 9, "histology-vgg16": 8}  # fmt: skip
+"""Guesses for one H200; the fine-tunes, about a minute each, are in them."""
+SEEDS = (0, 1, 2)
+OVER_SEEDS = {"rotation-augmentation", "seeds"}
+"""Experiments that need all fine-tunes of a section."""
+GROUPS = {"histology": "patient"}
+"""Columns that say which images belong together."""
+SANITY_N = 200
+"""Images for `sanity`, which evaluates seven networks: more would take as long as everything else."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The folders, the sizes of samples and the time of a run."""
+
+    data: Path
+    weights: Path
+    out: Path
+    rows: Path
+    n: int | None
+    costly_n: int
+    max_passes: int | None
+    only: tuple[str, ...]
+    until: float | None
+    device: str | None
+
+
+def main() -> None:
+    """Every section of the plan, until the time is over."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in ("data", "weights", "out", "rows"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--sections", default=",".join(ORDER), help="of: %(default)s")
+    parser.add_argument("--only", default="", help="experiments, separated by commas")
+    parser.add_argument(
+        "--n", type=int, default=1000, help="images of ImageNet; domains take their test split"
+    )
+    parser.add_argument("--costly-n", type=int, default=300)
+    parser.add_argument(
+        "--max-passes",
+        type=int,
+        default=2048,
+        help="of a map by a costly method: Score-CAM has 2,048, RISE 8,000",
+    )
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--device")
+    given = parser.parse_args()
+    until = None if given.minutes is None else monotonic() + 60 * given.minutes
+    plan = Plan(
+        given.data, given.weights, given.out, given.rows, given.n, given.costly_n, given.max_passes,
+        tuple(filter(None, given.only.split(","))), until, given.device or ("cuda" if torch.cuda.is_available() else None),
+    )  # fmt: skip
+    failed = 0
+    for name in given.sections.split(","):
+        print(f"== {name}: about {MINUTES.get(name, 0)} minutes on one H200", flush=True)
+        if until is not None and monotonic() >= until:
+            print("not begun: no time was left", flush=True)
+            continue
+        try:
+            failed += run_section(name, plan)
+        except TimeUp:
+            print("interrupted: no time was left; the same command resumes", flush=True)
+        except Exception as error:  # noqa: BLE001 the next section may well run
+            failed += 1
+            print(f"failed: {error}", flush=True)
+    sys.exit(failed > 0)
+
+
+def run_section(name: str, plan: Plan) -> int:
+    """The section's fine-tunes and experiments; returns how many failed."""
+    rows = plan.rows / name
+    rows.mkdir(parents=True, exist_ok=True)
+    if name.partition("-")[0] in DATA:
+        return domain_section(name, plan, rows)
+    context = imagenet_section(name, plan, rows)
+    return run_experiments(context, plan, rows, plan.only or experiments_of(context))
+
+
+def run_experiments(context: Context, plan: Plan, rows: Path, names: tuple[str, ...]) -> int:
+    """A line for every experiment; returns how many failed."""
+    small = replace(
+        context, n=min(SANITY_N, len(context.sample)), options=dict(context.options) | {"compiled": False}
+    )
+    steps = [
+        (context, tuple(name for name in names if name != "sanity")),
+        (small, ("sanity",) * ("sanity" in names)),
+    ]
+    failed = 0
+    for of, some in steps:
+        if not some:
+            continue
+        for one in run_all(
+            of, some, until=plan.until, rows=rows, progress=lambda line: print(line, flush=True)
+        ):
+            failed += bool(one.reason)
+            print(f"{one.name:24}{one.seconds:8.0f} s  {one.reason or 'done'}", flush=True)
+    return failed
+
+
+def imagenet_section(name: str, plan: Plan, rows: Path) -> Context:
+    """A network on ImageNet; `-costly` is the same on fewer images, with Score-CAM and its like."""
+    network, _, costly = name.partition("-")
+    title, model, weights = IMAGENET[network]
+    context = open_context(
+        str(plan.data / "imagenet-val"), plan.out / name, model=model, weights=str(plan.weights / weights), backbone=network,
+        n=plan.costly_n if costly else plan.n, costly=bool(costly), max_passes=plan.max_passes if costly else None,
+        device=plan.device, options={"dtype": None, "compiled": torch.cuda.is_available()},
+    )  # fmt: skip
+    command = f"equicam reproduce all --data imagenet-val --model {short(model)} --weights {weights} --backbone {network}"
+    command += f" --n {len(context.sample)}" + (f" --costly --max-passes {plan.max_passes}" if costly else "")
+    command += " --compile" if torch.cuda.is_available() else ""
+    suffix = ": methods of many forward passes" if costly else ""
+    describe(rows, f"{title}, ImageNet validation images, one per class{suffix}", [command])
+    return context
+
+
+def domain_section(name: str, plan: Plan, rows: Path) -> int:
+    """A network fine-tuned on a domain: the experiments of the first seed, then the other seeds; returns how many failed."""
+    data, _, network = name.partition("-")
+    (domain, about), (title, model, start) = DATA[data], ARCHITECTURES[network]
+    models, seeds = plan.out / name / "models", SEEDS if network == "resnet50" else (0,)
+    files = {
+        (kind, seed): models / f"{kind}{seed}" / "weights.safetensors"
+        for seed in seeds
+        for kind in ("plain", "rotated")
+    }
+    trained = [
+        f"equicam finetune {data} --arch {short(model)} --weights {start}" + of_training(*one)
+        for one in files
+    ]
+    extra = {f"{kind}{seed or ''}": path for (kind, seed), path in files.items()}
+    shown = extra | {f"seed{seed}": files["plain", seed] for seed in seeds if len(seeds) > 1}
+    run = (
+        f"equicam reproduce all --data {data} --split test --domain {domain} --model {short(model)} --backbone {network} "
+        "--weights plain0/weights.safetensors"
+        + (f" --group-by {GROUPS[data]}" if data in GROUPS else "")
+        + "".join(f" --extra {key}={file.parent.name}/{file.name}" for key, file in shown.items())
+    )
+    describe(
+        rows,
+        f"{title} fine-tuned on {data}: {about}",
+        [*trained, run],
+        OTHER_TASK if name == "aerial-resnet50" else "",
+    )
+    tune(plan, data, model, start, files["plain", 0], "plain", 0)
+    write_tunes(rows, files)
+    context = open_context(
+        str(plan.data / data), plan.out / name, model=model, weights=str(extra["plain"]), backbone=network, domain=domain,
+        split="test", group_by=GROUPS.get(data), extra=extra, device=plan.device,
+    )  # fmt: skip
+    wanted = plan.only or DOMAIN_EXPERIMENTS
+    failed = run_experiments(context, plan, rows, tuple(one for one in wanted if one not in OVER_SEEDS))
+    for one in files if OVER_SEEDS & set(wanted) else ():
+        tune(plan, data, model, start, files[one], *one)
+    write_tunes(rows, files)
+    if "rotation-augmentation" in wanted:
+        failed += run_experiments(context, plan, rows, ("rotation-augmentation",))
+    for kind, keep_as in (("plain", "seeds"), ("rotated", "seeds-rotated")):
+        if "seeds" in wanted and len(seeds) > 1:
+            failed += run_seeds(
+                replace(context, extra={f"seed{seed}": files[kind, seed] for seed in seeds}),
+                plan,
+                rows,
+                keep_as,
+            )
+    return failed
+
+
+def describe(rows: Path, title: str, commands: list[str], remark: str = "") -> None:
+    """Title and commands of the section, for the page."""
+    about = {"title": title, "commands": commands} | ({"remark": remark} if remark else {})
+    (rows / "section.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+
+def of_training(kind: str, seed: int) -> str:
+    """The options of a fine-tune."""
+    return f" --seed {seed} --out {kind}{seed}" + (" --rotation-augment" if kind == "rotated" else "")
+
+
+def tune(plan: Plan, data: str, model: str, start: str, weights: Path, kind: str, seed: int) -> None:
+    """Fine-tune unless the weights are there; an interrupted one resumes at its last epoch."""
+    if weights.is_file():
+        return
+    begin = monotonic()
+    with time_limit(plan.until):
+        finetune(
+            str(plan.data / data), model, weights.parent, weights=plan.weights / start, seed=seed, rotation_augment=kind == "rotated",
+            workers=8, device=plan.device,
+        )  # fmt: skip
+    print(f"fine-tune {kind}{seed}: {monotonic() - begin:.0f} s", flush=True)
+
+
+def write_tunes(rows: Path, files: dict[tuple[str, int], Path]) -> None:
+    """The test accuracies that the fine-tunes wrote into their files."""
+    tunes = {}
+    for (kind, seed), path in files.items():
+        if path.is_file():
+            with safe_open(path, "pt") as file:
+                found = json.loads(file.metadata()["measured"])
+            tunes[f"{kind}-{seed}"] = {
+                "n": found["images"],
+                "accuracy": found["accuracy"],
+                "balanced": found["balanced"],
+            }
+    (rows / "tunes.json").write_text(json.dumps(tunes, indent=1) + "\n")
+
+
+def run_seeds(context: Context, plan: Plan, rows: Path, keep_as: str) -> int:
+    """The experiment `seeds`, on plain or on rotated training."""
+    begin = monotonic()
+    try:
+        with time_limit(plan.until):
+            found = run_experiment("seeds", context, keep_as=keep_as)
+    except Exception as error:  # noqa: BLE001
+        print(f"{keep_as} failed: {error}", flush=True)
+        return 1
+    (rows / found.path.name).write_bytes(found.path.read_bytes())
+    print(f"{keep_as:24}{monotonic() - begin:8.0f} s  done", flush=True)
+    return 0
+
+
+def short(model: str) -> str:
+    """A model as somebody types it in the repository's root."""
+    return model.replace(str(NETS.parent), "scripts")
+
+
+if __name__ == "__main__":
+    main()

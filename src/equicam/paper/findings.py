@@ -1,0 +1,290 @@
+"""What was found beyond the paper: each finding with its numbers, from kept rows.
+
+A finding says that one number is above another where the interval of their paired difference is, or, unpaired, where
+their intervals do not overlap. Networks measured on too few images are left out.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+from equicam.evaluation.statistics import Estimate
+from equicam.paper import alignment, rotation_augmentation, soft_gate, t_sweep
+from equicam.paper.claims import MIN_IMAGES
+from equicam.paper.kept import KeptRows
+from equicam.paper.margins import published_range
+from equicam.paper.rows import Row
+
+CHANCE = 0.1
+"""The share of the worst tenth that a signal without information finds in a tenth."""
+PROTOCOLS = ("as_published", "clean")
+NAMES = {
+    "resnet50": "ResNet-50",
+    "mobilenet_v2": "MobileNetV2",
+    "vgg16": "VGG-16",
+    "vit_b_16": "ViT-B/16",
+    "vit_small": "ViT-S/14",
+}
+Rows = dict[str, Row]
+"""An experiment's rows that were run, by label."""
+
+
+def findings(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
+    """Every finding that the rows, by folder and experiment, support."""
+    networks, everywhere = {}, {}
+    for folder, experiments in kept.items():
+        if folder.endswith("-costly"):
+            continue
+        rows = {
+            name: {row.label: row for row in one.ran} for name, one in experiments.items() if _enough(one)
+        }
+        data, _, network = folder.rpartition("-")
+        title = NAMES.get(network, network)
+        everywhere[f"{title}, {data or 'ImageNet'}"] = rows
+        if not data:
+            networks[title] = rows
+    made: tuple[tuple[str, Mapping[str, dict[str, Rows]], Callable[[dict[str, Rows]], str]], ...] = (
+        ("main", networks, _coverage),
+        ("t-sweep", networks, _four_views),
+        ("alignment", networks, _above_floor),
+        ("causal", networks, _drift),
+        ("soft-gate", networks, _gate),
+        ("rotation-augmentation", everywhere, _rotated_training),
+        ("triage", everywhere, _signals),
+        ("sanity", everywhere, _sanity),
+    )
+    for experiment, sources, finding in made:
+        found = {name: of[experiment] for name, of in sources.items() if of.get(experiment)}
+        if found and (text := finding(found)):
+            yield text
+
+
+def _enough(kept: KeptRows) -> bool:
+    return any(
+        of is not None and of.n >= MIN_IMAGES for row in kept.ran for of in (row.clean, row.as_published)
+    )
+
+
+def sign(row: Row | None, protocol: str = "clean") -> int:
+    """1 if a difference is above 0 with its whole interval, −1 if below, 0 if its interval holds 0 or there is none."""
+    found: Estimate | None = getattr(row, protocol) if row else None
+    return 0 if found is None else (found.low > 0) - (found.high < 0)
+
+
+def is_above(row: Row | None, other: Row | None, protocol: str = "clean") -> bool:
+    """Whether one number's interval is wholly above another's."""
+    a, b = (getattr(one, protocol) if one else None for one in (row, other))
+    return a is not None and b is not None and a.low > b.high
+
+
+def value(row: Row | None, protocol: str) -> float:
+    """A row's number by either protocol; NaN where it has none."""
+    found: Estimate | None = getattr(row, protocol) if row else None
+    return found.value if found else math.nan
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Markdown, indented for a list."""
+    text = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n\n" + "\n".join(f"  {row}" for row in text) + "\n"
+
+
+def _number(found: float) -> str:
+    return "" if math.isnan(found) else f"{found:.3f}"
+
+
+def _coverage(of: dict[str, Rows]) -> str:
+    ignores, single = "coverage: a map that ignores the image", "grad-cam"
+    numbers = {
+        network: [
+            value(rows.get(label), protocol)
+            for protocol in PROTOCOLS
+            for label in (ignores, single, "equigrad-cam")
+        ]
+        for network, rows in of.items()
+    }
+    theirs, ours = (
+        sum(is_above(rows.get(ignores), rows.get(single), protocol) for rows in of.values())
+        for protocol in PROTOCOLS
+    )
+    methods = ("ignores the image", "Grad-CAM", "EquiGrad-CAM")
+    head = [f"{method}, {by}" for by in ("zeros, full square", "reflection, disc") for method in methods]
+    title = "rewards" if theirs else "does not reward"
+    return (
+        f"- **The zero-filled full square {title} ignoring the image.** A map that ignores the image, the vignette of 18 zero-filled rotations, "
+        f"is above Grad-CAM with {theirs} of {len(of)} networks by the authors' protocol, and with {ours} inside the disc with reflection."
+        + table(["Eq", *head], [[name, *map(_number, values)] for name, values in numbers.items()])
+    )
+
+
+def _four_views(of: dict[str, Rows]) -> str:
+    lines, remarks = [], []
+    for network, rows in of.items():
+        numbers = [[value(rows.get(f"T = {t}"), protocol) for t in (3, 4)] for protocol in PROTOCOLS]
+        lines.append([network, *(_number(v) for pair in numbers for v in pair)])
+        dip = rows.get(t_sweep.DIP)
+        theirs, ours = (sign(dip, protocol) for protocol in PROTOCOLS)
+        if theirs < 0 < ours:
+            remarks.append(f"with {network} the published dip is all vignette")
+        elif theirs < 0 and ours < 0:
+            share = value(dip, "clean") / value(dip, "as_published")
+            remarks.append(f"with {network} {share:.0%} of it is left where nothing is filled")
+        elif theirs < 0:
+            remarks.append(f"with {network} whether any of it is left where nothing is filled is undecided")
+    head = ["Eq", "T = 3, zeros", "T = 4, zeros", "T = 3, disc", "T = 4, disc"]
+    return (
+        "- **T = 4 against T = 3.** Rotations by multiples of 90° keep every corner filled and others do not, so zero filling compares maps in "
+        f"vignettes of two shapes: {'; '.join(remarks) or 'here there is no dip'}." + table(head, lines)
+    )
+
+
+def _above_floor(of: dict[str, Rows]) -> str:
+    methods = ("grad-cam", "aug-cam", "equigrad-cam", "equigrad-cam-out")
+    raw = {name: [value(rows.get(m), "clean") for m in methods] for name, rows in of.items()}
+    skill = {
+        name: [value(rows.get(f"{m}: skill above the floor"), "clean") for m in methods]
+        for name, rows in of.items()
+    }
+    above = [name for name, rows in of.items() if sign(rows.get(alignment.UNALIGNED)) > 0]
+    by_skill = "{}: skill above the floor".format
+    below = [
+        n
+        for n, rows in of.items()
+        if is_above(rows.get(by_skill(methods[0])), rows.get(by_skill(methods[1])))
+    ]
+    remark = (
+        f"By raw Eq, averaging without alignment is above Grad-CAM with {' and '.join(above)}. "
+        if above
+        else ""
+    )
+    remark += f"By skill it is worse than not averaging with {' and '.join(below)}." if below else ""
+    lines = [
+        [f"{name}, {kind}", *map(_number, of_kind[name])]
+        for name in of
+        for kind, of_kind in (("Eq", raw), ("skill", skill))
+    ]
+    return (
+        "- **The gain of alignment above the floor of unrelated images.** Maps of unrelated images correlate too; skill is the share of the range "
+        f"above that floor, in the disc. {remark}" + table(["", *methods], lines)
+    )
+
+
+def _drift(of: dict[str, Rows]) -> str:
+    regions = {
+        "drift-elsewhere": "its own shape, elsewhere in the image",
+        "drift-of-another": "the drift region of another image",
+        "scattered": "scattered pixels",
+        "same-saliency": "pixels of the same saliency",
+    }
+    lines = [
+        [words, *(_difference(rows.get(f"{region} (control)")) for rows in of.values())]
+        for region, words in regions.items()
+    ]
+    return (
+        "- **Where the drift verdict stands.** Published: occluding drifting pixels costs less than random ones, so drift is noise. Inside the disc, "
+        "against regions of the same size: the cost of occluding drift minus the cost of occluding each control. Above 0 against the same shape "
+        "elsewhere means that the model uses drifting pixels; above 0 against pixels of the same saliency, that it uses them more than their "
+        "saliency says." + table(["drift minus", *of], lines)
+    )
+
+
+def _difference(row: Row | None) -> str:
+    return "{mean:+.3f} [{low:+.3f}, {high:+.3f}]".format(**row.reason.values) if row and row.reason else ""
+
+
+def _gate(of: dict[str, Rows]) -> str:
+    gammas = ("γ = 0", "γ = 0.25", "γ = 0.5", "γ = 1", "γ = 2")
+    eq = {name: [value(rows.get(label), "as_published") for label in gammas] for name, rows in of.items()}
+    low, high = published_range("softgate.range")
+    change = {
+        name: rows[soft_gate.CHANGE].as_published for name, rows in of.items() if soft_gate.CHANGE in rows
+    }
+    known = {name: one for name, one in change.items() if one is not None}
+    shown = " and ".join(f"{interval(one)} with {name}" for name, one in known.items())
+    beyond = sum(one.high < low - high or one.low > high - low for one in known.values())
+    sentence = (
+        f" By the authors' protocol, γ = 2 changes Eq, paired by image, by {shown}: beyond that in {beyond} of {len(known)}."
+        if known
+        else ""
+    )
+    return (
+        f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f}, so gating is not load-bearing.{sentence}"
+        + table(["Eq", *gammas], [[name, *map(_number, values)] for name, values in eq.items()])
+    )
+
+
+def interval(found: Estimate) -> str:
+    """A difference with its interval."""
+    return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+
+
+def _rotated_training(of: dict[str, Rows]) -> str:
+    labels = ("GC Eq no aug", "GC Eq rot aug", "EG Eq no aug", "EG Eq rot aug")
+    eq = {name: [value(rows.get(label), "clean") for label in labels] for name, rows in of.items()}
+    below, adds = (
+        sum(sign(rows.get(label)) > 0 for rows in of.values())
+        for label in (rotation_augmentation.ALIGNED_ABOVE_TRAINED, rotation_augmentation.ALIGNED_AND_TRAINED)
+    )
+    fails = [
+        name for name, rows in of.items() if sign(rows.get(rotation_augmentation.TRAINED_ABOVE_PLAIN)) <= 0
+    ]
+    remark = (
+        f" It does not raise Grad-CAM's own Eq, beyond its interval, on {' and on '.join(fails)}."
+        if fails
+        else ""
+    )
+    answer = "No: alone" if below == len(of) else "Alone"
+    head = ["disc Eq", "Grad-CAM", "with rotated training", "EquiGrad-CAM", "both"]
+    return (
+        f"- **Is training for rotation enough?** {answer} it stays below alignment alone in {below} of {len(eq)}, and alignment adds to it in "
+        f"{adds} of {len(eq)}, with the whole interval of the paired difference.{remark}"
+        + table(head, [[name, *map(_number, values)] for name, values in eq.items()])
+    )
+
+
+def _signals(of: dict[str, Rows]) -> str:
+    label = "worst tenth found in a tenth"
+    signals = (label, f"{label}, by disagreement of the views", f"{label}, by 1 − stability")
+    lines, chance = [], []
+    for name, rows in of.items():
+        r = value(rows.get("r of PEUM with 1 − Eq"), "clean")
+        shares = [value(rows.get(one), "clean") for one in signals]
+        lines.append([name, f"{r:.2f}", *("" if math.isnan(share) else f"{share:.0%}" for share in shares)])
+        found = rows[label].clean if label in rows else None
+        chance += [name] if found is not None and found.low <= CHANCE else []
+    remark = f"On {' and '.join(chance)} PEUM is not above chance with its whole interval. " if chance else ""
+    return (
+        "- **Which signal finds unstable maps.** The share of the worst tenth found in a tenth of the images (chance is 10 %), by PEUM, by the "
+        "disagreement of all pairs of views and by 1 − stability; r is PEUM's with 1 − Eq of Grad-CAM. Stability and disagreement have the form of the "
+        f"target, a correlation of maps. {remark}`equicam triage` measures all on the calibration subset and ranks by any (`--by`)."
+        + table(["", "r of PEUM", "PEUM finds", "disagreement finds", "1 − stability finds"], lines)
+    )
+
+
+def _sanity(of: dict[str, Rows]) -> str:
+    """Eq without trained weights, from `equicam reproduce sanity`."""
+    labels = [
+        f"{method}, {weights}: Eq"
+        for method in ("grad-cam", "equigrad-cam")
+        for weights in ("weights as given", "all random")
+    ]
+    alike = "equigrad-cam, all random: Pearson with the map of the weights as given"
+    numbers = {
+        name: [value(rows.get(label), "clean") for label in (*labels, alike)] for name, rows in of.items()
+    }
+    known = {name: values for name, values in numbers.items() if not math.isnan(values[3])}
+    if not known:
+        return ""
+    highest = max(known, key=lambda name: known[name][3])
+    head = [
+        "disc Eq",
+        "Grad-CAM",
+        "with random weights",
+        "EquiGrad-CAM",
+        "with random weights",
+        "r of its maps with the trained ones",
+    ]
+    return (
+        f"- **Consistency without training.** With all weights random, EquiGrad-CAM reaches an Eq of up to {_number(numbers[highest][3])} ({highest}), where the trained "
+        f"network has {_number(numbers[highest][2])}: that much comes from aligning and averaging, and needs nothing that the network has learnt."
+        + table(head, [[name, *map(_number, values)] for name, values in numbers.items()])
+    )

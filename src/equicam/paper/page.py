@@ -1,0 +1,278 @@
+"""docs/reproduce.md from kept rows: how many claims hold, what was found, a section per network, and what was not run."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equicam.errors import EquicamError
+from equicam.paper import EXPERIMENTS, load_experiment
+from equicam.paper.claims import claims
+from equicam.paper.findings import findings
+from equicam.paper.kept import KeptRows, read_rows
+from equicam.paper.page_text import COMMANDS, HEAD, LEGENDS, OPTIONS
+from equicam.paper.plots import write_page_plot
+from equicam.paper.provenance import describe
+from equicam.paper.rows import VERDICTS, Remark, Row
+from equicam.paper.tables import interval
+from equicam.shards import read_json, write_atomic
+
+BEGIN, LAST = "<!-- benchmarks/signals.py writes from here -->", "<!-- to here: context -->"
+ROTATED_SEEDS = "seeds-rotated"
+"""The seeds of the networks trained with rotated images: the same experiment on other weights."""
+OTHER_FILES = ("section.json", "tunes.json", "evaluations.json")
+UNDECIDED = {
+    "few": "too few images",
+    "few-groups": "too few groups of images",
+    "wide": "the interval reaches across the margin",
+    "coarse": "the paper prints too few digits",
+    "no-interval": "a number without an interval",
+    "other-sample": "published for the first classes alone",
+    "one-training": "one fine-tune each, and how far fine-tunes differ is not published",
+    "other": "another reason, in its table",
+}
+"""Why nothing is decided, by the code of the remark."""
+Kept = dict[str, dict[str, KeptRows]]
+"""Rows by folder and experiment."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The one row that answers a claim, and where it stands."""
+
+    verdict: str
+    reason: str
+    folder: str = ""
+    experiment: str = ""
+    row: Row | None = None
+
+
+def write_page(page: Path, rows: Path) -> dict[str, int]:
+    """Write the page and its plots; returns the number of claims by verdict."""
+    kept = read_kept(rows)
+    plots = page.parent / page.stem
+    plots.mkdir(parents=True, exist_ok=True)
+    answers = answer_claims(kept)
+    text = HEAD + count_text(answers) + OPTIONS
+    text += "## What was found beyond the paper\n\n" + "\n".join(findings(kept)) + "\n\n"
+    text += measured_elsewhere(page)
+    for folder, experiments in kept.items():
+        text += section(folder, experiments, rows / folder, answers, plots)
+    write_atomic(page, (text + not_run(answers, kept)).encode())
+    return counts(answers)
+
+
+def read_kept(rows: Path) -> Kept:
+    """Every file of rows, FOLDER/NAME.json, in the order of the experiments."""
+    order = [*EXPERIMENTS, ROTATED_SEEDS]
+    kept: Kept = {}
+    for folder in sorted(path for path in rows.iterdir() if path.is_dir()) if rows.is_dir() else ():
+        files = [path for path in folder.glob("*.json") if path.name not in OTHER_FILES]
+        unknown = [path.stem for path in files if path.stem not in order]
+        if unknown:
+            raise EquicamError(
+                str(folder), needs="files named as experiments", got=", ".join(unknown), fix="removing them"
+            )
+        files.sort(key=lambda path: order.index(path.stem))
+        kept[folder.name] = {path.stem: read_rows(path) for path in files}
+    if not any(kept.values()):
+        raise EquicamError(
+            f"rows {str(rows)!r}", needs="files NETWORK/NAME.json", got="none", fix="equicam reproduce all --rows FOLDER/NETWORK"
+        )  # fmt: skip
+    return dict(sorted(kept.items(), key=lambda pair: _place(pair[1])))
+
+
+def _place(experiments: Mapping[str, KeptRows]) -> tuple[bool, str]:
+    """Networks on ImageNet stand before those of domains."""
+    domains = {kept.domain for kept in experiments.values()}
+    return any(domains), "" if not experiments else next(iter(experiments.values())).backbone
+
+
+def answer_claims(kept: Kept) -> dict[str, Answer]:
+    """Every claim once: of several measurements the one of most images, else the reason why there is none."""
+    found: dict[str, list[Answer]] = {name: [] for name in claims()}
+    for folder, experiments in kept.items():
+        for experiment, of in experiments.items():
+            for row in of.rows:
+                if row.claim in found:
+                    found[row.claim].append(
+                        Answer(row.verdict, reason_kind(row.claim, row.reason), folder, experiment, row)
+                    )
+    return {name: _answer(name, rows) for name, rows in found.items()}
+
+
+def _answer(claim: str, found: list[Answer]) -> Answer:
+    if ran := [one for one in found if one.verdict != "not run"]:
+        return max(ran, key=lambda one: images(one.row))
+    if found:
+        return min(found, key=lambda one: _nearness(one.row))
+    name = next(name for name in EXPERIMENTS if claim.startswith(load_experiment(name).answers or ("\0",)))
+    return Answer("not run", f"needs {load_experiment(name).needs}", "", name)
+
+
+def images(row: Row | None) -> int:
+    """The images of the measurement that a verdict is about."""
+    found = row and (row.as_published or row.clean)
+    return found.n if found else 0
+
+
+def _nearness(row: Row | None) -> int:
+    """Reasons of the run that came nearest to a claim come first: the right network, then the right domain."""
+    code = row.reason.code if row and row.reason else ""
+    return {"costly": 0, "note": 1, "command": 2, "network": 3}.get(code, 4)
+
+
+def reason_kind(claim: str, reason: Remark | None) -> str:
+    """Why a claim was not run, without its command."""
+    if reason is None:
+        return ""
+    kinds = {
+        "network": f"needs ImageNet weights of {reason.values.get('network')}",
+        "costly": "needs maps of thousands of forward passes (`--costly`)",
+        "command": f"needs networks fine-tuned on {claims()[claim].domain}",
+    }
+    return kinds.get(reason.code) or reason.text
+
+
+def counts(answers: Mapping[str, Answer]) -> dict[str, int]:
+    """Claims by verdict."""
+    found = Counter(one.verdict for one in answers.values())
+    return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+
+
+def count_text(answers: Mapping[str, Answer]) -> str:
+    """The count by verdict, and the claims that were not run by reason."""
+    words = {
+        "matches": ("matches", "match"), "differs": ("differs", "differ"), "artefact": ("is an artefact", "are artefacts"),
+        "undecided": ("is undecided", "are undecided"), "by definition": ("holds by definition", "hold by definition"),
+        "measured": ("is stated in words, next to a measurement", "are stated in words, next to a measurement"),
+        "not run": ("was not run", "were not run"),
+    }  # fmt: skip
+    listed = ", ".join(f"{n} {words[verdict][n != 1]}" for verdict, n in counts(answers).items())
+    text = f"**Of {len(answers)} claims, {listed}.** "
+    text += "A claim counts once, by its measurement on most images; rows of networks and images that the paper does not have count nowhere.\n\n"
+    why = Counter(one.reason for one in answers.values() if one.verdict == "not run")
+    if why:
+        text += "| not run: why | claims |\n|---|---|\n"
+        text += "".join(f"| {_cell(reason)} | {n} |\n" for reason, n in why.most_common()) + "\n"
+    undecided = Counter(
+        one.row.why.code if one.row and one.row.why else "other"
+        for one in answers.values()
+        if one.verdict == "undecided"
+    )
+    if undecided:
+        text += "| undecided: why | claims |\n|---|---|\n"
+        text += (
+            "".join(
+                f"| {UNDECIDED.get(code, UNDECIDED['other'])} | {n} |\n"
+                for code, n in undecided.most_common()
+            )
+            + "\n"
+        )
+    return text
+
+
+def measured_elsewhere(page: Path) -> str:
+    """The sections that `benchmarks/signals.py` and `benchmarks/context.py` wrote into the page, which stay."""
+    text = page.read_text() if page.is_file() else ""
+    if BEGIN not in text or LAST not in text:
+        return ""
+    return BEGIN + text.split(BEGIN)[1].split(LAST)[0] + LAST + "\n\n"
+
+
+def section(
+    folder: str, experiments: Mapping[str, KeptRows], rows: Path, answers: Mapping[str, Answer], plots: Path
+) -> str:
+    """A network: its title, commands, provenance and fine-tunes, and a table per experiment."""
+    about = read_json(rows / "section.json") if (rows / "section.json").is_file() else {}
+    text = f"## {about.get('title', folder)}\n\n"
+    text += "".join(f"    {line}\n" for line in about.get("commands", ())) + "\n" * ("commands" in about)
+    text += f"{about['remark']}\n\n" if "remark" in about else ""
+    ran = {name: kept for name, kept in experiments.items() if any(row.label != "figure" for row in kept.ran)}
+    usual = Counter(describe(kept.provenance) for kept in ran.values()).most_common(1)
+    common = usual[0][0] if usual else ""
+    text += f"{common}.\n\n" if common else ""
+    if (rows / "tunes.json").is_file():
+        text += fine_tunes(read_json(rows / "tunes.json"))
+    for name, kept in ran.items():
+        text += table(name, kept, folder, answers, plots, common)
+    return text
+
+
+def fine_tunes(tunes: Mapping[str, Any]) -> str:
+    """The fine-tunes behind a section."""
+    lines = "".join(
+        f"| {name} | {one['n']} | {one['accuracy']:.3f} | {one['balanced']:.3f} |\n"
+        for name, one in tunes.items()
+    )
+    return f"| training, seed | test images | accuracy | balanced |\n|---|---|---|---|\n{lines}\n"
+
+
+def table(
+    name: str, kept: KeptRows, folder: str, answers: Mapping[str, Answer], plots: Path, common: str
+) -> str:
+    """The rows of an experiment that were run; a claim that another row answers has no verdict here."""
+    title = "Three fine-tunes with rotated images" if name == ROTATED_SEEDS else load_experiment(name).title
+    text = f"### {title} (`{name}`)\n\n"
+    if (own := describe(kept.provenance)) != common:
+        text += f"{own}.\n\n"
+    if (plot := write_page_plot(kept, plots / f"{folder}-{name}.png")) is not None:
+        text += f"![{title}]({plots.name}/{plot.name})\n\n"
+    text += (
+        LEGENDS.get(name, "")
+        + "| what | published | by their protocol | by ours | n | verdict |\n|---|---|---|---|---|---|\n"
+    )
+    notes = []
+    for row in kept.ran:
+        theirs, ours = interval(row.as_published), interval(row.clean)
+        text += f"| {_cell(row.label)} | {_cell(row.published)} | {theirs} | {ours} | {images(row) or ''} | {_verdict(row, folder, name, answers)} |\n"
+        if row.note:
+            notes.append(f"- {row.label}: {row.note}")
+    return text + "\n" + "".join(f"{line}\n" for line in dict.fromkeys(notes)) + "\n" * bool(notes)
+
+
+def _verdict(row: Row, folder: str, experiment: str, answers: Mapping[str, Answer]) -> str:
+    answer = answers.get(row.claim)
+    if answer and answer.row is not None and (answer.folder, answer.experiment) != (folder, experiment):
+        return f"counted on {images(answer.row):,} images, `{answer.experiment}` of {answer.folder}"
+    if row.verdict == "matches" and row.margin:
+        return f"matches ± {row.margin:.2g}"
+    return f"**{row.verdict}**" if row.verdict in ("differs", "artefact") else row.verdict
+
+
+def not_run(answers: Mapping[str, Answer], kept: Kept) -> str:
+    """The commands that run what was not run."""
+    lines = Counter((one.experiment, _command(one)) for one in answers.values() if one.verdict == "not run")
+    begun = {name for experiments in kept.values() for name in experiments} | {name for name, _ in lines}
+    for name in EXPERIMENTS:
+        if name not in begun:
+            lines[name, f"`equicam reproduce {name} {COMMANDS.get(name, '')}`"] = 0
+    order = sorted(lines.items(), key=lambda pair: EXPERIMENTS.index(pair[0][0]))
+    text = "".join(f"| `{name}` | {n or ''} | {_cell(command)} |\n" for (name, command), n in order)
+    return (
+        "## Not run here\n\nFigures of images show images, which are not ours to publish. Every experiment is tested on stand-ins of the same layout.\n\n"
+        f"| experiment | claims | command, or why there is none |\n|---|---|---|\n{text}"
+    )
+
+
+def _command(one: Answer) -> str:
+    """The command that runs a claim, as one types it, or the reason why there is none."""
+    run, reason = (
+        f"equicam reproduce {one.experiment} --data ILSVRC2012/val",
+        one.row.reason if one.row else None,
+    )
+    if reason is None:
+        return f"`equicam reproduce {one.experiment} {COMMANDS.get(one.experiment, '')}`"
+    values = reason.values
+    if reason.code == "network":
+        return f"about {values['network']}: `{run} --model {values['network']} --n 10000`"
+    if reason.code == "costly":
+        return f"{values['passes']} forward passes per map: `{run} --costly --n 500`"
+    if reason.code == "command":
+        return f"about {values['of']}: `{values['command']}`"
+    return reason.text
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,540 @@
+"""Provenance, kept rows, the page that is written from them, CSV, LaTeX and plots, and the runner of all experiments."""
+
+import csv
+import hashlib
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import equicam
+from equicam.cli.app import app
+from equicam.data.items import Item
+from equicam.errors import EquicamError
+from equicam.evaluation.statistics import Correlation, Estimate
+from equicam.paper import (
+    EXPERIMENTS,
+    alignment,
+    load_experiment,
+    page,
+    plots,
+    rotation_augmentation,
+    run_all,
+    soft_gate,
+)
+from equicam.paper.claims import claims
+from equicam.paper.context import Context, Evaluated
+from equicam.paper.draws import authors_draw, authors_slots, draw_sample
+from equicam.paper.findings import findings
+from equicam.paper.kept import KeptRows, read_rows, write_rows
+from equicam.paper.matched import Samples
+from equicam.paper.page import BEGIN, LAST, answer_claims, counts, read_kept, write_page
+from equicam.paper.provenance import COMMIT, commit, content_digest, describe, provenance
+from equicam.paper.reproduce import run_experiment, zero_shot_classes
+from equicam.paper.rows import VERDICTS, Both, Remark, Row, compare, not_run
+from equicam.paper.tables import as_csv, as_latex, escape
+from tests.conftest import Cnn, seeded
+from tests.paper.conftest import small
+
+ROOT = Path(equicam.__file__).parents[2]
+FACTS = {"version", "commit", "weights", "images", "device", "dtype", "compiled", "date", "n", "drawn"}
+GC, EG = "main.Grad-CAM.resnet50.eq", "main.EquiGrad-CAM.resnet50.eq"
+
+
+def estimate(value: float, n: int = 1000) -> Estimate:
+    return Estimate(value, value - 0.004, value + 0.004, n)
+
+
+def kept(experiment, *rows, n=1000, device="cpu", domain=""):
+    """Rows as an experiment keeps them."""
+    facts = {
+        "version": "1",
+        "commit": "abc",
+        "torch": "2",
+        "weights": "w" * 64,
+        "data": "val",
+        "images": "i" * 64,
+        "n": n,
+    }
+    facts |= {
+        "groups": None,
+        "drawn": "all",
+        "device": device,
+        "dtype": "float32",
+        "compiled": False,
+        "date": "2026-01-01",
+    }
+    return KeptRows(experiment, "resnet50", domain, facts, rows)
+
+
+def measured(claim, value, label, n=1000):
+    return compare(claim, Both(estimate(value, n), estimate(value, n)), label=label)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Kept rows of one network: three claims of `main`, one of them on 300 images in a second folder."""
+    main = kept(
+        "main", measured(GC, 0.703, "grad-cam"), measured(EG, 0.8, "equigrad-cam"),
+        measured("", 0.9, "coverage: a map that ignores the image"), not_run("main.Grad-CAM.vgg16.eq", Remark("network", {"network": "vgg16"})),
+        not_run("main.Score-CAM.resnet50.eq", Remark("costly", {"passes": "2,048"})),
+    )  # fmt: skip
+    write_rows(tmp_path / "rows/resnet50/main.json", main)
+    few = kept(
+        "main",
+        measured(GC, 0.5, "grad-cam", n=300),
+        measured("main.Score-CAM.resnet50.eq", 0.494, "score-cam", n=300),
+        n=300,
+        device="a GPU",
+    )
+    write_rows(tmp_path / "rows/resnet50-costly/main.json", few)
+    (tmp_path / "rows/resnet50/section.json").write_text(
+        json.dumps({"title": "A network", "commands": ["equicam reproduce all"]})
+    )
+    (tmp_path / "rows/resnet50/tunes.json").write_text(
+        json.dumps({"plain-0": {"n": 6, "accuracy": 0.5, "balanced": 0.25}})
+    )
+    return tmp_path / "rows"
+
+
+def test_rows_carry_their_provenance_and_are_read_back(context):
+    done = run_experiment("alignment", context)
+    text = done.path.read_text()
+    found = read_rows(done.path)
+    assert set(found.provenance) >= FACTS
+    assert found.provenance["n"] == len(context.sample) == 3
+    assert found.provenance["weights"] == context.weights_digest
+    assert [row.verdict for row in found.rows] == [row.verdict for row in done.rows]
+    for ours, theirs in zip(found.ran, (row for row in done.rows if row.verdict != "not run"), strict=True):
+        assert (ours.claim, ours.label, ours.published, ours.note) == (
+            theirs.claim,
+            theirs.label,
+            theirs.published,
+            theirs.note,
+        )
+        assert ours.clean.value == pytest.approx(theirs.clean.value, rel=1e-5)
+    assert len(text) < 600 * len(done.rows)
+    assert text.count("\n") == len(done.rows) + 4  # a line per row
+
+
+def test_the_digest_is_of_contents(tiles, tmp_path):
+    items = equicam.data.sources.find_items(tiles)[:2]
+    before = content_digest(items)
+    assert before == content_digest(items)
+    other = tmp_path / "other.png"
+    Image.open(items[0].path).rotate(90).save(other)
+    assert content_digest([replace(items[0], path=other), items[1]]) != before
+    assert content_digest([replace(items[0], path=tmp_path / "gone.png"), items[1]]) != before
+
+
+def test_the_commit_is_given_or_found(monkeypatch):
+    commit.cache_clear()
+    monkeypatch.setenv(COMMIT, "0123abc")
+    assert commit() == "0123abc"
+    monkeypatch.delenv(COMMIT)
+    commit.cache_clear()
+    found = commit()
+    commit.cache_clear()
+    in_clone = (Path(__file__).parents[2] / ".git").exists()
+    assert re.fullmatch(r"[0-9a-f]{12}( with changes)?", found) if in_clone else found is None
+
+
+def test_the_authors_draw_is_theirs():
+    """The digest of their 1,000 lists of ten."""
+    text = json.dumps(authors_slots(1000), separators=(",", ":")).encode()
+    assert (
+        hashlib.sha256(text).hexdigest() == "f5f0a31ddc67d627245bfddbfddca9dc57e44db6bf57d7f1beb217cb67bcca90"
+    )
+    items = [Item(f"n{c:02}/img_{i:04}.JPEG", Path("x"), label=c) for c in range(12) for i in range(15)]
+    chosen = authors_draw(items[::-1])
+    assert [item.id for item in chosen[:2]] == [
+        "n00/img_0009.JPEG",
+        "n01/img_0010.JPEG",
+    ]  # the first slot of each class
+    assert len({item.id for item in chosen}) == 120
+    assert draw_sample(items, 24, "authors") == chosen[:24]
+    assert [item.label for item in draw_sample(items, 3, "authors")] == [0, 4, 8]
+    with pytest.raises(EquicamError, match="15 images of every class"):
+        authors_draw(items[:-1])
+
+
+def test_every_claim_counts_once(folder):
+    answers = answer_claims(read_kept(folder))
+    assert len(answers) == len(claims()) == 371
+    assert sum(counts(answers).values()) == 371
+    assert answers[GC].verdict == "matches"  # on 1,000 images, not on 300
+    assert answers[EG].verdict == "differs"
+    assert answers["main.Score-CAM.resnet50.eq"].folder == "resnet50-costly"
+    assert answers["main.Grad-CAM.vgg16.eq"].reason == "needs ImageNet weights of vgg16"
+    assert "CUB-200-2011" in answers["cub.pg.vgg16"].reason
+
+
+def test_the_page_is_written_from_rows_and_keeps_what_others_wrote(folder, tmp_path):
+    target = tmp_path / "docs/reproduce.md"
+    target.parent.mkdir()
+    target.write_text(f"old\n{BEGIN}\nof signals\n{LAST}\nold")
+    found = write_page(target, folder)
+    text = target.read_text()
+    assert sum(found.values()) == 371
+    assert f"**Of 371 claims, {found['matches']} match" in text.split("## ")[0]
+    assert f"{found['not run']} were not run" in text.split("## ")[0]
+    assert f"{BEGIN}\nof signals\n{LAST}" in text
+    assert "old" not in text.replace("fold", "")
+    assert "## A network\n\n    equicam reproduce all\n" in text
+    assert "equicam 1 at abc" in text
+    assert "a GPU" in text  # the provenance of the second section
+    assert "| plain-0 | 6 | 0.500 | 0.250 |" in text
+    assert "counted on 1,000 images, `main` of resnet50" in text  # one measurement, one verdict
+    assert (
+        text.count(
+            "| grad-cam | 0.703 (n = 10,000, ten per class) | 0.703 [0.699, 0.707] | 0.703 [0.699, 0.707] | 1000 | matches ± 0.03 |"
+        )
+        == 1
+    )
+    with Image.open(tmp_path / "docs/reproduce/resnet50-main.png") as plot:
+        assert np.asarray(plot.convert("L")).std() > 10
+
+
+def test_a_page_needs_rows(tmp_path):
+    with pytest.raises(EquicamError, match=r"NETWORK/NAME\.json"):
+        write_page(tmp_path / "page.md", tmp_path)
+    (tmp_path / "resnet50").mkdir()
+    (tmp_path / "resnet50/main.json").write_text('{"rows": [{"verdict": "good"}]}')
+    with pytest.raises(EquicamError, match="as `equicam reproduce` writes them"):
+        read_kept(tmp_path)
+    assert not (tmp_path / "page.md").exists()
+    result = CliRunner().invoke(app, ["reproduce", "--page", str(tmp_path / "page.md")])
+    assert result.exit_code == 2
+    assert "--rows" in result.output
+
+
+def test_table_with_another_provenance_says_so(folder, tmp_path):
+    other = kept("alignment", measured("", 0.5, "grad-cam"), device="another GPU")
+    write_rows(folder / "resnet50/alignment.json", other)
+    write_rows(folder / "resnet50/blur.json", kept("blur", measured("", 0.5, "grad-cam")))
+    write_page(tmp_path / "page.md", folder)
+    assert describe(other.provenance) in (tmp_path / "page.md").read_text().split("(`alignment`)")[1]
+
+
+def difference(label, value, half=0.004, n=1000):
+    found = Estimate(value, value - half, value + half, n)
+    return compare("", Both(found, found), label=label)
+
+
+SKILL = "{}: skill above the floor"
+
+
+@pytest.mark.parametrize(("unaligned", "said"), [(0.05, True), (0.002, False), (-0.05, False)])
+def test_findings_on_averaging_without_alignment_follow_the_paired_interval(unaligned, said):
+    rows = [measured("", v, m) for m, v in (("grad-cam", 0.7), ("aug-cam", 0.75), ("equigrad-cam", 0.98))]
+    rows += [
+        measured("", v, SKILL.format(m))
+        for m, v in (("grad-cam", 0.6), ("aug-cam", 0.5 if said else 0.599), ("equigrad-cam", 0.97))
+    ]
+    rows.append(difference(alignment.UNALIGNED, unaligned))
+    (text,) = findings({"mobilenet_v2": {"alignment": kept("alignment", *rows)}})
+    assert ("By raw Eq, averaging without alignment is above Grad-CAM with MobileNetV2" in text) == said
+    assert ("By skill it is worse than not averaging with MobileNetV2" in text) == said
+
+
+@pytest.mark.parametrize(
+    ("raises", "ahead", "adds"), [(-0.01, 0.3, 0.05), (0.1, -0.1, 0.0), (0.001, 0.0, 0.2)]
+)
+def test_findings_on_rotated_training_follow_the_paired_intervals(raises, ahead, adds):
+    eq = {"GC Eq no aug": 0.6, "GC Eq rot aug": 0.59, "EG Eq no aug": 0.9, "EG Eq rot aug": 0.95}
+    rows = [measured("", v, label) for label, v in eq.items()]
+    names = rotation_augmentation
+    rows += [
+        difference(names.TRAINED_ABOVE_PLAIN, raises),
+        difference(names.ALIGNED_ABOVE_TRAINED, ahead),
+        difference(names.ALIGNED_AND_TRAINED, adds),
+    ]
+    (text,) = findings({"aerial-resnet50": {"rotation-augmentation": kept("rotation-augmentation", *rows)}})
+    assert ("does not raise Grad-CAM's own Eq" in text) == (raises < 0.004)
+    assert ("No: alone it stays below alignment alone in 1 of 1" in text) == (ahead > 0.004)
+    assert (f"alignment adds to it in {int(adds > 0.004)} of 1") in text
+
+
+def test_findings_on_random_weights_and_gates_follow_the_numbers():
+    random = {
+        "grad-cam, weights as given": 0.7,
+        "equigrad-cam, weights as given": 0.97,
+        "equigrad-cam, all random": 0.98,
+    }
+    sane = kept("sanity", *(measured("", v, f"{label}: Eq") for label, v in random.items()))
+    without = kept("sanity", measured("", 0.7, "grad-cam, weights as given: Eq"))
+    (text,) = findings({"vgg16": {"sanity": without}, "resnet50": {"sanity": sane}})
+    assert "an Eq of up to 0.980 (ResNet-50, ImageNet), where the trained network has 0.970" in text
+    assert list(findings({"vgg16": {"sanity": without}})) == []
+    for change, beyond in ((-0.02, 1), (-0.006, 0), (0.02, 1)):
+        rows = [measured("", v, f"γ = {g}") for g, v in ((0, 0.96), (2, 0.94))]
+        gates = kept("soft-gate", *rows, difference(soft_gate.CHANGE, change))
+        (text,) = findings({"resnet50": {"soft-gate": gates}})
+        assert (
+            f"{change:+.3f} [{change - 0.004:+.3f}, {change + 0.004:+.3f}] with ResNet-50: beyond that in {beyond} of 1"
+            in text
+        )
+
+
+def test_findings_need_images():
+    few = [difference(alignment.UNALIGNED, 0.3, n=4), measured("", 0.7, "grad-cam", n=4)]
+    assert list(findings({"resnet50": {"alignment": kept("alignment", *few)}})) == []
+
+
+def test_the_finding_on_ignoring_the_image_can_say_no():
+    ignores = "coverage: a map that ignores the image"
+    for value, word in ((0.9, "rewards"), (0.5, "does not reward"), (0.704, "does not reward")):
+        rows = [
+            measured("", 0.7, "grad-cam"),
+            measured("", value, ignores),
+            measured("", 0.95, "equigrad-cam"),
+        ]
+        (text,) = findings({"resnet50": {"main": kept("main", *rows)}})
+        assert f"The zero-filled full square {word} ignoring the image" in text
+
+
+def test_kept_rows_are_judged_again(tmp_path):
+    """A verdict that somebody edited, or that another rule gave, is not believed."""
+    path = tmp_path / "main.json"
+    write_rows(path, kept("main", measured(GC, 0.703, "grad-cam", n=20), measured(EG, 0.8, "equigrad-cam")))
+    assert [row.verdict for row in read_rows(path).rows] == ["undecided", "differs"]
+    path.write_text(path.read_text().replace('"undecided"', '"matches"').replace('"differs"', '"matches"'))
+    found = read_rows(path).rows
+    assert [row.verdict for row in found] == ["undecided", "differs"]
+    assert found[0].why.code == "few"
+
+
+def test_provenance_names_other_weights_and_images(context, out):
+    """Weights of --extra and parts of the sample, where an experiment used them, and only there."""
+    context.evaluated.clear()
+    context.evaluate(["grad-cam"])
+    assert "evaluated" not in provenance(context)
+    context.evaluate(["grad-cam"], items=context.sample[:2])
+    found = provenance(context)
+    part = content_digest(context.sample[:2])
+    assert found["evaluated"] == [{"weights": context.weights_digest, "images": part, "n": 2}]
+    assert f"and 2 with digest `{part[:12]}`" in describe(found)
+    context.evaluated.clear()
+    context.evaluated.add(Evaluated("e" * 64, context.data_digest, len(context.sample)))
+    text = describe(provenance(context))
+    assert "weights `eeeeeeeeeeee`;" in text
+    assert context.weights_digest[:12] not in text
+    context.evaluated.clear()
+    named = replace(context, model=replace(context.model, name="nets/mine.py:build"))
+    assert describe(provenance(named)).startswith("`mine.py:build`, equicam")
+
+
+def test_csv_and_latex():
+    row = Row(
+        "", "=γ_1 & 50 % of |x|", "0.5", estimate(0.25), None, "measured", Remark("note", {"text": 'a, "b"'})
+    )
+    (line,) = csv.DictReader(io.StringIO(as_csv([row])))
+    assert line["what"] == "'=γ_1 & 50 % of |x|"
+    assert (line["clean_value"], line["clean_n"], line["as_published_value"]) == ("0.25", "1000", "")
+    assert line["note"] == 'a, "b"'
+    text = as_latex([row, not_run(GC, "why")], "A & B", "equicam 1")
+    assert (
+        r"=$\gamma$\_1 \& 50 \% of \textbar{}x\textbar{} & 0.5 &  & 0.250 [0.246, 0.254] & measured \\"
+        in text
+    )
+    for command in (r"\toprule", r"\midrule", r"\bottomrule", r"\caption{A \& B. "):
+        assert command in text
+    assert text.count("\\\\\n") == 2
+    labels = {claim.label for claim in claims().values()} | {claim.text for claim in claims().values()}
+    assert {sign for label in labels for sign in escape(label) if ord(sign) > 126} == set()
+
+
+@pytest.mark.parametrize("name", ["drift-confidence", "peum-audit", "alignment"])
+def test_an_experiment_writes_its_plot_in_three_formats(context, out, name):
+    run_experiment(name, context)
+    for kind, begins in (("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")):
+        assert (out / f"{name}.{kind}").read_bytes().startswith(begins)
+    svg = (out / f"{name}.svg").read_text()
+    assert "(a) " in svg  # panels have letters
+    if name != "alignment":
+        assert "r = " in svg
+    with Image.open(out / f"{name}.png") as plot:
+        assert plot.info["dpi"][0] == pytest.approx(200, abs=1)
+        assert np.asarray(plot.convert("L")).std() > 10
+    assert (out / f"{name}.csv").read_text().startswith("claim,what,published,")
+    assert "\\bottomrule" in (out / f"{name}.tex").read_text()
+
+
+def test_correlations_have_p_where_rows_are_independent():
+    known = Correlation(0.5, 0.4, 0.6, -30.2, 100)
+    assert plots.correlation_text(known) == "r = 0.50 [0.40, 0.60], p = $10^{-30}$\nn = 100 images"
+    assert "p =" not in plots.correlation_text(replace(known, log10_p=float("nan")))
+
+
+def test_every_plot_has_its_experiments_title():
+    for name in EXPERIMENTS:
+        assert load_experiment(name).title in plots.heading(kept(name))
+
+
+def test_the_runner_goes_on_after_a_failure(context, tmp_path, monkeypatch):
+    real = run_all.run_experiment
+
+    def failing(name, of):
+        if name == "blur":
+            raise RuntimeError("out of memory")
+        return real(name, of)
+
+    monkeypatch.setattr(run_all, "run_experiment", failing)
+    lines = []
+    here = replace(context, out=tmp_path / "out")
+    found = list(run_all.run_all(here, ("blur", "hooks"), rows=tmp_path / "rows", progress=lines.append))
+    assert [(one.name, one.reason) for one in found] == [("blur", "out of memory"), ("hooks", "")]
+    assert found[1].seconds > 0
+    assert {path.name for path in (tmp_path / "rows").iterdir()} == {"hooks.json"}
+    assert len(lines) == 2
+    with pytest.raises(EquicamError, match="tables"):
+        list(run_all.run_all(here, ("tables",)))
+
+
+def test_the_runner_stops_in_time(context, tmp_path, monkeypatch):
+    def endless(name, _of):
+        while True:
+            torch.zeros(1).sum()
+
+    monkeypatch.setattr(run_all, "run_experiment", endless)
+    begin = monotonic()
+    found = list(run_all.run_all(replace(context, out=tmp_path), ("blur", "cost"), until=begin + 0.3))
+    assert monotonic() - begin < 5
+    assert "resumes" in found[0].reason
+    assert "not begun" in found[1].reason
+
+
+def test_the_shared_evaluation_serves_most_experiments(context, monkeypatch):
+    run_all._share(context)
+    monkeypatch.setattr("equicam.paper.context.evaluate", lambda *_a, **_k: pytest.fail("computed again"))
+    for name in ("main", "alignment", "conditional", "strata", "drift-confidence", "angles", "peum-audit"):
+        assert list(load_experiment(name).run(context))
+
+
+def test_the_command_runs_all_and_answers_in_json(context, tmp_path):
+    command = [
+        "reproduce",
+        "all",
+        "--data",
+        str(context.data),
+        "--n",
+        "1",
+        "--model",
+        "embedded",
+        "--backbone",
+        "resnet50",
+    ]
+    command += [
+        "--only",
+        "hooks,localisation",
+        "--out",
+        str(tmp_path),
+        "--rows",
+        str(tmp_path / "rows/resnet50"),
+    ]
+    result = CliRunner().invoke(app, [*command, "--json", "--quiet"])
+    assert result.exit_code == 1  # the images have no boxes
+    found = json.loads(result.stdout)
+    schema = json.loads((Path(equicam.__file__).parent / "schemas/reproduce.json").read_text())
+    jsonschema.validate(found, schema)
+    assert [one["name"] for one in found["outcomes"]] == ["hooks", "localisation"]
+    assert "boxes" in found["outcomes"][1]["reason"]
+    written = CliRunner().invoke(
+        app,
+        [
+            "reproduce",
+            "--page",
+            str(tmp_path / "p.md"),
+            "--rows",
+            str(tmp_path / "rows"),
+            "--json",
+            "--quiet",
+        ],
+    )
+    answer = json.loads(written.stdout)
+    jsonschema.validate(answer, schema)
+    assert sum(answer["claims"].values()) == 371
+
+
+def test_costly_methods_have_a_limit(context):
+    methods = ["grad-cam", "recipro-cam", "score-cam", "rise"]
+    assert context.affordable(methods) == ["grad-cam"]
+    assert replace(context, costly=True).affordable(methods) == methods
+    assert replace(context, costly=True, max_passes=2048).affordable(methods) == methods[:3]
+
+
+def test_a_zero_shot_model_takes_the_names_of_the_classes():
+    items = [Item("a", Path("a"), label="river"), Item("b", Path("b"), label="dense_residential")]
+    assert zero_shot_classes("open_clip:ViT-B-16/openai", items) == ["dense_residential", "river"]
+    assert zero_shot_classes("resnet50", items) is None
+    assert zero_shot_classes("open_clip:RN50", [replace(items[0], label=3)]) is None
+
+
+def test_matched_runs_with_another_dtype(tiles, out):
+    """In one folder, and without taking the kept evaluation of the other."""
+    model = equicam.wrap(seeded(Cnn).float(), layer="trunk", preprocess=lambda image: small(image).float())
+    plain = Context(model, tiles, out)
+    found = [
+        Samples(one, as_published=False).eq("prefix4000", "grad-cam")
+        for one in (plain, replace(plain, options={"dtype": torch.bfloat16}))
+    ]
+    assert found[0].value == pytest.approx(found[1].value, abs=0.1)
+    assert found[0].value != found[1].value
+
+
+def test_provenance_names_the_precision(context):
+    found = provenance(context)
+    assert (found["dtype"], found["compiled"], found["device"]) == ("float64", False, "cpu")
+    other = provenance(replace(context, options={"dtype": torch.bfloat16, "compiled": True}))
+    assert (other["dtype"], other["compiled"]) == ("bfloat16", True)
+
+
+def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, capsys):
+    """A section of a domain: fine-tunes that are there are taken, experiments that fail are counted."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    sys.modules.pop("reproduce_all", None)
+    import reproduce_all as script
+
+    arch, files = tuned
+    made = []
+
+    def train(_data, _arch, out, **options):
+        made.append((Path(out).name, options["seed"], options["rotation_augment"]))
+        state = equicam.load(arch, weights=files["plain"]).module.state_dict()
+        from safetensors.torch import save_file
+
+        Path(out).mkdir(parents=True)
+        facts = {"measured": json.dumps({"images": 6, "accuracy": 0.5, "balanced": 0.5})}
+        save_file(
+            {k: v.contiguous() for k, v in state.items()}, Path(out) / "weights.safetensors", metadata=facts
+        )
+
+    monkeypatch.setattr(script, "finetune", train)
+    monkeypatch.setattr(script, "DATA", {"tiles": ("tiles", "synthetic patches")})
+    monkeypatch.setattr(script, "ARCHITECTURES", {"resnet50": ("Tiny", arch, "start.safetensors")})
+    monkeypatch.setattr(script, "open_context", lambda data, out, **o: script.Context(
+        equicam.load(arch, weights=o["weights"]), data, out, backbone=o["backbone"], domain=o["domain"], extra=o["extra"]))  # fmt: skip
+    plan = script.Plan(
+        tiles.parent, tmp_path, tmp_path / "out", tmp_path / "rows", None, 3, None, ("triage",), None, None
+    )
+    monkeypatch.setattr(script, "DATA", {tiles.name: ("tiles", "synthetic patches")})
+    assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
+    assert made == [("plain0", 0, False)]
+    rows = tmp_path / "rows" / f"{tiles.name}-resnet50"
+    assert {path.name for path in rows.iterdir()} == {"section.json", "tunes.json", "triage.json"}
+    assert json.loads((rows / "tunes.json").read_text())["plain-0"]["accuracy"] == 0.5
+    assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
+    assert len(made) == 1  # taken from the folder
+    assert "triage" in capsys.readouterr().out
+    assert page.read_kept(tmp_path / "rows")
+    assert set(VERDICTS) >= {row.verdict for row in read_rows(rows / "triage.json").rows}
