@@ -32,7 +32,7 @@ def worst_tenth_sentence(triage: Triage) -> str:
     assert triage.quality is not None  # noqa: S101  # half of the images are calibration images
     found = triage.quality.signals[triage.by].captured
     return (
-        f"worst tenth by Eq at seven other angles, of {triage.quality.n} calibration images: the first tenth by "
+        f"worst tenth by Eq (equivariance: do maps follow a rotated image?) at seven other angles, of {triage.quality.n} calibration images: the first tenth by "
         f"{SIGNALS[triage.by]} holds {100 * found.value:.0f} % of it, a random tenth 10 %"
     )
 

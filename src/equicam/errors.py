@@ -5,6 +5,10 @@ class EquicamError(ValueError):
         super().__init__(f"{what} needs {needs}, got {got}; try {fix}")
         self.what, self.needs, self.got, self.fix = what, needs, got, fix
 
+    def to_plain(self) -> dict[str, str]:
+        """Its parts as text."""
+        return {"what": self.what, "needs": self.needs, "got": str(self.got), "fix": self.fix}
+
     def __reduce__(self) -> tuple[object, ...]:
         """Exceptions with keyword-only arguments need this to travel between processes."""
         return _rebuild, (type(self), self.what, self.needs, str(self.got), self.fix)
@@ -15,7 +19,15 @@ class NotNamedError(EquicamError):
 
 
 class ModelError(EquicamError):
-    """An exception out of the caller's model or factory, which is its cause (`__cause__`)."""
+    """An exception out of the caller's model, preprocessing, target or factory, which is its cause (`__cause__`)."""
+
+
+def error_text(error: BaseException) -> str:
+    """What an exception says; nothing where its own `__str__` raises."""
+    try:
+        return str(error)
+    except (Exception, SystemExit):  # noqa: BLE001  # the caller's code, which may raise anything
+        return ""
 
 
 def _rebuild(kind: type[EquicamError], what: str, needs: str, got: str, fix: str) -> EquicamError:

@@ -1,6 +1,7 @@
 """Explain images: read rotated views, align what was read, average, and measure how far the views disagree."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -21,6 +22,7 @@ from equicam.methods import Method, resolve, resolve_fill
 from equicam.models.images import Images, as_batch, open_images, read_arrays
 from equicam.models.surround import Surround, preprocess_surround, stack_surrounds
 from equicam.models.wrap import wrap
+from equicam.peum_reference import has_reference
 from equicam.readers.external import external
 from equicam.readers.model import Model
 from equicam.recipe import CONTEXTS, Recipe
@@ -140,11 +142,31 @@ def explain_batch(
     margins: Sequence[tuple[int, int]] = (),
 ) -> Explanation:
     """Explain a preprocessed batch by the executor's recipe, or a window in it, with the margin each image has."""
+    return start_explaining(executor, x, target, window, margins).finish()
+
+
+@dataclass(frozen=True)
+class StartedExplanation:
+    """An explanation that may still be computed: its tensors may be used on the device, `finish` waits for it."""
+
+    tensors: dict[str, Tensor]
+    finish: Callable[[], Explanation]
+
+
+def start_explaining(
+    executor: Executor,
+    x: Float[Tensor, "b c H W"],
+    target: Target = None,
+    window: Window | None = None,
+    margins: Sequence[tuple[int, int]] = (),
+    pad_to: int | None = None,
+) -> StartedExplanation:
+    """`explain_batch` without waiting for the device, where the recipe is compiled; `pad_to` as the executor has it."""
     method, fill = resolve(executor.recipe), resolve_fill(executor.recipe)
     model = executor.model
     _refuse_gate(model, method)
     views = method.fusion.views
-    found = executor.run(
+    started = executor.start(
         method.reader,
         partial(explain_group, method=method, fill=fill),
         x,
@@ -152,20 +174,30 @@ def explain_batch(
         views_per_image=views.count_with_presented,
         key=("explain", method, fill) if method.capturable(fill) else None,
         window=window,
+        pad_to=pad_to,
     )
-    flags = flag_names(found.pop("flags"))
-    if window is not None:
-        rows, columns = margin_needed(views.transforms, window.size)
-        flags = tuple(
-            named | {"edge"} if margin[0] < rows or margin[1] < columns else named
-            for named, margin in zip(flags, margins, strict=True)
-        )
+
     # the caller's tensor, not a captured graph's, which the next call overwrites
     presented = x if window is None else crop_centre(x, window.size)
-    facts: dict[str, Any] = {**found, "inputs": presented}
+    facts: dict[str, Any] = {"inputs": presented, "views": views}
     if model is not None:
         facts |= {name: getattr(model, name) for name in ("layer", "mean", "std", "classes", "task")}
-    return Explanation(**facts, flags=flags, views=views)
+        facts["has_peum_reference"] = has_reference(executor.recipe)
+        # of several values, one must be named
+        facts["is_only_output"] = not model.has_probabilities and target is None
+
+    def finish() -> Explanation:
+        found = started.finish()  # the one wait for the device comes after all other work
+        flags = flag_names(found["flags"])
+        if window is not None:
+            rows, columns = margin_needed(views.transforms, window.size)
+            flags = tuple(
+                named | {"edge"} if margin[0] < rows or margin[1] < columns else named
+                for named, margin in zip(flags, margins, strict=True)
+            )
+        return Explanation(**facts | found | {"flags": flags})
+
+    return StartedExplanation(started.tensors, finish)
 
 
 def _refuse_gate(model: Model | None, method: Method) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equicam import __version__
+from equicam.core.transforms import presented_index
 from equicam.core.views import Views, Window, crop_centre
 from equicam.data.image_files import open_image
 from equicam.errors import EquicamError
@@ -17,7 +18,7 @@ from equicam.explain import explain
 from equicam.explanation import Explanation, describe_images
 from equicam.models.images import preprocess_image, stack_images, to_display_images
 from equicam.models.surround import preprocess_surround, stack_surrounds
-from equicam.readers.failures import named_failure
+from equicam.readers.classes import output_name
 from equicam.readers.model import Model
 from equicam.reasons import describe
 from equicam.report.explanation_files import ExplainedImage, ViewImage, safe_stem, write_files
@@ -42,9 +43,13 @@ def explain_files(
     *,
     method: str = "equigrad-cam",
     context: str = "none",
+    voi: tuple[float, float] | None = None,
     **options: Any,
 ) -> Iterator[ExplainedFile]:
-    """Explain images and write each to `out`; a file that cannot be opened yields its error. Options as in `explain`."""
+    """Explain images and write each to `out`; a file that cannot be opened yields its error. Options as in `explain`.
+
+    `voi` is the window (centre and width) of DICOM images, instead of their own.
+    """
     # a file we write must not replace an image we read
     taken = {
         p.name.split(".")[0].lower()
@@ -57,11 +62,8 @@ def explain_files(
         load = preprocess_image if context == "none" else preprocess_surround
         for path in paths[start : start + IMAGES_PER_BATCH]:
             try:
-                decoded = open_image(path)
-                with named_failure(
-                    "the model's preprocessing", needs=f"to take an image of {decoded.width}×{decoded.height}"
-                ):
-                    opened.append((path, load(model, decoded)))
+                decoded = open_image(path, voi)
+                opened.append((path, load(model, decoded)))
             except EquicamError as error:
                 yield ExplainedFile(path, error=error)
         if not opened:
@@ -99,17 +101,22 @@ def explained_image(
     views = tuple(map(ViewImage, shown.labels, inputs, maps, confidences, flips, kept))
     target, confidence = int(explanation.target[i]), float(explanation.confidence[i])
     name = model.classes[target] if model.classes else str(target)
+    if not model.has_probabilities:
+        name = output_name(target, model.classes, model.task, is_only=explanation.is_only_output)
+    place = explanation.peum_places[i]
     facts = facts | {
         "model": model.name,
         "layer": model.layer,
         "target": target,
         "class": name,
         "confidence": _number_or_none(confidence),
+        "output": None if explanation.output is None else _number_or_none(float(explanation.output[i])),
         "views": list(shown.labels),
         "view_confidence": list(map(_number_or_none, confidences)),
         "view_flips": flips,
         "view_kept": kept,
-        "peum_score": float(explanation.peum_score[i]),
+        "peum_score": float(explanation.peum_score[i]) if explanation.has_peum[i] else None,
+        "peum_reference": None if place is None else asdict(place),
         "stability": _number_or_none(float(explanation.stability[i])),
         "steadiness": explanation.steadiness[i].word,
         "steadiness_reason": describe(explanation.steadiness[i].reason),
@@ -118,9 +125,13 @@ def explained_image(
     }
     presented = x[i : i + 1] if window is None else crop_centre(x[i : i + 1], window.size)
     image = to_display_images(model, presented)[0]
-    title = f"{describe_images(explanation[i])[0][0]}, PEUM {facts['peum_score']:.4f}"
+    title = describe_images(explanation[i])[0][0]
+    if len(shown) == 1:  # of several, the word stands above the network's own map
+        title += f", {facts['steadiness']}"
+    if facts["peum_score"] is not None:
+        title += f"\nPEUM (per-image explanation uncertainty) {facts['peum_score']:.4f}"
     fused, peum = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
-    return ExplainedImage(image, fused, peum, views, title, facts)
+    return ExplainedImage(image, fused, peum, views, presented_index(shown.transforms), title, facts)
 
 
 def _number_or_none(value: float) -> float | None:

@@ -17,10 +17,12 @@ from equicam import __version__
 from equicam.core.transforms import presented_index
 from equicam.core.views import Views
 from equicam.errors import EquicamError
+from equicam.explanation_state import not_stored, read_state
 from equicam.models.images import denormalise
 from equicam.models.weights import UNREADABLE
-from equicam.readers.classes import Task
-from equicam.steadiness import Steadiness, judge
+from equicam.peum_reference import PEUM_NOTE, PeumPlace, place_peum
+from equicam.readers.classes import Task, output_name
+from equicam.steadiness import UNJUDGED_FLAGS, Steadiness, judge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +36,7 @@ MAX_IN_NOTEBOOK = 16
 MAX_PLOTTED = 8
 """Rows of a figure, unless the caller wants more."""
 FIGURE_FILES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
+TENSORS = "explanation.pt"  # in a folder
 TENSOR_FILES = (".pt", ".pth")
 UNKNOWN_IMAGE_GREY = 214
 """Under maps whose image is not known."""
@@ -48,7 +51,9 @@ class Explanation:
 
     map: Float[Tensor, "b H W"]  # in [0, 1]
     raw: Float[Tensor, "b H W"]  # just before the last min–max
-    peum: Float[Tensor, "b H W"]  # variance of the views' aligned maps
+    peum: Float[
+        Tensor, "b H W"
+    ]  # PEUM (per-image explanation uncertainty): variance of the views' aligned maps
     peum_score: Float[Tensor, " b"]  # mean of peum
     stability: Float[
         Tensor, " b"
@@ -78,6 +83,8 @@ class Explanation:
     std: tuple[float, ...] | None = None
     classes: tuple[str, ...] | None = None
     task: Task | None = None  # the model's
+    is_only_output: bool = False  # whether the value explained is the only one there is
+    has_peum_reference: bool = False  # whether PEUM is of the kind measured on the reference images
 
     def __len__(self) -> int:
         return len(self.target)
@@ -86,8 +93,31 @@ class Explanation:
     def steadiness(self) -> tuple[Steadiness, ...]:
         """Of each image: steady, unsteady or cannot say, with the reason that matters most."""
         rows = zip(self.stability_by_view.tolist(), self.view_top1.tolist(), self.flags, strict=True)
-        presented = presented_index(self.views.transforms)
-        return tuple(judge(values, top1, self.views.labels, flags, presented) for values, top1, flags in rows)
+        presented, labels = presented_index(self.views.transforms), self.views.labels
+        return tuple(judge(values, top1, labels, flags, presented) for values, top1, flags in rows)
+
+    @cached_property
+    def has_peum(self) -> tuple[bool, ...]:
+        """Of each image: whether it has a PEUM; a flat map has none, and one view, or one that was kept, has no variance."""
+        kept = self.view_kept.sum(1).tolist()
+        return tuple(
+            len(self.views) > 1 and count > 1 and flags.isdisjoint(UNJUDGED_FLAGS)
+            for count, flags in zip(kept, self.flags, strict=True)
+        )
+
+    @cached_property
+    def peum_places(self) -> tuple[PeumPlace | None, ...]:
+        """Of each image: where its PEUM stands among those of reference images in equally many views; None without such."""
+        return tuple(
+            place_peum(
+                score, [one for one, is_used in zip(self.views.transforms, used, strict=True) if is_used]
+            )
+            if self.has_peum_reference and has_peum
+            else None
+            for score, used, has_peum in zip(
+                self.peum_score.tolist(), self.view_used.tolist(), self.has_peum, strict=True
+            )
+        )
 
     def __getitem__(self, index: Any) -> "Explanation":
         """Some of the images: by number, slice, list of numbers or mask."""
@@ -98,13 +128,24 @@ class Explanation:
             is_mask = found.dtype == torch.bool
             if is_mask and found.shape != (len(self),):
                 raise IndexError(f"a mask of {len(self)} images, got {tuple(found.shape)}")
+            if found.is_floating_point() and found.numel():
+                raise IndexError(_no_index(index))
             chosen = found.nonzero().flatten() if is_mask else found.flatten()
-            rows = [range(len(self))[i] for i in chosen.tolist()]
+            rows = [self._row(i) for i in chosen.tolist()]
+        elif isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise IndexError(_no_index(index))
         else:
-            rows = [range(len(self))[operator.index(index)]]
+            rows = [self._row(operator.index(index))]
         at = torch.tensor(rows, dtype=torch.long, device=self.target.device)
         some: dict[str, Any] = {name: value[at.to(value.device)] for name, value in self._tensors().items()}
         return replace(self, **some, flags=tuple(self.flags[i] for i in rows))
+
+    def _row(self, index: int) -> int:
+        if not -len(self) <= index < len(self):
+            raise IndexError(
+                f"an explanation of {len(self)} image{'s' * (len(self) != 1)} has no image {index}"
+            )
+        return index % len(self)
 
     def __iter__(self) -> Iterator["Explanation"]:
         return (self[i] for i in range(len(self)))
@@ -114,8 +155,9 @@ class Explanation:
         head = f"Explanation of {len(self)} image{'' if len(self) == 1 else 's'}, {several}"
         head += "" if self.layer is None else f", layer {self.layer!r}"
         lines = [f"  {i}  {'; '.join(facts)}" for i, facts in enumerate(describe_images(self[:MAX_LINES]))]
+        note = [f"  {PEUM_NOTE}"] if lines and len(self.views) > 1 else []
         rest = len(self) - MAX_LINES
-        return "\n".join([head, *lines, *([f"  … and {rest:,} more"] if rest > 0 else [])])
+        return "\n".join([head, *note, *lines, *([f"  … and {rest:,} more"] if rest > 0 else [])])
 
     def cpu(self) -> "Explanation":
         """The same on the CPU."""
@@ -139,7 +181,7 @@ class Explanation:
         return found
 
     def plot(self, *, images: int = MAX_PLOTTED) -> "Figure":
-        """A figure of the first images, a row each: image, map, PEUM, and stability over the views."""
+        """A figure of the first images, a row each: image, own map of one view, map, PEUM, and stability over the views."""
         from equicam.report.explanation_drawing import draw_figure
 
         return draw_figure(self._drawings(images), len(self))
@@ -176,31 +218,44 @@ class Explanation:
             for i, one in enumerate(self):
                 write_image(one.overlay()[0], path / f"{i:0{digits}d}.overlay.png")
                 write_figure(one.plot(), path / f"{i:0{digits}d}.png")
-            torch.save(self.state(), path / "explanation.pt")
+            torch.save(self.state(), path / TENSORS)
         return path
 
     def state(self) -> dict[str, Any]:
         """Tensors and plain values, which `torch.save` writes and `torch.load(…, weights_only=True)` reads."""
+        found = self.cpu()
         # cloned, because torch writes the whole storage behind a slice
-        tensors = {name: value.detach().cpu().clone() for name, value in self._tensors().items()}
-        plain = {name: getattr(self, name) for name in ("layer", "mean", "std", "classes", "task")}
-        flags, views = [sorted(one) for one in self.flags], list(self.views.to_plain())
-        return {"equicam": __version__, "views": views, "flags": flags, **plain, **tensors}
+        tensors = {name: value.detach().clone() for name, value in found._tensors().items()}
+        return found._plain() | tensors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its state, on its device, so that `torch.save(e, …)` is read by `torch.load`, which runs no code."""
+        tensors = {name: value.detach().clone() for name, value in self._tensors().items()}
+        return restore, (self._plain() | tensors,)
 
     @staticmethod
     def load(path: str | Path) -> "Explanation":
-        """An explanation that `save` wrote; no code in the file is run."""
+        """An explanation that `save` wrote, from the file or its folder; no code in the file is run."""
+        path = Path(path)
+        what, file = f"the explanation {str(path)!r}", path / TENSORS if path.is_dir() else path
         try:
-            return _from_state(torch.load(path, map_location="cpu", weights_only=True))
+            found = torch.load(file, map_location="cpu", weights_only=True)
         except (*UNREADABLE, OSError) as error:
-            raise EquicamError(
-                f"the explanation {str(path)!r}", needs="a file that Explanation.save wrote", got=type(error).__name__,
-                fix='e.save("explanation.pt")',
-            ) from error  # fmt: skip
+            raise not_stored(what, type(error).__name__) from error
+        return (
+            found if isinstance(found, Explanation) else Explanation(**read_state(found, Explanation, what))
+        )
 
     def _tensors(self) -> dict[str, Tensor]:
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+    def _plain(self) -> dict[str, Any]:
+        """Everything but the tensors, as values that torch reads without running code."""
+        names = ("layer", "mean", "std", "classes", "task", "is_only_output", "has_peum_reference")
+        flags, views = [sorted(one) for one in self.flags], list(self.views.to_plain())
+        plain = {name: getattr(self, name) for name in names}
+        return {"equicam": __version__, "views": views, "flags": flags} | plain
 
     def _images(self) -> UInt8[np.ndarray, "b H W 3"] | None:
         """The model's input as 8-bit RGB, its normalisation inverted; None where it is not known."""
@@ -209,15 +264,27 @@ class Explanation:
     def _drawings(self, count: int) -> "list[ImageDrawing]":
         """The first images as arrays and text."""
         from equicam.report.explanation_drawing import ImageDrawing
+        from equicam.report.overlay import overlay, stretch
 
         some, several = self[:count], len(self.views) > 1
         images, overlays, arrays = some._images(), some.overlay(), some.to_numpy()
+        presented, size = presented_index(self.views.transforms), (overlays.shape[1], overlays.shape[2])
+        grey = np.full((*size, 3), UNKNOWN_IMAGE_GREY, dtype=np.uint8)
+
+        def own_map(i: int) -> UInt8[np.ndarray, "H W 3"] | None:
+            if not several or presented is None:
+                return None
+            under = grey if images is None else images[i]
+            return overlay(under, stretch(arrays["view_maps"][i, presented], size))
+
         return [
             ImageDrawing(
                 title=title,
                 facts=tuple(facts),
                 image=None if images is None else images[i],
                 overlay=overlays[i],
+                own=own_map(i),
+                word=some.steadiness[i].word,
                 peum=arrays["peum"][i] if several else None,
                 transforms=self.views.transforms,
                 correlations=tuple(arrays["stability_by_view"][i].tolist()),
@@ -232,46 +299,49 @@ class Explanation:
 
 
 def describe_images(e: Explanation) -> list[list[str]]:
-    """What is printed of each image: class and confidence first, then steadiness, PEUM, flips and flags."""
+    """What is printed of each image: class and confidence first, then steadiness, PEUM, flips and flags.
+
+    One view has no PEUM.
+    """
     outputs = [math.nan] * len(e) if e.output is None else e.output.tolist()
     explained = zip(e.target.tolist(), e.confidence.tolist(), outputs, strict=True)
     found = [[_title(e, *one)] for one in explained]
     flips, used = e.view_flips.sum(1).tolist(), e.view_used.sum(1).tolist()
-    if len(e.views) > 1:
-        for facts, steadiness, score in zip(found, e.steadiness, e.peum_score.tolist(), strict=True):
-            facts += [str(steadiness), f"PEUM {score:.4f}"]
     for i, facts in enumerate(found):
-        known = len(e.views) > 1 and e.steadiness[i].reason.code == "prediction-changes"
-        facts += [f"{flips[i]} of {used[i]} views flip"] if flips[i] and not known else []
+        facts.append(str(e.steadiness[i]))
+        facts += [_describe_peum(e, i)] if len(e.views) > 1 else []
+        reason = e.steadiness[i].reason
+        known = reason.code == "prediction-changes" or reason.values.get("changed")
+        facts += [f"{flips[i]} of {used[i] - 1} other views flip"] if flips[i] and not known else []
         flags = sorted(e.flags[i] - {"flipped"})  # the line before says it
         facts += [f"flags {', '.join(flags)}"] if flags else []
     return found
 
 
+def _describe_peum(e: Explanation, i: int) -> str:
+    """The PEUM of an image of several views, and its place among reference images."""
+    if not e.has_peum[i]:
+        return "PEUM undefined"
+    place = e.peum_places[i]
+    return f"PEUM {float(e.peum_score[i]):.4f}" + ("" if place is None else f" ({place})")
+
+
 def _title(e: Explanation, target: int, confidence: float, output: float) -> str:
     """The class and its confidence, or what is explained and its value."""
-    value = e.task == "regression"
-    name = "value" if value and target == 0 else f"output {target}" if value else f"class {target}"
-    if e.classes is not None and 0 <= target < len(e.classes):
-        name = "".join(letter if letter.isprintable() else "�" for letter in e.classes[target])
+    name = output_name(target, e.classes, e.task, is_only=e.is_only_output)
+    name = "".join(letter if letter.isprintable() else "�" for letter in name)
     if not math.isnan(confidence):
         return f"{name} (p = {confidence:.2f})"
     return name if math.isnan(output) else f"{name} = {output:.4g}"
 
 
-def _from_state(found: Any) -> Explanation:
-    """The explanation of a state, checked: anybody may have written the file."""
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise ValueError("no state of an explanation")
-    names = {f.name for f in fields(Explanation)}
-    given: dict[str, Any] = {key: value for key, value in found.items() if key in names}
-    tensors: dict[str, Any] = {key: value for key, value in given.items() if isinstance(value, Tensor)}
-    flags = tuple(frozenset(map(str, one)) for one in given["flags"])
-    if any(len(value) != len(flags) for value in tensors.values()):
-        raise ValueError("tensors of other numbers of images")
-    plain: dict[str, Any] = {key: given.get(key) for key in ("layer", "task")}
-    plain |= {
-        key: None if given.get(key) is None else tuple(given[key]) for key in ("mean", "std", "classes")
-    }
-    views = Views([tuple(one) if isinstance(one, list) else one for one in given["views"]])
-    return Explanation(**tensors, **plain, flags=flags, views=views)
+def restore(state: Any) -> Explanation:
+    """The explanation of a state, checked. A pickle of an explanation calls it, and `torch.load` may."""
+    return Explanation(**read_state(state, Explanation, "a stored explanation"))
+
+
+torch.serialization.add_safe_globals([restore])
+
+
+def _no_index(index: Any) -> str:
+    return f"an index needs a number, a slice, a list of numbers or a mask, got {index!r}; try e[0]"

@@ -20,6 +20,9 @@ SIGNALS = {
 """The signals that rank images, as sentences name them."""
 
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # made once: there are hundreds of thousands of reasons
+
+
 @dataclass(frozen=True)
 class Reason:
     """A code that programs compare, and the values its sentence is written from."""
@@ -35,7 +38,7 @@ class Reason:
 
     def to_row(self) -> dict[str, str]:
         """As a cell of a table: the code, and the values as JSON."""
-        return {"code": self.code, "values": json.dumps(dict(self.values), ensure_ascii=False)}
+        return {"code": self.code, "values": _encode(dict(self.values))}
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> "Reason":
@@ -68,7 +71,13 @@ def name_views(labels: Sequence[str], most: int) -> str:
 
 
 def _prediction_changes(v: Mapping[str, Any]) -> str:
-    return f"the prediction changes in {len(v['views'])} of {v['of']} views: {name_views(v['views'], 3)}"
+    # the presented view is one of them, and cannot change
+    others = _other_views(v["of"])
+    return f"the prediction changes in {len(v['views'])} of {others}: {name_views(v['views'], 3)}"
+
+
+def _other_views(of: int) -> str:
+    return f"{of - 1} other view{'s' * (of != 2)}"
 
 
 def _least_alike(v: Mapping[str, Any]) -> str:
@@ -85,7 +94,9 @@ def _views_disagree(v: Mapping[str, Any]) -> str:
 
 
 def _map_moves(v: Mapping[str, Any]) -> str:
-    return f"the map moves in {len(v['views'])} of {v['of']} views: {_least_alike(v)}"
+    moved, others = len(v["views"]), v["of"] - 1  # the presented view is compared with the others
+    share = f"all {others} other views" if moved == others else f"{moved} of {others} other views"
+    return f"the map moves in {share if others > 1 else 'the other view'}: {_least_alike(v)}"
 
 
 def _peak_jumps(v: Mapping[str, Any]) -> str:
@@ -94,6 +105,12 @@ def _peak_jumps(v: Mapping[str, Any]) -> str:
 
 def _stability(v: Mapping[str, Any]) -> str:
     return f"stability {v['stability']:.2f} ± {v['uncertainty']:.2f}"
+
+
+def _some_changed(v: Mapping[str, Any]) -> str:
+    return (
+        f"; the prediction changes in {v['changed']} of {_other_views(v['of'])}" if v.get("changed") else ""
+    )
 
 
 def _unreadable(v: Mapping[str, Any]) -> str:
@@ -109,7 +126,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "not-finite": lambda _: "preprocessing made NaN or infinity of it",
     "refused": lambda v: f"{v['what']} needs {v['needs']}, got {v['got']}; try {v['fix']}",
     # an image in the queue
-    "blank": lambda _: "the map is blank: no positive evidence for the class",
+    "blank": lambda _: "the map is blank: nothing in the image raises what is explained",
     "constant": lambda _: "the map is constant",
     "none-kept": lambda _: (
         "no view kept the prediction with enough confidence: this is the presented view alone, and its PEUM of 0 "
@@ -132,14 +149,16 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "views-disagree": _views_disagree,
     # how steady a map is
     "follows": lambda v: (
-        f"the map follows the image: {_stability(v)}; least in the view {v['view']} ({v['lowest']:.2f})"
+        f"the network's own map follows the image: {_stability(v)}; lowest correlation {v['lowest']:.2f}, with the view {v['view']}"
+        + _some_changed(v)
     ),
     "moves": lambda v: (
-        f"the map moves when the image does: {_stability(v)}, below {v['limit']:g}; least in the view {v['view']} ({v['lowest']:.2f})"
+        f"the network's own map does not follow the image: {_stability(v)}, below {v['limit']:g}; "
+        f"lowest correlation {v['lowest']:.2f}, with the view {v['view']}"
     ),
-    "too-close": lambda v: f"{_stability(v)}: too close to {v['limit']:g} to tell",
+    "too-close": lambda v: f"{_stability(v)}: {v['limit']:g} lies within the uncertainty",
     "too-few-views": lambda v: (
-        f"stability over {v['views']} other views is too uncertain; {v['needed']} are needed"
+        f"too few views: {v['views'] or 'none'} besides the presented one, {v['needed']} are needed"
     ),
     "low-confidence": lambda v: f"low confidence (p = {v['confidence']:.2f})",
     # a sentence of a 0.1.0 run, which stored no codes

@@ -22,6 +22,7 @@ from equicam.auditing.queue_files import (
     read_queue,
     write_queue,
 )
+from equicam.auditing.signals import queue_arm
 from equicam.auditing.store import STABILITY_FILE, RunStore
 from equicam.data.items import valid_utf8
 from equicam.data.rasters.options import Tiling
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from equicam.auditing.stopping import Remainder
     from equicam.auditing.triage import Triage
     from equicam.auditing.verify import Verification
+    from equicam.data.item_table import Items
     from equicam.engines.devices import Devices
     from equicam.engines.ray import Cluster
     from equicam.export.export import Exported
@@ -83,8 +85,7 @@ class Run:
 
     def queue(self) -> list[dict[str, Any]]:
         """The rows of the queue written by `triage`, by rank."""
-        rows = read_queue(self.store).to_pylist()
-        return sorted((row for row in rows if row["arm"] == "queue"), key=lambda row: row["rank"])
+        return queue_arm(read_queue(self.store)).to_pylist()  # type: ignore[no-any-return]
 
     def triage(
         self,
@@ -154,9 +155,11 @@ class Run:
 
     def report(self, top: int = 40) -> Path:
         """Write report.html and report.json on the queue's first `top` images; returns the page's path."""
-        from equicam.report.page import write_report
+        from equicam.report.page import read_rows, write_report
 
-        return write_report(self.store, rank_again(self.store), evidence=read_evidence(self.store), top=top)
+        items = read_rows(self.store)
+        ranked = rank_again(self.store, top, items)
+        return write_report(self.store, ranked, evidence=read_evidence(self.store), top=top, items=items)
 
     def export(
         self,
@@ -188,7 +191,7 @@ class Run:
         from equicam.auditing.review_log import ReviewLog
         from equicam.auditing.stopping import count_verdicts, remainder
 
-        ranked, log = rank_again(self.store), ReviewLog(self.store.folder)
+        ranked, log = rank_again(self.store, 0), ReviewLog(self.store.folder)
         log.refresh()
         return remainder(count_verdicts(log, ranked.rows, ranked.ok))
 
@@ -208,7 +211,7 @@ class Run:
         """Check every file, the log's chain and the rows, and if nothing differs compute a random sample again.
 
         `public_key` also checks the seals that `seal` signed. As in `evidence`, a model that is not a library's must be
-        given; without it nothing is computed again, and a note says so.
+        given; without it nothing is computed again, `left_out_reason` says why, and the result is not `ok`.
         """
         from equicam.auditing.reload import reload_run
         from equicam.auditing.verify import verify_run
@@ -283,7 +286,7 @@ def audit(
     tau: float | None = None,
     gamma: float | None = None,
     dtype: Any = None,
-    compiled: bool = False,
+    compiled: bool | None = None,
     seed: int = 0,
     split: str | None = None,
     tiling: Tiling | None = None,
@@ -297,17 +300,20 @@ def audit(
     engine: "Devices | Cluster | None" = None,
     progress: Callable[[int, int, int], None] | None = None,
     notice: Callable[[str], None] = warnings.warn,
+    listed: "Items | None" = None,
 ) -> Run:
     """Explain every image of a source into the folder `out`: a run that can be resumed, ranked, reported and verified.
 
     With a `tiling`, the source is a raster, or several: slides, GeoTIFFs; every window of theirs is an image, `context` is
     "auto" unless it is given, and what the tiling's input leaves open is taken from the model's. `target` is the class to
     explain in every image, by name or number, instead of each image's top-1.
+    `compiled` compiles the network first; None does so on a GPU where there are enough images to repay it.
     `calibrate` images, chosen at random, also get their Eq measured, so that `triage` can say how good its queue is.
     `voi` is the window (centre, width) of DICOM images, instead of the one in each file.
     `engine` computes on several devices or a Ray cluster instead of the model's own device. `progress` is called after
     every shard with (images done, all images, images done by this call), `notice` with a sentence on a shard that was
-    damaged since and is computed again. Ctrl-C finishes the current shard; the same call resumes the run.
+    damaged since and is computed again. Ctrl-C finishes the current shard; the same call resumes the run. `listed` are the
+    items that `list_source` found in the source, if it was listed before the model was loaded.
     """
     from equicam.auditing.audit import compute_run
 
@@ -318,12 +324,13 @@ def audit(
         _refuse_other_bands(tiling, model)
     recipe = Recipe(
         method=method, views=views, fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=dtype,
-        compiled=compiled, seed=seed,
+        compiled=bool(compiled), seed=seed,
     )  # fmt: skip
     store = RunStore(Path(out))
     compute_run(
-        store, model, source, recipe, split=split, tiling=tiling, target=class_index(target, model.classes), n=n, voi=voi,
+        store, model, source, recipe, compile_if_repaid=compiled is None, split=split, tiling=tiling, target=class_index(target, model.classes), n=n, voi=voi,
         calibrate=calibrate, shard_size=shard_size, workers=workers,
-        weights_from=weights_from, engine=engine, progress=progress, notice=notice,
+        weights_from=weights_from or model.weights_from, engine=engine, progress=progress, notice=notice,
+        listed=listed,
     )  # fmt: skip
     return Run(store)

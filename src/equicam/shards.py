@@ -8,11 +8,15 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from equicam.errors import EquicamError
@@ -20,6 +24,10 @@ from equicam.errors import EquicamError
 FINGERPRINT = "fingerprint.json"
 TEMPORARY_SUFFIX = ".tmp"
 """Of files that are being written."""
+THREADS = 4
+"""That read files at the same time."""
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -55,17 +63,35 @@ def write_table(path: Path, table: pa.Table) -> None:
     write_atomic(path, encode_table(table))
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a table from Parquet; the error for a damaged file names it."""
+def read_table(path: Path, columns: Sequence[str] | None = None, *, data: bytes | None = None) -> pa.Table:
+    """Read a table from Parquet; the error for a damaged file names it. `data` is the file, if it was read already.
+
+    Columns that it does not have are left out.
+    """
     try:
-        return pq.read_table(path, columns=None if columns is None else list(columns))
-    except (pa.ArrowException, ValueError, OSError) as error:
+        # thousands of small files: a thread for each column, or a data set of one file, takes longer than reading
+        with pq.ParquetFile(path if data is None else pa.BufferReader(data)) as file:
+            found = file.read(None if columns is None else list(columns), use_threads=False)
+        return found if columns is None else found.select([n for n in columns if n in found.column_names])
+    except (pa.ArrowException, ValueError, KeyError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # of the file system; pyarrow's own have no number
         raise EquicamError(
             str(path), needs="to be as it was written", got=next(iter(str(error).splitlines()), "no Parquet"),
             fix="deleting it and computing it again",
         ) from error  # fmt: skip
+
+
+def map_concurrently(
+    function: Callable[[T], R], values: Iterable[T], *, threads: int = THREADS
+) -> Iterator[R]:
+    """The results in order, computed a little ahead by threads: for functions that read files."""
+    left = iter(values)
+    with ThreadPoolExecutor(threads) as pool:
+        ahead = deque(pool.submit(function, value) for value in islice(left, 2 * threads))
+        while ahead:
+            yield ahead.popleft().result()
+            ahead.extend(pool.submit(function, value) for value in islice(left, 1))
 
 
 def refuse_other_columns(path: Path, table: pa.Table, schema: pa.Schema, needed: Sequence[str]) -> None:
@@ -109,6 +135,15 @@ def json_ready(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [json_ready(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def finite_table(table: pa.Table) -> pa.Table:
+    """The same of a table's columns of numbers."""
+    for i, field in enumerate(table.schema):
+        if pa.types.is_floating(field.type):
+            known = pc.is_finite(table[i])
+            table = table.set_column(i, field, pc.if_else(known, table[i], pa.scalar(None, field.type)))
+    return table
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ WORDS: tuple[Word, ...] = ("unsteady", "cannot say", "steady")
 STEADY_FROM = 0.7  # stability: half of the map's variance is the same in every view (0.7² ≈ 0.5)
 STANDARD_ERRORS = 2
 MIN_OTHER_VIEWS = 5
-MAX_FLIPPED = 0.5  # share of the views that change the prediction
+MAX_FLIPPED = 0.5  # share of the other views that change the prediction
 UNJUDGED_FLAGS = ("blank", "constant", "none-kept")
 
 
@@ -58,11 +58,12 @@ def judge(
         return Steadiness(
             "cannot say", Reason("too-few-views", {"views": len(others), "needed": MIN_OTHER_VIEWS})
         )
+    changed, used = [], 0
     if presented is not None and view_top1:
-        used = [(top, label) for top, label in zip(view_top1, labels, strict=True) if top >= 0]
-        changed = [label for top, label in used if top != view_top1[presented]]
-        if len(changed) > MAX_FLIPPED * len(used):
-            return Steadiness("unsteady", Reason("prediction-changes", {"views": changed, "of": len(used)}))
+        of_views = [(top, label) for top, label in zip(view_top1, labels, strict=True) if top >= 0]
+        changed, used = [label for top, label in of_views if top != view_top1[presented]], len(of_views)
+        if len(changed) > MAX_FLIPPED * (used - 1):
+            return Steadiness("unsteady", Reason("prediction-changes", {"views": changed, "of": used}))
     values = [r for r, _ in others]
     mean = math.fsum(values) / len(values)
     spread = math.sqrt(math.fsum((r - mean) ** 2 for r in values) / (len(values) - 1))
@@ -74,6 +75,8 @@ def judge(
         "limit": STEADY_FROM,
         "lowest": lowest,
         "view": view,
+        "changed": len(changed),
+        "of": used,
     }
     if mean - uncertainty >= STEADY_FROM:
         return Steadiness("steady", Reason("follows", facts))
@@ -91,7 +94,7 @@ def judge_row(row: Mapping[str, Any], labels: Sequence[str], presented: int | No
 
 def count_words(items: pa.Table) -> dict[Word, int]:
     """How many of the explained images of a run have each word."""
-    found = pc.value_counts(items.filter(pc.equal(items["status"], "ok"))["steadiness"]).to_pylist()
+    found = pc.value_counts(items["steadiness"].filter(pc.equal(items["status"], "ok"))).to_pylist()
     counts = {one["values"]: one["counts"] for one in found}
     counts["cannot say"] = counts.get("cannot say", 0) + counts.pop(
         None, 0

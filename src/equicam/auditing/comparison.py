@@ -20,6 +20,8 @@ from equicam.steadiness import WORDS
 
 MIN_PAIRS = 20
 """Images below which no interval is trusted: the bootstrap's is too narrow for a handful."""
+LEVEL = 0.95
+"""Of the intervals."""
 DECIDING_OPTIONS = ("method", "views", "fill", "as_published", "context", "tau", "gamma")
 """Options of a recipe that decide the numbers compared; the others say how it ran."""
 DECIDING_FIELDS = ("target", "tiling", "voi")
@@ -28,7 +30,7 @@ NOTED_FIELDS = ("model", "layer", "preprocessing", "classes", "task", "dtype")
 COLUMNS = [
     "id", "sha256", "status", "target", "stability", "peum_score", "flip_rate", "views_kept", "flags", "steadiness",
 ]  # fmt: skip
-Direction = Literal["steadier", "less steady", "no difference shown"]
+Direction = Literal["steadier", "less steady", "no difference shown", "does not compare"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Difference:
     first: float
     second: float
     difference: Estimate
+    corrected: Estimate  # with an interval of 97.5 %: two of them decide together
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,12 @@ class Pairs:
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
     other_content: tuple[str, ...]  # the same id, but another image
+    lost: tuple[
+        tuple[str, str], ...
+    ]  # ids that the second run could not explain, with their word in the first
+    gained: tuple[
+        tuple[str, str], ...
+    ]  # ids that the first run could not explain, with their word in the second
 
 
 def refuse_other_recipe(first: Manifest, second: Manifest) -> None:
@@ -90,10 +99,8 @@ def differing_fields(first: Manifest, second: Manifest) -> dict[str, tuple[str, 
 
 def pair_rows(first: RunStore, second: RunStore) -> Pairs:
     """Match the explained images by id; an id that stands for another image in the second run does not match."""
-    tables = [
-        table.filter(pc.equal(table["status"], "ok")).sort_by("id")
-        for table in (first.read_items(COLUMNS), second.read_items(COLUMNS))
-    ]
+    every = [store.read_items(COLUMNS) for store in (first, second)]
+    tables = [table.filter(pc.equal(table["status"], "ok")).sort_by("id") for table in every]
     digests = [
         dict(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)) for table in tables
     ]
@@ -102,32 +109,60 @@ def pair_rows(first: RunStore, second: RunStore) -> Pairs:
     other = tuple(name for name in both if here[name] != there[name])
     kept = pa.array(sorted(set(both) - set(other)), pa.string())
     first_rows, second_rows = (table.filter(pc.is_in(table["id"], kept)) for table in tables)
+    lost, gained = _explained_once(tables[0], every[1]), _explained_once(tables[1], every[0])
     return Pairs(
         first_rows,
         second_rows,
-        tuple(name for name in here if name not in there),
-        tuple(name for name in there if name not in here),
+        tuple(name for name in here if name not in there and name not in dict(lost)),
+        tuple(name for name in there if name not in here and name not in dict(gained)),
         other,
+        lost,
+        gained,
     )
 
 
+def _explained_once(explained: pa.Table, other: pa.Table) -> tuple[tuple[str, str], ...]:
+    """Images that one run explained and the other has, but could not explain, with their word."""
+    failed = set(other.filter(pc.not_equal(other["status"], "ok"))["id"].to_pylist())
+    pairs = zip(explained["id"].to_pylist(), _words(explained), strict=True)
+    return tuple((name, word) for name, word in pairs if name in failed)
+
+
 def differences(pairs: Pairs) -> dict[str, Difference]:
-    """By name: stability, peum, flip_rate, and the share of steady maps."""
-    return {
+    """By name: stability, peum, flip_rate, and the share of steady maps.
+
+    An image that only one run could explain has no steady map in the other.
+    """
+    found = {
         name: _difference(*(_values(table, name) for table in (pairs.first, pairs.second)))
         for name in METRICS
+        if name != "steady"
     }
+    lost, gained = (
+        np.array([word == "steady" for _, word in one], float) for one in (pairs.lost, pairs.gained)
+    )
+    steady = [_values(table, "steady") for table in (pairs.first, pairs.second)]
+    first = np.concatenate([steady[0], lost, np.zeros(len(gained))])
+    second = np.concatenate([steady[1], np.zeros(len(lost)), gained])
+    return found | {"steady": _difference(first, second)}
 
 
 METRICS = ("stability", "peum", "flip_rate", "steady")
 
 
-def direction(stability: Difference) -> Direction:
-    """What the interval of the mean difference in stability shows."""
-    found = stability.difference
-    if found.n >= MIN_PAIRS and found.low > 0:
-        return "steadier"
-    return "less steady" if found.n >= MIN_PAIRS and found.high < 0 else "no difference shown"
+def direction(found: dict[str, Difference], *, other_targets: int = 0, images: int = 0) -> Direction:
+    """What the intervals of the mean differences in stability and in the share of steady maps show, corrected for being two.
+
+    Either below 0 is less steady, whatever the other shows: maps that became blank have no stability to compare, and
+    images that cannot be explained any more have no map. Maps of other classes in most images do not compare.
+    """
+    if 2 * other_targets > images:
+        return "does not compare"
+    decided = [found[name].corrected for name in ("stability", "steady")]
+    decided = [one for one in decided if one.n >= MIN_PAIRS]
+    if any(one.high < 0 for one in decided):
+        return "less steady"
+    return "steadier" if any(one.low > 0 for one in decided) else "no difference shown"
 
 
 def word_changes(pairs: Pairs) -> dict[str, dict[str, int]]:
@@ -197,6 +232,8 @@ def _words(items: pa.Table) -> list[str]:
 def _difference(first: Floats, second: Floats) -> Difference:
     defined: NDArray[np.bool_] = np.isfinite(first) & np.isfinite(second)
     first, second = first[defined], second[defined]
-    return Difference(
-        statistics.mean(first), statistics.mean(second), statistics.bootstrap(statistics.mean, second - first)
+    shown, corrected = (
+        statistics.bootstrap(statistics.mean, second - first, level=level)
+        for level in (LEVEL, 1 - (1 - LEVEL) / 2)
     )
+    return Difference(statistics.mean(first), statistics.mean(second), shown, corrected)

@@ -3,16 +3,18 @@
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from jaxtyping import Float, Int
+from PIL import Image
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from equicam.auditing.store import ITEMS
 from equicam.auditing.stored_maps import MAPS, StoredMaps
@@ -20,17 +22,21 @@ from equicam.core.correlation import pearson
 from equicam.core.transforms import Transform, canvas_size
 from equicam.core.views import Views, Window, rotate_all
 from equicam.data.decoding import DecodedImage
+from equicam.data.image_files import to_rgb
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.evaluation.equivariance import ANGLES, equivariance
-from equicam.explain import Explanation, explain_batch
-from equicam.models.images import as_batch
+from equicam.explain import explain_batch, start_explaining
+from equicam.methods import resolve
+from equicam.models.images import as_batch, preprocessing_of
+from equicam.models.level_table import LevelTable, level_table
 from equicam.models.surround import crops_centre, input_size, preprocess_pixels
-from equicam.readers.finite import finite_images
 from equicam.readers.model import Model
 from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
 from equicam.runtime.executor import Executor
+from equicam.runtime.transfers import send_to_host, to_device
+from equicam.steadiness import judge
 
 LOG = logging.getLogger(__name__)
 Facts = dict[str, dict[str, Any]]
@@ -46,6 +52,7 @@ class AuditContext:
     calibration: frozenset[str]
     tile: int | None = None  # pixels a side of the windows of rasters
     target: int | None = None  # the class to explain; None: each image's top-1
+    shard_size: int | None = None  # images that compiled calls are filled up to
 
     @cached_property
     def executor(self) -> Executor:
@@ -53,11 +60,19 @@ class AuditContext:
         return Executor(self.model, self.recipe)
 
     @cached_property
+    def views(self) -> Views:
+        """The recipe's views."""
+        return resolve(self.recipe).fusion.views
+
+    @property
+    def shards_ahead(self) -> int:
+        """How many shards run on the device while the rows of another are made."""
+        return int(self.recipe.compiled and self.model.device.type == "cuda")
+
+    @cached_property
     def grad_cam_executor(self) -> Executor:
-        """Runs Grad-CAM, whose Eq is measured on the calibration subset."""
-        return Executor(
-            self.model, Recipe("grad-cam", dtype=self.recipe.dtype, compiled=self.recipe.compiled)
-        )
+        """Runs Grad-CAM, whose Eq is measured on the calibration subset: too few images to compile for."""
+        return Executor(self.model, Recipe("grad-cam", dtype=self.recipe.dtype))
 
     @cached_property
     def window(self) -> Window | None:
@@ -85,69 +100,133 @@ class AuditContext:
         return rows, columns
 
 
-def preprocess_to_array(model: Model, image: Any, context: str = "none") -> np.ndarray:
+def preprocess_to_array(
+    model: Model, image: Any, context: str = "none", table: LevelTable | None = None
+) -> np.ndarray:
     """The model's input as an array, which other processes can be sent; with context, in its surround."""
+    if table is not None and isinstance(image, Image.Image):
+        return table(to_rgb(image))
     return np.ascontiguousarray(preprocess_pixels(model, image, context).float().numpy())
 
 
-@torch.no_grad()
-def compute_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> tuple[pa.Table, pa.Table]:
+def array_preprocessing(model: Model, context: str) -> Callable[[Any], np.ndarray]:
+    """`preprocess_to_array` by the fastest way that gives the same numbers."""
+    table = level_table(preprocessing_of(model)) if context == "none" else None
+    return partial(preprocess_to_array, model, context=context, table=table)
+
+
+Tables = tuple[pa.Table, pa.Table]
+"""Rows and maps of a shard."""
+
+
+def compute_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Tables:
     """Rows and maps of a shard; a bad image is a row in its place."""
-    start = time.perf_counter()
-    good = [d for d in decoded if d.x is not None]
+    return start_shard(context, decoded)()
+
+
+def compute_ahead(
+    context: AuditContext, shards: Iterable[tuple[int, Sequence[DecodedImage]]]
+) -> Iterator[tuple[int, Tables]]:
+    """Each shard's number, rows and maps; a GPU computes the next shard while the rows of one are made."""
+    waiting: list[tuple[int, Callable[[], Tables]]] = []
+    failed: Exception | None = None
+    for number, decoded in shards:
+        try:
+            waiting.append((number, start_shard(context, decoded)))
+        except Exception as error:  # noqa: BLE001  # raised below, when those before it are finished
+            failed = error
+            break
+        if len(waiting) > context.shards_ahead:
+            first, finish = waiting.pop(0)
+            yield first, finish()
+    for first, finish in waiting:
+        yield first, finish()
+    if failed is not None:
+        raise failed
+
+
+@torch.no_grad()
+def start_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Callable[[], Tables]:
+    """Start the device on a shard; the function returned waits for it and gives the rows and maps.
+
+    The pixels of the images are on the device when this returns.
+    """
+    begun = time.perf_counter()
+    good = [d for d in decoded if d.x is not None and d.reason is None]
     shapes = {d.x.shape for d in good if d.x is not None}
     if len(shapes) > 1:
         raise EquicamError(
             "preprocessing", needs="to bring every image to one size", got=sorted(shapes), fix="a crop or resize in it",
         )  # fmt: skip
-    facts: Facts = {}
-    reasons: dict[str, Reason] = {}
-    maps: dict[str, StoredMaps] = {}
-    if good:
-        # inference tensors cannot join a backward pass, and our own algebra is never autocast
-        with torch.inference_mode(False), torch.autocast(context.model.device.type, enabled=False):
-            # one copy to the device per image: stacking them on the CPU first takes longer
-            tensors = [torch.from_numpy(d.x).to(context.model.device) for d in good if d.x is not None]
-            x = as_batch(context.model, torch.stack(tensors), check=False)
-            finite = finite_images(x).tolist()
-            ids = [d.item.id for d, fine in zip(good, finite, strict=True) if fine]
-            margins = [context.margin(d) for d, fine in zip(good, finite, strict=True) if fine]
-            for d, fine in zip(good, finite, strict=True):
-                if not fine:
-                    reasons[d.item.id] = Reason("not-finite")
-            if ids:
-                facts, maps, refused = _explain_each(context, x if all(finite) else x[finite], ids, margins)
-                reasons |= refused
-    for d in decoded:
-        if reason := d.reason or reasons.get(d.item.id):
-            LOG.info("%r could not be explained: %s", d.item.id, describe(reason))
-    seconds = (time.perf_counter() - start) / max(1, len(good))
-    rows = [_row(d, facts.get(d.item.id, {}), reasons.get(d.item.id), seconds) for d in decoded]
-    stored = [one.to_row(name) for name, one in maps.items()]
-    return pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(stored, schema=MAPS)
+    ids, margins = [d.item.id for d in good], [context.margin(d) for d in good]
+    started: Callable[[], Explained] | None = None
+    # inference tensors cannot join a backward pass, and our own algebra is never autocast
+    with torch.inference_mode(False), torch.autocast(context.model.device.type, enabled=False):
+        if good:
+            x = as_batch(
+                context.model,
+                to_device([d.x for d in good if d.x is not None], context.model.device),
+                check=False,
+            )
+            started = _start_each(context, x, ids, margins)
+    spent = time.perf_counter() - begun
+
+    @torch.no_grad()
+    def finish() -> Tables:
+        begun = time.perf_counter()
+        facts: Facts = {}
+        maps: dict[str, StoredMaps] = {}
+        reasons: dict[str, Reason] = {}
+        if started is not None:
+            with torch.inference_mode(False), torch.autocast(context.model.device.type, enabled=False):
+                facts, maps, reasons = started()
+        for d in decoded:
+            if reason := d.reason or reasons.get(d.item.id):
+                LOG.info("%r could not be explained: %s", d.item.id, describe(reason))
+        seconds = (spent + time.perf_counter() - begun) / max(1, len(good))
+        rows = [_row(d, facts.get(d.item.id, {}), reasons.get(d.item.id), seconds) for d in decoded]
+        stored = [one.to_row(name) for name, one in maps.items()]
+        return pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(stored, schema=MAPS)
+
+    return finish
 
 
-def _explain_each(
+Explained = tuple[Facts, dict[str, StoredMaps], dict[str, Reason]]
+"""Columns and maps of images by id, and why others have none."""
+
+
+def _start_each(
     context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str], margins: Sequence[tuple[int, int]]
-) -> tuple[Facts, dict[str, StoredMaps], dict[str, Reason]]:
+) -> Callable[[], Explained]:
     """Explain all in one batch; if the model refuses some image, explain each alone and give the refused a reason."""
+    refused: EquicamError | None = None
     try:
-        return *_explain(context, x, ids, margins), {}
-    except EquicamError as refused:
+        started = _start(context, x, ids, margins)
+    except EquicamError as error:
+        refused = error
+
+    def finish() -> Explained:
+        nonlocal refused
+        if refused is None:
+            try:
+                return *started(), {}
+            except EquicamError as error:
+                refused = error
         facts: Facts = {}
         maps: dict[str, StoredMaps] = {}
         reasons: dict[str, Reason] = {}
         for i, name in enumerate(ids):
             try:
-                some, stored = _explain(context, x[i : i + 1], [name], margins[i : i + 1])
+                some, stored = _start(context, x[i : i + 1], [name], margins[i : i + 1])()
                 facts |= some
                 maps |= stored
             except EquicamError as error:
-                fields = {"what": error.what, "needs": error.needs, "got": str(error.got), "fix": error.fix}
-                reasons[name] = Reason("refused", fields)
+                reasons[name] = Reason("refused", error.to_plain())
         if not maps:  # no single image is to blame
             raise refused
         return facts, maps, reasons
+
+    return finish
 
 
 def _row(d: DecodedImage, facts: dict[str, Any], refused: Reason | None, seconds: float) -> dict[str, Any]:
@@ -170,44 +249,65 @@ def _row(d: DecodedImage, facts: dict[str, Any], refused: Reason | None, seconds
     return row
 
 
-def _explain(
+def _start(
     context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str], margins: Sequence[tuple[int, int]]
-) -> tuple[Facts, dict[str, StoredMaps]]:
-    e = explain_batch(context.executor, x, context.target, context.window, margins)
-    facts = _facts(e, ids)
+) -> Callable[[], tuple[Facts, dict[str, StoredMaps]]]:
+    started = start_explaining(
+        context.executor, x, context.target, context.window, margins, pad_to=context.shard_size
+    )
+    # everything that is stored is computed on the device and sent for now; only `finish` waits for it
+    found = dict(started.tensors)
+    del found["flags"]
     wanted = [i for i, name in enumerate(ids) if name in context.calibration]
     if wanted:
-        for i, eq in zip(wanted, single_view_eq(context, x[wanted], e.target[wanted]), strict=True):
-            facts[ids[i]]["eq"] = eq
-    height, width = e.view_maps.shape[-2:]
-    peum = torch.nn.functional.adaptive_avg_pool2d(e.peum, (height, width))
-    arrays = [v.float().cpu().numpy() for v in (e.layer_map, peum, e.view_maps)]
-    return facts, {name: StoredMaps(*(a[i] for a in arrays)) for i, name in enumerate(ids)}
+        found["eq"] = single_view_eq(context, x[wanted], found["target"][wanted])
+    size = (found["view_maps"].shape[-2], found["view_maps"].shape[-1])
+    maps = (found["layer_map"], adaptive_avg_pool2d(found["peum"], size), found["view_maps"])
+    found |= {f"stored_{i}": plane.float() for i, plane in enumerate(maps)}
+    found["view_agreement"] = view_agreement(context.views, found["view_maps"])
+    if "probabilities" in found:
+        top = found["probabilities"].topk(min(5, found["probabilities"].shape[1]), dim=1)
+        found |= {"top5": top.indices, "top5_confidence": top.values}
+    arrived = send_to_host({name: value for name, value in found.items() if name not in NOT_STORED})
+
+    def finish() -> tuple[Facts, dict[str, StoredMaps]]:
+        e, host = started.finish(), arrived()
+        facts = _facts(host, e.flags, context.views, ids)
+        for row, i in enumerate(wanted):
+            facts[ids[i]]["eq"] = float(host["eq"][row])
+        arrays = [host[f"stored_{i}"].numpy() for i in range(len(maps))]
+        return facts, {name: StoredMaps(*(a[i] for a in arrays)) for i, name in enumerate(ids)}
+
+    return finish
 
 
-def _facts(e: Explanation, ids: Sequence[str]) -> Facts:
-    top5: list[list[int]] = [[]] * len(e)
-    top5_confidence: list[list[float]] = [[]] * len(e)
-    if e.probabilities is not None:
-        top = e.probabilities.topk(min(5, e.probabilities.shape[1]), dim=1)
-        top5, top5_confidence = top.indices.tolist(), top.values.tolist()
+NOT_STORED = {"map", "raw", "peum", "probabilities", "layer_map", "view_maps"}
+"""Tensors of an explanation that are large, or stored in another form."""
+
+
+def _facts(host: Mapping[str, Tensor], flags: Sequence[Set[str]], views: Views, ids: Sequence[str]) -> Facts:
+    lists = {name: value.tolist() for name, value in host.items() if not name.startswith("stored_")}
+    presented, labels = views.presented, views.labels
+    by_view = zip(lists["stability_by_view"], lists["view_top1"], flags, strict=True)
+    judged = [judge(values, top1, labels, flagged, presented) for values, top1, flagged in by_view]
     columns: dict[str, list[Any]] = {
-        "target": e.target.tolist(),
-        "confidence": _nulls(e.confidence.tolist()),
-        "top5": top5,
-        "top5_confidence": top5_confidence,
-        "peum_score": e.peum_score.double().tolist(),
-        "stability": _nulls(e.stability.tolist()),
-        "stability_by_view": e.stability_by_view.tolist(),
-        "disagreement": _nulls(e.disagreement.tolist()),
-        "flip_rate": e.view_flips.double().mean(1).tolist(),
-        "views_kept": e.view_kept.sum(1).tolist(),
-        "view_confidence": [_nulls(one) for one in e.view_confidence.tolist()],
-        "view_top1": e.view_top1.tolist(),
-        "view_agreement": view_agreement(e).tolist(),
-        "flags": [sorted(flags) for flags in e.flags],
-        "steadiness": [one.word for one in e.steadiness],
-        "steadiness_reason": [one.reason.code for one in e.steadiness],
+        "target": lists["target"],
+        "confidence": _nulls(lists["confidence"]),
+        "output": lists.get("output", [None] * len(ids)),
+        "top5": lists.get("top5", [[]] * len(ids)),
+        "top5_confidence": lists.get("top5_confidence", [[]] * len(ids)),
+        "peum_score": lists["peum_score"],
+        "stability": _nulls(lists["stability"]),
+        "stability_by_view": lists["stability_by_view"],
+        "disagreement": _nulls(lists["disagreement"]),
+        "flip_rate": host["view_flips"].double().mean(1).tolist(),
+        "views_kept": host["view_kept"].sum(1).tolist(),
+        "view_confidence": [_nulls(one) for one in lists["view_confidence"]],
+        "view_top1": lists["view_top1"],
+        "view_agreement": lists["view_agreement"],
+        "flags": [sorted(named) for named in flags],
+        "steadiness": [one.word for one in judged],
+        "steadiness_reason": [one.reason.code for one in judged],
     }
     return {name: {key: values[i] for key, values in columns.items()} for i, name in enumerate(ids)}
 
@@ -217,22 +317,22 @@ def _nulls(values: Sequence[float]) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values]
 
 
-def view_agreement(e: Explanation) -> Float[Tensor, "b t"]:
+def view_agreement(views: Views, view_maps: Float[Tensor, "b t h w"]) -> Float[Tensor, "b t"]:
     """Pearson of each view's aligned map with the mean of the others, at layer resolution inside the disc.
 
     It is 0 where either is flat, and 1 for a lone view.
     """
-    aligned = e.views.align(e.view_maps.transpose(0, 1), "reflect").transpose(0, 1)
-    views = aligned.shape[1]
-    if views == 1:
+    aligned = views.align(view_maps.transpose(0, 1), "reflect").transpose(0, 1)
+    count = aligned.shape[1]
+    if count == 1:
         return torch.ones(aligned.shape[:2], dtype=torch.float64, device=aligned.device)
-    others = (aligned.sum(1, keepdim=True) - aligned) / (views - 1)
-    return pearson(aligned, others, "disc", e.views.radius).diagonal(dim1=-2, dim2=-1)
+    others = (aligned.sum(1, keepdim=True) - aligned) / (count - 1)
+    return pearson(aligned, others, "disc", views.radius).diagonal(dim1=-2, dim2=-1)
 
 
 def single_view_eq(
     context: AuditContext, x: Float[Tensor, "b c H W"], target: Int[Tensor, " b"]
-) -> list[float]:
+) -> Float[Tensor, " b"]:
     """Disc Eq of Grad-CAM over the seven angles: the measurement that signals are compared with."""
     angles = (0, *ANGLES)
     if context.window is None:
@@ -242,5 +342,4 @@ def single_view_eq(
         presented = torch.cat([Views([0]).act(x, window)[0] for window in windows])
     found = explain_batch(context.grad_cam_executor, presented, target.repeat(len(angles)))
     maps = found.map.reshape(len(angles), len(x), *found.map.shape[-2:])
-    values: list[float] = equivariance(maps[1:], maps[0], ANGLES).value.mean(0).tolist()
-    return values
+    return equivariance(maps[1:], maps[0], ANGLES).value.mean(0)

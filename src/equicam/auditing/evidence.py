@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from equicam.auditing.queue_files import logged_evidence, write_evidence
-from equicam.auditing.reload import Reloaded
+from equicam.auditing.reload import Reloaded, unchanged_inputs
+from equicam.auditing.sanity import log_sanity
 from equicam.auditing.store import RunStore
-from equicam.core.views import crop_centre
-from equicam.data.items import Item, ItemContent, read_item
+from equicam.data.items import Item
 from equicam.errors import EquicamError
 from equicam.evaluation import causal, statistics
 from equicam.evaluation.batch import EvaluatedBatch
@@ -27,8 +27,7 @@ from equicam.evaluation.maps import MapComputer
 from equicam.evaluation.spec import EvaluationSpec
 from equicam.evaluation.stages import pooled_cosine
 from equicam.evaluation.statistics import Estimate
-from equicam.models.images import as_batch, preprocess_image, stack_images
-from equicam.models.surround import preprocess_window
+from equicam.models.images import as_batch, stack_images
 from equicam.readers.forward import frozen
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
@@ -79,15 +78,16 @@ def collect_evidence(
     pending = [name for name in ids if name not in found]
     tick(len(ids) - len(pending))
     if pending:
-        reloaded = reload()
-        if not reloaded.context.model.has_probabilities:
+        if store.manifest.has_values:
             raise EquicamError(
                 "evidence", needs="a model with class probabilities: it measures their loss", got="one without",
                 fix="equicam report without it",
             )  # fmt: skip
+        reloaded = reload()
         ran = reloaded.context.recipe
         recipe = Recipe(dtype=ran.dtype, compiled=ran.compiled, seed=ran.seed)
         items, rows = {item.id: item for item in reloaded.items}, store.rows(set(pending))
+        log_sanity(store, reloaded)
         for start in range(0, len(pending), IMAGES_PER_BATCH):
             some = pending[start : start + IMAGES_PER_BATCH]
             known = [items[name] for name in some if name in items and name in rows]
@@ -109,29 +109,13 @@ def evidence(
 
     An image that has changed since the audit or cannot be read is skipped.
     """
-    ids, images = [], []
-    for item in items:
-        try:
-            content = read_item(item)
-            if content.sha256 != rows[item.id].get("sha256"):
-                continue
-            images.append(_input(model, content))
-            ids.append(item.id)
-        except (EquicamError, OSError, ValueError):
-            continue
+    ids, images = unchanged_inputs(model, items, rows)
     if not ids:
         return {}
     computer = MapComputer.of(model, EvaluationSpec(recipe, ["grad-cam"], ("stages",), GROUPS["rotation"]))
     # frozen once for all passes of the batch
     with computer.context(), frozen(model.module, eager=not recipe.compiled):
         return _measure_batch(computer, as_batch(model, stack_images(images)), ids, rows)
-
-
-def _input(model: Model, content: ItemContent) -> torch.Tensor:
-    """An image as the model's input, without its surround."""
-    if content.pixels is None:
-        return preprocess_image(model, content.decode().image)
-    return crop_centre(preprocess_window(model, content.pixels), (content.pixels.tile,) * 2)
 
 
 def _measure_batch(
@@ -143,8 +127,8 @@ def _measure_batch(
     pooled = pooled_cosine(maps.traces[0], maps.traces[1:]) if maps.traces else None
     measured = {}
     for i, name in enumerate(ids):
-        views = rows[name]["view_top1"] or []
-        flips = statistics.proportion(sum(v != rows[name]["target"] for v in views), len(views))
+        views = len(rows[name]["view_top1"] or ())
+        flips = statistics.proportion(round((rows[name]["flip_rate"] or 0) * views), views)
         feature_cosine, unrelated_cosine = (
             (float("nan"), float("nan"))
             if pooled is None

@@ -32,4 +32,4 @@ def _by_place(triage: "Triage") -> list[dict[str, Any]]:
 
 
 def _visible(cell: list[dict[str, Any]], hidden: frozenset[str]) -> list[str]:
-    return [describe(reason) for reason in from_rows(cell) if reason.code not in hidden]
+    return [describe(reason) for reason in from_rows(one for one in cell if one["code"] not in hidden)]

@@ -19,7 +19,7 @@ from equicam.auditing.store import RunStore
 from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
-from equicam.shards import TEMPORARY_SUFFIX, read_json, write_atomic
+from equicam.shards import TEMPORARY_SUFFIX, map_concurrently, read_json, write_atomic
 
 Notice = Callable[[str], None]
 """Called with a sentence for the user."""
@@ -85,7 +85,9 @@ def heal(store: RunStore, log: Log, write_head: Callable[[], None], notice: Noti
                 fix="restoring it, or another --out",
             )  # fmt: skip
         notice(f"{' and '.join(damaged)} was not as it was written, and is written again")
-    shards = [n for n in range(store.shard_count) if store.has_shard(n) and not _as_logged(store, n, logged)]
+    written = list(filter(store.has_shard, range(store.shard_count)))
+    checked = map_concurrently(lambda n: _as_logged(store, n, logged), written)
+    shards = [n for n, as_logged in zip(written, checked, strict=True) if not as_logged]
     for number in shards:
         for kind in ("items", "maps"):
             store.path(kind, number).unlink()
@@ -148,17 +150,21 @@ def check_files(store: RunStore) -> tuple[int, list[str]]:
         odd = [name for name in sorted({*known, *wanted}) if known.get(name) != wanted.get(name)]
         problems.append(f"digests.json and the log do not agree on {', '.join(map(repr, odd[:3]))}")
     wanted |= queued
-    for name, digest in wanted.items():
+
+    def problem(name: str) -> str | None:
+        digest = wanted[name]
         try:
             now = file_digest(store.folder / name)
         except (EquicamError, OSError) as error:
-            why = error.got if isinstance(error, EquicamError) else error.strerror
-            problems.append(f"{name} cannot be read: {why}")
-            continue
-        if now != digest:
-            before = f"SHA-256 {str(digest)[:12]}…" if digest else "which the log does not know"
-            problems.append(f"{name} is not as it was written ({before}, now {now[:12]}…)")
-    return len(wanted), problems
+            return (
+                f"{name} cannot be read: {error.got if isinstance(error, EquicamError) else error.strerror}"
+            )
+        if now == digest:
+            return None
+        before = f"SHA-256 {str(digest)[:12]}…" if digest else "which the log does not know"
+        return f"{name} is not as it was written ({before}, now {now[:12]}…)"
+
+    return len(wanted), [*problems, *filter(None, map_concurrently(problem, wanted))]
 
 
 def _as_logged(store: RunStore, number: int, logged: dict[str, str]) -> bool:

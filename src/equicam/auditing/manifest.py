@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, get_args
 
 from equicam.auditing.schema1 import translate_manifest
@@ -11,9 +12,10 @@ from equicam.core.transforms import Transform, as_transform, canvas_size, presen
 from equicam.data.dicom import MAX_VALUE
 from equicam.data.items import Item
 from equicam.data.rasters.options import RasterWindow, Tiling
-from equicam.data.remote import AnyPath
+from equicam.data.remote import AnyPath, is_url, may_open
 from equicam.errors import EquicamError
-from equicam.readers.classes import Task
+from equicam.models.names import is_library_model, weights_file
+from equicam.readers.classes import Task, output_name
 from equicam.recipe import Recipe
 from equicam.shards import differences, parse_object, shorten
 
@@ -122,9 +124,32 @@ class Manifest:
         return Item(row["id"], path, index=row.get("index"), window=window, voi=self.voi)
 
     @property
+    def has_values(self) -> bool:
+        """Whether values are explained, which have no confidence, and not classes."""
+        return self.task == "regression"
+
+    def output_name(self, target: int | None) -> str:
+        """The name of a class or value that was explained; without a target there is only one value to explain."""
+        return output_name(target, self.classes, self.task, is_only=self.target is None)
+
+    @property
     def presented(self) -> int | None:
         """The index of the presented view, if it is among them."""
         return presented_index(self.transforms)
+
+    def reload_options(self) -> dict[str, str] | None:
+        """What a command must name to load model, weights and images again; None: only Python has the model.
+
+        They are the files, code and addresses that the run names and nothing opens unless the user names them.
+        """
+        if self.model is None:
+            return None
+        named = {
+            "--model": None if is_library_model(self.model) else self.model,
+            "--weights": None if weights_file(self.weights_from) is None else self.weights_from,
+            "--source": self.source if is_url(self.source) and not may_open(self.source, Path()) else None,
+        }
+        return {option: value for option, value in named.items() if value is not None}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that JSON keeps."""
@@ -198,13 +223,23 @@ def _read_recipe(found: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
+DERIVED = ("method_description ", "transforms ")
+"""Fields that follow from the method and the views a user chose."""
+
+
 def refuse_difference(before: Manifest, now: Manifest, *, where: str) -> None:
     """Another model, method, option or set of images cannot continue this run."""
-    if found := differences(_comparable(before), _comparable(now)):
+    if found := _without_consequences(differences(_comparable(before), _comparable(now))):
         raise EquicamError(
             f"resuming {where}", needs="the settings it was started with", got="; ".join(found),
             fix="another --out, or those settings",
         )  # fmt: skip
+
+
+def _without_consequences(found: list[str]) -> list[str]:
+    """The differences without what follows from another method or number of views."""
+    chosen = [one for one in found if not one.startswith(DERIVED)]
+    return chosen or found
 
 
 def _comparable(manifest: Manifest) -> dict[str, Any]:

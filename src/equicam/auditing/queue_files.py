@@ -1,5 +1,6 @@
 """The files of a run's queue: ranked, written, and read back."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,21 @@ import pyarrow as pa
 from equicam.auditing import schema1
 from equicam.auditing.exports import write_csv, write_parquet
 from equicam.auditing.log import Log
+from equicam.auditing.manifest import Manifest
 from equicam.auditing.review_key import ReviewKey, read_review_key
+from equicam.auditing.signals import ROWS, reduce_views
 from equicam.auditing.store import RunStore
 from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
-from equicam.shards import json_ready, read_json, read_table, refuse_other_columns, write_atomic
+from equicam.shards import (
+    finite_table,
+    parse_object,
+    read_json,
+    read_table,
+    refuse_other_columns,
+    write_atomic,
+)
 
 if TYPE_CHECKING:
     from equicam.auditing.triage import Triage
@@ -32,6 +42,7 @@ OLDEST_COLUMNS = (
     "reasons",
 )
 """Every queue has these; later ones have more."""
+ORDER = ("id", "arm", "rank", "by", "class", "flags")
 FILES = (
     "triage.parquet",
     "triage.json",
@@ -39,8 +50,17 @@ FILES = (
     "fiftyone/samples.json",  # of queues written before 0.2
     "stability.parquet",
 )
+RANKED = (
+    "id", "status", "target", "confidence", "output", "peum_score", "stability", "disagreement", "view_confidence", "views_kept",
+    "flags", "eq",
+)  # fmt: skip
+PLACES = ("x", "y", "side")  # of windows in their raster
 EVIDENCE = "evidence.json"
 REMOVED_OPTIONS = {"alpha"}
+SHA256 = "triage.parquet"
+"""The key of triage.json with the SHA-256 of that file."""
+MAX_HEAD_BYTES = 2**20  # of triage.json without its rows
+_ROWS_BEGIN = '\n "rows": [\n'
 
 
 def rank_run(store: RunStore, options: Mapping[str, Any]) -> "Triage":
@@ -48,16 +68,26 @@ def rank_run(store: RunStore, options: Mapping[str, Any]) -> "Triage":
     return _rank(store, options, read_review_key(store.folder))
 
 
-def _rank(store: RunStore, options: Mapping[str, Any], key: ReviewKey | None) -> "Triage":
+def _rank(
+    store: RunStore,
+    options: Mapping[str, Any],
+    key: ReviewKey | None,
+    *,
+    top: int | None = None,
+    items: pa.Table | None = None,
+) -> "Triage":
     from equicam.auditing.triage import triage  # loads SciPy, which reading a queue does not need
 
     manifest = store.manifest
     return triage(
-        store.read_items(),
+        store.read_items(ranked_columns(manifest), reduce=reduce_views) if items is None else items,
         transforms=manifest.transforms,
         classes=manifest.classes,
+        name_output=manifest.output_name if manifest.has_values else None,
         key=key,
-        read_maps=store.maps,
+        read_maps=store.view_maps,
+        read_rows=store.select,
+        top=top,
         **options,
     )
 
@@ -70,8 +100,8 @@ def _present_options(written: Mapping[str, Any]) -> dict[str, Any]:
 def extend_run(store: RunStore, more: int) -> tuple["Triage", dict[str, Any]]:
     """The queue that was written, with `more` reviews after it, and the options that rank it so."""
     refuse_unranked(store, "extend")
-    before = rank_again(store)  # only a queue of the present rows can be extended
-    options = _present_options(read_json(store.folder / "triage.json"))
+    before = rank_again(store, 0)  # only a queue of the present rows can be extended
+    options = _present_options(read_options(store))
     options["extended"] = [*options.get("extended", ()), more]
     return _rank(
         store, options, read_review_key(store.folder, create=False) if before.keyed else None
@@ -82,10 +112,29 @@ def write_queue(store: RunStore, found: "Triage", options: Mapping[str, Any]) ->
     """Write the queue and its exports, and log their digests; evidence stays as it is."""
     write_parquet(found, store.folder / "triage.parquet")
     write_csv(found, store.folder / "queue.csv")
-    text = json.dumps({"options": dict(options), **found.to_json()}, indent=1)
-    write_atomic(store.folder / "triage.json", text.encode())
+    write_atomic(store.folder / "triage.json", _encode(store, found, options))
     files = {name: file_digest(store.folder / name) for name in FILES if (store.folder / name).is_file()}
     Log(store.folder).add("triaged", {"options": dict(options), "files": files})
+
+
+def _encode(store: RunStore, found: "Triage", options: Mapping[str, Any]) -> bytes:
+    """triage.json: a line for each row after everything else, so that this can be read alone."""
+    plain = found.to_json()
+    rows = plain.pop("rows")
+    head = {"options": dict(options), **plain, SHA256: file_digest(store.folder / "triage.parquet")}
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    return f"{json.dumps(head, indent=1)[:-2]},{_ROWS_BEGIN}{lines}\n ]\n}}".encode()
+
+
+def read_options(store: RunStore) -> dict[str, Any]:
+    """triage.json, without the rows where they come last."""
+    path = store.folder / "triage.json"
+    with path.open("rb") as file:
+        head, rows, _ = file.read(MAX_HEAD_BYTES).partition(_ROWS_BEGIN.encode())
+    if rows:
+        with contextlib.suppress(ValueError):
+            return parse_object(head.rstrip(b",") + b"}")
+    return read_json(path)
 
 
 def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triage.parquet") -> None:
@@ -99,28 +148,43 @@ def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triag
         )
 
 
-def read_queue(store: RunStore) -> pa.Table:
-    """triage.parquet as written; a queue of 0.1.0 gets present names."""
+def read_queue(store: RunStore, data: bytes | None = None) -> pa.Table:
+    """triage.parquet as written; a queue of 0.1.0 gets present names. `data` is the file, if it was read already."""
     refuse_unranked(store)
-    return _translated(store, read_table(store.folder / "triage.parquet"))
+    return _translated(store, read_table(store.folder / "triage.parquet", data=data))
+
+
+def read_order(store: RunStore, data: bytes) -> pa.Table:
+    """The columns of triage.parquet that say what is under review, in which order; without reasons it is read sooner."""
+    path = store.folder / "triage.parquet"
+    found = read_table(path, ORDER, data=data)
+    refuse_other_columns(path, found, ROWS, [name for name in ORDER if name != "by"])  # not in old queues
+    return found
 
 
 def _translated(store: RunStore, written: pa.Table) -> pa.Table:
-    from equicam.auditing.triage import ROWS
-
     found = schema1.translate_triage(written)
     refuse_other_columns(store.folder / "triage.parquet", found, ROWS, OLDEST_COLUMNS)
     return found
 
 
-def rank_again(store: RunStore) -> "Triage":
-    """The triage of the queue that was written, refused if the rows have changed since."""
+def ranked_columns(manifest: Manifest) -> list[str]:
+    """The columns of the items that decide ranks and arms."""
+    return [*RANKED, *(PLACES if manifest.tiling else ())]
+
+
+def rank_again(store: RunStore, top: int | None = None, items: pa.Table | None = None) -> "Triage":
+    """The triage of the queue that was written, refused if the rows have changed since.
+
+    With `top`, only the queue's first images have reasons, so that few views and maps are read. `items` are the rows with
+    these columns, if they were read already.
+    """
     refuse_unranked(store, "report")
     refuse_unranked(store, "report", "triage.json")  # written last: a triage may have been killed before it
-    before = read_json(store.folder / "triage.json")
+    before = read_options(store)
     key = read_review_key(store.folder, create=False) if before.get("keyed") else None
     try:
-        found = _rank(store, _present_options(before), key)
+        found = _rank(store, _present_options(before), key, top=top, items=items)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:  # anybody may have written the file
         raise EquicamError(
             valid_utf8(str(store.folder / "triage.json")), needs="the options of a triage", got=error, fix="equicam triage again"
@@ -130,13 +194,24 @@ def rank_again(store: RunStore) -> "Triage":
     shared = [name for name in found.rows.column_names if name in rows.column_names]  # old queues have fewer
     if schema1.wrote_triage(written):
         shared.remove("reasons")  # sentences there
-    # JSON has null for NaN, which does not equal itself
-    if json_ready(found.rows.select(shared).to_pylist()) != json_ready(rows.select(shared).to_pylist()):
+    if not _same(found.rows.select(shared), rows.select(shared)):
         raise EquicamError(
             valid_utf8(str(store.folder)), needs="the queue of the present rows", got="one made before the run went on",
             fix="equicam triage again",
         )  # fmt: skip
     return found
+
+
+def _same(now: pa.Table, before: pa.Table) -> bool:
+    """Whether two queues are the same, of the reasons those that were computed."""
+    now, before = finite_table(now), finite_table(before)
+    computed = now["reasons"].is_valid() if "reasons" in now.column_names else None
+    return now.num_rows == before.num_rows and all(
+        now[name].filter(computed).equals(before[name].filter(computed))
+        if name == "reasons"
+        else now[name].equals(before[name])
+        for name in now.column_names
+    )
 
 
 def write_evidence(store: RunStore, evidence: Mapping[str, Any]) -> None:

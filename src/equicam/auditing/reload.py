@@ -1,16 +1,25 @@
 """The model, recipe and images of a finished run, loaded again and checked to be the same."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow.compute as pc
+from torch import Tensor
 
 from equicam.auditing.audit import list_items, resolve_recipe
 from equicam.auditing.compute import AuditContext
 from equicam.auditing.store import RunStore
-from equicam.data.items import Item, digest_items, scan_order, valid_utf8
+from equicam.core.views import crop_centre
+from equicam.data.item_table import Items
+from equicam.data.items import Item, ItemContent, read_item, valid_utf8
 from equicam.errors import EquicamError, NotNamedError
+from equicam.models.images import preprocess_image
 from equicam.models.load import load
 from equicam.models.names import is_library_model, weights_file
 from equicam.models.preprocessing import Preprocessing
+from equicam.models.surround import preprocess_window
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 
@@ -20,7 +29,7 @@ class Reloaded:
     """What computes the rows of a run again."""
 
     context: AuditContext
-    items: list[Item]
+    items: Items
 
 
 def reload_run(
@@ -50,13 +59,13 @@ def reload_run(
         raise EquicamError(
             where, needs="the weights it was computed with", got="others", fix="restoring them"
         )
-    ids = set(store.sample()["id"].to_pylist())
     found, _ = list_items(
         source or manifest.source, manifest.split, manifest.tiling, manifest.recipe.context, manifest.voi,
         from_user=source is not None,
     )  # fmt: skip
-    items = sorted((item for item in found if item.id in ids), key=scan_order)
-    if digest_items(items) != manifest.data:
+    sample = store.sample()
+    items = replace(found, table=found.table.filter(pc.is_in(found.ids, sample["id"]))).in_scan_order()
+    if items.digest() != manifest.data:
         raise EquicamError(
             where, needs="the images it was computed from", got=f"others in {source or manifest.source}",
             fix="--source with their present place",
@@ -68,10 +77,31 @@ def reload_run(
             where, needs=f"the method it was computed with ({manifest.method_description})", got="another of that name",
             fix="the equicam version that wrote it",
         )  # fmt: skip
-    sample = store.sample()
     calibration = frozenset(sample.filter(sample["calibration"])["id"].to_pylist())
     tile = manifest.tiling.tile if manifest.tiling else None
     return Reloaded(AuditContext(model, recipe, calibration, tile, manifest.target), items)
+
+
+def unchanged_inputs(
+    model: Model, items: Sequence[Item], rows: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[str], list[Tensor]]:
+    """Ids and model inputs, without their surround, of the images that are as the run's rows have them and can be read."""
+    ids, images = [], []
+    for item in items:
+        try:
+            content = read_item(item)
+            if item.id in rows and content.sha256 == rows[item.id].get("sha256"):
+                images.append(_input(model, content))
+                ids.append(item.id)
+        except (EquicamError, OSError, ValueError):
+            continue
+    return ids, images
+
+
+def _input(model: Model, content: ItemContent) -> Tensor:
+    if content.pixels is None:
+        return preprocess_image(model, content.decode().image)
+    return crop_centre(preprocess_window(model, content.pixels), (content.pixels.tile,) * 2)
 
 
 def library_model(store: RunStore) -> str:

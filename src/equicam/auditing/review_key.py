@@ -5,10 +5,10 @@ that nobody can compute an image's arm, name or label from them. It stays in the
 """
 
 import hmac
-import json
 import os
 import secrets
 import tempfile
+from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
 
 from equicam.errors import EquicamError
@@ -26,7 +26,8 @@ class ReviewKey:
 
     def digest(self, purpose: str, *values: str) -> str:
         """64 hexadecimal digits for these values; those of one purpose say nothing about another's."""
-        return hmac.digest(self._secret, json.dumps([purpose, *values]).encode(), "sha256").hex()
+        listed = ", ".join(map(quote, (purpose, *values)))  # as JSON; `json.dumps` takes longer
+        return hmac.digest(self._secret, f"[{listed}]".encode(), "sha256").hex()
 
 
 def read_review_key(folder: Path, *, create: bool = True) -> ReviewKey:

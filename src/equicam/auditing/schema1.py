@@ -16,6 +16,7 @@ NOT_STORED = {
     "stability": pa.float64(),
     "stability_by_view": pa.list_(pa.float32()),
     "disagreement": pa.float64(),
+    "output": pa.float32(),
     "x": pa.float64(),
     "y": pa.float64(),
     "side": pa.float64(),

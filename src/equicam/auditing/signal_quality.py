@@ -89,16 +89,16 @@ def signal_quality(
     missed = statistics.proportion(int((bad & outside).sum()), int(outside.sum()))
     nothing = HeldOut(NAN, UNKNOWN, NAN, NAN)
     enough = bool(bad.size >= MIN_IMAGES and min(bad.sum(), (~bad).sum()) >= MIN_UNSTABLE)
-    judgement = (
-        f"{SIGNALS[by]} {'finds unstable maps better' if mine.auroc.low > 0.5 else 'is not shown to find unstable maps better'} "
-        "than chance"
-    )
+    low_eq = f"maps with an Eq below {unstable:g}"
+    finds = "finds" if mine.auroc.low > 0.5 else "is not shown to find"
+    judgement = f"{SIGNALS[by]} {finds} maps with an Eq (equivariance) below {unstable:g} better than chance"
     sentence = (
         f"{judgement if enough else 'too few images to say how good the queue is'}. Measured on {bad.size} images at seven "
-        f"other angles: {_text(overall, share=True)} are unstable (Eq < {unstable:g}), outside the queue "
+        f"other angles: {_text(overall, share=True)} have an Eq{'' if enough else ' (equivariance)'} below {unstable:g}, outside the queue "
         f"{_text(missed, share=True)}. The first tenth by {SIGNALS[by]} holds {_text(mine.captured, share=True)} of the worst "
-        f"tenth, where chance holds 10 %. An unstable map stands before a stable one in {_text(mine.auroc, share=True)} of "
-        f"pairs (AUROC), where chance has 50 %. The queue holds {_text(lift)} times as many unstable maps as a random draw"
+        f"tenth, where chance holds 10 %. A map with an Eq below {unstable:g} stands before another in "
+        f"{_text(mine.auroc, share=True)} of pairs (AUROC), where chance has 50 %. The queue holds {_text(lift)} times as many "
+        "of them as a random draw"
     )
     better = _better(signals, differences, by) if enough else None
     return SignalQuality(
@@ -112,10 +112,10 @@ def signal_quality(
         outside=missed,
         sentence=sentence,
         signals=signals,
-        comparison=_comparison(signals),
+        comparison=_comparison(signals, low_eq),
         differences=differences,
         better=better,
-        advice=None if better is None else _advice(signals, differences, better, by),
+        advice=None if better is None else _advice(signals, differences, better, by, low_eq),
         check=_check(scores["stability"][known], eq[known]),
     )
 
@@ -161,19 +161,23 @@ def _better(signals: Mapping[str, SignalScores], differences: Mapping[str, Estim
     return max(ahead, key=lambda name: signals[name].auroc.value, default=None)
 
 
-def _comparison(signals: Mapping[str, SignalScores]) -> str:
+def _comparison(signals: Mapping[str, SignalScores], low_eq: str) -> str:
     each = [
         f"{SIGNALS[name]} {_text(one.captured, share=True)} and {_text(one.auroc)}"
         for name, one in signals.items()
     ]
-    return f"share of the worst tenth found in a tenth, and AUROC for unstable maps: {'; '.join(each)}; chance 10 % and 0.50"
+    return f"share of the worst tenth found in a tenth, and AUROC for {low_eq}: {'; '.join(each)}; chance 10 % and 0.50"
 
 
 def _advice(
-    signals: Mapping[str, SignalScores], differences: Mapping[str, Estimate], better: str, by: str
+    signals: Mapping[str, SignalScores],
+    differences: Mapping[str, Estimate],
+    better: str,
+    by: str,
+    low_eq: str,
 ) -> str:
     return (
-        f"--by {better} finds unstable maps better here: an AUROC of {_text(signals[better].auroc)} against "
+        f"--by {better} finds {low_eq} better here: an AUROC of {_text(signals[better].auroc)} against "
         f"{_text(signals[by].auroc)} of {SIGNALS[by]}, a difference of {_text(differences[better])}"
     )
 
@@ -186,7 +190,7 @@ def _check(instability: Floats, eq: Floats) -> StabilityCheck | None:
     r, apart = statistics.pearson(stability, eq), float(np.abs(stability - eq).mean())
     bias = float((stability - eq).mean())
     sentence = (
-        f"stability, from the run's views, and Eq, measured at seven other angles, have a correlation of {_text(r)} and "
+        f"stability, from the run's views, and Eq (equivariance), measured at seven other angles, have a correlation of {_text(r)} and "
         f"differ by {apart:.2f} on average (stability − Eq: {bias:+.2f}"
         + (", so that more maps are below a cut-off by stability than by Eq)" if bias < 0 else ")")
     )

@@ -22,8 +22,36 @@ COLUMNS = {
     "risk": "risk",
 }
 """The column of the triage table, by the name of the signal."""
+ROWS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("arm", pa.string(), nullable=False),  # queue or control
+        pa.field("rank", pa.int32(), nullable=False),  # among all ok images; 1 is the least trustworthy
+        pa.field("place", pa.int32(), nullable=False),  # order of review, in which the arms are mixed
+        pa.field("represents_rest", pa.bool_()),  # a random draw from the images outside the queue
+        pa.field("by", pa.string()),  # the signal it is ranked by
+        pa.field("stability", pa.float64()),
+        pa.field("peum_score", pa.float64()),
+        pa.field("disagreement", pa.float64()),
+        pa.field("doubt", pa.float64()),
+        pa.field("risk", pa.float64()),
+        pa.field("peum_above", pa.float64()),  # share of the run's images with a lower PEUM
+        pa.field("target", pa.int32()),
+        pa.field("class", pa.string()),
+        pa.field("confidence", pa.float32()),
+        pa.field("output", pa.float32()),
+        pa.field("flags", pa.list_(pa.string())),
+        pa.field("reasons", pa.list_(pa.struct([("code", pa.string()), ("values", pa.string())]))),
+        pa.field("x", pa.float64()),  # of a window
+        pa.field("y", pa.float64()),
+        pa.field("side", pa.float64()),
+    ]
+)
+"""The triage table: a row for every image under review."""
 STORED = ("stability", "disagreement")
 """Signals of all views that runs of equicam 0.1.0 did not store."""
+OF_CONFIDENCE = ("doubt", "risk")
+"""Signals made of the confidence of a class."""
 ALWAYS_REVEALING = frozenset({"signal-percentile", "signal-undefined", "text"})
 REVEALING = {
     "stability": ALWAYS_REVEALING | {"map-moves", "peak-jumps"},
@@ -36,16 +64,21 @@ REVEALING = {
 FLAT = {"blank", "constant"}
 
 
-def refuse_unknown(by: str, items: pa.Table) -> None:
+def refuse_unknown(by: str, items: pa.Table, *, views: int) -> None:
     """Refuse a signal that does not exist, or that the rows do not hold."""
     if by not in COLUMNS:
         raise EquicamError("by", needs=f"one of {', '.join(COLUMNS)}", got=repr(by), fix="stability")
-    several = pc.max(pc.list_value_length(items["view_top1"])).as_py() or 0
     needed = "stability" if by == "risk" else by
-    if needed in STORED and several > 1 and items[needed].null_count == items.num_rows > 0:
+    if needed in STORED and views > 1 and items[needed].null_count == items.num_rows > 0:
         raise EquicamError(
             f"by={by!r}", needs="a run that stores it", got="none, as in runs of equicam 0.1.0",
             fix=f"equicam triage --by {'peum' if needed == 'stability' else 'stability'}, or equicam audit with another --out",
+        )  # fmt: skip
+    if by in OF_CONFIDENCE and items.num_rows and not np.isfinite(signal_values(items, "doubt")).any():
+        others = [name for name in COLUMNS if name not in OF_CONFIDENCE]
+        raise EquicamError(
+            f"by={by!r}", needs="the confidence of classes", got="none in this run: a value has no confidence",
+            fix=f"by={others[0]}, or {' or '.join(others[1:])}",
         )  # fmt: skip
 
 
@@ -54,12 +87,24 @@ def ranked_by(rows: pa.Table) -> str:
     return str(rows["by"][0]) if "by" in rows.column_names and rows.num_rows else "peum"
 
 
+def queue_arm(rows: pa.Table) -> pa.Table:
+    """The rows of the queue in a triage table, by rank."""
+    return rows.filter(pc.equal(rows["arm"], "queue")).sort_by("rank")
+
+
+def reduce_views(items: pa.Table) -> pa.Table:
+    """The items with their doubt instead of the confidence of each view."""
+    doubt = pa.array(signal_values(items, "doubt"))
+    return items.drop_columns("view_confidence").append_column("doubt", doubt)
+
+
 def signal_values(items: pa.Table, by: str) -> Floats:
     """The signal of every row, NaN where it is undefined; for `stability` it is instability, 1 − stability."""
     if by == "peum":
         return _numbers(items["peum_score"])
     if by == "doubt":
-        return 1 - _means(items["view_confidence"])
+        stored = "doubt" in items.column_names
+        return _numbers(items["doubt"]) if stored else 1 - _means(items["view_confidence"])
     if by == "risk":
         instability, doubt = signal_values(items, "stability"), signal_values(items, "doubt")
         return (_rank_shares(instability) + _rank_shares(doubt)) / 2

@@ -207,29 +207,24 @@ def _about_unopened(r: Remainder) -> str:
         return "Every map is in the queue."
     if not r.unopened:
         return f"All {c.outside:,} maps outside the queue are reviewed; {wrong:,} of them {_are(wrong)} wrong{undecided}."
+    unknown = f"Whether the {_count(c.outside, 'map')} outside the queue {_are(c.outside)} right is not known"
     if not c.controls:
-        return (
-            f"Nothing can be stated about the {c.outside:,} maps outside the queue: there is no control arm."
-        )
+        return f"{unknown}: there is no control arm."
     if c.may_be_selected:
         return (
-            f"Nothing can be stated yet about the {c.outside:,} maps outside the queue: {_count(c.reviewed_before, 'image')} "
-            f"of the control arm {_had(c.reviewed_before)} a verdict before this queue was made, so all {c.controls:,} must be "
-            "reviewed first."
+            f"{unknown} yet: {_count(c.reviewed_before, 'image')} of the control arm {_had(c.reviewed_before)} a verdict from "
+            f"before this queue was made, so all {c.controls:,} must be reviewed first."
         )
     if r.unopened_bound is None:
-        return (
-            f"Nothing can be stated yet about the {c.outside:,} maps outside the queue: none of the {c.controls:,} random "
-            "ones, the control arm, is reviewed."
-        )
+        which = f"none of the {c.controls:,}" if c.controls > 1 else "the one"
+        return f"{unknown} yet: {which} drawn at random, the control arm, has {'' if c.controls > 1 else 'not '}been reviewed."
     which = " outside the queue that" if c.queue_left else ""
     looks = {0: "", 1: " in both looks together"}.get(
         c.extensions, f" in all {c.extensions + 1} looks together"
     )
-    ones = "random ones" if c.reviewed > 1 else "random one"
     return (
         f"Of the {_count(r.unopened, 'map')}{which} nobody opened at most {_percent_up(r.unopened_bound)} "
-        f"{_are(r.unopened)} wrong ({100 * r.confidence:g} % confidence{looks}; {wrong:,} of {c.reviewed:,} {ones} "
+        f"{_are(r.unopened)} wrong ({100 * r.confidence:g} % confidence{looks}; {wrong:,} of {c.reviewed:,} drawn at random "
         f"{_were(wrong)}{undecided})."
     )
 

@@ -20,17 +20,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from equicam.auditing import schema1
 from equicam.auditing.manifest import SCHEMA_VERSION, Manifest, read_manifest, refuse_difference
-from equicam.auditing.stored_maps import MAPS, StoredMaps
+from equicam.auditing.stored_maps import MAPS, OF_VIEWS, StoredMaps, ViewMaps
 from equicam.data.digests import file_digest
+from equicam.data.item_table import Items
 from equicam.data.items import Item, valid_utf8
 from equicam.data.rasters.options import raster_id
 from equicam.data.rasters.tiling import RasterRow
@@ -38,12 +41,14 @@ from equicam.errors import EquicamError
 from equicam.shards import (
     TEMPORARY_SUFFIX,
     encode_table,
+    map_concurrently,
     read_table,
     refuse_other_columns,
     write_atomic,
     write_table,
 )
 
+SHARDS_AT_A_TIME = 64  # whose rows are reduced together
 STABILITY_FILE = "stability.parquet"
 """Stability measured on the stored maps of a run that has none in its rows."""
 ITEMS = pa.schema(
@@ -65,7 +70,8 @@ ITEMS = pa.schema(
         ),  # x0 y0 x1 y1 of the image: what the model's input shows
         pa.field("label", pa.string()),
         pa.field("target", pa.int32()),  # the class explained: the top-1 of the presented image
-        pa.field("confidence", pa.float32()),  # its probability
+        pa.field("confidence", pa.float32()),  # its probability; null where a value is explained
+        pa.field("output", pa.float32()),  # its logit, or the value that is explained
         pa.field("top5", pa.list_(pa.int32())),
         pa.field("top5_confidence", pa.list_(pa.float32())),
         pa.field("peum_score", pa.float64()),
@@ -90,6 +96,8 @@ ITEMS = pa.schema(
         pa.field("seconds", pa.float32()),
     ]
 )
+LATER_COLUMNS = ("output",)
+"""Columns of items that runs begun before them do not have."""
 SAMPLE = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -209,6 +217,7 @@ class RunStore:
         path = self.path(kind, number)
         if self.manifest.schema > 1:
             table, schema = read_table(path, columns), ITEMS if kind == "items" else MAPS
+            table = _with_later_columns(table, schema, columns or schema.names)
             refuse_other_columns(path, table, schema, columns or schema.names)
             return table
         names = schema1.ITEMS if kind == "items" else schema1.MAPS
@@ -223,10 +232,24 @@ class RunStore:
             [n for n in ITEMS.names if n in found.column_names] if columns is None else columns
         )
 
-    def sample(self) -> pa.Table:
-        """Every image of the run, in order."""
-        found = read_table(self.folder / "sample.parquet")
-        return schema1.rename(found, schema1.SAMPLE) if self.manifest.schema == 1 else found
+    def refuse_other_columns(self, kind: str, number: int) -> None:
+        """Refuse a shard without the columns it was written with, without reading it."""
+        path, schema = self.path(kind, number), ITEMS if kind == "items" else MAPS
+        if self.manifest.schema > 1:
+            found = _with_later_columns(pq.read_schema(path).empty_table(), schema, schema.names)
+            refuse_other_columns(path, found, schema, schema.names)
+
+    def sample(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Every image of the run, in order; all columns or these."""
+        old = self.manifest.schema == 1
+        if old and columns is not None:
+            columns = schema1.old_columns(columns, schema1.SAMPLE)
+        path = self.folder / "sample.parquet"
+        found = read_table(path, columns)
+        if old:
+            return schema1.rename(found, schema1.SAMPLE)
+        refuse_other_columns(path, found, SAMPLE, columns or SAMPLE.names)
+        return found
 
     def rasters(self) -> pa.Table:
         """Every raster of the run; none in a run of images."""
@@ -243,19 +266,33 @@ class RunStore:
             )
         return found
 
-    def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows written so far, in the sample's order; all columns or these."""
-        written = [n for n in range(self.shard_count) if self.path("items", n).is_file()]
+    def read_items(
+        self,
+        columns: Sequence[str] | None = None,
+        shards: Sequence[int] | None = None,
+        reduce: Callable[[pa.Table], pa.Table] = lambda table: table,
+    ) -> pa.Table:
+        """The rows written so far, in the sample's order; all columns or these, of all shards or these.
+
+        `reduce` is called with the rows of some shards, so that what it leaves out takes no memory.
+        """
+        numbers = range(self.shard_count) if shards is None else shards
+        written = [n for n in numbers if self.path("items", n).is_file()]
         if not written:
-            return ITEMS.empty_table() if columns is None else ITEMS.empty_table().select(list(columns))
+            return reduce(ITEMS.empty_table().select(list(columns or ITEMS.names)))
+
         measured = self.folder / STABILITY_FILE
         if self.manifest.schema == 1 and measured.is_file():
-            found = pa.concat_tables([self.read_shard("items", n) for n in written])
+            found = pa.concat_tables(self.read_shard("items", n) for n in written)
             manifest = self.manifest
             found = schema1.fill_stability(found, read_table(measured), manifest.labels, manifest.presented)
-            found = found if columns is None else found.select(list(columns))
+            found = reduce(found if columns is None else found.select(list(columns)))
         else:
-            found = pa.concat_tables([self.read_shard("items", n, columns) for n in written])
+            tables = map_concurrently(lambda n: self.read_shard("items", n, columns), written)
+            reduced = []
+            while some := list(islice(tables, SHARDS_AT_A_TIME)):
+                reduced.append(reduce(pa.concat_tables(some)))
+            found = pa.concat_tables(reduced)
         if self.moved and "path" in found.column_names:
             ids, paths = found["id"].to_pylist(), found["path"].to_pylist()
             now = [self.moved.get(raster_id(name), path) for name, path in zip(ids, paths, strict=True)]
@@ -265,19 +302,40 @@ class RunStore:
 
     def rows(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The rows of these images by id."""
-        return {row["id"]: row for row in _with_ids(self.read_items(), ids).to_pylist()}
+        return {row["id"]: row for row in self.select(list(ids)).to_pylist()}
+
+    def select(self, ids: Sequence[str] | pa.Array, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of these images, in the sample's order; all columns or these, of which id is one."""
+        wanted = pa.array(ids, pa.string())
+        return _with_ids(self.read_items(columns, self._shards(wanted)), wanted)
 
     def maps(self, ids: Iterable[str]) -> dict[str, StoredMaps]:
         """The maps of these images by id."""
-        wanted = list(ids)
-        numbers = sorted(set(_with_ids(self.sample(), wanted)["shard"].to_pylist()))
-        written = [n for n in numbers if self.path("maps", n).is_file()]
-        tables = [_with_ids(self.read_shard("maps", n), wanted) for n in written]
-        return {row["id"]: StoredMaps.from_row(row) for table in tables for row in table.to_pylist()}
+        return {name: one for table in self._maps(ids) for name, one in StoredMaps.from_table(table).items()}
+
+    def view_maps(self, ids: Iterable[str]) -> dict[str, ViewMaps]:
+        """The maps of these images' views by id."""
+        tables = self._maps(ids, OF_VIEWS)
+        return {name: one for table in tables for name, one in ViewMaps.from_table(table).items()}
+
+    def _maps(self, ids: Iterable[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        wanted = pa.array(list(ids), pa.string())
+        written = [n for n in self._shards(wanted) if self.path("maps", n).is_file()]
+        return map_concurrently(lambda n: _with_ids(self.read_shard("maps", n, columns), wanted), written)
+
+    def _shards(self, ids: pa.Array) -> list[int]:
+        """The shards that hold these images."""
+        return sorted(pc.unique(_with_ids(self._shard_of, ids)["shard"]).to_pylist())
+
+    @cached_property
+    def _shard_of(self) -> pa.Table:
+        """The shard of every image, read once."""
+        return self.sample(["id", "shard"])
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the manifest, the sample and every shard of a finished run, by name."""
-        return {name: file_digest(self.folder / name) for name in self.names()}
+        names = self.names()
+        return dict(zip(names, map_concurrently(lambda n: file_digest(self.folder / n), names), strict=True))
 
     def refuse_foreign(self) -> None:
         """Refuse a folder with files of others; leftovers of a run killed while it started are not foreign."""
@@ -319,21 +377,22 @@ class RunStore:
         self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str], rasters: Rasters = ()
     ) -> None:
         """Write the rasters, the sample and the manifest."""
-        chosen = set(calibration)
+        found = Items.of(items)
         columns = {
-            "id": [item.id for item in items],
-            "path": [valid_utf8(str(item.path)) for item in items],
-            "label": [None if item.label is None else str(item.label) for item in items],
-            "shard": [i // manifest.shard_size for i in range(len(items))],
-            "calibration": [item.id in chosen for item in items],
+            "id": found.ids,
+            "path": found.path_texts(),
+            "label": found.label_texts(),
+            "shard": pa.array(np.arange(len(found)) // manifest.shard_size, pa.int32()),
+            "calibration": pc.is_in(found.ids, pa.array(calibration, pa.string())),
         }
         if manifest.tiling is not None:
             rows = [asdict(row) | {"path": valid_utf8(row.path)} for row in rasters]
             write_table(self.folder / "rasters.parquet", pa.Table.from_pylist(rows, schema=RASTERS))
-        write_table(self.folder / "sample.parquet", pa.table(columns, schema=SAMPLE))
+        write_table(self.folder / "sample.parquet", pa.table(columns, schema=SAMPLE).combine_chunks())
         # last: with it the run exists
         write_atomic(self.folder / "manifest.json", manifest.dumps().encode())
-        self.__dict__.pop("manifest", None)
+        for read_once in ("manifest", "_shard_of"):
+            self.__dict__.pop(read_once, None)
 
     def started(self) -> bool:
         """Whether a shard was written."""
@@ -390,5 +449,13 @@ def _row_count(path: Path) -> int | None:
         return None
 
 
-def _with_ids(table: pa.Table, ids: Iterable[str]) -> pa.Table:
-    return table.filter(pc.is_in(table["id"], value_set=pa.array(list(ids), pa.string())))
+def _with_later_columns(table: pa.Table, schema: pa.Schema, needed: Sequence[str]) -> pa.Table:
+    """The table with null in the columns that it was written before."""
+    for name in LATER_COLUMNS:
+        if name in needed and name in schema.names and name not in table.column_names:
+            table = table.append_column(schema.field(name), pa.nulls(table.num_rows, schema.field(name).type))
+    return table
+
+
+def _with_ids(table: pa.Table, ids: pa.Array) -> pa.Table:
+    return table.filter(pc.is_in(table["id"], value_set=ids))

@@ -1,5 +1,6 @@
 """The maps of one image as a run stores them."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,45 @@ MAPS = pa.schema(
         pa.field("view_maps_scale", pa.float32()),
     ]
 )
+OF_VIEWS = ("id", "height", "width", "view_maps", "view_maps_scale")
+"""The columns of view maps."""
+
+
+def _read(row: dict[str, Any], name: str) -> NDArray[np.float32]:
+    """A map of a row of the maps table, or its view maps."""
+    grid = (row["height"], row["width"])
+    try:
+        values: NDArray[np.float32] = np.asarray(row[name], dtype=np.float32) * float(row[f"{name}_scale"])
+        return values.reshape(-1, *grid) if name == "view_maps" else values.reshape(grid)
+    except (TypeError, ValueError) as error:
+        raise EquicamError(
+            f"the maps of {row['id']!r}", needs="to be as they were written", got=error, fix="restoring their shard"
+        ) from error  # fmt: skip
+
+
+def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a maps table, with these lists as views of one array, not as Python numbers."""
+    arrays = {name: _arrays(table[name].combine_chunks()) for name in names}
+    for i, row in enumerate(table.drop_columns(list(names)).to_pylist()):
+        yield row | {name: some[i] for name, some in arrays.items()}
+
+
+def _arrays(lists: pa.ListArray) -> list[NDArray[np.float16] | None]:
+    values, ends = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().tolist()
+    null = lists.is_null().to_pylist()
+    return [None if none else values[a:b] for none, a, b in zip(null, ends, ends[1:], strict=False)]
+
+
+@dataclass(frozen=True)
+class ViewMaps:
+    """The maps of one image's views alone."""
+
+    view_maps: NDArray[np.float32]  # [t, h, w]
+
+    @staticmethod
+    def from_table(table: pa.Table) -> dict[str, "ViewMaps"]:
+        """Those of a maps table, by id."""
+        return {row["id"]: ViewMaps(_read(row, "view_maps")) for row in _rows(table, ("view_maps",))}
 
 
 @dataclass(frozen=True)
@@ -35,22 +75,12 @@ class StoredMaps:
     @staticmethod
     def from_row(row: dict[str, Any]) -> "StoredMaps":
         """From a row of the maps table."""
-        grid = (row["height"], row["width"])
+        return StoredMaps(*(_read(row, name) for name in ("map", "peum", "view_maps")))
 
-        def read(name: str) -> NDArray[np.float32]:
-            values: NDArray[np.float32] = np.asarray(row[name], dtype=np.float32) * float(
-                row[f"{name}_scale"]
-            )
-            return values
-
-        try:
-            return StoredMaps(
-                read("map").reshape(grid), read("peum").reshape(grid), read("view_maps").reshape(-1, *grid)
-            )
-        except (TypeError, ValueError) as error:
-            raise EquicamError(
-                f"the maps of {row['id']!r}", needs="to be as they were written", got=error, fix="restoring their shard"
-            ) from error  # fmt: skip
+    @staticmethod
+    def from_table(table: pa.Table) -> dict[str, "StoredMaps"]:
+        """Those of a maps table, by id."""
+        return {row["id"]: StoredMaps.from_row(row) for row in _rows(table, ("map", "peum", "view_maps"))}
 
     def to_row(self, name: str) -> dict[str, Any]:
         """As a row of the maps table: float16 of values divided by their largest, so that none vanishes or overflows."""

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,39 +23,28 @@ from numpy.typing import NDArray
 
 from equicam.auditing.review_key import ReviewKey
 from equicam.auditing.signal_quality import SignalQuality, signal_quality
-from equicam.auditing.signals import COLUMNS, column_values, ranking_scores, refuse_unknown, signal_values
-from equicam.auditing.stored_maps import StoredMaps
-from equicam.auditing.triage_reasons import triage_reasons
+from equicam.auditing.signals import (
+    COLUMNS,
+    ROWS,
+    column_values,
+    queue_arm,
+    ranking_scores,
+    refuse_unknown,
+    signal_values,
+)
+from equicam.auditing.stored_maps import StoredMaps, ViewMaps
+from equicam.auditing.triage_reasons import PeakJump, peak_jumps, triage_reasons, view_column
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.evaluation.statistics import Floats, Indices
 from equicam.reasons import SIGNALS
-from equicam.shards import json_ready
+from equicam.shards import finite_table, json_ready, map_concurrently
 
-ROWS = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("arm", pa.string(), nullable=False),  # queue or control
-        pa.field("rank", pa.int32(), nullable=False),  # among all ok images; 1 is the least trustworthy
-        pa.field("place", pa.int32(), nullable=False),  # order of review, in which the arms are mixed
-        pa.field("represents_rest", pa.bool_()),  # a random draw from the images outside the queue
-        pa.field("by", pa.string()),  # the signal it is ranked by
-        pa.field("stability", pa.float64()),
-        pa.field("peum_score", pa.float64()),
-        pa.field("disagreement", pa.float64()),
-        pa.field("doubt", pa.float64()),
-        pa.field("risk", pa.float64()),
-        pa.field("target", pa.int32()),
-        pa.field("class", pa.string()),
-        pa.field("confidence", pa.float32()),
-        pa.field("flags", pa.list_(pa.string())),
-        pa.field("reasons", pa.list_(pa.struct([("code", pa.string()), ("values", pa.string())]))),
-    ]
-)
-
-
-ReadMaps = Callable[[Iterable[str]], Mapping[str, StoredMaps]]
+READ_AT_A_TIME = 4096  # images
+ReadMaps = Callable[[Iterable[str]], Mapping[str, StoredMaps | ViewMaps]]
 """The stored maps of these images, by id."""
+ReadRows = Callable[[Sequence[str], Sequence[str]], pa.Table]
+"""The rows of these images, in any order; these columns."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +79,12 @@ class Triage:
             name: getattr(self, name) for name in ("by", "budget", "ok", "bad", "quotas", "seed", "keyed")
         }
         plain |= {"unstable": asdict(self.unstable), "quality": self.quality and asdict(self.quality)}
-        found: dict[str, Any] = json_ready(plain | {"rows": self.rows.to_pylist()})
-        return found
+        found: dict[str, Any] = json_ready(plain)
+        return found | {"rows": finite_table(self.rows).to_pylist()}
 
     def queue(self) -> list[dict[str, Any]]:
         """The rows of the queue arm, by rank."""
-        rows = [row for row in self.rows.to_pylist() if row["arm"] == "queue"]
-        return sorted(rows, key=lambda row: row["rank"])
+        return queue_arm(self.rows).to_pylist()  # type: ignore[no-any-return]
 
 
 def triage(
@@ -108,19 +97,25 @@ def triage(
     quotas: bool = True,
     transforms: Sequence[Transform],
     classes: Sequence[str] | None = None,
+    name_output: Callable[[int | None], str] | None = None,
     seed: int = 0,
     extended: Sequence[int] = (),
     key: ReviewKey | None = None,
     read_maps: ReadMaps = lambda _ids: {},
+    read_rows: ReadRows | None = None,
+    top: int | None = None,
 ) -> Triage:
     """Rank images by a signal and deal `budget` reviews: a share `control` to a random arm, the rest to the queue.
 
     Each number of `extended` deals as many reviews more, after those before. With the run's `key`, nobody without it can
     compute which images the seed draws for the control arm. `read_maps` gives the maps whose peaks are compared in the
-    reasons.
+    reasons, `read_rows` the columns with a value for each view, which `items` then need not have. With `top`, only the
+    queue's first images have reasons; the others have null. `name_output` names what is explained, where it is no class.
     """
-    ok = items.filter(pc.field("status") == "ok").sort_by("id")
-    refuse_unknown(by, ok)
+    status = np.flatnonzero(pc.equal(items["status"], "ok").to_numpy())
+    place = status[pc.sort_indices(items["id"].take(pa.array(status))).to_numpy()]  # in the run, by id
+    ok = items.take(pa.array(place))
+    refuse_unknown(by, ok, views=len(transforms))
     if len(transforms) < 2:
         raise EquicamError(
             "triage",
@@ -149,12 +144,19 @@ def triage(
             rng = np.random.default_rng(int(key.digest(purpose, str(seed), *ids), 16))
         controls = _controls(more, free, control)
         arms = _deal(arms, order, target, places=more - controls, controls=controls, quotas=quotas, rng=rng)
+    rank = np.argsort(order) + 1
+    explained = arms.chosen if top is None else arms.queue[np.argsort(rank[arms.queue])][: max(0, top)]
+    read = read_rows or partial(_rows_of, items)
+    reasons = _reasons(
+        ok, explained[np.argsort(place[explained])], scores[by], by, transforms, read, read_maps
+    )
     reviews, queue = arms.chosen.size, np.concatenate([arms.queue, arms.passed])
     eq, named = ok["eq"].to_numpy(), Counter[str]()
+    name = name_output or partial(_class_name, classes=classes)
     for one in target[arms.queue].tolist() if quotas else ():
-        named[_class_name(one, classes)] += 1
+        named[name(one)] += 1
     return Triage(
-        rows=_rows(ok, order, arms, score, by, transforms, classes, read_maps),
+        rows=_rows(ok, rank, arms, scores, by, name, reasons),
         by=by,
         unstable=_unstable_maps(column_values(ok, "stability"), queue, below=unstable),
         quality=signal_quality(
@@ -259,12 +261,14 @@ def _deal(
 
 
 def _by_class(order: Indices, target: NDArray[Any], places: dict[int, int]) -> Indices:
-    left, queue = dict(places), []
-    for i in order.tolist():
-        if left.get(int(target[i]), 0):
-            left[int(target[i])] -= 1
-            queue.append(i)
-    return np.array(queue, dtype=np.intp)
+    """The first images of every class, as many as it has places."""
+    classes, which = np.unique(target[order], return_inverse=True)
+    grouped = np.argsort(which, kind="stable")
+    starts = np.searchsorted(which[grouped], np.arange(len(classes)))
+    number = np.empty(len(order), dtype=np.intp)  # of each image within its class
+    number[grouped] = np.arange(len(order)) - starts[which[grouped]]
+    most = np.array([places.get(one, 0) for one in classes.tolist()], dtype=np.intp)
+    return order[number < most[which]]
 
 
 def _class_name(target: int | None, classes: Sequence[str] | None) -> str:
@@ -275,35 +279,93 @@ def _class_name(target: int | None, classes: Sequence[str] | None) -> str:
 
 def _rows(
     ok: pa.Table,
-    order: Indices,
+    rank: Indices,
     arms: _Arms,
+    scores: Mapping[str, Floats],
+    by: str,
+    name_of: Callable[[int | None], str],
+    reasons: Mapping[int, list[dict[str, str]]],
+) -> pa.Table:
+    chosen = arms.chosen
+    rows = ok.take(pa.array(chosen))
+    names = {target: name_of(target) for target in pc.unique(rows["target"]).to_pylist()}
+    columns = {
+        **{column: _defined(column_values(ok, name)[chosen]) for name, column in COLUMNS.items()},
+        "peum_above": _defined(_share_below(scores["peum"], column_values(ok, "peum")[chosen])),
+        "arm": np.where(np.isin(chosen, arms.queue), "queue", "control"),
+        "rank": rank[chosen],
+        "place": np.arange(1, len(chosen) + 1),
+        "represents_rest": np.isin(chosen, arms.controls),
+        "by": [by] * len(chosen),
+        "class": [names[target] for target in rows["target"].to_pylist()],
+        "flags": [flags or [] for flags in rows["flags"].to_pylist()],
+        "reasons": [reasons.get(i) for i in chosen.tolist()],
+    }
+    return pa.table([_column(field, columns, rows) for field in ROWS], schema=ROWS)
+
+
+def _column(field: pa.Field, columns: Mapping[str, Any], rows: pa.Table) -> Any:
+    if field.name in columns:
+        return pa.array(columns[field.name], field.type)
+    return rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+
+
+def _reasons(
+    ok: pa.Table,
+    chosen: Indices,
     score: Floats,
     by: str,
     transforms: Sequence[Transform],
-    classes: Sequence[str] | None,
+    read_rows: ReadRows,
     read_maps: ReadMaps,
-) -> pa.Table:
-    rank = np.argsort(order) + 1
+) -> dict[int, list[dict[str, str]]]:
+    """The reasons of these images, by index; they are in the run's order, so that each shard is read once."""
+    views, columns = (
+        [(one.label, one.is_identity) for one in transforms],
+        ["id", "view_top1", view_column(by)],
+    )
     lower = 100 * np.searchsorted(np.sort(score), score) // max(len(score), 1)
-    columns = {column: column_values(ok, name) for name, column in COLUMNS.items()}
-    queue, controls = set(arms.queue.tolist()), set(arms.controls.tolist())
-    signal, rows = signal_values(ok, by), ok.take(arms.chosen).to_pylist()
-    maps = read_maps([row["id"] for row in rows])
-    for place, (i, row) in enumerate(zip(arms.chosen.tolist(), rows, strict=True), start=1):
-        row |= {"arm": "queue" if i in queue else "control", "rank": rank[i], "place": place, "by": by}
-        row["represents_rest"] = i in controls
-        row |= {"class": _class_name(row["target"], classes), "flags": row["flags"] or []}
-        row |= {column: json_ready(float(values[i])) for column, values in columns.items()}
-        reasons = triage_reasons(
-            row,
-            by,
-            transforms,
-            value=float(signal[i]),
-            above_percent=None if np.isinf(score[i]) else int(lower[i]),
-            maps=maps.get(row["id"]),
-        )
-        row["reasons"] = [reason.to_row() for reason in reasons]
-    return pa.Table.from_pylist([{name: row[name] for name in ROWS.names} for row in rows], schema=ROWS)
+    signal, facts = signal_values(ok, by), ok.select(["id", "target", "confidence", "views_kept", "flags"])
+
+    def read(some: Indices) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], dict[str, PeakJump]]:
+        rows = facts.take(pa.array(some)).to_pylist()
+        ids = [row["id"] for row in rows]
+        of_views = {row["id"]: row for row in read_rows(ids, columns).to_pylist()}
+        # the other signals are not of where the presented view's own map lies
+        return rows, of_views, peak_jumps(read_maps(ids), transforms) if by in ("stability", "risk") else {}
+
+    found: dict[int, list[dict[str, str]]] = {}
+    batches = [chosen[start : start + READ_AT_A_TIME] for start in range(0, len(chosen), READ_AT_A_TIME)]
+    for some, (rows, of_views, jumps) in zip(
+        batches, map_concurrently(read, batches, threads=1), strict=True
+    ):
+        for i, row in zip(some.tolist(), rows, strict=True):
+            reasons = triage_reasons(
+                row | of_views[row["id"]],
+                by,
+                views,
+                value=float(signal[i]),
+                above_percent=None if np.isinf(score[i]) else int(lower[i]),
+                jump=jumps.get(row["id"]),
+            )
+            found[i] = [reason.to_row() for reason in reasons]
+    return found
+
+
+def _rows_of(items: pa.Table, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
+    return items.select(list(columns)).filter(pc.is_in(items["id"], pa.array(ids, pa.string())))
+
+
+def _share_below(scores: Floats, values: Floats) -> Floats:
+    """The share of the finite scores below each value; NaN without either."""
+    known = np.sort(scores[np.isfinite(scores)])
+    below = np.searchsorted(known, values) / len(known) if len(known) else np.nan
+    return np.where(np.isfinite(values), below, np.nan)
+
+
+def _defined(values: Floats) -> pa.Array:
+    """Null where a value is NaN or infinite."""
+    return pa.array(values, mask=~np.isfinite(values))
 
 
 def _unstable_maps(stability: Floats, queue: Indices, *, below: int | float) -> UnstableMaps:

@@ -24,6 +24,7 @@ from equicam.errors import EquicamError, NotNamedError
 from equicam.models.images import VisibleBoxes
 from equicam.models.weights import fingerprint
 from equicam.reasons import Reason, describe
+from equicam.shards import map_concurrently
 
 TOLERANCES = {"confidence": 2e-3, "peum_score": 2e-4, "eq": 5e-3, "map": 0.999}
 """Largest difference of confidence, PEUM and Eq, and least Pearson of maps, that other batches or libraries may cause."""
@@ -40,11 +41,15 @@ class Verification:
     worst: Mapping[str, float] = field(default_factory=dict)  # largest differences, and least Pearson of maps
     notes: tuple[str, ...] = ()  # what is no difference, but good to know
     log_error: str | None = None  # why the result is not in the log; an archived run may be read-only
+    left_out: int = (
+        0  # maps of the sample that were not recomputed, because their model or source was not named
+    )
+    left_out_reason: str | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs."""
-        return not self.problems
+        """Whether nothing differs, and the sample was recomputed."""
+        return not self.problems and not self.left_out
 
 
 def verify_run(
@@ -69,17 +74,17 @@ def verify_run(
     problems = [*problems, *chain, *seals]
     if not problems:
         problems = check_rows(store)
-    recomputed, worst = 0, dict[str, float]()
+    recomputed, worst, left_out, why = 0, dict[str, float](), 0, None
     if sample and problems:
         notes.append("nothing was computed again, because of these differences")
     elif sample:
         try:
             recomputed, problems, worst = recompute(store, reload(), count=sample, seed=seed, tick=tick)
         except NotNamedError as error:
-            notes.append(f"nothing was computed again: {error}")
+            left_out, why = min(sample, _explained_count(store)), str(error)
         except EquicamError as error:
             problems = [f"nothing could be computed again: {error}"]
-    found = Verification(files, events, recomputed, tuple(problems), worst, tuple(notes))
+    found = Verification(files, events, recomputed, tuple(problems), worst, tuple(notes), None, left_out, why)
     try:
         Log(store.folder).add(
             "verified", {"problems": len(found.problems), "recomputed": recomputed, "seed": seed}
@@ -87,6 +92,11 @@ def verify_run(
     except OSError as error:
         return replace(found, log_error=str(error))
     return found
+
+
+def _explained_count(store: RunStore) -> int:
+    status = store.read_items(["status"])["status"]
+    return int(pc.sum(pc.equal(status, "ok")).as_py() or 0)
 
 
 def check_rows(store: RunStore) -> list[str]:
@@ -98,16 +108,28 @@ def check_rows(store: RunStore) -> list[str]:
             problems.append(
                 f"sample.parquet has {sample.num_rows} images, manifest.json {store.manifest.images}"
             )
-        by_shard: dict[int, list[str]] = {}
-        for name, number in zip(sample["id"].to_pylist(), sample["shard"].to_pylist(), strict=True):
-            by_shard.setdefault(number, []).append(name)
-        for number in range(store.shard_count):
-            items, maps = (store.read_shard(kind, number) for kind in ("items", "maps"))
-            if items["id"].to_pylist() != by_shard.get(number, []):
-                problems.append(f"{store.name('items', number)} has other images than the sample")
-            explained = items.filter(pc.equal(items["status"], "ok"))["id"].to_pylist()
-            if maps["id"].to_pylist() != explained:
-                problems.append(f"{store.name('maps', number)} has other maps than images explained")
+        ids, size = sample["id"], store.manifest.shard_size
+        if not sample["shard"].equals(
+            pa.chunked_array([np.arange(sample.num_rows) // size]).cast(pa.int32())
+        ):
+            problems.append("sample.parquet has images in other shards than their place says")
+
+        def check(number: int) -> list[str]:
+            for kind in ("items", "maps"):
+                store.refuse_other_columns(kind, number)
+            items, maps = (
+                store.read_shard("items", number, ["id", "status"]),
+                store.read_shard("maps", number, ["id"]),
+            )
+            found = []
+            if not items["id"].equals(ids.slice(number * size, size)):
+                found.append(f"{store.name('items', number)} has other images than the sample")
+            if not maps["id"].equals(items["id"].filter(pc.equal(items["status"], "ok"))):
+                found.append(f"{store.name('maps', number)} has other maps than images explained")
+            return found
+
+        for some in map_concurrently(check, range(store.shard_count)):
+            problems += some
     except (EquicamError, KeyError, pa.ArrowException) as error:
         problems.append(f"rows: {error}")
     return problems
@@ -163,7 +185,7 @@ def recompute(
         return 0, ["nothing could be computed again: none of its images is there"], {}
     recomputed = 0
     problems: list[str] = []
-    worst = {"confidence": 0.0, "peum_score": 0.0, "eq": 0.0, "map": 1.0}
+    worst = {"map": 1.0}
     preprocess = partial(preprocess_to_array, model, context=store.manifest.recipe.context)
     visible_box = VisibleBoxes(model)
     for item in chosen:
@@ -205,7 +227,7 @@ def _compare(
                 problems.append(f"{name!r}: {key} {row[key]}, now {now[key]}")
             continue
         difference = abs(now[key] - row[key])
-        worst[key] = max(worst[key], difference)
+        worst[key] = max(worst.get(key, 0.0), difference)
         if not difference <= TOLERANCES[key]:
             problems.append(
                 f"{name!r}: {key} {row[key]:.5f}, now {now[key]:.5f} (tolerance {TOLERANCES[key]})"

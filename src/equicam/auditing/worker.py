@@ -4,7 +4,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import metadata
 
 import numpy as np
@@ -12,7 +12,7 @@ import PIL
 import torch
 
 from equicam import __version__
-from equicam.auditing.compute import AuditContext, compute_shard, preprocess_to_array
+from equicam.auditing.compute import AuditContext, array_preprocessing, compute_shard
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.store import RunStore
 from equicam.data.decoding import DecodedImage, DecoderPool
@@ -65,8 +65,9 @@ class AuditJob:
         model = replace(model, task=self.manifest.task)  # a name alone does not say it
         tiling, target = self.manifest.tiling, self.manifest.target
         context = AuditContext(
-            model, self.manifest.recipe, self.calibration, tiling.tile if tiling else None, target
-        )
+            model, self.manifest.recipe, self.calibration, tiling.tile if tiling else None, target,
+            self.manifest.shard_size,
+        )  # fmt: skip
 
         def compute(number: int, decoded: list[DecodedImage]) -> dict[str, str]:
             # another worker may have written this shard after being presumed dead; keep it
@@ -86,7 +87,7 @@ class AuditJob:
     def _decoders(self, workers: int) -> DecoderPool:
         model = self.preprocessing or load_preprocessing(self.model_source)
         return DecoderPool(
-            partial(preprocess_to_array, model, context=self.manifest.recipe.context),
+            array_preprocessing(model, self.manifest.recipe.context),
             VisibleBoxes(model),
             workers=workers,
             image_bytes=self.image_bytes,

@@ -26,7 +26,7 @@ PANELS = {
     "Models and setup": (finetune, models, methods, scores, doctor),
 }
 """Commands in order of use."""
-WITHOUT_ANSWER = {demo, open}
+WITHOUT_ANSWER = {open}
 """Commands without --json."""
 for panel, commands in PANELS.items():
     for command in commands:

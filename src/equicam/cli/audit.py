@@ -12,27 +12,30 @@ from equicam.auditing import SHARD_SIZE
 from equicam.cli import options
 from equicam.cli.audit_output import (
     audit_document,
+    evidence_command,
     print_audit,
     print_triage,
     print_verification,
     triage_document,
     verification_document,
 )
-from equicam.cli.gates import failed_gate, parse_gates
+from equicam.cli.gates import failed_gate, parse_gates, refuse_unreachable
 from equicam.cli.output import FAILED, GATE_FAILED, answer, complain, note, say
 from equicam.cli.shared import (
     audit_progress,
     count_progress,
     exit_on_error,
     load_on_engine,
-    parse_dtype,
+    parse_speed,
     parse_tiling,
     parse_views,
     parse_window,
+    resolve_device,
 )
 
 _GATES = "Gates"
-DECODERS = max(1, min(8, (os.cpu_count() or 2) - 1))
+MAX_DECODERS = 12
+DECODERS = max(1, min(MAX_DECODERS, (os.cpu_count() or 2) - 1))
 """Processes that decode images, unless the user gives another number."""
 
 
@@ -46,7 +49,7 @@ def audit(
     calibrate: Annotated[
         int,
         typer.Option(
-            help="Measure Eq on this many random images at seven other angles, as a check of stability and signals."
+            help="Measure Eq (equivariance) on this many random images at seven other angles, as a check of stability and signals."
         ),
     ] = 0,
     split: options.Split = None,
@@ -62,16 +65,9 @@ def audit(
     display: options.Display = None,
     size: options.Size = None,
     crop: options.Crop = None,
-    mean: options.Mean = None,
+    mean: options.MeanOrRaster = None,
     std: options.Std = None,
-    voi: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CENTER,WIDTH",
-            help="Window of DICOM images: 40,400.",
-            show_default="the one in each file",
-        ),
-    ] = None,
+    voi: options.Voi = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -92,14 +88,19 @@ def audit(
     gamma: options.Gamma = None,
     as_published: options.AsPublished = False,
     dtype: options.Dtype = None,
-    compile_: options.Compile = False,
+    compile_: options.CompileIfRepaid = None,
+    fast: options.Fast = False,
     seed: options.Seed = 0,
     shard_size: Annotated[
         int, typer.Option(min=1, help="Images per shard, the unit of resuming.")
     ] = SHARD_SIZE,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that decode images.", show_default="CPUs - 1, at most 8"),
+        typer.Option(
+            min=1,
+            help="Processes that decode images.",
+            show_default=f"CPUs - 1, at most {MAX_DECODERS}",
+        ),
     ] = None,
     device: options.Devices = None,
     engine: options.Engine = "local",
@@ -126,7 +127,7 @@ def audit(
 ) -> None:
     """Explain every image of a source into a run that can be resumed, ranked, reported and verified.
 
-    With --tile the source is a slide or a georeferenced raster, or several, and every window of theirs is an image.
+    With --tile the source is one or more slides or georeferenced rasters, and each of their windows is an image.
 
     Run the same command again to resume. An image that cannot be decoded becomes a row with a reason. Ctrl-C finishes
     the current shard first. Exits with 1 if no image could be explained, and with 3 if a gate failed.
@@ -135,6 +136,7 @@ def audit(
     """
     with exit_on_error(interrupted=f"; the same command resumes ({out})"), audit_progress() as progress:
         import equicam
+        from equicam.data.sources import list_source
         from equicam.models.names import absolute_weights
 
         gates = parse_gates(max_bad, min_steady)
@@ -142,17 +144,24 @@ def audit(
             tile=tile, mpp=mpp, mpp_is=mpp_is, stride=stride, tissue=tissue, regions=regions, bands=bands,
             scale=scale, mean=mean, std=std, display=display, size=size, crop=crop,
         )  # fmt: skip
+        run_in, compiled = parse_speed(fast, dtype, compile_, device)
+        may_compile = compiled or (compiled is None and resolve_device(device).startswith("cuda"))
+        chosen_views, window = parse_views(views), parse_window(voi)
+        listed = list_source(source, split=split, frames=tiling is None)  # before the model, which takes long
+        if tiling is None:
+            refuse_unreachable(gates, len(listed) if n is None else min(n, len(listed)))
         loaded, chosen = load_on_engine(
-            model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors,
+            model, weights, classes, layer, may_compile, device=device, engine=engine, address=address, actors=actors,
             size=size, crop=crop, mean=mean, std=std, tiling=tiling,
         )  # fmt: skip
         run = equicam.audit(
-            source, loaded, out, method=method, views=parse_views(views), split=split, n=n, voi=parse_window(voi), calibrate=calibrate,
-            target=target, tiling=tiling,
-            fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=parse_dtype(dtype), compiled=compile_,
+            source, loaded, out, method=method, views=chosen_views, split=split, n=n, voi=window, calibrate=calibrate,
+            target=target, tiling=tiling, listed=listed,
+            fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=run_in, compiled=compiled,
             seed=seed, shard_size=shard_size, workers=workers or DECODERS, weights_from=absolute_weights(weights),
             engine=chosen, progress=progress, notice=note,
         )  # fmt: skip
+        refuse_unreachable(gates, run.manifest.images)
         document = audit_document(run, gates)
     answer("audit", document)
     print_audit(document)
@@ -171,23 +180,31 @@ def audit(
 def triage(
     run: options.RunFolder,
     by: Annotated[
-        str, typer.Option(help="Signal to rank by: stability, peum, disagreement, doubt or risk.")
+        str,
+        typer.Option(help="Signal to rank by: stability, peum (uncertainty), disagreement, doubt or risk."),
     ] = "stability",
     budget: Annotated[str, typer.Option(help="Images that can be reviewed: 10% or a number.")] = "10%",
     control: Annotated[float, typer.Option(help="Share of the budget for the random control arm.")] = 0.20,
-    unstable: Annotated[float, typer.Option(help="Stability below which a map counts as unstable.")] = 0.5,
-    quotas: Annotated[bool, typer.Option(help="Give each class places in the queue by its size.")] = True,
+    unstable: Annotated[
+        float,
+        typer.Option(
+            help="Stability, or Eq (equivariance), below which the statistics count a map as low; steady and unsteady do not depend on it."
+        ),
+    ] = 0.5,
+    quotas: Annotated[
+        bool, typer.Option(help="Divide the queue among the classes in proportion to their images.")
+    ] = True,
     seed: options.Seed = 0,
     more: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Extend the queue there is by this many reviews; with no other option.",
+            help="Add this many reviews to the existing queue; goes with no other option.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Rank a run for review: the queue, a random control arm, and how many maps are unstable.
+    """Rank a run for review: the queue, a random control arm, and how many maps have a low stability.
 
     Writes `triage.parquet` (the images under review, with arm and rank) and `queue.csv` (for reviewers, with blinding) into the run.
 
@@ -203,15 +220,17 @@ def triage(
         answer("triage", triage_document(opened, ranked))
         print_triage(opened, ranked)
     if ranked.queue():
-        folder = shlex.quote(str(run))
+        first = evidence_command(opened)
+        trusted = ", if you trust the code of that model" if first and " --model " in first else ""
         note(
-            f"next: equicam review {folder}, or first equicam evidence {folder}: is the drift signal or noise?"
+            f"next: equicam review {shlex.quote(str(run))}"
+            + (f", or first, to see whether the drift is signal or noise{trusted}: {first}" if first else "")
         )
 
 
 def report(
     run: options.RunFolder,
-    top: Annotated[int, typer.Option(min=1, help="Largest number of images from the queue.")] = 40,
+    top: Annotated[int, typer.Option(min=1, help="Show at most this many images of the queue.")] = 40,
     source: options.MovedSource = None,
 ) -> None:
     """Write one self-contained HTML file of evidence, and the same numbers as JSON.
@@ -228,7 +247,11 @@ def report(
     sentence = left["sentence"] if left else None
     counts = {name: facts["summary"][name] for name in ("images", "done", "ok", "bad", "queue")}
     files = {"run": str(run), "report": str(path), "json": str(path.with_suffix(".json"))}
-    answer("report", files | counts | {"unstable": facts["unstable"]["count"], "remainder": sentence})
+    words = facts["steadiness"]["words"]
+    answer(
+        "report",
+        files | counts | {"unstable": facts["unstable"]["count"], "steadiness": words, "remainder": sentence},
+    )
     if sentence:
         say(sentence)
     say(f"report: {path}")
@@ -257,7 +280,9 @@ def verify(
 ) -> None:
     """Check a run: every file against its digest, the log's hash chain, the rows, and a random sample explained again.
 
-    Exits with 1 and names the differences, if there are any; then nothing is loaded or explained again.
+    Exits with 1 and names the differences, if there are any; then nothing is loaded or explained again. Exits with 1, too,
+    if the sample cannot be explained again because a file of the run's must be named (--weights, --model, --source);
+    --sample 0 checks the files alone.
 
     Example: `equicam verify run --sample 50`
     """

@@ -1,8 +1,10 @@
 """Results of an audit as lines and tables on the console."""
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from equicam.cli.gates import Gate, check_gates
-from equicam.cli.output import console, note, plain, say
+from equicam.cli.output import console, note, plain, plural, say
 
 if TYPE_CHECKING:
     from equicam.auditing.triage import Triage
@@ -35,15 +37,26 @@ def audit_document(run: "Run", gates: Sequence[Gate]) -> dict[str, Any]:
         "run": str(run.folder),
         **counts,
         "reasons": dict(reasons.most_common()),
+        "first_bad": _first_bad(run) if bad else None,
         "layer": run.manifest.layer,
         "gates": check_gates(gates, counts),
     }
 
 
+def _first_bad(run: "Run") -> dict[str, str]:
+    """The first image that could not be explained, and why."""
+    from equicam.reasons import Reason, describe
+
+    rows = run.read_items(["id", "status", "reason", "reason_values"])
+    row = rows.slice(rows["status"].index("bad").as_py(), 1).to_pylist()[0]
+    reason = Reason.from_row({"code": row["reason"], "values": row["reason_values"]})
+    return {"id": row["id"], "reason": describe(reason)}
+
+
 def print_audit(document: Mapping[str, Any]) -> None:
     """Print how many images were explained."""
     say(
-        f"{document['explained']:,} images explained, {document['bad']:,} could not be; layer {document['layer']}; "
+        f"{plural(document['explained'], 'image')} explained, {document['bad']:,} could not be; layer {document['layer']}; "
         f"run {document['run']}"
     )
     if document["explained"]:
@@ -53,6 +66,8 @@ def print_audit(document: Mapping[str, Any]) -> None:
     if document["reasons"]:
         reasons = ", ".join(f"{code} {count:,}" for code, count in document["reasons"].items())
         say(f"could not be explained, by reason: {reasons}")
+    if first := document["first_bad"]:
+        say(f"{'the first' if document['bad'] > 1 else 'that is'} {first['id']}: {first['reason']}")
 
 
 def triage_document(run: "Run", ranked: "Triage") -> dict[str, Any]:
@@ -64,6 +79,7 @@ def triage_document(run: "Run", ranked: "Triage") -> dict[str, Any]:
         "id",
         "class",
         "confidence",
+        "output",
         "stability",
         "peum_score",
         "disagreement",
@@ -109,7 +125,9 @@ def print_queue(ranked: "Triage") -> None:
     if not queue:
         note("nothing to rank: no image was explained")
         return
-    table = Table("rank", Column("image", overflow="fold"), "class", "p", signal, box=SIMPLE_HEAD)
+    has_values = all(row["confidence"] is None for row in queue)
+    explained = ("output", "value") if has_values else ("class", "p")
+    table = Table("rank", Column("image", overflow="fold"), *explained, signal, box=SIMPLE_HEAD)
     notes = Table.grid(Column(justify="right"), Column(overflow="fold"), padding=(0, 2))
     wide = console.width >= REASONS_COLUMN_WIDTH
     if wide:
@@ -121,14 +139,16 @@ def print_queue(ranked: "Triage") -> None:
         values = [r.values["value"] for r in reasons if r.code == "signal-percentile"]
         value = f"{values[0]:.4f}" if values else "–"
         name, label, why = (escape(plain(text)) for text in (row["id"], row["class"], "; ".join(others)))
-        p = "–" if row["confidence"] is None else f"{row['confidence']:.2f}"
-        cells = (str(row["rank"]), name, label, p, value)
+        p, output = row["confidence"], row.get("output")
+        shown = f"{p:.2f}" if p is not None else f"{output:.4g}" if has_values and output is not None else "–"
+        cells = (str(row["rank"]), name, label, shown, value)
         table.add_row(*cells, *([why] if wide else []))
         notes.add_row(cells[0], why)
+    skipped = ranked.quotas and [row["rank"] for row in queue] != [*range(1, len(queue) + 1)]
     table.caption = (
-        f"{min(ROWS, len(queue))} of {len(queue)} of the queue, by {signal}; queue.csv has all, "
-        f"mixed with {ranked.budget - len(queue)} random controls"
-        + ("; ranks skipped belong to classes whose places are taken" if ranked.quotas else "")
+        f"{min(ROWS, len(queue))} of {len(queue)} of the queue, by {signal}; queue.csv has all, mixed with "
+        f"{plural(ranked.budget - len(queue), 'random control')}"
+        + ("; ranks skipped belong to classes whose places are taken" if skipped else "")
     )
     console.print(table)
     if not wide:
@@ -143,9 +163,23 @@ def print_queue(ranked: "Triage") -> None:
             say(more)
 
 
+def evidence_command(run: "Run") -> str | None:
+    """The command that collects evidence, with the files it must name; None where it would be refused."""
+    manifest = run.manifest
+    named = manifest.reload_options()
+    if named is None or manifest.task == "regression":
+        return None
+    model, weights = named.get("--model", ""), named.get("--weights")
+    code = model.rpartition(":")[0] if ".py:" in model else None
+    if any(file is not None and not Path(file).is_file() for file in (code, weights)):
+        return None
+    options = [text for pair in named.items() for text in pair]
+    return shlex.join(["equicam", "evidence", str(run.folder), *options])
+
+
 def verification_document(found: "Verification") -> dict[str, Any]:
     """What was checked, and what differs."""
-    fields = ("ok", "files", "events", "recomputed", "log_error")
+    fields = ("ok", "files", "events", "recomputed", "left_out", "left_out_reason", "log_error")
     lists = {name: list(getattr(found, name)) for name in ("problems", "notes")}
     return {name: getattr(found, name) for name in fields} | lists | {"worst": dict(found.worst)}
 
@@ -155,10 +189,17 @@ def print_verification(found: "Verification") -> None:
     for problem in found.problems:
         console.print(f"[red]differs[/red] {escape(plain(problem))}", soft_wrap=True)
     count = len(found.problems)
-    result = f"{count} difference{'s' if count > 1 else ''}" if count else "no differences"
+    result = plural(count, "difference") if count else "no differences"
+    if found.left_out and not count:
+        result = "no differences in the files"
     say(
-        f"{found.files} files, {found.events} events and {found.recomputed} recomputed images{_largest(found)}: {result}"
+        f"{plural(found.files, 'file')}, {plural(found.events, 'event')} and {plural(found.recomputed, 'recomputed image')}"
+        f"{_largest(found)}: {result}"
     )
+    if found.left_out:
+        say(
+            f"{plural(found.left_out, 'map')} {'was' if found.left_out == 1 else 'were'} NOT recomputed: {found.left_out_reason}"
+        )
     for one in found.notes:
         note(f"note: {one}")
     if found.log_error:
@@ -170,6 +211,8 @@ def _largest(found: "Verification") -> str:
         return ""
     from equicam.auditing.verify import TOLERANCES
 
-    keys = ("confidence", "peum_score", "eq")
-    parts = [f"{key} within {found.worst[key]:.1e} of ±{TOLERANCES[key]:g}" for key in keys]
-    return f" ({', '.join(parts)}, maps at least {found.worst['map']:.5f} alike)"
+    known = [key for key in ("confidence", "peum_score", "eq") if key in found.worst]
+    parts = [
+        f"{key} differs by at most {found.worst[key]:.1e}, of {TOLERANCES[key]:g} allowed" for key in known
+    ]
+    return f" ({'; '.join(parts)}; maps correlate at {found.worst['map']:.5f} or more)"

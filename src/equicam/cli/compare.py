@@ -10,8 +10,12 @@ from equicam.cli.shared import exit_on_error
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="Run before, a folder.", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="Run after, a folder.", show_default=False)],
+    first: Annotated[
+        Path, typer.Argument(metavar="RUN_A", help="Folder of the run before the change.", show_default=False)
+    ],
+    second: Annotated[
+        Path, typer.Argument(metavar="RUN_B", help="Folder of the run after it.", show_default=False)
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -21,7 +25,8 @@ def compare(
 ) -> None:
     """Did retraining make the maps steadier? Two runs on the same images, paired image by image.
 
-    Exits with 0 if the maps of RUN_B are not less steady than those of RUN_A, and with 3 if they are.
+    Exits with 0 if the maps of RUN_B are not less steady than those of RUN_A, and with 3 if they are, or if most
+    of them are of other classes and so do not compare.
 
     Example: `equicam compare before after --out compare.html`
     """
@@ -36,5 +41,5 @@ def compare(
         note(line)
     if page is not None:
         say(f"report: {page}")
-    if found.direction == "less steady":
+    if found.direction in ("less steady", "does not compare"):
         raise typer.Exit(GATE_FAILED)

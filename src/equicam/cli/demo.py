@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from equicam.cli.audit_output import audit_document, print_audit, print_triage, print_verification
-from equicam.cli.output import FAILED, note, say
+from equicam.cli.output import FAILED, answer, note, say
 from equicam.cli.shared import audit_progress, exit_on_error
 
 
@@ -23,16 +23,25 @@ def demo(
         from equicam.reasons import describe, from_rows
 
         result = run_demo(out, count, progress=progress)
-    print_audit(audit_document(result.run, ()))
+    audited = audit_document(result.run, ())
+    counts = ("run", "images", "explained", "bad", "steady", "unsteady", "cannot_say")
+    worst_tenth, verified = worst_tenth_sentence(result.triage), result.verification
+    answer(
+        "demo",
+        {name: audited[name] for name in counts}
+        | {"queue": [row["id"] for row in result.triage.queue()], "worst_tenth": worst_tenth}
+        | {"verified": verified.ok, "problems": list(verified.problems), "report": str(result.report)},
+    )
+    print_audit(audited)
     print_triage(result.run, result.triage)
-    print_verification(result.verification)
-    say(worst_tenth_sentence(result.triage))
+    print_verification(verified)
+    say(worst_tenth)
     worst = result.triage.queue()[:3]
-    say(f"first in the queue, {len(worst)} of them:")
+    say(f"the first {len(worst)} in the queue:" if len(worst) != 1 else "first in the queue:")
     for row in worst:
         say(f"  {row['id']}: {'; '.join(map(describe, from_rows(row['reasons'])))}")
     say(f"report: {result.report}")
     note("Synthetic images and a synthetic model: use them to look around, not to draw conclusions.")
-    if not result.verification.ok:
+    if not verified.ok:
         raise typer.Exit(FAILED)
     note(f"next: equicam review {result.run.folder}")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equicam.cli import options
-from equicam.cli.output import answer, console, output, say
-from equicam.cli.shared import exit_on_error, load_on_engine, parse_dtype, parse_views, split_commas
+from equicam.cli.output import FAILED, answer, complain, console, output, say
+from equicam.cli.shared import exit_on_error, load_on_engine, parse_speed, parse_views, split_commas
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +27,7 @@ def evaluate(
     scores: Annotated[str, typer.Option(help="Names from `equicam scores`, separated by commas.")] = "eq",
     n: options.SampleSize = None,
     split: options.Split = None,
+    group_by: options.GroupBy = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Parquet file for the rows; resumed if it exists.", show_default=False),
@@ -46,6 +47,7 @@ def evaluate(
     std: options.Std = None,
     dtype: options.Dtype = None,
     compile_: options.Compile = False,
+    fast: options.Fast = False,
     seed: options.Seed = 0,
     details: Annotated[
         bool,
@@ -61,7 +63,7 @@ def evaluate(
     With `--group` images are mirrored and rotated, scaled or shifted instead of rotated.
 
     Rows go to `--out`; an interrupted command resumes when it is run again. An image that cannot be read becomes a
-    row with a reason.
+    row with a reason; if none can be read, the command exits with 1.
 
     Example: `equicam evaluate val/ --model resnet50 --n 200 --scores eq,insertion --out eq.parquet`
     """
@@ -72,36 +74,42 @@ def evaluate(
         import equicam
         from equicam.report.tables import evaluation_tables
 
+        kind, compiled = parse_speed(fast, dtype, compile_ or None, device)
         loaded, chosen = load_on_engine(
-            model, weights, classes, layer, compile_, device=device, engine=engine, address=address, actors=actors,
+            model, weights, classes, layer, bool(compiled), device=device, engine=engine, address=address, actors=actors,
             size=size, crop=crop, mean=mean, std=std,
         )  # fmt: skip
         rows = equicam.evaluate(
             replace(loaded, name=model), source, methods=split_commas(methods) or [], scores=split_commas(scores) or [],
-            n=n, split=split, views=parse_views(views), group=group,
+            n=n, split=split, group_by=group_by, views=parse_views(views), group=group,
             fill=fill,  # type: ignore[arg-type]
             context=context,
-            as_published=as_published, dtype=parse_dtype(dtype), compiled=compile_, seed=seed, out=out, engine=chosen,
+            as_published=as_published, dtype=kind, compiled=bool(compiled), seed=seed, out=out, engine=chosen,
             progress=not output.quiet,
         )  # fmt: skip
     if output.json:
         answer("evaluate", _document(rows, out))
-        return
-    for part in evaluation_tables(rows, details=details):
-        console.print(part)
-    if out:
-        say(f"{rows.num_rows:,} rows are in {out}")
+    else:
+        for part in evaluation_tables(rows, details=details):
+            console.print(part)
+        if out:
+            say(f"{rows.num_rows:,} rows are in {out}")
+    if rows["score"].null_count == rows.num_rows:
+        first = rows["reason"][0].as_py() if rows.num_rows else "no image"
+        complain(f"no image could be read; the first: {first}")
+        raise typer.Exit(FAILED)
 
 
 def _document(rows: "pa.Table", out: Path | None) -> dict[str, Any]:
     import pyarrow.compute as pc
 
-    from equicam.evaluation.summary import summarise
+    from equicam.evaluation.summary import count_groups, summarise
 
     return {
         "out": None if out is None else str(out),
         "rows": rows.num_rows,
         "images": len(pc.unique(rows["id"])),
+        "groups": count_groups(rows),
         "unreadable": rows.filter(pc.is_null(rows["score"])).num_rows,
         "summary": [asdict(line) for line in summarise(rows)],
     }

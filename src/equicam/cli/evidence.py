@@ -7,8 +7,16 @@ from typing import Annotated
 import typer
 
 from equicam.cli import options
-from equicam.cli.output import answer, note, say
+from equicam.cli.output import FAILED, answer, note, plural, say
 from equicam.cli.shared import count_progress, exit_on_error
+
+IN_WORDS = {
+    "leans to signal": ["signal"],
+    "leans to noise": ["noise"],
+    "undecided": ["undecided"],
+    "cannot be judged": ["no-effect", "constant"],
+}
+"""Leanings in the words of the report, with their codes."""
 
 
 def evidence(
@@ -42,8 +50,17 @@ def evidence(
         {"id": name, "leaning": one.get("leaning"), "verdict": one["verdict"]} for name, one in found.items()
     ]
     answer("evidence", {"run": str(run), "leanings": dict(leanings), "images": images, "without": without})
-    counts = ", ".join(f"{count} {name}" for name, count in sorted(leanings.items()))
-    say(f"evidence on {len(found)} of {len(head)} images{f': {counts}' if counts else ''}")
+    counts = {
+        words: sum(leanings[code] for code in codes)
+        for words, codes in IN_WORDS.items()
+        if leanings.keys() & {*codes}
+    }
+    each = "; ".join(f"{words}: {count:,}" for words, count in counts.items())
+    say(f"evidence on {len(found):,} of {plural(len(head), 'image')}{f': {each}' if each else ''}")
+    if len(head) < top:
+        note(f"the queue has {plural(len(head), 'image')}, fewer than --top {top}")
     if without:
-        note(f"no evidence on {len(without)} images, which are not the ones that were explained")
+        note(f"no evidence on {plural(len(without), 'image')} that changed since the audit or cannot be read")
+    if not found:
+        raise typer.Exit(FAILED)
     note(f"next: equicam report {shlex.quote(str(run))}")

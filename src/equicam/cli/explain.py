@@ -13,6 +13,7 @@ from equicam.cli.shared import (
     as_typed,
     exit_on_error,
     parse_views,
+    parse_window,
     resolve_device,
     set_preprocessing,
     split_commas,
@@ -43,30 +44,35 @@ def explain(
     crop: options.Crop = None,
     mean: options.Mean = None,
     std: options.Std = None,
+    voi: options.Voi = None,
     device: options.Device = None,
 ) -> None:
-    """Explain images: overlay, PEUM and view-strip PNGs, and a JSON file next to them.
+    """Explain images: PNGs of overlay, PEUM (uncertainty: variance of the views' maps) and views, and a JSON file each.
 
     An image that cannot be read is skipped with its reason; the others are explained, and the command exits with 1.
 
     Example: `equicam explain scan.png --model resnet50 --views 6`
     """
-    table = Table(Column("image", overflow="fold"), "class", "p", "map", "PEUM", "flips", "flags", "files")
+    table = Table(Column("image", overflow="fold"), "class", "p", "map", "PEUM", "flips", "flags")
     explained: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
     with exit_on_error(), show_progress("explaining", len(images)) as progress:
         import equicam
         from equicam.explain_files import explain_files
         from equicam.models.preprocessing import preprocessing_facts
+        from equicam.peum_reference import PEUM_NOTE
         from equicam.readers.classes import class_index
 
+        window = parse_window(voi)
         ready = equicam.load(
             model, weights=weights, classes=split_commas(classes), layer=layer, device=resolve_device(device)
         )
         ready = set_preprocessing(ready, size, crop, mean, std)
+        if not ready.has_probabilities:
+            table.columns[1].header, table.columns[2].header = "output", "value"
         results = explain_files(
             ready, images, out, method=method, views=parse_views(views), target=class_index(target, ready.classes), fill=fill, context=context, tau=tau,
-            gamma=gamma, as_published=as_published,
+            gamma=gamma, as_published=as_published, voi=window,
         )  # fmt: skip
         try:
             for result in results:
@@ -79,9 +85,12 @@ def explain(
                     table.add_row(*map(escape, _row(result)))
         finally:
             if table.row_count:
+                say(PEUM_NOTE)
                 console.print(table)
                 for one in explained:
                     say(f"{Path(one['image']).name}: {one['steadiness']}: {one['steadiness_reason']}")
+                for line in _references(explained):
+                    say(line)
                 say(f"files are in {out}")
         facts = preprocessing_facts(ready)
     found = {"out": str(out), "model": model, "layer": ready.layer, "preprocessing": facts}
@@ -94,10 +103,30 @@ def explain(
         raise typer.Exit(FAILED)
 
 
+def _peum(facts: dict[str, Any]) -> str:
+    if facts["peum_score"] is None:
+        return "–"
+    place = facts["peum_reference"]
+    return f"{facts['peum_score']:.4f}" + ("" if place is None else f" ({place['higher_than']:.0%})")
+
+
+def _references(explained: list[dict[str, Any]]) -> list[str]:
+    """What the shares in the table are of."""
+    places = [one["peum_reference"] for one in explained if one["peum_reference"] is not None]
+    found = sorted({(one["views"], one["images"], one["network"]) for one in places})
+    return [
+        f"in brackets: the share of {images:,} ImageNet images with {network} and {views} views whose PEUM is lower"
+        for views, images, network in found
+    ]
+
+
 def _row(result: "ExplainedFile") -> tuple[str, ...]:
     facts, flips = result.facts, result.facts["view_flips"]
-    p = "–" if facts["confidence"] is None else f"{facts['confidence']:.2f}"  # a value has none
+    p, value = facts["confidence"], facts["output"]
+    shown = (
+        f"{p:.2f}" if p is not None else "–" if value is None else f"{value:.4g}"
+    )  # a value has no confidence
     return (
-        plain(result.path.name), facts["class"], p, facts["steadiness"], f"{facts['peum_score']:.4f}",
-        f"{sum(flips)} of {len(flips)}", ", ".join(facts["flags"]) or "none", f"{result.stem}.*",
+        plain(result.path.name), facts["class"], shown, facts["steadiness"], _peum(facts),
+        "–" if p is None or len(flips) < 2 else f"{sum(flips)} of {len(flips) - 1}", ", ".join(facts["flags"]) or "none",
     )  # fmt: skip

@@ -18,12 +18,12 @@ def export(
     class_: Annotated[
         str | None,
         typer.Option(
-            "--class", help="Only windows explained for this class, by name or number.", show_default="the run's, if it is one"
+            "--class", help="Only windows explained for this class, by name or number.", show_default="the run's, if it has one alone"
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write into.", show_default="RUN/export")] = None,
     every: Annotated[
-        int, typer.Option(min=1, help="Pixels of the model's that a cell of the stitched map has.")
+        int, typer.Option(min=1, help="Side of a cell of the stitched map, in pixels at the model's resolution.")
     ] = 8,
     regions: Annotated[
         float | None,

@@ -36,6 +36,19 @@ def _parse(option: str, text: str) -> Gate:
     return Gate(option, text.strip(), float(found[1]), bool(found[2]))
 
 
+def refuse_unreachable(gates: Sequence[Gate], images: int) -> None:
+    """Refuse a count above the number of images: --min-steady could never hold, and --max-bad never fail."""
+    for gate in gates:
+        if not gate.is_share and gate.limit > images:
+            share = f"{gate.text}%" if gate.limit <= 100 else "80%" if gate.option == "--min-steady" else "5%"
+            raise EquicamError(
+                gate.option,
+                needs=f"a number of images up to {images:,}, as many as there are, or a share",
+                got=gate.text,
+                fix=f"{gate.option} {share}",
+            )
+
+
 def check_gates(gates: Sequence[Gate], counts: Mapping[str, int]) -> list[dict[str, Any]]:
     """Each gate with its count, the number it is of, and whether it holds."""
     return [_check(gate, counts) for gate in gates]

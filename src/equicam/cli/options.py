@@ -17,7 +17,7 @@ TrustedModel = Annotated[
     str | None,
     Option(
         "--model",
-        help="The run's model, if it is not a library's: a run may name any code, and is not obeyed.",
+        help="The run's model, unless a library publishes it: a run may name any code, so you name it.",
         show_default="the run's, if a library publishes it",
     ),
 ]
@@ -70,7 +70,7 @@ Tile = Annotated[
     int | None,
     Option(
         min=2,
-        help="Cut rasters into windows of this many pixels of the model's.",
+        help="Cut rasters into square windows of this many pixels a side, at the model's resolution.",
         show_default=False,
         rich_help_panel=_RASTERS,
     ),
@@ -78,7 +78,7 @@ Tile = Annotated[
 Mpp = Annotated[
     float | None,
     Option(
-        help="Micrometres a pixel of slides, or map units a pixel of maps, that the model sees.",
+        help="Resolution that the model sees: micrometres per pixel of slides, map units per pixel of maps.",
         show_default="as stored", rich_help_panel=_RASTERS,
     ),
 ]  # fmt: skip
@@ -86,7 +86,7 @@ MppIs = Annotated[
     float | None,
     Option(
         "--mpp-is",
-        help="Resolution of rasters that do not say theirs.",
+        help="Resolution of rasters that do not state their own.",
         show_default=False,
         rich_help_panel=_RASTERS,
     ),
@@ -94,25 +94,25 @@ MppIs = Annotated[
 Stride = Annotated[
     str | None,
     Option(
-        help="Pixels from one window to the next, or disc: the inscribed discs cover everything.",
+        help="Pixels from one window to the next; disc: so few that the windows' inscribed discs cover everything.",
         show_default="the tile", rich_help_panel=_RASTERS,
     ),
 ]  # fmt: skip
 Tissue = Annotated[
     float,
-    Option(min=0, max=1, help="Least share of a slide's window that is tissue.", rich_help_panel=_RASTERS),
+    Option(min=0, max=1, help="Smallest share of tissue in a window of a slide.", rich_help_panel=_RASTERS),
 ]
 Regions = Annotated[
     str | None,
     Option(
-        help="GeoJSON of QuPath or QGIS: only windows whose centre lies in its areas; a folder has one file a raster.",
+        help="GeoJSON from QuPath or QGIS: take only windows whose centre lies in its areas. A folder holds one file for each raster.",
         show_default=False, rich_help_panel=_RASTERS,
     ),
 ]  # fmt: skip
 Bands = Annotated[
     str | None,
     Option(
-        help="Bands of the model's channels, by name or number from 1: 4,3,2.",
+        help="Bands for the model's channels, by name or by number from 1: 4,3,2.",
         show_default="red, green, blue",
         rich_help_panel=_RASTERS,
     ),
@@ -121,7 +121,7 @@ Scale = Annotated[
     float | None,
     Option(
         help="Divide values by this, before mean and std.",
-        show_default="255, of 8-bit rasters",
+        show_default="255 for 8-bit rasters",
         rich_help_panel=_RASTERS,
     ),
 ]
@@ -139,7 +139,7 @@ Crop = Annotated[
     int | None,
     Option(
         min=1,
-        help="Crop this many pixels a side from the centre: the model's input.",
+        help="Side, in pixels, of the square cut out of the centre: the model's input.",
         show_default="the model's",
         rich_help_panel=_PREPROCESSING,
     ),
@@ -147,7 +147,16 @@ Crop = Annotated[
 Mean = Annotated[
     str | None,
     Option(
-        help="Mean of each channel, separated by commas, of values from 0 to 1; of rasters, after --scale.",
+        help="Mean of each channel, for values from 0 to 1, separated by commas.",
+        show_default="the model's",
+        rich_help_panel=_PREPROCESSING,
+    ),
+]
+MeanOrRaster = Annotated[
+    str | None,
+    Option(
+        "--mean",
+        help="Mean of each channel, for values from 0 to 1 (with --tile: after --scale), separated by commas.",
         show_default="the model's", rich_help_panel=_PREPROCESSING,
     ),
 ]  # fmt: skip
@@ -167,6 +176,15 @@ Display = Annotated[
         rich_help_panel=_RASTERS,
     ),
 ]
+Voi = Annotated[
+    str | None,
+    Option(
+        metavar="CENTER,WIDTH",
+        help="Window of DICOM images: 40,400.",
+        show_default="the one in each file",
+        rich_help_panel=_PREPROCESSING,
+    ),
+]
 AsPublished = Annotated[bool, Option(help="Use the paper authors' view grid, fill and method variants.")]
 Dtype = Annotated[
     str | None,
@@ -176,13 +194,33 @@ Compile = Annotated[
     bool,
     Option("--compile", help="Compile the network first (half a minute on a GPU) to run it faster."),
 ]
+CompileIfRepaid = Annotated[
+    bool | None,
+    Option(
+        "--compile/--no-compile",
+        help="Compile the network first (half a minute on a GPU) to run it faster.",
+        show_default="auto: on a GPU, if there are images enough to repay it",
+    ),
+]
+Fast = Annotated[bool, Option("--fast", help="On a GPU: --dtype bfloat16 --compile.")]
 Seed = Annotated[int, Option(help="Seed of every random choice.")]
 
 SampleSize = Annotated[
     int | None,
-    Option("--n", help="Take a sample of this many images, spread over the classes.", show_default="all"),
+    Option(
+        "--n",
+        help="Take this many images, spread over the classes: the first of each class by name, not at random.",
+        show_default="all",
+    ),
 ]
 Split = Annotated[str | None, Option(help="Split of the source: train, test, …", show_default=False)]
+GroupBy = Annotated[
+    str | None,
+    Option(
+        help="Column of the image list with each image's group, such as patient: intervals are by group.",
+        show_default="a column group",
+    ),
+]
 MovedSource = Annotated[
     str | None, Option("--source", help="Where the images are now, if they were moved.", show_default=False)
 ]

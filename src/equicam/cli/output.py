@@ -131,6 +131,11 @@ def plain(text: object) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
 
 
+def plural(count: int, noun: str) -> str:
+    """A number and its noun: 1 image, 2 images."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 @contextmanager
 def show_progress(title: str, total: int | None = None, *, unit: str = "images") -> "Iterator[Progress]":
     """A bar on a terminal, a line every ten seconds anywhere else, nothing with --quiet."""

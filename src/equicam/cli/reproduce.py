@@ -1,7 +1,10 @@
 """`equicam reproduce`."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -11,6 +14,7 @@ from rich.table import Table
 from equicam.cli import options
 from equicam.cli.output import answer, console, note, output, say
 from equicam.cli.shared import exit_on_error, parse_dtype, resolve_device, split_commas
+from equicam.errors import EquicamError
 from equicam.paper import EXPERIMENTS, load_experiment
 
 if TYPE_CHECKING:
@@ -21,12 +25,13 @@ COLOURS = {
     "differs": "red",
     "artefact": "magenta",
     "undecided": "yellow",
+    "by definition": "none",
     "measured": "none",
 }
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Name from --list.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Name from --list, or all.", show_default=False)] = None,
     data: Annotated[
         str | None, typer.Option(help="Source of the images, as `evaluate` takes it.", show_default=False)
     ] = None,
@@ -44,12 +49,49 @@ def reproduce(
     ] = "",
     n: options.SampleSize = None,
     split: options.Split = None,
+    draw: Annotated[
+        str,
+        typer.Option(
+            help="authors: the images that the authors' loader draws, of 15 per class.",
+            show_default="class-spread",
+        ),
+    ] = "",
+    group_by: options.GroupBy = None,
     extra: Annotated[
         list[str] | None,
         typer.Option(help="More weights, each under its name: rotated=FILE, seed1=FILE.", show_default=False),
     ] = None,
     classes: options.Classes = None,
     costly: Annotated[bool, typer.Option(help="Include methods with hundreds of passes per map.")] = False,
+    max_passes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --costly, leave out methods with more passes per map.", show_default="no limit"
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="With all: these experiments, separated by commas.", show_default=False),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="With all: stop after this time; the same command resumes.", show_default=False
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write this page from the rows in --rows, with its plots; runs nothing.", show_default=False
+        ),
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of kept rows, FOLDER/NETWORK/NAME.json: read by --page, written by all.",
+            show_default=False,
+        ),
+    ] = None,
     dtype: options.Dtype = None,
     compile_: options.Compile = False,
     out: Annotated[Path, typer.Option(help="Folder for rows and figures; resumed if it exists.")] = Path(
@@ -62,6 +104,9 @@ def reproduce(
 
     Example: `equicam reproduce main --data imagenet/val --n 1000`
     """
+    if page is not None:
+        _write_page(page, rows)
+        return
     if list_ or name is None:
         _print_experiments()
         return
@@ -69,15 +114,62 @@ def reproduce(
         from equicam.paper.reproduce import parse_extra
         from equicam.paper.reproduce import reproduce as run_experiment
 
-        result = run_experiment(
-            name, data, out, model=model, weights=weights, classes=split_commas(classes), device=resolve_device(device),
-            backbone=backbone, domain=domain, n=n, split=split, costly=costly, extra=dict(map(parse_extra, extra or ())),
-            options={"dtype": parse_dtype(dtype), "compiled": compile_}, progress=not output.quiet,
-            warn=lambda line: note(line, style="yellow"),
-        )  # fmt: skip
-    rows = [row.as_json() for row in result.rows]
-    answer("reproduce", {"title": result.title, "path": str(result.path), "rows": rows})
+        chosen: dict[str, Any] = {
+            "model": model, "weights": weights, "classes": split_commas(classes), "device": resolve_device(device),
+            "backbone": backbone, "domain": domain, "n": n, "split": split, "draw": draw, "group_by": group_by, "costly": costly,
+            "max_passes": max_passes, "extra": dict(map(parse_extra, extra or ())),
+            "options": {"dtype": parse_dtype(dtype), "compiled": compile_}, "progress": not output.quiet,
+            "warn": lambda line: note(line, style="yellow"),
+        }  # fmt: skip
+        if name == "all":
+            _run_all(data, out, chosen, only=split_commas(only) or (), minutes=minutes, rows=rows)
+            return
+        result = run_experiment(name, data, out, **chosen)
+    found = [row.as_json() for row in result.rows]
+    facts = {"title": result.title, "path": str(result.path), "provenance": dict(result.provenance)}
+    answer("reproduce", facts | {"rows": found})
     _print_rows(result)
+
+
+def _run_all(
+    data: str | None,
+    out: Path,
+    chosen: dict[str, Any],
+    *,
+    only: Sequence[str],
+    minutes: float | None,
+    rows: Path | None,
+) -> None:
+    """Every experiment of one network, a line each; the status is 1 if one failed."""
+    from equicam.paper.reproduce import no_data, open_context
+    from equicam.paper.run_all import run_all
+
+    until = None if minutes is None else monotonic() + 60 * minutes
+    if data is None:
+        raise no_data("all")
+    done = []
+    for one in run_all(open_context(data, out, **chosen), only, until=until, rows=rows, progress=note):
+        say(f"{one.name:24}{one.seconds:8.0f} s  {one.reason or one.path or 'evaluation kept'}")
+        done.append(asdict(one) | {"path": None if one.path is None else str(one.path)})
+    answer("reproduce", {"outcomes": done})
+    if any(one["reason"] for one in done):
+        raise typer.Exit(1)
+
+
+def _write_page(page: Path, rows: Path | None) -> None:
+    with exit_on_error():
+        from equicam.paper.page import write_page
+
+        if rows is None:
+            raise EquicamError(
+                "--page",
+                needs="a folder of kept rows",
+                got="no --rows",
+                fix=f"--page {page} --rows docs/reproduce/rows",
+            )
+        counts = write_page(page, rows)
+    answer("reproduce", {"page": str(page), "claims": counts})
+    say(f"{page}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
 def _print_experiments() -> None:
@@ -95,7 +187,7 @@ def _print_experiments() -> None:
 
 
 def _print_rows(result: "Reproduction") -> None:
-    from equicam.report.tables import estimate
+    from equicam.report.tables import estimate, groups_remark
 
     columns = ("row", "published", "by their protocol", "by ours", "verdict")
     table = Table(*columns, box=SIMPLE_HEAD, title=result.title)
@@ -106,6 +198,8 @@ def _print_rows(result: "Reproduction") -> None:
         cells = map(escape, (row.label, row.published, *values))
         table.add_row(*cells, f"[{colour}]{row.verdict}[/{colour}]")
     console.print(table)
+    for remark in groups_remark(result.groups):
+        say(f"  {remark}")
     for row in measured:
         if row.note:
             say(f"  {row.label}: {row.note}")

@@ -30,7 +30,7 @@ def review(
         typer.Option(help="Hide label, confidence and signals of an image until the first verdict on it."),
     ] = True,
     blind_class: Annotated[
-        bool, typer.Option("--blind-class", help="Hide the class that the map is of, too.")
+        bool, typer.Option("--blind-class", help="Also hide the class that the map explains.")
     ] = False,
     port: Annotated[
         int | None,

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ TYPED = {
     "as_published": "--as-published",
     "group": "--group",
     "split": "--split",
+    "group_by": "--group-by",
     "n": "--n",
     "device": "--device",
     "seed": "--seed",
@@ -103,6 +105,12 @@ def exit_on_error(interrupted: str = "") -> Iterator[None]:
 
 def as_typed(error: Exception) -> str:
     """An error's sentence; its fix names options as they are typed, not as Python spells them."""
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str | os.PathLike):
+        in_the_way = isinstance(error, FileExistsError)
+        error = EquicamError(
+            repr(os.fspath(error.filename)), needs="to be a folder" if in_the_way else "to be a path that can be read and written",
+            got="a file" if in_the_way else error.strerror, fix="another path",
+        )  # fmt: skip
     if isinstance(error, EquicamError):
         fix = ARGUMENT.sub(lambda found: _as_option(found[1], found[2].strip('"')), error.fix)
         error = EquicamError(error.what, needs=error.needs, got=error.got, fix=fix)
@@ -220,6 +228,22 @@ def parse_dtype(name: str | None) -> "torch.dtype | None":
     if name not in known:
         raise EquicamError("dtype", needs="bfloat16 or float16", got=repr(name), fix="--dtype bfloat16")
     return known[name]
+
+
+def parse_speed(
+    fast: bool, dtype: str | None, compiled: bool | None, device: str | None
+) -> "tuple[torch.dtype | None, bool | None]":
+    """The type to run the network in, and whether it is compiled (None: where that is repaid)."""
+    import torch
+
+    chosen = parse_dtype(dtype)
+    if not fast:
+        return chosen, compiled
+    where = resolve_device(device).partition(":")[0]
+    if where != "cuda" or compiled is False:
+        got = "--no-compile" if compiled is False else f"--device {where}"
+        raise EquicamError("--fast", needs="a GPU, and to compile", got=got, fix="leaving --fast out")
+    return chosen or torch.bfloat16, True
 
 
 def split_commas(text: str | None) -> list[str] | None:

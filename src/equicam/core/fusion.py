@@ -28,10 +28,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AdaptiveViews:
-    """Numbers of views to try in order, each a multiple of the one before, and when their mean is good enough."""
+    """Numbers of views to try in order, each a multiple of the one before, and when they are enough.
+
+    They are once their mean has converged, or once the presented view's own map is plainly unstable: an audit calls it so
+    whatever further views show.
+    """
 
     counts: tuple[int, ...] = (6, 12, 24)
-    tolerance: float = 0.11  # of the map's own standard deviation
+    tolerance: float = 0.10  # of the map's own standard deviation
+    unstable_below: float = 0.5  # stability, with two standard errors over the views added
+    unstable_from: int = 12  # views; fewer do not show it
 
     def __post_init__(self) -> None:
         nested = all(a > 1 and b % a == 0 and b > a for a, b in pairwise(self.counts))

@@ -28,6 +28,12 @@ class ViewCorrelations:
         """The rotation test of the presented view's own map: its mean correlation with the others; NaN for one view."""
         return self.with_presented[1:].mean(0)
 
+    def below(self, limit: float) -> Bool[Tensor, " b"]:
+        """Where the stability is below a limit with two standard errors over the views added; nowhere below three views."""
+        others = self.with_presented[1:]
+        upper: Tensor = others.mean(0) + 2 * others.std(0) / len(others) ** 0.5  # NaN for two views
+        return upper < limit
+
     @property
     def disagreement(self) -> Float[Tensor, " b"]:
         """1 − the mean over all pairs."""

@@ -24,7 +24,7 @@ def uniform(confidence: Float[Tensor, "t b"], is_top1: Bool[Tensor, "t b"]) -> F
 
 @dataclass(frozen=True)
 class KeepConfident:
-    """PCF, prediction-consistent fusion: views with top-1 = c and p_c ≥ τ, weighted by p_c."""
+    """PCF, Predictive Confidence Filtering: views with top-1 = c and p_c ≥ τ, weighted by p_c."""
 
     tau: int | float = 0.10
 

@@ -11,8 +11,19 @@ from equicam.data.items import Item, valid_utf8
 from equicam.errors import EquicamError
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
+KINDS = ("Dataset", "DatasetDict")
+"""How the types of its data sets end, streamed ones too."""
 LABELS = "label"
 """The column of labels, unless another one is the only column of classes."""
+
+
+def refuse_in_memory(given: object, what: str) -> None:
+    """Refuse an object of that library, by its type: a run records a folder, from which it can be computed again."""
+    if type(given).__module__.partition(".")[0] == "datasets" and type(given).__name__.endswith(KINDS):
+        raise EquicamError(
+            what, needs="files, or images in memory", got=f"a {type(given).__name__} of Hugging Face",
+            fix='data.save_to_disk("folder") and then "folder", or for explain its images, as in data[:8]["image"]',
+        )  # fmt: skip
 
 
 def arrow_dataset(root: Path, split: str | None) -> list[Item] | None:

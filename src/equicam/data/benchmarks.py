@@ -127,7 +127,7 @@ def resisc45(root: Path, split: str | None) -> list[Item] | None:
     """NWPU-RESISC45 as unpacked: one folder with one subfolder per class, without splits."""
     if split is not None or subfolders(root) != ["NWPU-RESISC45"]:
         return None
-    return list_items(root / "NWPU-RESISC45") or None
+    return list(list_items(root / "NWPU-RESISC45")) or None
 
 
 def _no_split(what: str, split: str | None, splits: list[str]) -> EquicamError:

@@ -31,7 +31,7 @@ from equicam.data.items import Box, Item, ItemContent, read_item
 from equicam.data.processes import call_alone, end_with_parent, limit_memory, limit_time
 from equicam.data.rasters.windows import WindowPixels
 from equicam.data.remote import FileStat, file_stat
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, ModelError, error_text
 from equicam.reasons import Reason
 
 Preprocess = Callable[[Image.Image | WindowPixels], NDArray[np.float32]]
@@ -39,6 +39,8 @@ InputBox = Callable[[tuple[int, int]], Box]
 """From an image's width and height, the box of it that the model's input shows."""
 SHARDS_AHEAD = 2
 """Shards decoded while one is computed."""
+MAX_IMAGES_PER_MESSAGE = 8
+"""Of those that a worker decodes in a row."""
 MAX_SECONDS = 120.0
 """For one image: fetching, decoding and preprocessing it."""
 MAX_UPLOAD_SECONDS = 30.0
@@ -74,7 +76,9 @@ def failure_reason(error: Exception) -> Reason:
     """Why an image could not be decoded or preprocessed; every exception counts."""
     if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
         return Reason("out-of-memory")
-    return Reason("unreadable", {"error": type(error).__name__, "message": str(error)})
+    if isinstance(error, ModelError):  # the file is fine
+        return Reason("refused", error.to_plain())
+    return Reason("unreadable", {"error": type(error).__name__, "message": error_text(error)})
 
 
 def decode_image(
@@ -94,7 +98,7 @@ def decode_image(
         upright = content.decode()
         image, size = upright.image, upright.image.size
         found = replace(found, width=size[0], height=size[1], as_stored=upright.orientation is None)
-        found = replace(found, x=preprocess(image), input_box=input_box(size))
+        found = _refuse_not_finite(replace(found, x=preprocess(image), input_box=input_box(size)))
     except Exception as error:  # noqa: BLE001  # a bad image never ends a run
         stat = file_stat(item.path) if found.sha256 is None else None
         found = replace(found, **asdict(stat) if stat else {}, x=None, reason=failure_reason(error))
@@ -105,10 +109,18 @@ def _decode_window(
     found: DecodedImage, pixels: WindowPixels, preprocess: Preprocess, start: float
 ) -> DecodedImage:
     tile = pixels.tile
-    return replace(
+    found = replace(
         found, x=preprocess(pixels), width=tile, height=tile, input_box=(0.0, 0.0, float(tile), float(tile)),
         margin=pixels.margin, nodata=not pixels.valid.all(), seconds=time.perf_counter() - start,
     )  # fmt: skip
+    return _refuse_not_finite(found)
+
+
+def _refuse_not_finite(found: DecodedImage) -> DecodedImage:
+    """The image, without its pixels and with the reason if preprocessing made NaN or infinity of it."""
+    if found.x is None or np.isfinite(found.x).all():
+        return found
+    return replace(found, x=None, reason=Reason("not-finite"))
 
 
 def decode_upload(data: bytes, name: str, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
@@ -185,20 +197,23 @@ class DecoderPool:
         self._pool.shutdown(cancel_futures=True)
 
     def _submit(self, shard: Sequence[Item], first: int) -> "_Submitted":
-        futures: list[Future[Reply]] = []
+        futures: list[Future[list[Reply]]] = []
+        slots = [first + i if i < self._shard_size else -1 for i in range(len(shard))]
+        # several images a message: at a thousand images a second messages cost more than they carry
+        size = max(1, min(MAX_IMAGES_PER_MESSAGE, len(shard) // self._workers))
         with contextlib.suppress(BrokenProcessPool):
-            for i, item in enumerate(shard):
-                slot = first + i if i < self._shard_size else -1
-                futures.append(self._pool.submit(_decode, item, slot))
-        return _Submitted(shard, first, futures, self._pool, self._buffer)
+            for start in range(0, len(shard), size):
+                some = slice(start, start + size)
+                futures.append(self._pool.submit(_decode_some, shard[some], slots[some]))
+        return _Submitted(shard, first, futures, self._pool, self._buffer, size)
 
     def _results(self, submitted: "_Submitted") -> list[DecodedImage]:
         replies: dict[int, DecodedImage] = {}
-        for i, future in enumerate(submitted.futures):
+        for number, future in enumerate(submitted.futures):
             with contextlib.suppress(BrokenProcessPool, MemoryError):
-                found, shape = future.result()
-                x = found.x if shape is None else submitted.buffer.at(submitted.first + i, shape)
-                replies[i] = replace(found, x=x)
+                for i, (found, shape) in enumerate(future.result(), number * submitted.images_per_message):
+                    x = found.x if shape is None else submitted.buffer.at(submitted.first + i, shape)
+                    replies[i] = replace(found, x=x)
         if len(replies) < len(submitted.shard) and submitted.pool is self._pool:
             self._start_pool()
         # an image of this shard or of one ahead killed a worker: decoding each alone finds it
@@ -253,9 +268,10 @@ class _Submitted:
 
     shard: Sequence[Item]
     first: int  # its first slot
-    futures: Sequence[Future[Reply]]
+    futures: Sequence[Future[list[Reply]]]
     pool: ProcessPoolExecutor
     buffer: SharedBuffer
+    images_per_message: int
 
 
 _worker: dict[str, Any] = {}
@@ -269,6 +285,10 @@ def _start_worker(settings: Settings, buffer: SharedBuffer | None) -> None:
         sys.modules["torch"].set_num_threads(1)
     limit_memory(settings.memory_bytes)
     _worker.update(settings=settings, buffer=buffer)
+
+
+def _decode_some(items: Sequence[Item], slots: Sequence[int]) -> list[Reply]:
+    return [_decode(item, slot) for item, slot in zip(items, slots, strict=True)]
 
 
 def _decode(item: Item, slot: int) -> Reply:

@@ -29,7 +29,7 @@ SUFFIXES = (".dcm", ".dicom")
 MAX_FRAMES = 100_000
 MAX_VALUE = 1e9
 """Of a window."""
-VOI_FIX = "equicam audit … --voi CENTER,WIDTH"
+VOI_FIX = "equicam audit or explain with --voi CENTER,WIDTH"
 WHOLE_SLIDE = "1.2.840.10008.5.1.4.1.1.77.1.6"
 DEFLATED = "1.2.840.10008.1.2.1.99"
 """The transfer syntax that compresses the whole file: a few bytes of it may become any number."""

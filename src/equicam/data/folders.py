@@ -3,11 +3,14 @@
 import logging
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+
+import pyarrow as pa
 
 from equicam.data import dicom
 from equicam.data.files import MAX_LIST_BYTES, read_file
+from equicam.data.item_table import BATCH_ROWS, Items, as_json, encode_path, join_tables
 from equicam.data.items import Item, valid_utf8
 from equicam.data.remote import AnyPath, RemotePath
 from equicam.errors import EquicamError
@@ -27,16 +30,37 @@ def has_image_suffix(name: str) -> bool:
     return _suffix(name) in SUFFIXES
 
 
-def list_items(root: AnyPath) -> list[Item]:
+def list_items(root: AnyPath) -> Items:
     """Every image below a folder, sorted by id; its first subfolder is its label."""
     skipped: list[PathParts] = []
-    items = (
-        make_item(parts, path, label=_escape(parts[0]) if len(parts) > 1 else None)
-        for parts, path in list_images(root, skipped)
-    )
-    found = sorted(items, key=lambda item: item.id)
+    if isinstance(root, RemotePath):
+        found = Items.of(
+            make_item(parts, path, label=_escape(parts[0]) if len(parts) > 1 else None)
+            for parts, path in list_images(root, skipped)
+        )
+    else:
+        tables = [_table(root, parts, names) for parts, names in _walk(root, SUFFIXES, skipped)]
+        tables.sort(key=lambda table: table["id"][0].as_py())  # then there is mostly nothing left to sort
+        found = Items(join_tables(tables), root)
     report_skipped(root, skipped)
-    return found
+    return found.in_scan_order()
+
+
+def _table(root: Path, folder: PathParts, names: Sequence[str]) -> pa.Table:
+    """The columns of the images in a folder."""
+    prefix = "".join(f"{part}/" for part in folder)
+    names = sorted(names)
+    ids = [_escape(prefix + name) for name in names]
+    columns = {"id": pa.array(ids, pa.string())}
+    if folder:
+        columns["label"] = pa.repeat(pa.scalar(as_json(_escape(folder[0])), pa.string()), len(ids))
+    odd = {i for i, name in enumerate(names) if ids[i] != prefix + name}
+    if odd:
+        paths = [
+            encode_path(root / (prefix + name))["path"] if i in odd else None for i, name in enumerate(names)
+        ]
+        columns["path"] = pa.array(paths, pa.binary())
+    return pa.table(columns)
 
 
 def list_images(
@@ -88,9 +112,16 @@ def list_files(
     entries are added to `skipped`. A pipe or device counts as a file: opening it fails with a reason.
     """
     skipped = [] if skipped is None else skipped
-    found: list[PathParts] = []
-    real = root.resolve()
-    entered = {_identity(folder) for folder in real.parents}
+    found = _walk(root, suffixes, skipped, depth=depth)
+    return sorted((*parts, name) for parts, names in found for name in names)
+
+
+def _walk(
+    root: Path, suffixes: Collection[str], skipped: list[PathParts], *, depth: int | None = None
+) -> Iterator[tuple[PathParts, list[str]]]:
+    """The folders that hold such files, and the names of the files, at most `BATCH_ROWS` at a time."""
+    endings = tuple(suffixes)
+    entered = {_identity(folder) for folder in root.resolve().parents}
     todo: deque[PathParts] = deque([()])
     while todo:
         parts = todo.popleft()
@@ -99,25 +130,32 @@ def list_files(
             skipped.append(parts)
             continue
         entered.add(identity)
+        names: list[str] = []
+        folders: list[os.DirEntry[str]] = []
         for entry in _entries(folder):
-            below = (*parts, entry.name)
             if entry.name.startswith("."):
-                skipped.append(below)
+                skipped.append((*parts, entry.name))
             elif _is_folder(entry):
-                if depth is None or len(below) < depth:
-                    (todo.append if entry.is_symlink() else todo.appendleft)(below)
-            elif _suffix(entry.name) in suffixes:
-                found.append(below)
+                folders.append(entry)
+            elif entry.name.lower().endswith(endings):
+                names.append(entry.name)
+                if len(names) == BATCH_ROWS:
+                    yield parts, names
+                    names = []
             else:
-                skipped.append(below)
-    return sorted(found)
+                skipped.append((*parts, entry.name))
+        if names:
+            yield parts, names
+        if depth is None or len(parts) + 1 < depth:
+            for entry in sorted(folders, key=lambda one: one.name):
+                (todo.append if entry.is_symlink() else todo.appendleft)((*parts, entry.name))
 
 
 def subfolders(root: AnyPath) -> list[str]:
     """The sorted names of the folders directly inside, hidden ones excluded."""
     if isinstance(root, RemotePath):
         return root.subfolders()
-    return [entry.name for entry in _entries(root) if not entry.name.startswith(".") and _is_folder(entry)]
+    return sorted(entry.name for entry in _entries(root) if entry.name[0] != "." and _is_folder(entry))
 
 
 def quote_names(names: Iterable[str], *, limit: int = 8) -> str:
@@ -142,10 +180,10 @@ def _suffix(name: str) -> str:
     return os.path.splitext(name)[1].lower()  # noqa: PTH122  # a Path per file is slow for a million files
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
+            yield from entries
     except OSError as error:
         raise _unreadable(folder, error) from error
 

@@ -79,7 +79,7 @@ def decode(data: bytes, what: str, voi: tuple[float, float] | None = None) -> Up
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow warns at half its limit
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 refuse_size(*image.size, what)
-                return upright(image)
+                return upright(image, ours=True)
     except EquicamError:
         raise
     except Image.DecompressionBombError as error:
@@ -126,8 +126,8 @@ def warn_if_as_stored(found: UprightImage, what: str) -> Image.Image:
     return found.image
 
 
-def upright(image: Image.Image) -> UprightImage:
-    """`to_rgb`, and the orientation that was applied."""
+def upright(image: Image.Image, *, ours: bool = False) -> UprightImage:
+    """`to_rgb`, and the orientation that was applied. An image that is `ours` may be changed; others are copied first."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):  # Pillow itself applies it when it loads a TIFF
         orientation = _in_range(image.getexif().get(ORIENTATION, 1))
         image.load()
@@ -138,7 +138,9 @@ def upright(image: Image.Image) -> UprightImage:
     if remaining in _TRANSPOSE:
         image = image.transpose(_TRANSPOSE[remaining])
     rgb = _rgb(image)
-    rgb.info = {}  # with its EXIF, the image would be rotated again the next time
+    if rgb.info:  # with its EXIF, the image would be rotated again the next time
+        rgb = rgb.copy() if rgb is image and not ours else rgb
+        rgb.info = {}
     return UprightImage(rgb, orientation)
 
 
@@ -148,7 +150,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     if "A" in image.getbands() or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def stored_orientation(info: Mapping[Any, Any]) -> int | None:

@@ -37,6 +37,9 @@ class Item:
     index: int | None = None  # the position in a file that contains many images
     window: RasterWindow | None = None  # the part of a raster
     voi: tuple[float, float] | None = None  # the window (centre, width) of a DICOM image, instead of its own
+    group: str | None = (
+        None  # the patient, slide or scene it comes from: images of one group are not independent
+    )
 
 
 def scan_order(item: Item) -> tuple[str, float, float]:
@@ -130,26 +133,48 @@ def sample_by_class(items: Sequence[Item], n: int | None) -> list[Item]:
     """A sample spread over classes: the first image of every class, then the second of every class, … up to n.
 
     For n below the number C of classes: the first image of class round(k·C/n), k = 0 … n−1.
-    Without labels every image counts as a class. The order of `items` does not matter.
+    Without labels every image counts as a class. Where images have groups, the images of a class come from one group after
+    the other, so that a small sample has many of them. The order of `items` does not matter.
     """
+    ordered = sorted(items, key=lambda i: (*scan_order(i), str(i.path), -1 if i.index is None else i.index))
+    labels, groups = [item.label for item in ordered], [item.group for item in ordered]
+    return [ordered[place] for place in sample_places(labels, groups, n)]
+
+
+def sample_places(
+    labels: Sequence[int | str | None], groups: Sequence[str | None], n: int | None
+) -> list[int]:
+    """The places of a sample spread over classes, of items in order of id with these labels and groups."""
     if n is not None and n < 1:
         raise EquicamError("a sample", needs="at least 1 image", got=n, fix="n=None for all of them")
-    classes = _classes(items)
+    classes = _classes(labels, groups)
     if n is not None and n < len(classes):
         return [classes[round(k * len(classes) / n)][0] for k in range(n)]
     slots = zip_longest(*classes)
-    return [item for slot in slots for item in slot if item is not None][:n]
+    return [place for slot in slots for place in slot if place is not None][:n]
 
 
-def _classes(items: Sequence[Item]) -> list[list[Item]]:
-    """Items by class, sorted by id: numbered classes first, then named ones, then items without a label."""
-    ordered = sorted(items, key=lambda i: (*scan_order(i), str(i.path), -1 if i.index is None else i.index))
-    if all(item.label is None for item in ordered):
-        return [[item] for item in ordered]
-    groups: dict[int | str | None, list[Item]] = {}
-    for item in ordered:
-        groups.setdefault(item.label, []).append(item)
-    return [groups[label] for label in sorted(groups, key=_rank)]
+def _classes(labels: Sequence[int | str | None], groups: Sequence[str | None]) -> list[list[int]]:
+    """Places by class: numbered classes first, then named ones, then items without a label."""
+    places: Sequence[int] = range(len(labels))
+    if any(group is not None for group in groups):
+        places = _alternate_groups(labels, groups)
+    if all(label is None for label in labels):
+        return [[place] for place in places]
+    classes: dict[int | str | None, list[int]] = {}
+    for place in places:
+        classes.setdefault(labels[place], []).append(place)
+    return [classes[label] for label in sorted(classes, key=_rank)]
+
+
+def _alternate_groups(labels: Sequence[int | str | None], groups: Sequence[str | None]) -> list[int]:
+    """The first item of every group, then the second of every group, …; within a class too."""
+    counts: dict[tuple[int | str | None, str | None], int] = {}
+    rounds = []
+    for key in zip(labels, groups, strict=True):
+        counts[key] = counts.get(key, -1) + 1
+        rounds.append(counts[key])
+    return sorted(range(len(rounds)), key=rounds.__getitem__)
 
 
 def _rank(label: int | str | None) -> tuple[int, int, str]:
@@ -176,6 +201,11 @@ def digest_files(items: Sequence[Item]) -> str:
         version += "" if item.voi is None else f"\0{item.voi}"
         total.update(f"{item.id}\0{version}\0".encode())
     return total.hexdigest()
+
+
+def digest_groups(items: Sequence[Item]) -> str:
+    """SHA-256 of each item's group in order."""
+    return hashlib.sha256(json.dumps([item.group for item in items]).encode()).hexdigest()
 
 
 def parse_box(numbers: Iterable[str | float], *, what: str) -> Box:

@@ -7,15 +7,18 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from equicam.data.files import open_regular
 from equicam.data.folders import quote_names
-from equicam.data.items import Item, parse_box, valid_utf8
+from equicam.data.item_table import BATCH_ROWS, Items, as_json, encode_path, join_tables, table_of
+from equicam.data.items import parse_box, valid_utf8
 from equicam.data.remote import (
     ALLOW_SCHEMES,
     AnyPath,
     RemotePath,
     as_path,
-    is_allowed,
     is_url,
     may_open,
     scheme,
@@ -23,10 +26,11 @@ from equicam.data.remote import (
 from equicam.errors import EquicamError
 
 NAMES = ("items.csv", "items.parquet")
-COLUMNS = ("path", "id", "label", "boxes", "region", "split")
+COLUMNS = ("path", "id", "label", "boxes", "region", "split", "group")
 MAX_LINE = 2**20
 """Characters of a CSV line."""
 
+_EMPTY_PART = re.compile(r"(?:^|/)\.(?:/|$)|//|/$")  # a path is written without them
 Row = tuple[int, Mapping[str, Any]]
 """Line number (from 1; in CSV the header is line 1) and cells by column."""
 
@@ -36,11 +40,16 @@ def find_manifest(folder: AnyPath) -> AnyPath | None:
     return next((folder / name for name in NAMES if (folder / name).is_file()), None)
 
 
-def read_manifest(path: AnyPath, *, split: str | None) -> list[Item]:
-    """The items of an image list in its order, all or those of one split; the image files need not exist."""
-    rows = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
-    items: list[Item] = []
-    lines: dict[str, int] = {}
+def read_manifest(path: AnyPath, *, split: str | None, group_by: str | None = None) -> Items:
+    """The items of an image list in its order, all or those of one split; the image files need not exist.
+
+    `group_by` names the column that holds each image's group, if it is not `group`.
+    """
+    column = group_by or "group"
+    rows = _parquet(path, column) if path.suffix.lower() == ".parquet" else _csv(path)
+    tables: list[pa.Table] = []
+    batch: list[dict[str, Any]] = []
+    known: set[int] = set()
     splits: set[str] = set()
     try:
         for line, cells in rows:
@@ -50,23 +59,41 @@ def read_manifest(path: AnyPath, *, split: str | None) -> list[Item]:
                 splits.add(str(cells["split"] or ""))
                 if cells["split"] != split:
                     continue
-            item = _item(cells, path, f"{_name(path)}, line {line}")
+            if group_by is not None and group_by not in cells:
+                raise _wrong(path, f"a column {group_by!r}", quote_names(cells), "one of these")
+            row = _row(cells, path, f"{_name(path)}, line {line}", column)
+            mark = hash(row["id"])  # a number takes less memory than the id
             # at once, because a small Parquet file may repeat one row a billion times
-            if item.id in lines:
+            if mark in known and (first := _line_of(row["id"], [*tables, _table(batch)])):
                 raise EquicamError(
-                    f"{_name(path)}, line {line},", needs="a unique id",
-                    got=f"{item.id!r} as in line {lines[item.id]}", fix="a column id without repetitions",
+                    f"{_name(path)}, line {line},", needs="a unique id", got=f"{row['id']!r} as in line {first}",
+                    fix="a column id without repetitions",
                 )  # fmt: skip
-            lines[item.id] = line
-            items.append(item)
+            known.add(mark)
+            batch.append(row | {"line": line})
+            if len(batch) == BATCH_ROWS:
+                tables.append(_table(batch))
+                batch = []
     except OSError as error:
         raise _wrong(path, "a file that can be read", error, "a fresh copy of it") from error
+    items = Items(join_tables([*tables, _table(batch)]).drop_columns("line"), path.parent)
     if split is not None and splits and not items:
         raise _wrong(path, f"rows of split {split!r}", f"splits {quote_names(splits - {''})}", "one of these")
     if not items:
         raise _wrong(path, "at least one row", "none", "one row per image")
     _refuse_strangers(items, path)
     return items
+
+
+def _table(batch: list[dict[str, Any]]) -> pa.Table:
+    """Rows of a list as columns, with their lines."""
+    return table_of(batch).append_column("line", pa.array([row["line"] for row in batch], pa.int64()))
+
+
+def _line_of(name: str, tables: list[pa.Table]) -> int | None:
+    """The line with this id; None if only the hash is the same."""
+    places = ((table, pc.index(table["id"], name).as_py()) for table in tables)
+    return next((table["line"][place].as_py() for table, place in places if place >= 0), None)
 
 
 def _csv(path: AnyPath) -> Iterator[Row]:
@@ -99,7 +126,7 @@ def _lines(file: io.TextIOWrapper, path: AnyPath) -> Iterator[str]:
         yield line
 
 
-def _parquet(path: AnyPath) -> Iterator[Row]:
+def _parquet(path: AnyPath, group: str) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     try:
@@ -107,7 +134,9 @@ def _parquet(path: AnyPath) -> Iterator[Row]:
             source = pq.ParquetFile(file)
             columns = list(source.schema_arrow.names)
             _check(columns, path)
-            batches = source.iter_batches(1024, columns=[name for name in COLUMNS if name in columns])
+            batches = source.iter_batches(
+                1024, columns=[name for name in dict.fromkeys((*COLUMNS, group)) if name in columns]
+            )
             yield from enumerate((cells for batch in batches for cells in batch.to_pylist()), 1)
     except (EquicamError, OSError):
         raise
@@ -122,44 +151,47 @@ def _check(columns: list[str], path: AnyPath) -> None:
         raise _wrong(path, "each column once", f"{quote_names(repeated)} twice", "other names")
 
 
-def _refuse_strangers(items: list[Item], path: AnyPath) -> None:
+def _refuse_strangers(items: Items, path: AnyPath) -> None:
     """Refuse a list of nothing but URLs that only it names; a few among other rows are rows with a reason."""
-    named = {scheme(item.path) for item in items}
-    if not any(is_allowed(item.path) for item in items):
+    if pc.all(items.column("refused").fill_null(False)).as_py():
+        named = {scheme(item.path) for item in items}
         raise _wrong(
             path, f"permission to open {', '.join(f'{one}://' for one in sorted(named))}, which only it names",
             "none", f"{ALLOW_SCHEMES}={','.join(sorted(named))} in the environment",
         )  # fmt: skip
 
 
-def _item(cells: Mapping[str, Any], manifest: AnyPath, what: str) -> Item:
+def _row(cells: Mapping[str, Any], manifest: AnyPath, what: str, group: str) -> dict[str, Any]:
     path = _text(cells, "path", what)
     if not path:
         raise EquicamError(f"{what},", needs="a path", got="an empty cell", fix="the file name of the image")
     boxes = (one for one in _text(cells, "boxes", what).split(";") if one.strip())
     region = _text(cells, "region", what)
-    return Item(
-        id=valid_utf8(_text(cells, "id", what) or path),
-        path=_resolve(manifest, path, what),
-        label=_label(cells.get("label"), what),
-        boxes=tuple(parse_box(one.split(), what=f"{what},") for one in boxes),
-        region=parse_box(region.split(), what=f"{what},") if region.strip() else None,
-    )
+    name = valid_utf8(_text(cells, "id", what) or path)
+    return {
+        "id": name,
+        **_path_columns(manifest, path, name, what),
+        "label": as_json(_label(cells.get("label"), what)),
+        "boxes": as_json([parse_box(one.split(), what=f"{what},") for one in boxes]),
+        "region": as_json(parse_box(region.split(), what=f"{what},") if region.strip() else None),
+        "group": _group(cells.get(group), what),
+    }
 
 
-def _resolve(manifest: AnyPath, path: str, what: str) -> AnyPath:
+def _path_columns(manifest: AnyPath, path: str, name: str, what: str) -> dict[str, Any]:
     """An image's path, relative to the list's folder unless it is a URL; not every URL may be opened."""
     if is_url(path):
         try:
             found = as_path(path)
         except EquicamError as error:
             raise EquicamError(f"{what},", needs=error.needs, got=error.got, fix=error.fix) from error
-        return found if may_open(path, manifest) else RemotePath(path, allowed=False)
+        return encode_path(found if may_open(path, manifest) else RemotePath(path, allowed=False))
     if isinstance(manifest, RemotePath) and (path.startswith("/") or ".." in path.split("/")):
         raise EquicamError(
             f"{what},", needs="a path below the list's folder", got=repr(path)[:80], fix="a URL"
         )
-    return manifest.parent / path
+    plain = path == name and not _EMPTY_PART.search(path)
+    return {} if plain else encode_path(manifest.parent / path)
 
 
 def _file(path: AnyPath) -> io.BytesIO | io.BufferedReader:
@@ -182,6 +214,12 @@ def _text(cells: Mapping[str, Any], column: str, what: str) -> str:
     raise EquicamError(
         f"{what},", needs=f"text in column {column!r}", got=repr(value)[:80], fix="a column of strings"
     )
+
+
+def _group(value: object, what: str) -> str | None:
+    """The group as text; None for an empty cell."""
+    found = _label(value, what)
+    return None if found is None else str(found)
 
 
 def _label(value: object, what: str) -> int | str | None:

@@ -210,12 +210,12 @@ def as_path(text: str | Path | RemotePath) -> AnyPath:
     return RemotePath(str(text))
 
 
-def file_stat(path: AnyPath) -> FileStat:
-    """Size and modification time of a file; both None where it cannot be read."""
+def file_stat(path: AnyPath | str) -> FileStat:
+    """Size and modification time of a file; both None where it cannot be read. Text is a path on this machine."""
     try:
         if isinstance(path, RemotePath):
             return path.file_stat()
-        found = path.stat()
+        found = os.stat(path)  # noqa: PTH116  # a Path per file is slow for a million files
     except (OSError, ValueError):
         return FileStat(None, None)
     return FileStat(found.st_size, found.st_mtime_ns)

@@ -7,10 +7,12 @@ from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
 
-from equicam.data.arrow_datasets import arrow_dataset
+import pyarrow.compute as pc
+
+from equicam.data.arrow_datasets import arrow_dataset, refuse_in_memory
 from equicam.data.benchmarks import LAYOUTS, patch_camelyon_file
 from equicam.data.dicom import frames as count_frames
-from equicam.data.dicom import has_dicom_suffix, is_dicom_file
+from equicam.data.dicom import is_dicom_file
 from equicam.data.folders import (
     SUFFIXES,
     PathParts,
@@ -23,6 +25,7 @@ from equicam.data.folders import (
     report_skipped,
     subfolders,
 )
+from equicam.data.item_table import Items
 from equicam.data.items import Item
 from equicam.data.manifests import find_manifest, read_manifest
 from equicam.data.remote import AnyPath, RemotePath, as_path, may_open
@@ -32,17 +35,47 @@ SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
 
 def find_items(
-    source: str | Path, *, split: str | None = None, from_user: bool = True, frames: bool = True
+    source: str | Path,
+    *,
+    split: str | None = None,
+    group_by: str | None = None,
+    from_user: bool = True,
+    frames: bool = True,
 ) -> list[Item]:
+    """`list_source`, as a list of objects."""
+    return list(list_source(source, split=split, group_by=group_by, from_user=from_user, frames=frames))
+
+
+def list_source(
+    source: str | Path,
+    *,
+    split: str | None = None,
+    group_by: str | None = None,
+    from_user: bool = True,
+    frames: bool = True,
+) -> Items:
     """The items of a source, with unique ids in valid UTF-8; no image is opened but the headers of DICOM files.
 
-    Every frame of a DICOM file is an item, unless files are wanted as they are (`frames` False). A URL that does not come from the user (`from_user`) but from a file is refused, unless its protocol is allowed.
+    `group_by` names the column of an image list that holds the group of each image (its patient, slide or scene), if it is
+    not `group`. Every frame of a DICOM file is an item, unless files are wanted as they are (`frames` False). A URL that does not come from the user (`from_user`) but from a file is refused, unless its protocol is allowed.
     """
-    found = _find(as_path(source), source, split, from_user)
+    refuse_in_memory(source, "source")
+    if not isinstance(source, str | Path | RemotePath):
+        raise EquicamError(
+            "source", needs="a folder, a file, a glob pattern or a URL", got=f"an object of type {type(source).__name__}", fix='"folder/"'
+        )  # fmt: skip
+    found = _find(as_path(source), source, split, group_by, from_user)
+    if group_by is not None and "group" not in found.table.column_names:
+        raise EquicamError(
+            f"group_by {group_by!r}", needs="an image list (items.csv) with groups in that column", got="no group",
+            fix="no group_by, or that column",
+        )  # fmt: skip
     return _by_frame(found) if frames else found
 
 
-def _find(path: AnyPath, source: str | Path, split: str | None, from_user: bool) -> list[Item]:
+def _find(
+    path: AnyPath, source: str | Path, split: str | None, group_by: str | None, from_user: bool
+) -> Items:
     if not from_user and isinstance(path, RemotePath) and not may_open(str(path), Path()):
         raise NotNamedError(
             f"source {str(source)!r}", needs="to be named by you, because anybody may have written this URL",
@@ -58,9 +91,9 @@ def _find(path: AnyPath, source: str | Path, split: str | None, from_user: bool)
             fix="another",
         ) from error
     if is_folder:
-        return _in_folder(path, split)
+        return _in_folder(path, split, group_by)
     if is_file:
-        return _in_file(path, split)
+        return _in_file(path, split, group_by)
     if has_magic(str(source)):
         return _matching(path, split)
     raise EquicamError(
@@ -68,14 +101,14 @@ def _find(path: AnyPath, source: str | Path, split: str | None, from_user: bool)
     )
 
 
-def _in_folder(root: AnyPath, split: str | None) -> list[Item]:
+def _in_folder(root: AnyPath, split: str | None, group_by: str | None) -> Items:
     """Items by the folder's image list, else by a published layout, else every image with its subfolder as label."""
     if manifest := find_manifest(root):
-        return read_manifest(manifest, split=split)
+        return read_manifest(manifest, split=split, group_by=group_by)
     if isinstance(root, Path):
         for layout in (arrow_dataset, *LAYOUTS):
             if (items := layout(root, split)) is not None:
-                return items
+                return Items.of(items)
     folders = subfolders(root)
     if split is not None:
         if split not in folders:
@@ -83,51 +116,48 @@ def _in_folder(root: AnyPath, split: str | None) -> list[Item]:
                 f"split {split!r}", needs=f"a folder of that name in {str(root)!r}",
                 got=f"folders {quote_names(folders)}", fix="one of these" if folders else "no split",
             )  # fmt: skip
-        return _in_folder(root / split, None)
-    items = list_items(root)
-    if not items:
+        return _in_folder(root / split, None, group_by)
+    found = list_items(root)
+    if not found:
         raise EquicamError(
             f"source {str(root)!r}", needs=f"images ({' '.join(SUFFIXES)}) or a list (items.csv)",
             got="none", fix="a folder of images, or one folder per class",
         )  # fmt: skip
-    labels = {item.label for item in items}
+    labels = set(found.labels())
     if len(labels) > 1 and labels.issubset(SPLITS):  # else every image would be labelled by its split
         raise EquicamError(
             f"source {str(root)!r}", needs="a split", got=f"folders {quote_names(folders)}",
             fix=f"split={min(map(str, labels))!r}",
         )  # fmt: skip
-    return items
+    return found
 
 
-def _in_file(path: AnyPath, split: str | None) -> list[Item]:
+def _in_file(path: AnyPath, split: str | None, group_by: str | None) -> Items:
     suffix = path.suffix.lower()
     if suffix in (".csv", ".parquet"):
-        return read_manifest(path, split=split)
+        return read_manifest(path, split=split, group_by=group_by)
     if isinstance(path, Path) and (items := patch_camelyon_file(path, split)) is not None:
-        return items
+        return Items.of(items)
     if not has_image_suffix(path.name) and not (isinstance(path, Path) and is_dicom_file(path)):
         raise EquicamError(
             f"source {str(path)!r}", needs=f"an image ({' '.join(SUFFIXES)}) or a list (.csv .parquet)",
             got=f"a file {suffix or 'without suffix'}", fix="a folder, or a list of the images",
         )  # fmt: skip
     _refuse_split(path, split)
-    return [make_item((path.name,), path)]
+    return Items.of([make_item((path.name,), path)])
 
 
-def _by_frame(items: list[Item]) -> list[Item]:
+def _by_frame(items: Items) -> Items:
     """One item for every frame of a DICOM file on a disk; a header that cannot be read is a reason when it is opened."""
-    found: list[Item] = []
-    for item in items:
-        count = 1
-        if item.index is None and isinstance(item.path, Path):
-            # by content only a single file, so that a million PNGs are not opened
-            known = is_dicom_file(item.path) if len(items) == 1 else has_dicom_suffix(item.path)
-            with contextlib.suppress(EquicamError):
-                count = count_frames(item.path) if known else 1
-        found += (
-            [replace(item, id=f"{item.id}#frame={i}", index=i) for i in range(count)] if count > 1 else [item]
-        )
-    if len(found) > len(items) and len({item.id for item in found}) < len(found):
+    # by content only a single file, so that a million PNGs are not opened
+    alone = len(items) == 1 and isinstance(path := items[0].path, Path) and is_dicom_file(path)
+    dicom = {0} if alone else set(items.dicom_places())
+    if not dicom:
+        return items
+    found = Items.of(
+        one for place, item in enumerate(items) for one in (_frames(item) if place in dicom else [item])
+    )
+    if len(found) > len(items) and pc.count_distinct(found.ids).as_py() < len(found):
         raise EquicamError(
             "the frames of DICOM files", needs="ids of their own", got="an item with the id of a frame",
             fix="another id in the list",
@@ -135,7 +165,15 @@ def _by_frame(items: list[Item]) -> list[Item]:
     return found
 
 
-def _matching(pattern: AnyPath, split: str | None) -> list[Item]:
+def _frames(item: Item) -> list[Item]:
+    count = 1
+    if item.index is None and isinstance(item.path, Path):
+        with contextlib.suppress(EquicamError):
+            count = count_frames(item.path)
+    return [replace(item, id=f"{item.id}#frame={i}", index=i) for i in range(count)] if count > 1 else [item]
+
+
+def _matching(pattern: AnyPath, split: str | None) -> Items:
     """Images whose path matches the pattern; ids start at its first wildcard."""
     _refuse_split(pattern, split)
     parts = tuple(str(pattern).split("/")) if isinstance(pattern, RemotePath) else pattern.parts
@@ -145,14 +183,14 @@ def _matching(pattern: AnyPath, split: str | None) -> list[Item]:
     depth = None if "**" in wanted else len(wanted)
     skipped: list[PathParts] = []
     images = list_images(root, skipped, depth=depth) if root.is_dir() else []
-    found = [make_item(names, path) for names, path in images if _matches(names, wanted)]
+    found = Items.of(make_item(names, path) for names, path in images if _matches(names, wanted))
     if not found:
         raise EquicamError(
             f"pattern {str(pattern)!r}", needs=f"images ({' '.join(SUFFIXES)}) that match it",
             got=f"none of {len(images)} in {str(root)!r}", fix="a folder, or ** for folders at any depth",
         )  # fmt: skip
     report_skipped(pattern, [p for p in skipped if not is_hidden(p) and _matches(p, wanted)])
-    return sorted(found, key=lambda item: item.id)
+    return found.in_scan_order()
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:

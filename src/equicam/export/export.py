@@ -1,5 +1,6 @@
 """Write a run's maps or windows in a format of other programs."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from equicam.export.files import ExportFolder, safe_names
 from equicam.export.geotiff import write_geotiff
 from equicam.export.images import write_images
 from equicam.export.ome_tiff import write_ome_tiff
-from equicam.export.stitch import make_grid, stitch
+from equicam.export.stitch import BANDS, make_grid, stitch
 from equicam.export.stitched import StitchedMap
 from equicam.export.windows import RasterWindows, choose_target, of_target, read_maps, read_windows, run_facts
 
@@ -168,6 +169,8 @@ def _stitched(
         raise ValueError("a run of images has no rasters")
     grid = make_grid(raster, tiling.tile, options.every)
     bands = stitch(read_maps(store, raster.rows), grid, disc=tiling.stride == "disc", folder=folder)
+    if len(store.manifest.transforms) == 1:
+        bands[BANDS.index("PEUM")] = math.nan  # one view has no variance
     return StitchedMap(raster, bands, grid.cell, run_facts(store, target) | {"raster": raster.id})
 
 

@@ -17,7 +17,6 @@ from equicam.export.lonlat import LonLat
 from equicam.export.outlines import trace
 from equicam.export.stitched import StitchedMap
 from equicam.export.windows import RasterWindows, Row, predicted_class
-from equicam.report.rows import class_name
 
 Feature = dict[str, Any]
 REGION_COLOUR = (226, 120, 20)
@@ -42,7 +41,7 @@ def qupath_tiles(store: RunStore, raster: RasterWindows) -> Iterable[Feature]:
     """Windows as QuPath's tiles, with their measurements and the predicted class."""
     for row in raster.rows:
         number, name = predicted_class(row, store.manifest)
-        measured = {"stability": row["stability"], "PEUM": row["peum_score"], "flip rate": row["flip_rate"]}
+        measured = {"stability": row["stability"], "PEUM": _peum(store, row), "flip rate": row["flip_rate"]}
         yield {
             "type": "Feature",
             "id": feature_id(store, row["id"]),
@@ -114,12 +113,12 @@ def lonlat_windows(store: RunStore, raster: RasterWindows) -> Iterable[Feature]:
                 "confidence": (row["top5_confidence"] or [None])[0],
                 "explained_confidence": row["confidence"],
                 "stability": row["stability"],
-                "peum": row["peum_score"],
+                "peum": _peum(store, row),
                 "flip_rate": row["flip_rate"],
             },
             keep=True,
         )
-        explained = class_name(row["target"], store.manifest.classes)
+        explained = store.manifest.output_name(row["target"])
         columns = {"id": name_of, "item": row["id"], "class": name, "explained": explained, **facts}
         columns["steadiness"] = row["steadiness"]
         columns |= {"flags": ",".join(map(str, row["flags"] or ())), "verdict": None}
@@ -178,6 +177,11 @@ def refuse_unplaced(rasters: Iterable[RasterWindows]) -> None:
 def _lonlat_squares(raster: RasterWindows, rows: Sequence[Row]) -> list[dict[str, Any]]:
     lonlat = LonLat(raster.crs or "", raster.transform or ())
     return lonlat.polygons([_corners(row) for row in rows])
+
+
+def _peum(store: RunStore, row: Mapping[str, Any]) -> float | None:
+    """None of one view, which has no variance."""
+    return row["peum_score"] if len(store.manifest.transforms) > 1 else None
 
 
 def _finite(values: Mapping[str, float | None], *, keep: bool = False) -> dict[str, float | None]:

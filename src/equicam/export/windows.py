@@ -16,7 +16,6 @@ from equicam.auditing.store import RunStore
 from equicam.data.digests import file_digest
 from equicam.data.rasters.options import raster_id
 from equicam.errors import EquicamError
-from equicam.report.rows import class_name
 
 COLUMNS = (
     "id", "x", "y", "side", "target", "confidence", "top5", "top5_confidence", "peum_score", "stability", "flip_rate", "flags", "steadiness", "status",
@@ -124,9 +123,9 @@ def choose_target(manifest: Manifest, rasters: Sequence[RasterWindows], wanted: 
     if wanted is not None and wanted in counts:
         return wanted
     most = counts.most_common(MAX_CLASSES_NAMED)
-    names = [f"{class_name(target, manifest.classes)!r} ({count:,} windows)" for target, count in most]
+    names = [f"{manifest.output_name(target)!r} ({count:,} windows)" for target, count in most]
     more = f" and {len(counts) - len(most)} more" if len(counts) > len(most) else ""
-    first = class_name(most[0][0], manifest.classes)
+    first = manifest.output_name(most[0][0])
     raise EquicamError(
         "a map of a whole raster", needs="one class, of those that windows were explained for",
         got=", ".join(names) + more, fix=f"--class {first!r}, or an audit with --target",
@@ -185,7 +184,7 @@ def _plane(table: pa.Table, name: str, row: int) -> NDArray[np.float32]:
 def predicted_class(row: Mapping[str, Any], manifest: Manifest) -> tuple[int | None, str]:
     """The model's top-1 class of a window, by number and name; not the class explained, where one was chosen for all."""
     top = row["top5"][0] if row["top5"] else row["target"]
-    return top, class_name(top, manifest.classes)
+    return top, manifest.output_name(top)
 
 
 def run_facts(store: RunStore, target: int) -> dict[str, str]:
@@ -195,6 +194,6 @@ def run_facts(store: RunStore, target: int) -> dict[str, str]:
         "version": __version__,
         "run digest": file_digest(sealed if sealed.is_file() else manifest),
         "manifest digest": file_digest(manifest),
-        "class": class_name(target, store.manifest.classes),
+        "class": store.manifest.output_name(target),
         "method": store.manifest.recipe.method,
     }

@@ -62,6 +62,7 @@ class LiveContext:
             "model": visible(model.name or type(model.module).__name__, 120),
             "device": str(model.device),
             "classes": list(model.classes or ()),
+            "explains": "class" if model.has_probabilities else "output",
             "layers": self.layers,
             "methods": [
                 {"name": name, "about": METHODS[name].about, "single": single_view_method(name)}
@@ -102,7 +103,8 @@ def make_app(context: LiveContext, access: Access) -> ASGIApp:
 
     @app.exception_handler(SupersededError)
     def superseded(_: Request, _error: SupersededError) -> Response:
-        return json_error(409, "a newer request has come")
+        # Not an error: dropping another image or a second tab does it, and the page asks again.
+        return JSONResponse({"superseded": True})
 
     app.mount("/static/live", StaticFiles(directory=FOLDER / "static"))
     app.mount("/static", StaticFiles(directory=Path(str(review.__file__)).parent / "static"))

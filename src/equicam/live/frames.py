@@ -26,6 +26,7 @@ from equicam.live.images import OpenedImage
 from equicam.methods import METHODS
 from equicam.models.images import to_display_images
 from equicam.models.layers import spatial_layers
+from equicam.readers.classes import output_name
 from equicam.readers.model import Model
 from equicam.reasons import describe
 from equicam.report.overlay import MAX_DEVIATION
@@ -130,7 +131,9 @@ class FrameComputer:
         return list(dict.fromkeys([*found, self.model.layer]))
 
     def top_classes(self, image: OpenedImage) -> list[dict[str, Any]]:
-        """The most probable classes of the presented image; runs the model, so only in its thread."""
+        """The most probable classes of the presented image, none of values; runs the model, so only in its thread."""
+        if not self.model.has_probabilities:
+            return []
         found = explain_pixels(self.model, pixels_of(image), method="grad-cam", views=1)
         if found.probabilities is None:
             return []
@@ -203,7 +206,8 @@ def make_frame(
         "angle": angle,
         "method": settings.method,
         "eq": 1.0 if presented is None else compute_eq(found.map, presented, angle),
-        "confidence": float(found.confidence[0]),
+        "confidence": _finite(found.confidence[0]),
+        "value": None if model.has_probabilities or found.output is None else _finite(found.output[0]),
         "top1": {"index": top1, "name": class_name(model, top1)},
         "flags": {name: FLAGS.get(name, "") for name in sorted(found.flags[0])},
     }
@@ -213,7 +217,8 @@ def make_frame(
         steadiness = found.steadiness[0]
         by_view = [value if math.isfinite(value) else None for value in found.stability_by_view[0].tolist()]
         facts |= {
-            "peum_score": _finite(found.peum_score[0]),
+            "peum_score": _finite(found.peum_score[0]) if found.has_peum[0] else None,
+            "peum_place": None if (place := found.peum_places[0]) is None else str(place),
             "stability": _finite(found.stability[0]),
             "disagreement": _finite(found.disagreement[0]),
             "flips": int(found.view_flips[0].sum()),
@@ -240,8 +245,8 @@ def render_input(model: Model, image: OpenedImage, angle: int) -> Encoded:
 
 
 def class_name(model: Model, index: int) -> str:
-    """The name of a class; its number where it has none."""
-    return model.classes[index] if model.classes and index < len(model.classes) else f"class {index}"
+    """The name of a class or value; its number where it has none."""
+    return output_name(index, model.classes, model.task)
 
 
 def pixels_of(image: OpenedImage) -> Float[Tensor, "1 c H W"]:

@@ -1,6 +1,7 @@
 """From images to a batch on the model's device, and from a batch back to images that can be displayed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,9 +13,11 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from equicam.data.arrow_datasets import refuse_in_memory
 from equicam.data.image_files import open_image, to_rgb
 from equicam.data.items import Box
 from equicam.errors import EquicamError
+from equicam.readers.failures import named_failure
 from equicam.readers.finite import finite, not_finite
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
@@ -64,7 +67,8 @@ def _preprocessed(array: np.ndarray) -> Float[Tensor, "b c H W"]:
     if len(shape) != 4 or (shape[-1] in CHANNELS and shape[1] not in CHANNELS):
         raise EquicamError(
             "images", needs="8-bit pixels, or preprocessed floats [b, c, H, W]", got=f"an array of {array.dtype} {shape}",
-            fix="(255 * images).round().astype(np.uint8) for pixels in [0, 1]; they are preprocessed like image files",
+            fix="images.astype(np.uint8) for pixels from 0 to 255, (255 * images).round().astype(np.uint8) for pixels in [0, 1]; they "
+            "are preprocessed like image files",
         )  # fmt: skip
     return torch.from_numpy(np.ascontiguousarray(array))
 
@@ -77,7 +81,7 @@ def _pixels(given: np.ndarray | Tensor) -> list[Image.Image]:
     if array.dtype != np.uint8 or batch.ndim != 4 or 0 in batch.shape or not (first or last):
         raise EquicamError(
             "images", needs="8-bit pixels [H, W, 3], [b, H, W, 3] or [b, 3, H, W]", got=f"{array.dtype} {tuple(array.shape)}",
-            fix="images.astype(np.uint8), or preprocessed floats [b, c, H, W] for a model of other channels",
+            fix="pixels from 0 to 255 as np.uint8, or preprocessed floats [b, c, H, W]; values above 255 need a scale of your choice",
         )  # fmt: skip
     if not last or (first and not last_first and array.ndim > 2):
         batch = batch.transpose(0, 2, 3, 1)
@@ -93,16 +97,34 @@ def _load(model: Model | None, images: Any) -> Float[Tensor, "b c H W"]:
 def open_images(images: Any) -> Iterator[Image.Image]:
     """PIL images of what the caller gave."""
     kinds = (Image.Image, str, Path)
-    images = [images] if isinstance(images, kinds) else list(images)
+    refuse_in_memory(images, "images")
+    images = [images] if isinstance(images, kinds) else as_list(images)
     if not images or not all(isinstance(image, kinds) for image in images):
-        got = sorted({type(image).__name__ for image in images}) or "an empty list"
+        got = ", ".join(sorted({_kind(image) for image in images})) or "an empty list"
+        fix = "a path"
+        if any(isinstance(image, np.ndarray) for image in images):
+            fix = "np.stack on preprocessed arrays [c, H, W] of one size, or pixels from 0 to 255 as np.uint8"
+        elif any(isinstance(image, Tensor) for image in images):
+            fix = "torch.stack on tensors"
         raise EquicamError(
-            "images",
-            needs="a tensor, arrays of 8-bit pixels, PIL images or paths",
-            got=got,
-            fix="torch.stack on tensors",
+            "images", needs="a tensor, arrays of 8-bit pixels, PIL images or paths", got=got, fix=fix
         )
     return (image if isinstance(image, Image.Image) else open_image(image) for image in images)
+
+
+def as_list(images: Any) -> list[Any]:
+    """The images of anything that can be iterated."""
+    if not isinstance(images, Iterable):
+        raise EquicamError(
+            "images", needs="a tensor, arrays of 8-bit pixels, PIL images or paths", got=type(images).__name__, fix="a path"
+        )  # fmt: skip
+    return list(images)
+
+
+def _kind(image: Any) -> str:
+    """The type of something, and of the values of an array."""
+    kind = "array" if isinstance(image, np.ndarray) else type(image).__name__
+    return f"{kind} of {image.dtype}" if isinstance(image, np.ndarray | Tensor) else kind
 
 
 def stack_images(tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b c H W"]:
@@ -120,8 +142,23 @@ def stack_images(tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b 
 
 def preprocess_image(model: Model | None, image: Image.Image) -> Float[Tensor, "c H W"]:
     """One image as the model's input."""
-    tensor: Tensor = preprocessing_of(model)(to_rgb(image))
-    return tensor
+    preprocess, rgb = preprocessing_of(model), to_rgb(image)
+    with preprocessing_failure(rgb):
+        found = preprocess(rgb)
+    if not isinstance(found, Tensor) or found.ndim != 3:
+        raise EquicamError(
+            "the model's preprocessing", needs="to return a tensor [c, H, W]",
+            got=f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__,
+            fix="torchvision.transforms.v2 with PILToTensor, or torch.from_numpy on an array [c, H, W]",
+        )  # fmt: skip
+    return found
+
+
+def preprocessing_failure(image: Image.Image) -> AbstractContextManager[None]:
+    """Names an exception out of the preprocessing of this image."""
+    return named_failure(
+        "the model's preprocessing", needs=f"to take an image of {image.width}×{image.height}"
+    )
 
 
 def preprocessing_of(model: Model | None) -> Any:

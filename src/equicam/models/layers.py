@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.readers.failures import describe_failure, input_channels
+from equicam.readers.failures import input_channels, module_failure
 from equicam.readers.forward import frozen
 from equicam.readers.layout import channels_of, infer, is_block_norm
 
 _TRANSPARENT = ("Identity", "Permute", "Dropout")  # an earlier layer computed their output
+OTHER_SIZE = "example= of equicam.wrap, if the model takes inputs of another size"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ def choose_layer(module: nn.Module, example: Tensor | None = None) -> str:
     After the last attention a class logit depends on the class token alone, so later token layers have a
     gradient of exactly zero at every patch.
     """
-    outputs = _spatial_outputs(module, _as_input(module, example))
+    outputs = _spatial_outputs(module, example)
     if not outputs:
         raise EquicamError(
             f"{type(module).__name__}", needs="a layer with a spatial output to choose", got="none of 2×2 or more",
@@ -45,19 +46,18 @@ def choose_layer(module: nn.Module, example: Tensor | None = None) -> str:
 
 def spatial_layers(module: nn.Module, example: Tensor | None = None) -> list[str]:
     """The names of all layers with a spatial output, in the order they are computed."""
-    return [output.name for output in _spatial_outputs(module, _as_input(module, example))]
+    return [output.name for output in _spatial_outputs(module, example)]
 
 
-def _as_input(module: nn.Module, example: Tensor | None) -> Tensor:
-    zeros = _zeros(module)
-    return zeros if example is None else example[:1].to(zeros)
-
-
-def _spatial_outputs(module: nn.Module, example: Tensor) -> list[_SpatialOutput]:
-    """Submodules with a spatial output before pooling, in the order they finish."""
+def _spatial_outputs(module: nn.Module, example: Tensor | None) -> list[_SpatialOutput]:
+    """Submodules with a spatial output before pooling, in the order they finish; without an example, on zeros."""
     outputs: list[_SpatialOutput] = []
     pooled: list[Tensor] = []
-    size = (example.shape[-2], example.shape[-1])
+    zeros = _zeros(module)
+    x = zeros if example is None else example[:1].to(zeros)
+    size = (x.shape[-2], x.shape[-1])
+    # the size of the zeros may be a guess
+    or_else = OTHER_SIZE if example is None else ""
 
     def record(name: str, child: nn.Module, output: Any) -> None:
         first = output[0] if isinstance(output, tuple) and output else output
@@ -78,13 +78,8 @@ def _spatial_outputs(module: nn.Module, example: Tensor) -> list[_SpatialOutput]
 
     handles = [child.register_forward_hook(hook(name)) for name, child in module.named_modules() if name]
     try:
-        with frozen(module), torch.no_grad():
-            module(example)
-    except Exception as error:
-        raise EquicamError(
-            "choosing a layer", needs=f"a forward pass on an input {tuple(example.shape)}", got=describe_failure(error),
-            fix='naming it: wrap(module, layer="NAME")',
-        ) from error  # fmt: skip
+        with frozen(module), torch.no_grad(), module_failure(module, tuple(x.shape), or_else=or_else):
+            module(x)
     finally:
         for handle in handles:
             handle.remove()

@@ -21,6 +21,7 @@ from equicam.errors import EquicamError
 from equicam.models.heads import head_name, resize_head
 from equicam.models.images import standard_preprocessing
 from equicam.models.libraries import from_hf, from_open_clip, from_timm, from_torchvision
+from equicam.models.names import absolute_weights
 from equicam.models.request import Request, unknown_name
 from equicam.models.weights import load_weights, read_state_dict, stored_classes
 from equicam.models.zeroshot import TEMPLATES
@@ -87,7 +88,7 @@ def load(
         model = build(request)
     if device is not None:
         _move(model.module, device)
-    return replace(model, name=name)
+    return replace(model, name=name, weights_from=absolute_weights(weights))
 
 
 def list_names() -> list[str]:

@@ -189,7 +189,7 @@ def _checked(model: Model, chosen: Preprocessing) -> Model:
     try:
         with frozen(model.module), torch.no_grad():
             model.module(x.to(model.device, model.dtype))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if out_of_memory(error):
             raise
         own = read_geometry(preprocessing_of(model))

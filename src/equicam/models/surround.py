@@ -22,7 +22,13 @@ from equicam.data.image_files import to_rgb
 from equicam.data.rasters.options import Tiling
 from equicam.data.rasters.windows import WindowPixels
 from equicam.errors import EquicamError
-from equicam.models.images import input_bytes, preprocess_image, preprocessing_of, stack_images
+from equicam.models.images import (
+    input_bytes,
+    preprocess_image,
+    preprocessing_failure,
+    preprocessing_of,
+    stack_images,
+)
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 
@@ -40,7 +46,11 @@ class Surround:
 def preprocess_surround(model: Model | None, image: Image.Image) -> Surround:
     """One image as the model's input with its surround; cropped to its middle it is `preprocess_image`."""
     preprocess = preprocessing_of(model)
-    found = _without_crop(preprocess, to_rgb(image)) if _is_usable(preprocess) else None
+    found = None
+    if _is_usable(preprocess):
+        rgb = to_rgb(image)
+        with preprocessing_failure(rgb):
+            found = _without_crop(preprocess, rgb)
     if found is None:
         plain = preprocess_image(model, image)
         return _surround(plain, (plain.shape[-2], plain.shape[-1]))
@@ -106,7 +116,7 @@ def _crops_and_nothing_else(preprocess: Any) -> bool:
         try:
             found = _without_crop(preprocess, image)
             plain = preprocess(image)
-        except Exception:  # noqa: BLE001  # a custom preprocessing may refuse the test image with any exception
+        except (Exception, SystemExit):  # noqa: BLE001  # a custom preprocessing may refuse the test image with any exception
             return False
         if found is None or found[1] != tuple(plain.shape[-2:]):
             return False

@@ -1,5 +1,6 @@
 """Weights from files and caches. Code in a file is never executed."""
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -7,6 +8,7 @@ import os
 import pickle
 import pickletools
 import struct
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -193,7 +195,8 @@ def from_torch_hub(name: str, build: Callable[[], nn.Module], *, file: str) -> n
     """The module that `build` makes from torch's cache, or from a download into it."""
     path = Path(torch.hub.get_dir()) / "checkpoints" / file
     try:
-        with only_tensors():
+        # torch prints on stdout what it downloads; results go there, and nothing else
+        with only_tensors(), contextlib.redirect_stdout(sys.stderr):
             return build()
     except OSError as error:
         raise _absent(name, str(path), error) from error

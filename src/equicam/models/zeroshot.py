@@ -38,14 +38,15 @@ class ZeroShot(nn.Module):
 def text_features(
     encode: Callable[[list[str]], Float[Tensor, "m d"]], classes: Sequence[str], templates: Sequence[str]
 ) -> Float[Tensor, "y d"]:
-    """One unit vector per class: the normalised mean of its normalised prompts."""
+    """One unit vector per class: the normalised mean of its normalised prompts; `_` in a name reads as a space."""
     wrong = [t for t in templates if "{}" not in t]
     if wrong or not templates:
         raise EquicamError(
             "templates", needs="a {} for the class name", got=wrong or templates, fix=repr(TEMPLATES[0])
         )
     with torch.no_grad():
-        prompts = [normalize(encode([t.format(name) for t in templates]), dim=-1).mean(0) for name in classes]
+        words = [name.replace("_", " ") for name in classes]
+        prompts = [normalize(encode([t.format(name) for t in templates]), dim=-1).mean(0) for name in words]
     return normalize(torch.stack(prompts), dim=-1)
 
 

@@ -10,11 +10,24 @@ Task = Literal["multiclass", "binary", "multilabel", "regression"]
 """Logits of classes that exclude each other, of two classes in one output, of labels that do not exclude each other; or values."""
 
 
+def output_name(
+    target: int | None, classes: Sequence[str] | None, task: Task | None = None, *, is_only: bool = False
+) -> str:
+    """The name of a class or value; without one its number, and of a model's only value that it is the output."""
+    if target is not None and classes and 0 <= target < len(classes):
+        return classes[target]
+    if task == "regression":
+        return "the output" if is_only else f"output {target}"
+    return f"class {target}"
+
+
 def class_index(target: int | str | None, classes: Sequence[str] | None, what: str = "target") -> int | None:
     """A class by name or number; None for each image's own."""
     if target is None or isinstance(target, int):
         return target
-    found = [index for index, name in enumerate(classes or ()) if name == target]
+    found = [index for index, name in enumerate(classes or ()) if name == target] or [
+        index for index, name in enumerate(classes or ()) if name.lower() == target.lower()
+    ]
     if len(found) > 1:  # ImageNet has two cranes
         raise EquicamError(
             what, needs="one class", got=f"{target!r}, the name of classes {', '.join(map(str, found))}",
@@ -36,6 +49,8 @@ def class_index(target: int | str | None, classes: Sequence[str] | None, what: s
 
 
 def _closest(target: str, classes: Sequence[str]) -> list[str]:
-    """Up to three names like this one, whatever the case of their letters."""
+    """Up to three names that have this one as a word or are like it, whatever the case of their letters."""
     lower = {name.lower(): name for name in classes}
-    return [lower[name] for name in get_close_matches(target.lower(), lower, n=3, cutoff=0.3)]
+    having = [name for name in lower if target.lower() in name.replace("-", " ").split()]
+    close = [name for name in get_close_matches(target.lower(), lower, n=3, cutoff=0.3) if name not in having]
+    return [lower[name] for name in (having + close)[:3]]

@@ -3,13 +3,13 @@
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from equicam.errors import EquicamError, ModelError
+from equicam.errors import EquicamError, ModelError, error_text
 from equicam.readers.model import Model
 
 PACKAGE = Path(__file__).parents[1]
@@ -24,30 +24,37 @@ def named_failure(what: str, *, needs: str) -> Iterator[None]:
         yield
     except EquicamError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # not KeyboardInterrupt
         if out_of_memory(error):
             raise
         raise _named(error, what, needs) from error
 
 
-@contextmanager
-def model_failure(model: Model, shape: tuple[int, ...]) -> Iterator[None]:
+def model_failure(model: Model, shape: tuple[int, ...]) -> AbstractContextManager[None]:
     """The same for a pass of the model on inputs of this shape; an input with other channels than its own is named as that."""
-    name = model.name or type(model.module).__name__
+    return module_failure(model.module, shape, model.name)
+
+
+@contextmanager
+def module_failure(
+    module: nn.Module, shape: tuple[int, ...], name: str | None = None, *, or_else: str = ""
+) -> Iterator[None]:
+    """The same for a module that may have no name; `or_else` is something else to try."""
+    name = name or type(module).__name__
     try:
         yield
     except EquicamError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # not KeyboardInterrupt
         if out_of_memory(error):
             raise
-        channels = input_channels(model.module)
+        channels = input_channels(module)
         if channels is not None and channels != shape[1]:
             raise EquicamError(
                 f"the model {name!r}", needs=f"inputs with {_count(channels)}", got=f"{_count(shape[1])} (images are read as RGB)",
                 fix="preprocess= of equicam.wrap that makes them, or --tile with --bands for rasters",
             ) from error  # fmt: skip
-        raise _named(error, f"the model {name!r}", f"to run on inputs {shape}") from error
+        raise _named(error, f"the model {name!r}", f"to run on inputs {shape}", or_else) from error
 
 
 def input_channels(module: nn.Module) -> int | None:
@@ -57,7 +64,7 @@ def input_channels(module: nn.Module) -> int | None:
 
 def describe_failure(error: BaseException) -> str:
     """Type, first lines and place of an exception."""
-    text = " ".join(str(error).split())
+    text = " ".join(error_text(error).split())
     place = failure_place(error)
     return f"{type(error).__name__}{f': {text[:300]}' if text else ''}{f' ({place})' if place else ''}"
 
@@ -84,8 +91,9 @@ def out_of_memory(error: BaseException) -> bool:
     return cause is not None
 
 
-def _named(error: BaseException, what: str, needs: str) -> ModelError:
+def _named(error: BaseException, what: str, needs: str, or_else: str = "") -> ModelError:
     fix = "mending it there" if failure_place(error) else "mending its cause"
+    fix += f", or {or_else}" if or_else else ""
     return ModelError(what, needs=needs, got=describe_failure(error), fix=fix)
 
 

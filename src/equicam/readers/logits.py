@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equicam.errors import EquicamError
 from equicam.readers.checks import Check
+from equicam.readers.failures import named_failure
 from equicam.readers.finite import finite
 from equicam.readers.model import Model, OutputFunction
 
@@ -74,7 +75,8 @@ def read_output(model: Model, output: Any, *, count: int) -> Logits:
 
 def _read_value(value: OutputFunction, output: Any, count: int) -> Logits:
     """The caller's function of the output, as a regression with one output."""
-    found = value(output)
+    with named_failure("target", needs="a function that runs on what the model returns"):
+        found = value(output)
     if (
         not isinstance(found, Tensor)
         or found.shape not in ((count,), (count, 1))

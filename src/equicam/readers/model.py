@@ -33,6 +33,7 @@ class Model:
     classes: tuple[str, ...] | None = None
     input: Input | None = None  # of rasters: bands, scale, resolution
     name: str | None = None  # as given to `load`
+    weights_from: str | None = None  # as given to `load`; a file by its absolute path
     task: Task | None = None  # None: multiclass, or binary where there is one output
     value: OutputFunction | None = None  # explained instead of an output: `explain(…, target=function)`
 

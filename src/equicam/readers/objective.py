@@ -11,7 +11,8 @@ from equicam.errors import EquicamError
 
 def class_logit(logits: Float[Tensor, "n y"], target: Int[Tensor, " n"]) -> Float[Tensor, "n y"]:
     """y_c itself."""
-    return torch.zeros_like(logits).scatter_(1, target[:, None], 1)
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    return (classes == target[:, None]).to(logits.dtype)
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,29 @@ import pyarrow.compute as pc
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.signals import FLAT
 from equicam.reasons import describe
-from equicam.report.rows import class_name
 from equicam.report.text import STEADINESS_REASONS
-from equicam.steadiness import WORDS, count_words, judge_row
+from equicam.steadiness import STEADY_FROM, WORDS, count_words, judge_row
 
 MAX_TABLE_ROWS = 500  # of the table of all images
-COLUMNS = ["id", "target", "stability", "stability_by_view", "view_top1", "flags", "status"]
+COLUMNS = [
+    "id", "target", "confidence", "output", "flip_rate", "stability", "stability_by_view", "view_top1", "flags", "status",
+]  # fmt: skip
 
 
 def steadiness_counts(items: pa.Table) -> dict[str, Any]:
     """How many maps have each word, and how many of them for which reason, the most frequent first."""
-    ok = items.filter(pc.equal(items["status"], "ok"))
-    pairs = zip(ok["steadiness"].to_pylist(), ok["steadiness_reason"].to_pylist(), strict=True)
-    reasons = Counter((word or "cannot say", code) for word, code in pairs)
+    ok = items.select(["steadiness", "steadiness_reason"]).filter(pc.equal(items["status"], "ok"))
+    counted = ok.group_by(["steadiness", "steadiness_reason"], use_threads=False).aggregate(
+        [([], "count_all")]
+    )
+    reasons = Counter[tuple[str, Any]]()
+    for one in counted.to_pylist():
+        reasons[one["steadiness"] or "cannot say", one["steadiness_reason"]] += one["count_all"]
+    changing = pc.equal(items["steadiness_reason"], "prediction-changes")
+    following = pc.and_(changing, pc.greater_equal(items["stability"], STEADY_FROM))
     return {
         "words": dict(count_words(items)),
+        "changing_but_following": pc.sum(following, min_count=0).as_py(),
         "reasons": {
             word: [
                 {
@@ -59,7 +67,10 @@ def _table_row(row: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     judged = judge_row(row, manifest.labels, manifest.presented)
     return {
         "id": row["id"],
-        "class": class_name(row["target"], manifest.classes),
+        "class": manifest.output_name(row["target"]),
+        "confidence": row["confidence"],
+        "output": row["output"],
+        "flips": None if row["flip_rate"] is None else round(row["flip_rate"] * len(manifest.transforms)),
         "steadiness": judged.word,
         "reason": describe(judged.reason),
         "stability": None if FLAT & {*(row["flags"] or ())} else row["stability"],

@@ -29,7 +29,7 @@ MAX_NAMES = 20
 METRICS = {
     "stability": ("Stability", "mean correlation of the presented view’s own map with every other view’s, aligned; 1 is best"),
     "steady": ("Share of steady maps", "maps whose stability is surely above the limit"),
-    "peum": ("PEUM", "variance between the aligned views’ maps; lower is better"),
+    "peum": ("PEUM (per-image explanation uncertainty)", "variance between the aligned views’ maps; it depends on the number of views; lower is better"),
     "flip_rate": ("Flips", "share of views that predict another class; lower is better"),
 }  # fmt: skip
 
@@ -71,11 +71,15 @@ class Comparison:
             "steadier": f"The maps of {second!r} are steadier than those of {first!r}",
             "less steady": f"The maps of {second!r} are less steady than those of {first!r}",
             "no difference shown": f"No difference shown between the maps of {first!r} and of {second!r}",
+            "does not compare": f"The runs explain different classes in {self.other_targets:,} of {self.images:,} images, so most maps of "
+            f"{first!r} and of {second!r} do not compare",
         }[self.direction]
+        steady = self.differences["steady"]
         few = f"; {MIN_PAIRS} images are needed to say more" if estimate.n < MIN_PAIRS else ""
         return (
             f"{answer}: mean stability {found.first:.3f} before and {found.second:.3f} after, a difference of "
-            f"{_interval(estimate)} over {estimate.n:,} images of both{few}. Maps that went from unsteady to steady: "
+            f"{_interval(estimate)} over {estimate.n:,} images of both{few}. Share of steady maps {steady.first:.0%} before and "
+            f"{steady.second:.0%} after, {_interval(steady.difference)}; maps that went from unsteady to steady: "
             f"{self.became_steady:,}, from steady to unsteady: {self.became_unsteady:,}."
         )
 
@@ -89,6 +93,12 @@ class Comparison:
             ("another image under the same name", pairs.other_content),
         ]
         found = [f"left out, {why}: {_named(ids)}" for why, ids in left_out if ids]
+        for one, names_of, name in ((pairs.lost, names[1], names[0]), (pairs.gained, names[0], names[1])):
+            if one:
+                ids = [image for image, _ in one]
+                found.append(
+                    f"{names_of} could not explain images that {name} explains, which count as not steady: {_named(ids)}"
+                )
         if self.other_targets:
             found.append(
                 f"the runs explain different classes in {self.other_targets:,} of {self.images:,} images"
@@ -115,6 +125,8 @@ class Comparison:
                 "only_first": list(pairs.only_first),
                 "only_second": list(pairs.only_second),
                 "other_content": list(pairs.other_content),
+                "lost": [name for name, _ in pairs.lost],
+                "gained": [name for name, _ in pairs.gained],
             },
             "other_targets": self.other_targets,
             "differing": {name: list(both) for name, both in self.differing.items()},
@@ -152,12 +164,13 @@ def compare_runs(first: RunStore, second: RunStore) -> Comparison:
             got=f"{pairs.first.num_rows:,} images explained in both, none of them with a stability in both",
             fix="runs on the same images with several views; for a run of 0.1.0, equicam triage first",
         )  # fmt: skip
+    other = comparison.other_targets(pairs, *manifests)
     return Comparison(
-        direction=comparison.direction(found["stability"]),
+        direction=comparison.direction(found, other_targets=other, images=pairs.first.num_rows),
         differences=found,
         words=comparison.word_changes(pairs),
         changes=tuple(comparison.most_changed(pairs, manifests, MAX_CHANGES)),
-        other_targets=comparison.other_targets(pairs, *manifests),
+        other_targets=other,
         differing=comparison.differing_fields(*manifests),
         pairs=pairs,
         stores=(first, second),

@@ -22,6 +22,7 @@ from PIL import Image
 
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
+from equicam.peum_reference import PEUM_NOTE
 from equicam.report.overlay import COLOURMAP, MAX_DEVIATION, RgbImage, overlay
 from equicam.report.plots import INK
 from equicam.report.view_curve import curve_order, view_curve
@@ -30,7 +31,12 @@ IMAGE_PX = 224
 """The longer side of an image in a notebook."""
 ROW_INCHES, IMAGE_INCHES, CURVE_INCHES = 2.75, 2.5, 3.2
 DPI = 150
-PEUM_NOTE = "PEUM is the variance of the views’ aligned maps, mean over pixels; compare it between maps of equally many views."
+LETTERS_PER_IMAGE = 42
+"""In a line of text above an image of a figure."""
+OWN_MAP = "the network's own map of one view"
+SPREAD_TITLE = (
+    "spread (standard deviation) of the views;\nits mean square is PEUM\n(per-image explanation uncertainty)"
+)
 
 
 @dataclass(frozen=True)
@@ -41,18 +47,23 @@ class ImageDrawing:
     facts: tuple[str, ...]
     image: RgbImage | None  # None: not known
     overlay: RgbImage
+    own: (
+        RgbImage | None
+    )  # the presented view's own map, which steadiness is about; None: of one view, or not among the views
+    word: str  # steady, unsteady or cannot say
     peum: Float[np.ndarray, "H W"] | None  # None: of one view
     transforms: tuple[Transform, ...]
     correlations: tuple[float, ...]  # of each view's map with the presented view's
 
 
 def draw_figure(drawings: Sequence[ImageDrawing], total: int) -> Figure:
-    """A row for each image: the image, its map, PEUM, and the correlation of each view's map with the presented view's."""
+    """A row for each image: it, its own map, the method's map, PEUM, and each view's correlation with the presented view."""
     if not drawings:
         raise EquicamError("a figure", needs="an image", got="none", fix="images=1")
     several = drawings[0].peum is not None
     known = drawings[0].image is not None
-    widths = [IMAGE_INCHES] * (known + 1 + several) + [CURVE_INCHES] * several
+    has_own = drawings[0].own is not None
+    widths = [IMAGE_INCHES] * (known + has_own + 1 + several) + [CURVE_INCHES] * several
     figure = Figure(figsize=(sum(widths), ROW_INCHES * len(drawings) + 0.3), layout="compressed", dpi=DPI)
     FigureCanvasAgg(figure)
     with rc_context({"font.size": 8}):
@@ -67,8 +78,13 @@ def draw_figure(drawings: Sequence[ImageDrawing], total: int) -> Figure:
 def _draw_row(figure: Figure, cells: list[Axes], one: ImageDrawing) -> None:
     if one.image is not None:
         _draw_image(cells.pop(0), one.image, "image")
+    if one.own is not None:
+        _draw_image(cells.pop(0), one.own, f"{OWN_MAP}:\n{one.word}")
     axes = cells.pop(0)
-    _draw_image(axes, one.overlay, one.title)
+    # a single view has no curve, above which the facts stand
+    facts = [] if one.peum is not None else [_wrap("; ".join(one.facts), LETTERS_PER_IMAGE)]
+    averaged = [] if one.own is None else [f"average of {len(one.transforms)} aligned views"]
+    _draw_image(axes, one.overlay, "\n".join([one.title, *averaged, *facts]))
     _add_scale(figure, axes, _overlay_colours(), 1.0, "saliency")
     if one.peum is None:
         return
@@ -76,7 +92,7 @@ def _draw_row(figure: Figure, cells: list[Axes], one: ImageDrawing) -> None:
     deviation = np.sqrt(np.maximum(one.peum, 0))
     axes.imshow(deviation, cmap=COLOURMAP, vmin=0, vmax=MAX_DEVIATION)
     axes.set_axis_off()
-    axes.set_title("spread (standard deviation) of the views", fontsize=8)
+    axes.set_title(SPREAD_TITLE, fontsize=8)
     _add_scale(figure, axes, colormaps[COLOURMAP], MAX_DEVIATION)
     _draw_curve(cells.pop(0), one)
 
@@ -114,13 +130,13 @@ def _draw_curve(axes: Axes, one: ImageDrawing) -> None:
     if by_angle:
         axes.set_xlim(0, 360)
         axes.set_xticks(range(0, 361, 90), [f"{angle}°" for angle in range(0, 361, 90)])
-    axes.set_xlabel("rotation of the image" if by_angle else "view")
+    axes.set_xlabel("angle of rotation (°)" if by_angle else "view")
     axes.set_ylabel("correlation with the\npresented view's map")
     axes.grid(axis="y", linewidth=0.4, alpha=0.6)
     axes.set_title(_wrap("; ".join(one.facts)), fontsize=7, parse_math=False, loc="left")
 
 
-def _wrap(text: str, letters: int = 54) -> str:
+def _wrap(text: str, letters: int = 48) -> str:
     """Text in lines of at most so many letters."""
     import textwrap
 
@@ -167,22 +183,29 @@ def draw_html(drawings: Sequence[ImageDrawing], total: int) -> str:
     rest = total - len(drawings)
     more = Markup("<p>… and {} more</p>").format(f"{rest:,}") if rest > 0 else ""
     note = (
-        Markup("<p><small>{}</small></p>").format(PEUM_NOTE)
+        Markup("<p><small>{}.</small></p>").format(PEUM_NOTE.replace("'", "’"))
         if any(d.peum is not None for d in drawings)
         else ""
     )
     return str(
-        Markup('<div style="display:flex;flex-wrap:wrap;gap:16px">{}</div>{}{}').format(cells, more, note)
+        Markup('{}<div style="display:flex;flex-wrap:wrap;gap:16px">{}</div>{}').format(note, cells, more)
     )
 
 
 def _cell(one: ImageDrawing) -> Markup:
     shown = [
-        (name, image) for name, image in (("image", one.image), ("map", one.overlay)) if image is not None
+        (name, image)
+        for name, image in (("image", one.image), (OWN_MAP, one.own), ("map", one.overlay))
+        if image is not None
     ]
     images = Markup().join(
         Markup('<img src="{}" alt="{}" style="margin:0 4px 0 0">').format(_data_url(image), name)
         for name, image in shown
+    )
+    order = (
+        Markup("<br><small>{}</small>").format("; ".join(name for name, _ in shown))
+        if one.own is not None
+        else ""
     )
     curve = view_curve(one.transforms, one.correlations) if one.peum is not None else Markup()
     label = Markup("<br><small>correlation with the presented view’s map, {}</small>").format(
@@ -190,8 +213,8 @@ def _cell(one: ImageDrawing) -> Markup:
     )
     facts = Markup("<br>").join(map(escape, one.facts))
     return Markup(
-        '<figure style="margin:0;max-width:{}px"><figcaption><b>{}</b><br>{}</figcaption>{}<div style="max-width:320px">{}{}</div></figure>'
-    ).format(len(shown) * (IMAGE_PX + 4), one.title, facts, images, curve, label if curve else "")
+        '<figure style="margin:0;max-width:{}px"><figcaption><b>{}</b><br>{}</figcaption>{}{}<div style="max-width:320px">{}{}</div></figure>'
+    ).format(len(shown) * (IMAGE_PX + 4), one.title, facts, images, order, curve, label if curve else "")
 
 
 def _data_url(image: RgbImage) -> str:

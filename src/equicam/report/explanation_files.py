@@ -37,6 +37,7 @@ class ExplainedImage:
     map: Float[np.ndarray, "H W"]
     peum: Float[np.ndarray, "H W"]
     views: tuple[ViewImage, ...]
+    presented: int | None  # the view that is the image as given
     title: str
     facts: dict[str, Any]
 
@@ -46,7 +47,8 @@ def write_files(explained: ExplainedImage, folder: Path, stem: str) -> dict[str,
     names = {"overlay": f"{stem}.overlay.png", "views": f"{stem}.views.png"}
     image, title = ("image", explained.image), explained.title
     fused = (explained.facts["method"], overlay(explained.image, explained.map))
-    panel([[image, fused]], folder / names["overlay"], title=title, inches=3)
+    own = [] if explained.presented is None or len(explained.views) < 2 else [_own_map(explained)]
+    panel([[image, *own, fused]], folder / names["overlay"], title=title, inches=3)
     if len(explained.views) > 1:
         names["peum"] = f"{stem}.peum.png"
         # one scale for every image, so that two can be compared by eye
@@ -62,6 +64,14 @@ def write_files(explained: ExplainedImage, folder: Path, stem: str) -> dict[str,
     facts = explained.facts | {"files": names}
     (folder / f"{stem}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=True) + "\n")
     return facts
+
+
+def _own_map(explained: ExplainedImage) -> tuple[str, RgbImage]:
+    """The map of the presented view alone, which the word in the title is about."""
+    assert explained.presented is not None  # noqa: S101  # the caller checked
+    size = (explained.image.shape[0], explained.image.shape[1])
+    own = stretch(explained.views[explained.presented].map, size)
+    return f"the network's own map: {explained.facts['steadiness']}", overlay(explained.image, own)
 
 
 def safe_stem(path: str, taken: set[str]) -> str:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,26 +21,31 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from equicam.auditing.log import Log
+from equicam.auditing.log import Event, Log
 from equicam.auditing.manifest import Manifest
+from equicam.auditing.queue_files import ranked_columns
 from equicam.auditing.review_log import VERDICTS, ReviewLog
-from equicam.auditing.signals import FLAT, column_values, signal_values
+from equicam.auditing.signals import FLAT, column_values, queue_arm, reduce_views, signal_values
 from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
 from equicam.reasons import SIGNALS, Reason, describe, from_rows, name_views
 from equicam.report import plots, render
+from equicam.report.answer import COLUMNS as TABLE_COLUMNS
 from equicam.report.answer import MAX_TABLE_ROWS, image_table, steadiness_counts
+from equicam.report.examples import choose_examples, draw_thumbnails
 from equicam.report.overlay import MAX_DEVIATION, RgbImage
-from equicam.report.rasters import raster_overview
+from equicam.report.rasters import PLACED, raster_overview
 from equicam.report.render import RenderedImages
-from equicam.report.rows import class_name, peum_scores, peum_undefined, share_below
-from equicam.report.text import FLAGS, SIGNAL_MEANINGS, VERDICT_MEANINGS, visible
+from equicam.report.rows import peum_reference, peum_scores, peum_undefined, share_below
+from equicam.report.text import FLAGS, SIGNAL_MEANINGS, verdict_meanings, visible
 from equicam.report.view_curve import curve_order, view_curve
 from equicam.shards import json_ready, write_atomic
 from equicam.steadiness import STEADY_FROM, judge_row
 
 MAX_BAD_ROWS = 100  # of the table of bad images
+COUNTED = ("reason", "reason_values", "flip_rate", "steadiness", "steadiness_reason")
+"""The columns of all images that the report reads and triage does not."""
 Evidence = Mapping[str, Any]
 """`verdict`, a sentence, and `lines`, sentences with numbers and intervals; other keys go to the JSON."""
 
@@ -75,6 +80,12 @@ class Card:
     curve: Markup  # stability by view
 
 
+def read_rows(store: RunStore) -> pa.Table:
+    """The columns of all images that a report needs, and those that rank them."""
+    columns = [*ranked_columns(store.manifest), *COUNTED, *(PLACED if store.manifest.tiling else ())]
+    return store.read_items(list(dict.fromkeys(columns)), reduce=reduce_views)
+
+
 def write_report(
     store: RunStore,
     triage: RankedQueue,
@@ -82,8 +93,9 @@ def write_report(
     evidence: Mapping[str, Evidence] = {},
     out: Path | None = None,
     top: int = 40,
+    items: pa.Table | None = None,
 ) -> Path:
-    """Write RUN/report.html, or `out`, and the JSON of the same stem."""
+    """Write RUN/report.html, or `out`, and the JSON of the same stem; `items` are those of `read_rows`, if they were read already."""
     page = store.folder / "report.html" if out is None else Path(out)
     json_file = page.with_suffix(".json")
     if page.suffix.lower() not in (".html", ".htm") or json_file.name in ("manifest.json", "digests.json"):
@@ -91,26 +103,29 @@ def write_report(
             "a report", needs="a name that ends in .html and does not overwrite the run's own .json",
             got=valid_utf8(str(page)), fix="report.html",
         )  # fmt: skip
-    manifest, items = store.manifest, store.read_items()
-    queue = triage.rows.filter(pc.equal(triage.rows["arm"], "queue")).sort_by("rank").to_pylist()
+    manifest = store.manifest
+    items = read_rows(store) if items is None else items
+    queue = queue_arm(triage.rows)
     log = ReviewLog(store.folder)
     log.refresh()
-    cards = _cards(store, manifest, items, queue[: max(0, top)], evidence, log)
-    rasters = raster_overview(store, manifest, items, queue, by=triage.by, cards=len(cards))
+    cards = _cards(store, manifest, items, queue.slice(0, max(0, top)).to_pylist(), evidence, log)
+    ranks = queue.select(["id", "rank"]).to_pylist() if manifest.tiling else []
+    rasters = raster_overview(store, manifest, items, ranks, by=triage.by, cards=len(cards))
     facts = _facts(store, manifest, items, queue, triage, log) | {
         "rasters": None if rasters is None else rasters.facts,
         "queue": [card.facts for card in cards],
     }
     text = environment().get_template("report.html.j2").render(
         facts=facts, cards=cards, plots=_plots(items, queue, triage, len(manifest.transforms)), flags=FLAGS,
-        manifest=_manifest_lines(manifest), folder=shlex.quote(valid_utf8(str(store.folder))), max_bad_rows=MAX_BAD_ROWS,
+        manifest=_manifest_lines(manifest), verify=_verify_command(store), max_bad_rows=MAX_BAD_ROWS,
         max_deviation=MAX_DEVIATION, scale=render.data_url(_colour_scale(cards)), steady_from=STEADY_FROM,
         max_table_rows=MAX_TABLE_ROWS, card_of={card.facts["id"]: n for n, card in enumerate(cards, start=1)},
-        meanings=VERDICT_MEANINGS,
-        thinned=len(manifest.transforms) > render.MAX_TILES, class_name=partial(class_name, classes=manifest.classes),
+        meanings=verdict_meanings(manifest.has_values), has_values=manifest.has_values,
+        thinned=len(manifest.transforms) > render.MAX_TILES, class_name=manifest.output_name,
         verdicts=VERDICTS, rotations=all(one.is_rotation for one in manifest.transforms), ranked_by=SIGNALS[triage.by],
         curve_order=curve_order(manifest.transforms),
-        signal_meaning=SIGNAL_MEANINGS[triage.by], rasters=rasters,
+        leanings=_leanings(evidence), signal_meaning=SIGNAL_MEANINGS[triage.by], rasters=rasters, examples=choose_examples(store, manifest, items),
+        thumbnails=draw_thumbnails(store, manifest, items),
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(json_file, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())
@@ -118,11 +133,23 @@ def write_report(
     return page
 
 
+def _leanings(evidence: Mapping[str, Evidence]) -> dict[str, int]:
+    """How many of the maps that were tested lean to signal, to noise or to neither."""
+    codes = [str(one.get("leaning")) for one in evidence.values()]
+    counts = {
+        "leaning to signal": codes.count("signal"),
+        "leaning to noise": codes.count("noise"),
+        "undecided": codes.count("undecided"),
+    }
+    counts["not to be judged"] = len(codes) - sum(counts.values())
+    return {words: count for words, count in counts.items() if count}
+
+
 def _facts(
     store: RunStore,
     manifest: Manifest,
     items: pa.Table,
-    queue: Sequence[Mapping[str, Any]],
+    queue: pa.Table,
     triage: RankedQueue,
     log: ReviewLog,
 ) -> dict[str, Any]:
@@ -144,20 +171,25 @@ def _facts(
             "done": items.num_rows,
             "ok": ok.num_rows,
             "bad": bad.num_rows,
-            "queue": len(queue),
+            "queue": queue.num_rows,
             **medians,
+            "median_peum_reference": peum_reference(manifest, medians["median_peum"]),
             "flipping": float((flips > 0).mean()) if len(flips) else None,
             "calibrated": len(eq),
         },
         "steadiness": steadiness_counts(items),
-        "images": image_table(items, manifest),
+        "images": image_table(store.read_items(TABLE_COLUMNS), manifest)
+        if ok.num_rows <= MAX_TABLE_ROWS
+        else None,
         "by": triage.by,
         "quotas": bool(getattr(triage, "quotas", None)),
+        "ranks_skipped": queue["rank"].to_pylist() != [*range(1, queue.num_rows + 1)],
         "unchecked": _unchecked(manifest),
         "unstable": asdict(triage.unstable),
         "quality": None if triage.quality is None else asdict(triage.quality),
         "remainder": _remainder(log, triage, ok.num_rows),
         "review": _review(log, triage),
+        "sanity": _sanity(events),
         "bad": [
             {"id": row["id"], "reason": describe(_reason(row))}
             for row in bad.select(["id", "reason", "reason_values"]).to_pylist()
@@ -172,10 +204,25 @@ def _facts(
     }
 
 
+def _verify_command(store: RunStore) -> str:
+    """The command that checks the run, with the files it must name; without the sample where only Python has the model."""
+    named = store.manifest.reload_options()
+    options = ["--sample", "0"] if named is None else [text for pair in named.items() for text in pair]
+    return shlex.join(["equicam", "verify", valid_utf8(str(store.folder)), *options])
+
+
 def _colour_scale(cards: Sequence[Card]) -> RgbImage:
     """The colours of the overlays over the mean grey of the images shown."""
     greys = [card.images.grey for card in cards if card.images.grey is not None]
     return render.colour_scale(float(np.mean(greys)) if greys else render.NO_IMAGE_GREY)
+
+
+def _sanity(events: Sequence[Event]) -> dict[str, Any] | None:
+    """Stability of a few maps with the run's weights and with random ones, if `evidence` has measured it."""
+    payload = next((event.payload for event in reversed(events) if event.kind == "sanity"), {})
+    names = ("images", "stability", "steady", "random_networks", "random_stability", "random_steady")
+    found = {name: payload.get(name) for name in names}
+    return found if all(isinstance(value, int | float) for value in found.values()) else None
 
 
 def _unchecked(manifest: Manifest) -> list[str]:
@@ -224,13 +271,11 @@ def _remainder(log: ReviewLog, triage: RankedQueue, ok: int) -> dict[str, Any] |
     return remainder(count_verdicts(log, triage.rows, ok)).to_json()
 
 
-def _plots(
-    items: pa.Table, queue: Sequence[Mapping[str, Any]], triage: RankedQueue, views: int
-) -> dict[str, Markup]:
+def _plots(items: pa.Table, queue: pa.Table, triage: RankedQueue, views: int) -> dict[str, Markup]:
     """The distributions; plots contain no foreign text, so they are not escaped."""
     ok = items.filter(pc.equal(items["status"], "ok"))
     signal, flips, eq = signal_values(ok, triage.by), _numbers(ok["flip_rate"]), _numbers(ok["eq"])
-    queued, name = _is_queued(ok, queue).to_numpy(), SIGNALS[triage.by]
+    queued, name = pc.is_in(ok["id"], queue["id"]).to_numpy(), SIGNALS[triage.by]
     below = float(triage.unstable.below)
     found = {"stability": plots.stability_histogram(column_values(ok, "stability"), queued, unstable=below)}
     if triage.by != "stability":
@@ -252,7 +297,7 @@ def _cards(
     log: ReviewLog,
 ) -> list[Card]:
     ids = [row["id"] for row in queue]
-    rows = {row["id"]: row for row in items.filter(_is_queued(items, queue)).to_pylist()}
+    rows = store.rows(ids)
     if absent := [name for name in ids if name not in rows]:
         raise EquicamError(
             "a report", needs="a triage of this run", got=f"{visible(absent[0])!r}, which is not in it",
@@ -272,10 +317,6 @@ def _cards(
     ]
 
 
-def _is_queued(items: pa.Table, queue: Sequence[Mapping[str, Any]]) -> pa.ChunkedArray:
-    return pc.is_in(items["id"], pa.array([row["id"] for row in queue], pa.string()))
-
-
 def _image_facts(
     ranked: Mapping[str, Any],
     row: Mapping[str, Any],
@@ -286,12 +327,12 @@ def _image_facts(
     judged = judge_row(row, manifest.labels, manifest.presented)
     undefined = peum_undefined(row, views=len(manifest.transforms))
     copied = (
-        "label", "target", "confidence", "peum_score", "flip_rate", "views_kept", "eq", "view_confidence", "view_top1",
+        "label", "target", "confidence", "output", "peum_score", "flip_rate", "views_kept", "eq", "view_confidence", "view_top1",
     )  # fmt: skip
     return {
         "id": row["id"],
         "rank": ranked["rank"],
-        "class": class_name(row["target"], manifest.classes),
+        "class": manifest.output_name(row["target"]),
         **{name: row[name] for name in copied},
         **{name: ranked.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
         "stability_by_view": row["stability_by_view"],
@@ -300,6 +341,7 @@ def _image_facts(
         "steadiness_reason": describe(judged.reason),
         "peum_undefined": undefined,
         "peum_above": None if undefined else share_below(scores, row["peum_score"]),
+        "peum_reference": None if undefined else peum_reference(manifest, row["peum_score"]),
         "reasons": [describe(reason) for reason in from_rows(ranked["reasons"])],
         "evidence": None if evidence is None else dict(evidence),
     }

@@ -12,6 +12,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from equicam.steadiness import STEADY_FROM
+
 Column = Float[np.ndarray, " n"]
 INK, QUEUED, REST = "#26232e", "#5b2a86", "#d9d6e0"
 MAX_POINTS = 2000
@@ -53,7 +55,7 @@ def signal_histogram(signal: Column, queued: Bool[np.ndarray, " n"], *, name: st
 
 
 def stability_histogram(stability: Column, queued: Bool[np.ndarray, " n"], *, unstable: float) -> str:
-    """The distribution of stability; left of the line a map is unstable."""
+    """The distribution of stability; left of the first line it is low, right of the second a map can be steady."""
     known = np.isfinite(stability)
     stability, queued = stability[known], queued[known]
     with rc_context(_STYLE):
@@ -65,15 +67,19 @@ def stability_histogram(stability: Column, queued: Bool[np.ndarray, " n"], *, un
         above = unstable + width * np.arange(np.ceil((1 - unstable) / width) + 1)
         _stack(axes, stability, queued, [*below.tolist(), *above.tolist()])
         _legend(figure, axes)
-        axes.axvline(unstable, color=INK, linestyle=(0, (5, 3)), linewidth=1)
-        axes.annotate(
-            "unstable", (unstable, 1), (-4, 3), xycoords=("data", "axes fraction"), textcoords="offset points",
-            fontsize=8, ha="right", va="bottom",
-        )  # fmt: skip
+        for at, words, dashes, shift, side in (
+            (unstable, f"low: below {unstable:g}", (0, (5, 3)), -4, "right"),
+            (STEADY_FROM, f"steady from {STEADY_FROM:g}", (0, (1, 1)), 4, "left"),
+        ):
+            axes.axvline(at, color=INK, linestyle=dashes, linewidth=1)
+            axes.annotate(
+                words, (at, 1), (shift, 3), xycoords=("data", "axes fraction"), textcoords="offset points",
+                fontsize=8, ha=side, va="bottom",
+            )  # fmt: skip
         return _svg(
             figure,
             "stability",
-            "Histogram of stability, with the line below which maps are unstable; the queued share of each bar is hatched.",
+            "Histogram of stability, with lines where low ones are counted and where a map can be steady; the queued share of each bar is hatched.",
         )
 
 
@@ -96,7 +102,7 @@ def flip_histogram(flips: Int[np.ndarray, " n"], views: int) -> str:
 def signal_against_drift(
     signal: Column, drift: Column, queued: Bool[np.ndarray, " n"], *, unstable: float, name: str
 ) -> str:
-    """The ranking signal against 1 − Eq where both are measured; above the line a map is unstable."""
+    """The ranking signal against 1 − Eq where both are measured; above the line Eq is low."""
     order = np.argsort(signal, kind="stable")
     order = order[:: -(-len(order) // MAX_POINTS)] if len(order) else order
     signal, drift, queued = signal[order], drift[order], queued[order]
@@ -111,7 +117,7 @@ def signal_against_drift(
         )
         axes.axhline(unstable, color=INK, linestyle=(0, (5, 3)), linewidth=1)
         axes.annotate(
-            "unstable above this line", (0, unstable), (5, 3), xycoords=("axes fraction", "data"),
+            f"Eq = {1 - unstable:g}", (0, unstable), (5, 3), xycoords=("axes fraction", "data"),
             textcoords="offset points", fontsize=8,
         )  # fmt: skip
         axes.set(
@@ -121,7 +127,7 @@ def signal_against_drift(
         return _svg(
             figure,
             "drift",
-            f"{name} against 1 − Eq, one mark per image, with the line above which maps are unstable.",
+            f"{name} against 1 − Eq, one mark per image, with a line above which Eq is low.",
         )
 
 

@@ -89,29 +89,36 @@ def render_images(
         fused=data_url(overlay(under, fused)),
         spread=data_url(overlay(under, deviation(maps.peum, size))) if several else None,
         blank=not fused.any(),
-        strip=_strip(row, maps, transforms, background(image, fit(grid, TILE_PX))) if several else (),
+        strip=view_strip(row, maps, transforms, background(image, fit(grid, TILE_PX))) if several else (),
         grey=None if isinstance(image, str) else float(image.mean()),
     )
 
 
-def _strip(
-    row: Mapping[str, Any], maps: StoredMaps, transforms: Sequence[Transform], image: RgbImage
+def view_strip(
+    row: Mapping[str, Any],
+    maps: StoredMaps,
+    transforms: Sequence[Transform],
+    image: RgbImage,
+    *,
+    most: int = MAX_TILES,
 ) -> tuple[ViewTile, ...]:
     """A tile for each view, or for every n-th where there are too many."""
     empty, radius = [None] * len(transforms), inner_radius(transforms)
     columns = (row["view_confidence"] or empty, row["view_top1"] or empty)
     views = list(zip(transforms, maps.view_maps, *columns, strict=False))
+    presented = presented_index(transforms)
+    predicted = row["target"] if presented is None else columns[1][presented]
     return tuple(
         ViewTile(
             one.label,
             confidence,
-            None if top1 == row["target"] else top1,
+            None if top1 == predicted else top1,
             data_url(
-                view_tile(image, plane, one, radius=radius, ringed=top1 not in (None, row["target"])),
+                view_tile(image, plane, one, radius=radius, ringed=top1 not in (None, predicted)),
                 quality=75,
             ),
         )
-        for one, plane, confidence, top1 in views[:: -(-len(views) // MAX_TILES)]
+        for one, plane, confidence, top1 in views[:: -(-len(views) // most)]
     )
 
 
@@ -301,5 +308,5 @@ def colour_scale(grey: int | float = NO_IMAGE_GREY) -> RgbImage:
 def data_url(image: RgbImage, *, quality: int = 80) -> str:
     """An image as a JPEG in a data URL."""
     buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "JPEG", quality=quality, optimize=True)
+    Image.fromarray(image).save(buffer, "JPEG", quality=quality, optimize=True, progressive=True)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

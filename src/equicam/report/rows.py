@@ -1,6 +1,6 @@
 """Facts derived from rows of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,29 +8,33 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from equicam.auditing.manifest import Manifest
 from equicam.auditing.signals import ranking_scores
+from equicam.peum_reference import has_reference, place_peum
 
 PEUM_UNDEFINED_FLAGS = {"blank", "constant", "none-kept"}
 
 
-def class_name(target: int | None, classes: Sequence[str] | None) -> str:
-    """The name of a class, or its number where the run has no names."""
-    if target is not None and classes and 0 <= target < len(classes):
-        return classes[target]
-    return f"class {target}"
-
-
 def peum_undefined(row: Mapping[str, Any], *, views: int) -> bool:
-    """Whether PEUM is undefined here: a flat map, or too few views kept to have a variance."""
-    if PEUM_UNDEFINED_FLAGS & {*(row["flags"] or ())}:
+    """Whether PEUM is undefined here: a flat map, or too few views, or views kept, to have a variance."""
+    if views <= 1 or PEUM_UNDEFINED_FLAGS & {*(row["flags"] or ())}:
         return True
-    return views > 1 and row["views_kept"] is not None and row["views_kept"] <= 1
+    return row["views_kept"] is not None and row["views_kept"] <= 1
 
 
 def peum_scores(items: pa.Table) -> NDArray[np.float64]:
     """The PEUM of all images that have one, sorted."""
-    scores = ranking_scores(items.filter(pc.equal(items["status"], "ok")), "peum")
+    ok = items.select(["peum_score", "flags", "views_kept"]).filter(pc.equal(items["status"], "ok"))
+    scores = ranking_scores(ok, "peum")
     return np.sort(scores[np.isfinite(scores)])
+
+
+def peum_reference(manifest: Manifest, score: float | None) -> str | None:
+    """Where a PEUM of the run stands among reference images; None where they do not compare."""
+    if score is None or not has_reference(manifest.recipe):
+        return None
+    place = place_peum(score, manifest.transforms)
+    return None if place is None else str(place)
 
 
 def share_below(scores: NDArray[np.float64], value: float | None) -> float | None:

@@ -67,9 +67,18 @@ def _main(rows: pa.Table) -> Iterator[Table | str]:
             )
         if not line.value.n and line.reason:
             remarks.append(f"{name}: {line.reason}")
-    table.caption = "mean over images [95 %, bootstrap by image]; floor: unrelated images, or a trivial map"
+    by = "image" if summary.count_groups(rows) is None else "group"
+    table.caption = f"mean over images [95 %, bootstrap by {by}]; floor: unrelated images, or a trivial map"
     yield table
+    yield from groups_remark(summary.count_groups(rows))
     yield from remarks
+
+
+def groups_remark(groups: int | None) -> Iterator[str]:
+    """That intervals are by group, and whether there are enough groups."""
+    if groups is not None:
+        few = f"; with fewer than {statistics.MIN_GROUPS} groups they are unreliable (too narrow)"
+        yield f"intervals are over {groups} groups of images{few if groups < statistics.MIN_GROUPS else ''}"
 
 
 def _causal(rows: pa.Table, method: str) -> Table:
@@ -156,7 +165,7 @@ def _signals(rows: pa.Table) -> Table:
     single = [m for m in _methods(rows, "eq") if m not in several]
     of = "grad-cam" if "grad-cam" in single else (single or several)[0]
     table = _table(
-        "finds unstable maps", "Pearson", "Spearman", "AUROC", "capture", "held-out", "wrong", "behind PEUM"
+        "finds low Eq", "Pearson", "Spearman", "AUROC", "capture", "held-out", "wrong", "behind PEUM"
     )
     for s in summary.signals(rows, several[0], of=of):
         behind = "" if s.behind_peum is None else estimate(s.behind_peum)
@@ -164,7 +173,7 @@ def _signals(rows: pa.Table) -> Table:
             s.name, correlation(s.pearson), correlation(s.spearman), estimate(s.auroc), estimate(s.capture),
             estimate(s.held_out.lift), estimate(s.wrong), behind,
         )  # fmt: skip
-    table.caption = f"of {several[0]}, against 1 − Eq({of}) in the disc; AUROC and capture (× chance) of the worst tenth, mean ratio with a held-out threshold, AUROC for wrong predictions, difference of Pearson"
+    table.caption = f"of {several[0]}, against 1 − Eq({of}) in the disc; AUROC and capture (× chance) of the worst tenth, mean ratio with a held-out threshold, AUROC for wrong predictions, difference of Pearson. Disagreement and stability are correlations of aligned maps, as Eq is"
     return table
 
 

@@ -2,10 +2,12 @@
 
 import unicodedata
 
+from equicam.steadiness import STEADY_FROM
+
 MAX_CHARACTERS = 300
 MAX_COMBINING_MARKS = 3  # in a row; real scripts need no more
 FLAGS = {
-    "blank": "the map is zero everywhere: no positive evidence for the class, or a dead layer",
+    "blank": "the map is zero everywhere: nothing in the image raises what is explained, or a dead layer",
     "constant": "the map has the same value everywhere",
     "flipped": "in at least one view the model predicts another class",
     "none-kept": "no view kept the prediction with enough confidence: the map is that of the presented view alone, and its PEUM of 0 means nothing",
@@ -24,12 +26,18 @@ VERDICT_MEANINGS = {
     "second-reviewer": "It goes to the other reviewers’ lists.",
 }
 """What each verdict says of a map."""
+OF_VALUES = {
+    "supports": "It marks what the output should depend on.",
+    "shortcut": "It marks what only comes with it: ink, text, a border, background.",
+    "wrong-region": "It marks what the output should not depend on, or misses what it should.",
+}
+"""The same where a value is explained and not a class."""
 
 STEADINESS_REASONS = {
-    "follows": "the map follows the image in the views",
-    "moves": "the map moves when the image does",
+    "follows": "the network’s own map follows the image in the views",
+    "moves": "the network’s own map does not follow the image",
     "prediction-changes": "the prediction changes in most views",
-    "too-close": "too close to the limit to tell",
+    "too-close": f"{STEADY_FROM:g} lies within the uncertainty of the stability",
     "too-few-views": "too few views",
     "blank": "the map is blank",
     "constant": "the map has one value everywhere",
@@ -44,6 +52,11 @@ SIGNAL_MEANINGS = {
     "doubt": "1 − the mean probability of the predicted class over the views",
     "risk": "the mean of the ranks of instability and doubt",
 }
+
+
+def verdict_meanings(has_values: bool) -> dict[str, str]:
+    """What each verdict says of a map of a class, or of a value."""
+    return VERDICT_MEANINGS | (OF_VALUES if has_values else {})
 
 
 def visible(text: object, most: int = MAX_CHARACTERS) -> str:

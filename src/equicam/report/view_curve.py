@@ -37,7 +37,7 @@ def view_curve(transforms: Sequence[Transform], correlations: Sequence[int | flo
     ticks = {90 * n: f"{90 * n}°" for n in range(5)}
     if not by_angle:
         ticks = {n: f"{n}" for n in sorted({1, (1 + count) // 2, count})}
-    width, height, left, top, bottom = 300, 96, 30, 6, 16
+    width, height, left, top, bottom = 300, 116, 42, 6, 32
     right, floor = width - 14, height - bottom
 
     def x(place: int | float) -> float:
@@ -59,8 +59,12 @@ def view_curve(transforms: Sequence[Transform], correlations: Sequence[int | flo
             f'<text x="{left - 5}" y="{y(r) + 3.5:.1f}" text-anchor="end" font-size="10" fill="currentColor">{r:g}</text>'
         )
     parts += [
-        f'<text x="{x(tick):.1f}" y="{height - 3}" text-anchor="middle" font-size="10" fill="currentColor">{text}</text>'
+        f'<text x="{x(tick):.1f}" y="{floor + 13}" text-anchor="middle" font-size="10" fill="currentColor">{text}</text>'
         for tick, text in ticks.items()
+    ]
+    parts += [
+        f'<text x="{(left + right) / 2:.1f}" y="{height - 4}" text-anchor="middle" font-size="10" fill="currentColor">{"angle of rotation (°)" if by_angle else "view"}</text>',
+        f'<text transform="translate(9 {(top + floor) / 2:.1f}) rotate(-90)" text-anchor="middle" font-size="10" fill="currentColor">correlation</text>',
     ]
     for line, dashes in zip(lines, ("", ' stroke-dasharray="2 2"'), strict=False):
         points = " ".join(f"{x(place):.1f},{y(r):.1f}" for place, r, _ in line)

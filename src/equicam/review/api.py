@@ -67,7 +67,7 @@ def _add_reads(router: APIRouter, context: ReviewContext) -> None:
             "version": queue.version,
             "matching": len(selected),
             "offset": start,
-            "items": [visibility.list_entry(queue, item, own, context.filter) for item in shown],
+            "items": [visibility.list_entry(item, own, context.filter) for item in shown],
         }
 
     @router.get("/progress")
@@ -99,7 +99,7 @@ def _add_posts(router: APIRouter, context: ReviewContext) -> None:
         )  # fmt: skip
         neighbours = context.neighbours(queue, item, reviewer, filters_of(request))
         own = context.log.standing(reviewer)
-        entry = visibility.list_entry(queue, item, own, context.filter)
+        entry = visibility.list_entry(item, own, context.filter)
         return JSONResponse({"number": made.number, "verdict": made.verdict, "entry": entry, **neighbours})
 
     @router.post("/note")

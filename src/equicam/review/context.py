@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
-from equicam.report.text import VERDICT_MEANINGS, visible
+from equicam.report.text import verdict_meanings, visible
 from equicam.report.view_curve import curve_order, view_curve
 from equicam.review import visibility
 from equicam.review.auth import Session
@@ -75,7 +75,7 @@ class ReviewContext:
         """A page for this session."""
         shared = {
             "csrf": session.csrf, "reviewer": session.reviewer, "blind": self.blind, "blind_class": self.blind_class,
-            "verdicts": VERDICTS, "meanings": VERDICT_MEANINGS,
+            "verdicts": VERDICTS, "meanings": verdict_meanings(self.manifest.has_values),
             "run": self.store.folder.name, "run_id": self.secret.digest("run")[:24], "manifest": self.manifest,
             "fixed": session.fixed, "suggested": session.suggested,
         }  # fmt: skip
@@ -97,8 +97,8 @@ class ReviewContext:
         selected = self.filter.select(queue, reviewer, filters)
         without = self.filter.select(queue, reviewer, {k: v for k, v in filters.items() if k != "verdict"})
         own = self.log.standing(reviewer)
-        return visibility.neighbours(queue, selected, item) | {
-            "next_unreviewed": visibility.next_unreviewed(queue, without, item, own)
+        return visibility.neighbours(selected, item) | {
+            "next_unreviewed": visibility.next_unreviewed(without, item, own)
         }
 
 

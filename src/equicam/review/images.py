@@ -50,7 +50,7 @@ class ImageRenderer:
         sources = [RENDERING_VERSION, kind]
         if item is not None:
             row = queue.row(item)
-            maps = queue.store.path("maps", item.shard)
+            maps = queue.store.path("maps", queue.shard(item))
             sources += [str(row.get("sha256")), item.key, _file_version(maps), _file_version(row["path"])]
         return self.secret.digest("etag", *sources)[:32]
 

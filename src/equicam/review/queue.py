@@ -4,11 +4,12 @@ A reviewer can fetch keys, order and version, so all three come from the run's s
 shuffle that depends on nothing else; otherwise it is that of rank. Flat maps, which show nothing, come last either way.
 """
 
+import contextlib
 import hashlib
 import math
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from equicam.auditing.queue_files import read_queue, refuse_unranked
+from equicam.auditing.queue_files import SHA256, read_options, read_order, read_queue, refuse_unranked
 from equicam.auditing.review_key import ReviewKey, read_review_key
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.signals import FLAT, ranked_by
@@ -28,10 +29,10 @@ from equicam.auditing.stored_maps import StoredMaps
 from equicam.data.rasters.options import raster_id
 from equicam.errors import EquicamError
 from equicam.report.rows import peum_scores
-from equicam.shards import read_json
 
 MAX_ITEMS_PER_RESPONSE = 200
 MAX_CACHED_SELECTIONS = 32
+WARM_AFTER_S = 1.0  # when the first page is there, what items need is read
 FILTERS = ("class", "flag", "verdict", "arm")
 
 
@@ -39,18 +40,19 @@ FILTERS = ("class", "flag", "verdict", "arm")
 class QueueItem:
     """One image to review. URLs name it by `key`, because an id is a file name and may hold anything."""
 
-    key: str
     id: str
+    position: int  # from 0
     triage_row: int
-    shard: int
     arm: str
     predicted: str | None  # the class that the map is of: the predicted one, or the target of the run
     flags: tuple[str, ...]
+    flat: bool  # its map marks nothing, as the map itself shows
+    secret: ReviewKey
 
     @property
-    def flat(self) -> bool:
-        """Whether its map marks nothing, as the map itself shows."""
-        return bool(FLAT & {*self.flags})
+    def key(self) -> str:
+        """Its name in URLs."""
+        return item_key(self.secret, self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,22 @@ class Queue:
 
     store: RunStore
     version: str  # another triage.parquet is another version and, under blinding, another order
-    triage: pa.Table
+    sha256: str  # of triage.parquet
+    data: bytes  # triage.parquet
     ranked_by: str
     items: tuple[QueueItem, ...]  # in review order
-    position: Mapping[str, int]  # by key
     position_by_id: Mapping[str, int]
     arm_counts: Mapping[str, int]
+
+    @cached_property
+    def position(self) -> Mapping[str, int]:
+        """The position of every item, by key."""
+        return {item.key: item.position for item in self.items}
+
+    @cached_property
+    def triage(self) -> pa.Table:
+        """The triage table; most of it is only needed for single items."""
+        return read_queue(self.store, self.data)
 
     def find(self, key: str) -> QueueItem | None:
         """The item with this key."""
@@ -88,16 +100,20 @@ class Queue:
 
     def row(self, item: QueueItem) -> dict[str, Any]:
         """The item's row in the run."""
-        found = self._read_row("items", item)
+        found: dict[str, Any] = self._read_row("items", item).to_pylist()[0]
         if self.store.moved:
             found["path"] = self.store.moved.get(raster_id(item.id), found["path"])
         return found
 
+    def shard(self, item: QueueItem) -> int:
+        """The shard that holds the item."""
+        return int(self._shards[item.triage_row])
+
     def maps(self, item: QueueItem) -> StoredMaps | None:
         """The item's stored maps."""
-        if not self.store.path("maps", item.shard).is_file():
+        if not self.store.path("maps", self.shard(item)).is_file():
             return None
-        return StoredMaps.from_row(self._read_row("maps", item))
+        return StoredMaps.from_table(self._read_row("maps", item))[item.id]
 
     def adjacent(self, item: QueueItem) -> dict[str, str | None] | None:
         """The keys of the windows above, below, left and right of a window, if they are in the queue; None for an image."""
@@ -121,24 +137,40 @@ class Queue:
         return peum_scores(self.store.read_items(["peum_score", "flags", "views_kept", "status"]))
 
     @cached_property
+    def flag_counts(self) -> Mapping[str, int]:
+        """How many items have each flag."""
+        return Counter(flag for item in self.items for flag in item.flags)
+
+    @cached_property
+    def class_counts(self) -> Mapping[str, int]:
+        """How many items have a map of each class."""
+        return Counter(item.predicted for item in self.items if item.predicted is not None)
+
+    @cached_property
+    def _shards(self) -> NDArray[np.int32]:
+        """The shard of every row of the triage; 0 for an image that is not of this run."""
+        sample = self.store.sample(["id", "shard"])
+        found = sample["shard"].take(pc.index_in(self.triage["id"], sample["id"]))
+        return np.asarray(found.fill_null(0).to_numpy())
+
+    @cached_property
     def _places(self) -> Mapping[str, Place]:
         """Where the queue's windows lie, by key."""
         if self.store.manifest.tiling is None:
             return {}
+        columns = ["id", "x", "y", "side"]
+        known = {*columns} <= {*self.triage.column_names}
+        table = self.triage.select(columns) if known else self.store.read_items(columns)
         found: dict[str, Place] = {}
-        for number in sorted({item.shard for item in self.items}):
-            if not self.store.path("items", number).is_file():
-                continue
-            table = self.store.read_shard("items", number, ["id", "x", "y", "side"])
-            for name, x, y, side in zip(*(column.to_pylist() for column in table.columns), strict=True):
-                at = self.position_by_id.get(name)
-                if (
-                    at is not None
-                    and None not in (x, y, side)
-                    and all(map(math.isfinite, (x, y, side)))
-                    and side > 0
-                ):
-                    found[self.items[at].key] = Place(raster_id(name), x, y, side)
+        for name, x, y, side in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            at = self.position_by_id.get(name)
+            if (
+                at is not None
+                and None not in (x, y, side)
+                and all(map(math.isfinite, (x, y, side)))
+                and side > 0
+            ):
+                found[self.items[at].key] = Place(raster_id(name), x, y, side)
         return found
 
     @cached_property
@@ -150,16 +182,15 @@ class Queue:
             found.setdefault((place.raster, 1, _thousandths(place.y)), []).append((place.x, key))
         return found
 
-    def _read_row(self, kind: str, item: QueueItem) -> dict[str, Any]:
-        path = self.store.path(kind, item.shard)
-        table = _read_shard(self.store, kind, item.shard, path.stat().st_mtime_ns)
-        rows = table.filter(pc.equal(table["id"], item.id)).to_pylist()
-        if not rows:
+    def _read_row(self, kind: str, item: QueueItem) -> pa.Table:
+        number = self.shard(item)
+        modified = self.store.path(kind, number).stat().st_mtime_ns
+        found = _find_row(self.store, kind, number, modified, item.id)
+        if not found.num_rows:
             raise EquicamError(
                 f"the queue of {self.store.folder.name}", needs="images of this run", got="one that is not in it",
                 fix="equicam triage again",
             )  # fmt: skip
-        found: dict[str, Any] = rows[0]
         return found
 
 
@@ -171,6 +202,12 @@ def _thousandths(value: float) -> int:
 @lru_cache(maxsize=16)
 def _read_shard(store: RunStore, kind: str, number: int, _modified: int) -> pa.Table:
     return store.read_shard(kind, number)
+
+
+@lru_cache(maxsize=64)  # a page and its images need the same row
+def _find_row(store: RunStore, kind: str, number: int, modified: int, name: str) -> pa.Table:
+    table = _read_shard(store, kind, number, modified)
+    return table.filter(pc.equal(table["id"], name)).slice(0, 1)
 
 
 class QueueLoader:
@@ -190,34 +227,36 @@ class QueueLoader:
             stat = path.stat()
             version = (stat.st_mtime_ns, stat.st_ino)
             if self._loaded is None or self._loaded[0] != version:
-                self._loaded = (version, _load_queue(self.store, path, self.secret, blind=self.blind))
+                queue = _load_queue(self.store, path, self.secret, blind=self.blind)
+                self._loaded = (version, queue)
+                warming = threading.Timer(WARM_AFTER_S, _warm, (queue,))
+                warming.daemon = True
+                warming.start()
             return self._loaded[1]
 
 
+def _warm(queue: Queue) -> None:
+    with contextlib.suppress(EquicamError, OSError):  # an item that is opened says so
+        queue.position, queue.triage, queue._shards  # noqa: B018  # cached
+
+
 def _load_queue(store: RunStore, path: Path, secret: ReviewKey, *, blind: bool) -> Queue:
-    version = secret.digest("version", hashlib.sha256(path.read_bytes()).hexdigest())[:16]
-    triage, sample = read_queue(store), store.sample()
-    shard_of = dict(zip(sample["id"].to_pylist(), sample["shard"].to_pylist(), strict=True))
-    columns = [triage[name].to_pylist() for name in ("id", "arm", "class", "flags")]
-    ranked = [
-        QueueItem(
-            item_key(secret, name), name, row, shard_of.get(name, 0), arm, predicted, tuple(flags or ())
-        )
-        for row, (name, arm, predicted, flags) in enumerate(zip(*columns, strict=True))
-    ]
-    rank = triage["rank"].to_pylist()
-    ranked.sort(
-        key=lambda item: (
-            item.flat,
-            secret.digest("order", version, item.id) if blind else rank[item.triage_row],
-        )
+    data = path.read_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    version = secret.digest("version", sha256)[:16]
+    triage = read_order(store, data)
+    names, arms, classes, flags = (triage[name].to_pylist() for name in ("id", "arm", "class", "flags"))
+    flat = [not FLAT.isdisjoint(some or ()) for some in flags]
+    place = [secret.digest("order", version, name) for name in names] if blind else triage["rank"].to_pylist()
+    order = sorted(range(len(names)), key=lambda i: (flat[i], place[i]))
+    items = tuple(
+        QueueItem(names[i], position, i, arms[i], classes[i], tuple(flags[i] or ()), flat[i], secret)
+        for position, i in enumerate(order)
     )
-    items = tuple(ranked)
     return Queue(
-        store, version, triage, ranked_by(triage), items,
-        position={item.key: i for i, item in enumerate(items)},
-        position_by_id={item.id: i for i, item in enumerate(items)},
-        arm_counts=dict(sorted(Counter(item.arm for item in items).items(), reverse=True)),
+        store, version, sha256, data, ranked_by(triage), items,
+        position_by_id={item.id: item.position for item in items},
+        arm_counts=dict(sorted(Counter(arms).items(), reverse=True)),
     )  # fmt: skip
 
 
@@ -252,8 +291,12 @@ class QueueFilter:
             return None
         written = (queue.version, self.log.last_event, path.stat().st_mtime_ns)
         if self._remainder is None or self._remainder[0] != written:
-            triage, sentence = read_json(path), None
-            if [row["id"] for row in triage.get("rows", ())] == queue.triage["id"].to_pylist():
+            triage, sentence = read_options(queue.store), None
+            if SHA256 in triage:
+                same = triage[SHA256] == queue.sha256
+            else:  # written by an earlier version
+                same = [row["id"] for row in triage.get("rows", ())] == queue.triage["id"].to_pylist()
+            if same:
                 sentence = remainder(count_verdicts(self.log, queue.triage, triage["ok"])).sentence
             self._remainder = (written, sentence)
         return self._remainder[1]
@@ -271,33 +314,30 @@ class QueueFilter:
         cached = (queue.version, reviewer, self.log.last_event, *sorted(filters.items()))
         selected = self._selections.get(cached)
         if selected is None:
-            own = self.log.standing(reviewer)
-            selected = tuple(item for item in queue.items if self._passes(item, filters, own))
+            selected = queue.items
+            for name, value in filters.items():
+                selected = tuple(filter(self._test(name, value, self.log.standing(reviewer)), selected))
             if len(self._selections) > MAX_CACHED_SELECTIONS:
                 self._selections = {}
             self._selections[cached] = selected
         return selected
 
-    def _passes(self, item: QueueItem, filters: Mapping[str, str], own: Mapping[str, Any]) -> bool:
-        revealed = not self.queues.blind or item.id in own
-        for name, value in filters.items():
-            if name == "flag":
-                passes = revealed and value in item.flags
-            elif name == "class":
-                passes = (revealed or not self.queues.blind_class) and item.predicted == value
-            elif name == "arm":
-                passes = item.arm == value
-            elif value == "unreviewed":
-                passes = item.id not in own
-            elif value == "awaits-second":
-                passes = item.id not in own and awaits_second(self.log, item.id)
-            elif value in VERDICTS:
-                passes = item.id in own and own[item.id].verdict == value
-            else:
-                passes = value == "reviewed" and item.id in own
-            if not passes:
-                return False
-        return True
+    def _test(self, name: str, value: str, own: Mapping[str, Any]) -> Callable[[QueueItem], bool]:
+        """Whether an item passes one filter."""
+        blind, blind_class = self.queues.blind, self.queues.blind_class
+        if name == "flag":
+            return lambda item: value in item.flags and (not blind or item.id in own)
+        if name == "class":
+            return lambda item: item.predicted == value and (not blind_class or item.id in own)
+        if name == "arm":
+            return lambda item: item.arm == value
+        if value == "unreviewed":
+            return lambda item: item.id not in own
+        if value == "awaits-second":
+            return lambda item: item.id not in own and awaits_second(self.log, item.id)
+        if value in VERDICTS:
+            return lambda item: item.id in own and own[item.id].verdict == value
+        return lambda item: value == "reviewed" and item.id in own
 
 
 def awaits_second(log: ReviewLog, name: str) -> bool:

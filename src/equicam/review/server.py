@@ -120,6 +120,8 @@ def listen(host: str, port: int | None, usual: int = PORT) -> Listener:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in (port,) if port else (usual, 0):
         listener = Listener(family)
+        # else the body of an answer waits 40 ms for the header to be acknowledged; connections inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             listener.bind((host, candidate))
             listener.listen()

@@ -19,7 +19,6 @@ from equicam.data.files import read_file
 from equicam.data.geojson import MAX_BYTES, read_features
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
-from equicam.report.rows import class_name
 from equicam.report.text import visible
 
 MAX_LISTED = 5  # problems in one message
@@ -145,14 +144,11 @@ class _Images:
     @cached_property
     def predicted(self) -> Mapping[str, set[str]]:
         """The names of each image's explained and predicted class, which differ where one class is explained everywhere."""
-        rows, classes = (
+        rows, name = (
             self.store.read_items(["id", "target", "top5"]).to_pylist(),
-            self.store.manifest.classes,
+            self.store.manifest.output_name,
         )
-        return {
-            row["id"]: {class_name(one, classes) for one in (row["target"], *(row["top5"] or ())[:1])}
-            for row in rows
-        }
+        return {row["id"]: {name(one) for one in (row["target"], *(row["top5"] or ())[:1])} for row in rows}
 
 
 def _match(images: _Images, features: Sequence[Any]) -> _Found:

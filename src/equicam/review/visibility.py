@@ -20,7 +20,7 @@ from equicam.auditing.queue_files import read_evidence
 from equicam.auditing.review_log import VERDICTS, Note, Verdict
 from equicam.auditing.signals import FLAT
 from equicam.reasons import SIGNALS, describe, from_rows
-from equicam.report.rows import class_name, peum_undefined, share_below
+from equicam.report.rows import peum_reference, peum_undefined, share_below
 from equicam.report.text import MAX_CHARACTERS, visible
 from equicam.review.queue import Queue, QueueFilter, QueueItem, awaits_second
 from equicam.shards import json_ready
@@ -31,15 +31,13 @@ BLIND_KINDS = frozenset({"input", "original", "surroundings", "map", "thumb", "t
 """The kinds of images that a reviewer may see before the verdict."""
 
 
-def list_entry(
-    queue: Queue, item: QueueItem, own: Mapping[str, Verdict], queue_filter: QueueFilter
-) -> dict[str, Any]:
+def list_entry(item: QueueItem, own: Mapping[str, Verdict], queue_filter: QueueFilter) -> dict[str, Any]:
     """An item as the list shows it; `own` holds this reviewer's verdicts by image."""
     verdict, queues = own.get(item.id), queue_filter.queues
     revealed = verdict is not None or not queues.blind
     return {
         "key": item.key,
-        "position": queue.position[item.key] + 1,
+        "position": item.position + 1,
         "verdict": verdict.verdict if verdict else None,
         "previous_event": verdict.number if verdict else 0,
         "flags": list(item.flags) if revealed else [],
@@ -66,9 +64,11 @@ def progress(queue: Queue, queue_filter: QueueFilter, reviewer: str) -> dict[str
     own = {name: v for name, v in log.standing(reviewer).items() if name in queue.position_by_id}
     counts = Counter(v.verdict for v in own.values())
     reviewed = [queue.items[queue.position_by_id[name]] for name in own]
-    flags = Counter(flag for item in (reviewed if queues.blind else queue.items) for flag in item.flags)
-    judged = reviewed if queues.blind_class else queue.items
-    classes = Counter(item.predicted for item in judged if item.predicted is not None)
+    flags, classes = queue.flag_counts, queue.class_counts
+    if queues.blind:
+        flags = Counter(flag for item in reviewed for flag in item.flags)
+    if queues.blind_class:
+        classes = Counter(item.predicted for item in reviewed if item.predicted is not None)
     requested = log.second_requested() & queue.position_by_id.keys()
     reveals_arms = queue_filter.reveals_arms(queue, reviewer)
     return {
@@ -87,11 +87,10 @@ def progress(queue: Queue, queue_filter: QueueFilter, reviewer: str) -> dict[str
     }
 
 
-def neighbours(queue: Queue, selected: Sequence[QueueItem], item: QueueItem) -> dict[str, Any]:
+def neighbours(selected: Sequence[QueueItem], item: QueueItem) -> dict[str, Any]:
     """The keys before and after an item in a filtered list, which need not contain it any more."""
-    position = queue.position[item.key]
-    before = bisect_left(selected, position, key=lambda one: queue.position[one.key]) - 1
-    after = bisect_right(selected, position, key=lambda one: queue.position[one.key])
+    before = bisect_left(selected, item.position, key=lambda one: one.position) - 1
+    after = bisect_right(selected, item.position, key=lambda one: one.position)
     return {
         "index": before + 1,
         "previous": selected[before].key if before >= 0 else None,
@@ -99,13 +98,11 @@ def neighbours(queue: Queue, selected: Sequence[QueueItem], item: QueueItem) -> 
     }
 
 
-def next_unreviewed(
-    queue: Queue, selected: Sequence[QueueItem], item: QueueItem, own: Mapping[str, Verdict]
-) -> str | None:
+def next_unreviewed(selected: Sequence[QueueItem], item: QueueItem, own: Mapping[str, Verdict]) -> str | None:
     """The key of the next item without this reviewer's verdict: after this item, then from the top."""
-    start = bisect_right(selected, queue.position[item.key], key=lambda one: queue.position[one.key])
+    start = bisect_right(selected, item.position, key=lambda one: one.position)
     ahead = chain(islice(selected, start, None), islice(selected, start))
-    return next((one.key for one in ahead if one.id not in own and one.key != item.key), None)
+    return next((one.key for one in ahead if one.id not in own and one.id != item.id), None)
 
 
 def item_facts(
@@ -120,7 +117,7 @@ def item_facts(
     reasons = [] if blinded else from_rows(triage["reasons"])
     facts: dict[str, Any] = {
         "key": item.key,
-        "position": queue.position[item.key] + 1,
+        "position": item.position + 1,
         "total": len(queue.items),
         "blinded": blinded,
         "class": _class(item) if not blinded or not queue_filter.queues.blind_class else None,
@@ -148,15 +145,20 @@ def item_facts(
             "ranked_by": SIGNALS[queue.ranked_by],
             **{name: triage.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
             "steadiness": _steadiness(row, manifest),
-            "peum_above": None
-            if facts["revealed"]["peum_undefined"]
-            else share_below(queue.peum_scores, row["peum_score"]),
+            "peum_above": None if facts["revealed"]["peum_undefined"] else _peum_above(queue, triage, row),
             # a flat map cannot move
             "stability_by_view": None if FLAT & {*(row["flags"] or ())} else row["stability_by_view"],
         }
     if queue_filter.reveals_arms(queue, reviewer):
         facts |= {"arm": item.arm, "rank": triage["rank"], "evidence": _evidence(queue, item)}
     return json_ready(facts)  # type: ignore[no-any-return]
+
+
+def _peum_above(queue: Queue, triage: Mapping[str, Any], row: Mapping[str, Any]) -> float | None:
+    """The share of the run's images with a lower PEUM; queues of earlier versions do not hold it."""
+    if "peum_above" in triage:
+        return triage["peum_above"]  # type: ignore[no-any-return]
+    return share_below(queue.peum_scores, row["peum_score"])
 
 
 def _steadiness(row: Mapping[str, Any], manifest: Manifest) -> dict[str, str] | None:
@@ -174,11 +176,15 @@ def _revealed(row: Mapping[str, Any], item: QueueItem, manifest: Manifest) -> di
         "name": visible(item.id),
         "label": None if row["label"] is None else visible(row["label"]),
         "class": _class(item),
-        **{name: row[name] for name in ("confidence", "flip_rate", "views_kept", "eq", "width", "height")},
+        **{
+            name: row[name]
+            for name in ("confidence", "output", "flip_rate", "views_kept", "eq", "width", "height")
+        },
         "peum_score": None if undefined else row["peum_score"],
         "peum_undefined": undefined,
+        "peum_reference": None if undefined else peum_reference(manifest, row["peum_score"]),
         "top5": [
-            {"class": visible(class_name(target, manifest.classes)), "confidence": confidence}
+            {"class": visible(manifest.output_name(target)), "confidence": confidence}
             for target, confidence in zip(row["top5"] or (), row["top5_confidence"] or (), strict=False)
         ],
     }
@@ -195,12 +201,13 @@ def _views(row: Mapping[str, Any], manifest: Manifest) -> list[dict[str, Any]]:
         return []
     empty = [None] * len(manifest.transforms)
     confidences, top1 = (row[name] or empty for name in ("view_confidence", "view_top1"))
+    predicted = row["target"] if manifest.presented is None else top1[manifest.presented]
     return [
         {
             "label": label,
             "confidence": confidence,
-            "class": None if top is None else visible(class_name(top, manifest.classes)),
-            "flips": top is not None and top != row["target"],
+            "class": None if top is None or manifest.has_values else visible(manifest.output_name(top)),
+            "flips": top is not None and top != predicted,
         }
         for label, confidence, top in zip(manifest.labels, confidences, top1, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""As many views as an image needs: nested view grids, until the mean of the views has converged.
+"""As many views as an image needs: nested view grids, until their mean has converged or the map is plainly unstable.
 
 Views of the next grid are added to those already read; none is read twice.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from equicam.core.combine import Combine
 from equicam.core.fusion import FusedMap, Fusion, fuse
-from equicam.core.uncertainty import mean_converged
+from equicam.core.uncertainty import correlate_views, mean_converged
 from equicam.core.views import Fill, Views
 from equicam.runtime.view_reader import ViewReader
 
@@ -36,6 +36,8 @@ def until_converged(
         done = torch.ones_like(rows, dtype=torch.bool)
         if more:
             done = mean_converged(fused.aligned_maps, fused.alignment, adaptive.tolerance)
+            if count >= adaptive.unstable_from:
+                done |= correlate_views(fused.maps_in_presented_frame).below(adaptive.unstable_below)
         converged = done.nonzero().flatten()
         if len(converged):
             yield rows[converged], fused.of_images(converged)

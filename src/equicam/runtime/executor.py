@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from equicam.core.views import Window, crop_centre
 from equicam.errors import EquicamError, ModelError
-from equicam.readers.batch_size import views_that_fit
+from equicam.readers.batch_size import views_per_forward, views_that_fit
 from equicam.readers.checks import Check, raise_failed
 from equicam.readers.failures import out_of_memory
 from equicam.readers.finite import finite, not_finite
@@ -27,7 +29,8 @@ from equicam.recipe import Recipe
 from equicam.runtime.compiled import run_compiled
 from equicam.runtime.constants import keep_constants
 from equicam.runtime.deferred import DeferredChecks
-from equicam.runtime.graphs import CapturedGraph, Tensors, graphs_of, shape_key
+from equicam.runtime.graphs import CapturedGraph, Replayed, Tensors, graphs_of, shape_key
+from equicam.runtime.memory import keep_freed_memory
 from equicam.runtime.view_reader import ViewReader
 
 LOG = logging.getLogger(__name__)
@@ -53,7 +56,7 @@ class Executor:
                 "max_views_per_forward", needs="1 view or more", got=given, fix="max_views_per_forward=None"
             )
 
-    def run(
+    def start(
         self,
         reader: Reader,
         work: Work,
@@ -63,22 +66,24 @@ class Executor:
         views_per_image: int,
         key: Hashable | None = None,
         window: Window | None = None,
-    ) -> Tensors:
-        """The work's results for all images, or for a window in them.
+        pad_to: int | None = None,
+    ) -> "Started":
+        """Start the work on all images, or on a window in them; a captured call returns before the device is done.
 
         `key` identifies the work for capture: calls with equal keys and shapes must do the same. Without one, or
-        where the work may synchronise with the device, it runs eagerly.
+        where the work may synchronise with the device, it runs eagerly. Captured calls of fewer than `pad_to` images
+        are filled up to as many, so that a last, smaller batch is not compiled on its own.
         """
         with_gradient = torch.is_grad_enabled()
         presented = x if window is None else crop_centre(x, window.size)
-        if key is not None and self._captures(presented, views_per_image):
+        count = max(len(x), pad_to or 0)
+        if key is not None and self._captures(presented, count, views_per_image):
             with self.context(x.device, constants=False):
-                replayed = self._replay(reader, work, x, target, key, window)
+                replayed = self._replay(reader, work, _pad(x, count), _pad(target, count), key, window)
             if replayed is not None:
-                graph, found = replayed
-                return graph.raise_failed(
-                    found
-                )  # the one wait for the device comes after all other work here
+                if count == len(x):
+                    return Started(replayed.tensors, replayed.finish)
+                return Started(_first(replayed.tensors, len(x)), lambda: _first(replayed.finish(), len(x)))
         with self.context(x.device):
             raise_failed(self._checks(x))
 
@@ -86,11 +91,14 @@ class Executor:
                 views = self.view_reader(reader, fit, with_gradient=with_gradient, window=window)
                 return _run(work, views, x[rows], None if target is None else target[rows])
 
-            return _concatenate(list(self.groups(presented, views_per_image, run_group)))
+            found = _concatenate(list(self.groups(presented, views_per_image, run_group)))
+            return Started(found, lambda: found)
 
     @contextmanager
     def context(self, device: torch.device, *, constants: bool = True) -> Iterator[None]:
         """No autograd but our own, no autocast but the network's, and constants kept unless a graph keeps them."""
+        if device.type == "cpu":
+            keep_freed_memory()
         # inference tensors cannot join a backward pass
         with (
             torch.inference_mode(False),
@@ -106,7 +114,7 @@ class Executor:
         self, x: Float[Tensor, "b c H W"], views_per_image: int, run: Callable[[slice, int], Tensors]
     ) -> Iterator[Tensors]:
         """`run` on groups of images whose views fit one pass; groups are halved when memory runs out."""
-        fit = self.max_views_per_forward or views_that_fit(x)
+        fit = self.max_views_per_forward or views_per_forward(x)
         LOG.info(
             "images: %d, views of each: %d, at most %d views in a forward pass", len(x), views_per_image, fit
         )
@@ -132,22 +140,23 @@ class Executor:
         *,
         with_gradient: bool = False,
         window: Window | None = None,
+        compiled: bool = True,
     ) -> ViewReader:
-        """A reader of views for one group of images."""
-        return ViewReader(
-            self._network(reader), reader, max_views_per_forward, self.autocast, with_gradient, window
-        )
+        """A reader of views for one group of images; its network is compiled if the recipe says so and this does."""
+        network = self._network(reader, compiled=compiled)
+        return ViewReader(network, reader, max_views_per_forward, self.autocast, with_gradient, window)
 
     @property
     def autocast(self) -> torch.dtype | None:
         """The type to run the network in, if it is not the model's own."""
         return None if self.recipe.dtype is None else getattr(torch, self.recipe.dtype)
 
-    def _network(self, reader: Reader) -> Network | None:
+    def _network(self, reader: Reader, *, compiled: bool = True) -> Network | None:
         # an explainer without a forward pass of ours may run the same module with its own hooks: leave it alone
         if self.model is None or reader.forward is None:
             return None
-        return Network(self.model, self.autocast, run_compiled if self.recipe.compiled else None)
+        run = run_compiled if self.recipe.compiled and compiled else None
+        return Network(self.model, self.autocast, run)
 
     def _checks(self, images: Float[Tensor, "b c H W"]) -> list[Check]:
         """What images must pass."""
@@ -157,11 +166,11 @@ class Executor:
             found.append(Check(lambda: ~unscaled(images, mean, std), not_scaled))
         return found
 
-    def _captures(self, x: Float[Tensor, "b c H W"], views_per_image: int) -> bool:
-        """Whether a call is captured as a CUDA graph: if wanted, and if its views fit memory twice."""
+    def _captures(self, x: Float[Tensor, "b c H W"], count: int, views_per_image: int) -> bool:
+        """Whether a call on `count` images is captured as a CUDA graph: if wanted, and if its views fit memory twice."""
         if not self.recipe.compiled or not x.is_cuda or self.max_views_per_forward is not None:
             return False
-        views = len(x) * views_per_image
+        views = count * views_per_image
         return views * x[0].numel() <= ALWAYS_CAPTURED_VALUES or views <= views_that_fit(x) // 2
 
     def _replay(
@@ -172,22 +181,24 @@ class Executor:
         target: Int[Tensor, " b"] | None,
         key: Hashable,
         window: Window | None,
-    ) -> tuple[CapturedGraph, Tensors] | None:
-        """A captured graph and its results, still on their way; None where the capture ran out of memory, now or before."""
+    ) -> Replayed | None:
+        """A captured graph's results, still on their way; None where the capture ran out of memory, now or before."""
         network = self._network(reader)
         assert network is not None  # noqa: S101  # only work on a network has a key
         model = network.model
 
-        def whole(images: Tensor, wanted: Tensor | None) -> tuple[Tensors, DeferredChecks]:
-            views = self.view_reader(reader, sys.maxsize, window=window)
+        def whole(images: Tensor, wanted: Tensor | None, *, compiled: bool) -> tuple[Tensors, DeferredChecks]:
+            views = self.view_reader(reader, sys.maxsize, window=window, compiled=compiled)
             views.checks.add(self._checks(images))
             return work(views, images, wanted), views.checks
 
         def capture() -> CapturedGraph:
-            LOG.info("capturing a CUDA graph for inputs %s", tuple(x.shape))
+            LOG.info("compiling and capturing a CUDA graph for inputs %s", tuple(x.shape))
             with network.frozen():
                 tensors = (*model.module.parameters(), *model.module.buffers())
-                return CapturedGraph(whole, (x, target), tensors)
+                return CapturedGraph(
+                    partial(whole, compiled=False), partial(whole, compiled=True), (x, target), tensors
+                )
 
         about = (
             model.layer, model.layout, model.rectify_weights, model.classes, model.task, tuple(model.mean), tuple(model.std),
@@ -205,6 +216,26 @@ class Executor:
             cache.graphs.clear()
             cache.too_large.add(full_key)
             return None
+
+
+@dataclass(frozen=True)
+class Started:
+    """Work that may still be running: its tensors may be used on the device, `finish` waits for them and checks them."""
+
+    tensors: Tensors
+    finish: Callable[[], Tensors]
+
+
+def _pad(rows: Tensor | None, count: int) -> Any:
+    """Rows filled up with the first one."""
+    if rows is None or len(rows) >= count:
+        return rows
+    return torch.cat((rows, rows[:1].expand(count - len(rows), *rows.shape[1:])))
+
+
+def _first(found: Tensors, count: int) -> Tensors:
+    """The results without the rows that were filled up."""
+    return {name: value[:count] for name, value in found.items()}
 
 
 def _run(

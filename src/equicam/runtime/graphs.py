@@ -4,18 +4,23 @@ A graph records kernels and the addresses they read and write. It is captured ag
 or hooks are no longer those it was captured with.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
-from equicam.readers.checks import raise_first
+from equicam.readers.checks import Check, raise_first
+from equicam.readers.failures import out_of_memory
 from equicam.runtime.constants import keep_constants
 from equicam.runtime.deferred import DeferredChecks
 from equicam.runtime.streams import allow_side_stream, join_side_stream
+from equicam.runtime.traced import TracedCall
 
+LOG = logging.getLogger(__name__)
 Tensors = dict[str, Tensor]
 CapturedWork = Callable[[Tensor, Tensor | None], tuple[Tensors, DeferredChecks]]
 """(images, target) → results by name, and the checks they must pass."""
@@ -23,89 +28,129 @@ MAX_GRAPHS_PER_MODEL = 8
 """Each graph holds the memory its work needs."""
 WARMUP_RUNS = 3
 """Compilers and libraries choose their kernels in the first runs."""
-MAX_PACKED_VALUES = 1 << 14
-"""Tensors up to this size are copied out together; a caller who keeps one of them keeps little else alive."""
+MAX_PACKED_VALUES = 1 << 16
+"""Tensors up to this size, such as a map of 224 × 224, are copied out together; a caller who keeps one keeps them all."""
 HOST = "host"
 """The name of the tensor of booleans that the host reads: which checks passed, and the flags where there are any."""
 
 
 class PackedTensors:
-    """Tensors by name, the small ones of each type in one buffer, so that few copies take them all out."""
+    """Tensors by name, the small ones in one buffer of bytes, so that few copies take them all out."""
 
     def __init__(self, found: Tensors) -> None:
         self.large = {name: value for name, value in found.items() if value.numel() > MAX_PACKED_VALUES}
-        self.layout: dict[torch.dtype, list[tuple[str, tuple[int, ...]]]] = {}
-        for name, value in found.items():
-            if name not in self.large:
-                self.layout.setdefault(value.dtype, []).append((name, tuple(value.shape)))
-        self.buffers = {
-            dtype: torch.cat([found[name].reshape(-1) for name, _ in names])
-            for dtype, names in self.layout.items()
-        }
+        # the widest types first: every tensor then starts at a multiple of its type's width
+        small = sorted(
+            ((name, value) for name, value in found.items() if name not in self.large),
+            key=lambda one: -one[1].element_size(),
+        )
+        self.layout = [(name, value.dtype, value.shape, value.nbytes) for name, value in small]
+        self.bytes = torch.cat([value.reshape(-1).view(torch.uint8) for _, value in small])
 
     def copy(self) -> Tensors:
         """The tensors as they are now."""
         found = {name: value.clone() for name, value in self.large.items()}
-        for dtype, names in self.layout.items():
-            buffer, start = self.buffers[dtype].clone(), 0
-            for name, shape in names:
-                count = torch.Size(shape).numel()
-                found[name] = buffer[start : start + count].view(shape)
-                start += count
+        values = torch.split(self.bytes.clone(), [count for *_, count in self.layout])
+        for (name, dtype, shape, _), value in zip(self.layout, values, strict=True):
+            found[name] = value.view(dtype).view(shape)
         return found
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """The results of a call, still on their way: `tensors` may be used on the device, `finish` waits for them."""
+
+    tensors: Tensors
+    checks: list[Check]
+    host: Tensor  # which checks passed, and the flags
+    wait: Callable[[], object]  # until `host` is there
+
+    def finish(self) -> Tensors:
+        """Wait for these results; raise the error of the first check that failed. The flags come to the host."""
+        self.wait()
+        raise_first(self.host[: len(self.checks)].tolist(), self.checks)
+        if "flags" not in self.tensors:
+            return self.tensors
+        flags = self.host[len(self.checks) :].view(self.tensors["flags"].shape)
+        return self.tensors | {"flags": flags}
+
+
 class CapturedGraph:
-    """Work on tensors of fixed shapes, captured; every call copies its inputs in and its outputs out."""
+    """Work on tensors of fixed shapes, captured; every call copies its inputs in and its outputs out.
+
+    The whole work is compiled as one graph where that is possible; else it runs as it is.
+    """
 
     def __init__(
-        self, work: CapturedWork, inputs: tuple[Tensor, Tensor | None], network_tensors: Iterable[Tensor] = ()
+        self,
+        traceable: CapturedWork,
+        work: CapturedWork,
+        inputs: tuple[Tensor, Tensor | None],
+        network_tensors: Iterable[Tensor] = (),
     ) -> None:
         self.inputs = tuple(None if t is None else t.clone() for t in inputs)
         self.device = inputs[0].device
         # the graph reads these where they are, whoever else may drop them
         self.alive: list[Tensor] = [t.detach() for t in network_tensors]
+        self.checks: list[Check] = []
+        self.traced: TracedCall | None = None
         with keep_constants(also_in=self.alive), torch.cuda.device(self.device):
-            self._capture(work)
+            try:
+                traced = TracedCall(lambda *given: self._results(traceable, *given), self._given())
+                traced.compile(self._given())
+                traced(*self._given())  # what the compiler makes of a rare operation may fail when it runs
+                self.traced = traced
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+                LOG.warning("the call is not compiled as a whole, only the network: %s", error)
+            self._capture(
+                lambda: (
+                    self._results(work, *self._given())
+                    if self.traced is None
+                    else self.traced(*self._given())
+                )
+            )
 
-    def _capture(self, work: CapturedWork) -> None:
+    def _given(self) -> list[Tensor]:
+        return [t for t in self.inputs if t is not None]
+
+    def _capture(self, run: Callable[[], Tensors]) -> None:
         warmup = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warmup.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warmup), allow_side_stream():
             for _ in range(WARMUP_RUNS):
-                self._run(work)
+                run()
         torch.cuda.current_stream().wait_stream(warmup)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph), allow_side_stream():
-            found, checks = self._run(work)
-            self.checks = checks.checks
-            self.packed = PackedTensors(found)
+            self.packed = PackedTensors(run())
 
-    def _run(self, work: CapturedWork) -> tuple[Tensors, DeferredChecks]:
-        x, target = self.inputs
-        assert x is not None  # noqa: S101  # images are never None
+    def _results(self, work: CapturedWork, x: Tensor, target: Tensor | None = None) -> Tensors:
         found, checks = work(x, target)
+        self.checks = checks.checks
         passed = checks.passed()
         join_side_stream()
         flags = found.get("flags", passed[:0])
-        return found | {HOST: torch.cat((passed, flags.reshape(-1)))}, checks
+        return found | {HOST: torch.cat((passed, flags.reshape(-1)))}
 
-    def __call__(self, *inputs: Tensor | None) -> Tensors:
+    def __call__(self, *inputs: Tensor | None) -> Replayed:
         """The results for these inputs."""
         with torch.cuda.device(self.device):
             for mine, new in zip(self.inputs, inputs, strict=True):
                 if mine is not None and new is not None:
                     mine.copy_(new)
             self.graph.replay()
-            return self.packed.copy()
+            found = self.packed.copy()
+            host = found.pop(HOST).to("cpu", non_blocking=True)
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+            return Replayed(found, self.checks, host, arrived.synchronize)
 
-    def raise_failed(self, found: Tensors) -> Tensors:
-        """Wait for these results; raise the error of the first check that failed. The flags come to the host."""
-        host = found.pop(HOST).cpu()
-        raise_first(host[: len(self.checks)].tolist(), self.checks)
-        if "flags" in found:
-            found["flags"] = host[len(self.checks) :].view(found["flags"].shape)
-        return found
+    def refresh(self) -> None:
+        """Take over weights that have changed where they are."""
+        if self.traced is not None:
+            self.traced.refresh()
 
 
 class GraphCache:
@@ -117,44 +162,54 @@ class GraphCache:
         self.module = ref(module)  # graphs must not keep a network alive
         self.parts: list[ref[nn.Module]] = []
         self.identity: list[int] = []
+        self.versions: list[int] = []
 
     def run(
         self, key: Hashable, capture: Callable[[], CapturedGraph], inputs: tuple[Tensor, Tensor | None]
-    ) -> tuple[CapturedGraph, Tensors]:
-        """The graph of that key and its results; captured now if there is none or the network has changed.
+    ) -> Replayed:
+        """The results of the graph of that key; captured now if there is none or the network has changed.
 
-        Replay first, then check whether parameters or hooks moved; if so, discard the result and capture again. The
-        graph keeps the tensors it reads, so a replay on a changed network wastes time and does no harm.
+        Replay first, then check whether parameters or hooks moved or changed; if so, discard the result. The graph
+        keeps the tensors it reads, so a replay on a changed network wastes time and does no harm.
         """
         graph = self.graphs.get(key)
         found = None if graph is None else graph(*inputs)
-        if not self.identity or _identity(self.parts) != self.identity:
+        identity, versions = _identity(self.parts)
+        if not self.identity or identity != self.identity:
             self.graphs.clear()
             module = self.module()
             assert module is not None  # noqa: S101  # the caller has it
             self.parts = [ref(part) for part in module.modules()]
-            self.identity = _identity(self.parts)
+            self.identity, self.versions = _identity(self.parts)
             graph = found = None
-        if graph is None or found is None:
+        elif versions != self.versions:
+            self.versions, found = versions, None
+            for each in self.graphs.values():
+                each.refresh()
+        if graph is None:
             graph = self.graphs[key] = capture()
+        if found is None:
             found = graph(*inputs)
         self.graphs.move_to_end(key)
         while len(self.graphs) > MAX_GRAPHS_PER_MODEL:
             self.graphs.popitem(last=False)
-        return graph, found
+        return found
 
 
-def _identity(parts: list[ref[nn.Module]]) -> list[int]:
-    """Which parts and hooks a network has, and the addresses of its tensors."""
+def _identity(parts: list[ref[nn.Module]]) -> tuple[list[int], list[int]]:
+    """Which parts and hooks a network has and the addresses of its tensors; and how often each tensor was changed."""
     found: list[int] = []
+    versions: list[int] = []
     for one in parts:
         if (part := one()) is None:
-            return []
+            return [], []
         hooks = (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
         found += map(id, (*part._modules.values(), *hooks))
-        tensors = (*part._parameters.values(), *part._buffers.values())
-        found += [t.data_ptr() for t in tensors if t is not None]
-    return found
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            if tensor is not None:
+                found.append(tensor.data_ptr())
+                versions.append(0 if tensor.is_inference() else tensor._version)
+    return found, versions
 
 
 _caches: WeakKeyDictionary[nn.Module, GraphCache] = WeakKeyDictionary()

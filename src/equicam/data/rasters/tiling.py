@@ -2,17 +2,19 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from equicam.data.dicom import has_dicom_suffix
 from equicam.data.files import read_file
 from equicam.data.geojson import MAX_BYTES, read_features
+from equicam.data.item_table import Items
 from equicam.data.items import Item
 from equicam.data.rasters.open import open_raster
 from equicam.data.rasters.options import RasterWindow, Tiling, window_id
@@ -58,28 +60,29 @@ class RasterRow:
 
 def cut_windows(
     items: Sequence[Item], tiling: Tiling, margin: int, tick: Tick = lambda _count: None
-) -> tuple[list[Item], list[RasterRow]]:
+) -> tuple[Items, list[RasterRow]]:
     """The windows of rasters in scan order, and a row for every raster; one that cannot be opened is a bad item."""
     if (
         tiling.regions is not None and not Path(tiling.regions).is_dir()
     ):  # refused before any raster is opened
         what = f"regions {tiling.regions!r}"
         read_features(read_file(Path(tiling.regions), what=what, limit=MAX_BYTES)[0], what)
-    windows: list[Item] = []
     rows: list[RasterRow] = []
     errors: list[EquicamError] = []
     known: dict[str, str] = {}  # the file that stands for each slide in several DICOM files
-    for item in items:
-        series = _series(item)
-        if series is not None and known.setdefault(series, item.id) != item.id:
+
+    def cut() -> Iterator[Item]:
+        for item in items:
+            series = _series(item)
+            if series is None or known.setdefault(series, item.id) == item.id:
+                found, row, error = _cut(item, tiling, margin)
+                errors.extend([] if error is None else [error])
+                rows.append(row)
+                yield from found
             tick(1)
-            continue
-        found, row, error = _cut(item, tiling, margin)
-        errors += [] if error is None else [error]
-        windows += found
-        rows.append(row)
-        tick(1)
-    if not any(one.window and one.window.side for one in windows):
+
+    windows = Items.of(cut())
+    if not (pc.max(windows.column("side")).as_py() or 0):
         if errors and len(errors) == len(rows):
             more = f"; {len(errors) - 1:,} more rasters could not be cut either" if len(errors) > 1 else ""
             first = errors[0]

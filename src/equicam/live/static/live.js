@@ -47,7 +47,7 @@ const request = async (address, options = {}) => {
   }
   if (response.ok) return response.json(); // an abort while it arrives is an error too
   const data = await response.json().catch(() => ({}));
-  throw Object.assign(new Error(data.error || "The server refused it."), { status: response.status });
+  throw new Error(data.error || "The server refused it.");
 };
 const element = (tag, text, attributes = {}) => {
   const made = document.createElement(tag);
@@ -70,11 +70,11 @@ const nameClasses = (classes) => {
   for (const name of classes) count[name] = (count[name] || 0) + 1;
   classes.forEach((name, i) => labels.push(count[name] > 1 ? `${name} (${i})` : name));
 };
-const className = (index) => labels[index] ?? `class ${index}`;
+const className = (index) => labels[index] ?? `${setup.explains} ${index}`;
 const classIndex = (text) => {
   const found = labels.indexOf(text);
   if (found >= 0) return found;
-  const plain = /^(?:class )?(\d+)$/.exec(text.trim());
+  const plain = /^(?:class |output )?(\d+)$/.exec(text.trim());
   if (plain && (!labels.length || Number(plain[1]) < labels.length)) return Number(plain[1]);
   const lower = text.trim().toLowerCase();
   if (!lower) return null;
@@ -119,10 +119,10 @@ const computeLoop = async () => {
       const views = task.side === "single" ? 1 : chosen.views;
       const query = new URLSearchParams({ ...chosen, views, image: image.id, angle: task.at });
       const facts = await request(`/api/frame?${query}`, { signal: busy.abort.signal });
-      target[task.side].set(task.at, facts);
+      if (!facts.superseded) target[task.side].set(task.at, facts); // otherwise the loop asks again
       if (target === frames) showError("");
     } catch (error) {
-      if (error.name !== "AbortError" && error.status !== 409 && target === frames) {
+      if (error.name !== "AbortError" && target === frames) {
         failed = true;
         ringOn = false;
         showError(error.message);
@@ -168,11 +168,14 @@ const renderPanel = (side) => {
   find("busy").hidden = frames[side].has(angle) || failed;
   if (!facts) return;
   const exact = facts.angle === angle;
-  find("at").textContent = exact ? `at ${facts.angle}°` : `at ${facts.angle}°, the nearest computed`;
+  const reference = facts.angle === 0 ? ", the reference" : "";
+  find("at").textContent = exact ? `at ${facts.angle}°${reference}` : `at ${facts.angle}°, the nearest computed`;
   find("at").classList.toggle("waits", !exact);
-  find("eq").textContent = facts.eq === null ? "undefined" : facts.angle === 0 ? "1 (0° is the reference)" : facts.eq.toFixed(2);
+  find("eq").textContent = facts.eq === null ? "undefined" : facts.angle === 0 ? "1" : facts.eq.toFixed(2);
   const flips = facts.top1.index !== chosen.target;
-  find("prediction").textContent = flips
+  find("prediction").textContent = facts.value !== null
+    ? `${className(chosen.target)} = ${facts.value.toPrecision(4)}`
+    : flips
     ? `predicts ${facts.top1.name}; ${className(chosen.target)} has p = ${facts.confidence.toFixed(2)}`
     : `predicts ${facts.top1.name}, p = ${facts.confidence.toFixed(2)}`;
   find("prediction").classList.toggle("flips", flips);
@@ -192,7 +195,8 @@ const renderDial = () => {
 };
 
 const renderChart = () => {
-  const [width, height, left, right, top, bottom] = [720, 170, 34, 10, 10, 24];
+  const width = Math.max(280, Math.round($("chart").clientWidth) || 720); // a unit is a pixel, so that text has its size on any screen
+  const [height, left, right, top, bottom] = [190, 50, 12, 10, 44];
   const low = -0.2;
   const x = (a) => left + ((width - left - right) * a) / 360;
   const y = (r) => top + ((height - top - bottom) * (1 - Math.max(r, low))) / (1 - low);
@@ -201,7 +205,10 @@ const renderChart = () => {
     parts.push(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(r), y2: y(r) }));
     parts.push(svg("text", { x: left - 6, y: y(r) + 4, "text-anchor": "end" }, r));
   }
-  for (let a = 0; a <= 360; a += 45) parts.push(svg("text", { x: x(a), y: height - 6, "text-anchor": a === 360 ? "end" : "middle" }, `${a}°`));
+  const step = width < 480 ? 90 : 45;
+  for (let a = 0; a <= 360; a += step) parts.push(svg("text", { x: x(a), y: height - bottom + 16, "text-anchor": a === 360 ? "end" : "middle" }, `${a}°`));
+  parts.push(svg("text", { class: "axis", x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, "angle of rotation (°)"));
+  parts.push(svg("text", { class: "axis", transform: `translate(14 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, "Eq (equivariance)"));
   parts.push(svg("line", { class: "now", x1: x(angle), x2: x(angle), y1: top, y2: height - bottom }));
   const keys = [];
   for (const side of SIDES) {
@@ -222,6 +229,7 @@ const renderChart = () => {
     item.append(element("b", mean), ` over ${rotated.length} ${rotated.length === 1 ? "angle" : "angles"}`);
     keys.push(item);
   }
+  $("chart").setAttribute("viewBox", `0 0 ${width} ${height}`);
   $("chart").replaceChildren(...parts);
   $("key").replaceChildren(...keys);
   const done = RING_ANGLES.filter((at) => frames.fused.has(at)).length;
@@ -249,11 +257,13 @@ const renderFacts = () => {
     $("steadiness").hidden = true;
     return;
   }
+  const place = facts.peum_place ? ` ${facts.peum_place[0].toUpperCase()}${facts.peum_place.slice(1)}.` : "";
   $("facts").replaceChildren(
     ...fact("Stability", number(facts.stability, 2), "mean correlation of the views’ own maps with that at 0°"),
-    ...fact("PEUM", number(facts.peum_score, 4), `variance of the ${facts.views} views’ maps`),
-    ...fact("Flips", `${facts.flips} of ${facts.views}`, "views that change the prediction"),
-    ...fact("p", facts.confidence.toFixed(3), `of ${className(chosen.target)}`),
+    ...fact("PEUM", number(facts.peum_score, 4), `per-image explanation uncertainty: variance of the ${facts.views} views’ aligned maps; it depends on their number.${place}`),
+    ...(facts.value === null
+      ? [...fact("Flips", `${facts.flips} of ${facts.views}`, "views that change the prediction"), ...fact("p", number(facts.confidence, 3), `of ${className(chosen.target)}`)]
+      : fact("Value", facts.value.toPrecision(4), `of ${className(chosen.target)}`)),
   );
   $("flags").replaceChildren(...Object.entries(facts.flags).map(([name, about]) => element("span", name, { class: "flag", title: about })));
   $("steadiness").hidden = !facts.steadiness;
@@ -427,7 +437,7 @@ const addSettings = () => {
   $("class").addEventListener("focus", () => $("class").select());
   $("class").addEventListener("change", () => {
     const index = classIndex($("class").value);
-    if (index === null) showError(`There is no class ${$("class").value}.`);
+    if (index === null) showError(`There is no ${setup.explains} ${$("class").value}.`);
     else choose({ target: index });
   });
   $("layer").addEventListener("focus", () => $("layer").select());
@@ -456,6 +466,7 @@ const addTools = () => {
     wake();
   });
   $("help-open").addEventListener("click", () => $("help").showModal());
+  window.addEventListener("resize", () => image && renderChart());
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || $("help").open || event.target.matches?.("input:not([type=range]), select")) return;
     const action = { o: toggleOverlay, p: play, "?": () => $("help").showModal() }[event.key.toLowerCase()];
@@ -469,6 +480,7 @@ const start = async () => {
   setup = await request("/api/setup");
   chosen = setup.chosen;
   nameClasses(setup.classes);
+  $("class-label").textContent = setup.explains === "class" ? "Class" : "Output";
   $("model").textContent = `${setup.model}, ${setup.device}`;
   addDial();
   addDrop();

@@ -1,0 +1,62 @@
+"""What the same network with random weights reaches on images of a run: steady maps alone are no evidence."""
+
+import math
+from dataclasses import replace
+
+import torch
+
+from equicam.auditing.audit import calibration_subset
+from equicam.auditing.log import Log
+from equicam.auditing.reload import Reloaded, unchanged_inputs
+from equicam.auditing.store import RunStore
+from equicam.evaluation.controls import randomise_weights
+from equicam.explain import explain_batch
+from equicam.explanation import Explanation
+from equicam.models.images import as_batch, stack_images
+from equicam.runtime.executor import Executor
+
+IMAGES, SEEDS = 8, 3
+
+
+def log_sanity(store: RunStore, reloaded: Reloaded) -> None:
+    """Log the mean stability of a few maps, and how many are steady, with the run's weights and with random ones; once for each run.
+
+    Views are of the model's input alone: a run with context has other ones.
+    """
+    log = Log(store.folder)
+    model, recipe = reloaded.context.model, replace(reloaded.context.recipe, context="none", compiled=False)
+    if log.events("sanity") or len(recipe.views) < 2:
+        return
+    chosen = set(calibration_subset(reloaded.items, IMAGES, recipe.seed))
+    items = [item for item in reloaded.items if item.id in chosen]
+    _, images = unchanged_inputs(model, items, store.rows(chosen))
+    if not images:
+        return
+    with torch.inference_mode(False):
+        x = as_batch(model, stack_images(images))
+        given, *random = (
+            explain_batch(Executor(one, recipe), x)
+            for one in (
+                model,
+                *(randomise_weights(model, seed=recipe.seed + number) for number in range(SEEDS)),
+            )
+        )
+    stability = given.stability.nanmean().item()
+    random_stability = torch.cat([one.stability for one in random]).nanmean().item()
+    if math.isnan(stability) or math.isnan(random_stability):
+        return
+    log.add(
+        "sanity",
+        {
+            "images": len(images),
+            "stability": stability,
+            "steady": _steady(given),
+            "random_networks": SEEDS,
+            "random_stability": random_stability,
+            "random_steady": sum(map(_steady, random)),
+        },
+    )
+
+
+def _steady(found: Explanation) -> int:
+    return sum(one.word == "steady" for one in found.steadiness)

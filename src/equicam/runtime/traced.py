@@ -1,0 +1,164 @@
+"""A whole call as one graph of tensor operations, compiled by TorchInductor.
+
+The call runs once under a tracer: views, network, gradients, alignment and uncertainty become one graph, in which the
+compiler fuses across all of them. Python runs only then, as for a CUDA graph; a call that reads values on the way is
+refused by the tracer. Weights enter the graph as inputs; their casts to the type of an autocast are computed once, not
+in every call, and again by `refresh` when the weights have changed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+Tensors = dict[str, Tensor]
+aten = torch.ops.aten
+
+
+class TracedCall:
+    """A function of tensors as a graph for the shapes of its first inputs; `compile` makes it fast."""
+
+    def __init__(self, function: Callable[..., Tensors], inputs: Sequence[Tensor]) -> None:
+        """The function must return new tensors, and runs twice on these inputs."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            function(*inputs)  # constants are made now, so that the graph reads them instead of making them
+            graph = make_fx(function, decomposition_table=REPLACEMENTS, tracing_mode="real")(*inputs)
+        graph.graph.eliminate_dead_code()
+        self.casts = _take_out_casts(graph)
+        self.weights = _take_out_constants(graph)
+        graph.recompile()
+        self.run: Callable[..., Tensors] = graph
+
+    def compile(self, inputs: Sequence[Tensor]) -> "TracedCall":
+        """Compile the graph for inputs of these shapes."""
+        from torch._inductor.compile_fx import compile_fx
+
+        graph: Any = self.run
+        with torch.no_grad():
+            compiled: Any = compile_fx(graph, [*inputs, *self.weights])
+        self.run = compiled
+        return self
+
+    def __call__(self, *inputs: Tensor) -> Tensors:
+        """The results for inputs of the same shapes."""
+        with torch.no_grad():
+            return self.run(*inputs, *self.weights)
+
+    def refresh(self) -> None:
+        """Cast the weights again, in place: a captured graph reads the casts where they are."""
+        with torch.no_grad():
+            for source, cast in self.casts:
+                cast.copy_(source)
+
+
+def _take_out_casts(graph: fx.GraphModule) -> list[tuple[Tensor, Tensor]]:
+    """Replace casts of weights by their results; return weights and casts."""
+    found: list[tuple[Tensor, Tensor]] = []
+    for node in list(graph.graph.nodes):
+        if node.target is not aten._to_copy.default or node.args[0].op != "get_attr":
+            continue
+        source = getattr(graph, node.args[0].target)
+        cast = aten._to_copy.default(source, **node.kwargs)
+        name = f"_cast{len(found)}"
+        graph.register_buffer(name, cast)
+        with graph.graph.inserting_before(node):
+            node.replace_all_uses_with(graph.graph.get_attr(name))
+        graph.graph.erase_node(node)
+        found.append((source, cast))
+    graph.graph.eliminate_dead_code()
+    return found
+
+
+def _take_out_constants(graph: fx.GraphModule) -> list[Tensor]:
+    """Turn the tensors that a graph holds into inputs after its own; return them."""
+    nodes = list(graph.graph.nodes)
+    first = next(node for node in nodes if node.op != "placeholder")
+    found: dict[str, tuple[Tensor, fx.Node]] = {}
+    for node in nodes:
+        if node.op != "get_attr":
+            continue
+        if node.target not in found:
+            with graph.graph.inserting_before(first):
+                found[node.target] = (
+                    getattr(graph, node.target),
+                    graph.graph.placeholder(f"constant{len(found)}"),
+                )
+        node.replace_all_uses_with(found[node.target][1])
+        if node is first:
+            first = node.next
+        graph.graph.erase_node(node)
+    return [tensor for tensor, _ in found.values()]
+
+
+@torch.library.custom_op("equicam::sample", mutates_args=())
+def _sample(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
+    """`grid_sample` as it is: what the compiler makes of it computes every position again for every plane."""
+    found: Tensor = aten.grid_sampler_2d(x.expand(len(grid), -1, -1, -1), grid, mode, padding, align_corners)
+    return found
+
+
+@_sample.register_fake
+def _(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:  # noqa: ARG001
+    return x.new_empty((len(grid), x.shape[1], grid.shape[1], grid.shape[2]))
+
+
+def _sample_uncompiled(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
+    # one set of planes for all grids is not copied for each
+    found: Tensor = _sample(x[:1] if x.stride(0) == 0 else x, grid, mode, padding, align_corners)
+    return found
+
+
+def _patches(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
+    transposed: bool, _output_padding: list[int], groups: int,
+) -> Any:  # fmt: skip
+    """A convolution whose stride is its kernel's size is a matrix product of patches, which is faster on few channels."""
+    size = list(weight.shape[2:])
+    if (
+        transposed
+        or groups != 1
+        or x.ndim != 4
+        or list(stride) != size
+        or any(padding)
+        or set(dilation) != {1}
+    ):
+        return NotImplemented
+    rows, columns = (whole // part for whole, part in zip(x.shape[2:], size, strict=True))
+    if size == [1, 1] or not rows or not columns:
+        return NotImplemented
+    x = x[..., : rows * size[0], : columns * size[1]]
+    cut = x.reshape(len(x), x.shape[1], rows, size[0], columns, size[1]).permute(0, 2, 4, 1, 3, 5)
+    flat = cut.reshape(len(x) * rows * columns, -1)
+    matrix = weight.reshape(len(weight), -1).t()
+    found = flat @ matrix if bias is None else torch.addmm(bias, flat, matrix)
+    return found.view(len(x), rows, columns, -1).permute(0, 3, 1, 2)
+
+
+def _by_a_vector(a: Tensor, b: Tensor) -> Any:
+    """A product with a vector as a sum, which the compiler fuses with what comes before it."""
+    if a.shape[1] == 1:
+        return (a.transpose(1, 2) * b).sum(1, keepdim=True)
+    if b.shape[2] == 1:
+        return (a * b.transpose(1, 2)).sum(2, keepdim=True)
+    return NotImplemented
+
+
+def _pool_to_the_same_size(x: Tensor, size: list[int]) -> Any:
+    return x.clone() if list(x.shape[-2:]) == list(size) else NotImplemented
+
+
+def _gradient_of_that(gradient: Tensor, x: Tensor) -> Any:
+    return gradient.clone() if gradient.shape == x.shape else NotImplemented
+
+
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    aten.grid_sampler_2d.default: _sample_uncompiled,
+    aten.convolution.default: _patches,
+    aten.bmm.default: _by_a_vector,
+    aten._adaptive_avg_pool2d.default: _pool_to_the_same_size,
+    aten._adaptive_avg_pool2d_backward.default: _gradient_of_that,
+}
+"""Operations that the compiler would leave to slow kernels, written otherwise; each may decline."""
