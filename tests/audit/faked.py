@@ -64,7 +64,7 @@ class Worth:
     sentence: str
     n: int
     comparison: str = "share of the worst tenth found in a tenth: PEUM 30 %"
-    advice: str | None = "--by disagreement finds unstable maps better here"
+    advice: str | None = "--by disagreement finds maps with an Eq below 0.5 better here"
     check: None = None
 
 
@@ -206,7 +206,7 @@ def triaged(run, *, queue=16, controls=3):
         rows.append({"id": row["id"], "arm": arm, "rank": rank, "place": place, "reasons": reasons})
     calibrated = sum(row["eq"] is not None for row in ok)
     worth = Worth(
-        f"measured on {calibrated} pictures: 0.17 [0.12, 0.23] are unstable (Eq < 0.5), outside the queue 0.12 "
+        f"measured on {calibrated} pictures: 0.17 [0.12, 0.23] have an Eq below 0.5, outside the queue 0.12 "
         "[0.08, 0.18]; PEUM and 1 − Eq have a Spearman correlation of 0.81 [0.76, 0.85], an AUROC of 0.93 [0.89, 0.97] "
         "and 5.21 [3.97, 6.42] times the catch of chance at this budget; PEUM finds them better than chance",
         calibrated,

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,8 @@ import torch
 
 import equicam
 from equicam import EquicamError
-from equicam.auditing.comparison import MIN_PAIRS, Difference, direction
+from equicam.auditing.comparison import MIN_PAIRS, _difference, direction
 from equicam.auditing.store import RunStore
-from equicam.evaluation.statistics import bootstrap, mean
 from tests.audit.conftest import PATCHES, equicam_command
 from tests.audit.faked import HOSTILE, Page, fake_run
 
@@ -81,6 +81,9 @@ def test_differences_are_those_of_the_pairs(whole, symmetric):
     first = found.changes[0]
     assert (first.first, first.second) == (before[first.id]["stability"], after[first.id]["stability"])
     assert found.other_targets == sum(before[n]["target"] != after[n]["target"] for n in names)
+    assert found.sentence.startswith("The maps of") == (2 * found.other_targets <= len(names))
+    other = replace(found, direction="does not compare", other_targets=len(names) // 2 + 1)
+    assert other.sentence.startswith(f"The runs explain different classes in {len(names) // 2 + 1} of")
 
 
 def test_a_steadier_model_is_found_and_the_command_is_a_gate(whole, symmetric, tmp_path):
@@ -109,23 +112,71 @@ def test_a_steadier_model_is_found_and_the_command_is_a_gate(whole, symmetric, t
     assert "ends in .html" in output
 
 
+def of_stabilities(first, second):
+    """The differences of two runs by the stabilities of their images; steady from 0.7."""
+    pairs = {"stability": (first, second), "steady": ((first >= 0.7) * 1.0, (second >= 0.7) * 1.0)}
+    return {name: _difference(*pair) for name, pair in pairs.items()}
+
+
 @pytest.mark.parametrize("n", [MIN_PAIRS, 200])
 def test_noise_alone_is_seldom_a_difference(n):
     """Two runs of one model on disjoint noise: both wrong answers together in about 5 % of the cases, and a shift is found."""
     rng, found, shifted = np.random.default_rng(n), [], []
     for _ in range(400):
-        d = np.clip(rng.normal(0.7, 0.2, n), -1, 1) - np.clip(rng.normal(0.7, 0.2, n), -1, 1)
-        found.append(direction(Difference(0.7, 0.7, bootstrap(mean, d, resamples=500))))
-        shifted.append(direction(Difference(0.7, 0.9, bootstrap(mean, d + 0.25, resamples=500))))
+        first, second = (np.clip(rng.normal(0.7, 0.2, n), -1, 1) for _ in range(2))
+        found.append(direction(of_stabilities(first, second)))
+        shifted.append(direction(of_stabilities(first, second + 0.25)))
     assert 0.01 < 1 - found.count("no difference shown") / 400 < 0.10
     assert min(found.count("steadier"), found.count("less steady")) > 1
     assert shifted.count("steadier") > 380
     assert "less steady" not in shifted
 
 
+STEADY = {"steadiness": "steady", "flags": [], "stability": 0.9}
+
+
+def test_maps_that_became_blank_are_less_steady(whole, tmp_path):
+    """They have no stability to compare: the share of steady maps shows it."""
+    before, after = (shutil.copytree(whole, tmp_path / name) for name in ("before", "after"))
+    rewrite(before, lambda row: row | STEADY)
+    blank = {"steadiness": "cannot say", "flags": ["blank"], "stability": None}
+    rewrite(after, lambda row: row | (blank if int(row["id"][:2]) % 2 else STEADY))
+    found = equicam.compare(before, after)
+    assert found.differences["stability"].difference.value == 0
+    assert found.differences["steady"].difference.high < 0
+    assert found.direction == "less steady"
+    assert "Share of steady maps 100% before and 50% after" in found.sentence
+    code, _ = equicam_command("compare", before, after)
+    assert code == 3
+    assert equicam.compare(after, before).direction == "steadier"
+
+
+def test_images_that_cannot_be_explained_any_more_are_less_steady(whole, tmp_path):
+    before, after = (shutil.copytree(whole, tmp_path / name) for name in ("before", "after"))
+    rewrite(before, lambda row: row | STEADY)
+    rewrite(after, lambda row: row | STEADY | ({"status": "bad"} if int(row["id"][:2]) % 2 else {}))
+    found = equicam.compare(before, after)
+    assert len(found.pairs.lost) == PATCHES // 2
+    assert found.images == PATCHES // 2
+    assert found.direction == "less steady"
+    assert any("could not explain images that before explains" in line for line in found.notes)
+    assert found.to_json()["unmatched"]["lost"] == [name for name, _ in found.pairs.lost]
+    assert found.to_json()["unmatched"]["only_first"] == []
+
+
+def test_maps_of_other_classes_do_not_compare(whole, tmp_path):
+    after = shutil.copytree(whole, tmp_path / "after")
+    rewrite(after, lambda row: row | {"target": 1 - row["target"]})
+    found = equicam.compare(whole, after)
+    assert found.direction == "does not compare"
+    assert found.sentence.startswith("The runs explain different classes in 24 of 24 images")
+    code, _ = equicam_command("compare", whole, after)
+    assert code == 3
+
+
 def test_a_handful_of_images_shows_no_difference(whole, symmetric, tmp_path):
     few = shutil.copytree(symmetric, tmp_path / "few")
-    rewrite(few, lambda row: row if int(row["id"][:2]) < MIN_PAIRS - 1 else row | {"status": "bad"})
+    rewrite(few, lambda row: row if int(row["id"][:2]) < MIN_PAIRS - 1 else None)
     found = equicam.compare(whole, few)
     assert found.differences["stability"].difference.low > 0
     assert found.direction == "no difference shown"
@@ -177,7 +228,8 @@ def test_images_without_a_partner_are_counted_and_named(whole, symmetric, tmp_pa
     rewrite(second, lambda row: row | ({"sha256": "0" * 64} if row["id"] == "07.png" else {}))
     found = equicam.compare(first, second)
     assert found.images == PATCHES - 4
-    assert (found.pairs.only_first, found.pairs.only_second) == (("05.png", "06.png"), ("03.png",))
+    assert (found.pairs.only_first, found.pairs.only_second) == (("05.png", "06.png"), ())
+    assert [name for name, _ in found.pairs.gained] == ["03.png"]
     assert found.pairs.other_content == ("07.png",)
     assert "left out, only in copy: 2 (05.png, 06.png)" in found.notes
     assert "left out, another image under the same name: 1 (07.png)" in found.notes

@@ -12,13 +12,15 @@ from PIL import Image
 
 import equicam
 import equicam.auditing.evidence as auditing_evidence
-from equicam.auditing.evidence import evidence, leaning, verdict
+from equicam.auditing.audit import calibration_subset
+from equicam.auditing.evidence import _LEANINGS, evidence, leaning, verdict
 from equicam.auditing.log import Log
+from equicam.cli.evidence import IN_WORDS
 from equicam.core.views import rotate
 from equicam.data.digests import file_digest
-from equicam.data.sources import find_items
+from equicam.data.sources import find_items, list_source
 from equicam.evaluation import causal
-from equicam.evaluation.controls import item_seed
+from equicam.evaluation.controls import item_seed, randomise_weights
 from equicam.evaluation.equivariance import ANGLES
 from equicam.evaluation.faithfulness import blur_out
 from equicam.evaluation.statistics import Estimate, bootstrap, mean
@@ -72,7 +74,8 @@ def test_evidence_is_that_of_one_image_and_one_pass_at_a_time(patches):
     """Every region of every angle hidden in a pass of its own: no batches, no region left out, nothing reused."""
     model, items = equicam.load("embedded"), find_items(patches)[:4]
     rows = {
-        i.id: {"sha256": file_digest(i.path), "target": 0, "view_top1": [0] * 15 + [1] * 3} for i in items
+        i.id: {"sha256": file_digest(i.path), "flip_rate": 3 / 18, "view_top1": [0] * 15 + [1] * 3}
+        for i in items
     }
     found = evidence(model, items, rows, Recipe(seed=3))
     images = [preprocess_image(model, Image.open(i.path))[None] for i in items]
@@ -115,7 +118,7 @@ def test_evidence_is_that_of_one_image_and_one_pass_at_a_time(patches):
         assert len(one.lines) == 4
         plain = one.to_json()
         assert plain["id"] == items[i].id
-        assert all(np.isfinite(v) for v in plain["moving"].values())
+        assert all(np.isfinite(plain["moving"][key]) for key in ("value", "low", "high", "n"))
     assert len(leanings) > 1, leanings
 
 
@@ -140,7 +143,7 @@ def test_a_picture_that_went_away_or_changed_is_left_out(patches, tmp_path):
 
     items = find_items(patches)[:2]
     items = [items[0], replace(items[1], path=tmp_path / "gone.png"), find_items(patches)[2]]
-    rows = {i.id: {"target": 0, "view_top1": [0], "sha256": file_digest(items[0].path)} for i in items}
+    rows = {i.id: {"flip_rate": 0.0, "view_top1": [0], "sha256": file_digest(items[0].path)} for i in items}
     found = evidence(equicam.load("embedded"), items, rows)
     assert list(found) == [items[0].id]
     assert evidence(equicam.load("embedded"), items[1:], rows) == {}
@@ -194,6 +197,40 @@ def test_triage_computes_no_evidence_and_evidence_continues(run, monkeypatch):
     assert run.evidence(6) == found  # interrupted or not, the same
 
 
+def test_evidence_measures_the_same_network_with_random_weights(run):
+    before = run.report().read_text()
+    run.evidence(1)
+    (event,) = Log(run.folder).events("sanity")
+    assert event.payload["images"] == 8
+    model = equicam.load("embedded")
+    chosen = set(calibration_subset(list_source(run.manifest.source), 8, run.manifest.recipe.seed))
+    rows = [row for row in run.items.to_pylist() if row["id"] in chosen]
+    usual = [row["stability"] for row in rows if row["stability"] is not None]
+    assert event.payload["stability"] == pytest.approx(np.mean(usual), abs=1e-3)
+    assert event.payload["random_stability"] != pytest.approx(np.mean(usual), abs=1e-2)
+    images = [preprocess_image(model, Image.open(run.manifest.source + "/" + row["id"])) for row in rows]
+    others = [
+        equicam.explain(
+            randomise_weights(model, seed=seed), torch.stack(images), views=len(run.manifest.recipe.views)
+        )
+        for seed in range(3)
+    ]
+    stability = torch.stack([one.stability for one in others])
+    assert stability.nanmean(1).std() > 0.01  # three networks
+    assert event.payload["random_stability"] == pytest.approx(stability.nanmean().item(), abs=1e-3)
+    assert event.payload["random_steady"] == sum(s.word == "steady" for one in others for s in one.steadiness)
+    assert event.payload["steady"] == sum(row["steadiness"] == "steady" for row in rows)
+    after = run.report().read_text()
+    assert "a MobileNetV2 reaches an Eq of .987" in before
+    assert (
+        f"drawn 3 times, reaches a mean stability of {event.payload['random_stability']:.2f} "
+        f"({event.payload['random_steady']} of 24 maps are steady)" in after
+    )
+    run.evidence(2)
+    assert len(Log(run.folder).events("sanity")) == 1  # once for a run
+    assert run.verify(0).ok
+
+
 def test_an_extended_queue_keeps_its_evidence(run, monkeypatch):
     before = run.evidence(2)
     run.triage(more=4)
@@ -216,6 +253,12 @@ def test_evidence_that_the_log_does_not_know_is_reported_and_computed_again(run)
     assert run.evidence(2) == found
     assert run.verify(0).ok
     assert [e.payload["images"] for e in Log(run.folder).events("evidence")] == [2, 2]
+
+
+def test_the_command_and_the_report_use_the_same_words():
+    assert {code for codes in IN_WORDS.values() for code in codes} == _LEANINGS.keys()
+    for words, codes in IN_WORDS.items():
+        assert all(_LEANINGS[code].lower().startswith(words) for code in codes)
 
 
 def test_the_command_prints_how_the_head_leans(run):

@@ -42,11 +42,20 @@ def test_sentences():
     assert said["unreadable"] == "image file is truncated"
     assert said["refused"] == "a needs b, got c; try d"
     assert said["signal-percentile"] == "PEUM 0.0312: higher than on 93 % of the images"
-    assert said["prediction-changes"] == "the prediction changes in 4 of 18 views: 40°, 60°, 80° and 1 more"
+    assert (
+        said["prediction-changes"]
+        == "the prediction changes in 4 of 17 other views: 40°, 60°, 80° and 1 more"
+    )
     assert said["views-disagree"] == "the view 140° (r = 0.31) disagrees with the others on the place"
     assert said["map-moves"] == (
-        "the map moves in 2 of 18 views: 160° mirrored (r = -0.38); 20°, × 1.25 (r = 0.40)"
+        "the map moves in 2 of 17 other views: 160° mirrored (r = -0.38); 20°, × 1.25 (r = 0.40)"
     )
+    views = {"views": ["90°"], "correlations": [0.1]}
+    assert (
+        describe(Reason("map-moves", views | {"of": 2})) == "the map moves in the other view: 90° (r = 0.10)"
+    )
+    every = {"views": ["90°", "180°"], "correlations": [0.1, 0.2], "of": 3}
+    assert describe(Reason("map-moves", every)).startswith("the map moves in all 2 other views: 90°")
     assert said["peak-jumps"] == "its peak jumps by 43 % of the image's diagonal in the view 260°"
     assert (
         describe(Reason("unreadable", {"error": "ZeroDivisionError", "message": ""})) == "ZeroDivisionError"

@@ -14,8 +14,9 @@ from equicam.core.transforms import Transform
 from equicam.core.views import Views
 from equicam.data.digests import file_digest
 from equicam.data.synthetic import draw
+from equicam.readers.classes import output_name
 from equicam.report import plots, render
-from equicam.report.rows import class_name, peum_undefined
+from equicam.report.rows import peum_undefined
 from equicam.report.text import visible
 
 
@@ -153,7 +154,7 @@ def test_plots_of_few_values(values):
     assert plots.flip_histogram(np.zeros(len(peum), dtype=int), 1).endswith("</svg>")
     some = peum[np.isfinite(peum)]
     none = np.zeros(len(some), dtype=bool)
-    assert "unstable" in plots.signal_against_drift(some, some, none, unstable=0.5, name="PEUM")
+    assert "Eq = 0.5" in plots.signal_against_drift(some, some, none, unstable=0.5, name="PEUM")
 
 
 def test_plots_hold_text_and_a_bounded_number_of_marks():
@@ -205,7 +206,8 @@ def test_an_image_at_a_url_is_fetched_only_if_the_caller_allows_it():
         ([], 1, 18, True),
         ([], 0, 18, True),
         ([], None, 18, False),
-        ([], 1, 1, False),
+        ([], 1, 1, True),
+        ([], None, 1, True),
         (["blank"], 18, 18, True),
         (["none-kept"], None, 18, True),
         (None, 18, 18, False),
@@ -216,5 +218,13 @@ def test_peum_is_undefined_without_two_kept_views_or_a_map(flags, views_kept, vi
 
 
 def test_class_names():
-    assert [class_name(t, ("a", "b")) for t in (1, 2, -1, None)] == ["b", "class 2", "class -1", "class None"]
-    assert class_name(0, None) == "class 0"
+    assert [output_name(t, ("a", "b")) for t in (1, 2, -1, None)] == [
+        "b",
+        "class 2",
+        "class -1",
+        "class None",
+    ]
+    assert output_name(0, None) == "class 0"
+    assert output_name(3, None, "regression") == "output 3"
+    assert output_name(0, None, "regression", is_only=True) == "the output"
+    assert output_name(0, ("age",), "regression", is_only=True) == "age"

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from PIL import Image
 from scipy import ndimage
@@ -25,12 +26,15 @@ from equicam.auditing.review_log import ReviewLog
 from equicam.auditing.store import RunStore
 from equicam.auditing.triage import triage
 from equicam.errors import EquicamError
+from equicam.peum_reference import place_peum
 from equicam.reasons import describe
-from equicam.report import render
+from equicam.report import examples, render
+from equicam.report.examples import MAX_EXAMPLES, MAX_VIEWS, choose_examples, draw_thumbnails
 from equicam.report.page import write_report
+from equicam.report.rows import peum_reference
 from equicam.report.text import visible
 from equicam.shards import read_table, write_table
-from equicam.steadiness import WORDS, judge_row
+from equicam.steadiness import STEADY_FROM, WORDS, judge_row
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, evidence_of, fake_run, triaged
 
 
@@ -116,6 +120,29 @@ def test_numbers_in_the_json_are_those_of_the_run(made):
     }
 
 
+def test_the_median_peum_has_its_place_among_reference_images(made):
+    summary, manifest = made.facts["summary"], made.run.manifest
+    place = str(place_peum(summary["median_peum"], manifest.transforms))
+    assert summary["median_peum_reference"] == place
+    assert f"Its median in this run, {summary['median_peum']:.4f}, is {place}." in made.page.text
+    other = replace(manifest, recipe=replace(manifest.recipe, method="equigrad-cam+pcf"))
+    assert peum_reference(other, summary["median_peum"]) is None
+    assert peum_reference(manifest, None) is None
+
+
+def test_the_peum_of_a_card_has_its_place_among_reference_images(made):
+    queue, transforms = made.facts["queue"], made.run.manifest.transforms
+    assert any(q["peum_undefined"] for q in queue)
+    assert not all(q["peum_undefined"] for q in queue)
+    for q in queue:
+        place = None if q["peum_undefined"] else str(place_peum(q["peum_score"], transforms))
+        assert q["peum_reference"] == place
+        assert (
+            place is None
+            or f"{q['peum_score']:.4f} above {q['peum_above']:.0%} of the run; {place}" in made.page.text
+        )
+
+
 def test_undefined_numbers_are_null(made):
     def refuse(name):
         raise AssertionError(name)
@@ -179,7 +206,8 @@ def test_verdicts_of_the_control_arm_name_no_image(made, tmp_path):
     without = json.loads(made.path.with_suffix(".json").read_text())
     assert facts["images"] == without["images"]
     for name in control:
-        assert path.read_text().count(f">{visible(name)}<") == made.html.count(f">{visible(name)}<") == 1
+        # in the table and perhaps among the examples, whether it has verdicts or not
+        assert path.read_text().count(f">{visible(name)}<") == made.html.count(f">{visible(name)}<") >= 1
 
 
 def test_the_first_lines_say_which_maps_can_be_trusted_and_why(made):
@@ -194,10 +222,23 @@ def test_the_first_lines_say_which_maps_can_be_trusted_and_why(made):
     )
     assert f"{words['steady']} are steady" in first
     assert f"{words['unsteady']} maps are unsteady" in first
-    assert "the map moves when the image does" in first
+    assert "own map does not follow the image" in first
     assert "the map is blank" in first
     assert "No reviewer has looked at these maps yet" in first
     assert made.html.index('id="answer"') < made.html.index('id="summary"')
+    changing = [row for row in rows if row["steadiness_reason"] == "prediction-changes"]
+    following = sum(row["stability"] >= STEADY_FROM for row in changing)
+    assert made.facts["steadiness"]["changing_but_following"] == following
+    assert (f"in {following} of them it follows the image" in first) == bool(following)
+    assert "has random weights" not in first
+
+
+def test_random_weights_are_named_first(tmp_path):
+    run = fake_run(tmp_path)
+    path = run.folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"weights_from": "random"}))
+    run = RunStore(run.folder)
+    assert "This network has random weights." in Page(write_report(run, triaged(run)).read_text()).text
 
 
 def test_the_table_has_every_image_with_its_word_and_reason(made):
@@ -211,6 +252,9 @@ def test_the_table_has_every_image_with_its_word_and_reason(made):
         judged = judge_row(rows[row["id"]], made.run.manifest.labels, made.run.manifest.presented)
         assert (row["steadiness"], row["reason"]) == (judged.word, describe(judged.reason))
         assert row["steadiness"] == rows[row["id"]]["steadiness"]
+        assert row["confidence"] == rows[row["id"]]["confidence"]
+        tops = rows[row["id"]]["view_top1"]
+        assert row["flips"] == sum(top != rows[row["id"]]["target"] for top in tops)
         assert visible(row["reason"]) in made.page.text
     for q in made.facts["queue"]:
         assert q["steadiness"] == rows[q["id"]]["steadiness"]
@@ -221,6 +265,56 @@ def test_the_table_has_every_image_with_its_word_and_reason(made):
         "show-unjudged",
         "show-steady",
     ]
+
+
+def test_steady_and_unsteady_maps_are_shown_in_small(made):
+    found = choose_examples(made.run, made.run.manifest, made.run.read_items())
+    by_word = {
+        word: [
+            row
+            for row in made.run.read_items().to_pylist()
+            if (row["status"], row["steadiness"]) == ("ok", word) and row["stability"] is not None
+        ]
+        for word in ("steady", "unsteady")
+    }
+    assert all(by_word.values())
+    highest = sorted(by_word["steady"], key=lambda row: (-row["stability"], row["id"]))
+    lowest = sorted(by_word["unsteady"], key=lambda row: (row["stability"], row["id"]))
+    assert [one.id for one in found.best] == [row["id"] for row in highest[:MAX_EXAMPLES]]
+    assert [one.id for one in found.worst] == [row["id"] for row in lowest[:MAX_EXAMPLES]]
+    assert all(len(one.views) == MAX_VIEWS and one.map in made.html for one in found.best + found.worst)
+    assert "Steady: the highest stability" in made.page.text
+    assert made.html.index('id="examples"') < made.html.index('id="queue"')
+
+
+def test_a_run_without_a_steady_map_shows_the_most_stable(made):
+    items = made.run.read_items()
+    word = pa.array(["unsteady" if one == "steady" else one for one in items["steadiness"].to_pylist()])
+    items = items.set_column(items.column_names.index("steadiness"), "steadiness", word)
+    found = choose_examples(made.run, made.run.manifest, items)
+    known = [r for r in items.to_pylist() if r["status"] == "ok" and r["stability"] is not None]
+    assert found.best[0].stability == max(row["stability"] for row in known)
+    unjudged = items.filter(pc.not_equal(items["steadiness"], "unsteady"))
+    assert choose_examples(made.run, made.run.manifest, unjudged) is None
+
+
+def test_the_table_has_the_own_map_of_every_image(made, monkeypatch):
+    """The word is about that map, so it is shown and not the average over the views."""
+    store, items = made.run, made.run.read_items()
+    found = draw_thumbnails(store, store.manifest, items)
+    rows = {row["id"]: row for row in items.to_pylist() if row["status"] == "ok"}
+    assert found.keys() == rows.keys()
+    table = made.html[made.html.index('id="images"') : made.html.index('id="queue"')]
+    assert all(url in table for url in found.values())
+    assert table.count("<img") == len(rows)
+    name = next(i for i, row in rows.items() if not {"blank", "constant"} & {*row["flags"]})
+    (maps,) = store.maps({name}).values()
+    for own, same in ((maps.view_maps[store.manifest.presented], True), (maps.map, False)):
+        planes = np.broadcast_to(own, maps.view_maps.shape)
+        monkeypatch.setattr(store, "maps", lambda _ids, p=planes: {name: replace(maps, view_maps=p)})
+        assert (draw_thumbnails(store, store.manifest, items)[name] == found[name]) == same
+    monkeypatch.setattr(examples, "MAX_THUMBNAILS", len(rows) - 1)
+    assert draw_thumbnails(store, store.manifest, items) == {}
 
 
 def test_a_large_run_has_no_table(made, tmp_path, monkeypatch):

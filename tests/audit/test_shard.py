@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import equicam
 from equicam.auditing.compute import AuditContext, compute_shard
 from equicam.auditing.stored_maps import StoredMaps
-from equicam.data.decoding import DecodedImage
+from equicam.data.decoding import DecodedImage, decode_image
 from equicam.data.items import Item
 from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
@@ -42,11 +43,19 @@ def test_agreement_is_each_view_against_the_mean_of_the_others(plans):
     assert len({round(r, 3) for row in items.to_pylist() for r in row["view_agreement"]}) > 6
 
 
-def test_a_picture_that_preprocessing_made_nan_of_is_a_row_with_a_reason_and_the_others_are_done(plans):
+def test_a_picture_that_preprocessing_made_nan_of_is_a_row_with_a_reason_and_the_others_are_done(
+    plans, tmp_path
+):
     x = pictures(3).float().numpy()
     whole, _ = compute_shard(plans, opened(x[[0, 2]]))
     x[1, 0, 5, 5] = np.nan
-    items, maps = compute_shard(plans, opened(x))
+    Image.new("RGB", (8, 8)).save(tmp_path / "any.png")
+
+    def decoded(i):
+        item = Item(f"{i}", tmp_path / "any.png")
+        return decode_image(item, lambda _image: x[i], lambda _size: (0.0, 0.0, 8.0, 8.0))
+
+    items, maps = compute_shard(plans, [decoded(i) for i in range(3)])
     assert items["status"].to_pylist() == ["ok", "bad", "ok"]
     assert items["reason"].to_pylist() == [None, "not-finite", None]
     assert "NaN or infinity" in describe(Reason("not-finite"))

@@ -211,7 +211,7 @@ def test_a_flat_map_has_no_disagreement():
     found = triage(table(rows), by="disagreement", budget="100%", transforms=VIEWS)
     told = {row["id"]: row for row in found.rows.to_pylist()}
     assert told["a"]["disagreement"] is told["b"]["disagreement"] is None
-    assert sentences(told["a"])[0] == "the map is blank: no positive evidence for the class"
+    assert sentences(told["a"])[0] == "the map is blank: nothing in the image raises what is explained"
     assert sentences(told["b"]) == ["disagreement is undefined here"]
     assert told["c"]["disagreement"] == pytest.approx(0.1)
     assert told["c"]["rank"] == 3
@@ -305,13 +305,15 @@ def test_another_signal_is_recommended_only_where_the_interval_separates_them():
     for by, better in (("peum", "disagreement"), ("stability", "disagreement"), ("disagreement", "peum")):
         found = quality(by, **{better: 4.0})
         assert found.better == better
-        assert found.advice.startswith(f"--by {better} finds unstable maps better here: ")
+        assert found.advice.startswith(f"--by {better} finds maps with an Eq below 0.5 better here: ")
         assert found.sentence.startswith(
-            f"{SIGNALS[by]} is not shown to find unstable maps better than chance."
+            f"{SIGNALS[by]} is not shown to find maps with an Eq (equivariance) below 0.5 better than chance."
         )
     ranking = quality("disagreement", disagreement=4.0)
     assert (ranking.better, ranking.advice) == (None, None)
-    assert ranking.sentence.startswith("disagreement finds unstable maps better than chance.")
+    assert ranking.sentence.startswith(
+        "disagreement finds maps with an Eq (equivariance) below 0.5 better than chance."
+    )
 
 
 def test_none_is_recommended_where_it_does_not():
@@ -508,7 +510,7 @@ def test_the_report_follows_the_signal(by, tmp_path):
     assert found.quality.comparison[1:] in text
     assert found.quality.check.sentence[1:] in text
     assert found.unstable.sentence in text
-    assert f"Does {named} find unstable maps?" in text
+    assert f"Does {named} find maps with a low Eq?" in text
     assert f"Undefined {named} is not low {named}." in text
     assert "Histogram of stability, " in path.read_text()
     assert (f"Histogram of {named}; " in path.read_text()) == (by != "stability")
@@ -521,7 +523,7 @@ def test_the_report_follows_the_signal(by, tmp_path):
     assert 0 < len(moving) < len(facts["queue"])
     assert path.read_text().count('class="curve"') == len(moving)
     if by == "disagreement":
-        assert "Does PEUM find unstable maps?" not in text
+        assert "Does PEUM find maps with a low Eq?" not in text
         assert "by PEUM" not in text
 
 

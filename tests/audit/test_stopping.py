@@ -79,7 +79,7 @@ def test_no_hit_in_155():
     assert found.recall == 1
     assert found.recall_bound == pytest.approx(40 / (40 + bound * 9755))
     assert found.sentence == (
-        "Of the 9,600 maps nobody opened at most 2 % are wrong (95 % confidence; 0 of 155 random ones were). "
+        "Of the 9,600 maps nobody opened at most 2 % are wrong (95 % confidence; 0 of 155 drawn at random were). "
         "The review has found 40 wrong maps, at least 17 % of all."
     )
     json.dumps(found.to_json(), allow_nan=False)
@@ -96,7 +96,7 @@ def test_undecided_maps_weaken_every_bound():
     assert found.recall_bound < decided.recall_bound
     assert found.unopened_share == 2 / 152
     assert found.sentence == (
-        "Of the 9,600 maps nobody opened at most 6.8 % are wrong (95 % confidence; 5 of 155 random ones were, counting 3 "
+        "Of the 9,600 maps nobody opened at most 6.8 % are wrong (95 % confidence; 5 of 155 drawn at random were, counting 3 "
         "undecided as wrong). The review has found 42 wrong maps, at least 6 % of all (10 undecided, not counted as found)."
     )
 
@@ -106,7 +106,7 @@ def test_what_is_not_reviewed_is_stated():
     assert part.sentence.startswith(
         "Of the 9,600 maps outside the queue that nobody opened at most 3.1 % are"
     )
-    assert "1 of 155 random ones was)" in part.sentence
+    assert "1 of 155 drawn at random was)" in part.sentence
     assert part.sentence.endswith(
         "5 images of the control arm are not reviewed yet. 12 images of the queue are not reviewed yet."
     )
@@ -119,7 +119,11 @@ def test_without_a_random_verdict_there_is_no_bound():
     for given, why in (
         (
             {"reviewed": 0, "found": 7},
-            "none of the 155 random ones, the control arm, is reviewed. The review has found 7 wrong maps.",
+            "none of the 155 drawn at random, the control arm, has been reviewed. The review has found 7 wrong maps.",
+        ),
+        (
+            {"reviewed": 0, "controls": 1, "found": 1},
+            "the one drawn at random, the control arm, has not been reviewed. The review has found 1 wrong map.",
         ),
         ({"reviewed": 0, "controls": 0, "queue_left": 3}, "3 images of the queue are not reviewed yet."),
         (
@@ -131,7 +135,7 @@ def test_without_a_random_verdict_there_is_no_bound():
         assert (
             found.outside_bound, found.unopened_share, found.unopened_bound, found.recall, found.recall_bound
         ) == nothing  # fmt: skip
-        assert found.sentence.startswith("Nothing can be stated")
+        assert found.sentence.startswith("Whether the 9,755 maps outside the queue are right is not known")
         assert found.sentence.endswith(why)
     only_unsure = remainder(counts(reviewed=3, undecided=3, undecided_everywhere=3))
     assert only_unsure.unopened_bound == 1
@@ -492,7 +496,7 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
     assert json.loads((run.folder / "report.json").read_text())["remainder"] == found.to_json()
     page = Page((run.folder / "report.html").read_text()).text
     assert found.sentence in page
-    assert page.index(found.sentence) < page.index("Unstable maps, and the queue’s quality")
+    assert page.index(found.sentence) < page.index("Stability, and the queue’s quality")
     differences = " ".join(run.verify(sample=0).problems)
     assert "digests.json" in differences  # which this run has not
     assert not any(name in differences for name in ("triage", "queue.csv"))
@@ -503,4 +507,4 @@ def test_a_report_states_what_is_missing(tmp_path):
     run.triage(10)
     code, output = equicam_command("report", run.folder)
     assert code == 0
-    assert "Nothing can be stated yet about the" in output
+    assert "outside the queue are right is not known yet" in output

@@ -264,11 +264,11 @@ def test_reasons_are_words():
     assert told["99"] == ["PEUM 0.099: higher than on 94 % of the images"]
     assert told["98"] == [
         "PEUM 0.098: higher than on 93 % of the images",
-        "the prediction changes in 2 of 6 views: 60°, 240°",
+        "the prediction changes in 2 of 5 other views: 60°, 240°",
         "the views 240° (r = -0.30), 60° (r = 0.12), 180° (r = 0.40) and 1 more disagree with the others on the place",
     ]
     assert told["97"][1:] == [
-        "the prediction changes in 5 of 6 views: 60°, 120°, 180° and 2 more",
+        "the prediction changes in 5 of 5 other views: 60°, 120°, 180° and 2 more",
         "some cells are covered by no view",
         "odd size: the image is not square or the feature grid does not divide it, so rotations are less exact",
         "low confidence (p = 0.34)",
@@ -279,7 +279,7 @@ def test_reasons_are_words():
     assert told["01"] == [
         "only one view kept the prediction with enough confidence, and its PEUM of 0 means nothing"
     ]
-    assert told["02"] == ["the map is blank: no positive evidence for the class"]
+    assert told["02"] == ["the map is blank: nothing in the image raises what is explained"]
     assert told["03"] == ["the map is constant"]
     assert told["04"] == ["PEUM is undefined here"]
     assert {row["rank"] for row in reviewed(found) if row["id"] < "05"} == {1, 2, 3, 4, 5}
@@ -336,7 +336,7 @@ def test_worth_is_measured_on_the_calibrated():
     assert worth.lift.value > 1
     assert worth.held_out.lift.value > 1
     assert worth.sentence.startswith(
-        f"PEUM finds unstable maps better than chance. Measured on {len(known)} images at seven other angles: "
+        f"PEUM finds maps with an Eq (equivariance) below 0.5 better than chance. Measured on {len(known)} images at seven other angles: "
     )
     assert worth.lift.value <= 1 / worth.unstable.value
     json.dumps(found.to_json(), allow_nan=False)

@@ -12,6 +12,7 @@ from equicam.auditing.interrater import majority, summarise_reviews
 from equicam.auditing.log import Log
 from equicam.auditing.review_log import VERDICTS, ReviewLog, StaleError, reviewer_name
 from equicam.errors import EquicamError
+from equicam.report.examples import choose_examples
 from equicam.report.page import write_report
 from tests.audit.faked import HOSTILE, Page, fake_run, triaged
 
@@ -170,6 +171,7 @@ def test_the_report_tells_what_reviewers_found(tmp_path):
         "low": 0.0,
         "high": pytest.approx(0.5615, abs=1e-4),
         "n": 3,
+        "groups": None,
     }
     assert told["first"]["sentence"] in page.text
     assert told["pairs"][0]["reviewers"] == ["ana <b>", "bo"]
@@ -185,7 +187,11 @@ def test_the_report_tells_what_reviewers_found(tmp_path):
     plain = [name for name in controls if name not in HOSTILE]
     assert plain
     assert not any(name in json.dumps(facts) for name in plain)
-    assert all(path.read_text().count(name) == 1 for name in plain)
+    examples = choose_examples(
+        run, run.manifest, run.read_items()
+    )  # chosen by stability alone, arms play no part
+    shown = {example.id for example in (*examples.best, *examples.worst)}
+    assert all(path.read_text().count(name) == 1 + (name in shown) for name in plain)
 
 
 def test_a_report_without_verdicts_has_no_such_section(tmp_path):

@@ -48,7 +48,7 @@ def window_maps(field, width, height, side, step, stability=0.5, grid=GRID):
 
 def fake_raster_run(
     folder, rasters=None, *, field=lambda x, y: 1 + 0 * x * y, scale=2.004, tile=96, stride="tile", targets=lambda i: 1,
-    target=None, facts=lambda i: {}, classes=("normal", "tumour"),
+    target=None, facts=lambda i: {}, classes=("normal", "tumour"), views=(0.0, 180.0),
 ):  # fmt: skip
     """A finished run: windows of `scale` × `tile` pixels, explained for `targets(i)`."""
     tiling = Tiling(tile, stride, input=Input(mpp=1.0))
@@ -73,7 +73,7 @@ def fake_raster_run(
                 } | facts(i)
             )  # fmt: skip
     manifest = Manifest(
-        recipe=Recipe(views=(0.0, 180.0), fill="reflect"), method_description="none", model="embedded",
+        recipe=Recipe(views=views, fill="reflect"), method_description="none", model="embedded",
         weights=hashlib.sha256(b"weights").hexdigest(), weights_from=None, layer="layer4", layout="nchw", preprocessing="none",
         classes=classes, dtype="float32", device="cpu", shard_size=50, calibration_size=0, source="nowhere",
         split=None, images=len(items), data=hashlib.sha256(b"data").hexdigest(), versions=(("equicam", "0.2.0"),),

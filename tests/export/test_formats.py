@@ -190,6 +190,26 @@ def test_qupath_gets_its_tiles(tmp_path):
     assert len(colours) == 2
 
 
+def test_one_view_has_no_peum_in_files(tmp_path):
+    rasterio = pytest.importorskip("rasterio")
+    raster = raster_row(
+        "map.tif", 1500, 1400, kind="map", crs=UTM, transform=(10.0, 0.0, 5e5, 0.0, -10.0, 4.6e6)
+    )
+    run = Run(fake_raster_run(tmp_path, [raster], views=(0.0,)))
+    (tiles,) = run.export("qupath").files
+    assert {*json.loads(tiles.read_text())["features"][0]["properties"]["measurements"]} == {
+        "stability",
+        "flip rate",
+    }
+    (windows,) = run.export("geojson").files
+    assert json.loads(windows.read_text())["features"][0]["properties"]["peum"] is None
+    (stitched,) = run.export("geotiff").files
+    with rasterio.open(stitched) as file:
+        assert file.descriptions[1] == "PEUM"
+        assert np.isnan(file.read(2)).all()
+        assert np.isfinite(file.read(1)).any()
+
+
 def test_the_class_of_a_tile_is_the_prediction_not_the_target(tmp_path):
     store = fake_raster_run(tmp_path, target=1, facts=lambda _: {"top5": [0, 1]})
     (path,) = Run(store).export("qupath").files

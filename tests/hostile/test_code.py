@@ -62,9 +62,9 @@ def forget_and_log_again(out: Path) -> None:
 def test_a_factory_in_a_run_is_not_executed_by_any_command(strangers_run):
     out, left = strangers_run
     code, said = equicam_command("verify", out, "--sample", "4")
-    assert code == 0, said
-    assert "no differences" in said
-    assert "0 recomputed images" in said
+    assert code == 1, said
+    assert "0 recomputed images: no differences" in said
+    assert "4 maps were NOT recomputed: " in said
     assert "evil.py:build" in said
     assert "--model" in said
     assert equicam_command("triage", out, "--budget", "4")[0] == 0
@@ -154,9 +154,8 @@ def test_a_run_at_a_url_is_not_fetched(whole, tmp_path):
     (out / "manifest.json").write_text(json.dumps(manifest | {"source": "http://127.0.0.1:9/images"}))
     forget_and_log_again(out)
     found = equicam.open_run(out).verify(2)
-    assert found.ok
-    assert found.recomputed == 0
-    assert "--source" in found.notes[-1]
+    assert (found.problems, found.recomputed, found.left_out, found.ok) == ((), 0, 2, False)
+    assert "--source" in found.left_out_reason
 
 
 def test_a_weights_file_that_only_a_run_names_is_not_opened(patches, tmp_path):
@@ -167,10 +166,12 @@ def test_a_weights_file_that_only_a_run_names_is_not_opened(patches, tmp_path):
         "audit", patches, "--out", out, "--views", "2", "--n", "4", "--weights", tmp_path / "w.safetensors"
     )
     assert code == 0, said
-    code, said = equicam_command("verify", out, "--sample", "2")
-    assert code == 0, said
-    assert "0 recomputed images" in said
-    assert "--weights" in said
+    code, said = equicam_command("verify", out, "--sample", "20")
+    assert code == 1, said
+    assert "0 recomputed images: no differences" in said
+    (left_out,) = [line for line in said.splitlines() if line.startswith("4 maps were NOT recomputed: ")]
+    assert left_out.endswith(f"try --weights {tmp_path / 'w.safetensors'}")
+    assert equicam_command("verify", out, "--sample", "0")[0] == 0
     code, said = equicam_command("verify", out, "--sample", "2", "--weights", tmp_path / "w.safetensors")
     assert code == 0, said
     assert "2 recomputed images" in said

@@ -4,6 +4,8 @@ import io
 import json
 import random
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -198,3 +200,46 @@ def test_damaged_streams_never_crash(tmp_path, patches):
         except EquicamError:
             refused += 1
     assert refused > 100
+
+
+IN_MEMORY = """
+import sys
+import datasets, equicam
+from PIL import Image
+
+data = datasets.Dataset.from_dict({"image": [Image.new("RGB", (96, 96))] * 3}).cast_column("image", datasets.Image())
+model = equicam.load("embedded")
+for given in (data, datasets.DatasetDict({"test": data}), data.to_iterable_dataset(), 3, None, [data]):
+    for call in (
+        lambda: equicam.audit(given, model, "run"),
+        lambda: equicam.evaluate(model, given, methods=["grad-cam"]),
+        lambda: equicam.explain(model, given),
+    ):
+        try:
+            call()
+        except equicam.EquicamError as error:
+            print(error)
+"""
+
+
+def test_a_data_set_in_memory_is_refused_with_what_works(tmp_path):
+    """In a process of its own: types are checked here, and callers' are not."""
+    datasets = pytest.importorskip("datasets")
+    done = subprocess.run(
+        [sys.executable, "-c", IN_MEMORY], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 18, done.stderr
+    advice = 'of Hugging Face; try data.save_to_disk("folder") and then "folder", or for explain its images'
+    assert all(advice in line for line in lines[:9])
+    assert not any(advice in line for line in lines[9:])
+    assert lines[9].startswith(
+        "source needs a folder, a file, a glob pattern or a URL, got an object of type int; try"
+    )
+    assert not (tmp_path / "run").exists()
+    data = datasets.Dataset.from_dict({"image": [Image.new("RGB", (96, 96))] * 3})
+    data = data.cast_column("image", datasets.Image())
+    data.save_to_disk(str(tmp_path / "folder"))
+    model = equicam.load("embedded")
+    assert len(equicam.audit(tmp_path / "folder", model, tmp_path / "run", views=2).items) == 3
+    assert len(equicam.explain(model, data[:2]["image"], views=2)) == 2

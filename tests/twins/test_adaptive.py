@@ -19,33 +19,46 @@ def few(views: int) -> tuple[int, ...]:
     return tuple(range(0, 24, 24 // views))
 
 
-def slow(model, picture, method, tolerance):
-    """The three explanations of one picture, and the first whose views' mean is near enough."""
-    size = picture.shape[-1]
-    y, x = np.mgrid[:size, :size] - (size - 1) / 2
-    disc = x**2 + y**2 <= (size / 2) ** 2
-    for count in (6, 12, 24):
+def explain_slowly(model, picture, method):
+    """By number of views: the explanation, each view's own aligned map and its weight."""
+    every = {}
+    for count in (24, 12, 6):
         found = equicam.explain(model, picture, method=method, views=count)
-        maps = []
-        for t, angle in enumerate(found.views.to_plain()):
-            one = equicam.explain(
-                model, equicam.rotate(picture, angle), method="grad-cam", target=found.target
-            )
-            maps.append(equicam.rotate(one.map, -angle)[0].numpy())
-            assert found.view_kept[0, t] or "pcf" in method
+        for angle in found.views.to_plain():
+            if angle not in every:
+                one = equicam.explain(
+                    model, equicam.rotate(picture, angle), method="grad-cam", target=found.target
+                )
+                every[angle] = equicam.rotate(one.map, -angle)[0].numpy()
         weights = np.ones(count)
         if "pcf" in method:
             weights = np.where(found.view_kept[0], found.view_confidence[0], 0)
+        else:
+            assert found.view_kept.all()
+        yield count, (found, np.array([every[angle] for angle in found.views.to_plain()]), weights)
+
+
+def first_enough(slow, tolerance, below):
+    """The first number of views whose mean is near enough, or whose map is unstable, and why it is."""
+    for count in (6, 12, 24):
+        _, maps, weights = slow[count]
+        if count == 24:
+            return count, "all"
         if weights.sum() == 0:
             continue
         weights = weights / weights.sum()
-        mean = np.tensordot(weights, np.array(maps), 1)
-        spread = np.tensordot(weights, (np.array(maps) - mean) ** 2, 1)
+        size = maps.shape[-1]
+        y, x = np.mgrid[:size, :size] - (size - 1) / 2
+        disc = x**2 + y**2 <= (size / 2) ** 2
+        mean = np.tensordot(weights, maps, 1)
+        spread = np.tensordot(weights, (maps - mean) ** 2, 1)
         effective = 1 / (weights**2).sum()
-        near = np.sqrt(spread[disc].mean()) / effective <= tolerance * mean[disc].std()
-        if (effective >= 2 and near) or count == 24:
-            return found, count
-    return found, 24
+        if effective >= 2 and np.sqrt(spread[disc].mean()) / effective <= tolerance * mean[disc].std():
+            return count, "converged"
+        others = [np.corrcoef(maps[0][disc], one[disc])[0, 1] for one in maps[1:]]
+        if count >= 12 and np.mean(others) + 2 * np.std(others, ddof=1) / np.sqrt(len(others)) < below:
+            return count, "unstable"
+    raise AssertionError
 
 
 OTHERS = (
@@ -65,13 +78,23 @@ def test_auto_is_the_first_grid_that_has_settled(kind, method):
     build, layer = NETS[kind]
     model, x, counts = equicam.wrap(seeded(build), layer=layer), pictures(2, seed=2), set()
     auto = resolve(Recipe(method, views="auto"))
-    for tolerance in (0.04, AdaptiveViews().tolerance, 0.3):
-        mine = replace(auto, fusion=replace(auto.fusion, adaptive=AdaptiveViews(tolerance=tolerance)))
+    stopped, default = set(), AdaptiveViews()
+    slow = [dict(explain_slowly(model, picture[None], method)) for picture in x]
+    for tolerance, below in (
+        (0.04, -1.0),
+        (default.tolerance, default.unstable_below),
+        (0.3, default.unstable_below),
+        (1e-6, 1.0),
+    ):
+        rule = replace(default, tolerance=tolerance, unstable_below=below)
+        mine = replace(auto, fusion=replace(auto.fusion, adaptive=rule))
         found = equicam.explain(model, x, method=mine)
         assert len(found.views.to_plain()) == 24
-        for i, picture in enumerate(x):
-            twin, count = slow(model, picture[None], method, tolerance)
+        for i in range(len(x)):
+            count, why = first_enough(slow[i], tolerance, below)
+            twin = slow[i][count][0]
             counts.add(count)
+            stopped.add(why)
             assert found.view_used[i].nonzero().flatten().tolist() == list(few(count))
             for field in ("map", "raw", "peum", "peum_score", "target", "confidence", "layer_map"):
                 torch.testing.assert_close(
@@ -85,6 +108,9 @@ def test_auto_is_the_first_grid_that_has_settled(kind, method):
             assert found.view_confidence[i][left].isnan().all()
             assert not found.view_kept[i][left].any()
     assert counts == {6, 12, 24} if method == "equigrad-cam" else len(counts) > 1, counts
+    assert (
+        stopped == {"converged", "unstable", "all"} if method == "equigrad-cam" else "unstable" in stopped
+    ), stopped
     assert_alive(equicam.explain(model, x, views="auto").map)
 
 
@@ -104,6 +130,7 @@ def test_auto_in_an_evaluation(cnn):
         cnn, x, methods=["grad-cam", "equigrad-cam"], scores=["eq", "views", "peum", "disagreement"],
         views="auto", angles=[90, 45],
     ).to_pylist()  # fmt: skip
+    rows = sorted(rows, key=lambda row: row["id"])
     found = equicam.explain(cnn, x, views="auto")
     taken = [r["value"] for r in rows if r["score"] == "views"]
     assert taken == found.view_used.sum(1).tolist()

@@ -146,6 +146,21 @@ def test_equivariance_is_the_loop(region, fill):
     assert found.constant.tolist() == [[False] * 3, [False, False, True]]
 
 
+def test_regions_are_lent_by_the_nearest_unrelated_image():
+    groups = ["a", "a", "b", None, "b", "a", None]
+    n = len(groups)
+    unrelated = torch.tensor(
+        [[i != j and (groups[i] is None or groups[i] != groups[j]) for j in range(n)] for i in range(n)]
+    )
+    x = torch.zeros(n, 1)
+    found = causal._lenders(unrelated, x).tolist()
+    for i, lender in enumerate(found):
+        wanted = next(j % n for j in range(i - 1, i - n, -1) if unrelated[i, j % n])
+        assert lender == wanted
+    assert causal._lenders(None, x).tolist() == [6, 0, 1, 2, 3, 4, 5]
+    assert causal._lenders(torch.zeros(2, 2, dtype=torch.bool), x[:2]).tolist() == [0, 1]  # nobody lends
+
+
 @pytest.mark.parametrize("region", ["disc", "full"])
 @pytest.mark.parametrize(("group", "radius"), [("dihedral", 1.0), ("scale", 0.8), ("shift", 0.8)])
 def test_equivariance_under_other_groups_is_the_loop(group, radius, region):

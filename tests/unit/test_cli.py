@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
+from equicam.cli.audit import DECODERS, MAX_DECODERS
 from equicam.cli.shared import as_typed, exit_on_error
 from equicam.data.synthetic import draw
 from equicam.models.names import absolute_model, absolute_weights
@@ -83,10 +85,14 @@ def test_the_authors_grid_reports_the_presented_confidence(tmp_path, patch):
 
 
 def test_one_view_has_no_uncertainty_to_draw(tmp_path, patch):
-    RUN.invoke(app, ["explain", str(patch), "--out", str(tmp_path / "out"), "--method", "grad-cam"])
+    result = RUN.invoke(app, ["explain", str(patch), "--out", str(tmp_path / "out"), "--method", "grad-cam"])
     assert written(tmp_path / "out", "patch") == {
         f"patch.{kind}" for kind in ("overlay.png", "views.png", "json")
     }
+    facts = json.loads((tmp_path / "out" / "patch.json").read_text())
+    assert (facts["peum_score"], facts["peum_reference"], facts["steadiness"]) == (None, None, "cannot say")
+    assert re.search(r"cannot say +│ – +│", result.output)
+    assert "cannot say: too few views" in result.output
 
 
 def test_an_input_image_is_never_overwritten(tmp_path, patch):
@@ -168,7 +174,7 @@ def test_the_demo_audits_ranks_verifies_and_reports(tmp_path):
     result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "10"])
     assert result.exit_code == 0, result.output
     run = tmp_path / "demo" / "run-10"
-    assert "first in the queue, " in result.output
+    assert " in the queue:" in result.output
     assert "5 recomputed images" in result.output
     assert "no differences" in result.output
     assert str(run / "report.html") in result.output
@@ -371,6 +377,28 @@ def test_python_advice_becomes_an_option():
     assert as_typed(OSError("disk full")) == "disk full"
 
 
+@pytest.mark.parametrize("command", ["explain", "audit", "evaluate", "demo"])
+@pytest.mark.parametrize(
+    ("out", "got"), [("/proc/x", "No such file"), ("a-file", "a file"), ("a-file/x", "Not a directory")]
+)
+def test_a_folder_that_cannot_be_made_is_refused_in_a_sentence(
+    command, out, got, tmp_path, patches, monkeypatch
+):
+    if command == "evaluate":  # it writes a file, and has sentences of its own for the others
+        out, got = "/proc/x", "No such file"
+    if command == "demo" and out == "a-file":  # it makes a folder in it
+        got = "Not a directory"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").write_text("in the way")
+    first = min(patches.rglob("*.png"))
+    given = {"explain": [str(first)], "demo": []}.get(command, [str(first.parent)])
+    more = ["--methods", "grad-cam"] if command == "evaluate" else []
+    done = RUN.invoke(app, [command, *given, *more, "--out", out], env={"COLUMNS": "400"})
+    assert done.exit_code == 2, done.output
+    assert re.search(rf"'{out}.*' needs to be a .*, got {got}.*; try another path", done.output)
+    assert "Errno" not in done.output
+
+
 def test_a_file_with_the_name_of_a_model_does_not_replace_it(tmp_path, patches, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("embedded", "resnet50", "IMAGENET1K_V1", "random"):
@@ -398,6 +426,12 @@ def test_every_command_has_an_example_and_help_for_every_option(name):
     assert f"`equicam {name}" in command.help
     assert all(getattr(option, "help", "") for option in command.params), name
     assert RUN.invoke(app, [name, "--help"]).exit_code == 0
+
+
+def test_the_help_of_audit_gives_the_number_of_workers_that_the_code_takes():
+    workers = next(o for o in get_command(app).commands["audit"].params if o.name == "workers")
+    assert workers.show_default == f"CPUs - 1, at most {MAX_DECODERS}"
+    assert 1 <= DECODERS <= MAX_DECODERS
 
 
 def test_ctrl_c_ends_a_command_with_130(capsys):

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import shlex
+import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jsonschema
@@ -9,13 +12,18 @@ import numpy as np
 import pytest
 import typer
 from PIL import Image
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import equicam
+from equicam import Views
 from equicam.cli import app as cli
-from equicam.cli.gates import check_gates, failed_gate, parse_gates
+from equicam.cli.audit_output import evidence_command
+from equicam.cli.gates import check_gates, failed_gate, parse_gates, refuse_unreachable
 from equicam.cli.output import console, notices
 from equicam.data.synthetic import draw
+from equicam.peum_reference import place_peum
+from equicam.reasons import from_rows
 
 SCHEMAS = Path(equicam.__file__).parent / "schemas"
 RUN = CliRunner(env={"COLUMNS": "200"})
@@ -59,11 +67,13 @@ def run(patches, tmp_path_factory):
     assert (document["images"], document["explained"], document["bad"]) == (7, 6, 1)
     assert document["steady"] + document["unsteady"] + document["cannot_say"] == 6
     assert document["reasons"] == {"unreadable": 1}
+    assert document["first_bad"]["id"] == "broken.png"
+    assert "an image file" in document["first_bad"]["reason"]
     return out
 
 
 def test_every_command_that_answers_has_a_schema():
-    assert {path.stem for path in SCHEMAS.glob("*.json")} == COMMANDS - {"demo", "open"}
+    assert {path.stem for path in SCHEMAS.glob("*.json")} == COMMANDS - {"open"}
     for path in SCHEMAS.glob("*.json"):
         schema = json.loads(path.read_text())
         jsonschema.Draft202012Validator.check_schema(schema)
@@ -72,12 +82,27 @@ def test_every_command_that_answers_has_a_schema():
             jsonschema.Draft202012Validator(schema).validate({"command": path.stem})
 
 
+def test_demo_answers(tmp_path):
+    document = answer("demo", "--out", tmp_path, "--count", 10)
+    assert document["explained"] == document["images"] == 10
+    assert document["verified"]
+    assert Path(document["report"]).is_file()
+
+
 def test_explain_answers(tmp_path, patches):
     document = answer("explain", patches / "0.png", "--views", 2, "--out", tmp_path / "out")
     (image,) = document["images"]
     assert (tmp_path / "out" / image["files"]["overlay"]).is_file()
     assert document["preprocessing"]["crop"] == [96, 96]
     assert document["skipped"] == []
+    assert image["peum_reference"] is None  # of two views
+    document = answer("explain", patches / "0.png", "--views", 6, "--out", tmp_path / "out")
+    (image,) = document["images"]
+    place = place_peum(image["peum_score"], Views.evenly(6).transforms)
+    assert image["peum_reference"] == asdict(place)
+    text = invoke("explain", patches / "0.png", "--views", 6, "--out", tmp_path / "out").stdout
+    assert f"{image['peum_score']:.4f} ({place.higher_than:.0%})" in text
+    assert f"of {place.images:,} ImageNet images with {place.network} and 6 views" in " ".join(text.split())
     partly = answer("explain", patches / "0.png", patches / "broken.png", "--views", 2, "--out", tmp_path / "out", code=1)  # fmt: skip
     assert [Path(one["image"]).name for one in partly["skipped"]] == ["broken.png"]
     assert len(partly["images"]) == 1
@@ -107,8 +132,6 @@ def test_the_commands_of_a_run_answer(run, tmp_path):
 
 
 def test_verify_answers_also_where_something_differs(run, tmp_path):
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     shard = next(copy.glob("items/*.parquet"))
@@ -116,6 +139,60 @@ def test_verify_answers_also_where_something_differs(run, tmp_path):
     found = answer("verify", copy, code=1)
     assert not found["ok"]
     assert found["problems"]
+
+
+def test_a_run_with_a_weights_file_needs_it_named_and_says_so(patches, tmp_path):
+    weights, out = tmp_path / "my weights.safetensors", tmp_path / "run"
+    save_file(dict(equicam.load("embedded").module.state_dict()), weights)
+    explained = answer("audit", patches, "--out", out, "--views", 6, "--n", 3, "--weights", weights)[
+        "explained"
+    ]
+    hint = invoke("triage", out, "--budget", 2).stderr
+    command = shlex.split(hint.strip().splitlines()[-1].partition("noise: ")[2])
+    assert command[:4] == ["equicam", "evidence", str(out), "--weights"]
+    assert invoke(*command[1:]).stdout.startswith("evidence on 2 of 2 images: lea")
+    found = answer("verify", out, "--sample", 20, code=1)
+    assert (found["ok"], found["problems"], found["recomputed"], found["left_out"]) == (
+        False,
+        [],
+        0,
+        explained,
+    )
+    assert "needs --weights" in found["left_out_reason"]
+    said = invoke("verify", out, "--sample", 1, code=1).stdout
+    assert "1 map was NOT recomputed: " in said
+    assert f"try --weights '{weights}'" in said
+    assert answer("verify", out, "--sample", 1, "--weights", weights)["ok"]
+    invoke("report", out)
+    assert f"equicam verify {out} --weights &#39;{weights}&#39;" in (out / "report.html").read_text()
+    weights.unlink()
+    assert "evidence" not in invoke("triage", out, "--budget", 2).stderr
+
+
+def test_a_hint_names_what_must_be_named_or_nothing(run, tmp_path):
+    opened = equicam.open_run(run)
+    manifest = opened.manifest
+    assert manifest.reload_options() == {}
+    assert evidence_command(opened) == f"equicam evidence {run}"
+    factory = tmp_path / "nets.py"
+    for changed, named in [
+        ({"model": None}, None),
+        ({"model": f"{factory}:build"}, {"--model": f"{factory}:build"}),
+        ({"weights_from": "IMAGENET1K_V2"}, {}),
+        ({"source": "s3://bucket/images"}, {"--source": "s3://bucket/images"}),
+    ]:
+        assert replace(manifest, **changed).reload_options() == named
+    copy = shutil.copytree(run, tmp_path / "copy")
+    for changed, hinted in [
+        ({"model": None}, False),
+        ({"model": f"{factory}:build"}, False),
+        ({"task": "regression"}, False),
+    ]:
+        (copy / "manifest.json").write_text(replace(manifest, **changed).dumps())
+        assert (evidence_command(equicam.open_run(copy)) is not None) is hinted
+    factory.touch()
+    (copy / "manifest.json").write_text(replace(manifest, model=f"{factory}:build").dumps())
+    assert evidence_command(equicam.open_run(copy)) == f"equicam evidence {copy} --model {factory}:build"
 
 
 def test_evaluate_answers(patches):
@@ -146,6 +223,7 @@ def test_results_go_to_stdout_and_everything_else_to_stderr(patches, tmp_path):
     out = tmp_path / "run"
     result = invoke("audit", patches, "--out", out, "--views", 2)
     assert "6 images explained, 1 could not be" in result.stdout
+    assert "that is broken.png: image " in result.stdout
     assert "next: equicam triage" in result.stderr
     assert "preprocessing: short side resized to 96; centre crop 96×96; mean 0.77" in result.stderr
     assert "the model sees 100 % of a square image, 75 % of one of 4:3" in result.stderr
@@ -170,7 +248,7 @@ def test_files_that_are_no_images_are_a_notice(patches, tmp_path):
 def test_verbose_prints_the_log(patches, tmp_path):
     result = invoke("audit", patches, "--out", tmp_path / "run", "--views", 2, "--verbose")
     for words in (
-        "equicam.auditing.audit: shard 0: 7 images in ",
+        "equicam.auditing.audit: shard 0: 7 images, ",
         "views in a forward pass",
         "'broken.png' could not be",
     ):
@@ -190,6 +268,44 @@ def test_nothing_explained_is_a_failure(tmp_path):
     assert "next" not in result.output
 
 
+def test_an_evaluation_of_nothing_is_a_failure(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"no")
+    found = answer("evaluate", tmp_path, "--n", 1, "--methods", "grad-cam", code=1)
+    assert (found["images"], found["unreadable"], found["summary"]) == (1, 1, [])
+    result = invoke("evaluate", tmp_path, "--n", 1, "--methods", "grad-cam", code=1)
+    assert "no image could be read; the first:" in result.stderr
+
+
+def test_evidence_on_nothing_is_a_failure(tmp_path):
+    images, out = tmp_path / "images", tmp_path / "run"
+    images.mkdir()
+    Image.fromarray(draw(0, seed=3).image).save(images / "a.png")
+    invoke("audit", images, "--out", out, "--views", 4)
+    invoke("triage", out)
+    Image.fromarray(draw(1, seed=3).image).save(images / "a.png")  # another image by the same name
+    found = answer("evidence", out, code=1)
+    assert (found["images"], found["without"]) == ([], ["a.png"])
+    assert "next" not in invoke("evidence", out, code=1).output
+
+
+def test_predictions_are_compared_with_each_other_and_not_with_the_explained_class(tmp_path):
+    """A class that is not the top-1 is explained: the prediction changes only where it does."""
+    images, out = tmp_path / "images", tmp_path / "run"
+    images.mkdir()
+    for i in range(6):
+        Image.fromarray(draw(i, seed=3).image).save(images / f"{i}.png")
+    names = equicam.load("embedded").classes
+    invoke("audit", images, "--out", out, "--views", 6, "--target", names[0])
+    invoke("triage", out, "--budget", "100%", "--control", 0)
+    opened = equicam.open_run(out)
+    rows = {row["id"]: row for row in opened.items.to_pylist()}
+    assert any(row["view_top1"][0] != row["target"] and row["flip_rate"] == 0 for row in rows.values())
+    for row in opened.queue():
+        flips = [reason for reason in from_rows(row["reasons"]) if reason.code == "prediction-changes"]
+        counted = len(flips[0].values["views"]) if flips else 0
+        assert counted == round(rows[row["id"]]["flip_rate"] * 6), row["id"]
+
+
 def test_gates_decide_the_exit_code(patches, run):
     command = ("audit", patches, "--out", run, "--views", 6, "--calibrate", 2)
     assert answer(*command, "--max-bad", "20%", "--min-steady", "0%")["gates"][0]["holds"]
@@ -200,6 +316,46 @@ def test_gates_decide_the_exit_code(patches, run):
     assert "next" not in result.output
     for wrong in ("-1", "5 percent", "101%", "0.5", "nan"):
         assert "a share from 0% to 100%" in invoke(*command, f"--max-bad={wrong}", code=2).stderr
+
+
+def test_a_gate_above_the_number_of_images_is_refused_before_anything_is_loaded(
+    patches, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("equicam.cli.audit.load_on_engine", _no_model)
+    command = ("audit", patches, "--out", tmp_path / "run")
+    needs = "needs a number of images up to 7, as many as there are, or a share, got"
+    assert (
+        f"--min-steady {needs} 80; try --min-steady 80%"
+        in invoke(*command, "--min-steady", 80, code=2).stderr
+    )
+    assert f"--max-bad {needs} 800; try --max-bad 5%" in invoke(*command, "--max-bad", 800, code=2).stderr
+    assert "up to 3, as" in invoke(*command, "--n", 3, "--min-steady", 4, code=2).stderr
+    refuse_unreachable(parse_gates("7", "7"), 7)
+    assert not (tmp_path / "run").exists()
+
+
+def _no_model(*_arguments, **_options):
+    raise AssertionError("a model was loaded")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("none", [], "needs an existing file or folder"),
+        ("empty", [], "needs images"),
+        (".", ["--split", "test"], "split 'test' needs a folder of that name"),
+        (".", ["--views", "many"], "--views needs"),
+        (".", ["--dtype", "int8"], "dtype needs"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_model_is_loaded(
+    source, options, message, patches, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("equicam.cli.audit.load_on_engine", _no_model)
+    (tmp_path / "empty").mkdir()
+    where = {"none": tmp_path / "none", "empty": tmp_path / "empty", ".": patches}[source]
+    assert message in invoke("audit", where, "--out", tmp_path / "run", *options, code=2).stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -310,6 +466,8 @@ def test_a_models_own_failure_is_a_sentence(tmp_path, patches, command, factory,
     assert message.replace("FILE", str(file)) in result.stderr
     assert "Traceback" not in result.output
     assert "next" not in result.output
+    if command == "audit":  # nothing was explained: no folder is left
+        assert not (tmp_path / "out").exists()
     if code == 1 and command == "explain":
         assert "Traceback" in invoke(*arguments, "--verbose", code=code).stderr
 

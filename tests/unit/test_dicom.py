@@ -470,6 +470,18 @@ def test_explain_and_evaluate(tmp_path):
     assert {row["reason"] for row in rows.to_pylist()} == {None, "no label"}
 
 
+def test_the_window_of_explain(tmp_path):
+    values = np.random.default_rng(0).integers(0, 4096, (128, 128)).astype(np.uint16)
+    path = written(tmp_path / "ct.dcm", values)
+    command = ["explain", str(path), "--out", str(tmp_path / "out"), "--views", "2"]
+    without = CliRunner().invoke(app, command)
+    assert without.exit_code == 1
+    assert "try equicam audit or explain with --voi CENTER,WIDTH" in without.output
+    result = CliRunner().invoke(app, [*command, "--voi", "2000,3000"])
+    assert result.exit_code == 0, result.output
+    assert "CENTER,WIDTH" in CliRunner().invoke(app, [*command, "--voi", "wide"]).output
+
+
 def real(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
         pytest.skip(f"{name} is not there")

@@ -5,26 +5,30 @@ import pkgutil
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torchvision
 from PIL import Image
+from torch import nn
 
 import equicam
 from equicam import evaluation
-from equicam.core.views import Views, rotate
+from equicam.core.views import Views, disc, rotate
 from equicam.data.items import Item
 from equicam.errors import EquicamError
 from equicam.evaluation import summary
 from equicam.evaluation.controls import randomise_weights, shuffle_tiles
 from equicam.evaluation.equivariance import ANGLES, equivariance
-from equicam.evaluation.loading import load_image
+from equicam.evaluation.loading import Sample, load_image
 from equicam.evaluation.metrics import METRICS, Metric
 from equicam.evaluation.table import MetricRows
 from equicam.models.images import box_mask
+from equicam.report.tables import evaluation_tables
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 ANGLES_2 = (45, 90)
@@ -154,6 +158,37 @@ def test_controls_run_under_their_own_condition_only(cnn):
     assert all(torch.equal(v, before[k]) for k, v in cnn.module.state_dict().items())
 
 
+def test_the_target_is_known_where_all_probabilities_are_equal(cnn):
+    """Logits of 1e-20, a deep network with random weights has such: maps do not depend on their scale."""
+
+    class Small(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = cnn.module
+
+        def forward(self, x):
+            return 1e-20 * self.net(x)
+
+    x = pictures(4)
+    small = equicam.wrap(Small().eval(), layer=f"net.{cnn.layer}")
+    targets = equicam.explain(cnn, x).target
+    assert len(set(equicam.explain(small, x).probabilities.flatten().tolist())) == 1
+    assert targets.any()  # not all 0, which the first of equal probabilities would be
+    methods = ["grad-cam", "equigrad-cam"]
+    tables = [equicam.evaluate(one, x, methods=methods, angles=ANGLES_2) for one in (cnn, small)]
+    for method in methods:
+        usual, found = (value(table, "eq", method, "disc")[0] for table in tables)
+        assert list(found.values()) == pytest.approx(list(usual.values()), abs=1e-4)
+
+
+def test_a_deep_network_with_random_weights_has_maps():
+    """By PyTorch's own initialisation most maps of MobileNetV2 are blank."""
+    model = equicam.wrap(torchvision.models.mobilenet_v2().eval())
+    x = torch.randn(3, 3, 96, 96)
+    found = [equicam.explain(randomise_weights(model, seed=seed), x, method="grad-cam") for seed in range(3)]
+    assert all("blank" not in flags for one in found for flags in one.flags)
+
+
 @pytest.mark.parametrize("build", [Cnn, Vit])
 def test_random_weights_are_all_other_weights(build):
     model = equicam.wrap(seeded(build), layer="trunk" if build is Cnn else "blocks.1.norm1")
@@ -169,6 +204,24 @@ def test_random_weights_are_all_other_weights(build):
     assert all(
         torch.equal(a, b) for a, b in zip(other.module.parameters(), again.module.parameters(), strict=True)
     )
+
+
+def test_weights_are_randomised_from_the_head_down():
+    model = equicam.wrap(seeded(Vit), layer="blocks.1.norm1")
+
+    def changed(share):
+        other = randomise_weights(model, seed=1, share=share).module.state_dict()
+        return [
+            name for name, weight in model.module.state_dict().items() if not torch.equal(weight, other[name])
+        ]
+
+    head, half, every = changed(0), changed(0.5), changed(1)
+    assert {name.split(".")[0] for name in head} == {"head"}
+    assert set(head) < set(half) < set(every)
+    assert "blocks.1.attn.qkv.weight" in half or any(name.startswith("blocks.1") for name in half)
+    assert not any(name.startswith("blocks.0") for name in head)
+    assert any("." not in name for name in every)  # class token and positions, which no layer initialises
+    assert not any("." not in name for name in half)
 
 
 def test_shuffled_tiles_keep_every_pixel():
@@ -231,7 +284,7 @@ def test_every_metric_runs_and_every_undefined_row_has_a_reason(small, folder):
     )
     rows = table.to_pylist()
     assert table.column_names == [
-        "id", "method", "score", "angle", "presentation", "region", "value", "floor", "reason",
+        "id", "method", "score", "angle", "presentation", "region", "value", "floor", "reason", "group",
     ]  # fmt: skip
     undefined = [r for r in rows if np.isnan(r["value"])]
     assert all(r["reason"] for r in undefined)
@@ -253,6 +306,88 @@ def test_every_metric_runs_and_every_undefined_row_has_a_reason(small, folder):
         "box-iou",
         "peum",
     }
+
+
+@pytest.fixture
+def patients(tmp_path):
+    """Eight images of three patients, and one of nobody."""
+    rng = np.random.default_rng(3)
+    lines = ["path,label,patient"]
+    for i in range(9):
+        image = np.kron(rng.integers(0, 255, (8, 8, 3)), np.ones((6, 6, 1))).astype(np.uint8)
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
+        lines.append(f"{i}.png,{i % 2},{'' if i == 8 else f'p{i % 3}'}")
+    (tmp_path / "items.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_rows_carry_groups_and_intervals_are_by_group(small, patients):
+    options = {
+        "methods": ["grad-cam", "equigrad-cam"],
+        "scores": ["eq", "peum"],
+        "angles": ANGLES_2,
+        "views": 4,
+    }
+    by_patient = equicam.evaluate(small, patients, group_by="patient", **options)
+    by_image = equicam.evaluate(small, patients, **options)
+    assert set(by_image["group"].to_pylist()) == {None}
+    assert {r["id"]: r["group"] for r in by_patient.to_pylist()} == {
+        f"{i}.png": None if i == 8 else f"p{i % 3}" for i in range(9)
+    }
+    assert (summary.count_groups(by_patient), summary.count_groups(by_image)) == (4, None)
+    for a, b in zip(summary.summarise(by_patient), summary.summarise(by_image), strict=True):
+        assert (a.value.n, a.value.value) == (b.value.n, pytest.approx(b.value.value, nan_ok=True))
+        assert (a.value.groups, b.value.groups) == (4 if a.value.n else 0, None)
+    with_groups, without = (summary.contrast(t, "equigrad-cam", "grad-cam") for t in (by_patient, by_image))
+    assert (with_groups.groups, without.groups) == (4, None)
+    assert (with_groups.low, with_groups.high) != (without.low, without.high)
+    assert {s.pearson.groups for s in summary.signals(by_patient, resamples=50)} == {4}
+    remarks = [part for part in evaluation_tables(by_patient) if isinstance(part, str)]
+    assert any("over 4 groups" in text and "unreliable" in text for text in remarks)
+    assert not any("groups" in part for part in evaluation_tables(by_image) if isinstance(part, str))
+
+
+def test_the_floor_has_no_image_of_the_same_group(small, patients):
+    table = equicam.evaluate(small, patients, methods=["grad-cam"], angles=(90,), group_by="patient")
+    found, floors = value(table, "eq", "grad-cam", "disc", 90.0)
+    ids = list(found)
+    maps = [equicam.explain(small, [Image.open(patients / i)], method="grad-cam").map[0] for i in ids]
+    x = torch.stack([small.preprocess(Image.open(patients / i)) for i in ids]).to(small.dtype)
+    target = equicam.explain(small, x, method="grad-cam").target
+    moved = equicam.explain(small, rotate(x, 90), method="grad-cam", target=target).map
+    assert_alive(moved, *maps)
+    inside = disc(tuple(moved.shape[-2:]), moved.device)
+    reference = [torch.rot90(m)[inside].numpy() for m in maps]
+    group = [None if i == "8.png" else int(i[0]) % 3 for i in ids]
+    for i, name in enumerate(ids):
+        r = [np.corrcoef(moved[i][inside].numpy(), one)[0, 1] for one in reference]
+        others = [r[j] for j in range(9) if j != i and (group[i] is None or group[j] != group[i])]
+        assert len(others) == (8 if group[i] is None else 6 if group[i] < 2 else 7)
+        assert found[name] == pytest.approx(r[i], abs=1e-6)
+        assert floors[name] == pytest.approx(np.mean(others), abs=1e-6)
+
+
+def test_one_group_alone_has_no_floor(small, patients):
+    text = (patients / "items.csv").read_text()
+    lines = [",".join([*line.split(",")[:2], "p0"]) for line in text.splitlines()[1:]]
+    (patients / "items.csv").write_text("\n".join(["path,label,group", *lines]))
+    table = equicam.evaluate(small, patients, methods=["grad-cam"], scores=["eq", "causal"], angles=(90,))
+    _, floors = value(table, "eq", "grad-cam", "disc")
+    borrowed, _ = value(table, "causal-drift-of-another", "grad-cam", "disc")
+    assert np.isnan(list(floors.values())).all()
+    assert np.isnan(list(borrowed.values())).all()
+
+
+def test_the_sample_is_shuffled_so_that_neighbours_are_not_of_neighbouring_classes():
+    items = [Item(f"{c:03d}/{i}.png", Path(), label=c) for c in range(40) for i in range(2)]
+    one, same, other = (
+        Sample(list(order), lambda _item: None).shuffled(seed).items
+        for order, seed in ((items, 0), (items[::-1], 0), (items, 1))
+    )
+    assert one == same != other
+    assert sorted(i.id for i in one) == [i.id for i in items]
+    apart = np.abs(np.diff([item.label for item in one]))
+    assert apart.mean() > 8  # 13.3 of random pairs; in order it is 0.5
 
 
 def test_boxes_follow_the_models_own_preprocessing(small):
@@ -638,4 +773,7 @@ def test_any_error_of_preprocessing_is_a_row(small, folder):
     )
     (bad,) = table.filter(pc.is_null(table["score"])).to_pylist()
     assert bad["id"].endswith("2.png")
-    assert bad["reason"] == "division by zero"
+    assert bad["reason"].startswith(
+        "the model's preprocessing needs to take an image of 48×48, got ZeroDivisionError: division by zero ("
+    )
+    assert "in divide_by_zero" in bad["reason"]

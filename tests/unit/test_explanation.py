@@ -1,7 +1,10 @@
 """An explanation as an object: some of its images, its text, its drawings, its files."""
 
+import copy
 import pickle
 import re
+import subprocess
+import sys
 from dataclasses import fields, replace
 
 import numpy as np
@@ -11,6 +14,7 @@ from PIL import Image
 
 import equicam
 from equicam import EquicamError, Explanation, Views
+from equicam.explanation import restore
 from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 NAMES = ("cat", "dog", "<script>alert(1)</script>", "$\\frac{1}", "line\nbreak\x1b[31m")
@@ -59,15 +63,25 @@ def test_some_of_the_images(e, index, rows):
 
 def test_an_index_that_is_not_there_and_iteration(e):
     for index in (4, -5, [0, 4], torch.tensor([True, False])):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match="of 4 images"):
             e[index]
     assert [int(one.target) for one in e] == [2, 3, 0, 4]
     assert [one.steadiness for one in e] == [(s,) for s in e.steadiness]
 
 
+@pytest.mark.parametrize("index", [True, np.True_, torch.tensor(True), 1.5, [0.5], "0", None])
+def test_what_is_no_index_is_refused(e, index):
+    with pytest.raises(IndexError, match=r"an index needs a number, .*; try e\[0\]|a mask of 4 images"):
+        e[index]
+
+
 def test_it_prints_one_line_for_each_image(e, model):
-    head, *lines = str(e).splitlines()
+    head, note, *lines = str(e).splitlines()
     assert head == "Explanation of 4 images, 6 views, layer 'trunk'"
+    assert note.startswith(
+        "  PEUM (per-image explanation uncertainty) is the variance of the views' aligned maps"
+    )
+    assert note.endswith("it depends on the number of views")
     assert len(lines) == 4  # a name with a line break is one line
     assert "\x1b" not in str(e)
     for i, line in enumerate(lines):
@@ -77,26 +91,50 @@ def test_it_prints_one_line_for_each_image(e, model):
         )
     assert lines[2].startswith("  2  cat (p = ")
     flipped = replace(
-        e, view_flips=torch.ones_like(e.view_flips), flags=(frozenset({"edge", "flipped"}),) * 4
+        e,
+        view_flips=torch.tensor([False] + [True] * 5).expand(4, -1),
+        flags=(frozenset({"edge", "flipped"}),) * 4,
     )
-    assert "6 of 6 views flip; flags edge" in str(flipped)
+    assert "5 of 5 other views flip; flags edge" in str(flipped)
     assert repr(e[:0]) == "Explanation of 0 images, 6 views, layer 'trunk'"
     many = e[[0] * 40]
     assert str(many).splitlines()[-1] == "  … and 8 more"
     one = equicam.explain(replace(model, classes=None), pictures(1), method="grad-cam", target=1)
-    assert re.search(r"one view, layer 'trunk'\n  0  class 1 \(p = 0\.\d\d\)$", str(one))
+    assert re.search(
+        r"one view, layer 'trunk'\n  0  class 1 \(p = 0\.\d\d\); cannot say: too few views: none", str(one)
+    )
+
+
+def test_one_view_cannot_be_judged_and_has_no_peum(model):
+    """By any of them: printed, in a notebook, as a figure."""
+    one = equicam.explain(model, pictures(2), method="grad-cam")
+    assert one.has_peum == (False, False)
+    titles = " ".join(a.get_title() for a in one.plot().axes).replace("\n", " ")
+    for text in (str(one), one._repr_html_(), titles):
+        assert text.count("cannot say: too few views: none besides the presented one, 5 are needed") == 2
+        assert "PEUM" not in text
+
+
+def test_a_peum_that_means_nothing_is_undefined(e):
+    """Where a gate keeps one view, or the map is flat, as in the report."""
+    few = torch.zeros_like(e.view_kept)
+    few[:, 0] = True
+    assert str(replace(e, view_kept=few)).count("PEUM undefined") == 4
+    flat = replace(e, flags=(frozenset({"blank"}), *e.flags[1:]))
+    assert flat.has_peum == (False, True, True, True)
+    assert str(flat).count("PEUM undefined") == 1
 
 
 def test_html_is_self_contained_and_escaped(e):
     page = e._repr_html_()
-    assert page.count("data:image/png;base64,") == 8  # image and overlay
+    assert page.count("data:image/png;base64,") == 12  # image, own map and overlay
     assert page.count("<svg") == 4
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert not re.search(r"(src|href)=\"(?!data:)", page)
-    assert "PEUM is the variance" in page
+    assert page.index("PEUM (per-image explanation uncertainty) is the variance") == page.index("PEUM")
     many = e[[0] * 20]._repr_html_()
-    assert many.count("data:image/png;base64,") == 32
+    assert many.count("data:image/png;base64,") == 48
     assert "and 4 more" in many
 
 
@@ -144,7 +182,10 @@ def test_a_figure_has_a_row_for_each_image(e, model):
     assert len([a for a in figure.axes if a.get_title() == "image"]) == 3
     titles = [a.get_title() for a in figure.axes]
     assert sum(t.startswith("spread") for t in titles) == 3
-    (curve,) = [a for a in e[0].plot().axes if a.get_xlabel() == "rotation of the image"]
+    texts = " ".join(" ".join(titles).split())
+    assert texts.index("PEUM (per-image explanation uncertainty)") == texts.index("PEUM")
+    (curve,) = [a for a in e[0].plot().axes if a.get_xlabel() == "angle of rotation (°)"]
+    assert curve.get_ylabel().startswith("correlation")
     x, y = curve.lines[0].get_data()
     assert list(x) == [0, 60, 120, 180, 240, 300, 360]
     np.testing.assert_allclose(y[:6], e.stability_by_view[0])
@@ -185,6 +226,7 @@ def test_tensors_come_back_without_running_code(e, tmp_path):
     assert str(back) == str(e[1:3])
     whole = e.save(tmp_path / "whole.pt")
     assert file.stat().st_size < 0.7 * whole.stat().st_size  # a slice does not carry the storage of all
+    assert str(Explanation.load(e[1:3].save(tmp_path / "folder"))) == str(e[1:3])
     mirrored = replace(e[0], views=Views.dihedral(6))
     assert Explanation.load(mirrored.save(tmp_path / "m.pt")).views == mirrored.views
 
@@ -197,7 +239,12 @@ def test_a_file_of_something_else_is_refused(e, tmp_path):
     state = e.state()
     contents = [
         {"map": Evil()}, [1], {}, state | {"map": state["map"][:2]}, state | {"views": []}, state | {"flags": 3},
-        {k: v for k, v in state.items() if k != "peum"},
+        {k: v for k, v in state.items() if k != "peum"}, state | {"views": [0, 180]}, state | {"classes": [1, 2]},
+        state | {"mean": ["a"]}, state | {"std": [float("nan")]}, state | {"mean": 0.5}, state | {"task": "other"}, state | {"layer": 3},
+        state | {"flags": [["blank"]] * 3}, state | {"flags": [[1]] * 4}, state | {"target": state["target"].float()},
+        state | {"view_maps": state["view_maps"][:, :2]}, state | {"view_maps": state["view_maps"][..., 1:]},
+        state | {"peum": state["peum"][..., 1:]}, state | {"inputs": state["inputs"][..., 1:]}, state | {"stability": 0.5},
+        state | {"output": "high"}, state | {"views": 6}, state | {"views": [[1, 2]]},
     ]  # fmt: skip
     for content in contents:
         torch.save(content, tmp_path / "w.pt")
@@ -206,6 +253,12 @@ def test_a_file_of_something_else_is_refused(e, tmp_path):
         ):
             Explanation.load(tmp_path / "w.pt")
     assert not (tmp_path / "ran").exists()
+    torch.save(state | {"views": [0, 180]}, tmp_path / "w.pt")
+    with pytest.raises(EquicamError, match="got tensors of 4 images in 6 views next to 4 images in 2 views"):
+        Explanation.load(tmp_path / "w.pt")
+    torch.save(state | {"classes": [1, 2]}, tmp_path / "w.pt")
+    with pytest.raises(EquicamError, match="got classes other than text; try"):
+        Explanation.load(tmp_path / "w.pt")
     with pytest.raises(EquicamError, match="FileNotFoundError"):
         Explanation.load(tmp_path / "absent.pt")
 
@@ -217,6 +270,30 @@ def test_arrays_copies_and_pickles(e):
     assert all(v.device.type == "cpu" for v in tensors(e.cpu()).values())
     again = pickle.loads(pickle.dumps(e))
     assert torch.equal(again.map, e.map)
+
+
+def test_torch_saves_and_loads_it_as_it_is(e, tmp_path):
+    torch.save({"all": e, "some": e[1:3]}, tmp_path / "e.pt")
+    back = torch.load(tmp_path / "e.pt")["some"]
+    for name, value in tensors(e[1:3]).items():
+        assert torch.equal(getattr(back, name), value), name
+    assert str(back) == str(e[1:3])
+    torch.save(e, tmp_path / "one.pt")
+    assert str(Explanation.load(tmp_path / "one.pt")) == str(e)
+    assert copy.deepcopy(e).map.data_ptr() != e.map.data_ptr()
+    code = f"import torch; from equicam import Explanation; print(torch.load({str(tmp_path / 'one.pt')!r}))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.rstrip("\n") == str(e)
+
+
+def test_a_pickle_of_an_inconsistent_explanation_is_refused(e, tmp_path):
+    class Other:
+        def __reduce__(self):
+            return restore, (e.state() | {"views": [0, 180]},)
+
+    torch.save(Other(), tmp_path / "e.pt")
+    with pytest.raises(EquicamError, match="a stored explanation needs a file that"):
+        torch.load(tmp_path / "e.pt")
 
 
 def test_showing_without_a_display_says_what_to_do(e, monkeypatch):

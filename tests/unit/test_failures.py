@@ -1,10 +1,16 @@
 """Exceptions out of the caller's code are named, with the line; running out of memory is not."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
+from typer.testing import CliRunner
 
 import equicam
+from equicam.cli.app import app
 from equicam.errors import ModelError
 from tests.conftest import Cnn, pictures, seeded
 
@@ -84,3 +90,164 @@ def test_an_exception_of_a_factory_is_named_with_its_line(tmp_path, code, messag
         equicam.load(f"{file}:build")
     assert message in str(found.value)
     assert "mine.py:" in str(found.value).partition(", got ")[2]
+
+
+class Exits(Cnn):
+    def forward(self, x):
+        raise SystemExit(7)
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Unprintable(Cnn):
+    def forward(self, x):
+        raise UnprintableError
+
+
+class Interrupted(Cnn):
+    def forward(self, x):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("kind", "got"),
+    [
+        (Broken, "got KeyError: 'nothing here' ("),
+        (Exits, "got SystemExit: 7 ("),
+        (Unprintable, "got UnprintableError ("),
+    ],
+)
+def test_a_model_that_always_raises_fails_alike_with_and_without_a_layer(kind, got):
+    net = seeded(kind)
+    with pytest.raises(ModelError) as later:
+        equicam.explain(equicam.wrap(net, layer="trunk"), pictures(1), views=1)
+    with pytest.raises(ModelError) as choosing:
+        equicam.explain(net, pictures(1), views=1)
+    assert str(choosing.value) == str(later.value)
+    assert got in str(later.value)
+    assert "test_failures.py:" in str(later.value)
+
+
+def test_zeros_of_a_guessed_size_are_named_as_such():
+    with pytest.raises(
+        ModelError, match=r"on inputs \(1, 3, 224, 224\), .*; try mending it there, or example= of"
+    ):
+        equicam.wrap(seeded(Broken))
+
+
+def test_ctrl_c_in_the_model_stays_ctrl_c():
+    with pytest.raises(KeyboardInterrupt):
+        equicam.wrap(seeded(Interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        equicam.explain(equicam.wrap(seeded(Interrupted), layer="trunk"), pictures())
+
+
+def test_an_exception_of_a_target_function_is_named_with_its_line():
+    model = equicam.wrap(seeded(Cnn), layer="trunk")
+    with pytest.raises(
+        ModelError, match=r"target needs a function that runs on .*, got IndexError: "
+    ) as found:
+        equicam.explain(model, pictures(), target=lambda y: y[:, 99])
+    assert "test_failures.py:" in str(found.value)
+    assert isinstance(found.value.__cause__, IndexError)
+
+
+def broken_preprocessing(image):
+    raise KeyError("prep bug")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for i in range(2):
+        pixels = np.random.default_rng(i).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    return folder
+
+
+NAMED = "the model's preprocessing needs to take an image of {}, got KeyError: 'prep bug' ("
+
+
+@pytest.mark.parametrize("context", ["none", "auto"])
+def test_an_exception_of_a_preprocessing_is_named_with_its_line(photos, tmp_path, context):
+    model = equicam.wrap(seeded(Cnn), layer="trunk", preprocess=broken_preprocessing)
+    with pytest.raises(ModelError) as found:
+        equicam.explain(model, photos / "0.png", context=context)
+    assert NAMED.format("48×40") in str(found.value)
+    assert "test_failures.py:" in str(found.value)
+    with pytest.raises(ModelError, match=r"prep bug.*test_failures\.py:"):
+        equicam.evaluate(model, str(photos), methods=["grad-cam"], scores=["eq"], out=tmp_path / "e")
+
+
+def test_a_row_has_the_line_of_the_preprocessing(photos, tmp_path):
+    model = equicam.wrap(seeded(Cnn), layer="trunk", preprocess=broken_preprocessing)
+    run = equicam.audit(str(photos), model, tmp_path / "run", views=2, workers=1)
+    row = run.items.to_pylist()[0]
+    assert row["reason"] == "refused"
+    assert json.loads(row["reason_values"])["got"].startswith("KeyError: 'prep bug' (")
+    assert "test_failures.py:" in row["reason_values"]
+
+
+@pytest.mark.parametrize("returned", [None, np.zeros((3, 32, 32)), torch.zeros(1, 3, 32, 32)])
+def test_what_a_preprocessing_returns_is_checked(returned, photos):
+    model = equicam.wrap(seeded(Cnn), layer="trunk", preprocess=lambda _image: returned)
+    with pytest.raises(
+        equicam.EquicamError, match=r"the model's preprocessing needs to return a tensor \[c, H, W\]"
+    ):
+        equicam.explain(model, photos / "0.png")
+
+
+MODEL = """
+import torch
+from torch import nn
+import equicam
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=8)
+        self.head = nn.Linear(4, 3)
+    def forward(self, x):
+        {forward}
+        return self.head(self.conv(x).mean((2, 3)))
+
+def prep(image):
+    {prep}
+    return torch.rand(3, 64, 64)
+
+def build():
+    return equicam.wrap(Net(), preprocess=prep{layer})
+"""
+
+
+@pytest.mark.parametrize("command", ["explain", "evaluate", "audit"])
+@pytest.mark.parametrize(
+    ("broken", "layer", "named"),
+    [
+        ("forward", "", "got ValueError: mine (mine.py:12, in forward)"),
+        ("forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
+        ("exit", "", "got SystemExit: 7 (mine.py:12, in forward)"),
+        ("prep", "", "got ValueError: mine (mine.py:16, in prep)"),
+    ],
+)
+def test_the_command_line_names_them_and_exits_with_1(
+    photos, tmp_path, monkeypatch, command, broken, layer, named
+):
+    monkeypatch.chdir(tmp_path)
+    lines = {"forward": "pass", "prep": "pass", "layer": layer}
+    lines["prep" if broken == "prep" else "forward"] = (
+        "raise SystemExit(7)" if broken == "exit" else "raise ValueError('mine')"
+    )
+    (tmp_path / "mine.py").write_text(MODEL.format(**lines))
+    given = [str(photos / "0.png")] if command == "explain" else [str(photos)]
+    more = ["--views", "2"] if command != "evaluate" else ["--methods", "grad-cam"]
+    arguments = [command, *given, "--model", "mine.py:build", "--out", "out", *more]
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
+    assert named in done.output.replace("\n", "")
+    assert "Traceback" not in done.output
+    assert done.exit_code == 1
+    assert "wrap(module" not in done.output

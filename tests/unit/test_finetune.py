@@ -1,7 +1,10 @@
 """Fine-tuning learns, resumes to the same weights, leaves the caller's random state alone, and writes a model card."""
 
+import json
 import random
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -194,6 +197,10 @@ def test_the_command_says_how_good_it_is(domain):
     assert result.exit_code == 0, result.output
     assert "on 24 test images" in result.output
     assert (domain / "out" / "weights.safetensors").is_file()
+    again = CliRunner().invoke(app, ["finetune", str(domain / "data"), *where, *options, "--json", "--quiet"])
+    schema = Path(equicam.__file__).parent / "schemas/finetune.json"
+    jsonschema.Draft202012Validator(json.loads(schema.read_text())).validate(json.loads(again.stdout))
+    assert json.loads(again.stdout)["images"] == 24
 
 
 def test_every_image_is_rotated_by_its_own_angle():

@@ -247,3 +247,19 @@ def test_without_h5py_the_error_says_what_to_install(many, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(EquicamError, match=r"pip install 'equicam\[data\]'"):
         open_item(many[0])
+
+
+def test_a_small_sample_has_images_of_many_groups():
+    items = [
+        Item(f"{label}/{group}/{i}.png", Path(), label=label, group=group)
+        for label in ("a", "b") for group in ("p1", "p2", "p3") for i in range(4)
+    ]  # fmt: skip
+    plain = [replace(item, group=None) for item in items]
+    found = [item.id for item in sample_by_class(items[::-1], 6)]
+    assert found == [f"{label}/{group}/0.png" for group in ("p1", "p2", "p3") for label in ("a", "b")]
+    assert [item.id for item in sample_by_class(plain, 6)] == [
+        f"{label}/p1/{i}.png" for i in range(3) for label in ("a", "b")
+    ]
+    assert sorted(item.id for item in sample_by_class(items, None)) == sorted(item.id for item in items)
+    unlabelled = [replace(item, label=None) for item in items]
+    assert {item.group for item in sample_by_class(unlabelled, 24)[:6]} == {"p1", "p2", "p3"}

@@ -53,6 +53,27 @@ def test_a_csv_list(tmp_path):
         open_item(first)  # a row with a reason, later
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_list_may_have_groups(tmp_path, kind):
+    columns = {
+        "path": ["a.png", "b.png", "c.png"],
+        "group": ["s1", "s1", None],
+        "patient": ["14-1", "14-2", "7"],
+    }
+    if kind == "parquet":
+        pq.write_table(pa.table(columns), tmp_path / "items.parquet")
+    else:
+        rows = zip(*columns.values(), strict=True)
+        lines = [",".join(columns), *(",".join(cell or "" for cell in row) for row in rows)]
+        (tmp_path / "items.csv").write_text("\n".join(lines))
+    assert [item.group for item in find_items(tmp_path)] == ["s1", "s1", None]
+    assert [item.group for item in find_items(tmp_path, group_by="patient")] == ["14-1", "14-2", "7"]
+    with pytest.raises(EquicamError, match="a column 'wsi'"):
+        find_items(tmp_path, group_by="wsi")
+    with pytest.raises(EquicamError, match=r"group_by 'patient' needs an image list"):
+        find_items(touch(tmp_path / "images", "a.png"), group_by="patient")
+
+
 def test_a_folder_with_a_list_is_that_list(tmp_path):
     touch(tmp_path, "cat/not listed.png")
     (tmp_path / "items.csv").write_text("\ufeffpath , label\nx.png,1\n\ny.png\nz.png, \n", encoding="utf-8")

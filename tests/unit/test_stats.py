@@ -3,7 +3,7 @@
 from dataclasses import astuple
 from functools import partial
 from itertools import permutations, product
-from math import isnan, log10
+from math import isnan, log10, sqrt
 
 import numpy as np
 import pytest
@@ -44,6 +44,13 @@ EMPTY = np.array([])
 
 def numbers(*values):
     return np.array(values, dtype=np.float64)
+
+
+def unpack(found):
+    """The fields of a result without groups, which must have none."""
+    *fields, groups = astuple(found)
+    assert groups is None
+    return tuple(fields)
 
 
 def noise(n, seed=0, *, nan=0.0):
@@ -132,7 +139,7 @@ def test_sums_and_rows_draw_the_same_images(statistic, count, cluster):
     columns = [np.abs(noise(3000, i, nan=0.05)) for i in range(count)]
     find = partial(bootstrap, cluster=cluster, resamples=800, seed=3)  # more than one chunk of draws
     fast, slow = find(statistic, *columns), find(lambda *c: statistic(*c), *columns)
-    assert astuple(fast) == pytest.approx(astuple(slow), rel=1e-12)
+    assert unpack(fast) == pytest.approx(unpack(slow), rel=1e-12)
     assert fast.low < fast.value < fast.high
     assert find(mean, columns[0], seed=4).low != find(mean, columns[0]).low
 
@@ -146,10 +153,10 @@ def test_counts_and_rows_draw_the_same_images(cluster):
     find = partial(bootstrap, cluster=cluster, resamples=200)
     for statistic, columns in ((auroc, (signal, bad)), (spearman_r, (signal, drift))):
         fast, slow = find(statistic, *columns), find(lambda *c, of=statistic: of(*c), *columns)
-        assert astuple(fast) == pytest.approx(astuple(slow), rel=1e-12)
+        assert unpack(fast) == pytest.approx(unpack(slow), rel=1e-12)
     gap = partial(paired_difference, cluster=cluster, resamples=200)
     fast, slow = gap(auroc, bad, signal, other), gap(lambda *c: auroc(*c), bad, signal, other)
-    assert astuple(fast) == pytest.approx(astuple(slow), rel=1e-10)
+    assert unpack(fast) == pytest.approx(unpack(slow), rel=1e-10)
 
 
 def test_bootstrap_counts_images_with_a_defined_row():
@@ -160,10 +167,10 @@ def test_bootstrap_counts_images_with_a_defined_row():
 
 
 def test_bootstrap_without_images_or_with_one_has_no_interval():
-    assert astuple(bootstrap(mean, EMPTY)) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
-    assert astuple(bootstrap(mean, numbers(NAN))) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
+    assert unpack(bootstrap(mean, EMPTY)) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
+    assert unpack(bootstrap(mean, numbers(NAN))) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
     one = bootstrap(mean, numbers(1, 2), cluster=["a", "a"])
-    assert astuple(one) == pytest.approx((1.5, NAN, NAN, 1), nan_ok=True)
+    assert unpack(one) == pytest.approx((1.5, NAN, NAN, 1), nan_ok=True)
 
 
 def test_undefined_resamples_are_left_out_until_they_are_the_most():
@@ -201,6 +208,126 @@ def test_intervals_by_image_cover_and_those_by_pair_do_not():
     assert hit["pair"] / runs < 0.70
 
 
+# Groups
+
+PATIENTS = np.array([3, 1, 1, 2, 3, 3, 2, 1, 4, 4, 5, 5])
+
+
+@pytest.mark.parametrize(
+    ("statistic", "columns"),
+    [
+        (mean, [noise(12)]),
+        (pearson_r, [noise(12), noise(12, 1)]),
+        (spearman_r, [noise(12).round(), noise(12, 1)]),
+        (lambda a, b: float(np.median(a) * b.max()), [noise(12), noise(12, 1)]),
+    ],
+)
+def test_with_groups_the_slow_loop_draws_groups(statistic, columns):
+    found = bootstrap(statistic, *columns, cluster=IDS, group=PATIENTS, resamples=300, level=0.8, seed=7)
+    low, high = slow_bootstrap(statistic, columns, list(PATIENTS), resamples=300, level=0.8, seed=7)
+    assert low < high
+    # wider than the percentiles, as Student's t with 4 degrees of freedom is wider than the normal distribution
+    wider = scipy.stats.t.ppf(0.9, 4) / scipy.stats.norm.ppf(0.9) * sqrt(5 / 4)
+    assert wider > 1.3
+    value = statistic(*columns)
+    wide = np.array([value - wider * (value - low), value + wider * (high - value)])
+    if statistic in (pearson_r, spearman_r):
+        wide = wide.clip(-1, 1)
+    assert (found.low, found.high) == pytest.approx(tuple(wide), rel=1e-12)
+    assert (found.value, found.n, found.groups) == (pytest.approx(value), 6, 5)
+    by_image = bootstrap(statistic, *columns, cluster=IDS, resamples=300, level=0.8, seed=7)
+    assert (by_image.groups, by_image.value) == (None, found.value)
+    assert by_image.low != found.low
+
+
+def test_one_group_has_no_interval():
+    found = bootstrap(mean, numbers(1, 2, 3), group=["a", "a", "a"])
+    assert (found.value, found.n, found.groups) == (2, 3, 1)
+    assert isnan(found.low)
+
+
+def test_intervals_by_group_cover_and_those_by_image_do_not():
+    """Means, paired differences and correlations of images of 40 patients that differ from each other."""
+    rng = np.random.default_rng(5)
+    patients, each, runs = 40, 12, 250
+    group = np.repeat(np.arange(patients), each)
+    hit = dict.fromkeys(product(("mean", "difference", "correlation"), ("group", "image")), 0)
+    for seed in range(runs):
+        a, b, c = (rng.normal(size=patients)[group] + rng.normal(size=patients * each) for _ in range(3))
+        for name, of in (("group", group), ("image", None)):
+            options = {"group": of, "resamples": 250, "seed": seed}
+            for what, found in (
+                ("mean", bootstrap(mean, a, **options)),
+                ("difference", compare(a, b, **options)),
+                ("correlation", pearson(a, c, **options)),
+            ):
+                hit[what, name] += found.low <= 0 <= found.high
+    for (what, name), count in hit.items():
+        assert (0.90 <= count / runs <= 0.98) if name == "group" else (count / runs < 0.75), (what, name)
+
+
+SIZES = (7, 8, 10, 12, 12, 14, 16, 16, 16, 20, 21, 21, 23, 26, 26, 29, 30, 32, 33, 33, 35, 35, 49, 56)
+"""Images of the 24 test patients of BreakHis at 400×, as an example of a real study."""
+
+
+@pytest.mark.parametrize("between", [0.1, 0.5])
+def test_intervals_over_few_groups_of_different_size_cover(between):
+    """`between` is the share of the variance between patients. Percentiles alone cover .93 here."""
+    rng, runs = np.random.default_rng(3), 800
+    group = np.repeat(np.arange(len(SIZES)), SIZES)
+    hit = 0
+    for seed in range(runs):
+        of_patients = sqrt(between) * rng.normal(size=len(SIZES))[group]
+        values = of_patients + sqrt(1 - between) * rng.normal(size=len(group))
+        found = bootstrap(mean, values, group=group, resamples=400, seed=seed)
+        hit += found.low <= 0 <= found.high
+    assert 0.92 <= hit / runs <= 0.97, hit / runs
+
+
+def test_an_interval_over_groups_stays_within_what_is_possible():
+    group, right = np.arange(40) // 10, np.array([1.0] * 39 + [0.0])
+    found = bootstrap(mean, right, group=group, resamples=200)
+    assert found.groups == 4
+    assert 0 <= found.low < found.value < found.high <= 1
+    signal = np.concatenate([np.arange(20), np.arange(20)]).astype(float)
+    found = pearson(signal, signal + 1e-3 * noise(40), group=np.arange(40) // 20, resamples=200)
+    assert found.high <= 1
+
+
+def test_the_paired_test_takes_a_group_as_one_observation():
+    rng = np.random.default_rng(2)
+    group = np.repeat(np.arange(24), 30)
+    difference_of_groups = rng.normal(0.3, 1, size=24)
+    d = difference_of_groups[group] + 0.1 * rng.normal(size=len(group))
+    zeros = np.zeros_like(d)
+    by_image, by_group = compare(d, zeros), compare(d, zeros, group=group)
+    means = np.array([d[group == g].mean() for g in range(24)])
+    p = scipy.stats.wilcoxon(means, alternative="greater").pvalue
+    assert by_group.log10_p == pytest.approx(log10(p))
+    assert by_image.log10_p < by_group.log10_p - 5
+    assert (by_group.n, by_group.groups, by_group.mean) == (720, 24, pytest.approx(by_image.mean))
+    assert by_group.difference == Estimate(by_group.mean, by_group.low, by_group.high, 720, 24)
+
+
+def test_correlations_of_grouped_images_have_no_p():
+    a, b = noise(24), noise(24, 1)
+    group = np.arange(24) // 3
+    found = pearson(a, b, group=group)
+    assert found.groups == 8
+    assert isnan(found.log10_p)
+    assert not isnan(pearson(a, b).log10_p)
+
+
+def test_a_threshold_is_held_out_by_group():
+    """Images that repeat within a group are on one side of the split."""
+    group = np.repeat(np.arange(30), 4)
+    signal, badness = noise(30)[group], np.abs(noise(30, 1))[group]
+    found = held_out_lift(signal, badness, group=group, resamples=50, seed=1)
+    half = np.random.default_rng(1).permutation(30)[:15]
+    assert found.threshold == pytest.approx(np.quantile(signal[np.isin(group, half)], 0.9))
+    assert (found.lift.n, found.lift.groups) == (60, 15)
+
+
 # Pools, means_by_bin, proportions
 
 
@@ -228,12 +355,12 @@ def test_strata_are_half_open_and_the_last_closed():
 @pytest.mark.parametrize("level", [0.9, 0.95])
 def test_proportion_is_wilson(k, n, level):
     ci = scipy.stats.binomtest(k, n).proportion_ci(level, method="wilson")
-    assert astuple(proportion(k, n, level=level)) == pytest.approx((k / n, ci.low, ci.high, n), abs=1e-12)
+    assert unpack(proportion(k, n, level=level)) == pytest.approx((k / n, ci.low, ci.high, n), abs=1e-12)
 
 
 def test_proportion_at_the_ends():
     assert (proportion(0, 7).low, proportion(10, 10).high) == (0, 1)
-    assert astuple(proportion(0, 0)) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
+    assert unpack(proportion(0, 0)) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
 
 
 # Tests
@@ -294,7 +421,7 @@ def test_compare_of_equals_and_of_nothing():
     assert isnan(compare(numbers(0.3, 0.4, 0.5), numbers(0.2, 0.3, 0.4)).dz)  # constant to rounding
     none = compare(numbers(NAN), numbers(1))
     assert none.n == 0
-    assert all(isnan(v) for v in astuple(none)[1:])
+    assert all(isnan(v) for v in unpack(none)[1:])
 
 
 def adjusted_one_by_one(ps):
@@ -459,7 +586,7 @@ def test_paired_difference_is_of_one_draw(statistic):
     assert found.value == statistic(good, target) - statistic(poor, target)
     assert found.low < found.value < found.high
     none = paired_difference(statistic, target, good, good.copy(), resamples=50)
-    assert astuple(none) == (0, 0, 0, 200)
+    assert unpack(none) == (0, 0, 0, 200)
 
 
 def test_paired_difference_hands_the_target_second():

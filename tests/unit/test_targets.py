@@ -15,6 +15,7 @@ from equicam import EquicamError
 from equicam.auditing.manifest import read_manifest
 from equicam.data.synthetic import draw_many
 from equicam.models.images import as_batch, read_arrays
+from equicam.readers.classes import class_index
 from tests.conftest import Cnn, assert_alive, light, pictures, seeded
 
 NAMES = ("benign", "malignant", "crane", "crane", "Other")
@@ -49,7 +50,7 @@ def test_a_class_may_be_named(model):
             "malignent",
             r"target needs a class of the model, by name or number, got 'malignent'; try 'malignant'",
         ),
-        ("other", r"got 'other'; try 'Other'"),
+        ("othre", r"got 'othre'; try 'Other'"),
         (["benign", "bening"], r"got 'bening'; try 'benign'"),
         ("crane", r"one class, got 'crane', the name of classes 2, 3; try target=2 or target=3"),
         (["benign"], "one class for each of 2 images, got 1"),
@@ -58,6 +59,16 @@ def test_a_class_may_be_named(model):
 def test_a_name_that_is_none_suggests_others(model, target, message):
     with pytest.raises(EquicamError, match=message):
         equicam.explain(model, pictures(), target=target)
+
+
+def test_a_name_is_found_whatever_its_case_and_by_one_of_its_words():
+    names = ["sea snake", "Sea Lion", "sea lion", "cocker spaniel", "panpipe"]
+    assert class_index("Sea Snake", names) == 0
+    assert class_index("sea lion", names) == 2
+    with pytest.raises(EquicamError, match="the name of classes 1, 2"):
+        class_index("SEA LION", names)
+    with pytest.raises(EquicamError, match="got 'Spaniel'; try 'cocker spaniel'"):
+        class_index("Spaniel", names)
 
 
 def test_a_name_needs_names(model):
@@ -164,7 +175,7 @@ def test_one_output_is_not_silently_two_classes():
     assert value.target.tolist() == [0, 0]
     assert not value.view_flips.any()
     assert value.view_kept.all()
-    assert f"  0  value = {float(value.output[0]):.4g}; " in str(value)
+    assert f"  0  the output = {float(value.output[0]):.4g}; " in str(value)
     upwards = equicam.explain(equicam.wrap(net, layer="trunk", task="binary"), x, views=2, target=1)
     assert torch.equal(value.raw, upwards.raw)
 
@@ -341,6 +352,10 @@ def test_evaluate_takes_arrays_too(embedded):
         (PIXELS[0].astype(np.float32), r"8-bit pixels, or preprocessed floats"),
         (PIXELS.astype(np.int64), r"8-bit pixels .* got int64 \(3, 96, 96, 3\)"),
         (np.zeros((2, 96, 96, 5), np.uint8), r"8-bit pixels .* got uint8 \(2, 96, 96, 5\)"),
+        (
+            [np.zeros((3, 96, 96), np.float32)] * 2,
+            r"got array of float32; try np.stack on preprocessed arrays",
+        ),
         (np.zeros((0, 96, 96, 3), np.uint8), "8-bit pixels"),
         (torch.zeros(3, dtype=torch.uint8), "8-bit pixels"),
         (

@@ -9,6 +9,7 @@ import struct
 import sys
 import time
 import zlib
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -17,18 +18,26 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 import equicam
-from equicam.core.views import rotate
+from equicam.core.views import Views, rotate
 from equicam.data import decoding
 from equicam.data.synthetic import draw
 from equicam.evaluation.equivariance import equivariance
 from equicam.live.app import LiveContext, make_app
 from equicam.live.frames import LIVE_METHODS, FrameComputer, Settings, SupersededError, single_view_method
 from equicam.live.images import MAX_UPLOADS, OpenedImages
+from equicam.peum_reference import place_peum
 from equicam.review.auth import Access
 from tests.audit.conftest import equicam_command, equicam_process
 from tests.web.test_browser import chromium, until, watched  # noqa: F401
 
 PORT = 8322
+# the texts of both charts with their sizes on the screen, in pixels
+CHART_TEXTS = """Object.fromEntries(['#chart', '#curve svg'].map((at) => {
+  const drawn = document.querySelector(at);
+  const scale = drawn.getBoundingClientRect().width / drawn.viewBox.baseVal.width;
+  const size = (text) => scale * parseFloat(getComputedStyle(text).fontSize);
+  return [at, Object.fromEntries([...drawn.querySelectorAll('text')].map((text) => [text.textContent, size(text)]))];
+}))"""
 HOME = f"http://127.0.0.1:{PORT}"
 LAYER = "layer4"
 
@@ -115,6 +124,8 @@ def test_facts_of_several_views_and_images_of_maps(page, image):
     facts = page.frame(image, angle=0).json()
     assert facts["eq"] == 1
     assert 0 < facts["peum_score"] < 0.25
+    assert facts["peum_place"] == str(place_peum(facts["peum_score"], Views.evenly(6).transforms))
+    assert page.frame(image, method="equigrad-cam+pcf").json()["peum_place"] is None
     assert -1 <= facts["stability"] <= 1
     assert facts["views"] == 6
     assert facts["curve"].startswith("<svg")
@@ -144,7 +155,7 @@ def test_what_the_page_offers_exists(page, model):
     offered = page.http.get("/api/setup").json()
     assert LAYER in offered["layers"]
     assert "avgpool" not in offered["layers"]
-    assert offered["classes"] == list(model.classes)
+    assert (offered["explains"], offered["classes"]) == ("class", list(model.classes))
     assert {one["name"]: one["single"] for one in offered["methods"]}["equigrad-cam+pcf"] == "grad-cam"
     assert "rise" not in LIVE_METHODS  # thousands of passes do not follow a dial
 
@@ -299,6 +310,22 @@ def test_files_of_the_command_line_open_when_they_are_shown(model, tmp_path):
     assert (answer.status_code, "no known format" in answer.json()["error"]) == (422, True)
 
 
+def test_values_are_shown_as_values(model):
+    """A regression has no classes, confidence or flips."""
+    values = Page(equicam.wrap(model.module, layer=LAYER, task="regression", preprocess=model.preprocess))
+    setup = values.http.get("/api/setup").json()
+    assert (setup["explains"], setup["classes"]) == ("output", [])
+    added = values.send(png()).json()["id"]
+    assert values.http.get(f"/api/image/{added}").json()["top"] == []
+    facts = values.frame(added, target=1, angle=90).json()
+    expected = equicam.explain(
+        values.context.model, rotate(values.context.images.find(added).x, 90), views=6, target=1
+    )
+    assert facts["value"] == pytest.approx(float(expected.output[0]), abs=1e-4)
+    assert facts["confidence"] is None
+    assert facts["target"] == facts["top1"]["name"] == "output 1"
+
+
 def test_a_model_that_fails_is_an_error_and_not_a_crash(model, image, page, monkeypatch):
     def fail(*_):
         raise ZeroDivisionError("in the network")
@@ -336,6 +363,19 @@ def test_a_newer_request_ends_an_older_one_of_many_views():
     assert len(passes) < 15  # of 24 for the older alone
     assert len(model.module._forward_pre_hooks) == hooks
     computer.close()
+
+
+def test_a_superseded_request_is_answered_and_is_no_error(page, image, monkeypatch):
+    """Browsers log every error status; the page asks again instead."""
+
+    def submit(*_):
+        future = Future()
+        future.set_exception(SupersededError())
+        return future
+
+    monkeypatch.setattr(page.context.computer, "submit", submit)
+    answer = page.frame(image, angle=45)
+    assert (answer.status_code, answer.json()) == (200, {"superseded": True})
 
 
 def test_the_command_refuses_what_cannot_be_served(tmp_path):
@@ -442,7 +482,7 @@ def test_drop_dial_and_class_in_the_browser(served, watched):  # noqa: F811
     assert page.locator("#class").input_value() == "tumour in the centre"
     page.focus("#dial")
     page.keyboard.press("Home")
-    until(page, "document.querySelector('#fused [data-at]').textContent === 'at 0°'")
+    until(page, "document.querySelector('#fused [data-at]').textContent === 'at 0°, the reference'")
     assert page.locator("#single img.layer").get_attribute("src") != before
     until(page, "!document.getElementById('steadiness').hidden")
 
@@ -457,6 +497,55 @@ def test_drop_dial_and_class_in_the_browser(served, watched):  # noqa: F811
 
 
 @pytest.mark.browser
+def test_an_image_dropped_while_another_is_computed(watched):  # noqa: F811
+    """The first image's map ends early, without an error, and the second's appears."""
+    with LiveProcess("--views", "72") as process:
+        page = watched().page
+        answers = []
+        page.on("response", lambda r: "/api/frame" in r.url and answers.append(r))
+        page.goto(process.address)
+        page.wait_for_selector("#empty:not([hidden])")
+        drop(page, png(), "first.png")
+        with page.expect_request(lambda r: "/api/frame" in r.url and "views=72" in r.url):
+            pass
+        drop(page, png(3), "second.png")
+        until(page, "document.getElementById('title').textContent === 'second.png'")
+        page.wait_for_selector("#fused .layer[src]")
+        assert page.locator("#error").is_hidden()
+        page.wait_for_timeout(100)
+        assert [one.status for one in answers if one.status != 200] == []
+        assert any(one.json().get("superseded") for one in answers)
+
+
+REGRESSION = f"""
+import equicam
+
+
+def build():
+    model = equicam.load("embedded")
+    return equicam.wrap(model.module, layer="{LAYER}", task="regression", preprocess=model.preprocess)
+"""
+
+
+@pytest.mark.browser
+def test_a_regression_in_the_browser(watched, tmp_path):  # noqa: F811
+    (tmp_path / "values.py").write_text(REGRESSION)
+    (tmp_path / "patch.png").write_bytes(png())
+    with LiveProcess(
+        tmp_path / "patch.png", "--model", f"{tmp_path / 'values.py'}:build", "--views", "6"
+    ) as process:
+        page = watched().page
+        page.goto(process.address)
+        page.wait_for_selector("#fused .layer[src]")
+        until(page, "document.getElementById('facts').textContent.includes('Value')")
+        assert page.locator("#class-label").inner_text() == "Output"
+        assert page.locator("#single [data-prediction]").inner_text().startswith("output 0 = ")
+        facts = page.locator("#facts").inner_text()
+        assert "Flips" not in facts
+        assert "NaN" not in page.content()
+
+
+@pytest.mark.browser
 def test_the_page_on_a_phone_and_in_the_dark(served, watched):  # noqa: F811
     page = watched(viewport={"width": 390, "height": 800}, color_scheme="dark").page
     page.goto(served.address)
@@ -466,6 +555,13 @@ def test_the_page_on_a_phone_and_in_the_dark(served, watched):  # noqa: F811
     page.wait_for_selector("#fused .layer[src]")
     until(page, "document.getElementById('title').textContent === '<i>&a.png'")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    until(page, "document.querySelector('#curve svg') !== null")
+    charts = page.evaluate(CHART_TEXTS)
+    assert charts["#chart"].keys() >= {"angle of rotation (°)", "Eq (equivariance)", "0°", "360°"}
+    assert charts["#curve svg"].keys() >= {"angle of rotation (°)", "correlation", "0°", "360°"}
+    assert min(size for sizes in charts.values() for size in sizes.values()) >= 9.5
+    assert "equivariance" in page.locator("#single .eq").inner_text()
+    assert "ImageNet images" in page.locator("#facts").inner_text()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(23, 21, 28)"
     small = page.evaluate(
         "[...document.querySelectorAll('button, select, input[type=text], [role=slider]')].filter("

@@ -28,7 +28,7 @@ def by_disagreement(tmp_path_factory):
 
 def test_blinding_names_the_signal_and_hides_its_values(by_disagreement):
     client = Server(by_disagreement).client()
-    assert "ranked by disagreement" in Page(client.get("/").text).text
+    assert "chosen by disagreement, shown in random order" in Page(client.get("/").text).text
     for one in client.list():
         facts = client.get(f"/api/item/{one['key']}").json()
         assert not any(r.startswith(("disagreement ", "the view")) for r in facts["reasons"])
@@ -85,7 +85,7 @@ def test_exported_verdicts_name_the_signal(by_disagreement):
 def test_stability_and_its_curve_are_shown_open_and_hidden_under_blinding(tmp_path):
     run = rank(fake_run(tmp_path, calibrate=0), by="stability")
     blinded = Server(run).client()
-    assert "ranked by instability" in Page(blinded.get("/").text).text
+    assert "chosen by instability, shown in random order" in Page(blinded.get("/").text).text
     for one in blinded.list():
         page = blinded.get(f"/item/{one['key']}").text
         assert not any(

@@ -21,6 +21,7 @@ from equicam.auditing.log import Log
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.store import ITEMS, RunStore
 from equicam.data.digests import file_digest
+from equicam.peum_reference import place_peum
 from equicam.report.overlay import stretch
 from equicam.report.text import VERDICT_MEANINGS
 from equicam.review.images import LAYER_PX
@@ -28,6 +29,7 @@ from equicam.review.queue import MAX_ITEMS_PER_RESPONSE, QueueLoader
 from equicam.run import Run
 from equicam.shards import read_table, write_table
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, fake_run
+from tests.docs.test_abbreviations import unspelled
 from tests.web.conftest import Server, key_of, large_run, rank
 
 HIDDEN = ("label", "class", "confidence", "peum_score", "rank", "arm", "evidence", "top5", "eq", "flip_rate")
@@ -196,6 +198,14 @@ def test_the_order_is_a_shuffle_that_only_the_runs_key_decides(tmp_path):
     assert [item.id for item in other.items] != [item.id for item in queue.items]
 
 
+def test_abbreviations_are_spelled_out_where_they_are_first_used(run):
+    for client in (Server(run).client("ana"), Server(run, blind=False).client()):
+        page = Page(client.get(f"/item/{client.list()[0]['key']}").text).text
+        assert "PEUM" in page
+        assert unspelled(page) == []
+        assert unspelled(Page(client.get("/").text).text) == []
+
+
 def test_without_blinding_all_is_shown_in_order_of_rank(run):
     client = Server(run, blind=False).client()
     rows = client.list()
@@ -208,6 +218,13 @@ def test_without_blinding_all_is_shown_in_order_of_rank(run):
     facts = client.get(f"/api/item/{rows[0]['key']}").json()
     assert facts["revealed"]["class"]
     assert facts["rank"] == order[0]
+    defined = next(
+        f for r in rows if not (f := client.get(f"/api/item/{r['key']}").json())["revealed"]["peum_undefined"]
+    )
+    place = place_peum(defined["revealed"]["peum_score"], run.manifest.transforms)
+    assert defined["revealed"]["peum_reference"] == str(place)
+    text = Page(client.get(f"/item/{defined['key']}").text).text
+    assert f"{defined['revealed']['peum_above']:.0%} of the run’s images; {place}" in text
     assert facts["arm"] == where[by_key(run)[rows[0]["key"]]]
     assert {by_key(run)[r["key"]] for r in client.list(arm="control")} == {
         i for i, a in where.items() if a == "control"

@@ -1,0 +1,173 @@
+"""A run of a regression speaks of outputs and values everywhere, and never of class 0."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import equicam
+from equicam.cli.app import app
+from equicam.data.synthetic import draw_many
+from equicam.errors import EquicamError
+from equicam.shards import read_table, write_table
+from tests.web.conftest import Server, key_of
+
+RUN = CliRunner()
+MODEL = """
+import torch
+from torch import nn
+import equicam
+
+def build(outputs={outputs}, classes={classes}):
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3, stride=4, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(6, outputs),
+    )
+    return equicam.wrap(net, layer="3", task="regression", classes=classes)
+"""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("values") / "photos"
+    folder.mkdir()
+    for i, patch in enumerate(draw_many(6, seed=7)):
+        Image.fromarray(patch.image).save(folder / f"{i}.png")
+    return folder
+
+
+def regressor(outputs=1, classes=None):
+    made: dict[str, object] = {}
+    exec(MODEL.format(outputs=outputs, classes=classes), made)
+    return made["build"]()
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    found = equicam.audit(photos, regressor(), tmp_path_factory.mktemp("runs") / "run", views=6)
+    found.triage(budget="100%")
+    return found
+
+
+def test_rows_have_the_value(run, photos):
+    rows = {row["id"]: row for row in run.items.to_pylist()}
+    for name, row in rows.items():
+        found = equicam.explain(regressor(), photos / name, views=1, method="grad-cam")
+        assert row["output"] == pytest.approx(float(found.output[0]), rel=1e-3)
+        assert row["confidence"] is None
+    assert np.std([row["output"] for row in rows.values()]) > 0
+
+
+def test_the_queue_names_the_output(run):
+    queue = run.queue()
+    assert {row["class"] for row in queue} == {"the output"}
+    assert all(row["output"] is not None for row in queue)
+    done = RUN.invoke(app, ["triage", str(run.folder), "--budget", "100%"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert re.search(r"rank +image +output +value +instability", done.output)
+    assert f"{queue[0]['output']:.4g}" in done.output
+    assert "class" not in done.output
+
+
+@pytest.mark.parametrize("by", ["risk", "doubt"])
+def test_signals_of_confidence_are_refused_by_name(run, by):
+    with pytest.raises(
+        EquicamError, match=f"by='{by}' needs the confidence of classes, got none in this run"
+    ):
+        run.triage(by=by)
+    done = RUN.invoke(app, ["triage", str(run.folder), "--by", by], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert "try --by stability, or peum or disagreement" in done.output
+
+
+def test_the_report_shows_outputs_and_values(run):
+    page = run.report().read_text()
+    assert "class 0" not in page
+    assert '<th scope="col">Output</th><th scope="col">Value</th>' in page
+    row = run.queue()[0]
+    assert f"<dt>Value</dt><dd>{row['output']:.4g}</dd>" in page
+    assert "<dt>Probability</dt>" not in page
+    assert "the model’s output depends on" in page
+    facts = json.loads((run.folder / "report.json").read_text())
+    assert facts["queue"][0]["output"] == pytest.approx(row["output"])
+    assert facts["images"][0]["class"] == "the output"
+
+
+def test_the_review_page_asks_what_the_output_depends_on(run):
+    name = run.queue()[0]["id"]
+    blinded = Server(run.store).client().get(f"/item/{key_of(run.store, name)}").text
+    assert re.search(r"Does this map show what <em>.*the output.*</em> depends on\?", blinded)
+    assert "evidence for" not in blinded
+    hidden = Server(run.store, blind_class=True).client().get(f"/item/{key_of(run.store, name)}").text
+    assert "Does this map show what the output depends on?" in hidden
+    shown = Server(run.store, blind=False).client().get(f"/item/{key_of(run.store, name)}").text
+    assert f"<dt>Value</dt><dd>{run.queue()[0]['output']:.4g}" in shown
+    assert "should depend on" in shown
+    assert "p = " not in shown
+
+
+def test_an_output_has_its_number_or_name(photos, tmp_path):
+    several = equicam.audit(photos, regressor(3), tmp_path / "several", views=2, target=2, n=2)
+    several.triage(budget="100%")
+    assert {row["class"] for row in several.queue()} == {"output 2"}
+    named = equicam.audit(
+        photos, regressor(2, ["age", "grade"]), tmp_path / "named", views=2, target="grade", n=2
+    )
+    named.triage(budget="100%")
+    assert {row["class"] for row in named.queue()} == {"grade"}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "classes", "more", "name"),
+    [
+        (1, None, [], "the output"),
+        (3, None, ["--target", "2"], "output 2"),
+        (2, ["age", "grade"], ["--target", "grade"], "grade"),
+    ],
+)
+def test_explain_prints_and_writes_the_value(photos, tmp_path, outputs, classes, more, name):
+    (tmp_path / "mine.py").write_text(MODEL.format(outputs=outputs, classes=classes))
+    given = [
+        str(photos / "0.png"),
+        "--model",
+        f"{tmp_path / 'mine.py'}:build",
+        "--views",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+        *more,
+    ]
+    done = RUN.invoke(app, ["explain", *given], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    found = json.loads(RUN.invoke(app, ["explain", *given, "--json"]).stdout)["images"][0]
+    assert (found["class"], found["confidence"]) == (name, None)
+    assert re.search(r"image +┃ output +┃ value", done.output)
+    value = f"{found['output']:.4g}"
+    assert re.search(rf"│ {name} +│ {re.escape(value)} ", done.output)
+    assert "class 0" not in done.output
+    stored = json.loads(next((tmp_path / "out").glob("*.json")).read_text())
+    assert stored["output"] == found["output"]
+
+
+def test_an_explanation_names_it():
+    x = torch.rand(2, 3, 32, 32)
+    assert re.search(r"  0  the output = -?\d", str(equicam.explain(regressor(), x, views=2)))
+    assert "  1  output 0 = " in str(equicam.explain(regressor(3), x, views=2, target=0))
+    of_a_function = equicam.explain(regressor(3), x, views=2, target=lambda y: y.mean(1))
+    assert "  0  the output = " in str(of_a_function)
+
+
+def test_rows_written_before_there_was_a_value_are_read(run, tmp_path):
+    shutil.copytree(run.folder, tmp_path / "run")
+    file = tmp_path / "run" / "items" / "shard-000000.parquet"
+    write_table(file, read_table(file).drop_columns("output"))
+    old = equicam.open_run(tmp_path / "run")
+    assert old.items["output"].null_count == 6
+    old.triage(budget="100%")
+    assert "–" in old.report().read_text()

@@ -1,0 +1,106 @@
+"""A call as one graph gives what the call gives, with new inputs and changed weights."""
+
+import sys
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import conv2d
+
+import equicam
+from equicam.explain import explain_group
+from equicam.methods import resolve, resolve_fill
+from equicam.recipe import Recipe
+from equicam.runtime.constants import keep_constants
+from equicam.runtime.executor import Executor
+from equicam.runtime.traced import REPLACEMENTS, TracedCall
+from tests.conftest import Cnn, assert_alive, pictures, seeded
+
+aten = torch.ops.aten
+
+
+def call_of(model, recipe):
+    """A whole explanation as a function of tensors."""
+    executor, method = Executor(model, recipe), resolve(recipe)
+    work = partial(explain_group, method=method, fill=resolve_fill(recipe))
+
+    def call(x):
+        return work(executor.view_reader(method.reader, sys.maxsize), x, None)
+
+    return executor.view_reader(method.reader, 1).network, call
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("method", ["equigrad-cam", "equigrad-cam-fine", "equigrad-cam+pcf", "layer-cam"])
+def test_a_traced_explanation_is_the_explanation_of_new_images_and_of_changed_weights(method, dtype):
+    model = equicam.wrap(seeded(Cnn).float(), layer="trunk")
+    recipe = Recipe(method, views=6 if method.startswith("equi") else None, dtype=dtype)
+    network, call = call_of(model, recipe)
+    first, second = pictures(3).float(), pictures(3, seed=5).float()
+    with torch.no_grad(), keep_constants(), network.frozen():
+        traced = TracedCall(call, [first])
+        same_within = 1e-5 if dtype is None else 2e-2
+        for change in (lambda: None, lambda: model.module.trunk[0].weight.mul_(1.5)):
+            change()
+            traced.refresh()
+            expected, found = call(second), traced(second)
+            assert found.keys() == expected.keys()
+            assert_alive(expected["map"])
+            for name, value in expected.items():
+                torch.testing.assert_close(
+                    found[name].double(), value.double(), rtol=same_within, atol=same_within, equal_nan=True
+                )
+        assert bool(traced.casts) == (dtype is not None)
+        before = call(first)["map"]
+        assert not torch.allclose(
+            before, call(second)["map"], atol=0.05
+        )  # the inputs are not constants of the graph
+
+
+def test_a_call_that_reads_values_is_refused_by_the_tracer():
+    with pytest.raises(RuntimeError):
+        TracedCall(lambda x: {"y": x * float(x.sum())}, [torch.rand(3)])
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "bias"), [((28, 28), 14, True), ((30, 23), 7, False), ((8, 8), 2, True)]
+)
+def test_patches_are_the_convolution(size, kernel, bias):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, kernel, stride=kernel, bias=bias).double()
+    x = torch.rand(2, 3, *size, dtype=torch.float64)
+    found = REPLACEMENTS[aten.convolution.default](
+        x, conv.weight, conv.bias, [kernel] * 2, [0, 0], [1, 1], False, [0, 0], 1
+    )
+    assert found.std() > 0.01
+    torch.testing.assert_close(found, conv2d(x, conv.weight, conv.bias, stride=kernel))
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation", "transposed", "groups"),
+    [([1, 1], [0, 0], [1, 1], False, 1), ([2, 2], [1, 1], [1, 1], False, 1), ([2, 2], [0, 0], [2, 2], False, 1),
+     ([2, 2], [0, 0], [1, 1], True, 1), ([2, 2], [0, 0], [1, 1], False, 3)],
+)  # fmt: skip
+def test_other_convolutions_stay(stride, padding, dilation, transposed, groups):
+    x, weight = torch.rand(1, 3, 8, 8), torch.rand(3, 3 // groups, 2, 2)
+    replace = REPLACEMENTS[aten.convolution.default]
+    assert replace(x, weight, None, stride, padding, dilation, transposed, [0, 0], groups) is NotImplemented
+
+
+def test_products_with_a_vector_are_sums_and_pooling_to_the_same_size_is_none():
+    torch.manual_seed(0)
+    bmm = REPLACEMENTS[aten.bmm.default]
+    a, b, c = torch.rand(2, 1, 5), torch.rand(2, 5, 3), torch.rand(2, 4, 5)
+    torch.testing.assert_close(bmm(a, b), a @ b)
+    torch.testing.assert_close(bmm(c, b[..., :1]), c @ b[..., :1])
+    assert bmm(c, b) is NotImplemented
+    x = torch.rand(2, 3, 7, 7)
+    pool, back = (
+        REPLACEMENTS[aten._adaptive_avg_pool2d.default],
+        REPLACEMENTS[aten._adaptive_avg_pool2d_backward.default],
+    )
+    torch.testing.assert_close(pool(x, [7, 7]), nn.AdaptiveAvgPool2d(7)(x))
+    torch.testing.assert_close(back(x, x), x)
+    assert pool(x, [1, 1]) is NotImplemented
+    assert back(x[..., :1, :1], x) is NotImplemented
