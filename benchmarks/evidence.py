@@ -3,9 +3,7 @@
     python benchmarks/evidence.py [--model embedded] [--weights FILE] [--source FOLDER] [--images 16] [--rounds 3]
 
 Seconds are of the CPU. A round measures the evidence on all images, from their files on, then bare forward passes of the
-same batches; the ratio is the median over rounds. Without a source, synthetic images are drawn. glibc gives large blocks back to the
-system, and page faults then decide both times: MALLOC_MMAP_THRESHOLD_=2000000000 MALLOC_TRIM_THRESHOLD_=8000000000 keeps
-them.
+same batches; the ratio is the median over rounds. Without a source, synthetic images are drawn.
 """
 
 import argparse

@@ -21,7 +21,7 @@ from equicam.data.sources import find_items
 from equicam.models.images import preprocess_image
 from equicam.paper.context import Evaluation
 
-LIMITS = {"TF32": 30, "bf16": 12}
+LIMITS = {"TF32": 11, "bf16": 9}
 DTYPES = {"TF32": None, "bf16": torch.bfloat16}
 
 

@@ -54,14 +54,13 @@ def main() -> None:
     for word in reversed(WORDS):
         of = named == word
         if of.any():
-            codes = {
-                code: int((np.array(reasons)[of] == code).sum())
-                for code in sorted(set(np.array(reasons)[of]))
-            }
-            low = (values[of] < 0.5).mean()
+            low, high = (values[of] < 0.5).mean(), (values[of] >= 0.7).mean()
             print(
-                f"{word}: {of.sum()} of {len(named)}, Eq {values[of].mean():.3f}, below 0.5 {low:.1%}, {codes}"
+                f"{word}: {of.sum()} of {len(named)}, Eq {values[of].mean():.3f}, least {values[of].min():.3f}, below 0.5 {low:.1%}, from 0.7 {high:.1%}"
             )
+            for code in sorted(set(np.array(reasons)[of])):
+                some = values[of & (np.array(reasons) == code)]
+                print(f"  {code}: {len(some)}, Eq {some.mean():.3f}")
 
 
 if __name__ == "__main__":
