@@ -4,9 +4,12 @@ import contextlib
 import hashlib
 import multiprocessing
 import os
+import platform
 import re
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -29,6 +32,7 @@ from equicam.errors import EquicamError
 from equicam.models.images import input_bytes
 from equicam.reasons import describe
 from equicam.report.render import read_input
+from equicam.runtime.memory import CHOSEN_BY_USER
 from tests.hostile.generate import encode, png, write_socket
 
 TRIGGER = 200
@@ -56,7 +60,29 @@ def never_ends() -> None:
 
 
 def fills_memory() -> None:
-    np.ones(2**30, np.uint8).sum()
+    np.empty(3 * 2**30, np.uint8)
+
+
+KEPT_MEMORY = """
+import torch
+from equicam.data.processes import call_alone, limit_memory
+from equicam.runtime.memory import keep_freed_memory
+
+assert keep_freed_memory()
+blocks = [torch.ones(2**28, dtype=torch.uint8) for _ in range(6)]
+del blocks
+
+def fill():
+    limit_memory(2**29)
+    try:
+        torch.empty(2**30 - 2**20, dtype=torch.uint8)
+    except RuntimeError:
+        return "refused"
+    return "fits"
+
+print(call_alone(fill)[0])
+"""
+"""A process that frees more than it lets another take, and keeps it."""
 
 
 @pytest.fixture
@@ -94,7 +120,7 @@ def test_an_image_that_takes_too_long_is_a_row(items, monkeypatch):
 
 
 def test_an_image_that_takes_too_much_memory_is_a_row(items, monkeypatch):
-    monkeypatch.setattr(decoding, "MAX_MEMORY_BYTES", 2**29)
+    monkeypatch.setattr(decoding, "MAX_MEMORY_BYTES", 2**30)
     before = resource.getrlimit(resource.RLIMIT_AS)
     found = decoded(items, partial(on_trigger, fills_memory))
     check_others(items, found)
@@ -103,6 +129,15 @@ def test_an_image_that_takes_too_much_memory_is_a_row(items, monkeypatch):
     assert resource.getrlimit(resource.RLIMIT_AS) == before
     monkeypatch.setenv("EQUICAM_DECODE_LIMITS", "4")
     assert all(one.reason is None for one in decoded(items, partial(on_trigger, fills_memory)))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
+def test_memory_that_the_parent_keeps_is_no_gift():
+    env = {name: value for name, value in os.environ.items() if not name.startswith(CHOSEN_BY_USER)}
+    found = subprocess.run(
+        [sys.executable, "-c", KEPT_MEMORY], env=env, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "refused\n"
 
 
 def test_the_factor_of_the_limits_is_checked(monkeypatch):
@@ -131,7 +166,7 @@ def test_other_engines_have_the_same_limits_and_keep_none(items, tmp_path, monke
         replace(source.preprocessing_only(model), preprocess=preprocess), 1, input_bytes(model),
     )  # fmt: skip
     monkeypatch.setattr(decoding, "MAX_SECONDS", 0.5)
-    monkeypatch.setattr(decoding, "MAX_MEMORY_BYTES", 2**29)
+    monkeypatch.setattr(decoding, "MAX_MEMORY_BYTES", 2**30)
     before = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
     found = job.decode((0, items))
     assert [one.item for one in found] == items
