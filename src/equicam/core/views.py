@@ -110,6 +110,13 @@ class Views:
             )
         object.__setattr__(self, "transforms", found)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.transforms)  # a captured call looks itself up by its views every time
+
     @staticmethod
     def evenly(count: int, *, start: Degrees = 0) -> "Views":
         """θ_t = start + 360 t / count. `start=-180` is the paper authors' grid, without 0° when count is odd."""
@@ -154,7 +161,7 @@ class Views:
         """Plain values that `Views` accepts."""
         return tuple(one.to_plain() for one in self.transforms)
 
-    @property
+    @cached_property
     def radius(self) -> float:
         """The share of the disc's radius inside which every aligned plane shows what its view has seen."""
         return inner_radius(self.transforms)
@@ -169,7 +176,7 @@ class Views:
         """The transforms that take planes back."""
         return tuple(one.inverse() for one in self.transforms)
 
-    @property
+    @cached_property
     def count_with_presented(self) -> int:
         """How many views are read: the presented view is read for its target even if it is not among them."""
         return len(self) + (self.presented is None)
