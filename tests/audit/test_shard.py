@@ -10,6 +10,7 @@ from PIL import Image
 import equicam
 from equicam.auditing.compute import AuditContext, compute_shard
 from equicam.auditing.stored_maps import StoredMaps
+from equicam.core import views
 from equicam.data.decoding import DecodedImage, decode_image
 from equicam.data.items import Item
 from equicam.reasons import Reason, describe
@@ -61,3 +62,18 @@ def test_a_picture_that_preprocessing_made_nan_of_is_a_row_with_a_reason_and_the
     assert "NaN or infinity" in describe(Reason("not-finite"))
     assert maps["id"].to_pylist() == ["0", "2"]
     assert items["peum_score"].to_pylist()[::2] == pytest.approx(whole["peum_score"].to_pylist(), rel=1e-5)
+
+
+def test_constants_are_made_for_the_first_shard_alone(monkeypatch):
+    """On a GPU, making one waits for everything that runs there."""
+    made = []
+    usual = views._sampling_grid
+    monkeypatch.setattr(views, "_sampling_grid", lambda *args: made.append(args) or usual(*args))
+    model = equicam.wrap(seeded(Cnn).float(), layer="trunk")
+    context = AuditContext(model, Recipe(views=5, fill="reflect"), frozenset())
+    decoded = opened(pictures(3).float().numpy())
+    compute_shard(context, decoded)
+    assert made
+    made.clear()
+    compute_shard(context, decoded)
+    assert not made

@@ -145,7 +145,6 @@ def compute_ahead(
         raise failed
 
 
-@torch.no_grad()
 def start_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Callable[[], Tables]:
     """Start the device on a shard; the function returned waits for it and gives the rows and maps.
 
@@ -160,25 +159,24 @@ def start_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Calla
         )  # fmt: skip
     ids, margins = [d.item.id for d in good], [context.margin(d) for d in good]
     started: Callable[[], Explained] | None = None
-    # inference tensors cannot join a backward pass, and our own algebra is never autocast
-    with torch.inference_mode(False), torch.autocast(context.model.device.type, enabled=False):
+    device, running = context.model.device, context.executor.context
+    with running(device):  # it keeps constants: making one waits for the device
         if good:
             x = as_batch(
                 context.model,
-                to_device([d.x for d in good if d.x is not None], context.model.device),
+                to_device([d.x for d in good if d.x is not None], device),
                 check=False,
             )
             started = _start_each(context, x, ids, margins)
     spent = time.perf_counter() - begun
 
-    @torch.no_grad()
     def finish() -> Tables:
         begun = time.perf_counter()
         facts: Facts = {}
         maps: dict[str, StoredMaps] = {}
         reasons: dict[str, Reason] = {}
         if started is not None:
-            with torch.inference_mode(False), torch.autocast(context.model.device.type, enabled=False):
+            with running(device):
                 facts, maps, reasons = started()
         for d in decoded:
             if reason := d.reason or reasons.get(d.item.id):
