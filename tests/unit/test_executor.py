@@ -13,15 +13,18 @@ import equicam
 from equicam import Fusion
 from equicam.core import views as views_module
 from equicam.core.constants import constant
+from equicam.core.health import FLAGS
 from equicam.core.views import Views
 from equicam.explain import explain_batch
+from equicam.explanation import Explanation
 from equicam.methods import METHODS, Method
 from equicam.readers.forward import Forward, Network, capture_layer
 from equicam.readers.reading import Reader, Reading, Targets
 from equicam.recipe import Recipe
 from equicam.runtime import constants
+from equicam.runtime import executor as executor_module
 from equicam.runtime.executor import Executor
-from equicam.runtime.graphs import GraphCache
+from equicam.runtime.graphs import GraphCache, Replayed
 from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 
@@ -76,6 +79,35 @@ def test_a_capture_that_runs_out_of_memory_is_run_eagerly_and_not_tried_again(
     assert torch.equal(again.map, expected.map)
     explain_batch(executor, x[:1])
     assert len(tried) == 2, "another shape may fit"
+
+
+def test_a_captured_call_is_replayed_when_memory_is_short_later(cnn, monkeypatch):
+    """Its own graph may be what fills the memory."""
+    x, captured = pictures(2), []
+    expected = equicam.explain(cnn, x, views=3)
+
+    class Graph:
+        def __init__(self, *_args: object) -> None:
+            captured.append(self)
+
+        def __call__(self, *_inputs: object) -> Replayed:
+            flags = torch.zeros(2, len(FLAGS), dtype=torch.bool)
+            names = set(Explanation.__annotations__) - {"flags"}
+            tensors = {name: getattr(expected, name) for name in names}
+            tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+            return Replayed(tensors | {"flags": flags}, [], flags.flatten(), lambda: None)
+
+    memory = iter([True, False])
+    monkeypatch.setattr(Executor, "_captures", lambda *_: True)
+    monkeypatch.setattr(executor_module, "_fits_twice", lambda *_: next(memory))
+    monkeypatch.setattr(executor_module, "CapturedGraph", Graph)
+    executor = Executor(cnn, Recipe(views=3))
+    for _ in range(3):
+        explain_batch(executor, x)
+    assert len(captured) == 1
+    explain_batch(executor, x[:1])  # what does not fit runs eagerly, and memory is looked at once
+    explain_batch(executor, x[:1])
+    assert len(captured) == 1
 
 
 def test_another_failure_of_a_capture_is_not_hidden(cnn, monkeypatch):

@@ -278,7 +278,7 @@ def predict_batch(executor: Executor, x: Float[Tensor, "n c H W"]) -> Float[Tens
         found = predict(network, x[rows].to(network.model.dtype)).probabilities
         return {"probabilities": require_probabilities(found, "an evaluation")}
 
-    return torch.cat([found["probabilities"] for found in executor.groups(x, 1, some)])
+    return torch.cat([found["probabilities"] for found in executor.groups(x, 1, some, network)])
 
 
 def fits_one_call(x: Float[Tensor, "b c H W"], methods: Mapping[str, Method], presentations: int) -> bool:

@@ -1,15 +1,24 @@
 """How many images fit one forward pass."""
 
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+
+from equicam.errors import EquicamError
+from equicam.readers.forward import Network, frozen, run_module
 
 WIDEST_LAYERS = 64
 """A CNN's widest layers hold about this many times its input."""
 SHARE_OF_FREE_MEMORY = 0.8
 """Of a GPU's free memory; a batch that does not fit after all is halved."""
-CUDA_BYTES_PER_FORWARD = 144 * WIDEST_LAYERS * 3 * 224**2 * 4
-"""144 images of 224² keep a large GPU busy; more take more memory and hardly less time."""
+VGG_BYTES = 2 * 64 * 224**2 * 4
+"""The widest layer of VGG-16 for one image of 224², input and output: few networks need more."""
+CUDA_BYTES_PER_FORWARD = 144 * VGG_BYTES
+"""Of a network's widest layer. It keeps a large GPU busy; more takes more memory and hardly less time."""
 CPU_BYTES_PER_FORWARD = 512 * 2**20
 """More gains a CPU nothing where freed memory is kept, and costs time where it is not (runtime/memory.py)."""
 
@@ -23,6 +32,55 @@ def views_that_fit(x: Float[Tensor, "b c H W"]) -> int:
     return max(1, CPU_BYTES_PER_FORWARD // image_bytes)
 
 
-def views_per_forward(x: Float[Tensor, "b c H W"]) -> int:
+def views_per_forward(network: Network | None, x: Float[Tensor, "b c H W"]) -> int:
     """The number of images of this size in one forward pass by default: what fits, and no more than helps."""
-    return min(views_that_fit(x), max(1, CUDA_BYTES_PER_FORWARD // (WIDEST_LAYERS * x[0].numel() * 4)))
+    fit = views_that_fit(x)
+    if not x.is_cuda:
+        return fit
+    return min(fit, max(1, CUDA_BYTES_PER_FORWARD // widest_layer_bytes(network, x)))
+
+
+def widest_layer_bytes(network: Network | None, x: Float[Tensor, "b c H W"]) -> int:
+    """The bytes of the widest layer's input and output for one image, found once by a forward pass of it."""
+    usual = VGG_BYTES * x[0, 0].numel() // 224**2
+    if network is None:
+        return usual
+    key = (tuple(x.shape[1:]), network.autocast)
+    known = _widest.setdefault(network.model.module, {})
+    if key not in known:
+        try:
+            known[key] = _measure(network, x[:1].to(network.model.dtype)) or usual
+        except (EquicamError, RuntimeError):  # the views' own pass says what is wrong
+            return usual
+    return known[key]
+
+
+def _measure(network: Network, x: Float[Tensor, "one c H W"]) -> int:
+    module, widest = network.model.module, 0
+
+    def record(_module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal widest
+        # by storage: an operation in place has one
+        held = {t.untyped_storage().data_ptr(): t.nbytes for t in _tensors_in((inputs, output))}
+        widest = max(widest, sum(held.values()))
+
+    hooks = [part.register_forward_hook(record) for part in module.modules() if not any(part.children())]
+    try:
+        with frozen(module), torch.no_grad():
+            run_module(network, x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return widest
+
+
+def _tensors_in(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors_in(value)
+
+
+_widest: WeakKeyDictionary[nn.Module, dict[Any, int]] = WeakKeyDictionary()
+"""Bytes by the size of the images and the type of an autocast."""

@@ -77,9 +77,10 @@ class Executor:
         with_gradient = torch.is_grad_enabled()
         presented = x if window is None else crop_centre(x, window.size)
         count = max(len(x), pad_to or 0)
-        if key is not None and self._captures(presented, count, views_per_image):
+        if key is not None and self._captures(x):
             with self.context(x.device, constants=False):
-                replayed = self._replay(reader, work, _pad(x, count), _pad(target, count), key, window)
+                fits = partial(_fits_twice, presented, count * views_per_image)
+                replayed = self._replay(reader, work, _pad(x, count), _pad(target, count), key, window, fits)
             if replayed is not None:
                 if count == len(x):
                     return Started(replayed.tensors, replayed.finish)
@@ -91,7 +92,8 @@ class Executor:
                 views = self.view_reader(reader, fit, with_gradient=with_gradient, window=window)
                 return _run(work, views, x[rows], None if target is None else target[rows])
 
-            found = _concatenate(list(self.groups(presented, views_per_image, run_group)))
+            network = self._network(reader, compiled=False)
+            found = _concatenate(list(self.groups(presented, views_per_image, run_group, network)))
             return Started(found, lambda: found)
 
     @contextmanager
@@ -111,10 +113,14 @@ class Executor:
             yield
 
     def groups(
-        self, x: Float[Tensor, "b c H W"], views_per_image: int, run: Callable[[slice, int], Tensors]
+        self,
+        x: Float[Tensor, "b c H W"],
+        views_per_image: int,
+        run: Callable[[slice, int], Tensors],
+        network: Network | None = None,
     ) -> Iterator[Tensors]:
-        """`run` on groups of images whose views fit one pass; groups are halved when memory runs out."""
-        fit = self.max_views_per_forward or views_per_forward(x)
+        """`run` on groups of images whose views fit one pass of the network; groups are halved when memory runs out."""
+        fit = self.max_views_per_forward or views_per_forward(network, x)
         LOG.info(
             "images: %d, views of each: %d, at most %d views in a forward pass", len(x), views_per_image, fit
         )
@@ -166,12 +172,9 @@ class Executor:
             found.append(Check(lambda: ~unscaled(images, mean, std), not_scaled))
         return found
 
-    def _captures(self, x: Float[Tensor, "b c H W"], count: int, views_per_image: int) -> bool:
-        """Whether a call on `count` images is captured as a CUDA graph: if wanted, and if its views fit memory twice."""
-        if not self.recipe.compiled or not x.is_cuda or self.max_views_per_forward is not None:
-            return False
-        views = count * views_per_image
-        return views * x[0].numel() <= ALWAYS_CAPTURED_VALUES or views <= views_that_fit(x) // 2
+    def _captures(self, x: Float[Tensor, "b c H W"]) -> bool:
+        """Whether calls are captured as CUDA graphs, where they fit memory."""
+        return self.recipe.compiled and x.is_cuda and self.max_views_per_forward is None
 
     def _replay(
         self,
@@ -181,8 +184,9 @@ class Executor:
         target: Int[Tensor, " b"] | None,
         key: Hashable,
         window: Window | None,
+        fits: Callable[[], bool],
     ) -> Replayed | None:
-        """A captured graph's results, still on their way; None where the capture ran out of memory, now or before."""
+        """A captured graph's results, still on their way; None where memory does not suffice for it, now or before."""
         network = self._network(reader)
         assert network is not None  # noqa: S101  # only work on a network has a key
         model = network.model
@@ -206,8 +210,11 @@ class Executor:
         )  # fmt: skip
         full_key = (about, reader, key, window, shape_key((x, target)))
         cache = graphs_of(model.module)
-        if full_key in cache.too_large:
-            return None
+        if full_key not in cache.graphs:  # one that is there holds the memory it needs
+            if full_key not in cache.too_large and not fits():
+                cache.too_large.add(full_key)
+            if full_key in cache.too_large:
+                return None
         try:
             return cache.run(full_key, capture, (x, target))
         except RuntimeError as error:
@@ -216,6 +223,14 @@ class Executor:
             cache.graphs.clear()
             cache.too_large.add(full_key)
             return None
+
+
+def _fits_twice(x: Float[Tensor, "b c H W"], views: int) -> bool:
+    """Whether memory holds so many views of the images twice, as capturing them takes."""
+    if views * x[0].numel() <= ALWAYS_CAPTURED_VALUES or views <= views_that_fit(x) // 2:
+        return True
+    torch.cuda.empty_cache()  # memory that torch keeps for reuse does not count as free
+    return views <= views_that_fit(x) // 2
 
 
 @dataclass(frozen=True)

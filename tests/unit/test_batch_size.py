@@ -1,0 +1,43 @@
+"""How many views share a forward pass: fewer where the network's layers are wide."""
+
+import torch
+from torch import nn
+
+import equicam
+from equicam.readers.batch_size import widest_layer_bytes
+from equicam.readers.forward import Network
+
+
+def net(width: int, *, in_place: bool = True) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1), nn.ReLU(inplace=in_place), nn.MaxPool2d(4), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(width, 5),
+    )  # fmt: skip
+
+
+def widest(module: nn.Module, x: torch.Tensor) -> int:
+    return widest_layer_bytes(Network(equicam.wrap(module, layer="2")), x)
+
+
+def test_the_widest_layer_is_measured_on_one_image():
+    x = torch.randn(3, 3, 32, 32)
+    assert widest(net(8), x) == 4 * 32 * 32 * (3 + 8)
+    assert widest(net(8, in_place=False), x) == 4 * 32 * 32 * (8 + 8)
+    assert widest(net(16), x[:, :, :16, :16]) == 4 * 16 * 16 * (3 + 16)
+
+
+def test_it_runs_the_network_once_and_leaves_it_as_it_was():
+    module, seen = net(8).train(), []
+    module.register_forward_pre_hook(lambda _module, inputs: seen.append((len(inputs[0]), module.training)))
+    x = torch.randn(3, 3, 32, 32)
+    assert widest(module, x) == widest(module, x)
+    assert seen == [(1, False)]
+    assert module.training
+    assert not any(part._forward_hooks for part in module.modules())
+
+
+def test_a_network_that_fails_is_left_to_the_views_own_pass():
+    x = torch.randn(2, 3, 32, 32)
+    usual = widest_layer_bytes(None, x)
+    assert usual == 2 * 64 * 32 * 32 * 4
+    assert widest(nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.Flatten()), x) == usual
