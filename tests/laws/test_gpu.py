@@ -2,10 +2,12 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
 import equicam
+from equicam.runtime.transfers import to_device
 from tests.conftest import Cnn, Vit, assert_alive, light, methods_for, pictures, seeded
 
 pytestmark = pytest.mark.gpu
@@ -29,6 +31,20 @@ def test_a_gpu_finds_what_a_cpu_finds(kind, method):
         for field in ("map", "raw", "peum", "view_confidence", "view_maps"):
             torch.testing.assert_close(getattr(two, field).cpu(), getattr(one, field), atol=1e-9, rtol=0)
     assert_alive(one.map)
+
+
+def test_arrays_may_be_overwritten_when_they_are_sent():
+    rng, device = np.random.default_rng(0), torch.device("cuda", 0)
+    found, expected = [], []
+    for count, side in ((8, 64), (8, 64), (3, 64), (9, 96), (2, 32)):
+        arrays = [rng.standard_normal((3, side, side), np.float32) for _ in range(count)]
+        expected.append(np.stack(arrays))
+        found.append(to_device(arrays, device))
+        for array in arrays:
+            array.fill(np.nan)
+    for one, other in zip(found, expected, strict=True):
+        assert one.is_cuda
+        np.testing.assert_array_equal(one.cpu().numpy(), other)
 
 
 def test_half_precision_agrees():
