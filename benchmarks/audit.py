@@ -4,7 +4,7 @@
     python benchmarks/audit.py --device cuda --fast --images 8192 --shard-size 64 --views 18 --workers 12
     python benchmarks/audit.py --device cuda --fast --images 8192 --shard-size 64 --views 18 --workers 12 --slide
 
-ResNet-50, random weights, JPEG images of 640×480; with --slide, windows of a tiled TIFF (JPEG inside) with their context. `explain` gets batches of
+ResNet-50, random weights, JPEG images of 640×480; with --slide, windows of a slide (a tiled pyramid in JPEG) with their context. `explain` gets batches of
 the shards' size. An audit is timed from its call to its return: listing, digests of weights and files, decoding, computing and storing,
 the first shard included. The first round of both warms up, and is printed apart; a ratio is the median over rounds of the ratio within a round.
 """
@@ -42,21 +42,25 @@ def save_image(folder: Path, number: int) -> None:
 
 
 def save_slide(path: Path, windows: int) -> None:
-    """A tiled TIFF of at least as many windows, smooth noise in JPEG; a few tiles come again and again."""
+    """A tiled pyramid of at least as many windows, smooth noise in JPEG; a few tiles come again and again."""
     import tifffile
 
     side = TILE * (round(windows**0.5) + 2)
     rng = np.random.default_rng(0)
     encoded = []
-    for _ in range(64):
+    for _ in range(61):
         coarse = Image.fromarray(rng.integers(60, 200, (16, 16, 3), dtype=np.uint8))
         coarse.resize((256, 256), Image.Resampling.BICUBIC).save(file := io.BytesIO(), "JPEG", quality=85)
         encoded.append(file.getvalue())
-    count = (-(-side // 256)) ** 2
-    tifffile.imwrite(
-        path, iter([encoded[i % 61] for i in range(count)]), shape=(side, side, 3), dtype=np.uint8, tile=(256, 256),
-        compression="jpeg", photometric="ycbcr", subsampling=(2, 2), resolution=(20000, 20000), resolutionunit="CENTIMETER",
-    )  # fmt: skip
+    with tifffile.TiffWriter(path, bigtiff=True) as slide:
+        for level in range(3):
+            size = side >> (2 * level)
+            tiles = (encoded[i % len(encoded)] for i in range((-(-size // 256)) ** 2))
+            slide.write(
+                tiles, shape=(size, size, 3), dtype=np.uint8, tile=(256, 256), compression="jpeg", photometric="ycbcr",
+                subsampling=(2, 2), resolution=(20000 >> (2 * level),) * 2, resolutionunit="CENTIMETER",
+                subfiletype=int(level > 0), metadata=None,
+            )  # fmt: skip
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import equicam
+from equicam.runtime import executor
 from equicam.runtime.transfers import to_device
 from tests.conftest import Cnn, Vit, assert_alive, light, methods_for, pictures, seeded
 
@@ -94,13 +95,23 @@ def test_branches_of_a_graph_wait_for_each_other():
     assert_alive(exact.map)
 
 
+@pytest.fixture(params=["captured", "long"])
+def compiled_call(request, monkeypatch):
+    """A compiled call that is captured as a graph, and one that is too long to be."""
+    if request.param == "long":
+        monkeypatch.setattr(executor, "LONG_VALUES", 0)
+
+
+@pytest.mark.usefixtures("compiled_call")
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("method", ["equigrad-cam", "equigrad-cam+pcf", "equigrad-cam-out", "grad-cam"])
 def test_a_captured_call_finds_what_an_eager_one_finds(kind, method):
     build, layer = NETS[kind]
     model = equicam.wrap(seeded(build).cuda(), layer=layer)
+    earlier = equicam.explain(model, pictures(3), method=method, compiled=True)
+    kept = earlier.map.clone()
     for seed in (1, 2, 3):  # the graph of the first serves the others
-        x = pictures(3, seed=seed)
+        x = pictures(3, seed=seed).to(memory_format=torch.channels_last)
         fast = equicam.explain(model, x, method=method, compiled=True)
         exact = equicam.explain(model, x, method=method)
         assert_alive(exact.map)
@@ -117,12 +128,14 @@ def test_a_captured_call_finds_what_an_eager_one_finds(kind, method):
         ):
             torch.testing.assert_close(getattr(fast, field), getattr(exact, field), atol=1e-9, rtol=0)
         assert fast.flags == exact.flags
+    assert torch.equal(earlier.map, kept), "later calls leave earlier results alone"
     wanted = equicam.explain(model, x, method=method, compiled=True, target=[0, 1, 2])
     torch.testing.assert_close(
         wanted.map, equicam.explain(model, x, method=method, target=[0, 1, 2]).map, atol=1e-9, rtol=0
     )
 
 
+@pytest.mark.usefixtures("compiled_call")
 def test_a_captured_call_sees_new_weights_and_refuses_what_an_eager_one_does():
     model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(2)
     before = equicam.explain(model, x, compiled=True)

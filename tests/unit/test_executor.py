@@ -87,7 +87,7 @@ def test_a_captured_call_is_replayed_when_memory_is_short_later(cnn, monkeypatch
     expected = equicam.explain(cnn, x, views=3)
 
     class Graph:
-        def __init__(self, *_args: object) -> None:
+        def __init__(self, *_args: object, **_options: object) -> None:
             captured.append(self)
 
         def __call__(self, *_inputs: object) -> Replayed:

@@ -58,6 +58,21 @@ def test_a_traced_explanation_is_the_explanation_of_new_images_and_of_changed_we
         )  # the inputs are not constants of the graph
 
 
+def test_a_concatenation_that_several_operations_read_is_made_once():
+    def call(a, b):
+        joined, other = torch.cat((a, b)), torch.cat((b, a))
+        planes = joined.view(2, -1)
+        return {"mean": planes.mean(1), "least": planes.amin(1), "first": joined[:1] * 2, "other": other + 1}
+
+    inputs = [torch.rand(3, 4), torch.rand(1, 4)]
+    traced = TracedCall(call, inputs)
+    joins = [node for node in traced.run.graph.nodes if node.target is torch.ops.equicam.join.default]
+    assert [len(node.users) for node in joins] == [2]
+    new = [torch.rand(3, 4), torch.rand(1, 4)]
+    for name, value in call(*new).items():
+        torch.testing.assert_close(traced(*new)[name], value)
+
+
 def test_a_call_that_reads_values_is_refused_by_the_tracer():
     with pytest.raises(RuntimeError):
         TracedCall(lambda x: {"y": x * float(x.sum())}, [torch.rand(3)])

@@ -1,5 +1,7 @@
 """Health flags: what an auditor should know about a map before trusting it."""
 
+from functools import cache
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -29,6 +31,9 @@ def health(
 
 def flag_names(table: Bool[Tensor, "b f"]) -> tuple[frozenset[str], ...]:
     """The flags of every image by name."""
-    return tuple(
-        frozenset(name for name, hit in zip(FLAGS, row, strict=True) if hit) for row in table.tolist()
-    )
+    return tuple(_names(tuple(row)) for row in table.tolist())
+
+
+@cache
+def _names(row: tuple[bool, ...]) -> frozenset[str]:
+    return frozenset(name for name, hit in zip(FLAGS, row, strict=True) if hit)

@@ -38,6 +38,8 @@ Work = Callable[[ViewReader, Float[Tensor, "b c H W"], Int[Tensor, " b"] | None]
 """(view reader, images, target) → tensors by name, one row per image."""
 ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2
 """Calls whose views hold at most this many values are captured without estimating memory."""
+LONG_VALUES = 256 * 3 * 224**2
+"""Calls whose views hold more run for ten milliseconds and longer: their kernels are launched one by one."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class Executor:
         count = max(len(x), pad_to or 0)
         if key is not None and self._captures(x):
             with self.context(x.device, constants=False):
-                fits = partial(_fits_twice, presented, count * views_per_image)
-                replayed = self._replay(reader, work, _pad(x, count), _pad(target, count), key, window, fits)
+                inputs, views = (_pad(x, count), _pad(target, count)), count * views_per_image
+                replayed = self._replay(reader, work, inputs, key, window, presented, views)
             if replayed is not None:
                 if count == len(x):
                     return Started(replayed.tensors, replayed.finish)
@@ -180,11 +182,11 @@ class Executor:
         self,
         reader: Reader,
         work: Work,
-        x: Float[Tensor, "b c H W"],
-        target: Int[Tensor, " b"] | None,
+        inputs: tuple[Tensor, Tensor | None],
         key: Hashable,
         window: Window | None,
-        fits: Callable[[], bool],
+        presented: Float[Tensor, "b c H W"],
+        views: int,
     ) -> Replayed | None:
         """A captured graph's results, still on their way; None where memory does not suffice for it, now or before."""
         network = self._network(reader)
@@ -197,26 +199,27 @@ class Executor:
             return work(views, images, wanted), views.checks
 
         def capture() -> CapturedGraph:
-            LOG.info("compiling and capturing a CUDA graph for inputs %s", tuple(x.shape))
+            LOG.info("compiling for inputs %s", tuple(inputs[0].shape))
             with network.frozen():
                 tensors = (*model.module.parameters(), *model.module.buffers())
                 return CapturedGraph(
-                    partial(whole, compiled=False), partial(whole, compiled=True), (x, target), tensors
-                )
+                    partial(whole, compiled=False), partial(whole, compiled=True), inputs, tensors,
+                    long=views * presented[0].numel() > LONG_VALUES,
+                )  # fmt: skip
 
         about = (
             model.layer, model.layout, model.rectify_weights, model.classes, model.task, tuple(model.mean), tuple(model.std),
             self.autocast, self.refuse_unscaled,
         )  # fmt: skip
-        full_key = (about, reader, key, window, shape_key((x, target)))
+        full_key = (about, reader, key, window, shape_key(inputs))
         cache = graphs_of(model.module)
         if full_key not in cache.graphs:  # one that is there holds the memory it needs
-            if full_key not in cache.too_large and not fits():
+            if full_key not in cache.too_large and not _fits_twice(presented, views):
                 cache.too_large.add(full_key)
             if full_key in cache.too_large:
                 return None
         try:
-            return cache.run(full_key, capture, (x, target))
+            return cache.run(full_key, capture, inputs)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise

@@ -80,7 +80,8 @@ class Replayed:
 class CapturedGraph:
     """Work on tensors of fixed shapes, captured; every call copies its inputs in and its outputs out.
 
-    The whole work is compiled as one graph where that is possible; else it runs as it is.
+    The whole work is compiled as one graph where that is possible; else it runs as it is. Compiled work that is `long`
+    is not captured: the device is busy while its kernels are launched, and a graph would hold memory of its own.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class CapturedGraph:
         work: CapturedWork,
         inputs: tuple[Tensor, Tensor | None],
         network_tensors: Iterable[Tensor] = (),
+        *,
+        long: bool = False,
     ) -> None:
         self.inputs = tuple(None if t is None else t.clone() for t in inputs)
         self.device = inputs[0].device
@@ -106,13 +109,15 @@ class CapturedGraph:
                 if out_of_memory(error):
                     raise
                 LOG.warning("the call is not compiled as a whole, only the network: %s", error)
-            self._capture(
-                lambda: (
-                    self._results(work, *self._given())
-                    if self.traced is None
-                    else self.traced(*self._given())
+            self.graph: torch.cuda.CUDAGraph | None = None
+            if self.traced is None or not long:
+                self._capture(
+                    lambda: (
+                        self._results(work, *self._given())
+                        if self.traced is None
+                        else self.traced(*self._given())
+                    )
                 )
-            )
 
     def _given(self) -> list[Tensor]:
         return [t for t in self.inputs if t is not None]
@@ -142,12 +147,18 @@ class CapturedGraph:
             for mine, new in zip(self.inputs, inputs, strict=True):
                 if mine is not None and new is not None:
                     mine.copy_(new)
-            self.graph.replay()
-            found = self.packed.copy()
+            found = self._run()
             host = found.pop(HOST).to("cpu", non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
             return Replayed(found, self.checks, host, arrived.synchronize)
+
+    def _run(self) -> Tensors:
+        if self.graph is not None:
+            self.graph.replay()
+            return self.packed.copy()
+        assert self.traced is not None  # noqa: S101  # nothing else is left uncaptured
+        return dict(self.traced(*self._given()))
 
     def refresh(self) -> None:
         """Take over weights that have changed where they are."""

@@ -14,6 +14,8 @@ from torch import Tensor, fx
 
 Tensors = dict[str, Tensor]
 aten = torch.ops.aten
+READERS_WORTH_A_COPY = 3
+"""Operations that read a concatenation, from which on it is made once for all of them."""
 
 
 class TracedCall:
@@ -27,6 +29,7 @@ class TracedCall:
             function(*inputs)  # constants are made now, so that the graph reads them instead of making them
             graph = make_fx(function, decomposition_table=REPLACEMENTS, tracing_mode="real")(*inputs)
         graph.graph.eliminate_dead_code()
+        _join_once(graph)
         self.casts = _take_out_casts(graph)
         self.weights = _take_out_constants(graph)
         graph.recompile()
@@ -91,6 +94,33 @@ def _take_out_constants(graph: fx.GraphModule) -> list[Tensor]:
             first = node.next
         graph.graph.erase_node(node)
     return [tensor for tensor, _ in found.values()]
+
+
+def _join_once(graph: fx.GraphModule) -> None:
+    """Make concatenations that several operations read once: the compiler would do it inside each of them.
+
+    The aligned maps of exact and of sampled rotations are such.
+    """
+    for node in graph.graph.nodes:
+        along_first = node.target is aten.cat.default and len(node.args) == 1
+        if along_first and _readers(node) >= READERS_WORTH_A_COPY:
+            node.target = torch.ops.equicam.join.default
+
+
+def _readers(node: fx.Node) -> int:
+    """How many operations read a tensor, or views of it."""
+    return sum(_readers(user) if user.target is aten.view.default else 1 for user in node.users)
+
+
+@torch.library.custom_op("equicam::join", mutates_args=())
+def _join(pieces: list[Tensor]) -> Tensor:
+    """`cat` as it is."""
+    return torch.cat(pieces)
+
+
+@_join.register_fake
+def _(pieces: list[Tensor]) -> Tensor:
+    return torch.cat(pieces)
 
 
 @torch.library.custom_op("equicam::sample", mutates_args=())
