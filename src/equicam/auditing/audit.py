@@ -95,8 +95,10 @@ def compute_run(
         )  # fmt: skip
     recipe, description = resolve_recipe(model, recipe)
     voi = None if voi is None else check_window(voi)
-    found, rasters = list_items(source, split, tiling, recipe.context, voi, listed=listed)
-    items = found.sample(n)
+    with ThreadPoolExecutor(1) as beside:  # while images are listed
+        weights = beside.submit(fingerprint, model.module)
+        found, rasters = list_items(source, split, tiling, recipe.context, voi, listed=listed)
+        items = found.sample(n)
     device = engine.kind if engine else model.device.type
     if compile_if_repaid and is_repaid(device, len(items), len(Views(recipe.views))):
         recipe = replace(recipe, compiled=True)
@@ -109,7 +111,7 @@ def compute_run(
         recipe=recipe,
         method_description=description,
         model=model.name,
-        weights=fingerprint(model.module),
+        weights=weights.result(),
         weights_from=weights_from,
         layer=model.layer,
         layout=str(model.layout or "inferred"),
