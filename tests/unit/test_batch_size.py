@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import equicam
-from equicam.readers.batch_size import widest_layer_bytes
+from equicam.readers.batch_size import free_bytes, widest_layer_bytes
 from equicam.readers.forward import Network
 
 
@@ -41,3 +41,17 @@ def test_a_network_that_fails_is_left_to_the_views_own_pass():
     usual = widest_layer_bytes(None, x)
     assert usual == 2 * 64 * 32 * 32 * 4
     assert widest(nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.Flatten()), x) == usual
+
+
+def test_memory_that_torch_keeps_does_not_change_a_plan(monkeypatch):
+    """A second call of the same size must not run otherwise because of what the first one left in torch's hands."""
+    total, held = 100, {"reserved": 0, "allocated": 0}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (total - held["reserved"], total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: held["reserved"])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: held["allocated"])
+    device = torch.device("cuda")
+    assert free_bytes(device) == 100
+    held["reserved"] = 60
+    assert free_bytes(device) == 100
+    held["allocated"] = 30
+    assert free_bytes(device) == 70

@@ -27,9 +27,17 @@ def views_that_fit(x: Float[Tensor, "b c H W"]) -> int:
     """The number of images of this size in one forward pass, by memory."""
     image_bytes = WIDEST_LAYERS * x[0].numel() * 4
     if x.is_cuda:
-        free, _ = torch.cuda.mem_get_info(x.device)
-        return max(1, int(SHARE_OF_FREE_MEMORY * free) // image_bytes)
+        return max(1, int(SHARE_OF_FREE_MEMORY * free_bytes(x.device)) // image_bytes)
     return max(1, CPU_BYTES_PER_FORWARD // image_bytes)
+
+
+def free_bytes(device: torch.device) -> int:
+    """The memory of a GPU that this process can use.
+
+    Memory that torch keeps for reuse counts: a call must not be planned otherwise when it comes again.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def views_per_forward(network: Network | None, x: Float[Tensor, "b c H W"]) -> int:

@@ -230,10 +230,7 @@ class Executor:
 
 def _fits_twice(x: Float[Tensor, "b c H W"], views: int) -> bool:
     """Whether memory holds so many views of the images twice, as capturing them takes."""
-    if views * x[0].numel() <= ALWAYS_CAPTURED_VALUES or views <= views_that_fit(x) // 2:
-        return True
-    torch.cuda.empty_cache()  # memory that torch keeps for reuse does not count as free
-    return views <= views_that_fit(x) // 2
+    return views * x[0].numel() <= ALWAYS_CAPTURED_VALUES or views <= views_that_fit(x) // 2
 
 
 @dataclass(frozen=True)
