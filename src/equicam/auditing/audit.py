@@ -95,8 +95,8 @@ def compute_run(
         )  # fmt: skip
     recipe, description = resolve_recipe(model, recipe)
     voi = None if voi is None else check_window(voi)
-    with ThreadPoolExecutor(1) as beside:  # while images are listed
-        weights = beside.submit(fingerprint, model.module)
+    with ThreadPoolExecutor(1) as other_thread:  # while images are listed
+        weights = other_thread.submit(fingerprint, model.module)
         found, rasters = list_items(source, split, tiling, recipe.context, voi, listed=listed)
         items = found.sample(n)
     device = engine.kind if engine else model.device.type

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 Tensors = dict[str, Tensor]
 aten = torch.ops.aten
-READERS_WORTH_A_COPY = 3
+MIN_READERS_OF_A_JOIN = 3
 """Operations that read a concatenation, from which on it is made once for all of them."""
 
 
@@ -103,7 +103,7 @@ def _join_once(graph: fx.GraphModule) -> None:
     """
     for node in graph.graph.nodes:
         along_first = node.target is aten.cat.default and len(node.args) == 1
-        if along_first and _readers(node) >= READERS_WORTH_A_COPY:
+        if along_first and _readers(node) >= MIN_READERS_OF_A_JOIN:
             node.target = torch.ops.equicam.join.default
 
 
