@@ -89,7 +89,9 @@ def members(node: ast.ClassDef, lines: list[str]) -> str:
             fields += f"| `{one.target.id}` | `{escaped(ast.unparse(one.annotation) + default)}` | {escaped(remark)} |\n"
         if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
             kind = {ast.unparse(d) for d in one.decorator_list}
-            shown = one.name if {"property", "cached_property"} & kind else signature(one).removeprefix("def ")
+            shown = (
+                one.name if {"property", "cached_property"} & kind else signature(one).removeprefix("def ")
+            )
             methods += f"- `{' '.join(shown.split())}`: {docstring(one).splitlines()[0]}\n"
     table = f"| field | type | |\n|---|---|---|\n{fields}\n" if fields else ""
     return table + (f"{methods}\n" if methods else "")
