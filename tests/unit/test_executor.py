@@ -99,7 +99,7 @@ def test_a_captured_call_is_replayed_when_memory_is_short_later(cnn, monkeypatch
 
     memory = iter([True, False])
     monkeypatch.setattr(Executor, "_captures", lambda *_: True)
-    monkeypatch.setattr(executor_module, "_fits_twice", lambda *_: next(memory))
+    monkeypatch.setattr(executor_module, "_fits", lambda *_: next(memory))
     monkeypatch.setattr(executor_module, "CapturedGraph", Graph)
     executor = Executor(cnn, Recipe(views=3))
     for _ in range(3):
@@ -108,6 +108,22 @@ def test_a_captured_call_is_replayed_when_memory_is_short_later(cnn, monkeypatch
     explain_batch(executor, x[:1])  # what does not fit runs eagerly, and memory is looked at once
     explain_batch(executor, x[:1])
     assert len(captured) == 1
+
+
+@pytest.mark.parametrize(
+    ("views", "room", "expected"),
+    [
+        (64, 1, True),
+        (100, 200, True),
+        (100, 199, False),
+        (256, 512, True),
+        (257, 257, True),
+        (257, 256, False),
+    ],
+)
+def test_a_captured_call_needs_its_memory_twice_and_a_long_one_once(monkeypatch, views, room, expected):
+    monkeypatch.setattr(executor_module, "views_that_fit", lambda _x: room)
+    assert executor_module._fits(torch.empty(1, 3, 224, 224), views) == expected
 
 
 def test_another_failure_of_a_capture_is_not_hidden(cnn, monkeypatch):

@@ -204,7 +204,7 @@ class Executor:
                 tensors = (*model.module.parameters(), *model.module.buffers())
                 return CapturedGraph(
                     partial(whole, compiled=False), partial(whole, compiled=True), inputs, tensors,
-                    long=views * presented[0].numel() > LONG_VALUES,
+                    long=_is_long(presented, views),
                 )  # fmt: skip
 
         about = (
@@ -214,7 +214,7 @@ class Executor:
         full_key = (about, reader, key, window, shape_key(inputs))
         cache = graphs_of(model.module)
         if full_key not in cache.graphs:  # one that is there holds the memory it needs
-            if full_key not in cache.too_large and not _fits_twice(presented, views):
+            if full_key not in cache.too_large and not _fits(presented, views):
                 cache.too_large.add(full_key)
             if full_key in cache.too_large:
                 return None
@@ -228,9 +228,15 @@ class Executor:
             return None
 
 
-def _fits_twice(x: Float[Tensor, "b c H W"], views: int) -> bool:
-    """Whether memory holds so many views of the images twice, as capturing them takes."""
-    return views * x[0].numel() <= ALWAYS_CAPTURED_VALUES or views <= views_that_fit(x) // 2
+def _is_long(x: Float[Tensor, "b c H W"], views: int) -> bool:
+    return views * x[0].numel() > LONG_VALUES
+
+
+def _fits(x: Float[Tensor, "b c H W"], views: int) -> bool:
+    """Whether memory holds so many views of the images at once, and twice where they are captured."""
+    if views * x[0].numel() <= ALWAYS_CAPTURED_VALUES:
+        return True
+    return views * (1 if _is_long(x, views) else 2) <= views_that_fit(x)
 
 
 @dataclass(frozen=True)
