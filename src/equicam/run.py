@@ -56,6 +56,10 @@ class Run:
 
     store: RunStore
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.store, RunStore):
+            raise EquicamError("Run", needs="a store", got=repr(self.store), fix="equicam.open_run(folder)")
+
     def __repr__(self) -> str:
         manifest = self.manifest
         return f"Run({str(self.folder)!r}: {manifest.images:,} images, {manifest.recipe.method})"
@@ -252,6 +256,8 @@ def _refuse_with_more(options: dict[str, Any]) -> None:
 
 def open_run(folder: str | Path, source: str | None = None) -> Run:
     """A run that exists; `source` says where its images are now if they were moved."""
+    if not isinstance(folder, str | Path):
+        raise EquicamError("a run", needs="the path of its folder", got=repr(folder), fix='open_run("run")')
     store = RunStore(Path(folder))
     manifest = store.manifest
     if source is None:

@@ -80,7 +80,7 @@ def test_no_hit_in_155():
     assert found.recall_bound == pytest.approx(40 / (40 + bound * 9755))
     assert found.sentence == (
         "Of the 9,600 maps nobody opened at most 2 % are wrong (95 % confidence; 0 of 155 drawn at random were). "
-        "The review has found 40 wrong maps, at least 17 % of all."
+        "The review has found 40 wrong maps, at least 17 % of all wrong maps."
     )
     json.dumps(found.to_json(), allow_nan=False)
 
@@ -97,7 +97,7 @@ def test_undecided_maps_weaken_every_bound():
     assert found.unopened_share == 2 / 152
     assert found.sentence == (
         "Of the 9,600 maps nobody opened at most 6.8 % are wrong (95 % confidence; 5 of 155 drawn at random were, counting 3 "
-        "undecided as wrong). The review has found 42 wrong maps, at least 6 % of all (10 undecided, not counted as found)."
+        "undecided as wrong). The review has found 42 wrong maps, at least 6 % of all wrong maps (10 undecided, not counted as found)."
     )
 
 
@@ -248,7 +248,7 @@ def test_images_of_the_queue_without_a_verdict_may_all_be_wrong():
     begun = remainder(counts(outside=0, controls=0, reviewed=0, found=1, queue_left=59))
     assert begun.recall_bound == 1 / 60
     assert begun.recall is None
-    assert "1 wrong map, at least 1.6 % of all." in begun.sentence
+    assert "1 wrong map, at least 1.6 % of all wrong maps." in begun.sentence
     late = remainder(counts(found=40, queue_left=10))
     assert late.recall_bound < remainder(counts(found=40)).recall_bound
     assert remainder(counts(outside=0, controls=0, reviewed=0, found=1)).recall_bound == 1

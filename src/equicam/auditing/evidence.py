@@ -216,7 +216,7 @@ _LEANINGS = {
     "constant": "Cannot be judged: a map is constant.",
     "no-effect": f"Cannot be judged: hiding a tenth of the image, wherever, changes the probability by less than {MIN_EFFECT:g}.",
     "signal": "Leans to signal: the model uses pixels whose saliency moves, more than their shape or saliency would explain",
-    "noise": "Leans to noise: the pixels whose saliency moves matter no more than others of their shape or saliency",
+    "noise": f"Leans to noise: the pixels whose saliency moves matter by less than {MIN_EFFECT:g} more than others of their shape or saliency",
     "undecided": "Undecided: these angles do not show whether the pixels whose saliency moves matter more than others of their shape or saliency",
 }
 
@@ -239,7 +239,7 @@ def verdict(
         text += " The prediction itself changes with the rotation, so the map explains a changing answer."
     if not np.isnan(unrelated_cosine):
         kept = (feature_cosine - unrelated_cosine) / (1 - unrelated_cosine)
-        text += f" The representation keeps {kept:.0%} of its distance from other images."
+        text += f" The representation keeps {kept:.0%} of its distance from other images (100%: rotating the image does not change it)."
     return text
 
 

@@ -140,6 +140,11 @@ def read_options(store: RunStore) -> dict[str, Any]:
 def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triage.parquet") -> None:
     """Refuse a run without this file of a queue, and name the command that makes one."""
     if not (store.folder / file).is_file():
+        if len(store.manifest.transforms) < 2:
+            raise EquicamError(
+                valid_utf8(str(store.folder)), needs="several views of each image: one has no stability to rank by",
+                got="a run of one view", fix="equicam audit --views 6 with another --out",
+            )  # fmt: skip
         raise EquicamError(
             valid_utf8(str(store.folder)),
             needs=f"a queue to {purpose}",

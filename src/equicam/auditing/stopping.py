@@ -183,7 +183,11 @@ def _sentence(r: Remainder) -> str:
         f" ({c.undecided_everywhere:,} undecided, not counted as found)" if c.undecided_everywhere else ""
     )
     if r.recall_bound is not None and c.found:
-        share = "all there are" if r.recall_bound == 1 else f"at least {_percent_down(r.recall_bound)} of all"
+        share = (
+            "all there are"
+            if r.recall_bound == 1
+            else f"at least {_percent_down(r.recall_bound)} of all wrong maps"
+        )
         sentences.append(f"The review has found {_count(c.found, 'wrong map')}, {share}{undecided}.")
     elif c.found:
         sentences.append(f"The review has found {_count(c.found, 'wrong map')}{undecided}.")

@@ -39,7 +39,10 @@ def wrap(
     """
     if not isinstance(module, nn.Module):
         raise EquicamError(
-            "wrap", needs="a torch.nn.Module", got=type(module).__name__, fix="the network itself"
+            "wrap",
+            needs="a torch.nn.Module",
+            got=type(module).__name__,
+            fix=f"equicam.load({module!r})" if isinstance(module, str) else "the network itself",
         )
     if isinstance(classes, str):
         raise EquicamError(

@@ -25,6 +25,10 @@ def class_index(target: int | str | None, classes: Sequence[str] | None, what: s
     """A class by name or number; None for each image's own."""
     if target is None or isinstance(target, int):
         return target
+    if not isinstance(target, str):
+        raise EquicamError(
+            what, needs="a class by name or number", got=type(target).__name__, fix=f"{what}=3"
+        )
     found = [index for index, name in enumerate(classes or ()) if name == target] or [
         index for index, name in enumerate(classes or ()) if name.lower() == target.lower()
     ]

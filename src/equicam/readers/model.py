@@ -39,8 +39,9 @@ class Model:
 
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in get_args(Task):
+            close = difflib.get_close_matches(str(self.task), get_args(Task), n=1, cutoff=0.0)
             raise EquicamError(
-                "task", needs=f"one of {', '.join(get_args(Task))}", got=repr(self.task), fix='task="multilabel"'
+                "task", needs=f"one of {', '.join(get_args(Task))}", got=repr(self.task), fix=f'task="{close[0]}"'
             )  # fmt: skip
 
     def __repr__(self) -> str:

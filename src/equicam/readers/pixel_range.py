@@ -30,6 +30,6 @@ def not_scaled() -> EquicamError:
     """The error for a batch of such pixels."""
     return EquicamError(
         "images", needs="preprocessed values: a tensor of floats counts as the model's input", got="pixels from 0 to 255",
-        fix="x.byte(), which is preprocessed like image files; wrap(…, mean=(0, 0, 0), std=(1/255,) * 3) for a model "
+        fix="x.byte() of a tensor or x.astype(np.uint8) of an array, which are preprocessed like image files; wrap(…, mean=(0, 0, 0), std=(1/255,) * 3) for a model "
         "that takes such pixels",
     )  # fmt: skip
