@@ -215,7 +215,7 @@ def _identity(parts: list[ref[nn.Module]]) -> tuple[list[int], list[int]]:
     It is found for every call: most of its loops over hundreds of parts are those of `map` and `chain`, which are fast.
     """
     alive = [one() for one in parts]
-    if None in alive:
+    if any(one is None for one in alive):
         return [], []
     owned, kept = (
         chain.from_iterable(table.values() for table in filter(None, chain.from_iterable(map(tables, alive))))
