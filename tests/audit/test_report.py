@@ -139,7 +139,8 @@ def test_the_peum_of_a_card_has_its_place_among_reference_images(made):
         assert q["peum_reference"] == place
         assert (
             place is None
-            or f"{q['peum_score']:.4f} above {q['peum_above']:.0%} of the run; {place}" in made.page.text
+            or f"{q['peum_score']:.4f} above {int(100 * q['peum_above'])}% of the run; {place}"
+            in made.page.text
         )
 
 

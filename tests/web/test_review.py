@@ -224,7 +224,7 @@ def test_without_blinding_all_is_shown_in_order_of_rank(run):
     place = place_peum(defined["revealed"]["peum_score"], run.manifest.transforms)
     assert defined["revealed"]["peum_reference"] == str(place)
     text = Page(client.get(f"/item/{defined['key']}").text).text
-    assert f"{defined['revealed']['peum_above']:.0%} of the run’s images; {place}" in text
+    assert f"{int(100 * defined['revealed']['peum_above'])}% of the run’s images; {place}" in text
     assert facts["arm"] == where[by_key(run)[rows[0]["key"]]]
     assert {by_key(run)[r["key"]] for r in client.list(arm="control")} == {
         i for i, a in where.items() if a == "control"
