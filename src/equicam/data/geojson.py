@@ -19,10 +19,12 @@ def read_features(data: bytes, what: str) -> tuple[list[Any], Mapping[str, Any]]
     try:
         found = _parse(_unpack(data) if data.startswith(GZIP) else data)
     except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
-        got = "JSON that is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise EquicamError(
-            what, needs="GeoJSON", got=got or type(error).__name__, fix="exporting it again"
-        ) from error
+        got = str(error)[:200] or type(error).__name__
+        if isinstance(error, RecursionError):
+            got = "JSON that is nested too deeply"
+        elif isinstance(error, json.JSONDecodeError):
+            got = f"text that is no JSON from line {error.lineno} on"
+        raise EquicamError(what, needs="GeoJSON", got=got, fix="exporting it again, as GeoJSON") from error
     if isinstance(found, list):
         return found, {}
     features = found.get("features") if isinstance(found, dict) else None

@@ -111,8 +111,8 @@ def _refuse_number_of_outputs(model: Model, outputs: int) -> None:
         )  # fmt: skip
     if one and model.task is None and model.classes is None:
         warnings.warn(
-            'one output is read as the logit of two classes; task="regression" explains its value, and task="binary" '
-            "confirms that it is a logit",
+            'one output is read as the logit of two classes; equicam.wrap(network, task="regression") explains its value, also in the '
+            'factory of a file, and task="binary" confirms that it is a logit',
             stacklevel=2,
         )
 
