@@ -159,6 +159,17 @@ def test_a_captured_call_sees_new_weights_and_refuses_what_an_eager_one_does():
         equicam.explain(model, x, compiled=True)
 
 
+@pytest.mark.usefixtures("compiled_call")
+def test_a_captured_call_sees_another_type_and_memory_format():
+    model, x = equicam.wrap(seeded(Cnn).float().cuda(), layer="trunk"), pictures(2).float()
+    exact = equicam.explain(model, x, compiled=True)
+    assert_alive(exact.map)
+    model.module.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(equicam.explain(model, x, compiled=True).map, exact.map, atol=1e-4, rtol=0)
+    model.module.half()
+    torch.testing.assert_close(equicam.explain(model, x, compiled=True).map, exact.map, atol=2e-2, rtol=0)
+
+
 def test_a_captured_call_outlives_the_caches():
     from equicam.runtime.constants import _kept
 

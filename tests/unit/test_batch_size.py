@@ -36,6 +36,14 @@ def test_it_runs_the_network_once_and_leaves_it_as_it_was():
     assert not any(part._forward_hooks for part in module.modules())
 
 
+def test_scripted_parts_take_no_hook_and_leave_none_behind():
+    module = net(8)
+    module[1] = torch.jit.script(nn.ReLU())
+    x = torch.randn(2, 3, 32, 32)
+    assert widest(module, x) == 4 * 32 * 32 * (3 + 8)
+    assert not any(part._forward_hooks for part in module.modules())
+
+
 def test_a_network_that_fails_is_left_to_the_views_own_pass():
     x = torch.randn(2, 3, 32, 32)
     usual = widest_layer_bytes(None, x)
@@ -50,8 +58,9 @@ def test_memory_that_torch_keeps_does_not_change_a_plan(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: held["reserved"])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: held["allocated"])
     device = torch.device("cuda")
-    assert free_bytes(device) == 100
+    assert free_bytes(device, with_kept=True) == 100
     held["reserved"] = 60
-    assert free_bytes(device) == 100
+    assert free_bytes(device, with_kept=True) == 100
+    assert free_bytes(device, with_kept=False) == 40
     held["allocated"] = 30
-    assert free_bytes(device) == 70
+    assert free_bytes(device, with_kept=True) == 70

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import equicam
 from equicam import Fusion
@@ -24,7 +25,7 @@ from equicam.recipe import Recipe
 from equicam.runtime import constants
 from equicam.runtime import executor as executor_module
 from equicam.runtime.executor import Executor
-from equicam.runtime.graphs import GraphCache, Replayed
+from equicam.runtime.graphs import GraphCache, Replayed, _identity, graphs_of
 from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 
@@ -97,7 +98,7 @@ def test_a_captured_call_is_replayed_when_memory_is_short_later(cnn, monkeypatch
             tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
             return Replayed(tensors | {"flags": flags}, [], flags.flatten(), lambda: None)
 
-    memory = iter([True, False])
+    memory = iter([True, False, False])
     monkeypatch.setattr(Executor, "_captures", lambda *_: True)
     monkeypatch.setattr(executor_module, "_fits", lambda *_: next(memory))
     monkeypatch.setattr(executor_module, "CapturedGraph", Graph)
@@ -105,9 +106,58 @@ def test_a_captured_call_is_replayed_when_memory_is_short_later(cnn, monkeypatch
     for _ in range(3):
         explain_batch(executor, x)
     assert len(captured) == 1
-    explain_batch(executor, x[:1])  # what does not fit runs eagerly, and memory is looked at once
+    explain_batch(executor, x[:1])  # what does not fit now runs eagerly, and is asked again
     explain_batch(executor, x[:1])
     assert len(captured) == 1
+
+
+def test_one_call_without_memory_drops_no_graph(cnn, monkeypatch):
+    x, runs = pictures(2), []
+    expected = equicam.explain(cnn, x, views=3)
+    assert_alive(expected.map)
+
+    def run(cache: GraphCache, key: object, *_args: object) -> None:
+        cache.graphs[key] = None
+        runs.append(key)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Executor, "_captures", lambda *_: True)
+    monkeypatch.setattr(executor_module, "_fits", lambda *_: True)
+    monkeypatch.setattr(GraphCache, "run", run)
+    executor = Executor(cnn, Recipe(views=3))
+    for _ in range(2):
+        assert torch.equal(explain_batch(executor, x).map, expected.map)
+    assert len(runs) == 2, "it is tried again"
+    assert graphs_of(cnn.module).graphs.keys() == {runs[0]}
+
+
+def test_the_identity_of_a_network_sees_what_moves():
+    def hook(*_args: object) -> None:
+        pass
+
+    net = nn.Sequential(nn.Sequential(nn.ReLU()), nn.Sequential(), nn.Linear(2, 2), nn.ReLU())
+    parts = [weakref.ref(part) for part in net.modules()]
+    seen = [_identity(parts)]
+
+    def changed() -> bool:
+        seen.append(_identity(parts))
+        return seen[-1] != seen[-2]
+
+    assert not changed()
+    handle = net[0][0].register_forward_hook(hook)
+    assert changed()
+    handle.remove()
+    net[3].register_forward_hook(hook)
+    assert changed(), "the same hook on another layer"
+    part = net[0][0]
+    del net[0][0]
+    net[1].append(part)
+    assert changed(), "a layer in another block"
+    net[2].half()
+    assert changed()
+    with torch.no_grad():
+        net[2].weight.zero_()
+    assert changed()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +172,7 @@ def test_a_captured_call_is_replayed_when_memory_is_short_later(cnn, monkeypatch
     ],
 )
 def test_a_captured_call_needs_its_memory_twice_and_a_long_one_once(monkeypatch, views, room, expected):
-    monkeypatch.setattr(executor_module, "views_that_fit", lambda _x: room)
+    monkeypatch.setattr(executor_module, "views_that_fit", lambda _x, *, with_kept: room)
     assert executor_module._fits(torch.empty(1, 3, 224, 224), views) == expected
 
 

@@ -58,6 +58,14 @@ def test_a_traced_explanation_is_the_explanation_of_new_images_and_of_changed_we
         )  # the inputs are not constants of the graph
 
 
+def test_a_traced_call_keeps_the_weights_it_was_traced_with_when_the_network_changes_its_type():
+    linear, x = nn.Linear(3, 2), torch.rand(4, 3)
+    traced = TracedCall(lambda x: {"y": linear(x)}, [x])
+    before = traced(x)["y"]
+    linear.double()
+    torch.testing.assert_close(traced(x)["y"], before)
+
+
 def test_a_concatenation_that_several_operations_read_is_made_once():
     def call(a, b):
         joined, other = torch.cat((a, b)), torch.cat((b, a))

@@ -285,7 +285,7 @@ def fits_one_call(x: Float[Tensor, "b c H W"], methods: Mapping[str, Method], pr
     """Whether the views of all presentations fit one forward pass on a GPU."""
     if not x.is_cuda or not all(method.reader.one_pass for method in methods.values()):
         return False
-    return presentations * len(x) * views_read(methods) <= views_that_fit(x)
+    return presentations * len(x) * views_read(methods) <= views_that_fit(x, with_kept=True)
 
 
 def _network(executor: Executor) -> Network:

@@ -1,6 +1,7 @@
 """How many images fit one forward pass."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,21 +24,24 @@ CPU_BYTES_PER_FORWARD = 512 * 2**20
 """More gains a CPU nothing where freed memory is kept, and costs time where it is not (runtime/memory.py)."""
 
 
-def views_that_fit(x: Float[Tensor, "b c H W"]) -> int:
-    """The number of images of this size in one forward pass, by memory."""
+def views_that_fit(x: Float[Tensor, "b c H W"], *, with_kept: bool = False) -> int:
+    """The number of images of this size in one forward pass, by memory; `with_kept` as `free_bytes` has it."""
     image_bytes = WIDEST_LAYERS * x[0].numel() * 4
     if x.is_cuda:
-        return max(1, int(SHARE_OF_FREE_MEMORY * free_bytes(x.device)) // image_bytes)
+        free = free_bytes(x.device, with_kept=with_kept)
+        return max(1, int(SHARE_OF_FREE_MEMORY * free) // image_bytes)
     return max(1, CPU_BYTES_PER_FORWARD // image_bytes)
 
 
-def free_bytes(device: torch.device) -> int:
-    """The memory of a GPU that this process can use.
+def free_bytes(device: torch.device, *, with_kept: bool) -> int:
+    """The free memory of a GPU; `with_kept`, also what torch keeps for reuse.
 
-    Memory that torch keeps for reuse counts: a call must not be planned otherwise when it comes again.
+    A compiled call must not be planned otherwise when it comes again, so what it left counts for it. Part of that belongs to
+    captured graphs, which nothing else can use.
     """
     free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) if with_kept else 0
+    return free + kept
 
 
 def views_per_forward(network: Network | None, x: Float[Tensor, "b c H W"]) -> int:
@@ -56,10 +60,9 @@ def widest_layer_bytes(network: Network | None, x: Float[Tensor, "b c H W"]) -> 
     key = (tuple(x.shape[1:]), network.autocast)
     known = _widest.setdefault(network.model.module, {})
     if key not in known:
-        try:
+        known[key] = usual
+        with suppress(EquicamError, RuntimeError):  # the views' own pass says what is wrong
             known[key] = _measure(network, x[:1].to(network.model.dtype)) or usual
-        except (EquicamError, RuntimeError):  # the views' own pass says what is wrong
-            return usual
     return known[key]
 
 
@@ -72,13 +75,13 @@ def _measure(network: Network, x: Float[Tensor, "one c H W"]) -> int:
         held = {t.untyped_storage().data_ptr(): t.nbytes for t in _tensors_in((inputs, output))}
         widest = max(widest, sum(held.values()))
 
-    hooks = [part.register_forward_hook(record) for part in module.modules() if not any(part.children())]
-    try:
-        with frozen(module), torch.no_grad():
-            run_module(network, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, frozen(module), torch.no_grad():
+        for part in module.modules():
+            if not any(part.children()) and not isinstance(
+                part, torch.jit.ScriptModule
+            ):  # which takes no hook
+                hooks.callback(part.register_forward_hook(record).remove)
+        run_module(network, x)
     return widest
 
 

@@ -213,18 +213,19 @@ class Executor:
         )  # fmt: skip
         full_key = (about, reader, key, window, shape_key(inputs))
         cache = graphs_of(model.module)
-        if full_key not in cache.graphs:  # one that is there holds the memory it needs
-            if full_key not in cache.too_large and not _fits(presented, views):
-                cache.too_large.add(full_key)
-            if full_key in cache.too_large:
-                return None
+        is_known = full_key in cache.graphs
+        if full_key in cache.too_large or not (is_known or _fits(presented, views)):
+            return None
         try:
             return cache.run(full_key, capture, inputs)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            cache.graphs.clear()
-            cache.too_large.add(full_key)
+            if (
+                full_key not in cache.graphs
+            ):  # there was no memory to make it; else this call alone has too little
+                cache.graphs.clear()
+                cache.too_large.add(full_key)
             return None
 
 
@@ -236,7 +237,7 @@ def _fits(x: Float[Tensor, "b c H W"], views: int) -> bool:
     """Whether memory holds so many views of the images at once, and twice where they are captured."""
     if views * x[0].numel() <= ALWAYS_CAPTURED_VALUES:
         return True
-    return views * (1 if _is_long(x, views) else 2) <= views_that_fit(x)
+    return views * (1 if _is_long(x, views) else 2) <= views_that_fit(x, with_kept=True)
 
 
 @dataclass(frozen=True)

@@ -214,22 +214,25 @@ def _identity(parts: list[ref[nn.Module]]) -> tuple[list[int], list[int]]:
 
     It is found for every call: most of its loops over hundreds of parts are those of `map` and `chain`, which are fast.
     """
-    alive = [one() for one in parts]
-    if any(one is None for one in alive):
+    alive = [part for one in parts if (part := one()) is not None]
+    if len(alive) < len(parts):
         return [], []
-    owned, kept = (
-        chain.from_iterable(table.values() for table in filter(None, chain.from_iterable(map(tables, alive))))
-        for tables in (_PARTS_AND_HOOKS, _TENSORS)
-    )
-    tensors = [tensor for tensor in kept if tensor is not None]
-    found = [*map(id, owned), *map(Tensor.data_ptr, tensors)]
+    modules = [part._modules for part in alive]
+    hooks, kept = (list(chain.from_iterable(map(tables, alive))) for tables in (_HOOKS, _TENSORS))
+    tensors = [tensor for table in filter(None, kept) for tensor in table.values() if tensor is not None]
+    found = [
+        *map(len, chain(modules, kept)),  # which part has which of them
+        *map(id, chain.from_iterable(table.values() for table in filter(None, modules))),
+        *chain.from_iterable(filter(None, hooks)),  # their keys: each registration has its own
+        *map(Tensor.data_ptr, tensors),
+    ]
     try:
         return found, list(map(_VERSION, tensors))
     except RuntimeError:  # tensors made in inference mode have no version
         return found, [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-_PARTS_AND_HOOKS = attrgetter("_modules", "_forward_pre_hooks", "_forward_hooks")
+_HOOKS = attrgetter("_forward_pre_hooks", "_forward_hooks")
 _TENSORS = attrgetter("_parameters", "_buffers")
 _VERSION = attrgetter("_version")
 

@@ -31,7 +31,8 @@ class TracedCall:
         graph.graph.eliminate_dead_code()
         _join_once(graph)
         self.casts = _take_out_casts(graph)
-        self.weights = _take_out_constants(graph)
+        # detached: what `net.half()` puts into a parameter is not for code compiled for another type
+        self.weights = [tensor.detach() for tensor in _take_out_constants(graph)]
         graph.recompile()
         self.run: Callable[..., Tensors] = graph
 
@@ -70,7 +71,7 @@ def _take_out_casts(graph: fx.GraphModule) -> list[tuple[Tensor, Tensor]]:
         with graph.graph.inserting_before(node):
             node.replace_all_uses_with(graph.graph.get_attr(name))
         graph.graph.erase_node(node)
-        found.append((source, cast))
+        found.append((source.detach(), cast))
     graph.graph.eliminate_dead_code()
     return found
 

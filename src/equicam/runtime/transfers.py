@@ -1,6 +1,7 @@
 """Tensors to and from a device while it computes something else."""
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
@@ -16,7 +17,7 @@ def to_device(arrays: Sequence[NDArray[np.float32]], device: torch.device) -> Te
     if device.type != "cuda":
         return torch.stack(tensors).to(device)
     staging, computing = _staging(device), torch.cuda.current_stream(device)
-    with torch.cuda.stream(staging.stream):  # it does not wait for what is being computed
+    with staging.lock, torch.cuda.stream(staging.stream):  # it does not wait for what is being computed
         batch = staging.put(tensors).to(device, non_blocking=True)
         staging.sent.record(staging.stream)
     computing.wait_stream(staging.stream)
@@ -30,14 +31,15 @@ class _Staging:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.memory = torch.empty(0)
+        self.memory = torch.empty(0, dtype=torch.float32, device="cpu")
+        self.lock = threading.Lock()
 
     def put(self, tensors: Sequence[Tensor]) -> Tensor:
         """The tensors as a batch in this memory, when the batch before has left it."""
         self.sent.synchronize()
         shape = (len(tensors), *tensors[0].shape)
         if self.memory.numel() < math.prod(shape):
-            self.memory = torch.empty(math.prod(shape), pin_memory=True)
+            self.memory = torch.empty(math.prod(shape), dtype=torch.float32, device="cpu", pin_memory=True)
         return torch.stack(list(tensors), out=self.memory[: math.prod(shape)].view(shape))
 
 
