@@ -159,7 +159,7 @@ class OneOutput(Cnn):
 
 def test_one_output_is_not_silently_two_classes():
     net, x = seeded(OneOutput), pictures()
-    with pytest.warns(UserWarning, match='task="regression" explains its value'):
+    with pytest.warns(UserWarning, match=r'task="regression"\) explains its value'):
         silent = equicam.explain(equicam.wrap(net, layer="trunk"), x, views=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
