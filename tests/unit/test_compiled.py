@@ -17,7 +17,7 @@ from equicam.readers.checks import Check, raise_failed
 from equicam.recipe import Recipe
 from equicam.runtime import streams
 from equicam.runtime.compiled import CompiledLayer, _compiled, padded_size
-from equicam.runtime.graphs import MAX_PACKED_VALUES, CapturedGraph, PackedTensors, Replayed, graphs_of
+from equicam.runtime.graphs import MAX_PACKED_VALUES, CompiledCall, PackedTensors, Replayed, graphs_of
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1")}
@@ -139,7 +139,7 @@ def test_graphs_are_captured_again_when_the_network_changes(change):
     net, captures = Twice(), []
     mine = graphs_of(net)
 
-    class Fake(CapturedGraph):
+    class Fake(CompiledCall):
         def __init__(self):
             captures.append(self)
             self.number, self.refreshed = len(captures) - 1, 0

@@ -68,7 +68,7 @@ def test_a_capture_that_runs_out_of_memory_is_run_eagerly_and_not_tried_again(
                 raise RuntimeError  # noqa: B904
             raise
 
-    monkeypatch.setattr(Executor, "_captures", lambda *_: True)
+    monkeypatch.setattr(Executor, "_compiles", lambda *_: True)
     monkeypatch.setattr(GraphCache, "run", run)
     executor = Executor(cnn, Recipe(views=3), refuse_unscaled=True)  # as `explain` has it
     found = explain_batch(executor, x)
@@ -99,9 +99,9 @@ def test_a_captured_call_is_replayed_when_memory_is_short_later(cnn, monkeypatch
             return Replayed(tensors | {"flags": flags}, [], flags.flatten(), lambda: None)
 
     memory = iter([True, False, False])
-    monkeypatch.setattr(Executor, "_captures", lambda *_: True)
+    monkeypatch.setattr(Executor, "_compiles", lambda *_: True)
     monkeypatch.setattr(executor_module, "_fits", lambda *_: next(memory))
-    monkeypatch.setattr(executor_module, "CapturedGraph", Graph)
+    monkeypatch.setattr(executor_module, "CompiledCall", Graph)
     executor = Executor(cnn, Recipe(views=3))
     for _ in range(3):
         explain_batch(executor, x)
@@ -121,7 +121,7 @@ def test_one_call_without_memory_drops_no_graph(cnn, monkeypatch):
         runs.append(key)
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(Executor, "_captures", lambda *_: True)
+    monkeypatch.setattr(Executor, "_compiles", lambda *_: True)
     monkeypatch.setattr(executor_module, "_fits", lambda *_: True)
     monkeypatch.setattr(GraphCache, "run", run)
     executor = Executor(cnn, Recipe(views=3))
@@ -180,7 +180,7 @@ def test_another_failure_of_a_capture_is_not_hidden(cnn, monkeypatch):
     def run(*_args: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(Executor, "_captures", lambda *_: True)
+    monkeypatch.setattr(Executor, "_compiles", lambda *_: True)
     monkeypatch.setattr(GraphCache, "run", run)
     with pytest.raises(RuntimeError, match="broken"):
         explain_batch(Executor(cnn, Recipe(views=3)), pictures(2))

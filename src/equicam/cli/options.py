@@ -190,15 +190,13 @@ Dtype = Annotated[
     str | None,
     Option(help="Run the network in bfloat16 or float16.", show_default="the type of the weights"),
 ]
-Compile = Annotated[
-    bool,
-    Option("--compile", help="Compile the network first (half a minute on a GPU) to run it faster."),
-]
+_COMPILE_HELP = "Compile the network first (half a minute on a GPU) to run it faster."
+Compile = Annotated[bool, Option("--compile", help=_COMPILE_HELP)]
 CompileIfRepaid = Annotated[
     bool | None,
     Option(
         "--compile/--no-compile",
-        help="Compile the network first (half a minute on a GPU) to run it faster.",
+        help=_COMPILE_HELP,
         show_default="auto: on a GPU, if there are images enough to repay it",
     ),
 ]

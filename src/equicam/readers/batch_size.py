@@ -75,12 +75,14 @@ def _measure(network: Network, x: Float[Tensor, "one c H W"]) -> int:
         held = {t.untyped_storage().data_ptr(): t.nbytes for t in _tensors_in((inputs, output))}
         widest = max(widest, sum(held.values()))
 
+    # scripted modules take no hooks
+    scripted = torch.jit.ScriptModule
+    leaves = [
+        part for part in module.modules() if not any(part.children()) and not isinstance(part, scripted)
+    ]
     with ExitStack() as hooks, frozen(module), torch.no_grad():
-        for part in module.modules():
-            if not any(part.children()) and not isinstance(
-                part, torch.jit.ScriptModule
-            ):  # which takes no hook
-                hooks.callback(part.register_forward_hook(record).remove)
+        for part in leaves:
+            hooks.callback(part.register_forward_hook(record).remove)
         run_module(network, x)
     return widest
 

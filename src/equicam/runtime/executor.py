@@ -29,7 +29,7 @@ from equicam.recipe import Recipe
 from equicam.runtime.compiled import run_compiled
 from equicam.runtime.constants import keep_constants
 from equicam.runtime.deferred import DeferredChecks
-from equicam.runtime.graphs import CapturedGraph, Replayed, Tensors, graphs_of, shape_key
+from equicam.runtime.graphs import CompiledCall, Replayed, Tensors, graphs_of, shape_key
 from equicam.runtime.memory import keep_freed_memory
 from equicam.runtime.view_reader import ViewReader
 
@@ -79,7 +79,7 @@ class Executor:
         with_gradient = torch.is_grad_enabled()
         presented = x if window is None else crop_centre(x, window.size)
         count = max(len(x), pad_to or 0)
-        if key is not None and self._captures(x):
+        if key is not None and self._compiles(x):
             with self.context(x.device, constants=False):
                 inputs, views = (_pad(x, count), _pad(target, count)), count * views_per_image
                 replayed = self._replay(reader, work, inputs, key, window, presented, views)
@@ -174,8 +174,8 @@ class Executor:
             found.append(Check(lambda: ~unscaled(images, mean, std), not_scaled))
         return found
 
-    def _captures(self, x: Float[Tensor, "b c H W"]) -> bool:
-        """Whether calls are captured as CUDA graphs, where they fit memory."""
+    def _compiles(self, x: Float[Tensor, "b c H W"]) -> bool:
+        """Whether calls that fit memory are compiled whole."""
         return self.recipe.compiled and x.is_cuda and self.max_views_per_forward is None
 
     def _replay(
@@ -198,11 +198,11 @@ class Executor:
             views.checks.add(self._checks(images))
             return work(views, images, wanted), views.checks
 
-        def capture() -> CapturedGraph:
+        def capture() -> CompiledCall:
             LOG.info("compiling for inputs %s", tuple(inputs[0].shape))
             with network.frozen():
                 tensors = (*model.module.parameters(), *model.module.buffers())
-                return CapturedGraph(
+                return CompiledCall(
                     partial(whole, compiled=False), partial(whole, compiled=True), inputs, tensors,
                     long=_is_long(presented, views),
                 )  # fmt: skip

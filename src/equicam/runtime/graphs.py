@@ -77,11 +77,11 @@ class Replayed:
         return self.tensors | {"flags": flags}
 
 
-class CapturedGraph:
-    """Work on tensors of fixed shapes, captured; every call copies its inputs in and its outputs out.
+class CompiledCall:
+    """Work on tensors of fixed shapes, compiled whole where that is possible and captured as a CUDA graph.
 
-    The whole work is compiled as one graph where that is possible; else it runs as it is. Compiled work that is `long`
-    is not captured: the device is busy while its kernels are launched, and a graph would hold memory of its own.
+    Compiled work that is `long` is not captured: the device is busy while its kernels are launched, and a graph would hold
+    memory of its own. Every call copies its inputs in; a captured one also copies its outputs out.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class GraphCache:
     """The graphs of one network."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
+        self.graphs: OrderedDict[Hashable, CompiledCall] = OrderedDict()
         self.too_large: set[Hashable] = set()  # keys whose capture ran out of memory: not tried again
         self.module = ref(module)  # graphs must not keep a network alive
         self.parts: list[ref[nn.Module]] = []
@@ -178,7 +178,7 @@ class GraphCache:
         self.versions: list[int] = []
 
     def run(
-        self, key: Hashable, capture: Callable[[], CapturedGraph], inputs: tuple[Tensor, Tensor | None]
+        self, key: Hashable, capture: Callable[[], CompiledCall], inputs: tuple[Tensor, Tensor | None]
     ) -> Replayed:
         """The results of the graph of that key; captured now if there is none or the network has changed.
 
