@@ -100,9 +100,36 @@ def test_patches_are_the_convolution(size, kernel, bias):
     torch.testing.assert_close(found, conv2d(x, conv.weight, conv.bias, stride=kernel))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("size", [(32, 32), (31, 45), (24, 37)])
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "padding"),
+    [(3, (7, 7), 2, (3, 3)), (3, (3, 3), 2, (1, 1)), (1, (11, 11), 4, (2, 2)), (4, (5, 3), 2, (0, 2)), (3, (7, 7), 4, (3, 3)),
+     (2, (4, 4), 3, (5, 1))],
+)  # fmt: skip
+def test_a_convolution_on_blocks_is_the_convolution(channels, kernel, stride, padding, size, bias):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(channels, 5, kernel, stride=stride, padding=padding, bias=bias).double()
+    x = torch.rand(2, channels, *size, dtype=torch.float64)
+    found = REPLACEMENTS[aten.convolution.default](
+        x, conv.weight, conv.bias, [stride] * 2, list(padding), [1, 1], False, [0, 0], 1
+    )
+    assert found.std() > 0.01
+    torch.testing.assert_close(found, conv(x))
+
+
+def test_a_traced_network_has_its_first_convolution_on_blocks():
+    conv, x = nn.Conv2d(3, 8, 7, stride=2, padding=3), torch.rand(2, 3, 32, 32)
+    traced = TracedCall(lambda x: {"y": conv(x)}, [x])
+    inner = [node for node in traced.run.graph.nodes if node.target is aten.convolution.default]
+    assert [node.args[3] for node in inner] == [[1, 1]]
+    torch.testing.assert_close(traced(x)["y"], conv(x))
+
+
 @pytest.mark.parametrize(
     ("stride", "padding", "dilation", "transposed", "groups"),
     [([1, 1], [0, 0], [1, 1], False, 1), ([2, 2], [1, 1], [1, 1], False, 1), ([2, 2], [0, 0], [2, 2], False, 1),
+     ([3, 3], [0, 0], [1, 1], False, 1),
      ([2, 2], [0, 0], [1, 1], True, 1), ([2, 2], [0, 0], [1, 1], False, 3)],
 )  # fmt: skip
 def test_other_convolutions_stay(stride, padding, dilation, transposed, groups):

@@ -11,11 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn.functional import pad
 
 Tensors = dict[str, Tensor]
 aten = torch.ops.aten
 MIN_READERS_OF_A_JOIN = 3
 """Operations that read a concatenation, from which on it is made once for all of them."""
+MOST_FEW_CHANNELS = 4
+CHANNELS_OF_TENSOR_CORES = 8
+"""Tensor cores read channels by as many; a library's kernel for fewer first fills them up, in a pass of its own."""
 
 
 class TracedCall:
@@ -142,30 +146,58 @@ def _sample_uncompiled(x: Tensor, grid: Tensor, mode: int, padding: int, align_c
     return found
 
 
-def _patches(
+def _convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
     transposed: bool, _output_padding: list[int], groups: int,
 ) -> Any:  # fmt: skip
-    """A convolution whose stride is its kernel's size is a matrix product of patches, which is faster on few channels."""
+    """Convolutions with a stride that read few channels, as most networks' first one does, on many."""
+    plain = not transposed and groups == 1 and x.ndim == 4 and set(dilation) == {1}
     size = list(weight.shape[2:])
-    if (
-        transposed
-        or groups != 1
-        or x.ndim != 4
-        or list(stride) != size
-        or any(padding)
-        or set(dilation) != {1}
-    ):
+    if not plain or set(stride) == {1}:
         return NotImplemented
+    if list(stride) == size and not any(padding) and min(x.shape[2] - size[0], x.shape[3] - size[1]) >= 0:
+        return _as_product(x, weight, bias)
+    if x.shape[1] <= MOST_FEW_CHANNELS and stride[0] == stride[1] < min(size):
+        return _on_blocks(x, weight, bias, stride[0], padding)
+    return NotImplemented
+
+
+def _as_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A convolution whose stride is its kernel's size: a matrix product of patches."""
+    size = weight.shape[2:]
     rows, columns = (whole // part for whole, part in zip(x.shape[2:], size, strict=True))
-    if size == [1, 1] or not rows or not columns:
-        return NotImplemented
     x = x[..., : rows * size[0], : columns * size[1]]
     cut = x.reshape(len(x), x.shape[1], rows, size[0], columns, size[1]).permute(0, 2, 4, 1, 3, 5)
     flat = cut.reshape(len(x) * rows * columns, -1)
     matrix = weight.reshape(len(weight), -1).t()
     found = flat @ matrix if bias is None else torch.addmm(bias, flat, matrix)
     return found.view(len(x), rows, columns, -1).permute(0, 3, 1, 2)
+
+
+def _on_blocks(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: list[int]) -> Tensor:
+    """A convolution of stride s as one of stride 1 whose channels are the s × s pixels of a block: the same products, summed.
+
+    Zeros in front of the kernel let it start where a block starts.
+    """
+    of_x: list[int] = []
+    of_weight: list[int] = []
+    for whole, kernel, before in zip(x.shape[2:], weight.shape[2:], padding, strict=True):
+        results = (whole + 2 * before - kernel) // stride + 1
+        blocks_before = -(-before // stride)
+        in_front = blocks_before * stride - before
+        blocks = -(-(kernel + in_front) // stride)
+        padded = (results + blocks - 1) * stride
+        of_x[:0] = [blocks_before * stride, padded - blocks_before * stride - whole]
+        of_weight[:0] = [in_front, blocks * stride - kernel - in_front]
+    return torch.conv2d(_blocks(x, of_x, stride), _blocks(weight, of_weight, stride), bias)
+
+
+def _blocks(x: Tensor, padding: list[int], size: int) -> Tensor:
+    """A padded picture with the pixels of every block as channels, filled up to a number that tensor cores read."""
+    x = pad(x, padding)
+    cut = x.reshape(len(x), x.shape[1], x.shape[2] // size, size, x.shape[3] // size, size)
+    channels = cut.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
+    return pad(channels, [0, 0, 0, 0, 0, -channels.shape[1] % CHANNELS_OF_TENSOR_CORES])
 
 
 def _by_a_vector(a: Tensor, b: Tensor) -> Any:
@@ -187,7 +219,7 @@ def _gradient_of_that(gradient: Tensor, x: Tensor) -> Any:
 
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten.grid_sampler_2d.default: _sample_uncompiled,
-    aten.convolution.default: _patches,
+    aten.convolution.default: _convolution,
     aten.bmm.default: _by_a_vector,
     aten._adaptive_avg_pool2d.default: _pool_to_the_same_size,
     aten._adaptive_avg_pool2d_backward.default: _gradient_of_that,
