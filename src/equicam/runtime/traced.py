@@ -15,8 +15,6 @@ from torch.nn.functional import pad
 
 Tensors = dict[str, Tensor]
 aten = torch.ops.aten
-MIN_READERS_OF_A_JOIN = 3
-"""Operations that read a concatenation, from which on it is made once for all of them."""
 MOST_FEW_CHANNELS = 4
 CHANNELS_OF_TENSOR_CORES = 8
 """Tensor cores read channels by as many; a library's kernel for fewer first fills them up, in a pass of its own."""
@@ -33,7 +31,6 @@ class TracedCall:
             function(*inputs)  # constants are made now, so that the graph reads them instead of making them
             graph = make_fx(function, decomposition_table=REPLACEMENTS, tracing_mode="real")(*inputs)
         graph.graph.eliminate_dead_code()
-        _join_once(graph)
         self.casts = _take_out_casts(graph)
         # detached: what `net.half()` puts into a parameter is not for code compiled for another type
         self.weights = [tensor.detach() for tensor in _take_out_constants(graph)]
@@ -81,7 +78,10 @@ def _take_out_casts(graph: fx.GraphModule) -> list[tuple[Tensor, Tensor]]:
 
 
 def _take_out_constants(graph: fx.GraphModule) -> list[Tensor]:
-    """Turn the tensors that a graph holds into inputs after its own; return them."""
+    """Turn the tensors that a graph holds into inputs after its own; return them.
+
+    None stays behind: the compiler passes on all that a graph holds, used or not, and checks its layout in every call.
+    """
     nodes = list(graph.graph.nodes)
     first = next(node for node in nodes if node.op != "placeholder")
     found: dict[str, tuple[Tensor, fx.Node]] = {}
@@ -98,34 +98,9 @@ def _take_out_constants(graph: fx.GraphModule) -> list[Tensor]:
         if node is first:
             first = node.next
         graph.graph.erase_node(node)
+    for name in found:
+        delattr(graph, name)
     return [tensor for tensor, _ in found.values()]
-
-
-def _join_once(graph: fx.GraphModule) -> None:
-    """Make concatenations that several operations read once: the compiler would do it inside each of them.
-
-    The aligned maps of exact and of sampled rotations are such.
-    """
-    for node in graph.graph.nodes:
-        along_first = node.target is aten.cat.default and len(node.args) == 1
-        if along_first and _readers(node) >= MIN_READERS_OF_A_JOIN:
-            node.target = torch.ops.equicam.join.default
-
-
-def _readers(node: fx.Node) -> int:
-    """How many operations read a tensor, or views of it."""
-    return sum(_readers(user) if user.target is aten.view.default else 1 for user in node.users)
-
-
-@torch.library.custom_op("equicam::join", mutates_args=())
-def _join(pieces: list[Tensor]) -> Tensor:
-    """`cat` as it is."""
-    return torch.cat(pieces)
-
-
-@_join.register_fake
-def _(pieces: list[Tensor]) -> Tensor:
-    return torch.cat(pieces)
 
 
 @torch.library.custom_op("equicam::sample", mutates_args=())
