@@ -1,9 +1,10 @@
 """Pearson correlation of planes inside a region, every plane of one set with every plane of another."""
 
+import math
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equicam.core.views import disc_pixels
@@ -42,6 +43,14 @@ def select_pixels(
 
 def standardise(pixels: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
     """Rows with mean 0 and norm 1; constant rows become 0."""
+    return standardise_and_find_constant(pixels)[0]
+
+
+def standardise_and_find_constant(
+    pixels: Float[Tensor, "*n p"],
+) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
+    """Rows with mean 0 and norm 1, and which ones were constant: they become 0."""
     centred = pixels - pixels.mean(-1, keepdim=True)
-    constant = pixels.std(-1, correction=0, keepdim=True) < CONSTANT_BELOW
-    return torch.where(constant, 0, centred / torch.where(constant, 1, centred.norm(dim=-1, keepdim=True)))
+    norm = centred.norm(dim=-1, keepdim=True)
+    constant = norm < CONSTANT_BELOW * math.sqrt(pixels.shape[-1])  # norm / √p is the standard deviation
+    return torch.where(constant, 0, centred / torch.where(constant, 1, norm)), constant[..., 0]

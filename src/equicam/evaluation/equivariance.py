@@ -16,7 +16,7 @@ from equicam.core.correlation import Region
 from equicam.core.transforms import Degrees, Element, Transform
 from equicam.core.views import Fill, Views, transform_all
 from equicam.evaluation.batch import target_probability
-from equicam.evaluation.similarity import MEASURES, constant_in_region, own_and_others
+from equicam.evaluation.similarity import compare_planes, own_and_others
 from equicam.readers.logits import LABEL_PREDICTED_FROM
 
 ANGLES: tuple[Degrees, ...] = (15, 30, 45, 60, 90, 135, 180)
@@ -57,9 +57,20 @@ def equivariance(
     `unrelated` says which images count for the floor of which; without it, all others do.
     """
     views = Views(presentations)
-    reference = transform_all(presented, views.transforms, fill=fill)
-    own, others = own_and_others(MEASURES[measure](moved, reference, region, views.radius), unrelated)
-    constant = constant_in_region(torch.stack((moved, reference)), region, views.radius).any(0)
+    return compare(moved, transform_all(presented, views.transforms, fill=fill), views, measure, region, unrelated)
+
+
+def compare(
+    moved: Float[Tensor, "a b H W"],
+    reference: Float[Tensor, "a b H W"],
+    views: Views,
+    measure: str,
+    region: Region,
+    unrelated: Bool[Tensor, "b b"] | None = None,
+) -> Eq:
+    """Eq of maps of transformed images and of transformed maps."""
+    matrix, constant = compare_planes(torch.stack((moved, reference)), measure, region, views.radius)
+    own, others = own_and_others(matrix, unrelated)
     return Eq(own, others, constant)
 
 

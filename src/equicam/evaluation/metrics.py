@@ -8,14 +8,15 @@ from typing import Literal
 import torch
 
 from equicam.core.correlation import REGIONS, Region
+from equicam.core.views import Views, transform_all
 from equicam.evaluation import causal, faithfulness, uncertainty
 from equicam.evaluation.batch import EvaluatedBatch, Predictions
 from equicam.evaluation.controls import item_seed
 from equicam.evaluation.equivariance import (
     Eq,
+    compare,
     confidence_kept,
     consistent,
-    equivariance,
     mean_where,
     weighted_mean,
 )
@@ -74,13 +75,11 @@ def _confidence(method: str | None, predictions: Predictions, batch: EvaluatedBa
 
 def _each_eq(batch: EvaluatedBatch, measure: str = "pearson") -> Iterator[tuple[str, Region, Eq]]:
     """Eq of every method in both regions."""
+    views, unrelated = Views(batch.presentations), batch.unrelated
     for method, own in batch.methods.items():
+        reference = transform_all(own.maps[0], views.transforms, fill=batch.fill)
         for region in REGIONS:
-            eq = equivariance(
-                own.maps[1:], own.maps[0], batch.presentations, measure=measure, region=region, fill=batch.fill,
-                unrelated=batch.unrelated,
-            )  # fmt: skip
-            yield method, region, eq
+            yield method, region, compare(own.maps[1:], reference, views, measure, region, unrelated)
 
 
 def _eq(batch: EvaluatedBatch, *, name: str, measure: str) -> Iterator[MetricRows]:

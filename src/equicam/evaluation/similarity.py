@@ -10,7 +10,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from equicam.core.correlation import CONSTANT_BELOW, Region, pearson, pixels_in, standardise
+from equicam.core.correlation import (
+    Region,
+    pearson,
+    pixels_in,
+    standardise,
+    standardise_and_find_constant,
+)
 from equicam.core.views import disc
 
 Planes = Float[Tensor, "*n h w"]
@@ -35,17 +41,17 @@ def constant_in_region(
 
     `core.chain.is_constant` compares the range of a whole plane with its largest value: whether min–max can scale it.
     """
-    return pixels_in(planes, region, radius).std(-1, correction=0) < CONSTANT_BELOW
+    return standardise_and_find_constant(pixels_in(planes, region, radius))[1]
 
 
 def spearman(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
     """Pearson's r of the ranks, ties at their mean rank."""
-    return standardise(_pixel_ranks(a, region, radius)) @ standardise(_pixel_ranks(b, region, radius)).mT
+    return _standardised_ranks(pixels_in(a, region, radius))[0] @ _standardised_ranks(pixels_in(b, region, radius))[0].mT
 
 
 def cosine(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
     """Cosine over the region's pixels; 0 where either plane is constant."""
-    return _normalise(a, region, radius) @ _normalise(b, region, radius).mT
+    return _normalise(pixels_in(a, region, radius))[0] @ _normalise(pixels_in(b, region, radius))[0].mT
 
 
 def ssim(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
@@ -89,17 +95,17 @@ def size_of(planes: Tensor) -> tuple[int, int]:
     return planes.shape[-2], planes.shape[-1]
 
 
-def _pixel_ranks(planes: Planes, region: Region, radius: float) -> Float[Tensor, "*n p"]:
-    """Ranks of the pixels; all 0 for a constant plane, whose rounding errors have no order."""
-    constant = constant_in_region(planes, region, radius)[..., None]
-    return torch.where(constant, 0, ranks(pixels_in(planes, region, radius)))
+def _standardised_ranks(pixels: Float[Tensor, "*n p"]) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
+    """Ranks with mean 0 and norm 1, and which rows were constant; all 0 for those, whose rounding errors have no order."""
+    constant = standardise_and_find_constant(pixels)[1]
+    return standardise(torch.where(constant[..., None], 0, ranks(pixels))), constant
 
 
-def _normalise(planes: Planes, region: Region, radius: float) -> Float[Tensor, "*n p"]:
-    """Rows of norm 1; 0 for constant planes."""
-    values = pixels_in(planes, region, radius)
-    constant = constant_in_region(planes, region, radius)[..., None]
-    return torch.where(constant, 0, values / torch.where(constant, 1, values.norm(dim=-1, keepdim=True)))
+def _normalise(pixels: Float[Tensor, "*n p"]) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
+    """Rows of norm 1, and which were constant: they become 0."""
+    constant = standardise_and_find_constant(pixels)[1]
+    kept = constant[..., None]
+    return torch.where(kept, 0, pixels / torch.where(kept, 1, pixels.norm(dim=-1, keepdim=True))), constant
 
 
 def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]) -> Float[Tensor, ""]:
@@ -114,3 +120,18 @@ def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Bool[Tensor,
     inside = avg_pool2d(region[None].double(), side, stride=1)[0] == 1
     mean: Tensor = similarity[inside].mean()
     return mean
+
+
+_ROWS = {"pearson": standardise_and_find_constant, "spearman": _standardised_ranks, "cosine": _normalise}
+"""Measures that are products of rows."""
+
+
+def compare_planes(
+    pair: Float[Tensor, "two *a i h w"], measure: str, region: Region, radius: float = 1.0
+) -> tuple[Matrix, Bool[Tensor, "*a i"]]:
+    """The similarity of each plane of two sets with each of the other, and at which planes either is constant."""
+    if measure not in _ROWS:
+        constant = constant_in_region(pair, region, radius)
+        return MEASURES[measure](pair[0], pair[1], region, radius), constant.any(0)
+    rows, constant = _ROWS[measure](pixels_in(pair, region, radius))
+    return rows[0] @ rows[1].mT, constant.any(0)

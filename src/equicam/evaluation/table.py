@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -47,7 +48,34 @@ class MetricRows:
 
 def to_table(ids: Sequence[str], metrics: Iterable[MetricRows]) -> pa.Table:
     """Rows of a batch of images, ordered by metric, method, presentation and image."""
-    return pa.concat_tables([_rows(ids, _check(ids, one)) for one in metrics] or [SCHEMA.empty_table()])
+    found = [_values(ids, _check(ids, one)) for one in metrics]
+    if not found:
+        return SCHEMA.empty_table()
+    sizes = [one.value.size for one in found]
+    rows = sum(sizes)
+
+    def of_metrics(texts: list[str | None]) -> pa.Array:
+        return pa.array(texts, pa.string()).take(np.repeat(np.arange(len(found)), sizes))
+
+    def of_presentations(values: list[list[Any]], kind: pa.DataType) -> pa.Array:
+        flat = [v for one, some in zip(found, values, strict=True) for v in some[-len(one.value) :]]
+        return pa.array(flat, kind).take(np.repeat(np.arange(len(flat)), len(ids)))
+
+    has_floor = np.repeat([one.floor is not None for one in found], sizes)
+    floors = [one.value if one.floor is None else one.floor for one in found]
+    columns = {
+        "id": pa.array(ids, pa.string()).take(np.tile(np.arange(len(ids)), rows // len(ids))),
+        "method": of_metrics([one.of.method for one in found]),
+        "score": of_metrics([one.of.score for one in found]),
+        "angle": of_presentations([one.angles for one in found], pa.float64()),
+        "presentation": of_presentations([one.labels for one in found], pa.string()),
+        "region": of_metrics([one.of.region for one in found]),
+        "value": np.concatenate([one.value.ravel() for one in found]),
+        "floor": pa.array(np.concatenate([one.ravel() for one in floors]), mask=~has_floor),
+        "reason": pa.array(np.concatenate([one.reason.ravel() for one in found]), pa.string()),
+        "group": pa.nulls(rows, pa.string()),
+    }
+    return pa.table(columns, schema=SCHEMA)
 
 
 def with_groups(table: pa.Table, groups: Mapping[str, str | None]) -> pa.Table:
@@ -83,41 +111,45 @@ def _check(ids: Sequence[str], one: Any) -> MetricRows:
     )
 
 
-def _rows(ids: Sequence[str], one: MetricRows) -> pa.Table:
-    steps = max(1, len(one.presentations))
-    value = one.value.double().reshape(steps, len(ids)).cpu()
-    floor = None if one.floor is None else one.floor.double().reshape(steps, len(ids)).cpu()
-    marked = [(text, where.reshape(steps, len(ids)).cpu()) for text, where in one.reasons]
-    remarks = [(text, where.numpy()) for text, where in marked if where.any()]
-    angles: list[float | None] = [*_angles(one.presentations)] or [None]
-    labels: list[str | None] = [each.label for each in one.presentations] or [None]
-    reasons = [
-        [next((str(text) for text, where in remarks if where[a, i]), None) for i in range(len(ids))]
-        for a in range(steps)
-    ]
-    values, floors = value.tolist(), [[None] * len(ids)] * steps if floor is None else floor.tolist()
-    if one.presentations:  # one more row per image: its mean over the presentations
-        mean = value.mean(0) if one.over_angles is None else one.over_angles.double().cpu()
-        values.append(mean.tolist())
-        floor = floor if one.floor_over_angles is None else one.floor_over_angles.double().cpu()[None]
-        floors.append([None] * len(ids) if floor is None else floor.mean(0).tolist())
-        reasons.append([_over_angles(remarks, i, one.presentations) for i in range(len(ids))])
-        angles.append(None)
-        labels.append(None)
-    count = len(ids) * len(angles)
-    columns = {
-        "id": [i for _ in angles for i in ids],
-        "method": [one.method] * count,
-        "score": [one.score] * count,
-        "angle": [a for a in angles for _ in ids],
-        "presentation": [label for label in labels for _ in ids],
-        "region": [one.region] * count,
-        "value": [v for row in values for v in row],
-        "floor": [v for row in floors for v in row],
-        "reason": [v for row in reasons for v in row],
-        "group": [None] * count,
-    }
-    return pa.table(columns, schema=SCHEMA)
+@dataclass(frozen=True)
+class _Values:
+    """One metric on the host: rows are presentations, then all of them together; columns are images."""
+
+    of: MetricRows
+    value: Float[np.ndarray, "r b"]
+    floor: Float[np.ndarray, "r b"] | None
+    reason: np.ndarray
+
+    @property
+    def angles(self) -> list[float | None]:
+        return [*_angles(self.of.presentations), None]
+
+    @property
+    def labels(self) -> list[str | None]:
+        return [*(each.label for each in self.of.presentations), None]
+
+
+def _values(ids: Sequence[str], one: MetricRows) -> _Values:
+    shape = (max(1, len(one.presentations)), len(ids))
+    floor = () if one.floor is None else (one.floor,)
+    planes = [part.double().reshape(shape) for part in (one.value, *floor, *(where for _, where in one.reasons))]
+    # one copy from the device for all of them
+    found = torch.stack([plane.to(one.value.device) for plane in planes]).cpu()
+    value, floors, marks = found[0], found[1] if floor else None, found[1 + len(floor) :].bool().numpy()
+    remarks = [(str(text), where) for (text, _), where in zip(one.reasons, marks, strict=True) if where.any()]
+    reasons = np.full(shape, None, dtype=object)
+    for text, where in reversed(remarks):
+        reasons[where] = text
+    if one.presentations:
+        value = _add_mean(value, one.over_angles)
+        floors = None if floors is None else _add_mean(floors, one.floor_over_angles)
+        reasons = np.concatenate((reasons, _over_angles(remarks, one.presentations, len(ids))[None]))
+    return _Values(one, value.numpy(), None if floors is None else floors.numpy(), reasons)
+
+
+def _add_mean(values: Float[Tensor, "a b"], given: Float[Tensor, " b"] | None) -> Float[Tensor, "r b"]:
+    """One more row: the mean of the others, or what is given instead."""
+    return torch.cat((values, (values.mean(0) if given is None else given.double().cpu())[None]))
 
 
 def _angles(presentations: Sequence[Transform]) -> list[float]:
@@ -130,13 +162,14 @@ def _angles(presentations: Sequence[Transform]) -> list[float]:
 
 
 def _over_angles(
-    remarks: Sequence[tuple[str, Bool[np.ndarray, "a b"]]], i: int, presentations: Sequence[Transform]
-) -> str | None:
-    """The first remark on an image in any presentation, and in how many it applies."""
-    where_of = (
-        "at {} of {} angles" if all(one.is_rigid for one in presentations) else "in {} of {} presentations"
-    )
-    for text, where in remarks:
-        if hits := int(where[:, i].sum()):
-            return f"{text} {where_of.format(hits, len(presentations))}"
-    return None
+    remarks: Sequence[tuple[str, Bool[np.ndarray, "a b"]]], presentations: Sequence[Transform], images: int
+) -> np.ndarray:
+    """The first remark on each image in any presentation, and in how many it applies."""
+    of = "angles" if all(one.is_rigid for one in presentations) else "presentations"
+    place = "at" if of == "angles" else "in"
+    found = np.full(images, None, dtype=object)
+    for text, where in reversed(remarks):
+        for i, hits in enumerate(where.sum(0).tolist()):
+            if hits:
+                found[i] = f"{text} {place} {hits} of {len(presentations)} {of}"
+    return found
