@@ -3,7 +3,7 @@
 Methods with the same reader share its views: the network runs once for each image, presentation and view.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +33,7 @@ from equicam.readers.forward import Network, predict, read_layer
 from equicam.readers.logits import require_probabilities
 from equicam.readers.model import Model
 from equicam.readers.reading import Reader
-from equicam.runtime.executor import Executor
+from equicam.runtime.executor import Executor, Started
 from equicam.runtime.graphs import Tensors
 
 Done = Callable[[float], None]
@@ -124,7 +124,7 @@ class MapComputer:
         specs = [one for one in self.map_specs if one.condition == condition]
         executor = self.executors[condition]
         methods = {one.name: one.method for one in specs if one.method is not None}
-        by_angle = list(self._at_every_angle(executor, x, methods, done))
+        by_angle = self._at_every_angle(executor, x, methods, done)
         probs = torch.stack([found["probabilities"] for found in by_angle])
         predictions = Predictions(probs, _target(by_angle[0]), multilabel=self.model.is_multilabel)
         return predictions, {
@@ -133,10 +133,11 @@ class MapComputer:
 
     def _at_every_angle(
         self, executor: Executor, x: Float[Tensor, "b c H W"], methods: Mapping[str, Method], done: Done
-    ) -> Iterator[Tensors]:
+    ) -> list[Tensors]:
         """Tensors by name of the presented images, then of the images in every presentation.
 
-        A GPU runs all presentations in one call where they fit. A CPU runs one per call, and reports progress.
+        A GPU runs all presentations in one call where they fit, and compiled calls wait for the last of them only. A CPU
+        runs one per call, and reports progress.
         """
         presentations = self.spec.presentations
         kept = KeptTensors(
@@ -144,28 +145,29 @@ class MapComputer:
             uncertainty=self.spec.needs_views,
             as_published=self.spec.recipe.as_published,
         )
-        presented = self._run(executor, x, methods, None, kept, self._window(Transform()))
-        yield presented
+        calls = [self._start(executor, x, methods, None, kept, self._window(Transform()))]
         done(1 / (1 + len(presentations)))
-        target = _target(presented)
+        target = _target(calls[0].tensors)
         alone = self.window is not None or not fits_one_call(x, methods, len(presentations))
         together = 1 if alone else len(presentations)
         for start in range(0, len(presentations), together):
             some = presentations[start : start + together]
-            found = self._run(
-                executor,
-                present(x, some) if self.window is None else x,
-                methods,
-                target.repeat(len(some)),
-                replace(kept, uncertainty=False),
-                self._window(some[0]),
-                pad_to=IMAGES_PER_SHARD * len(some),
-            )
-            for i in range(len(some)):
-                yield {name: tensor[i * len(x) : (i + 1) * len(x)] for name, tensor in found.items()}
+            images = present(x, some) if self.window is None else x
+            calls.append(
+                self._start(
+                    executor, images, methods, target.repeat(len(some)), replace(kept, uncertainty=False),
+                    self._window(some[0]), pad_to=IMAGES_PER_SHARD * len(some),
+                )
+            )  # fmt: skip
             done(len(some) / (1 + len(presentations)))
+        found = [call.finish() for call in calls]
+        return [
+            {name: tensor[i : i + len(x)] for name, tensor in one.items()}
+            for one in found
+            for i in range(0, len(one["probabilities"]), len(x))
+        ]
 
-    def _run(
+    def _start(
         self,
         executor: Executor,
         x: Float[Tensor, "b c H W"],
@@ -174,7 +176,7 @@ class MapComputer:
         kept: KeptTensors,
         window: Window | None,
         pad_to: int = IMAGES_PER_SHARD,
-    ) -> Tensors:
+    ) -> Started:
         """Tensors of every method by name, and the model's probabilities.
 
         Explainers of the caller's see no model, so they run last, when the target is known.
@@ -183,6 +185,7 @@ class MapComputer:
         for name, method in methods.items():
             by_reader.setdefault(method.reader, {})[name] = method
         found: Tensors = {}
+        started: list[Started] = []
         for reader, some in sorted(by_reader.items(), key=lambda group: group[0].forward is None):
             if reader.forward is None and "probabilities" not in found:
                 found["probabilities"] = predict_batch(executor, _presented(x, window))
@@ -190,7 +193,7 @@ class MapComputer:
                 target = _target(found)
             fills = {name: self.spec.fill_of(method) for name, method in some.items()}
             capturable = all(method.capturable(fills[name]) for name, method in some.items())
-            more = executor.start(
+            one = executor.start(
                 reader,
                 partial(fuse_methods, methods=some, fills=fills, kept=kept),
                 x,
@@ -199,11 +202,18 @@ class MapComputer:
                 key=("evaluate", tuple(some.items()), tuple(fills.items()), kept) if capturable else None,
                 window=window,
                 pad_to=pad_to,
-            ).finish()
-            found = more | found  # the first reader's probabilities stay
+            )
+            started.append(one)
+            found = one.tensors | found  # the first reader's probabilities stay
         if "probabilities" not in found:
             found["probabilities"] = predict_batch(executor, _presented(x, window))
-        return found
+
+        def finish() -> Tensors:
+            for one in started:
+                one.finish()
+            return found
+
+        return Started(found, finish)
 
     def _window(self, presentation: Transform) -> Window | None:
         return None if self.window is None else Window(self.window, presentation)
