@@ -83,8 +83,10 @@ def test_a_full_gpu_halves_the_pass_and_goes_on():
     torch.testing.assert_close(tight.map, whole.map, atol=1e-4, rtol=0)
 
 
-def test_branches_of_a_graph_wait_for_each_other():
+def test_branches_of_a_graph_wait_for_each_other(monkeypatch):
     """What runs beside the map is read only when it is there: many calls, large enough for a race to show."""
+    # not every kernel of a convolution takes TF32, and the compiled first one is another
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = equicam.wrap(seeded(Cnn).float().cuda(), layer="trunk")
     for seed in range(30):
         x = pictures(8, 128, 128, seed=seed).float().cuda()
