@@ -202,6 +202,21 @@ def test_all_angles_at_once_on_a_gpu_are_what_they_are_one_by_one():
     assert [r["value"] for r in there] == pytest.approx([r["value"] for r in here], abs=1e-8, nan_ok=True)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_shards_that_a_gpu_gets_ahead_are_those_of_a_cpu(compiled):
+    x = pictures(37)
+    asked = {"methods": ["grad-cam", "equigrad-cam"], "scores": ["eq", "insertion", "stability"], "views": 4}
+    model = equicam.wrap(seeded(Cnn).cuda(), layer="trunk")
+    there = equicam.evaluate(model, x, compiled=compiled, **asked).to_pylist()
+    here = equicam.evaluate(equicam.wrap(seeded(Cnn), layer="trunk"), x, **asked).to_pylist()
+    assert len({r["id"] for r in here}) == 37
+    for name in ("id", "method", "score", "angle", "region", "reason"):
+        assert [r[name] for r in there] == [r[name] for r in here]
+    for name in ("value", "floor"):
+        a, b = ([float("nan") if r[name] is None else r[name] for r in rows] for rows in (there, here))
+        assert a == pytest.approx(b, abs=1e-8, nan_ok=True)
+
+
 def test_a_captured_call_that_does_not_fit_is_run_in_groups_instead():
     """A capture needs its memory twice; when it runs out the same call runs eagerly, halved until it fits."""
     model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(64, 96, 96)

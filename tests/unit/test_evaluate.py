@@ -426,7 +426,9 @@ def test_labels_by_name_by_order_and_unknown(small, folder):
     ]
 
 
-def test_an_interrupted_evaluation_resumes_with_the_same_rows(small, folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_an_interrupted_evaluation_resumes_with_the_same_rows(small, folder, tmp_path, monkeypatch, ahead):
+    monkeypatch.setitem(sys.modules["equicam.evaluation.evaluate"].SHARDS_AHEAD, "cpu", ahead)
     monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "IMAGES_PER_SHARD", 2)
     options = {"methods": ["grad-cam", "equigrad-cam"], "angles": ANGLES_2, "views": 4}
     whole = equicam.evaluate(small, folder, out=tmp_path / "whole.parquet", **options)

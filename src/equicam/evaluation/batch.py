@@ -86,7 +86,7 @@ class EvaluatedBatch:
         apart = [
             [i != j and (a is None or a != b) for j, b in enumerate(groups)] for i, a in enumerate(groups)
         ]
-        return torch.tensor(apart, dtype=torch.bool, device=self.x.device)
+        return torch.tensor(apart, dtype=torch.bool).to(self.x.device, non_blocking=True)
 
 
 def target_probability(probs: Float[Tensor, "*v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, "*v b"]:

@@ -57,7 +57,9 @@ def equivariance(
     `unrelated` says which images count for the floor of which; without it, all others do.
     """
     views = Views(presentations)
-    return compare(moved, transform_all(presented, views.transforms, fill=fill), views, measure, region, unrelated)
+    return compare(
+        moved, transform_all(presented, views.transforms, fill=fill), views, measure, region, unrelated
+    )
 
 
 def compare(

@@ -6,7 +6,7 @@ evaluation resumes at the first shard that is missing.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from equicam.evaluation.spec import (
     Methods,
     ViewCount,
 )
-from equicam.evaluation.worker import EvaluationJob, evaluate_shard
+from equicam.evaluation.worker import EvaluationJob, start_shard
 from equicam.models.images import Images, as_batch, read_arrays
 from equicam.models.surround import surround_bytes
 from equicam.models.weights import fingerprint
@@ -48,6 +48,9 @@ from equicam.shards import FINGERPRINT, Shards
 
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
+
+SHARDS_AHEAD = {"cuda": 1}
+"""Shards that a device has been given before the rows of one are made; a CPU finishes each."""
 
 
 def evaluate(
@@ -132,11 +135,24 @@ def evaluate(
 def _compute_shards(
     model: Model, sample: Sample, spec: EvaluationSpec, shards: Sequence[Shard], done: Done
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Compute shards in this process, while the images of the next one are loaded."""
+    """Compute shards in this process, while the images of the next one are loaded.
+
+    A GPU gets the next shard before the rows of this one are made.
+    """
     computer = MapComputer.of(model, spec)
     loaded = load_ahead([items for _, items in shards], sample.load)
+    started: list[tuple[int, Callable[[], pa.Table]]] = []
+    ahead = SHARDS_AHEAD.get(model.device.type, 0)
     for (number, _), images in zip(shards, loaded, strict=True):
-        yield number, evaluate_shard(computer, images, done)
+        try:
+            started.append((number, start_shard(computer, images, done)))
+        except BaseException:  # the shard before is there, also when somebody interrupts this one
+            yield from ((before, finish()) for before, finish in started)
+            raise
+        while len(started) > ahead:
+            before, finish = started.pop(0)
+            yield before, finish()
+    yield from ((before, finish()) for before, finish in started)
 
 
 def _write_shards(

@@ -86,10 +86,23 @@ class MapComputer:
         done: Done = lambda _share: None,
     ) -> EvaluatedBatch:
         """Every method's maps of the images, under every condition that a control needs."""
+        batch, check = self.start(ids, x, truth, done)
+        check()
+        return batch
+
+    def start(
+        self,
+        ids: Sequence[str],
+        x: Float[Tensor, "b c H W"],
+        truth: Sequence[GroundTruth] = (),
+        done: Done = lambda _share: None,
+    ) -> tuple[EvaluatedBatch, Callable[[], None]]:
+        """The same on a device that may still be computing it; the function returned waits, and raises what failed."""
         conditions: list[Condition] = sorted({one.condition for one in self.map_specs} | {"plain"})
         seed = self.spec.recipe.seed
         methods: dict[str, MethodMaps] = {}
         predictions: dict[str, Predictions] = {}
+        calls: list[Started] = []
         for condition in conditions:
             images = x
             if condition == "shuffled":
@@ -98,11 +111,11 @@ class MapComputer:
                 inputs = images if self.window is None else crop_centre(images, self.window)
                 for one, tile_seed in zip(inputs, seeds, strict=True):
                     one.copy_(shuffle_tiles(one, tile_seed))
-            predictions[condition], some = self._under(
-                condition, images, lambda share: done(share / len(conditions))
-            )
+            begun = self._start_calls(condition, images, lambda share: done(share / len(conditions)))
+            calls += begun
+            predictions[condition], some = self._under(condition, images, begun)
             methods |= some
-        return EvaluatedBatch(
+        batch = EvaluatedBatch(
             ids=ids,
             x=x if self.window is None else crop_centre(x, self.window).contiguous(),
             presentations=self.spec.presentations,
@@ -117,28 +130,38 @@ class MapComputer:
             seed=seed,
         )
 
+        def check() -> None:
+            for call in calls:
+                call.finish()
+
+        return batch, check
+
+    def _specs(self, condition: Condition) -> list[MapSpec]:
+        return [one for one in self.map_specs if one.condition == condition]
+
     def _under(
-        self, condition: Condition, x: Float[Tensor, "b c H W"], done: Done
+        self, condition: Condition, x: Float[Tensor, "b c H W"], calls: Sequence[Started]
     ) -> tuple[Predictions, dict[str, MethodMaps]]:
         """Predictions and maps under one condition."""
-        specs = [one for one in self.map_specs if one.condition == condition]
-        executor = self.executors[condition]
-        methods = {one.name: one.method for one in specs if one.method is not None}
-        by_angle = self._at_every_angle(executor, x, methods, done)
+        specs, executor = self._specs(condition), self.executors[condition]
+        by_angle = [
+            {name: tensor[i : i + len(x)] for name, tensor in call.tensors.items()}
+            for call in calls
+            for i in range(0, len(call.tensors["probabilities"]), len(x))
+        ]
         probs = torch.stack([found["probabilities"] for found in by_angle])
         predictions = Predictions(probs, _target(by_angle[0]), multilabel=self.model.is_multilabel)
         return predictions, {
             one.name: self._method_maps(one, executor, x, predictions, by_angle) for one in specs
         }
 
-    def _at_every_angle(
-        self, executor: Executor, x: Float[Tensor, "b c H W"], methods: Mapping[str, Method], done: Done
-    ) -> list[Tensors]:
-        """Tensors by name of the presented images, then of the images in every presentation.
+    def _start_calls(self, condition: Condition, x: Float[Tensor, "b c H W"], done: Done) -> list[Started]:
+        """Calls whose tensors are those of the presented images, then of the images in every presentation.
 
-        A GPU runs all presentations in one call where they fit, and compiled calls wait for the last of them only. A CPU
-        runs one per call, and reports progress.
+        A GPU runs all presentations in one call where they fit. A CPU runs one per call, and reports progress.
         """
+        executor = self.executors[condition]
+        methods = {one.name: one.method for one in self._specs(condition) if one.method is not None}
         presentations = self.spec.presentations
         kept = KeptTensors(
             trace=self.spec.needs_traces,
@@ -160,12 +183,7 @@ class MapComputer:
                 )
             )  # fmt: skip
             done(len(some) / (1 + len(presentations)))
-        found = [call.finish() for call in calls]
-        return [
-            {name: tensor[i : i + len(x)] for name, tensor in one.items()}
-            for one in found
-            for i in range(0, len(one["probabilities"]), len(x))
-        ]
+        return calls
 
     def _start(
         self,

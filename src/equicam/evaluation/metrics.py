@@ -45,10 +45,9 @@ def prediction_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
         batch.predictions.target,
         batch.predictions.multilabel,
     )
-    wrong = [
-        torch.nan if t.label is None else float(t.label != c)
-        for t, c in zip(batch.truth, target.tolist(), strict=True)
-    ]
+    labels = torch.tensor([-1 if t.label is None else t.label for t in batch.truth])
+    labels = labels.to(target.device, non_blocking=True)
+    wrong = torch.where(labels < 0, torch.nan, (labels != target).double())
     missing = sorted({t.no_label for t in batch.truth if t.label is None})
     reasons = tuple(
         (text, torch.tensor([t.label is None and t.no_label == text for t in batch.truth]))
@@ -57,7 +56,7 @@ def prediction_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     yield from _confidence(None, batch.predictions, batch)
     yield MetricRows("flip-rate", None, uncertainty.flip_rate(probs, target, multilabel=multilabel))
     yield MetricRows("confidence-drop", None, uncertainty.confidence_drop(probs, target))
-    yield MetricRows("misclassified", None, torch.tensor(wrong), reasons=reasons)
+    yield MetricRows("misclassified", None, wrong, reasons=reasons)
     for method, own in batch.methods.items():
         if own.predictions is not batch.predictions:  # another network or other images
             yield from _confidence(method, own.predictions, batch)

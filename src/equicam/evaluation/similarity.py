@@ -46,7 +46,10 @@ def constant_in_region(
 
 def spearman(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
     """Pearson's r of the ranks, ties at their mean rank."""
-    return _standardised_ranks(pixels_in(a, region, radius))[0] @ _standardised_ranks(pixels_in(b, region, radius))[0].mT
+    return (
+        _standardised_ranks(pixels_in(a, region, radius))[0]
+        @ _standardised_ranks(pixels_in(b, region, radius))[0].mT
+    )
 
 
 def cosine(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:

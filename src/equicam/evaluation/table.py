@@ -1,6 +1,6 @@
 """Metrics as rows: one table for all of them, readable by pandas, polars and DuckDB."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
+from equicam.runtime.transfers import send_packed_to_host
 
 SCHEMA = pa.schema(
     [
@@ -46,11 +47,29 @@ class MetricRows:
     reasons: tuple[tuple[str, Bool[Tensor, "*a b"]], ...] = ()
 
 
-def to_table(ids: Sequence[str], metrics: Iterable[MetricRows]) -> pa.Table:
-    """Rows of a batch of images, ordered by metric, method, presentation and image."""
-    found = [_values(ids, _check(ids, one)) for one in metrics]
-    if not found:
-        return SCHEMA.empty_table()
+def start_table(ids: Sequence[str], metrics: Iterable[MetricRows]) -> Callable[[], pa.Table]:
+    """Start copying metrics from the device; the function returned waits for them and makes the rows of a batch.
+
+    Rows are ordered by metric, method, presentation and image.
+    """
+    checked = [_check(ids, one) for one in metrics]
+    parts = {
+        f"{i}.{name}": part.double() for i, one in enumerate(checked) for name, part in _tensors(one).items()
+    }
+    arrive = send_packed_to_host(parts)
+
+    def finish() -> pa.Table:
+        host = arrive()
+        values = [
+            _values(ids, one, {name: host[f"{i}.{name}"] for name in _tensors(one)})
+            for i, one in enumerate(checked)
+        ]
+        return _table(ids, values) if values else SCHEMA.empty_table()
+
+    return finish
+
+
+def _table(ids: Sequence[str], found: Sequence["_Values"]) -> pa.Table:
     sizes = [one.value.size for one in found]
     rows = sum(sizes)
 
@@ -129,27 +148,40 @@ class _Values:
         return [*(each.label for each in self.of.presentations), None]
 
 
-def _values(ids: Sequence[str], one: MetricRows) -> _Values:
+def _tensors(one: MetricRows) -> dict[str, Tensor]:
+    """What the host needs of a metric."""
+    named = {
+        "value": one.value,
+        "floor": one.floor,
+        "over": one.over_angles,
+        "floor-over": one.floor_over_angles,
+    }
+    found = {name: part for name, part in named.items() if part is not None}
+    return found | {f"reason{i}": where for i, (_, where) in enumerate(one.reasons)}
+
+
+def _values(ids: Sequence[str], one: MetricRows, host: Mapping[str, Float[Tensor, "..."]]) -> _Values:
     shape = (max(1, len(one.presentations)), len(ids))
-    floor = () if one.floor is None else (one.floor,)
-    planes = [part.double().reshape(shape) for part in (one.value, *floor, *(where for _, where in one.reasons))]
-    # one copy from the device for all of them
-    found = torch.stack([plane.to(one.value.device) for plane in planes]).cpu()
-    value, floors, marks = found[0], found[1] if floor else None, found[1 + len(floor) :].bool().numpy()
-    remarks = [(str(text), where) for (text, _), where in zip(one.reasons, marks, strict=True) if where.any()]
+    value = host["value"].reshape(shape)
+    floor = host["floor"].reshape(shape) if "floor" in host else None
+    marks = [
+        (str(text), host[f"reason{i}"].reshape(shape).bool().numpy())
+        for i, (text, _) in enumerate(one.reasons)
+    ]
+    remarks = [(text, where) for text, where in marks if where.any()]
     reasons = np.full(shape, None, dtype=object)
     for text, where in reversed(remarks):
         reasons[where] = text
-    if one.presentations:
-        value = _add_mean(value, one.over_angles)
-        floors = None if floors is None else _add_mean(floors, one.floor_over_angles)
+    if one.presentations:  # one more row per image: its mean over the presentations
+        value = _add_mean(value, host.get("over"))
+        floor = None if floor is None else _add_mean(floor, host.get("floor-over"))
         reasons = np.concatenate((reasons, _over_angles(remarks, one.presentations, len(ids))[None]))
-    return _Values(one, value.numpy(), None if floors is None else floors.numpy(), reasons)
+    return _Values(one, value.numpy(), None if floor is None else floor.numpy(), reasons)
 
 
 def _add_mean(values: Float[Tensor, "a b"], given: Float[Tensor, " b"] | None) -> Float[Tensor, "r b"]:
     """One more row: the mean of the others, or what is given instead."""
-    return torch.cat((values, (values.mean(0) if given is None else given.double().cpu())[None]))
+    return torch.cat((values, (values.mean(0) if given is None else given)[None]))
 
 
 def _angles(presentations: Sequence[Transform]) -> list[float]:

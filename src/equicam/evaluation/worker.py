@@ -4,9 +4,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import pyarrow as pa
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from equicam.data.items import Item
 from equicam.engines.worker import (
@@ -21,9 +24,10 @@ from equicam.evaluation.loading import Load, LoadedImage, load_ahead, load_image
 from equicam.evaluation.maps import MapComputer
 from equicam.evaluation.metrics import METRICS, prediction_rows
 from equicam.evaluation.spec import EvaluationSpec
-from equicam.evaluation.table import to_table, unreadable_rows, with_groups
-from equicam.models.images import as_batch, stack_images
+from equicam.evaluation.table import start_table, unreadable_rows, with_groups
+from equicam.models.images import as_batch, require_one_size, stack_images
 from equicam.readers.model import Model
+from equicam.runtime.transfers import to_device
 from equicam.shards import shard_path, write_table
 
 
@@ -68,27 +72,51 @@ class EvaluationJob:
         )
 
 
+Done = Callable[[float], None]
+"""Receives the number of images finished since its last call."""
+
+
 def evaluate_shard(
-    computer: MapComputer, images: Sequence[LoadedImage], done: Callable[[float], None] = lambda _images: None
+    computer: MapComputer, images: Sequence[LoadedImage], done: Done = lambda _images: None
 ) -> pa.Table:
-    """The rows of a shard; `done` receives the number of images finished since its last call."""
+    """The rows of a shard."""
+    return start_shard(computer, images, done)()
+
+
+def start_shard(
+    computer: MapComputer, images: Sequence[LoadedImage], done: Done = lambda _images: None
+) -> Callable[[], pa.Table]:
+    """Give a device the work on a shard; the function returned waits for it and returns the rows."""
     groups = {one.item.id: one.item.group for one in images}
     unreadable = [(one.item.id, one.reason) for one in images if one.x is None]
     good = [(one.item, one.x, one.truth) for one in images if one.x is not None]
     done(len(unreadable))
     if not good:
-        return with_groups(unreadable_rows(unreadable), groups)
+        return lambda: with_groups(unreadable_rows(unreadable), groups)
     model, spec = computer.model, computer.spec
     with computer.context():
-        x = as_batch(model, stack_images([tensor for _, tensor, _ in good]))
+        x = _to_batch(model, [tensor for _, tensor, _ in good])
         ids = [item.id for item, _, _ in good]
         truth = [_to_device(t, model.device) for _, _, t in good]
-        batch = computer.compute(ids, x, truth, lambda share: done(share * len(good)))
+        batch, check = computer.start(ids, x, truth, lambda share: done(share * len(good)))
         batch = replace(batch, groups=[groups[i] for i in ids])
         batch = _add_labels(batch, [item for item, _, _ in good], model, spec.label_names)
-        tables = [to_table(ids, prediction_rows(batch))]
-        tables += [to_table(ids, METRICS[name].rows(batch)) for name in spec.scores]
-    return with_groups(pa.concat_tables([*tables, unreadable_rows(unreadable)]), groups)
+        metrics = chain(prediction_rows(batch), *(METRICS[name].rows(batch) for name in spec.scores))
+        arrive = start_table(ids, metrics)
+
+    def finish() -> pa.Table:
+        check()
+        return with_groups(pa.concat_tables([arrive(), unreadable_rows(unreadable)]), groups)
+
+    return finish
+
+
+def _to_batch(model: Model, tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b c H W"]:
+    """Images as a batch on the model's device; the executor checks their values."""
+    if any(one.is_cuda or one.dtype != torch.float32 for one in tensors):
+        return as_batch(model, stack_images(tensors), check=False)
+    require_one_size(tensors)
+    return as_batch(model, to_device([one.numpy() for one in tensors], model.device), check=False)
 
 
 def _add_labels(

@@ -129,6 +129,12 @@ def _kind(image: Any) -> str:
 
 def stack_images(tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b c H W"]:
     """Preprocessed images as one batch."""
+    require_one_size(tensors)
+    return torch.stack(list(tensors))
+
+
+def require_one_size(tensors: Sequence[Float[Tensor, "c H W"]]) -> None:
+    """Refuse images that differ in size."""
     shapes = sorted({tuple(t.shape) for t in tensors})
     if len(shapes) != 1:
         raise EquicamError(
@@ -137,7 +143,6 @@ def stack_images(tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b 
             got=shapes,
             fix="a crop or resize in it",
         )
-    return torch.stack(list(tensors))
 
 
 def preprocess_image(model: Model | None, image: Image.Image) -> Float[Tensor, "c H W"]:
