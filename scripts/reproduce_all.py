@@ -3,8 +3,9 @@
 python scripts/reproduce_all.py --data DATA --weights WEIGHTS --out OUT --rows docs/reproduce/rows --minutes 9
 equicam reproduce --page docs/reproduce.md --rows docs/reproduce/rows
 
-DATA holds the folders imagenet-val, aerial and histology; WEIGHTS the files that the sections below name. What is there already
-is not computed again: the same command goes on where it stopped. Sections and fine-tunes are in the order of their value.
+DATA holds the folders imagenet-val, aerial and histology; WEIGHTS the files that the sections below name. Experiments on ImageNet whose
+rows are there already are not run again (`--again` does), and evaluations in OUT are resumed. Domain sections fine-tune their networks first, so
+each is to be run as a whole. Sections and fine-tunes are in the order of their value.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -56,8 +58,10 @@ OVER_SEEDS = {"rotation-augmentation", "seeds"}
 """Experiments that need all fine-tunes of a section."""
 GROUPS = {"histology": "patient"}
 """Columns that say which images belong together."""
-SANITY_N = 200
+SANITY_N = 100
 """Images for `sanity`, which evaluates seven networks: more would take as long as everything else."""
+QUICK = {"dtype": torch.bfloat16}
+"""Options of sections that would take too long in float32; every Eq is the same to .0005 (docs/benchmarks.md)."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Plan:
     costly_n: int
     max_passes: int | None
     only: tuple[str, ...]
+    again: bool
     until: float | None
     device: str | None
 
@@ -95,13 +100,14 @@ def main() -> None:
         default=2048,
         help="of a map by a costly method: Score-CAM has 2,048, RISE 8,000",
     )
+    parser.add_argument("--again", action="store_true", help="also experiments whose rows are there")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--device")
     given = parser.parse_args()
     until = None if given.minutes is None else monotonic() + 60 * given.minutes
     plan = Plan(
         given.data, given.weights, given.out, given.rows, given.n, given.costly_n, given.max_passes,
-        tuple(filter(None, given.only.split(","))), until, given.device or ("cuda" if torch.cuda.is_available() else None),
+        tuple(filter(None, given.only.split(","))), given.again, until, given.device or ("cuda" if torch.cuda.is_available() else None),
     )  # fmt: skip
     failed = 0
     for name in given.sections.split(","):
@@ -126,7 +132,9 @@ def run_section(name: str, plan: Plan) -> int:
     if name.partition("-")[0] in DATA:
         return domain_section(name, plan, rows)
     context = imagenet_section(name, plan, rows)
-    return run_experiments(context, plan, rows, plan.only or experiments_of(context))
+    wanted = plan.only or experiments_of(context)
+    left = tuple(one for one in wanted if plan.again or not (rows / f"{one}.json").is_file())
+    return run_experiments(context, plan, rows, left)
 
 
 def run_experiments(context: Context, plan: Plan, rows: Path, names: tuple[str, ...]) -> int:
@@ -157,11 +165,11 @@ def imagenet_section(name: str, plan: Plan, rows: Path) -> Context:
     context = open_context(
         str(plan.data / "imagenet-val"), plan.out / name, model=model, weights=str(plan.weights / weights), backbone=network,
         n=plan.costly_n if costly else plan.n, costly=bool(costly), max_passes=plan.max_passes if costly else None,
-        device=plan.device, options={"dtype": None, "compiled": torch.cuda.is_available()},
+        device=plan.device, options=_options(quick=bool(costly), many_passes=bool(costly)),
     )  # fmt: skip
     command = f"equicam reproduce all --data imagenet-val --model {short(model)} --weights {weights} --backbone {network}"
     command += f" --n {len(context.sample)}" + (f" --costly --max-passes {plan.max_passes}" if costly else "")
-    command += " --compile" if torch.cuda.is_available() else ""
+    command += " --dtype bfloat16 --compile" if costly else ""
     suffix = ": methods of many forward passes" if costly else ""
     describe(rows, f"{title}, ImageNet validation images, one per class{suffix}", [command])
     return context
@@ -185,7 +193,7 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     shown = extra | {f"seed{seed}": files["plain", seed] for seed in seeds if len(seeds) > 1}
     run = (
         f"equicam reproduce all --data {data} --split test --domain {domain} --model {short(model)} --backbone {network} "
-        "--weights plain0/weights.safetensors"
+        "--weights plain0/weights.safetensors --dtype bfloat16"
         + (f" --group-by {GROUPS[data]}" if data in GROUPS else "")
         + "".join(f" --extra {key}={file.parent.name}/{file.name}" for key, file in shown.items())
     )
@@ -199,7 +207,7 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     write_tunes(rows, files)
     context = open_context(
         str(plan.data / data), plan.out / name, model=model, weights=str(extra["plain"]), backbone=network, domain=domain,
-        split="test", group_by=GROUPS.get(data), extra=extra, device=plan.device,
+        split="test", group_by=GROUPS.get(data), extra=extra, device=plan.device, options=_options(quick=True),
     )  # fmt: skip
     wanted = plan.only or DOMAIN_EXPERIMENTS
     failed = run_experiments(context, plan, rows, tuple(one for one in wanted if one not in OVER_SEEDS))
@@ -217,6 +225,13 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
                 keep_as,
             )
     return failed
+
+
+def _options(*, quick: bool, many_passes: bool = False) -> dict[str, Any]:
+    """Of `evaluate`, on a GPU; compiling pays where one call is made hundreds of thousands of times."""
+    if not torch.cuda.is_available():
+        return {}
+    return (QUICK if quick else {}) | {"compiled": many_passes}
 
 
 def describe(rows: Path, title: str, commands: list[str], remark: str = "") -> None:

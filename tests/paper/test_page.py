@@ -525,7 +525,7 @@ def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, 
     monkeypatch.setattr(script, "open_context", lambda data, out, **o: script.Context(
         equicam.load(arch, weights=o["weights"]), data, out, backbone=o["backbone"], domain=o["domain"], extra=o["extra"]))  # fmt: skip
     plan = script.Plan(
-        tiles.parent, tmp_path, tmp_path / "out", tmp_path / "rows", None, 3, None, ("triage",), None, None
+        tiles.parent, tmp_path, tmp_path / "out", tmp_path / "rows", None, 3, None, ("triage",), False, None, None
     )
     monkeypatch.setattr(script, "DATA", {tiles.name: ("tiles", "synthetic patches")})
     assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
@@ -538,3 +538,13 @@ def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, 
     assert "triage" in capsys.readouterr().out
     assert page.read_kept(tmp_path / "rows")
     assert set(VERDICTS) >= {row.verdict for row in read_rows(rows / "triage.json").rows}
+    # on ImageNet, whose weights are always the same, rows that are there are not measured again
+    left = []
+    monkeypatch.setattr(script, "imagenet_section", lambda *_: None)
+    monkeypatch.setattr(script, "run_experiments", lambda _context, _plan, _rows, names: left.append(names))
+    plan = replace(plan, only=("triage", "main"))
+    (tmp_path / "rows" / "mobilenet_v2").mkdir()
+    (tmp_path / "rows" / "mobilenet_v2" / "main.json").touch()
+    script.run_section("mobilenet_v2", plan)
+    script.run_section("mobilenet_v2", replace(plan, again=True))
+    assert left == [("triage",), ("triage", "main")]

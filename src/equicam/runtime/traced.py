@@ -168,7 +168,7 @@ def _on_blocks(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padd
 
 
 def _blocks(x: Tensor, padding: list[int], size: int) -> Tensor:
-    """A padded picture with the pixels of every block as channels, filled up to a number that tensor cores read."""
+    """A padded image with the pixels of every block as channels, filled up to a number that tensor cores read."""
     x = pad(x, padding)
     cut = x.reshape(len(x), x.shape[1], x.shape[2] // size, size, x.shape[3] // size, size)
     channels = cut.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
