@@ -202,6 +202,15 @@ def test_all_angles_at_once_on_a_gpu_are_what_they_are_one_by_one():
     assert [r["value"] for r in there] == pytest.approx([r["value"] for r in here], abs=1e-8, nan_ok=True)
 
 
+def test_the_widest_layer_is_measured_only_where_it_decides():
+    model, sizes = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), []
+    model.module.register_forward_pre_hook(lambda _module, given: sizes.append(len(given[0])))
+    equicam.explain(model, pictures(1, 224, 224))
+    assert sizes == [18]
+    equicam.explain(model, pictures(4, 224, 224))
+    assert sizes == [18, 1, 72]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_shards_that_a_gpu_gets_ahead_are_those_of_a_cpu(compiled):
     x = pictures(37)

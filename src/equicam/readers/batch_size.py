@@ -44,17 +44,20 @@ def free_bytes(device: torch.device, *, with_kept: bool) -> int:
     return free + kept
 
 
-def views_per_forward(network: Network | None, x: Float[Tensor, "b c H W"]) -> int:
-    """The number of images of this size in one forward pass by default: what fits, and no more than helps."""
+def views_per_forward(network: Network | None, x: Float[Tensor, "b c H W"], wanted: int) -> int:
+    """The number of images of this size in one forward pass by default: what fits, and no more than helps.
+
+    Where so few are wanted that they fit with layers four times as wide as VGG-16's, nothing is measured.
+    """
     fit = views_that_fit(x)
-    if not x.is_cuda:
+    if not x.is_cuda or wanted <= CUDA_BYTES_PER_FORWARD // (4 * _usual_bytes(x)):
         return fit
     return min(fit, max(1, CUDA_BYTES_PER_FORWARD // widest_layer_bytes(network, x)))
 
 
 def widest_layer_bytes(network: Network | None, x: Float[Tensor, "b c H W"]) -> int:
     """The bytes of the widest layer's input and output for one image, found once by a forward pass of it."""
-    usual = VGG_BYTES * x[0, 0].numel() // 224**2
+    usual = _usual_bytes(x)
     if network is None:
         return usual
     key = (tuple(x.shape[1:]), network.autocast)
@@ -64,6 +67,10 @@ def widest_layer_bytes(network: Network | None, x: Float[Tensor, "b c H W"]) -> 
         with suppress(EquicamError, RuntimeError):  # the views' own pass says what is wrong
             known[key] = _measure(network, x[:1].to(network.model.dtype)) or usual
     return known[key]
+
+
+def _usual_bytes(x: Float[Tensor, "b c H W"]) -> int:
+    return VGG_BYTES * x[0, 0].numel() // 224**2
 
 
 def _measure(network: Network, x: Float[Tensor, "one c H W"]) -> int:

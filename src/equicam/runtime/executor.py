@@ -122,7 +122,7 @@ class Executor:
         network: Network | None = None,
     ) -> Iterator[Tensors]:
         """`run` on groups of images whose views fit one pass of the network; groups are halved when memory runs out."""
-        fit = self.max_views_per_forward or views_per_forward(network, x)
+        fit = self.max_views_per_forward or views_per_forward(network, x, len(x) * views_per_image)
         LOG.info(
             "images: %d, views of each: %d, at most %d views in a forward pass", len(x), views_per_image, fit
         )
