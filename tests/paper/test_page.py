@@ -525,7 +525,17 @@ def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, 
     monkeypatch.setattr(script, "open_context", lambda data, out, **o: script.Context(
         equicam.load(arch, weights=o["weights"]), data, out, backbone=o["backbone"], domain=o["domain"], extra=o["extra"]))  # fmt: skip
     plan = script.Plan(
-        tiles.parent, tmp_path, tmp_path / "out", tmp_path / "rows", None, 3, None, ("triage",), False, None, None
+        tiles.parent,
+        tmp_path,
+        tmp_path / "out",
+        tmp_path / "rows",
+        None,
+        3,
+        None,
+        ("triage",),
+        False,
+        None,
+        None,
     )
     monkeypatch.setattr(script, "DATA", {tiles.name: ("tiles", "synthetic patches")})
     assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
