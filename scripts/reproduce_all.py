@@ -131,9 +131,11 @@ def run_section(name: str, plan: Plan) -> int:
     rows.mkdir(parents=True, exist_ok=True)
     if name.partition("-")[0] in DATA:
         return domain_section(name, plan, rows)
-    context = imagenet_section(name, plan, rows)
+    context, about = imagenet_section(name, plan)
     wanted = plan.only or experiments_of(context)
     left = tuple(one for one in wanted if plan.again or not (rows / f"{one}.json").is_file())
+    if left:
+        describe(rows, *about)
     return run_experiments(context, plan, rows, left)
 
 
@@ -158,21 +160,20 @@ def run_experiments(context: Context, plan: Plan, rows: Path, names: tuple[str, 
     return failed
 
 
-def imagenet_section(name: str, plan: Plan, rows: Path) -> Context:
-    """A network on ImageNet; `-costly` is the same on fewer images, with Score-CAM and its like."""
+def imagenet_section(name: str, plan: Plan) -> tuple[Context, tuple[str, list[str]]]:
+    """A network on ImageNet, and how the page describes it; `-costly` is the same on fewer images, with Score-CAM and its like."""
     network, _, costly = name.partition("-")
     title, model, weights = IMAGENET[network]
     context = open_context(
         str(plan.data / "imagenet-val"), plan.out / name, model=model, weights=str(plan.weights / weights), backbone=network,
         n=plan.costly_n if costly else plan.n, costly=bool(costly), max_passes=plan.max_passes if costly else None,
-        device=plan.device, options=_options(quick=bool(costly), many_passes=bool(costly)),
+        device=plan.device, options=_options(plan, quick=bool(costly), many_passes=bool(costly)),
     )  # fmt: skip
     command = f"equicam reproduce all --data imagenet-val --model {short(model)} --weights {weights} --backbone {network}"
     command += f" --n {len(context.sample)}" + (f" --costly --max-passes {plan.max_passes}" if costly else "")
-    command += " --dtype bfloat16 --compile" if costly else ""
+    command += " --dtype bfloat16 --compile" if context.options.get("compiled") else ""
     suffix = ": methods of many forward passes" if costly else ""
-    describe(rows, f"{title}, ImageNet validation images, one per class{suffix}", [command])
-    return context
+    return context, (f"{title}, ImageNet validation images, one per class{suffix}", [command])
 
 
 def domain_section(name: str, plan: Plan, rows: Path) -> int:
@@ -193,7 +194,8 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     shown = extra | {f"seed{seed}": files["plain", seed] for seed in seeds if len(seeds) > 1}
     run = (
         f"equicam reproduce all --data {data} --split test --domain {domain} --model {short(model)} --backbone {network} "
-        "--weights plain0/weights.safetensors --dtype bfloat16"
+        "--weights plain0/weights.safetensors"
+        + (" --dtype bfloat16" if _options(plan, quick=True) else "")
         + (f" --group-by {GROUPS[data]}" if data in GROUPS else "")
         + "".join(f" --extra {key}={file.parent.name}/{file.name}" for key, file in shown.items())
     )
@@ -207,7 +209,7 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     write_tunes(rows, files)
     context = open_context(
         str(plan.data / data), plan.out / name, model=model, weights=str(extra["plain"]), backbone=network, domain=domain,
-        split="test", group_by=GROUPS.get(data), extra=extra, device=plan.device, options=_options(quick=True),
+        split="test", group_by=GROUPS.get(data), extra=extra, device=plan.device, options=_options(plan, quick=True),
     )  # fmt: skip
     wanted = plan.only or DOMAIN_EXPERIMENTS
     failed = run_experiments(context, plan, rows, tuple(one for one in wanted if one not in OVER_SEEDS))
@@ -227,9 +229,9 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     return failed
 
 
-def _options(*, quick: bool, many_passes: bool = False) -> dict[str, Any]:
+def _options(plan: Plan, *, quick: bool, many_passes: bool = False) -> dict[str, Any]:
     """Of `evaluate`, on a GPU; compiling pays where one call is made hundreds of thousands of times."""
-    if not torch.cuda.is_available():
+    if not (plan.device or "").startswith("cuda"):
         return {}
     return (QUICK if quick else {}) | {"compiled": many_passes}
 

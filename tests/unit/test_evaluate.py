@@ -29,6 +29,7 @@ from equicam.evaluation.metrics import METRICS, Metric
 from equicam.evaluation.table import MetricRows
 from equicam.models.images import box_mask
 from equicam.report.tables import evaluation_tables
+from equicam.runtime.ahead import finish_in_order
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 ANGLES_2 = (45, 90)
@@ -428,7 +429,8 @@ def test_labels_by_name_by_order_and_unknown(small, folder):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_an_interrupted_evaluation_resumes_with_the_same_rows(small, folder, tmp_path, monkeypatch, ahead):
-    monkeypatch.setitem(sys.modules["equicam.evaluation.evaluate"].SHARDS_AHEAD, "cpu", ahead)
+    module = sys.modules["equicam.evaluation.evaluate"]
+    monkeypatch.setattr(module, "finish_in_order", lambda started, _ahead: finish_in_order(started, ahead))
     monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "IMAGES_PER_SHARD", 2)
     options = {"methods": ["grad-cam", "equigrad-cam"], "angles": ANGLES_2, "views": 4}
     whole = equicam.evaluate(small, folder, out=tmp_path / "whole.parquet", **options)
@@ -750,6 +752,48 @@ def test_a_custom_metric_that_yields_something_else_is_refused(cnn, monkeypatch,
     monkeypatch.setitem(METRICS, "mine", Metric("mine", lambda batch: iter([wrong(len(batch.ids))])))
     with pytest.raises(equicam.EquicamError, match=r"a metric needs to yield MetricRows with \[2\] values"):
         equicam.evaluate(cnn, pictures(2), methods=["grad-cam"], scores=["mine"])
+
+
+def test_a_metric_may_fill_the_same_tensor_again(cnn, monkeypatch):
+    def rows(batch):
+        values = torch.zeros(len(batch.ids), dtype=torch.float64, requires_grad=True)
+        for name in ("one", "two"):
+            with torch.no_grad():
+                values += 1
+            yield MetricRows(name, "grad-cam", values)
+
+    monkeypatch.setitem(METRICS, "mine", Metric("mine", rows))
+    table = equicam.evaluate(cnn, pictures(2), methods=["grad-cam"], scores=["mine"]).to_pylist()
+    assert {(r["score"], r["value"]) for r in table if r["score"] in ("one", "two")} == {
+        ("one", 1),
+        ("two", 2),
+    }
+
+
+def test_a_floor_over_angles_needs_a_floor(cnn, monkeypatch):
+    def rows(batch):
+        values = torch.zeros(len(batch.presentations), len(batch.ids))
+        yield MetricRows(
+            "mine", "grad-cam", values, presentations=batch.presentations, floor_over_angles=values[0]
+        )
+
+    monkeypatch.setitem(METRICS, "mine", Metric("mine", rows))
+    with pytest.raises(EquicamError, match="with floor_over_angles and no floor"):
+        equicam.evaluate(cnn, pictures(2), methods=["grad-cam"], scores=["mine"])
+
+
+@pytest.mark.parametrize(
+    "methods", [["coverage"], ["grad-cam@shuffled"], {"mine": lambda x, _target: x.mean(1)}]
+)
+def test_images_that_are_not_finite_are_named(methods):
+    class Tolerant(Cnn):
+        def forward(self, x):
+            return super().forward(x.nan_to_num())
+
+    x = pictures(3)
+    x[1, 0, 4, 4] = torch.nan
+    with pytest.raises(EquicamError, match=r"finite pixels, got NaN or infinity in image \[1\]"):
+        equicam.evaluate(equicam.wrap(seeded(Tolerant), layer="trunk"), x, methods=methods)
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,25 @@ def test_a_traced_explanation_is_the_explanation_of_new_images_and_of_changed_we
 def test_a_traced_call_keeps_the_weights_it_was_traced_with_when_the_network_changes_its_type():
     linear, x = nn.Linear(3, 2), torch.rand(4, 3)
     traced = TracedCall(lambda x: {"y": linear(x)}, [x])
-    assert not list(traced.run.parameters()) + list(traced.run.buffers())
     before = traced(x)["y"]
     linear.double()
     torch.testing.assert_close(traced(x)["y"], before)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_traced_graph_holds_no_tensor(dtype):
+    linear, x = nn.Linear(3, 2), torch.rand(4, 3)
+
+    def call(x):
+        with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None, cache_enabled=False):
+            return {"y": linear(x) + torch.ones(2)}
+
+    traced = TracedCall(call, [x])
+    graph = traced.run
+    assert len(traced.casts) == (0 if dtype is None else 2)
+    held = [name for name, value in vars(graph).items() if isinstance(value, torch.Tensor)]
+    assert held + list(dict(graph.named_parameters())) + list(dict(graph.named_buffers())) == []
+    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
 
 
 def test_a_call_that_reads_values_is_refused_by_the_tracer():

@@ -34,6 +34,7 @@ from equicam.models.surround import crops_centre, input_size, preprocess_pixels
 from equicam.readers.model import Model
 from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
+from equicam.runtime.ahead import finish_in_order
 from equicam.runtime.executor import Executor
 from equicam.runtime.transfers import send_to_host, to_device
 from equicam.steadiness import judge
@@ -128,21 +129,8 @@ def compute_ahead(
     context: AuditContext, shards: Iterable[tuple[int, Sequence[DecodedImage]]]
 ) -> Iterator[tuple[int, Tables]]:
     """Each shard's number, rows and maps; a GPU computes the next shard while the rows of one are made."""
-    waiting: list[tuple[int, Callable[[], Tables]]] = []
-    failed: Exception | None = None
-    for number, decoded in shards:
-        try:
-            waiting.append((number, start_shard(context, decoded)))
-        except Exception as error:  # noqa: BLE001  # raised below, when those before it are finished
-            failed = error
-            break
-        if len(waiting) > context.shards_ahead:
-            first, finish = waiting.pop(0)
-            yield first, finish()
-    for first, finish in waiting:
-        yield first, finish()
-    if failed is not None:
-        raise failed
+    started = ((number, start_shard(context, decoded)) for number, decoded in shards)
+    return finish_in_order(started, context.shards_ahead)
 
 
 def start_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Callable[[], Tables]:

@@ -14,6 +14,8 @@ Region = Literal["disc", "full"]
 REGIONS: tuple[Region, ...] = get_args(Region)
 CONSTANT_BELOW = 1e-8
 """The standard deviation below which a map counts as constant (the paper's)."""
+ROUNDING = 1e-12
+"""Relative to the mean of pixels in float64: a smaller standard deviation is none."""
 
 
 def pearson(
@@ -43,14 +45,28 @@ def select_pixels(
 
 def standardise(pixels: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
     """Rows with mean 0 and norm 1; constant rows become 0."""
-    return standardise_and_find_constant(pixels)[0]
+    return standardise_varying(pixels)[0]
 
 
-def standardise_and_find_constant(
+def standardise_varying(
     pixels: Float[Tensor, "*n p"],
 ) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
-    """Rows with mean 0 and norm 1, and which ones were constant: they become 0."""
-    centred = pixels - pixels.mean(-1, keepdim=True)
-    norm = centred.norm(dim=-1, keepdim=True)
-    constant = norm < CONSTANT_BELOW * math.sqrt(pixels.shape[-1])  # norm / √p is the standard deviation
+    """Rows with mean 0 and norm 1, and which ones are constant: they become 0."""
+    centred, norm, constant = _centre(pixels)
     return torch.where(constant, 0, centred / torch.where(constant, 1, norm)), constant[..., 0]
+
+
+def is_constant_row(pixels: Float[Tensor, "*n p"]) -> Bool[Tensor, "*n"]:
+    """Which rows have no standard deviation, so that a correlation is undefined."""
+    return _centre(pixels)[2][..., 0]
+
+
+def _centre(
+    pixels: Float[Tensor, "*n p"],
+) -> tuple[Float[Tensor, "*n p"], Float[Tensor, "*n 1"], Bool[Tensor, "*n 1"]]:
+    mean = pixels.mean(-1, keepdim=True)
+    centred = pixels - mean
+    norm = centred.norm(dim=-1, keepdim=True)
+    # norm / √p is the standard deviation; the mean of large values has a rounding error of its own
+    least = (ROUNDING * mean.abs()).clamp(min=CONSTANT_BELOW)
+    return centred, norm, norm < least * math.sqrt(pixels.shape[-1])

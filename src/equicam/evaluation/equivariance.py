@@ -71,7 +71,7 @@ def compare(
     unrelated: Bool[Tensor, "b b"] | None = None,
 ) -> Eq:
     """Eq of maps of transformed images and of transformed maps."""
-    matrix, constant = compare_planes(torch.stack((moved, reference)), measure, region, views.radius)
+    matrix, constant = compare_planes(moved, reference, measure, region, views.radius)
     own, others = own_and_others(matrix, unrelated)
     return Eq(own, others, constant)
 

@@ -6,7 +6,7 @@ evaluation resumes at the first shard that is missing.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -44,13 +44,14 @@ from equicam.models.wrap import wrap
 from equicam.progress import progress_bar
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
+from equicam.runtime.ahead import finish_in_order
 from equicam.shards import FINGERPRINT, Shards
 
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
 
 SHARDS_AHEAD = {"cuda": 1}
-"""Shards that a device has been given before the rows of one are made; a CPU finishes each."""
+"""Shards of compiled calls that a device is given before the rows of one are made; a CPU finishes each."""
 
 
 def evaluate(
@@ -137,22 +138,17 @@ def _compute_shards(
 ) -> Iterator[tuple[int, pa.Table]]:
     """Compute shards in this process, while the images of the next one are loaded.
 
-    A GPU gets the next shard before the rows of this one are made.
+    A GPU that runs compiled calls gets the next shard before the rows of this one are made.
     """
     computer = MapComputer.of(model, spec)
     loaded = load_ahead([items for _, items in shards], sample.load)
-    started: list[tuple[int, Callable[[], pa.Table]]] = []
-    ahead = SHARDS_AHEAD.get(model.device.type, 0)
-    for (number, _), images in zip(shards, loaded, strict=True):
-        try:
-            started.append((number, start_shard(computer, images, done)))
-        except BaseException:  # the shard before is there, also when somebody interrupts this one
-            yield from ((before, finish()) for before, finish in started)
-            raise
-        while len(started) > ahead:
-            before, finish = started.pop(0)
-            yield before, finish()
-    yield from ((before, finish()) for before, finish in started)
+    started = (
+        (number, start_shard(computer, images, done))
+        for (number, _), images in zip(shards, loaded, strict=True)
+    )
+    # only compiled calls return before the device is done
+    ahead = SHARDS_AHEAD.get(model.device.type, 0) if spec.recipe.compiled else 0
+    return finish_in_order(started, ahead)
 
 
 def _write_shards(

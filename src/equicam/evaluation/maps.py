@@ -130,9 +130,11 @@ class MapComputer:
             seed=seed,
         )
 
+        checks = [call.check for call in calls]
+
         def check() -> None:
-            for call in calls:
-                call.finish()
+            for one in checks:
+                one()
 
         return batch, check
 
@@ -226,12 +228,17 @@ class MapComputer:
         if "probabilities" not in found:
             found["probabilities"] = predict_batch(executor, _presented(x, window))
 
+        checks = [one.check for one in started]
+
+        def check() -> None:
+            for one in checks:
+                one()
+
         def finish() -> Tensors:
-            for one in started:
-                one.finish()
+            check()
             return found
 
-        return Started(found, finish)
+        return Started(found, finish, check)
 
     def _window(self, presentation: Transform) -> Window | None:
         return None if self.window is None else Window(self.window, presentation)

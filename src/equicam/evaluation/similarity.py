@@ -12,10 +12,11 @@ from torch.nn.functional import avg_pool2d
 
 from equicam.core.correlation import (
     Region,
+    is_constant_row,
     pearson,
     pixels_in,
     standardise,
-    standardise_and_find_constant,
+    standardise_varying,
 )
 from equicam.core.views import disc
 
@@ -41,7 +42,7 @@ def constant_in_region(
 
     `core.chain.is_constant` compares the range of a whole plane with its largest value: whether min–max can scale it.
     """
-    return standardise_and_find_constant(pixels_in(planes, region, radius))[1]
+    return is_constant_row(pixels_in(planes, region, radius))
 
 
 def spearman(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
@@ -100,15 +101,15 @@ def size_of(planes: Tensor) -> tuple[int, int]:
 
 def _standardised_ranks(pixels: Float[Tensor, "*n p"]) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
     """Ranks with mean 0 and norm 1, and which rows were constant; all 0 for those, whose rounding errors have no order."""
-    constant = standardise_and_find_constant(pixels)[1]
+    constant = is_constant_row(pixels)
     return standardise(torch.where(constant[..., None], 0, ranks(pixels))), constant
 
 
 def _normalise(pixels: Float[Tensor, "*n p"]) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
     """Rows of norm 1, and which were constant: they become 0."""
-    constant = standardise_and_find_constant(pixels)[1]
-    kept = constant[..., None]
-    return torch.where(kept, 0, pixels / torch.where(kept, 1, pixels.norm(dim=-1, keepdim=True))), constant
+    constant = is_constant_row(pixels)
+    blank = constant[..., None]
+    return torch.where(blank, 0, pixels / torch.where(blank, 1, pixels.norm(dim=-1, keepdim=True))), constant
 
 
 def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]) -> Float[Tensor, ""]:
@@ -125,16 +126,16 @@ def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Bool[Tensor,
     return mean
 
 
-_ROWS = {"pearson": standardise_and_find_constant, "spearman": _standardised_ranks, "cosine": _normalise}
+_ROWS = {"pearson": standardise_varying, "spearman": _standardised_ranks, "cosine": _normalise}
 """Measures that are products of rows."""
 
 
 def compare_planes(
-    pair: Float[Tensor, "two *a i h w"], measure: str, region: Region, radius: float = 1.0
+    a: PlanesA, b: PlanesB, measure: str, region: Region, radius: float = 1.0
 ) -> tuple[Matrix, Bool[Tensor, "*a i"]]:
-    """The similarity of each plane of two sets with each of the other, and at which planes either is constant."""
+    """The similarity of each plane of a set with each of another, and at which planes either is constant."""
     if measure not in _ROWS:
-        constant = constant_in_region(pair, region, radius)
-        return MEASURES[measure](pair[0], pair[1], region, radius), constant.any(0)
-    rows, constant = _ROWS[measure](pixels_in(pair, region, radius))
-    return rows[0] @ rows[1].mT, constant.any(0)
+        constant = constant_in_region(a, region, radius) | constant_in_region(b, region, radius)
+        return MEASURES[measure](a, b, region, radius), constant
+    (rows, constant), (others, also) = (_ROWS[measure](pixels_in(one, region, radius)) for one in (a, b))
+    return rows @ others.mT, constant | also

@@ -52,17 +52,16 @@ def start_table(ids: Sequence[str], metrics: Iterable[MetricRows]) -> Callable[[
 
     Rows are ordered by metric, method, presentation and image.
     """
-    checked = [_check(ids, one) for one in metrics]
-    parts = {
-        f"{i}.{name}": part.double() for i, one in enumerate(checked) for name, part in _tensors(one).items()
-    }
+    # copied as they come: a metric may fill the same tensor again
+    checked = [(one, _copies(one)) for one in (_check(ids, each) for each in metrics)]
+    parts = {f"{i}.{name}": part for i, (_, tensors) in enumerate(checked) for name, part in tensors.items()}
     arrive = send_packed_to_host(parts)
 
     def finish() -> pa.Table:
         host = arrive()
         values = [
-            _values(ids, one, {name: host[f"{i}.{name}"] for name in _tensors(one)})
-            for i, one in enumerate(checked)
+            _values(ids, one, {name: host[f"{i}.{name}"] for name in tensors})
+            for i, (one, tensors) in enumerate(checked)
         ]
         return _table(ids, values) if values else SCHEMA.empty_table()
 
@@ -119,6 +118,8 @@ def _check(ids: Sequence[str], one: Any) -> MetricRows:
         got = f"{type(one).__name__}: {str(one)[:60]}"
     elif not isinstance(one.value, Tensor) or one.value.numel() != max(1, len(one.presentations)) * len(ids):
         got = f"{one.score!r} with {tuple(one.value.shape) if isinstance(one.value, Tensor) else type(one.value).__name__}"
+    elif one.floor is None and one.floor_over_angles is not None:
+        got = f"{one.score!r} with floor_over_angles and no floor"
     else:
         return one
     shapes = f"[{len(ids)}] values, or [presentations, {len(ids)}] with presentations="
@@ -148,8 +149,8 @@ class _Values:
         return [*(each.label for each in self.of.presentations), None]
 
 
-def _tensors(one: MetricRows) -> dict[str, Tensor]:
-    """What the host needs of a metric."""
+def _copies(one: MetricRows) -> dict[str, Tensor]:
+    """What the host needs of a metric, in float64."""
     named = {
         "value": one.value,
         "floor": one.floor,
@@ -157,7 +158,8 @@ def _tensors(one: MetricRows) -> dict[str, Tensor]:
         "floor-over": one.floor_over_angles,
     }
     found = {name: part for name, part in named.items() if part is not None}
-    return found | {f"reason{i}": where for i, (_, where) in enumerate(one.reasons)}
+    found |= {f"reason{i}": where for i, (_, where) in enumerate(one.reasons)}
+    return {name: part.detach().to(torch.float64, copy=True) for name, part in found.items()}
 
 
 def _values(ids: Sequence[str], one: MetricRows, host: Mapping[str, Float[Tensor, "..."]]) -> _Values:

@@ -1,7 +1,7 @@
 """One shard of an evaluation: images in, rows out; in this process, on other devices or on other machines."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -23,11 +23,13 @@ from equicam.evaluation.batch import EvaluatedBatch, GroundTruth
 from equicam.evaluation.loading import Load, LoadedImage, load_ahead, load_image, load_or_reason
 from equicam.evaluation.maps import MapComputer
 from equicam.evaluation.metrics import METRICS, prediction_rows
+from equicam.evaluation.output import Done
 from equicam.evaluation.spec import EvaluationSpec
 from equicam.evaluation.table import start_table, unreadable_rows, with_groups
 from equicam.models.images import as_batch, require_one_size, stack_images
+from equicam.readers.finite import finite_images, not_finite_images
 from equicam.readers.model import Model
-from equicam.runtime.transfers import to_device
+from equicam.runtime.transfers import send_to_host, to_device
 from equicam.shards import shard_path, write_table
 
 
@@ -72,10 +74,6 @@ class EvaluationJob:
         )
 
 
-Done = Callable[[float], None]
-"""Receives the number of images finished since its last call."""
-
-
 def evaluate_shard(
     computer: MapComputer, images: Sequence[LoadedImage], done: Done = lambda _images: None
 ) -> pa.Table:
@@ -96,27 +94,44 @@ def start_shard(
     model, spec = computer.model, computer.spec
     with computer.context():
         x = _to_batch(model, [tensor for _, tensor, _ in good])
+        pixels = partial(_require_finite, send_to_host({"finite": finite_images(x)}))
+        if x.device.type == "cpu":
+            pixels()
+        checks: list[Callable[[], None]] = [pixels]
         ids = [item.id for item, _, _ in good]
         truth = [_to_device(t, model.device) for _, _, t in good]
-        batch, check = computer.start(ids, x, truth, lambda share: done(share * len(good)))
-        batch = replace(batch, groups=[groups[i] for i in ids])
-        batch = _add_labels(batch, [item for item, _, _ in good], model, spec.label_names)
-        metrics = chain(prediction_rows(batch), *(METRICS[name].rows(batch) for name in spec.scores))
-        arrive = start_table(ids, metrics)
+        try:
+            batch, check = computer.start(ids, x, truth, lambda share: done(share * len(good)))
+            checks.append(check)
+            batch = replace(batch, groups=[groups[i] for i in ids])
+            batch = _add_labels(batch, [item for item, _, _ in good], model, spec.label_names)
+            metrics = chain(prediction_rows(batch), *(METRICS[name].rows(batch) for name in spec.scores))
+            arrive = start_table(ids, metrics)
+        except Exception:
+            for one in checks:  # one that failed explains what came after it
+                one()
+            raise
 
     def finish() -> pa.Table:
-        check()
+        for one in checks:
+            one()
         return with_groups(pa.concat_tables([arrive(), unreadable_rows(unreadable)]), groups)
 
     return finish
 
 
 def _to_batch(model: Model, tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b c H W"]:
-    """Images as a batch on the model's device; the executor checks their values."""
-    if any(one.is_cuda or one.dtype != torch.float32 for one in tensors):
+    """Images as a batch on the model's device, not yet checked."""
+    if any(one.device.type != "cpu" or one.dtype != torch.float32 for one in tensors):
         return as_batch(model, stack_images(tensors), check=False)
     require_one_size(tensors)
     return as_batch(model, to_device([one.numpy() for one in tensors], model.device), check=False)
+
+
+def _require_finite(arrive: Callable[[], Mapping[str, Tensor]]) -> None:
+    finite = arrive()["finite"]
+    if not finite.all():
+        raise not_finite_images(finite)
 
 
 def _add_labels(

@@ -19,7 +19,12 @@ def finite_images(x: Float[Tensor, "b c H W"]) -> Bool[Tensor, " b"]:
 
 def not_finite(x: Float[Tensor, "b c H W"]) -> EquicamError:
     """The error for a batch that has NaN or infinity in it."""
-    bad = (~finite_images(x)).nonzero().flatten().tolist()
+    return not_finite_images(finite_images(x))
+
+
+def not_finite_images(passed: Bool[Tensor, " b"]) -> EquicamError:
+    """The same, by which images are finite."""
+    bad = (~passed).nonzero().flatten().tolist()
     return EquicamError(
         "images", needs="finite pixels", got=f"NaN or infinity in image {bad}", fix="leaving it out"
     )

@@ -85,8 +85,12 @@ class Executor:
                 replayed = self._replay(reader, work, inputs, key, window, presented, views)
             if replayed is not None:
                 if count == len(x):
-                    return Started(replayed.tensors, replayed.finish)
-                return Started(_first(replayed.tensors, len(x)), lambda: _first(replayed.finish(), len(x)))
+                    return Started(replayed.tensors, replayed.finish, replayed.check)
+                return Started(
+                    _first(replayed.tensors, len(x)),
+                    lambda: _first(replayed.finish(), len(x)),
+                    replayed.check,
+                )
         with self.context(x.device):
             raise_failed(self._checks(x))
 
@@ -96,7 +100,7 @@ class Executor:
 
             network = self._network(reader, compiled=False)
             found = _concatenate(list(self.groups(presented, views_per_image, run_group, network)))
-            return Started(found, lambda: found)
+            return Started(found, lambda: found, lambda: None)
 
     @contextmanager
     def context(self, device: torch.device, *, constants: bool = True) -> Iterator[None]:
@@ -246,6 +250,7 @@ class Started:
 
     tensors: Tensors
     finish: Callable[[], Tensors]
+    check: Callable[[], None]  # what `finish` does, for callers that have the tensors or need them no more
 
 
 def _pad(rows: Tensor | None, count: int) -> Any:

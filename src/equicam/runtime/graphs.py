@@ -8,6 +8,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from weakref import WeakKeyDictionary, ref
@@ -67,14 +68,23 @@ class Replayed:
     host: Tensor  # which checks passed, and the flags
     wait: Callable[[], object]  # until `host` is there
 
+    @property
+    def check(self) -> Callable[[], None]:
+        """A function that waits for these results and raises the error of the first check that failed; it holds none of them."""
+        return partial(_wait_and_check, self.wait, self.host, self.checks)
+
     def finish(self) -> Tensors:
-        """Wait for these results; raise the error of the first check that failed. The flags come to the host."""
-        self.wait()
-        raise_first(self.host[: len(self.checks)].tolist(), self.checks)
+        """Wait for these results, checked. The flags come to the host."""
+        self.check()
         if "flags" not in self.tensors:
             return self.tensors
         flags = self.host[len(self.checks) :].view(self.tensors["flags"].shape)
         return self.tensors | {"flags": flags}
+
+
+def _wait_and_check(wait: Callable[[], object], host: Tensor, checks: list[Check]) -> None:
+    wait()
+    raise_first(host[: len(checks)].tolist(), checks)
 
 
 class CompiledCall:

@@ -98,7 +98,8 @@ def _take_out_constants(graph: fx.GraphModule) -> list[Tensor]:
         if node is first:
             first = node.next
         graph.graph.erase_node(node)
-    for name in found:
+    held = [name for name, value in vars(graph).items() if isinstance(value, Tensor)]
+    for name in (*held, *dict(graph.named_parameters()), *dict(graph.named_buffers())):
         delattr(graph, name)
     return [tensor for tensor, _ in found.values()]
 
@@ -125,7 +126,7 @@ def _convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
     transposed: bool, _output_padding: list[int], groups: int,
 ) -> Any:  # fmt: skip
-    """Convolutions with a stride that read few channels, as most networks' first one does, on many."""
+    """Convolutions of patches as products, and those with a stride on few channels, as most networks' first is, on many."""
     plain = not transposed and groups == 1 and x.ndim == 4 and set(dilation) == {1}
     size = list(weight.shape[2:])
     if not plain or set(stride) == {1}:

@@ -64,9 +64,11 @@ def send_to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor
 
 def send_packed_to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
     """The same for many small tensors of one type: they leave the device in one copy."""
-    packed = {name: value for name, value in tensors.items() if value.is_cuda}
+    device = next((value.device for value in tensors.values() if value.is_cuda), None)
+    packed = {name: value for name, value in tensors.items() if value.device == device}
+    others = {name: value.cpu() for name, value in tensors.items() if name not in packed}
     if not packed:
-        return lambda: dict(tensors)
+        return lambda: others
     arrive = send_to_host({"all": torch.cat([value.reshape(-1) for value in packed.values()])})
 
     def wait() -> dict[str, Tensor]:
@@ -74,6 +76,6 @@ def send_packed_to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str,
         arrived = {
             name: part.view(value.shape) for (name, value), part in zip(packed.items(), parts, strict=True)
         }
-        return dict(tensors) | arrived
+        return others | arrived
 
     return wait
