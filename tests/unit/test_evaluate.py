@@ -5,6 +5,7 @@ import pkgutil
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -429,9 +430,9 @@ def test_labels_by_name_by_order_and_unknown(small, folder):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_an_interrupted_evaluation_resumes_with_the_same_rows(small, folder, tmp_path, monkeypatch, ahead):
-    module = sys.modules["equicam.evaluation.evaluate"]
+    module = import_module("equicam.evaluation.evaluate")
     monkeypatch.setattr(module, "finish_in_order", lambda started, _ahead: finish_in_order(started, ahead))
-    monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "IMAGES_PER_SHARD", 2)
+    monkeypatch.setattr(import_module("equicam.evaluation.evaluate"), "IMAGES_PER_SHARD", 2)
     options = {"methods": ["grad-cam", "equigrad-cam"], "angles": ANGLES_2, "views": 4}
     whole = equicam.evaluate(small, folder, out=tmp_path / "whole.parquet", **options)
     out = tmp_path / "cut.parquet"
@@ -693,7 +694,7 @@ def test_names_that_do_not_match_are_no_labels(small, folder):
 
 
 def test_no_image_is_alone_in_a_shard(cnn, monkeypatch):
-    monkeypatch.setattr(sys.modules["equicam.evaluation.evaluate"], "IMAGES_PER_SHARD", 4)
+    monkeypatch.setattr(import_module("equicam.evaluation.evaluate"), "IMAGES_PER_SHARD", 4)
     table = equicam.evaluate(cnn, pictures(9), methods=["grad-cam"], angles=(90,))
     _, floor = value(table, "eq", "grad-cam", "disc")
     assert len(floor) == 9
