@@ -492,6 +492,22 @@ def test_matched_runs_with_another_dtype(tiles, out):
     assert found[0].value != found[1].value
 
 
+def test_methods_of_many_passes_are_kept_on_their_own(context, tmp_path, monkeypatch):
+    from equicam.paper import context as module
+
+    context = replace(context, out=tmp_path)
+    monkeypatch.setitem(module.FORWARD_PASSES, "layer-cam", 5000)
+    both = context.evaluate(["layer-cam", "grad-cam"])
+    whole = equicam.evaluate(context.model, context.sample, methods=["grad-cam", "layer-cam"])
+    assert both.table.num_rows == whole.num_rows > 0
+    for method in ("grad-cam", "layer-cam"):
+        assert both.eq(method).value == pytest.approx(module.Evaluation(whole).eq(method).value)
+    files = {path.name for path in context.out.glob("evaluation-*.parquet")}
+    assert len(files) == 2
+    context.evaluate(["grad-cam", "grad-cam++", "layer-cam"])
+    assert len({path.name for path in context.out.glob("evaluation-*.parquet")} - files) == 1
+
+
 def test_provenance_names_the_precision(context):
     found = provenance(context)
     assert (found["dtype"], found["compiled"], found["device"]) == ("float64", False, "cpu")
