@@ -177,7 +177,7 @@ class Context:
             [methods] if isinstance(methods, Mapping) else [*_few_together(methods)]
         )
         found = [self._evaluate(one, metrics, as_published, views, items) for one in sets]
-        # what is said of the images and of the model is the same in each
+        # rows of the images and of the model alone are the same in each
         more = [table.filter(pc.is_valid(table["method"])) for table in found[1:]]
         return Evaluation(pa.concat_tables([found[0], *more]), as_published)
 
