@@ -61,7 +61,7 @@ GROUPS = {"histology": "patient"}
 SANITY_N = 100
 """Images for `sanity`, which evaluates seven networks: more would take as long as everything else."""
 QUICK = {"dtype": torch.bfloat16}
-"""Options of sections that would take too long in float32; every Eq is the same to .0005 (docs/benchmarks.md)."""
+"""Options of sections that would take too long in float32; every Eq on ImageNet is the same to .0003 (docs/benchmarks.md)."""
 
 
 @dataclass(frozen=True)

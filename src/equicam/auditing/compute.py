@@ -65,11 +65,6 @@ class AuditContext:
         """The recipe's views."""
         return resolve(self.recipe).fusion.views
 
-    @property
-    def shards_ahead(self) -> int:
-        """How many shards run on the device while the rows of another are made."""
-        return int(self.recipe.compiled and self.model.device.type == "cuda")
-
     @cached_property
     def grad_cam_executor(self) -> Executor:
         """Runs Grad-CAM, whose Eq is measured on the calibration subset: too few images to compile for."""
@@ -130,7 +125,7 @@ def compute_ahead(
 ) -> Iterator[tuple[int, Tables]]:
     """Each shard's number, rows and maps; a GPU computes the next shard while the rows of one are made."""
     started = ((number, start_shard(context, decoded)) for number, decoded in shards)
-    return finish_in_order(started, context.shards_ahead)
+    return finish_in_order(started, context.executor.ahead)
 
 
 def start_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Callable[[], Tables]:

@@ -45,10 +45,10 @@ def select_pixels(
 
 def standardise(pixels: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
     """Rows with mean 0 and norm 1; constant rows become 0."""
-    return standardise_varying(pixels)[0]
+    return standardise_and_flag_constant(pixels)[0]
 
 
-def standardise_varying(
+def standardise_and_flag_constant(
     pixels: Float[Tensor, "*n p"],
 ) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
     """Rows with mean 0 and norm 1, and which ones are constant: they become 0."""

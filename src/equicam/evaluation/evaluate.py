@@ -50,9 +50,6 @@ from equicam.shards import FINGERPRINT, Shards
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
 
-SHARDS_AHEAD = {"cuda": 1}
-"""Shards of compiled calls that a device is given before the rows of one are made; a CPU finishes each."""
-
 
 def evaluate(
     model: Model | nn.Module,
@@ -146,9 +143,7 @@ def _compute_shards(
         (number, start_shard(computer, images, done))
         for (number, _), images in zip(shards, loaded, strict=True)
     )
-    # only compiled calls return before the device is done
-    ahead = SHARDS_AHEAD.get(model.device.type, 0) if spec.recipe.compiled else 0
-    return finish_in_order(started, ahead)
+    return finish_in_order(started, computer.executors["plain"].ahead)
 
 
 def _write_shards(

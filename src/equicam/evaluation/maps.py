@@ -33,7 +33,7 @@ from equicam.readers.forward import Network, predict, read_layer
 from equicam.readers.logits import require_probabilities
 from equicam.readers.model import Model
 from equicam.readers.reading import Reader
-from equicam.runtime.executor import Executor, Started
+from equicam.runtime.executor import Executor
 from equicam.runtime.graphs import Tensors
 
 Done = Callable[[float], None]
@@ -78,16 +78,11 @@ class MapComputer:
         """The autograd and autocast state in which maps and metrics are computed."""
         return self.executors["plain"].context(self.model.device)
 
-    def compute(
-        self,
-        ids: Sequence[str],
-        x: Float[Tensor, "b c H W"],
-        truth: Sequence[GroundTruth] = (),
-        done: Done = lambda _share: None,
-    ) -> EvaluatedBatch:
+    def compute(self, ids: Sequence[str], x: Float[Tensor, "b c H W"]) -> EvaluatedBatch:
         """Every method's maps of the images, under every condition that a control needs."""
-        batch, check = self.start(ids, x, truth, done)
-        check()
+        batch, checks = self.start(ids, x)
+        for check in checks:
+            check()
         return batch
 
     def start(
@@ -96,13 +91,13 @@ class MapComputer:
         x: Float[Tensor, "b c H W"],
         truth: Sequence[GroundTruth] = (),
         done: Done = lambda _share: None,
-    ) -> tuple[EvaluatedBatch, Callable[[], None]]:
-        """The same on a device that may still be computing it; the function returned waits, and raises what failed."""
+    ) -> tuple[EvaluatedBatch, list[Callable[[], None]]]:
+        """The same on a device that may still be computing it; each function returned waits, and raises what failed."""
         conditions: list[Condition] = sorted({one.condition for one in self.map_specs} | {"plain"})
         seed = self.spec.recipe.seed
         methods: dict[str, MethodMaps] = {}
         predictions: dict[str, Predictions] = {}
-        calls: list[Started] = []
+        checks: list[Callable[[], None]] = []
         for condition in conditions:
             images = x
             if condition == "shuffled":
@@ -112,7 +107,7 @@ class MapComputer:
                 for one, tile_seed in zip(inputs, seeds, strict=True):
                     one.copy_(shuffle_tiles(one, tile_seed))
             begun = self._start_calls(condition, images, lambda share: done(share / len(conditions)))
-            calls += begun
+            checks += (check for call in begun for check in call.checks)
             predictions[condition], some = self._under(condition, images, begun)
             methods |= some
         batch = EvaluatedBatch(
@@ -129,20 +124,13 @@ class MapComputer:
             as_published=self.spec.recipe.as_published,
             seed=seed,
         )
-
-        checks = [call.check for call in calls]
-
-        def check() -> None:
-            for one in checks:
-                one()
-
-        return batch, check
+        return batch, checks
 
     def _specs(self, condition: Condition) -> list[MapSpec]:
         return [one for one in self.map_specs if one.condition == condition]
 
     def _under(
-        self, condition: Condition, x: Float[Tensor, "b c H W"], calls: Sequence[Started]
+        self, condition: Condition, x: Float[Tensor, "b c H W"], calls: Sequence["_Call"]
     ) -> tuple[Predictions, dict[str, MethodMaps]]:
         """Predictions and maps under one condition."""
         specs, executor = self._specs(condition), self.executors[condition]
@@ -157,7 +145,7 @@ class MapComputer:
             one.name: self._method_maps(one, executor, x, predictions, by_angle) for one in specs
         }
 
-    def _start_calls(self, condition: Condition, x: Float[Tensor, "b c H W"], done: Done) -> list[Started]:
+    def _start_calls(self, condition: Condition, x: Float[Tensor, "b c H W"], done: Done) -> list["_Call"]:
         """Calls whose tensors are those of the presented images, then of the images in every presentation.
 
         A GPU runs all presentations in one call where they fit. A CPU runs one per call, and reports progress.
@@ -196,7 +184,7 @@ class MapComputer:
         kept: KeptTensors,
         window: Window | None,
         pad_to: int = IMAGES_PER_SHARD,
-    ) -> Started:
+    ) -> "_Call":
         """Tensors of every method by name, and the model's probabilities.
 
         Explainers of the caller's see no model, so they run last, when the target is known.
@@ -205,7 +193,7 @@ class MapComputer:
         for name, method in methods.items():
             by_reader.setdefault(method.reader, {})[name] = method
         found: Tensors = {}
-        started: list[Started] = []
+        checks: list[Callable[[], None]] = []
         for reader, some in sorted(by_reader.items(), key=lambda group: group[0].forward is None):
             if reader.forward is None and "probabilities" not in found:
                 found["probabilities"] = predict_batch(executor, _presented(x, window))
@@ -223,22 +211,11 @@ class MapComputer:
                 window=window,
                 pad_to=pad_to,
             )
-            started.append(one)
+            checks.append(one.check)
             found = one.tensors | found  # the first reader's probabilities stay
         if "probabilities" not in found:
             found["probabilities"] = predict_batch(executor, _presented(x, window))
-
-        checks = [one.check for one in started]
-
-        def check() -> None:
-            for one in checks:
-                one()
-
-        def finish() -> Tensors:
-            check()
-            return found
-
-        return Started(found, finish, check)
+        return _Call(found, checks)
 
     def _window(self, presentation: Transform) -> Window | None:
         return None if self.window is None else Window(self.window, presentation)
@@ -288,6 +265,14 @@ class MapComputer:
             return None
         grid = size_of(x) if fusion.align_at in ("upsampled", "map") else _grid(executor, x)
         return coverage_map(fusion.views, grid, size_of(x), like=x)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Tensors that a device may still be computing, and functions that wait for them and raise what failed."""
+
+    tensors: Tensors
+    checks: list[Callable[[], None]]
 
 
 def _target(found: Tensors) -> Int[Tensor, " b"]:

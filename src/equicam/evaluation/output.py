@@ -17,7 +17,7 @@ from equicam.shards import Shards, plain, refuse_another, write_table
 METADATA_KEY = b"equicam"
 """The key of the Parquet metadata that holds the fingerprint."""
 Done = Callable[[float], None]
-"""Receives the number of images that a device was given since its last call, on a CPU when they are finished."""
+"""Receives the number of images finished since its last call; of compiled calls on a GPU, given to it."""
 ComputeShards = Callable[[Shards, Sequence[Shard], Done], None]
 """Computes and writes the pending shards."""
 

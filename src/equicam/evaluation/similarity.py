@@ -16,11 +16,10 @@ from equicam.core.correlation import (
     pearson,
     pixels_in,
     standardise,
-    standardise_varying,
+    standardise_and_flag_constant,
 )
 from equicam.core.views import disc
 
-Planes = Float[Tensor, "*n h w"]
 PlanesA = Float[Tensor, "*a i h w"]
 PlanesB = Float[Tensor, "*a j h w"]
 Matrix = Float[Tensor, "*a i j"]
@@ -47,15 +46,12 @@ def constant_in_region(
 
 def spearman(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
     """Pearson's r of the ranks, ties at their mean rank."""
-    return (
-        _standardised_ranks(pixels_in(a, region, radius))[0]
-        @ _standardised_ranks(pixels_in(b, region, radius))[0].mT
-    )
+    return _product(_rows("spearman", a, b, region, radius))
 
 
 def cosine(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
     """Cosine over the region's pixels; 0 where either plane is constant."""
-    return _normalise(pixels_in(a, region, radius))[0] @ _normalise(pixels_in(b, region, radius))[0].mT
+    return _product(_rows("cosine", a, b, region, radius))
 
 
 def ssim(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
@@ -126,16 +122,30 @@ def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Bool[Tensor,
     return mean
 
 
-_ROWS = {"pearson": standardise_varying, "spearman": _standardised_ranks, "cosine": _normalise}
-"""Measures that are products of rows."""
+_ROWS = {
+    "pearson": standardise_and_flag_constant,
+    "spearman": _standardised_ranks,
+    "cosine": _normalise,
+}
+"""Measures that are products of rows, and the rows that each makes of pixels."""
+Rows = tuple[Tensor, Tensor]
+"""Rows [*n, p], and which of them were constant [*n]; the two of a pair may differ in number."""
+
+
+def _rows(measure: str, a: PlanesA, b: PlanesB, region: Region, radius: float) -> list[Rows]:
+    return [_ROWS[measure](pixels_in(planes, region, radius)) for planes in (a, b)]
+
+
+def _product(pair: list[Rows]) -> Matrix:
+    return pair[0][0] @ pair[1][0].mT
 
 
 def compare_planes(
-    a: PlanesA, b: PlanesB, measure: str, region: Region, radius: float = 1.0
+    a: PlanesA, b: PlanesA, measure: str, region: Region, radius: float = 1.0
 ) -> tuple[Matrix, Bool[Tensor, "*a i"]]:
-    """The similarity of each plane of a set with each of another, and at which planes either is constant."""
+    """The similarity of each plane of a set with each of an equally large one, and at which planes either is constant."""
     if measure not in _ROWS:
         constant = constant_in_region(a, region, radius) | constant_in_region(b, region, radius)
         return MEASURES[measure](a, b, region, radius), constant
-    (rows, constant), (others, also) = (_ROWS[measure](pixels_in(one, region, radius)) for one in (a, b))
-    return rows @ others.mT, constant | also
+    pair = _rows(measure, a, b, region, radius)
+    return _product(pair), pair[0][1] | pair[1][1]

@@ -94,27 +94,27 @@ def start_shard(
     model, spec = computer.model, computer.spec
     with computer.context():
         x = _to_batch(model, [tensor for _, tensor, _ in good])
-        pixels = partial(_require_finite, send_to_host({"finite": finite_images(x)}))
+        require_finite = partial(_require_finite, send_to_host({"finite": finite_images(x)}))
         if x.device.type == "cpu":
-            pixels()
-        checks: list[Callable[[], None]] = [pixels]
+            require_finite()
+        checks: list[Callable[[], None]] = [require_finite]
         ids = [item.id for item, _, _ in good]
         truth = [_to_device(t, model.device) for _, _, t in good]
         try:
-            batch, check = computer.start(ids, x, truth, lambda share: done(share * len(good)))
-            checks.append(check)
+            batch, more = computer.start(ids, x, truth, lambda share: done(share * len(good)))
+            checks += more
             batch = replace(batch, groups=[groups[i] for i in ids])
             batch = _add_labels(batch, [item for item, _, _ in good], model, spec.label_names)
             metrics = chain(prediction_rows(batch), *(METRICS[name].rows(batch) for name in spec.scores))
             arrive = start_table(ids, metrics)
         except Exception:
-            for one in checks:  # one that failed explains what came after it
-                one()
+            for check in checks:  # one that failed explains what came after it
+                check()
             raise
 
     def finish() -> pa.Table:
-        for one in checks:
-            one()
+        for check in checks:
+            check()
         return with_groups(pa.concat_tables([arrive(), unreadable_rows(unreadable)]), groups)
 
     return finish

@@ -34,6 +34,7 @@ from equicam.shards import write_atomic
 FORWARD_PASSES = {"score-cam": 2048, "aug-score-cam": 6 * 2048, "rise": 8000, "recipro-cam": 50}
 """Forward passes per map of the methods that run only with --costly."""
 MANY_PASSES = 2000
+"""Forward passes per map from which a method is evaluated and kept on its own."""
 FIRST_CLASSES_SHARE = 0.2
 """Of the images: 2,000 of the paper's 10,000."""
 
@@ -174,7 +175,7 @@ class Context:
         Methods of thousands of forward passes are evaluated and kept each on its own.
         """
         sets: list[Sequence[str] | Mapping[str, Any]] = (
-            [methods] if isinstance(methods, Mapping) else [*_few_together(methods)]
+            [methods] if isinstance(methods, Mapping) else [*_apart_if_costly(methods)]
         )
         found = [self._evaluate(one, metrics, as_published, views, items) for one in sets]
         # rows of the images and of the model alone are the same in each
@@ -243,7 +244,7 @@ class Context:
         return self.out / f"evaluation-{key}.parquet"
 
 
-def _few_together(methods: Sequence[str]) -> Iterator[list[str]]:
+def _apart_if_costly(methods: Sequence[str]) -> Iterator[list[str]]:
     """The methods in one list, except those of many forward passes, which have one each."""
     many = [m for m in methods if FORWARD_PASSES.get(m, 0) >= MANY_PASSES]
     if few := [m for m in methods if m not in many]:

@@ -163,6 +163,11 @@ class Executor:
         """The type to run the network in, if it is not the model's own."""
         return None if self.recipe.dtype is None else getattr(torch, self.recipe.dtype)
 
+    @property
+    def ahead(self) -> int:
+        """Pieces of work to start before one is finished: compiled calls on a GPU return before it is done."""
+        return int(self.recipe.compiled and self.model is not None and self.model.device.type == "cuda")
+
     def _network(self, reader: Reader, *, compiled: bool = True) -> Network | None:
         # an explainer without a forward pass of ours may run the same module with its own hooks: leave it alone
         if self.model is None or reader.forward is None:

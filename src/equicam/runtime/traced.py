@@ -15,8 +15,9 @@ from torch.nn.functional import pad
 
 Tensors = dict[str, Tensor]
 aten = torch.ops.aten
-MOST_FEW_CHANNELS = 4
-CHANNELS_OF_TENSOR_CORES = 8
+FEW_CHANNELS = 4
+"""Images have as many at most; the layers of a network have more."""
+CHANNEL_MULTIPLE = 8
 """Tensor cores read channels by as many; a library's kernel for fewer first fills them up, in a pass of its own."""
 
 
@@ -133,7 +134,7 @@ def _convolution(
         return NotImplemented
     if list(stride) == size and not any(padding) and min(x.shape[2] - size[0], x.shape[3] - size[1]) >= 0:
         return _as_product(x, weight, bias)
-    if x.shape[1] <= MOST_FEW_CHANNELS and stride[0] == stride[1] < min(size):
+    if x.shape[1] <= FEW_CHANNELS and stride[0] == stride[1] < min(size):
         return _on_blocks(x, weight, bias, stride[0], padding)
     return NotImplemented
 
@@ -173,7 +174,7 @@ def _blocks(x: Tensor, padding: list[int], size: int) -> Tensor:
     x = pad(x, padding)
     cut = x.reshape(len(x), x.shape[1], x.shape[2] // size, size, x.shape[3] // size, size)
     channels = cut.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
-    return pad(channels, [0, 0, 0, 0, 0, -channels.shape[1] % CHANNELS_OF_TENSOR_CORES])
+    return pad(channels, [0, 0, 0, 0, 0, -channels.shape[1] % CHANNEL_MULTIPLE])
 
 
 def _by_a_vector(a: Tensor, b: Tensor) -> Any:
