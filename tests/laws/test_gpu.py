@@ -5,9 +5,10 @@ import copy
 import numpy as np
 import pytest
 import torch
+import torchvision
 
 import equicam
-from equicam.runtime import executor
+from equicam.runtime import executor, graphs
 from equicam.runtime.transfers import to_device
 from tests.conftest import Cnn, Vit, assert_alive, light, methods_for, pictures, seeded
 
@@ -244,3 +245,55 @@ def test_a_captured_call_that_does_not_fit_is_run_in_groups_instead():
     torch.testing.assert_close(
         equicam.explain(model, x[:2], compiled=True).map, expected.map[:2], atol=1e-9, rtol=0
     )
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", ["resnet18", "vgg11"])
+def test_fused_convolutions_find_what_separate_ones_find(name, dtype):
+    """Also after a change of the weights; TF32 and bf16 round each product, wherever it is computed."""
+    torch.manual_seed(0)
+    net = getattr(torchvision.models, name)().eval().cuda().to(memory_format=torch.channels_last)
+    model = equicam.wrap(net, layer={"resnet18": "layer4", "vgg11": "features.19"}[name])
+    x = torch.rand(2, 3, 96, 96)
+    for change in (lambda: None, lambda: change_weights(net)):
+        change()
+        exact = equicam.explain(model, x, views=4, dtype=dtype)
+        fast = equicam.explain(model, x, views=4, dtype=dtype, compiled=True)
+        assert_alive(exact.map)
+        for a, b in zip(fast.map.flatten(1), exact.map.flatten(1), strict=True):
+            assert torch.corrcoef(torch.stack((a, b)))[0, 1] > (0.9999 if dtype is None else 0.995)
+    (compiled,) = graphs.graphs_of(net).graphs.values()
+    assert compiled.traced is not None
+    convolutions = sum(isinstance(part, torch.nn.Conv2d) for part in net.modules())
+    fused = {"resnet18": convolutions - 3, "vgg11": convolutions}[
+        name
+    ]  # three shortcuts have no ReLU of their own
+    assert fused <= len(compiled.traced.derived)
+    assert sum(kept.ndim == 4 for _, kept in compiled.traced.derived) >= convolutions
+
+
+def change_weights(net):
+    with torch.no_grad():
+        for tensor in (*net.parameters(), *net.buffers()):
+            if tensor.is_floating_point():
+                tensor.mul_(1.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_fused_convolution_reads_no_memory_that_nobody_wrote(dtype):
+    """cuDNN's kernel also takes a residual; without one it is given the result's own memory, times zero."""
+    torch.manual_seed(0)
+    shape = (64, 128, 28, 28)
+    x, weight, bias = (
+        torch.randn(size, device="cuda", dtype=dtype) for size in (shape, (128, 128, 3, 3), (128,))
+    )
+    weight = (weight / 30).contiguous(memory_format=torch.channels_last)
+    torch.cuda.empty_cache()
+    poison = [torch.full(shape, torch.nan, device="cuda", dtype=dtype) for _ in range(4)]
+    torch.cuda.synchronize()
+    del poison
+    found = torch.ops.equicam.convolution_relu(x, weight, bias, None, [1, 1], [1, 1], [1, 1])
+    exact = torch.conv2d(x.double(), weight.double(), bias.double(), padding=1).relu()
+    assert exact.std() > 0.01
+    assert found.isfinite().all()
+    assert (found - exact).norm() / exact.norm() < (1e-3 if dtype is torch.float32 else 1e-2)

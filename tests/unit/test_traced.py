@@ -51,7 +51,7 @@ def test_a_traced_explanation_is_the_explanation_of_new_images_and_of_changed_we
                 torch.testing.assert_close(
                     found[name].double(), value.double(), rtol=same_within, atol=same_within, equal_nan=True
                 )
-        assert bool(traced.casts) == (dtype is not None)
+        assert bool(traced.derived) == (dtype is not None)
         before = call(first)["map"]
         assert not torch.allclose(
             before, call(second)["map"], atol=0.05
@@ -76,7 +76,7 @@ def test_a_traced_graph_holds_no_tensor(dtype):
 
     traced = TracedCall(call, [x])
     graph = traced.run
-    assert len(traced.casts) == (0 if dtype is None else 2)
+    assert len(traced.derived) == (0 if dtype is None else 2)
     held = [name for name, value in vars(graph).items() if isinstance(value, torch.Tensor)]
     assert held + list(dict(graph.named_parameters())) + list(dict(graph.named_buffers())) == []
     torch.testing.assert_close(traced(x)["y"], call(x)["y"])
@@ -119,6 +119,28 @@ def test_a_convolution_on_blocks_is_the_convolution(channels, kernel, stride, pa
     torch.testing.assert_close(found, conv(x))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("channels", "kernel", "padding"), [(3, (3, 3), (1, 1)), (1, (5, 3), (0, 2)), (4, (1, 1), (0, 0))]
+)
+def test_a_convolution_with_channels_filled_up_is_the_convolution(channels, kernel, padding, bias):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(channels, 5, kernel, padding=padding, bias=bias).double()
+    x = torch.rand(2, channels, 12, 9, dtype=torch.float64)
+    traced = TracedCall(lambda x: {"y": conv(x)}, [x])
+    (inner,) = (node for node in traced.run.graph.nodes if node.target is aten.convolution.default)
+    assert inner.args[0].meta["val"].shape[1] == 8
+    found = traced(x)["y"]
+    assert found.std() > 0.01
+    torch.testing.assert_close(found, conv(x))
+
+
+def test_convolutions_on_many_channels_stay():
+    x, weight = torch.rand(1, 5, 8, 8), torch.rand(3, 5, 2, 2)
+    replace = REPLACEMENTS[aten.convolution.default]
+    assert replace(x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1) is NotImplemented
+
+
 def test_a_traced_network_has_its_first_convolution_on_blocks():
     conv, x = nn.Conv2d(3, 8, 7, stride=2, padding=3), torch.rand(2, 3, 32, 32)
     traced = TracedCall(lambda x: {"y": conv(x)}, [x])
@@ -129,7 +151,7 @@ def test_a_traced_network_has_its_first_convolution_on_blocks():
 
 @pytest.mark.parametrize(
     ("stride", "padding", "dilation", "transposed", "groups"),
-    [([1, 1], [0, 0], [1, 1], False, 1), ([2, 2], [1, 1], [1, 1], False, 1), ([2, 2], [0, 0], [2, 2], False, 1),
+    [([2, 2], [1, 1], [1, 1], False, 1), ([1, 1], [0, 0], [2, 2], False, 1), ([2, 2], [0, 0], [2, 2], False, 1),
      ([3, 3], [0, 0], [1, 1], False, 1),
      ([2, 2], [0, 0], [1, 1], True, 1), ([2, 2], [0, 0], [1, 1], False, 3)],
 )  # fmt: skip

@@ -2,16 +2,19 @@
 
 The call runs once under a tracer: views, network, gradients, alignment and uncertainty become one graph, in which the
 compiler fuses across all of them. Python runs only then, as for a CUDA graph; a call that reads values on the way is
-refused by the tracer. Weights enter the graph as inputs; their casts to the type of an autocast are computed once, not
-in every call, and again by `refresh` when the weights have changed.
+refused by the tracer. Weights enter the graph as inputs; what is computed from weights alone (casts to the type of an
+autocast, convolutions with their batch norm) is computed once, not in every call, and again by `refresh` when the weights have changed.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn.functional import pad
+
+from equicam.runtime.fused_convolutions import Weight, fuse_convolutions
 
 Tensors = dict[str, Tensor]
 aten = torch.ops.aten
@@ -32,7 +35,7 @@ class TracedCall:
             function(*inputs)  # constants are made now, so that the graph reads them instead of making them
             graph = make_fx(function, decomposition_table=REPLACEMENTS, tracing_mode="real")(*inputs)
         graph.graph.eliminate_dead_code()
-        self.casts = _take_out_casts(graph)
+        self.derived = [*fuse_convolutions(graph), *_take_out_casts(graph)]
         # detached: what `net.half()` puts into a parameter is not for code compiled for another type
         self.weights = [tensor.detach() for tensor in _take_out_constants(graph)]
         graph.recompile()
@@ -54,15 +57,15 @@ class TracedCall:
             return self.run(*inputs, *self.weights)
 
     def refresh(self) -> None:
-        """Cast the weights again, in place: a captured graph reads the casts where they are."""
+        """Compute again what is derived from the weights, in place: a captured graph reads it where it is."""
         with torch.no_grad():
-            for source, cast in self.casts:
-                cast.copy_(source)
+            for value, kept in self.derived:
+                kept.copy_(value())
 
 
-def _take_out_casts(graph: fx.GraphModule) -> list[tuple[Tensor, Tensor]]:
+def _take_out_casts(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
     """Replace casts of weights by their results; return weights and casts."""
-    found: list[tuple[Tensor, Tensor]] = []
+    found: list[tuple[Weight, Tensor]] = []
     for node in list(graph.graph.nodes):
         if node.target is not aten._to_copy.default or node.args[0].op != "get_attr":
             continue
@@ -73,7 +76,7 @@ def _take_out_casts(graph: fx.GraphModule) -> list[tuple[Tensor, Tensor]]:
         with graph.graph.inserting_before(node):
             node.replace_all_uses_with(graph.graph.get_attr(name))
         graph.graph.erase_node(node)
-        found.append((source.detach(), cast))
+        found.append((partial(Tensor.detach, source.detach()), cast))
     graph.graph.eliminate_dead_code()
     return found
 
@@ -127,11 +130,15 @@ def _convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
     transposed: bool, _output_padding: list[int], groups: int,
 ) -> Any:  # fmt: skip
-    """Convolutions of patches as products, and those with a stride on few channels, as most networks' first is, on many."""
+    """Convolutions of patches as products, and those on few channels, as most networks' first is, on more."""
     plain = not transposed and groups == 1 and x.ndim == 4 and set(dilation) == {1}
     size = list(weight.shape[2:])
-    if not plain or set(stride) == {1}:
+    if not plain:
         return NotImplemented
+    if set(stride) == {1}:
+        if x.shape[1] > FEW_CHANNELS:
+            return NotImplemented
+        return torch.conv2d(_fill_channels(x), _fill_channels(weight), bias, 1, padding)
     if list(stride) == size and not any(padding) and min(x.shape[2] - size[0], x.shape[3] - size[1]) >= 0:
         return _as_product(x, weight, bias)
     if x.shape[1] <= FEW_CHANNELS and stride[0] == stride[1] < min(size):
@@ -170,11 +177,17 @@ def _on_blocks(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padd
 
 
 def _blocks(x: Tensor, padding: list[int], size: int) -> Tensor:
-    """A padded image with the pixels of every block as channels, filled up to a number that tensor cores read."""
+    """A padded image with the pixels of every block as channels, channels-last if the image is."""
+    last = x.is_contiguous(memory_format=torch.channels_last)
     x = pad(x, padding)
     cut = x.reshape(len(x), x.shape[1], x.shape[2] // size, size, x.shape[3] // size, size)
-    channels = cut.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
-    return pad(channels, [0, 0, 0, 0, 0, -channels.shape[1] % CHANNEL_MULTIPLE])
+    found = cut.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
+    return _fill_channels(found.contiguous(memory_format=torch.channels_last) if last else found)
+
+
+def _fill_channels(x: Tensor) -> Tensor:
+    """Zeros after the channels, up to a number that tensor cores read."""
+    return pad(x, [0, 0, 0, 0, 0, -x.shape[1] % CHANNEL_MULTIPLE])
 
 
 def _by_a_vector(a: Tensor, b: Tensor) -> Any:

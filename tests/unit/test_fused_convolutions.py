@@ -1,0 +1,208 @@
+"""Convolutions with batch norm, addition and ReLU in one step are what the network computes, also after its weights change."""
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from equicam.runtime import fused_convolutions
+from equicam.runtime.traced import TracedCall
+
+FUSED = torch.ops.equicam.convolution_relu.default
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Kernels of cuDNN are taken for granted; the operation has a CPU's in their place."""
+    monkeypatch.setattr(fused_convolutions, "_uses_cudnn", lambda _x: True)
+
+
+def with_random_norms(net):
+    """Batch norms whose four constants all matter, kept from exploding."""
+    generator = torch.Generator().manual_seed(3)
+    for part in net.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            for tensor, low, high in (
+                (part.running_mean, -0.3, 0.3), (part.running_var, 0.5, 2.0), (part.weight, 0.3, 1.0), (part.bias, -0.2, 0.2),
+            ):  # fmt: skip
+                if tensor is not None:
+                    tensor.data.uniform_(low, high, generator=generator)
+    return net.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+
+
+def trace(net, x, dtype=None, memory_format=torch.channels_last):
+    def call(x):
+        x = x.contiguous(memory_format=memory_format)
+        with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None, cache_enabled=False):
+            return {"y": net(x)}
+
+    return TracedCall(call, [x]), call
+
+
+def nodes(traced, target):
+    return [node for node in traced.run.graph.nodes if node.target is target]
+
+
+class Residual(nn.Module):
+    """One addition, written as the test says."""
+
+    def __init__(self, add, downsample=False):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(5, 5, 3, padding=1), nn.BatchNorm2d(5)
+        self.down = (
+            nn.Sequential(nn.Conv2d(5, 5, 1, bias=False), nn.BatchNorm2d(5)) if downsample else nn.Identity()
+        )
+        self.add = add
+
+    def forward(self, x):
+        return self.add(self.norm(self.conv(x)), self.down(x)).relu()
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(
+    ("name", "fused"), [("resnet18", 17), ("resnet50", 49), ("vgg11", 8), ("vgg11_bn", 8)]
+)
+def test_a_network_computes_the_same_with_fused_convolutions(name, fused):
+    torch.manual_seed(0)
+    net = with_random_norms(getattr(torchvision.models, name)().double())
+    x, other = torch.rand(2, 2, 3, 64, 64, dtype=torch.float64)
+    traced, call = trace(net, x)
+    assert len(nodes(traced, FUSED)) == fused
+    assert not nodes(traced, torch.ops.aten.native_batch_norm.default)
+    for change in (lambda: None, lambda: with_changed_weights(net)):
+        change()
+        traced.refresh()
+        expected = call(other)["y"]
+        assert expected.std() > 0.01
+        assert (expected - call(x)["y"]).abs().max() > 1e-4  # the image matters
+        torch.testing.assert_close(traced(other)["y"], expected, rtol=1e-9, atol=1e-9)
+
+
+def with_changed_weights(net):
+    for tensor in (*net.parameters(), *net.buffers()):
+        if tensor.is_floating_point():
+            tensor.mul_(1.1)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_in_half_precision_weights_are_rounded_once():
+    torch.manual_seed(0)
+    net = with_random_norms(nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU()))
+    x = torch.rand(2, 8, 16, 16)
+    traced, call = trace(net, x, torch.bfloat16)
+    (fused,) = nodes(traced, FUSED)
+    scale = net[1].weight / (net[1].running_var + net[1].eps).sqrt()
+    kept = traced.derived[0][1]
+    assert kept.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(kept, (net[0].weight * scale[:, None, None, None]).bfloat16())
+    exact = net(x)
+    assert exact.std() > 0.01
+    error = (traced(x)["y"].double() - exact).norm() / exact.norm()
+    assert error <= 1.1 * (call(x)["y"].double() - exact).norm() / exact.norm()
+    assert fused.args[0].op != "get_attr"
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("downsample", [False, True])
+@pytest.mark.parametrize(
+    "add", [lambda a, b: a + b, lambda a, b: b + a, lambda a, b: a.add_(b)], ids=["a + b", "b + a", "a += b"]
+)
+def test_a_residual_is_added_whichever_side_it_is_on(add, downsample):
+    torch.manual_seed(0)
+    net, x = (
+        with_random_norms(Residual(add, downsample).double()),
+        torch.rand(2, 5, 9, 9, dtype=torch.float64),
+    )
+    traced, call = trace(net, x)
+    (fused,) = nodes(traced, FUSED)
+    assert fused.args[3] is not None
+    assert len(nodes(traced, torch.ops.aten.convolution.default)) == int(downsample)
+    expected = call(x)["y"]
+    assert expected.std() > 0.01
+    torch.testing.assert_close(traced(x)["y"], expected)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda conv, norm, x: norm(conv(x)),  # no ReLU
+        lambda conv, norm, x: (y := norm(conv(x))).relu() + y,  # what is rectified is also read elsewhere
+        lambda conv, norm, x: norm(y := conv(x)).relu() + y,  # as is the convolution
+        lambda conv, norm, x: (norm(conv(x)) + x[:1]).relu(),  # broadcast
+        lambda conv, norm, x: torch.add(norm(conv(x)), x, alpha=2).relu(),
+        lambda conv, norm, x: nn.functional.conv2d(x, conv.weight * x.mean(), padding=1).relu(),  # no constant weight
+        lambda conv, norm, x: nn.functional.batch_norm(conv(x), None, None, training=True).relu(),
+        lambda conv, norm, x: nn.functional.conv2d(x, conv.weight[:, :1], padding=1, groups=5).relu(),
+    ],
+)  # fmt: skip
+def test_other_computations_are_left_as_they_are(forward):
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(5, 5, 3, padding=1).double(), with_random_norms(nn.BatchNorm2d(5).double())
+    conv.requires_grad_(False)
+    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
+    traced, call = trace(lambda x: forward(conv, norm, x), x)
+    assert not nodes(traced, FUSED)
+    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_convolution_is_not_moved_behind_a_change_of_its_input():
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(5, 5, 3, padding=1).double(), with_random_norms(nn.BatchNorm2d(5).double())
+    conv.requires_grad_(False)
+
+    def forward(x):
+        x = x * 2
+        y = norm(conv(x))
+        return (y + x.sub_(5)).relu(), x
+
+    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
+    traced, call = trace(lambda x: forward(x)[0], x)
+    assert not nodes(traced, FUSED)
+    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_channels_first_stays_as_it_is():
+    torch.manual_seed(0)
+    net = with_random_norms(torchvision.models.vgg11().double()).to(memory_format=torch.contiguous_format)
+    x = torch.rand(1, 3, 64, 64, dtype=torch.float64)
+    traced, call = trace(net, x, memory_format=torch.contiguous_format)
+    assert not nodes(traced, FUSED)
+    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+
+
+def test_without_cudnn_nothing_is_fused():
+    net = with_random_norms(nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU()))
+    traced, call = trace(net, x := torch.rand(2, 3, 16, 16))
+    assert not nodes(traced, FUSED)
+    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_kernel_that_fails_is_not_used(monkeypatch):
+    def fails(*_given):
+        raise RuntimeError("no engine")
+
+    monkeypatch.setattr(fused_convolutions, "_convolution_relu", fails)
+    fused_convolutions._has_kernel.cache_clear()
+    net = with_random_norms(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()))
+    traced, call = trace(net, x := torch.rand(2, 3, 21, 17))
+    fused_convolutions._has_kernel.cache_clear()
+    assert not nodes(traced, FUSED)
+    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation", "kernel"), [(1, 0, 1, 3), (2, 1, 1, 3), (2, 2, 2, 3), (1, 1, 1, 1)]
+)
+def test_the_shape_is_known_before_it_runs(stride, padding, dilation, kernel):
+    torch.manual_seed(0)
+    x, weight, bias = torch.rand(2, 4, 11, 8), torch.rand(6, 4, kernel, kernel), torch.rand(6)
+    settings = [[stride] * 2, [padding] * 2, [dilation] * 2]
+    torch.library.opcheck(
+        FUSED, (x, weight, bias, None, *settings), test_utils=("test_schema", "test_faketensor")
+    )
+    found = FUSED(x, weight, bias, None, *settings)
+    torch.testing.assert_close(found, nn.functional.conv2d(x, weight, bias, stride, padding, dilation).relu())
