@@ -8,7 +8,7 @@ import torch
 import torchvision
 
 import equicam
-from equicam.runtime import executor, graphs
+from equicam.runtime import call_size, graphs
 from equicam.runtime.transfers import to_device
 from tests.conftest import Cnn, Vit, assert_alive, light, methods_for, pictures, seeded
 
@@ -102,7 +102,7 @@ def test_branches_of_a_graph_wait_for_each_other(monkeypatch):
 def compiled_call(request, monkeypatch):
     """A compiled call that is captured as a graph, and one that is too long to be."""
     if request.param == "long":
-        monkeypatch.setattr(executor, "LONG_VALUES", 0)
+        monkeypatch.setattr(call_size, "LONG_VALUES", 0)
 
 
 @pytest.mark.usefixtures("compiled_call")
@@ -297,3 +297,22 @@ def test_a_fused_convolution_reads_no_memory_that_nobody_wrote(dtype):
     assert exact.std() > 0.01
     assert found.isfinite().all()
     assert (found - exact).norm() / exact.norm() < (1e-3 if dtype is torch.float32 else 1e-2)
+
+
+@pytest.mark.usefixtures("compiled_call")
+@pytest.mark.parametrize("method", ["score-cam", "rise-400"])
+def test_compiled_predictions_of_masked_images_are_those_of_eager_ones(method):
+    model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(3)
+    expected = equicam.explain(model, x, method=method)
+    assert_alive(expected.map)
+    for _ in range(2):
+        found = equicam.explain(model, x, method=method, compiled=True)
+        torch.testing.assert_close(found.map, expected.map, atol=1e-9, rtol=0)
+    assert any(key[0] == "predict" for key in graphs.graphs_of(model.module).graphs)
+    with torch.no_grad():
+        model.module.head.weight.neg_()
+    after = equicam.explain(model, x, method=method)
+    assert not torch.allclose(after.map, expected.map, atol=1e-3)
+    torch.testing.assert_close(
+        equicam.explain(model, x, method=method, compiled=True).map, after.map, atol=1e-9, rtol=0
+    )

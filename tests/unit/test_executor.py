@@ -22,7 +22,7 @@ from equicam.methods import METHODS, Method
 from equicam.readers.forward import Forward, Network, capture_layer
 from equicam.readers.reading import Reader, Reading, Targets
 from equicam.recipe import Recipe
-from equicam.runtime import constants
+from equicam.runtime import call_size, constants
 from equicam.runtime import executor as executor_module
 from equicam.runtime.executor import Executor
 from equicam.runtime.graphs import GraphCache, Replayed, _identity, graphs_of
@@ -100,7 +100,7 @@ def test_a_captured_call_is_replayed_when_memory_is_short_later(cnn, monkeypatch
 
     memory = iter([True, False, False])
     monkeypatch.setattr(Executor, "_compiles", lambda *_: True)
-    monkeypatch.setattr(executor_module, "_fits", lambda *_: next(memory))
+    monkeypatch.setattr(executor_module, "fits_memory", lambda *_: next(memory))
     monkeypatch.setattr(executor_module, "CompiledCall", Graph)
     executor = Executor(cnn, Recipe(views=3))
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_one_call_without_memory_drops_no_graph(cnn, monkeypatch):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(Executor, "_compiles", lambda *_: True)
-    monkeypatch.setattr(executor_module, "_fits", lambda *_: True)
+    monkeypatch.setattr(executor_module, "fits_memory", lambda *_: True)
     monkeypatch.setattr(GraphCache, "run", run)
     executor = Executor(cnn, Recipe(views=3))
     for _ in range(2):
@@ -172,8 +172,8 @@ def test_the_identity_of_a_network_sees_what_moves():
     ],
 )
 def test_a_captured_call_needs_its_memory_twice_and_a_long_one_once(monkeypatch, views, room, expected):
-    monkeypatch.setattr(executor_module, "views_that_fit", lambda _x, *, with_kept: room)
-    assert executor_module._fits(torch.empty(1, 3, 224, 224), views) == expected
+    monkeypatch.setattr(call_size, "views_that_fit", lambda _x, *, with_kept: room)
+    assert call_size.fits_memory(torch.empty(1, 3, 224, 224), views) == expected
 
 
 def test_another_failure_of_a_capture_is_not_hidden(cnn, monkeypatch):

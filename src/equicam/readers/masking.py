@@ -16,10 +16,12 @@ from equicam.errors import EquicamError
 from equicam.readers.batch_size import views_that_fit
 from equicam.readers.forward import Forward, Network, predict
 from equicam.readers.logits import at_least_float32, require_probabilities
+from equicam.readers.masked_scores import remembered
 from equicam.readers.reading import Reading, Targets
 
 Weighing = Literal["softmax", "softmax_of_logits", "relu_minus_full_image", "probability"]
 MASKS_PER_BATCH = 256
+MASKS_PER_COMPILED_BATCH = 1024
 RISE_CELLS = 7  # the side of RISE's coarse grid, as the paper's authors have it
 
 
@@ -45,22 +47,32 @@ def score_cam(
         )
     acts = forward.features
     probabilities = require_probabilities(forward.probabilities, "score-cam")
+    by_logits = weigh == "softmax_of_logits"
     rows = []
     for i in range(len(x)):
         target = int(targets.classes[i])
         count = acts.shape[1] if channels is None else min(channels, acts.shape[1])
         chosen = acts[i].mean((-2, -1)).abs().argsort(descending=True, stable=True)[:count].sort().values
-        scores = torch.cat(
-            [
-                _class_score(network, x[i] * _masks(acts[i, some], x), target, weigh)
-                for some in torch.split(chosen, min(MASKS_PER_BATCH, views_that_fit(x)))
-            ]
-        )
+
+        def score(i: int = i, target: int = target, chosen: Tensor = chosen) -> Tensor:
+            masked = (x[i] * _masks(acts[i, some], x) for some in _batches(network, chosen, x))
+            return torch.cat([_class_score(network, one, target, by_logits=by_logits) for one in masked])
+
+        scores = remembered(("score-cam", count, by_logits), network, x[i], target, score)
         weights = torch.zeros_like(acts[i, :, 0, 0])
         full = probabilities[i, target]
         weights[chosen] = _channel_weights(scores, weigh, full=full).to(weights.dtype)
         rows.append(weights)
     return Reading("combined", (weighted(acts, torch.stack(rows)),))
+
+
+def _batches(network: Network, masks: Tensor, x: Tensor) -> Sequence[Tensor]:
+    """Masks in batches that fit memory: even ones where each size is compiled, whatever memory is free just now."""
+    fit = views_that_fit(x)
+    if network.predict is None:
+        return torch.split(masks, min(MASKS_PER_BATCH, fit))
+    most = min(MASKS_PER_COMPILED_BATCH, 1 << (fit.bit_length() - 1))
+    return masks.tensor_split(-(-len(masks) // most))
 
 
 def _masks(planes: Float[Tensor, "k h w"], x: Tensor) -> Float[Tensor, "k 1 H W"]:
@@ -69,12 +81,12 @@ def _masks(planes: Float[Tensor, "k h w"], x: Tensor) -> Float[Tensor, "k 1 H W"
 
 
 def _class_score(
-    network: Network, masked: Float[Tensor, "m c H W"], target: int, weigh: Weighing
+    network: Network, masked: Float[Tensor, "m c H W"], target: int, *, by_logits: bool = False
 ) -> Float[Tensor, " m"]:
     found = predict(network, masked)
-    if weigh == "softmax_of_logits":
+    if by_logits:
         return found.logits[:, target]
-    return require_probabilities(found.probabilities, "score-cam")[:, target]
+    return require_probabilities(found.probabilities, "an explanation by masks")[:, target]
 
 
 def _channel_weights(
@@ -99,13 +111,17 @@ def rise(
     grids, shifts = rise_grids(masks, (x.shape[-2], x.shape[-1]), seed)
     total = torch.zeros((len(x), *x.shape[-2:]), dtype=dtype, device=x.device)
     mass = torch.zeros_like(total[0])
-    for some in torch.split(torch.arange(masks, device="cpu"), min(MASKS_PER_BATCH, views_that_fit(x))):
+    for some in _batches(network, torch.arange(masks, device="cpu"), x):
         shown = _enlarge(grids[some], shifts[some].tolist(), x).to(dtype)
         mass += shown.sum(0)
         for i in range(len(x)):
-            found = predict(network, x[i] * shown[:, None].to(x.dtype))
-            probabilities = require_probabilities(found.probabilities, "rise")
-            total[i] += torch.einsum("m,mhw->hw", probabilities[:, targets.classes[i]], shown)
+            target = int(targets.classes[i])
+
+            def score(i: int = i, target: int = target, shown: Tensor = shown) -> Tensor:
+                return _class_score(network, x[i] * shown[:, None].to(x.dtype), target)
+
+            batch = ("rise", masks, seed, int(some[0]), len(some))
+            total[i] += torch.einsum("m,mhw->hw", remembered(batch, network, x[i], target, score), shown)
     return Reading("rectified", (total / (mass + 1e-8),))
 
 

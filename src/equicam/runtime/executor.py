@@ -17,29 +17,26 @@ from torch import Tensor
 
 from equicam.core.views import Window, crop_centre
 from equicam.errors import EquicamError, ModelError
-from equicam.readers.batch_size import views_per_forward, views_that_fit
+from equicam.readers.batch_size import views_per_forward
 from equicam.readers.checks import Check, raise_failed
-from equicam.readers.failures import out_of_memory
 from equicam.readers.finite import finite, not_finite
 from equicam.readers.forward import Network
 from equicam.readers.model import Model
 from equicam.readers.pixel_range import not_scaled, unscaled
 from equicam.readers.reading import Reader
 from equicam.recipe import Recipe
+from equicam.runtime.call_size import fits_memory, is_long
 from equicam.runtime.compiled import run_compiled
 from equicam.runtime.constants import keep_constants
 from equicam.runtime.deferred import DeferredChecks
 from equicam.runtime.graphs import CompiledCall, Replayed, Tensors, graphs_of, shape_key
 from equicam.runtime.memory import keep_freed_memory
+from equicam.runtime.predictions import predict_compiled
 from equicam.runtime.view_reader import ViewReader
 
 LOG = logging.getLogger(__name__)
 Work = Callable[[ViewReader, Float[Tensor, "b c H W"], Int[Tensor, " b"] | None], Tensors]
 """(view reader, images, target) → tensors by name, one row per image."""
-ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2
-"""Calls whose views hold at most this many values are captured without estimating memory."""
-LONG_VALUES = 256 * 3 * 224**2
-"""Calls whose views hold more run for ten milliseconds and longer: their kernels are launched one by one."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +169,14 @@ class Executor:
         # an explainer without a forward pass of ours may run the same module with its own hooks: leave it alone
         if self.model is None or reader.forward is None:
             return None
-        run = run_compiled if self.recipe.compiled and compiled else None
-        return Network(self.model, self.autocast, run)
+        compiled = self.recipe.compiled and compiled
+        on_cuda = self.model.device.type == "cuda"
+        return Network(
+            self.model,
+            self.autocast,
+            run_compiled if compiled else None,
+            predict_compiled if compiled and on_cuda else None,
+        )
 
     def _checks(self, images: Float[Tensor, "b c H W"]) -> list[Check]:
         """What images must pass."""
@@ -213,7 +216,7 @@ class Executor:
                 tensors = (*model.module.parameters(), *model.module.buffers())
                 return CompiledCall(
                     partial(whole, compiled=False), partial(whole, compiled=True), inputs, tensors,
-                    long=_is_long(presented, views),
+                    long=is_long(presented, views),
                 )  # fmt: skip
 
         about = (
@@ -221,32 +224,9 @@ class Executor:
             self.autocast, self.refuse_unscaled,
         )  # fmt: skip
         full_key = (about, reader, key, window, shape_key(inputs))
-        cache = graphs_of(model.module)
-        is_known = full_key in cache.graphs
-        if full_key in cache.too_large or not (is_known or _fits(presented, views)):
-            return None
-        try:
-            return cache.run(full_key, capture, inputs)
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            if (
-                full_key not in cache.graphs
-            ):  # there was no memory to make it; else this call alone has too little
-                cache.graphs.clear()
-                cache.too_large.add(full_key)
-            return None
-
-
-def _is_long(x: Float[Tensor, "b c H W"], views: int) -> bool:
-    return views * x[0].numel() > LONG_VALUES
-
-
-def _fits(x: Float[Tensor, "b c H W"], views: int) -> bool:
-    """Whether memory holds so many views of the images at once, and twice where they are captured."""
-    if views * x[0].numel() <= ALWAYS_CAPTURED_VALUES:
-        return True
-    return views * (1 if _is_long(x, views) else 2) <= views_that_fit(x, with_kept=True)
+        return graphs_of(model.module).attempt(
+            full_key, capture, inputs, fits=lambda: fits_memory(presented, views)
+        )
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,9 @@ def fuse_convolutions(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
     """Replace convolutions that end in a ReLU; return the functions of the weights that it reads, and their values."""
     derived: list[tuple[Weight, Tensor]] = []
 
-    def constant(value: Weight, like: Tensor) -> Node:
-        kept = value().to(like.dtype)
-        kept = kept.contiguous(memory_format=LAST) if kept.ndim == 4 else kept.clone()
+    def constant(value: Weight, dtype: torch.dtype) -> Node:
+        kept = value().to(dtype)
+        kept = kept.contiguous(memory_format=LAST) if kept.ndim == 4 else kept
         name = f"_derived{len(derived)}"
         graph.register_buffer(name, kept)
         derived.append((value, kept))
@@ -65,17 +65,17 @@ def fuse_convolutions(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
             if found is None:
                 continue
             one, residual, other, unused = found
-            like = one.result.meta["val"]
+            dtype = one.result.meta["val"].dtype
             with graph.graph.inserting_before(unused[0] if residual is not None else one.nodes[-1]):
                 bias = one.bias
                 if other is not None:  # its bias joins ours
                     bias = _sum(one.bias, other.bias)
-                    weight = constant(other.weight, like)
+                    weight = constant(other.weight, dtype)
                     residual = graph.graph.call_function(
                         aten.convolution.default,
                         (other.x, weight, None, *other.settings, False, [0, 0], 1),
                     )
-                weight, shift = constant(one.weight, like), constant(bias, like)
+                weight, shift = constant(one.weight, dtype), constant(bias, bias_dtype(dtype))
                 fused = graph.graph.call_function(
                     torch.ops.equicam.convolution_relu.default,
                     (one.x, weight, shift, residual, *one.settings),
@@ -221,6 +221,11 @@ def _is_fusable(one: Convolution, *, residual: bool) -> bool:
     return _has_kernel(x.device, x.dtype, tuple(x.shape[1:]), weight, settings, residual)
 
 
+def bias_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of a bias: in half precision its error would be the same in every pixel and view, and not average out."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _uses_cudnn(x: Tensor) -> bool:
     cudnn: Any = torch.backends.cudnn
     return x.is_cuda and torch.version.hip is None and cudnn.is_available() and cudnn.enabled
@@ -237,7 +242,7 @@ def _has_kernel(
 ) -> bool:
     image = torch.zeros((1, *x), dtype=dtype, device=device).contiguous(memory_format=LAST)
     kernel = torch.zeros(weight, dtype=dtype, device=device).contiguous(memory_format=LAST)
-    bias = torch.zeros(weight[0], dtype=dtype, device=device)
+    bias = torch.zeros(weight[0], dtype=bias_dtype(dtype), device=device)
     given = [list(each) for each in settings]
     try:
         added = aten.convolution(image, kernel, None, *given, False, [0, 0], 1) if residual else None
@@ -256,9 +261,9 @@ def _convolution_relu(
     if residual is not None:
         residual = residual.contiguous(memory_format=LAST)
     if not x.is_cuda:
-        found: Tensor = aten.convolution(x, weight, bias, stride, padding, dilation, False, [0, 0], 1)
-        found = found if residual is None else found + residual
-        return found.relu().contiguous(memory_format=LAST)
+        found: Tensor = aten.convolution(x, weight, None, stride, padding, dilation, False, [0, 0], 1)
+        found = found + bias[:, None, None] + (0 if residual is None else residual)
+        return found.relu().to(x.dtype).contiguous(memory_format=LAST)
     if residual is None:
         fused: Tensor = aten.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, 1)
     else:

@@ -218,6 +218,27 @@ class GraphCache:
             self.graphs.popitem(last=False)
         return found
 
+    def attempt(
+        self,
+        key: Hashable,
+        capture: Callable[[], CompiledCall],
+        inputs: tuple[Tensor, Tensor | None],
+        *,
+        fits: Callable[[], bool],
+    ) -> Replayed | None:
+        """As `run`; None where memory does not suffice for it, now or before."""
+        if key in self.too_large or not (key in self.graphs or fits()):
+            return None
+        try:
+            return self.run(key, capture, inputs)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            if key not in self.graphs:  # there was no memory to make it; else this call alone has too little
+                self.graphs.clear()
+                self.too_large.add(key)
+            return None
+
 
 def _identity(parts: list[ref[nn.Module]]) -> tuple[list[int], list[int]]:
     """Which parts and hooks a network has and the addresses of its tensors; and how often each tensor was changed.
