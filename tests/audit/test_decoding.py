@@ -117,13 +117,17 @@ def test_pixels_are_right_after_a_picture_killed_its_worker(items, eyes):
             np.testing.assert_array_equal(x, prepare(Image.open(item.path)))
 
 
-def test_a_place_holds_one_picture_and_no_other_size():
-    places = SharedBuffer(16, 3)
+def test_a_place_holds_one_picture_and_none_that_is_larger():
+    places, kind = SharedBuffer(16, 3), np.dtype(np.float32)
     for place in range(3):
         assert places.put(place, np.full((2, 2), place, np.float32))
-    assert [places.at(place, (2, 2)).mean() for place in range(3)] == [0, 1, 2]
+    assert [places.at(place, (2, 2), kind).mean() for place in range(3)] == [0, 1, 2]
     assert not places.put(0, np.ones((3, 3), np.float32))
-    assert places.at(0, (4,)).tolist() == [0] * 4
+    assert places.at(0, (4,), kind).tolist() == [0] * 4
+    levels = np.arange(12, dtype=np.uint8).reshape(2, 3, 2).transpose(2, 0, 1)
+    assert places.put(1, levels)
+    assert np.array_equal(places.at(1, levels.shape, levels.dtype), levels)
+    assert [places.at(place, (2, 2), kind).mean() for place in (0, 2)] == [0, 2]
 
 
 def test_a_preprocessing_that_takes_no_small_picture_is_no_obstacle():

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equicam.auditing.compute import AuditContext, array_preprocessing, compute_ahead
+from equicam.auditing.compute import AuditContext, compact_preprocessing, compute_ahead
 from equicam.auditing.integrity import (
     Notice,
     complete,
@@ -268,7 +268,7 @@ def _compute_here(
     """Compute shards in this process, decode ahead in others, and write each while the next is computed."""
     model = context.model
     decoders = DecoderPool(
-        array_preprocessing(model, context.recipe.context), VisibleBoxes(model), workers=workers,
+        compact_preprocessing(model, context.recipe.context), VisibleBoxes(model), workers=workers,
         image_bytes=surround_bytes(model, context.recipe.context, tiling), shard_size=max(len(items) for _, items in shards), lock=lock,
     )  # fmt: skip
     with closing(decoders), ThreadPoolExecutor(1) as writer:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
@@ -21,22 +22,24 @@ from equicam.auditing.stored_maps import MAPS, StoredMaps
 from equicam.core.correlation import pearson
 from equicam.core.transforms import Transform, canvas_size
 from equicam.core.views import Views, Window, rotate_all
-from equicam.data.decoding import DecodedImage
+from equicam.data.decoding import DecodedImage, Preprocess
 from equicam.data.image_files import to_rgb
 from equicam.data.items import valid_utf8
+from equicam.data.levels import LevelPixels
+from equicam.data.rasters.windows import WindowPixels
 from equicam.errors import EquicamError
 from equicam.evaluation.equivariance import ANGLES, equivariance
 from equicam.explain import explain_batch, start_explaining
 from equicam.methods import resolve
 from equicam.models.images import as_batch, preprocessing_of
 from equicam.models.level_table import LevelTable, level_table
-from equicam.models.surround import crops_centre, input_size, preprocess_pixels
+from equicam.models.surround import crops_centre, input_size, preprocess_pixels, window_levels
 from equicam.readers.model import Model
 from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
 from equicam.runtime.ahead import finish_in_order
 from equicam.runtime.executor import Executor
-from equicam.runtime.transfers import send_to_host, to_device
+from equicam.runtime.transfers import look_up, send_to_host, to_device
 from equicam.steadiness import judge
 
 LOG = logging.getLogger(__name__)
@@ -96,19 +99,26 @@ class AuditContext:
         return rows, columns
 
 
-def preprocess_to_array(
-    model: Model, image: Any, context: str = "none", table: LevelTable | None = None
-) -> np.ndarray:
+def preprocess_to_array(model: Model, image: Any, context: str = "none") -> NDArray[np.float32]:
     """The model's input as an array, which other processes can be sent; with context, in its surround."""
-    if table is not None and isinstance(image, Image.Image):
-        return table(to_rgb(image))
     return np.ascontiguousarray(preprocess_pixels(model, image, context).float().numpy())
 
 
-def array_preprocessing(model: Model, context: str) -> Callable[[Any], np.ndarray]:
-    """`preprocess_to_array` by the fastest way that gives the same numbers."""
+def compact_preprocessing(model: Model, context: str) -> Preprocess:
+    """The same numbers as `preprocess_to_array`, as levels where that is possible."""
     table = level_table(preprocessing_of(model)) if context == "none" else None
-    return partial(preprocess_to_array, model, context=context, table=table)
+    return partial(_preprocess_compactly, model, context=context, table=table)
+
+
+def _preprocess_compactly(
+    model: Model, image: Image.Image | WindowPixels, context: str, table: LevelTable | None
+) -> NDArray[np.float32] | LevelPixels:
+    found = None
+    if isinstance(image, WindowPixels):
+        found = window_levels(model, image)
+    elif table is not None:
+        found = table(to_rgb(image))
+    return preprocess_to_array(model, image, context) if found is None else found
 
 
 Tables = tuple[pa.Table, pa.Table]
@@ -145,11 +155,7 @@ def start_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Calla
     device, running = context.model.device, context.executor.context
     with running(device):  # it keeps constants: making one waits for the device
         if good:
-            x = as_batch(
-                context.model,
-                to_device([d.x for d in good if d.x is not None], device),
-                check=False,
-            )
+            x = as_batch(context.model, _send(good, device), check=False)
             started = _start_each(context, x, ids, margins)
     spent = time.perf_counter() - begun
 
@@ -170,6 +176,23 @@ def start_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Calla
         return pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(stored, schema=MAPS)
 
     return finish
+
+
+def _send(images: Sequence[DecodedImage], device: torch.device) -> Float[Tensor, "b c H W"]:
+    """The pixels of the images as a batch on a device: as levels that are looked up there, if all have the same table."""
+    pixels = [d.x for d in images if d.x is not None]
+    numbers = images[0].numbers
+    if numbers is not None and all(
+        d.numbers is not None and np.array_equal(d.numbers, numbers) for d in images
+    ):
+        return look_up(to_device(pixels, device), numbers)
+    return to_device(
+        [
+            x if d.numbers is None else LevelPixels(x, d.numbers).look_up()
+            for x, d in zip(pixels, images, strict=True)
+        ],
+        device,
+    )
 
 
 Explained = tuple[Facts, dict[str, StoredMaps], dict[str, Reason]]

@@ -12,7 +12,7 @@ import PIL
 import torch
 
 from equicam import __version__
-from equicam.auditing.compute import AuditContext, array_preprocessing, compute_shard
+from equicam.auditing.compute import AuditContext, compact_preprocessing, compute_shard
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.store import RunStore
 from equicam.data.decoding import DecodedImage, DecoderPool
@@ -87,7 +87,7 @@ class AuditJob:
     def _decoders(self, workers: int) -> DecoderPool:
         model = self.preprocessing or load_preprocessing(self.model_source)
         return DecoderPool(
-            array_preprocessing(model, self.manifest.recipe.context),
+            compact_preprocessing(model, self.manifest.recipe.context),
             VisibleBoxes(model),
             workers=workers,
             image_bytes=self.image_bytes,

@@ -60,13 +60,11 @@ def correlate_views(
     return ViewCorrelations(with_presented, pairs / (views * (views - 1)) if views > 1 else pairs * torch.nan)
 
 
-def mean_converged(
-    aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment, tolerance: int | float
-) -> Bool[Tensor, " b"]:
-    """Where more views would change the mean by less than the tolerance: √(mean σ²) / n ≤ ε · sd(h̄), in the disc.
+def mean_error(aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment) -> Float[Tensor, " b"]:
+    """How far more views would change the mean, relative to the map: √(mean σ²) / (n · sd(h̄)), in the disc.
 
     Evenly spaced rotations cover the circle, so their mean errs as 1/n and not as 1/√n. Weighted views count as
-    n = 1 / Σ w². An image with fewer than two views to compare has not converged.
+    n = 1 / Σ w². It is infinite for an image with fewer than two views to compare.
     """
     inside = disc_pixels((aligned_maps.shape[-2], aligned_maps.shape[-1]), aligned_maps.device)
     variance, mean = (
@@ -77,4 +75,13 @@ def mean_converged(
         )
     )
     count = 1 / (alignment.weights.double() ** 2).sum(0)
-    return (count >= 2) & (variance.mean(1).sqrt() / count <= tolerance * mean.std(1, correction=0))
+    # views that are all equal have no error, constant ones included
+    error = (variance.mean(1).sqrt() / count / mean.std(1, correction=0)).nan_to_num(0.0, posinf=torch.inf)
+    return error.where(count >= 2, torch.inf)
+
+
+def mean_converged(
+    aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment, tolerance: int | float
+) -> Bool[Tensor, " b"]:
+    """Where more views would change the mean by less than the tolerance."""
+    return mean_error(aligned_maps, alignment) <= tolerance

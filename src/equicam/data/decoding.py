@@ -28,13 +28,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.data.items import Box, Item, ItemContent, read_item
+from equicam.data.levels import LevelPixels
 from equicam.data.processes import call_alone, end_with_parent, limit_memory, limit_time
 from equicam.data.rasters.windows import WindowPixels
 from equicam.data.remote import FileStat, file_stat
 from equicam.errors import EquicamError, ModelError, error_text
 from equicam.reasons import Reason
 
-Preprocess = Callable[[Image.Image | WindowPixels], NDArray[np.float32]]
+Preprocess = Callable[[Image.Image | WindowPixels], NDArray[np.float32] | LevelPixels]
 InputBox = Callable[[tuple[int, int]], Box]
 """From an image's width and height, the box of it that the model's input shows."""
 SHARDS_AHEAD = 2
@@ -58,7 +59,8 @@ class DecodedImage:
     """An image as the model's input, with the facts about its file; or the reason why it cannot be one."""
 
     item: Item
-    x: NDArray[np.float32] | None = None
+    x: NDArray[Any] | None = None  # [c, H, W], float32, or 8-bit levels where it has `numbers`
+    numbers: NDArray[np.float32] | None = None  # the model's number for each level
     sha256: str | None = None
     bytes: int | None = None
     mtime_ns: int | None = None
@@ -98,7 +100,7 @@ def decode_image(
         upright = content.decode()
         image, size = upright.image, upright.image.size
         found = replace(found, width=size[0], height=size[1], as_stored=upright.orientation is None)
-        found = _refuse_not_finite(replace(found, x=preprocess(image), input_box=input_box(size)))
+        found = _with_pixels(replace(found, input_box=input_box(size)), preprocess(image))
     except Exception as error:  # noqa: BLE001  # a bad image never ends a run
         stat = file_stat(item.path) if found.sha256 is None else None
         found = replace(found, **asdict(stat) if stat else {}, x=None, reason=failure_reason(error))
@@ -110,17 +112,21 @@ def _decode_window(
 ) -> DecodedImage:
     tile = pixels.tile
     found = replace(
-        found, x=preprocess(pixels), width=tile, height=tile, input_box=(0.0, 0.0, float(tile), float(tile)),
-        margin=pixels.margin, nodata=not pixels.valid.all(), seconds=time.perf_counter() - start,
+        found, width=tile, height=tile, input_box=(0.0, 0.0, float(tile), float(tile)),
+        margin=pixels.margin, nodata=not pixels.valid.all(),
     )  # fmt: skip
-    return _refuse_not_finite(found)
+    return replace(_with_pixels(found, preprocess(pixels)), seconds=time.perf_counter() - start)
 
 
-def _refuse_not_finite(found: DecodedImage) -> DecodedImage:
-    """The image, without its pixels and with the reason if preprocessing made NaN or infinity of it."""
-    if found.x is None or np.isfinite(found.x).all():
-        return found
-    return replace(found, x=None, reason=Reason("not-finite"))
+def _with_pixels(found: DecodedImage, pixels: NDArray[np.float32] | LevelPixels) -> DecodedImage:
+    """The image with its pixels, or with the reason if preprocessing made NaN or infinity of it."""
+    if isinstance(pixels, LevelPixels):
+        if np.isfinite(pixels.numbers).all():
+            return replace(found, x=pixels.levels, numbers=pixels.numbers)
+        pixels = pixels.look_up()
+    return (
+        replace(found, x=pixels) if np.isfinite(pixels).all() else replace(found, reason=Reason("not-finite"))
+    )
 
 
 def decode_upload(data: bytes, name: str, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
@@ -137,27 +143,27 @@ def decode_upload(data: bytes, name: str, preprocess: Preprocess, input_box: Inp
 
 
 class SharedBuffer:
-    """Slots for arrays of one size, in memory that forked processes share."""
+    """Slots for arrays up to a size, in memory that forked processes share."""
 
     def __init__(self, slot_bytes: int, slots: int) -> None:
         self.slot_bytes = slot_bytes
         self._memory = mmap.mmap(-1, max(1, slot_bytes * slots))
 
-    def put(self, slot: int, x: NDArray[np.float32]) -> bool:
-        """Copy an array into a slot; False if its size differs."""
-        if x.nbytes != self.slot_bytes:
+    def put(self, slot: int, x: NDArray[Any]) -> bool:
+        """Copy an array into a slot; False if it is too large."""
+        if x.nbytes > self.slot_bytes:
             return False
-        self.at(slot, x.shape)[...] = x
+        self.at(slot, x.shape, x.dtype)[...] = x
         return True
 
-    def at(self, slot: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    def at(self, slot: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """A view of a slot, not a copy."""
-        count, start = self.slot_bytes // 4, slot * self.slot_bytes
-        return np.frombuffer(self._memory, np.float32, count, start).reshape(shape)
+        found = np.frombuffer(self._memory, dtype, math.prod(shape), slot * self.slot_bytes)
+        return found.reshape(shape)
 
 
-Reply = tuple[DecodedImage, tuple[int, ...] | None]
-"""A worker's answer; with a shape if the pixels are in shared memory."""
+Reply = tuple[DecodedImage, tuple[tuple[int, ...], np.dtype[Any]] | None]
+"""A worker's answer; with a shape and type if the pixels are in shared memory."""
 
 
 class DecoderPool:
@@ -173,7 +179,7 @@ class DecoderPool:
         shard_size: int = 0,
         lock: int = -1,
     ) -> None:
-        """Images of another size than `image_bytes` once preprocessed are pickled instead of shared."""
+        """Images of more than `image_bytes` once preprocessed are pickled instead of shared."""
         scale = limits_scale()
         self._settings = Settings(
             preprocess, input_box, lock, os.getpid(), MAX_SECONDS * scale, int(MAX_MEMORY_BYTES * scale)
@@ -211,8 +217,8 @@ class DecoderPool:
         replies: dict[int, DecodedImage] = {}
         for number, future in enumerate(submitted.futures):
             with contextlib.suppress(BrokenProcessPool, MemoryError):
-                for i, (found, shape) in enumerate(future.result(), number * submitted.images_per_message):
-                    x = found.x if shape is None else submitted.buffer.at(submitted.first + i, shape)
+                for i, (found, shared) in enumerate(future.result(), number * submitted.images_per_message):
+                    x = found.x if shared is None else submitted.buffer.at(submitted.first + i, *shared)
                     replies[i] = replace(found, x=x)
         if len(replies) < len(submitted.shard) and submitted.pool is self._pool:
             self._start_pool()
@@ -299,7 +305,7 @@ def _decode(item: Item, slot: int) -> Reply:
     limit_time(0.0)
     if slot < 0 or found.x is None or not _worker["buffer"].put(slot, found.x):
         return found, None
-    return replace(found, x=None), found.x.shape
+    return replace(found, x=None), (found.x.shape, found.x.dtype)
 
 
 def _decode_one(item: Item, settings: Settings) -> DecodedImage:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from equicam.data.levels import LevelPixels
 from equicam.models.preprocessing import read_geometry
 
 TRIED = ((640, 480), (375, 500), (256, 256), (1024, 333))
@@ -25,15 +26,11 @@ class LevelTable:
     size: Any  # of the short side, or height and width; None: as they are
     crop: tuple[int, int]
     interpolation: str
-    levels: NDArray[np.float32]  # [channel, level]
+    numbers: NDArray[np.float32]  # [channel, level]
 
-    def __call__(self, image: Image.Image) -> NDArray[np.float32]:
+    def __call__(self, image: Image.Image) -> LevelPixels:
         """An RGB image as the model's input."""
-        pixels = self.resized(image)
-        found = np.empty((3, *pixels.shape[:2]), np.float32)
-        for channel, levels in enumerate(self.levels):
-            np.take(levels, pixels[..., channel], out=found[channel])
-        return found
+        return LevelPixels(self.resized(image).transpose(2, 0, 1), self.numbers)
 
     def resized(self, image: Image.Image) -> NDArray[np.uint8]:
         """Its pixels, resized and cropped."""
@@ -63,13 +60,15 @@ def _level_table(preprocess: Any) -> LevelTable | None:
     unresized = (size, size) if isinstance(size, int) else size[::-1]  # noise that stays, with all its levels
     sizes = (unresized, *TRIED)
     images = [Image.fromarray(rng.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
-    levels = np.full((3, 256), np.nan, np.float32)
-    table = LevelTable(geometry.size, geometry.crop, geometry.interpolation, levels)
+    numbers = np.full((3, 256), np.nan, np.float32)
+    table = LevelTable(geometry.size, geometry.crop, geometry.interpolation, numbers)
     try:
-        pixels, numbers = table.resized(images[0]), preprocess(images[0])
+        levels, expected = table(images[0]).levels, preprocess(images[0])
         for channel in range(3):
-            levels[channel][pixels[..., channel]] = numbers[channel].numpy()
-        same = all(torch.equal(torch.from_numpy(table(image)), preprocess(image)) for image in images)
+            numbers[channel][levels[channel]] = expected[channel].numpy()
+        same = all(
+            torch.equal(torch.from_numpy(table(image).look_up()), preprocess(image)) for image in images
+        )
     except (Exception, SystemExit):  # noqa: BLE001  # a custom preprocessing may refuse the images with any exception
         return None
-    return table if same and not np.isnan(levels).any() else None
+    return table if same and not np.isnan(numbers).any() else None

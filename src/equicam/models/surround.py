@@ -7,18 +7,20 @@ size for all images: margin that is missing is reflected, as `Views.act` would.
 
 import copy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from equicam.core.transforms import canvas_size
 from equicam.core.views import crop_centre
 from equicam.data.image_files import to_rgb
+from equicam.data.levels import LevelPixels
 from equicam.data.rasters.options import Tiling
 from equicam.data.rasters.windows import WindowPixels
 from equicam.errors import EquicamError
@@ -80,6 +82,28 @@ def preprocess_window(model: Model | None, window: WindowPixels) -> Float[Tensor
     x = (values - centre) / spread
     valid = torch.from_numpy(window.valid)
     return x if bool(valid.all()) else torch.where(valid, x, 0.0)
+
+
+def window_levels(model: Model | None, window: WindowPixels) -> LevelPixels | None:
+    """A window of 8-bit values as levels; None where values are others, or some of it has no data."""
+    if window.values.dtype != np.uint8 or not window.valid.all():
+        return None
+    own = (IMAGENET_MEAN, IMAGENET_STD) if model is None else (tuple(model.mean), tuple(model.std))
+    return LevelPixels(
+        window.values,
+        _level_numbers(len(window.values), window.scale, window.mean or own[0], window.std or own[1]),
+    )
+
+
+@lru_cache(maxsize=16)
+def _level_numbers(
+    bands: int, scale: int | float, mean: tuple[int | float, ...], std: tuple[int | float, ...]
+) -> NDArray[np.float32]:
+    """What `preprocess_window` makes of every level."""
+    levels = np.broadcast_to(np.arange(256, dtype=np.uint8), (bands, 1, 256))
+    every = WindowPixels(levels, np.ones((1, 256), bool), (0, 0), 256, scale, mean, std)
+    found: NDArray[np.float32] = preprocess_window(None, every)[:, 0].numpy()
+    return found
 
 
 def surround_bytes(model: Model, context: str, tiling: Tiling | None = None) -> int:

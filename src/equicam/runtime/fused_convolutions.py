@@ -28,7 +28,6 @@ ADDITIONS = (aten.add.Tensor, aten.add_.Tensor)
 NORMS = {aten.native_batch_norm.default: 5, aten.cudnn_batch_norm.default: 5}
 """Batch norms by the position of the argument that says whether they are training; ε is two further on."""
 LAST = torch.channels_last
-SPLIT_BIAS = True
 Residual = Literal["none", "channel", "image"]
 """What is added to a convolution: nothing, a value per channel, or a tensor of its result's shape."""
 SAME_WITHIN = 0.02
@@ -49,6 +48,15 @@ class Convolution:
     def result(self) -> Node:
         """The node that holds what it computes."""
         return self.nodes[0]
+
+    @property
+    def needs_exact_bias(self) -> bool:
+        """Whether its bias, rounded once, would err more than the network does.
+
+        A batch norm computes in full precision. In half precision a folded bias would be off in the same direction in every
+        pixel and view, which no average removes. A bias of the convolution's own is rounded in the network too.
+        """
+        return len(self.nodes) > 1 and self.result.meta["val"].dtype.itemsize == 2
 
 
 def fuse_convolutions(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
@@ -81,8 +89,7 @@ def fuse_convolutions(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
                         (other.x, weight, None, *other.settings, False, [0, 0], 1),
                     )
                 weight, shift = constant(one.weight, dtype), constant(bias, dtype)
-                # in half precision a bias errs the same way in every pixel and view: what rounding leaves is added too
-                if residual is None and dtype.itemsize == 2 and SPLIT_BIAS and _is_fusable(one, "channel"):
+                if one.needs_exact_bias:
                     residual = constant(_rounded_off(bias, dtype), dtype)
                 fused = graph.graph.call_function(
                     torch.ops.equicam.convolution_relu.default,
@@ -104,14 +111,17 @@ def _match(
     if len(before.users) > 1:
         return None
     if (one := _convolution(graph, before)) is not None:
-        return (one, None, None, ()) if _is_fusable(one, "none") else None
+        return (
+            (one, None, None, ()) if _is_fusable(one, "channel" if one.needs_exact_bias else "none") else None
+        )
     if before.target not in ADDITIONS or before.kwargs:
         return None
     for own, residual in (before.args, before.args[::-1]):
         if not isinstance(own, fx.Node) or not isinstance(residual, fx.Node) or own is residual:
             continue
         one = _convolution(graph, own) if len(own.users) == 1 else None
-        if one is None or not _alike(own, residual) or not _is_fusable(one, "image"):
+        # the kernel takes one thing to add: the residual, or what a rounded bias lacks
+        if one is None or one.needs_exact_bias or not _alike(own, residual) or not _is_fusable(one, "image"):
             continue
         other = _convolution(graph, residual) if len(residual.users) == 1 else None
         nodes = {before, *one.nodes, *(() if other is None else other.nodes)}

@@ -3,15 +3,17 @@
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
 
-def to_device(arrays: Sequence[NDArray[np.float32]], device: torch.device) -> Tensor:
+def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
     """Arrays of one shape as a batch on a device; they may be overwritten when this returns."""
     tensors = [torch.from_numpy(array) for array in arrays]
     if device.type != "cuda":
@@ -31,19 +33,33 @@ class _Staging:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.memory = torch.empty(0, dtype=torch.float32, device="cpu")
+        self.memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.lock = threading.Lock()
 
     def put(self, tensors: Sequence[Tensor]) -> Tensor:
         """The tensors as a batch in this memory, when the batch before has left it."""
         self.sent.synchronize()
-        shape = (len(tensors), *tensors[0].shape)
-        if self.memory.numel() < math.prod(shape):
-            self.memory = torch.empty(math.prod(shape), dtype=torch.float32, device="cpu", pin_memory=True)
-        return torch.stack(list(tensors), out=self.memory[: math.prod(shape)].view(shape))
+        shape, dtype = (len(tensors), *tensors[0].shape), tensors[0].dtype
+        size = math.prod(shape) * dtype.itemsize
+        if self.memory.numel() < size:
+            self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        return torch.stack(list(tensors), out=self.memory[:size].view(dtype).view(shape))
 
 
 _staging = cache(_Staging)
+
+
+def look_up(levels: UInt8[Tensor, "b c H W"], numbers: NDArray[np.float32]) -> Float[Tensor, "b c H W"]:
+    """The number of every level, by a table [c, 256]."""
+    table = _table(numbers.tobytes(), len(numbers), levels.device)
+    first = torch.arange(0, table.numel(), 256, device=levels.device).view(-1, 1, 1)
+    return table.take(levels + first)
+
+
+@lru_cache(maxsize=16)
+def _table(numbers: bytes, channels: int, device: torch.device) -> Tensor:
+    """A table on a device; copied once, because the copy waits for what is being computed."""
+    return torch.from_numpy(np.frombuffer(numbers, np.float32).reshape(channels, 256).copy()).to(device)
 
 
 def send_to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
