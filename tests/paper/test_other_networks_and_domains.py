@@ -118,6 +118,23 @@ def test_cub(birds, tiles, out):
     assert "--data CUB_200_2011" in answered("cub", Context(cnn(), tiles, out))["cub.pg.vgg16"].note
 
 
+def test_boxes_alone_are_not_birds(tiles, out, tmp_path):
+    """Other images with boxes, as ImageNet's validation images have, answer no claim about CUB-200-2011."""
+    lines = "".join(f"{path},0,10 20 60 50\n" for path in sorted(tiles.rglob("*.png")))
+    (tmp_path / "items.csv").write_text("path,label,boxes\n" + lines)
+    context = Context(cnn(), tmp_path / "items.csv", out)
+    assert list(load_experiment("localisation").run(context))
+    assert not ran(answered("cub", context))
+
+
+def test_only_birds_answer_claims_about_rotated_training_on_birds(tiles, out, tuned):
+    arch, files = tuned
+    context = Context(equicam.load(arch), tiles, out, n=4, extra=files)
+    rows = list(load_experiment("cub-rotation").rows(context))
+    assert {row.verdict for row in rows if row.claim} == {"not run"}
+    assert any("on CUB-200-2011" in row.published for row in rows if not row.claim)
+
+
 @pytest.mark.parametrize("name", ["rotation-augmentation", "cub-rotation", "seeds"])
 def test_without_weights_the_commands_that_make_them_are_named(tiles, out, name):
     rows = answered(name, Context(cnn(), tiles, out, domain="RESISC45"))
@@ -296,6 +313,12 @@ def test_the_label_region_of_the_paper_is_as_published(tiles, out):
     rows = answered("label-region", Context(model, tiles, out))
     assert ran(rows) == {"label.box_px", "label.disc_radius", "label.vignette_null"}
     assert all(rows[claim].verdict == "by definition" for claim in ran(rows))
+    other = answered(
+        "label-region", Context(equicam.load("embedded"), tiles, out)
+    )  # its input is the whole patch
+    assert {(other[claim].verdict, other[claim].why.code) for claim in ran(other)} == {
+        ("undecided", "other-input")
+    }
 
 
 def test_triage(tiles, out):

@@ -314,6 +314,20 @@ def test_kept_rows_are_judged_again(tmp_path):
     assert found[0].why.code == "few"
 
 
+def test_kept_rows_of_another_network_answer_nothing(tmp_path):
+    """Also those that an earlier rule kept as answers."""
+    path = tmp_path / "main.json"
+    by_definition = Row("decomp.reproduces", "in two ways", "0.003", None, estimate(0.001), "by definition")
+    write_rows(
+        path, replace(kept("main", measured(GC, 0.703, "grad-cam"), by_definition), backbone="mobilenet_v2")
+    )
+    found = read_rows(path).rows
+    assert [(row.claim, row.verdict) for row in found] == [
+        ("", "measured"), (GC, "not run"), ("", "measured"), ("decomp.reproduces", "not run"),
+    ]  # fmt: skip
+    assert "of resnet50" in found[0].published
+
+
 def test_provenance_names_other_weights_and_images(context, out):
     """Weights of --extra and parts of the sample, where an experiment used them, and only there."""
     context.evaluated.clear()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from equicam import __version__
 from equicam.core.views import Views
+from equicam.data.benchmarks import is_cub
 from equicam.data.items import Item, digest_files, digest_groups, digest_items, open_item, sample_by_class
 from equicam.data.sources import find_items
 from equicam.evaluation import summary
@@ -109,6 +110,11 @@ class Context:
     def sample(self) -> list[Item]:
         """The sample of `n` images, or all of them, in the order of the draw."""
         return draw_sample(self.listing, self.n, self.draw)
+
+    @cached_property
+    def of_cub(self) -> bool:
+        """Whether the images are those of CUB-200-2011, as it is unpacked."""
+        return is_cub(Path(self.data))
 
     @property
     def labelled(self) -> bool:

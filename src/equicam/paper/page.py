@@ -30,6 +30,8 @@ UNDECIDED = {
     "no-interval": "a number without an interval",
     "other-sample": "published for the first classes alone",
     "one-training": "one fine-tune each, and how far fine-tunes differ is not published",
+    "no-n": "published without an interval or a number of images",
+    "other-input": "another input than the paper's",
     "other": "another reason, in its table",
 }
 """Why nothing is decided, by the code of the remark."""
@@ -131,6 +133,7 @@ def reason_kind(claim: str, reason: Remark | None) -> str:
         "network": f"needs ImageNet weights of {reason.values.get('network')}",
         "costly": "needs maps of thousands of forward passes (`--costly`)",
         "command": f"needs networks fine-tuned on {claims()[claim].domain}",
+        "images": f"needs images of {reason.values.get('about')}",
     }
     return kinds.get(reason.code) or reason.text
 
@@ -151,7 +154,7 @@ def count_text(answers: Mapping[str, Answer]) -> str:
     }  # fmt: skip
     listed = ", ".join(f"{n} {words[verdict][n != 1]}" for verdict, n in counts(answers).items())
     text = f"**Of {len(answers)} claims, {listed}.** "
-    text += "A claim counts once, by its measurement on most images; rows of networks and images that the paper does not have count nowhere.\n\n"
+    text += "A claim counts once, by its measurement on most images; rows of networks and images that the paper does not have count nowhere, except for constants of the protocol, which are the same with all.\n\n"
     why = Counter(one.reason for one in answers.values() if one.verdict == "not run")
     if why:
         text += "| not run: why | claims |\n|---|---|\n"
