@@ -1,6 +1,8 @@
 """Experiments on stand-ins: each answers every claim of its own once, and names the command for the others."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torchvision.models import VisionTransformer
 
 import equicam
+from equicam.data.items import Item
 from equicam.methods import METHODS
 from equicam.models.zeroshot import ZeroShot
 from equicam.paper import load_experiment, sanity
@@ -56,6 +59,45 @@ def test_equal_compute(tiles, out, monkeypatch, costly):
         assert "400 forward passes" in rows["equal.rise400"].note
         other = Context(cnn(), tiles, out, n=2, backbone="vgg16")
         assert "--model resnet50" in answered("equal-compute", other)["equal.rise400"].note
+
+
+def test_costly_rows_of_other_networks_stand_alone(tiles, out, monkeypatch):
+    monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
+    context = Context(cnn(), tiles, out, n=2, costly=True, backbone="mobilenet_v2")
+    for name, labels in (
+        ("equal-compute", {"rise-400", "score-cam-80"}),
+        ("constant-maps", {"score-cam: constant maps"}),
+    ):
+        rows = [row for row in load_experiment(name).rows(context) if row.verdict != "not run"]
+        assert labels <= {row.label for row in rows}
+        assert not any(row.claim for row in rows)
+    assert not [
+        row for row in load_experiment("constant-maps").run(replace(context, costly=False)) if not row.claim
+    ]
+
+
+def test_claims_of_the_first_classes_have_images_enough_to_decide(tiles, out, monkeypatch):
+    """Sixty of 300 images are of the first fifth of the classes: the source has others, and only these methods need them."""
+    source = [Item(f"{c:03}-{i}", Path("x"), label=c) for c in range(200) for i in range(4)]
+    context = Context(cnn(), tiles, out, n=100)
+    context.__dict__["listing"] = source
+    own = context.by_class[:20]
+    assert len(context.first_images) == 100
+    assert context.first_images[:20] == own
+    assert {item.label for item in context.first_images} == set(range(40))
+    assert len({item.id for item in context.first_images}) == 100
+    large = Context(cnn(), tiles, out)
+    large.__dict__["listing"] = source
+    assert large.first_images == large.by_class[:160]  # enough of its own
+    few = Context(cnn(), tiles, out, costly=True, max_passes=50)  # Recipro-CAM
+    rows = {row.label: row for row in load_experiment("main").run(few)}
+    assert (
+        (rows["recipro-cam"].clean.n, rows["grad-cam"].clean.n)
+        == (len(few.first_images), len(few.sample))
+        == (1, 6)
+    )
+    assert rows["recipro-cam"].why.code != "other-sample"
+    assert "first fifth of the classes" in rows["recipro-cam"].note
 
 
 def test_transformer_rows(tiles, out):

@@ -34,6 +34,7 @@ from equicam.paper import (
 )
 from equicam.paper.claims import claims
 from equicam.paper.context import Context, Evaluated
+from equicam.paper.control import judge_in_place
 from equicam.paper.draws import authors_draw, authors_slots, draw_sample
 from equicam.paper.findings import findings
 from equicam.paper.kept import KeptRows, read_rows, write_rows
@@ -205,6 +206,42 @@ def test_the_page_is_written_from_rows_and_keeps_what_others_wrote(folder, tmp_p
         assert np.asarray(plot.convert("L")).std() > 10
 
 
+def test_the_page_judges_another_network_in_the_place_of_the_papers(folder, tmp_path):
+    """ResNet-50 stands first; the other network answers no claim, and the page says how it would be judged."""
+    alignment_claims = (
+        "align.Grad-CAM single view.resnet50.eq",
+        "align.Aligned feature-space (EquiGrad-CAM).resnet50.eq",
+    )
+    write_rows(
+        folder / "resnet50/alignment.json",
+        kept("alignment", measured(alignment_claims[0], 0.703, "grad-cam"), measured(alignment_claims[1], 0.956, "equigrad-cam")),
+    )  # fmt: skip
+    for name in ("main", "alignment"):
+        rows = [measured("", value, label) for label, value in (("grad-cam", 0.772), ("equigrad-cam", 0.957))]
+        write_rows(folder / f"mobilenet_v2/{name}.json", replace(kept(name, *rows), backbone="mobilenet_v2"))
+    assert list(read_kept(folder)) == ["resnet50", "resnet50-costly", "mobilenet_v2"]
+    target = tmp_path / "page.md"
+    write_page(target, folder)
+    text = target.read_text()
+    assert (
+        "The matches are of 3 distinct measurements" in text
+    )  # Grad-CAM's in two tables, EquiGrad-CAM's, Score-CAM's
+    assert (
+        "MobileNetV2's measurements, judged in the place of ResNet-50's: of 4 claims, 2 match, 2 differ. With ResNet-50's own, 3 match, 1 differ. "
+        f"Matched by both, and so of little weight for ResNet-50, are 1 of them: `{alignment_claims[1]}`."
+        in text
+    )
+
+
+def test_the_kept_rows_have_a_negative_control():
+    kept_rows = read_kept(ROOT / "docs/reproduce/rows")
+    judged = list(judge_in_place(kept_rows["resnet50"], kept_rows["mobilenet_v2"]))
+    assert len(judged) > 30
+    assert sum(one.other.verdict == "differs" for one in judged) > sum(
+        one.other.verdict == "matches" for one in judged
+    )
+
+
 def test_a_page_needs_rows(tmp_path):
     with pytest.raises(EquicamError, match=r"NETWORK/NAME\.json"):
         write_page(tmp_path / "page.md", tmp_path)
@@ -289,6 +326,26 @@ def test_findings_on_random_weights_and_gates_follow_the_numbers():
 def test_findings_need_images():
     few = [difference(alignment.UNALIGNED, 0.3, n=4), measured("", 0.7, "grad-cam", n=4)]
     assert list(findings({"resnet50": {"alignment": kept("alignment", *few)}})) == []
+
+
+def test_findings_need_groups():
+    """A thousand images of few patients say nothing."""
+    row = difference(alignment.UNALIGNED, 0.3)
+    for groups, expected in ((5, 0), (24, 1)):
+        rows = replace(row, clean=replace(row.clean, groups=groups), as_published=None)
+        assert len(list(findings({"resnet50": {"alignment": kept("alignment", rows)}}))) == expected
+
+
+def test_a_difference_that_was_not_measured_is_no_finding():
+    eq = {"GC Eq no aug": 0.6, "GC Eq rot aug": 0.59, "EG Eq no aug": 0.9, "EG Eq rot aug": 0.95}
+    rows = [measured("", v, label) for label, v in eq.items()]
+    unknown = Estimate(0.0, float("nan"), float("nan"), 1000)
+    for more in ([], [compare("", Both(unknown, None), label=rotation_augmentation.TRAINED_ABOVE_PLAIN)]):
+        (text,) = findings(
+            {"aerial-resnet50": {"rotation-augmentation": kept("rotation-augmentation", *rows, *more)}}
+        )
+        assert "does not raise" not in text
+        assert "stays below" not in text
 
 
 def test_the_finding_on_ignoring_the_image_can_say_no():

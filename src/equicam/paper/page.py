@@ -8,7 +8,8 @@ from typing import Any
 
 from equicam.errors import EquicamError
 from equicam.paper import EXPERIMENTS, load_experiment
-from equicam.paper.claims import claims
+from equicam.paper.claims import NETWORKS, claims
+from equicam.paper.control import controls, distinct
 from equicam.paper.findings import findings
 from equicam.paper.kept import KeptRows, read_rows
 from equicam.paper.page_text import COMMANDS, HEAD, LEGENDS, OPTIONS
@@ -56,7 +57,7 @@ def write_page(page: Path, rows: Path) -> dict[str, int]:
     plots = page.parent / page.stem
     plots.mkdir(parents=True, exist_ok=True)
     answers = answer_claims(kept)
-    text = HEAD + count_text(answers) + OPTIONS
+    text = HEAD + count_text(answers) + "".join(controls(kept)) + OPTIONS
     text += "## What was found beyond the paper\n\n" + "\n".join(findings(kept)) + "\n\n"
     text += measured_elsewhere(page)
     for folder, experiments in kept.items():
@@ -82,13 +83,15 @@ def read_kept(rows: Path) -> Kept:
         raise EquicamError(
             f"rows {str(rows)!r}", needs="files NETWORK/NAME.json", got="none", fix="equicam reproduce all --rows FOLDER/NETWORK"
         )  # fmt: skip
-    return dict(sorted(kept.items(), key=lambda pair: _place(pair[1])))
+    return dict(sorted(kept.items(), key=lambda pair: _place(*pair)))
 
 
-def _place(experiments: Mapping[str, KeptRows]) -> tuple[bool, str]:
-    """Networks on ImageNet stand before those of domains."""
-    domains = {kept.domain for kept in experiments.values()}
-    return any(domains), "" if not experiments else next(iter(experiments.values())).backbone
+def _place(folder: str, experiments: Mapping[str, KeptRows]) -> tuple[bool, int, str]:
+    """Networks on ImageNet stand before those of domains, and the paper's, in its order, before others."""
+    first = next(iter(experiments.values()), None)
+    backbone = first.backbone if first else ""
+    rank = NETWORKS.index(backbone) if backbone in NETWORKS else len(NETWORKS)
+    return any(kept.domain for kept in experiments.values()), rank, folder
 
 
 def answer_claims(kept: Kept) -> dict[str, Answer]:
@@ -155,6 +158,11 @@ def count_text(answers: Mapping[str, Answer]) -> str:
     listed = ", ".join(f"{n} {words[verdict][n != 1]}" for verdict, n in counts(answers).items())
     text = f"**Of {len(answers)} claims, {listed}.** "
     text += "A claim counts once, by its measurement on most images; rows of networks and images that the paper does not have count nowhere, except for constants of the protocol, which are the same with all.\n\n"
+    if matched := [name for name, one in answers.items() if one.verdict == "matches"]:
+        text = (
+            text.rstrip()
+            + f" The matches are of {distinct(iter(matched))} distinct measurements: several tables print the same number.\n\n"
+        )
     why = Counter(one.reason for one in answers.values() if one.verdict == "not run")
     if why:
         text += "| not run: why | claims |\n|---|---|\n"
