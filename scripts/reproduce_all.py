@@ -60,6 +60,8 @@ GROUPS = {"histology": "patient"}
 """Columns that say which images belong together."""
 SANITY_N = 100
 """Images for `sanity`, which evaluates seven networks: more would take as long as everything else."""
+MAX_PASSES = 8000
+"""Forward passes of one map: RISE runs, augmented Score-CAM with 12,288 does not."""
 QUICK = {"dtype": torch.bfloat16}
 """Options of sections that would take too long in float32; every Eq on ImageNet is the same to .0003 (docs/benchmarks.md)."""
 
@@ -97,7 +99,7 @@ def main() -> None:
     parser.add_argument(
         "--max-passes",
         type=int,
-        default=8000,
+        default=MAX_PASSES,
         help="of a map by a costly method: Score-CAM has 2,048, RISE 8,000, augmented Score-CAM 12,288",
     )
     parser.add_argument("--again", action="store_true", help="also experiments whose rows are there")

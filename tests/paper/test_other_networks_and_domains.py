@@ -20,6 +20,7 @@ from equicam.paper import load_experiment, sanity
 from equicam.paper.claims import claims
 from equicam.paper.context import Context
 from equicam.paper.domains import _missing
+from equicam.paper.reproduce import run_experiment
 from equicam.paper.rows import VERDICTS, not_run
 from tests.conftest import Cnn, Vit, light, seeded
 from tests.paper.conftest import cnn, small, vit
@@ -131,6 +132,18 @@ def test_after_the_last_attention_every_map_is_constant(tiles, out, kind):
         found = rows[claim]
         assert (found.verdict, found.label, found.clean.value) == ("by definition", layer, 1.0)
         assert "only the class token feeds the head" in found.note
+
+
+def test_constants_and_hooks_have_plots(tiles, out):
+    net, _ = tokens("timm")
+    of_vit = Context(
+        equicam.wrap(net, preprocess=lambda p: small(p).float()), tiles, out, backbone="vit_b_16"
+    )
+    for name, context in (("constants", Context(cnn(), tiles, out, n=4)), ("hooks", of_vit)):
+        run_experiment(name, context)
+        with Image.open(out / f"{name}.png") as plot:
+            assert np.asarray(plot.convert("L")).std() > 10
+        assert all((out / f"{name}.{kind}").is_file() for kind in ("pdf", "svg", "csv", "tex"))
 
 
 def test_hooks_need_a_transformer(tiles, out):
@@ -440,14 +453,22 @@ def test_cost(tiles, out):
     assert "on a CPU" in own[0].note
 
 
-@pytest.mark.parametrize("name", ["pipeline", "signal-noise", "drift-strip"])
-def test_figures_are_written(tiles, out, name):
-    (found,) = load_experiment(f"figure-{name}").run(Context(cnn(), tiles, out, n=4))
+@pytest.mark.parametrize("name", ["figure-pipeline", "figure-signal-noise", "figure-drift-strip"])
+def test_figures_are_written_with_their_numbers(tiles, out, name):
+    found, *numbers = run_experiment(name, Context(cnn(), tiles, out, n=4)).rows
     path = out / f"{name}.png"
     assert found.note == f"written: {path}"
     with Image.open(path) as figure:
         assert figure.width > 500
+        assert figure.info["dpi"][0] == pytest.approx(200, abs=1)
         assert np.asarray(figure.convert("L")).std() > 10
+    assert all(path.with_suffix(f".{kind}").stat().st_size > 1000 for kind in ("pdf", "svg"))
+    assert len(numbers) >= 4
+    assert not any(row.claim for row in numbers)
+    table, latex = (path.with_suffix(end).read_text() for end in (".csv", ".tex"))
+    assert table.count("\n") == len(numbers) + 2
+    assert "\\bottomrule" in latex
+    assert latex.count("measured") == len(numbers)
 
 
 @pytest.mark.parametrize("domain", ["PatchCamelyon", "RESISC45", "histology"])

@@ -447,6 +447,21 @@ def test_correlations_have_p_where_rows_are_independent():
     assert "p =" not in plots.correlation_text(replace(known, log10_p=float("nan")))
 
 
+def test_the_text_of_a_scatter_covers_no_mark():
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(size=(2, 2000))
+    panel = plots.Scatter("a", "x", "y", x, y, Correlation(0.5, 0.4, 0.6, -30.2, 100))
+    figure = plots.compose([panel, panel], "title")
+    figure.canvas.draw()
+    for axes in figure.axes:
+        (text,) = axes.texts
+        box = text.get_window_extent()
+        marks = axes.transData.transform(np.column_stack([x, y]))
+        assert not any(box.contains(*mark) for mark in marks)
+        assert box.x1 <= axes.get_window_extent().x1
+        assert box.y1 <= axes.get_window_extent().y1
+
+
 def test_every_plot_has_its_experiments_title():
     for name in EXPERIMENTS:
         assert load_experiment(name).title in plots.heading(kept(name))
@@ -542,6 +557,15 @@ def test_costly_methods_have_a_limit(context):
     assert context.affordable(methods) == ["grad-cam"]
     assert replace(context, costly=True).affordable(methods) == methods
     assert replace(context, costly=True, max_passes=2048).affordable(methods) == methods[:3]
+
+
+def test_the_script_runs_rise(context, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import reproduce_all as script
+
+    costly = replace(context, costly=True, max_passes=script.MAX_PASSES)
+    assert costly.affordable(["rise", "aug-score-cam"]) == ["rise"]
+    assert run_all._costly_passes(costly)["main"] == 16 * (2048 + 8000 + 50)
 
 
 def test_a_zero_shot_model_takes_the_names_of_the_classes():
