@@ -54,8 +54,12 @@ MINUTES = {"resnet50": 12, "mobilenet_v2": 10, "resnet50-costly": 15, "mobilenet
            "histology-resnet50": 12, "aerial-vit_small": 8, "histology-vit_small": 7, "aerial-vgg16": 9, "histology-vgg16": 8}  # fmt: skip
 """Guesses for one H200; the fine-tunes, about a minute each, are in them."""
 SEEDS = (0, 1, 2)
-OVER_SEEDS = {"rotation-augmentation", "seeds"}
-"""Experiments that need all fine-tunes of a section."""
+OVER_SEEDS = {
+    "triage": ("plain",),
+    "rotation-augmentation": ("plain", "rotated"),
+    "seeds": ("plain", "rotated"),
+}
+"""Experiments that need all seeds of a section, and the kinds of fine-tunes that they need."""
 GROUPS = {"histology": "patient"}
 """Columns that say which images belong together."""
 SANITY_N = 100
@@ -215,11 +219,16 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     )  # fmt: skip
     wanted = plan.only or DOMAIN_EXPERIMENTS
     failed = run_experiments(context, plan, rows, tuple(one for one in wanted if one not in OVER_SEEDS))
-    for one in files if OVER_SEEDS & set(wanted) else ():
+    kinds = {kind for name in wanted for kind in OVER_SEEDS.get(name, ())}
+    for one in (one for one in files if one[0] in kinds):
         tune(plan, data, model, start, files[one], *one)
     write_tunes(rows, files)
-    if "rotation-augmentation" in wanted:
-        failed += run_experiments(context, plan, rows, ("rotation-augmentation",))
+    failed += run_experiments(
+        context,
+        plan,
+        rows,
+        tuple(one for one in wanted if one in OVER_SEEDS and one != "seeds"),
+    )
     for kind, keep_as in (("plain", "seeds"), ("rotated", "seeds-rotated")):
         if "seeds" in wanted and len(seeds) > 1:
             failed += run_seeds(

@@ -16,7 +16,7 @@ import equicam
 from equicam.data.items import Item
 from equicam.methods import METHODS
 from equicam.models.zeroshot import ZeroShot
-from equicam.paper import load_experiment, sanity
+from equicam.paper import load_experiment, sanity, triage
 from equicam.paper.claims import claims
 from equicam.paper.context import Context
 from equicam.paper.domains import _missing
@@ -255,7 +255,7 @@ def test_no_domain_is_no_answer(tiles, out):
 def test_other_domains_and_networks_stand_alone(tiles, out, tuned, backbone, domain):
     arch, files = tuned
     context = Context(equicam.load(arch), tiles, out, n=4, backbone=backbone, domain=domain, extra=files)
-    for name, count in (("domains", 14), ("triage", 6), ("seeds", 11), ("rotation-augmentation", 9)):
+    for name, count in (("domains", 14), ("triage", 10), ("seeds", 11), ("rotation-augmentation", 9)):
         assert not ran(answered(name, context)), name
         own = [found for found in load_experiment(name).run(context) if not found.claim]
         assert len(own) == count, name
@@ -383,6 +383,39 @@ def test_triage(tiles, out):
     assert lift10 == pytest.approx(6 * cap10)  # one of six images is reviewed
     assert cap20 >= cap10
     assert rows["peum.random"].clean.value == pytest.approx(1 / 6)
+
+
+def test_triage_is_over_all_seeds(tiles, out, tuned):
+    arch, files = tuned
+    state, extra = load_file(files["plain"]), {"plain": files["plain"]}
+    for seed in (1, 2):
+        folder = files["plain"].parent.parent / f"plain{seed}"
+        folder.mkdir()
+        extra[f"plain{seed}"] = folder / "weights.safetensors"
+        noise = torch.randn(state["head.weight"].shape, generator=torch.Generator().manual_seed(seed))
+        save_file(state | {"head.weight": state["head.weight"] + noise}, extra[f"plain{seed}"])
+    model = equicam.load(arch, weights=files["plain"])
+    context = Context(model, tiles, out, domain="RESISC45", extra=extra)
+    assert [one is context for one in triage.trainings(context)] == [True, False, False]
+    rows = {found.label: found for found in load_experiment("triage").run(context)}
+    for label in ("r of PEUM with 1 − Eq", "worst tenth found in a tenth, by 1 − stability, off the grid"):
+        each = [rows[f"{label}, seed {i}"].clean.value for i in range(3)]
+        assert rows[label].clean.value == pytest.approx(np.mean(each))
+        assert rows[label].clean.n == 6
+        assert f"mean of 3 seeds, {min(each):.3f} to {max(each):.3f}" in rows[label].note
+    assert len({rows[f"r of PEUM with 1 − Eq, seed {i}"].clean.value for i in range(3)}) == 3
+
+
+def test_triage_is_also_against_angles_that_no_view_has(tiles, out):
+    """As in the PEUM audit, whose numbers it has."""
+    context = Context(cnn(), tiles, out)
+    ours = {found.label: found.clean for found in load_experiment("triage").run(context)}
+    audit = {found.label: found.clean for found in load_experiment("peum-audit").run(context)}
+    for own, other in (("", ""), (", off the grid", ", off the grid")):
+        assert ours[f"r of PEUM with 1 − Eq{own}"].value == pytest.approx(
+            audit[f"r of peum (full){other}"].value
+        )
+    assert ours["r of PEUM with 1 − Eq"].value != ours["r of PEUM with 1 − Eq, off the grid"].value
 
 
 @pytest.mark.parametrize(("backbone", "cheap"), [("resnet50", 11), ("vit_b_16", 3)])

@@ -348,6 +348,20 @@ def test_a_difference_that_was_not_measured_is_no_finding():
         assert "stays below" not in text
 
 
+def test_the_finding_on_signals_has_angles_off_the_grid():
+    label = "worst tenth found in a tenth"
+    ends = ("", ", by disagreement of the views", ", by 1 − stability")
+    rows = [measured("", 0.6, "r of PEUM with 1 − Eq")]
+    rows += [measured("", 0.2 + i / 10, label + end) for i, end in enumerate(ends)]
+    rows += [measured("", 0.5 + i / 10, f"{label}{end}, off the grid") for i, end in enumerate(ends)]
+    (text,) = findings({"aerial-resnet50": {"triage": kept("triage", *rows)}})
+    assert "| ResNet-50, aerial | 0.60 | 20% | 30% | 40% | 50% | 60% | 70% |" in text
+    panels = plots.panels_of(kept("triage", *rows, measured("", 0.1, f"{label}, seed 0")))
+    assert [[name for name, _ in panel.rows] for panel in panels] == [
+        [f"found in a tenth{end}" for end in ends]
+    ] * 2
+
+
 def test_the_finding_on_ignoring_the_image_can_say_no():
     ignores = "coverage: a map that ignores the image"
     for value, word in ((0.9, "rewards"), (0.5, "does not reward"), (0.704, "does not reward")):
@@ -650,15 +664,16 @@ def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, 
     )
     monkeypatch.setattr(script, "DATA", {tiles.name: ("tiles", "synthetic patches")})
     assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
-    assert made == [("plain0", 0, False)]
+    assert made == [(f"plain{seed}", seed, False) for seed in range(3)]  # `triage` is over seeds
     rows = tmp_path / "rows" / f"{tiles.name}-resnet50"
     assert {path.name for path in rows.iterdir()} == {"section.json", "tunes.json", "triage.json"}
     assert json.loads((rows / "tunes.json").read_text())["plain-0"]["accuracy"] == 0.5
     assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
-    assert len(made) == 1  # taken from the folder
+    assert len(made) == 3  # taken from the folder
     assert "triage" in capsys.readouterr().out
     assert page.read_kept(tmp_path / "rows")
     assert set(VERDICTS) >= {row.verdict for row in read_rows(rows / "triage.json").rows}
+    assert any(row.label.endswith(", seed 2") for row in read_rows(rows / "triage.json").rows)
     # on ImageNet, whose weights are always the same, rows that are there are not measured again
     left = []
     monkeypatch.setattr(script, "imagenet_section", lambda *_: (None, ("title", [])))

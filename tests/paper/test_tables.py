@@ -19,10 +19,9 @@ from equicam.data.items import Item
 from equicam.evaluation import statistics
 from equicam.evaluation.statistics import Estimate
 from equicam.evaluation.table import SCHEMA
-from equicam.paper import EXPERIMENTS, causal, load_experiment, plots, t_sweep
+from equicam.paper import EXPERIMENTS, causal, cost, load_experiment, plots, t_sweep
 from equicam.paper.claims import DOMAINS, NETWORKS, Claim, claims
-from equicam.paper.context import Evaluation
-from equicam.paper.cost import _over_one
+from equicam.paper.context import Context, Evaluation
 from equicam.paper.kept import KeptRows
 from equicam.paper.margins import _effect, margin, published_range, quantity, rounding
 from equicam.paper.measure import p_row
@@ -617,11 +616,91 @@ def test_the_command_refuses_weights_that_are_not_there_and_says_what_stands_alo
 )
 def test_both_ends_of_a_published_range_have_one_verdict(found, verdict):
     """Six views are published at 6.4 to 6.9 times one Grad-CAM, and the margin is 0.5."""
-    rows = list(_over_one(6, Both(estimate(3.0, 0.1), estimate(found, 0.1)), "here", claimed=True))
+    rows = list(cost._over_one(6, Both(estimate(3.0, 0.1), estimate(found, 0.1)), "here", claimed=True))
     assert [row.claim for row in rows] == ["cost.T6 lo", "cost.T6 hi"]
     assert {row.verdict for row in rows} == {verdict}
 
 
 def test_a_cpu_decides_nothing_about_an_a100():
-    rows = list(_over_one(6, Both(estimate(3.0, 0.1), estimate(6.6, 0.1)), "on a CPU", claimed=False))
+    rows = list(cost._over_one(6, Both(estimate(3.0, 0.1), estimate(6.6, 0.1)), "on a CPU", claimed=False))
     assert {row.verdict for row in rows if row.claim} == {"not run"}
+
+
+def evaluated(monkeypatch, rows):
+    """Let every evaluation be these rows, by either protocol."""
+    full = [row | {"region": "full"} for row in rows if row.get("region") == "disc"]
+    table = pa.Table.from_pylist([*rows, *full], schema=SCHEMA)
+    monkeypatch.setattr(
+        Context, "evaluate", lambda _self, *_a, as_published=False, **_k: Evaluation(table, as_published)
+    )
+
+
+def test_drift_is_correlated_with_the_authors_quantity_and_two_others(context, monkeypatch):
+    """The claim is about 1 − the rotated image's probability; lost probability and the log ratio stand alone."""
+    rng = np.random.default_rng(0)
+    images, angles = 6, (15.0, 45.0, 90.0)
+    before, after, eq = (rng.uniform(0.2, 0.9, size=(images, len(angles))) for _ in range(3))
+    before[:] = before[:, :1]
+    kept = rng.uniform(size=eq.shape) > 0.3
+    rows = [{"id": str(i), "score": "presented-confidence", "value": before[i, 0]} for i in range(images)]
+    for i in range(images):
+        for j, angle in enumerate(angles):
+            at = {"id": str(i), "angle": angle}
+            rows.append(at | {"score": "confidence", "value": after[i, j]})
+            rows.append(at | {"score": "consistent", "value": float(kept[i, j])})
+            rows.append(at | {"score": "eq", "method": "grad-cam", "region": "disc", "value": eq[i, j]})
+    evaluated(monkeypatch, rows)
+    found = {row.label: row for row in load_experiment("drift-confidence").run(context)}
+    expected = {
+        "with 1 − the rotated image's probability": 1 - after,
+        "with the probability lost": before - after,
+        "with |log p ratio|": np.abs(np.log(after / before)),
+    }
+    for label, other in expected.items():
+        r = np.corrcoef((1 - eq)[kept], other[kept])[0, 1]
+        assert found[label].as_published.value == pytest.approx(r), label
+        assert found[label].clean.n == images
+    theirs, variance = found["with 1 − the rotated image's probability"], found["variance explained"]
+    assert (theirs.claim, variance.claim) == ("cond.corr.r", "cond.corr.var")
+    assert variance.clean.value == pytest.approx(theirs.clean.value**2)
+    assert not found["with the probability lost"].claim
+    assert not found["with |log p ratio|"].claim
+
+
+@pytest.mark.parametrize(
+    ("eq", "furthest"),
+    [
+        # γ = 0 is the ungated method, and no part of the range
+        ({0.0: 0.5, 0.25: 0.964, 0.5: 0.963, 1.0: 0.9655, 2.0: 0.964}, 0.9655),
+        # the middle of these would be nearer
+        ({0.0: 0.964, 0.25: 0.964, 0.5: 0.963, 1.0: 0.965, 2.0: 0.94}, 0.94),
+        # and the middle of these in the range
+        ({0.0: 0.964, 0.25: 0.990, 0.5: 0.963, 1.0: 0.937, 2.0: 0.94}, 0.937),
+    ],
+)
+def test_the_soft_gate_is_judged_by_the_strength_furthest_from_the_published_range(
+    context, monkeypatch, eq, furthest
+):
+    assert claims()["softgate.range"].values == (0.962, 0.966)
+    rows = [
+        {"id": item.id, "method": f"γ = {gamma:g}", "score": "eq", "region": "disc", "value": value}
+        for gamma, value in eq.items()
+        for item in context.sample
+    ]
+    evaluated(monkeypatch, rows)
+    found = {row.claim: row for row in load_experiment("soft-gate").run(context)}
+    assert found["softgate.range"].as_published.value == pytest.approx(furthest)
+    assert found["softgate.ungated"].as_published.value == pytest.approx(eq[0.0])
+
+
+def test_score_cams_time_has_its_sentence():
+    """Ours is far above the published 6 to 9 times: the row says why, and only an A100's is compared."""
+    six = Both([0.01] * 3, [0.05] * 3)
+    for claimed in (False, True):
+        row = cost._score_cam_row([2.43] * 3, six, "on a GPU", claimed=claimed)
+        assert (row.clean.value, row.as_published.value) == pytest.approx((243.0, 48.6))
+        assert row.claim == ("cost.t6_vs_scorecam" if claimed else "")
+        assert row.published == claims()["cost.t6_vs_scorecam"].text == "6–9"
+        assert "2,048 in ResNet-50, and six views take six: 341 times as many" in row.note
+        assert "The published 6 to 9 times is reached only if" in row.note
+        assert row.verdict == ("undecided" if claimed else "measured")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from equicam.evaluation.statistics import Estimate
-from equicam.paper import alignment, rotation_augmentation, soft_gate, t_sweep
+from equicam.paper import alignment, rotation_augmentation, soft_gate, t_sweep, triage
 from equicam.paper.kept import KeptRows
 from equicam.paper.margins import published_range
 from equicam.paper.names import NAMES
@@ -253,16 +253,20 @@ def _signals(of: dict[str, Rows]) -> str:
     lines, chance = [], []
     for name, rows in of.items():
         r = value(rows.get("r of PEUM with 1 − Eq"), "clean")
-        shares = [value(rows.get(one), "clean") for one in signals]
-        lines.append([name, f"{r:.2f}", *("" if math.isnan(share) else f"{share:.0%}" for share in shares)])
-        found = rows[label].clean if label in rows else None
-        chance += [name] if found is not None and found.low <= CHANCE else []
+        found = [value(rows.get(one), "clean") for one in signals]
+        off = [value(rows.get(triage.OFF_GRID_LABEL.format(one)), "clean") for one in signals]
+        shares = ["" if math.isnan(share) else f"{share:.0%}" for share in (*found, *off)]
+        lines.append([name, f"{r:.2f}", *shares])
+        peum = rows[label].clean if label in rows else None
+        chance += [name] if peum is not None and peum.low <= CHANCE else []
     remark = f"On {' and '.join(chance)} PEUM is not above chance with its whole interval. " if chance else ""
+    names = ("PEUM finds", "disagreement finds", "1 − stability finds")
     return (
         "- **Which signal finds unstable maps.** The share of the worst tenth found in a tenth of the images (chance is 10 %), by PEUM, by the "
-        "disagreement of all pairs of views and by 1 − stability; r is PEUM's with 1 − Eq of Grad-CAM. Stability and disagreement have the form of the "
-        f"target, a correlation of maps. {remark}`equicam triage` measures all on the calibration subset and ranks by any (`--by`)."
-        + table(["", "r of PEUM", "PEUM finds", "disagreement finds", "1 − stability finds"], lines)
+        "disagreement of all pairs of views and by 1 − stability, as the mean over fine-tunes where there are several; r is PEUM's with 1 − Eq of Grad-CAM. Stability and disagreement have the form of the "
+        "target, a correlation of maps; off the grid, the target is Eq at angles that no view has. "
+        f"{remark}`equicam triage` measures all on the calibration subset and ranks by any (`--by`)."
+        + table(["", "r of PEUM", *names, *(f"{name}, off the grid" for name in names)], lines)
     )
 
 

@@ -424,10 +424,11 @@ def _audit(rows: Sequence[Row]) -> list[Panel]:
 def _triage(rows: Sequence[Row]) -> list[Panel]:
     return [
         Bars(
-            "worst tenth found",
+            f"worst tenth found{where}",
             "share found\n0.1: chance in a tenth",
-            _pick(rows, r"(?:worst tenth )(found in .+)"),
+            _pick(rows, rf"(?:worst tenth )(found in (?:(?!, seed|, off).)+){where}"),
         )
+        for where in ("", ", off the grid")
     ]
 
 
