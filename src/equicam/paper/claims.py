@@ -29,6 +29,14 @@ METRICS = {"Eq": "eq", "Ins": "insertion", "Del": "deletion"}
 """The paper's metric names and ours."""
 NETWORKS = ("resnet50", "vgg16", "vit_b_16")
 """The paper's networks on ImageNet."""
+TITLES = {
+    "resnet50": "ResNet-50",
+    "mobilenet_v2": "MobileNetV2",
+    "vgg16": "VGG-16",
+    "vit_b_16": "ViT-B/16",
+    "vit_small": "ViT-S/14",
+}
+"""Networks as a page writes them."""
 LARGE = "vit_l_16"
 """The network of the scale test."""
 DOMAINS = ("PatchCamelyon", "RESISC45")

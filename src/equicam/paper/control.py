@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from equicam.paper.claims import NETWORKS
+from equicam.paper.claims import NETWORKS, TITLES
 from equicam.paper.kept import KeptRows
 from equicam.paper.margins import quantity
-from equicam.paper.names import NAMES
 from equicam.paper.rows import Row, judge_again
 
 CONTROLLED = "resnet50"
@@ -33,7 +32,7 @@ def controls(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
         if folder == CONTROLLED or any(network in NETWORKS or domain for network, domain in of):
             continue
         if judged := list(judge_in_place(kept.get(CONTROLLED, {}), experiments)):
-            yield describe_control(NAMES.get(folder, folder), judged)
+            yield describe_control(TITLES.get(folder, folder), judged)
 
 
 def judge_in_place(own: Mapping[str, KeptRows], other: Mapping[str, KeptRows]) -> Iterator[Judged]:

@@ -11,7 +11,7 @@ from equicam.paper.context import Context
 from equicam.paper.experiment import Experiment
 from equicam.paper.rows import Row, note
 
-DRAWN = r".+ \(n = \d+\)|(feature|logit), .+"
+PLOTTED_LABELS = r".+ \(n = \d+\)|(feature|logit), .+"
 """Labels of the rows that both panels show."""
 
 
@@ -34,7 +34,7 @@ def measure(context: Context) -> Iterator[Row]:
     yield Row("", "figure", "figure", None, None, "measured", note(f"written: {png}"))
     for row in (*bins, *stages):
         if (
-            re.fullmatch(DRAWN, row.label) and row.verdict != "not run"
+            re.fullmatch(PLOTTED_LABELS, row.label) and row.verdict != "not run"
         ):  # `strata` and `decomposition` answer the claims
             yield replace(row, claim="", verdict="measured", why=None, margin=None, within=None)
 

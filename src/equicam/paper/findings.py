@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from equicam.evaluation.statistics import Estimate
 from equicam.paper import alignment, rotation_augmentation, soft_gate, t_sweep, triage
+from equicam.paper.claims import TITLES
 from equicam.paper.kept import KeptRows
 from equicam.paper.margins import published_range
-from equicam.paper.names import NAMES
 from equicam.paper.rows import Row, too_few
 
 CHANCE = 0.1
@@ -32,7 +32,7 @@ def findings(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
             name: {row.label: row for row in one.ran} for name, one in experiments.items() if _enough(one)
         }
         data, _, network = folder.rpartition("-")
-        title = NAMES.get(network, network)
+        title = TITLES.get(network, network)
         everywhere[f"{title}, {data or 'ImageNet'}"] = rows
         if not data:
             networks[title] = rows

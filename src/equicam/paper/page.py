@@ -13,7 +13,7 @@ from equicam.paper.control import controls, distinct
 from equicam.paper.findings import findings
 from equicam.paper.kept import KeptRows, read_rows
 from equicam.paper.page_text import COMMANDS, HEAD, LEGENDS, OPTIONS
-from equicam.paper.plots import DRAWN_THEMSELVES, write_page_plot
+from equicam.paper.plots import FIGURES, write_page_plot
 from equicam.paper.provenance import describe
 from equicam.paper.rows import VERDICTS, Remark, Row
 from equicam.paper.tables import interval
@@ -200,7 +200,7 @@ def section(
     text = f"## {about.get('title', folder)}\n\n"
     text += "".join(f"    {line}\n" for line in about.get("commands", ())) + "\n" * ("commands" in about)
     text += f"{about['remark']}\n\n" if "remark" in about else ""
-    ran = {name: kept for name, kept in experiments.items() if kept.ran and name not in DRAWN_THEMSELVES}
+    ran = {name: kept for name, kept in experiments.items() if kept.ran and name not in FIGURES}
     usual = Counter(describe(kept.provenance) for kept in ran.values()).most_common(1)
     common = usual[0][0] if usual else ""
     text += f"{common}.\n\n" if common else ""

@@ -31,7 +31,7 @@ PANELS_PER_ROW = 2
 MAX_POINTS = 3000
 TEXT_BAND = 0.22
 """Of a scatter's height, above its marks, for r and p."""
-DRAWN_THEMSELVES = ("figure-pipeline", "figure-signal-noise", "figure-drift-strip")
+FIGURES = ("figure-pipeline", "figure-signal-noise", "figure-drift-strip")
 """Experiments that are figures."""
 ON_PAGE = ("main", "t-sweep", "angles", "causal", "rotation-augmentation", "sanity")
 """Plots of the documentation."""
@@ -226,7 +226,7 @@ def panels_of(kept: KeptRows) -> list[Panel]:
     """The panels that an experiment's rows have."""
     name = kept.experiment.removesuffix("-rotated")
     rows = [row for row in kept.ran if _known(row.clean) or _known(row.as_published)]
-    if name in DRAWN_THEMSELVES or not rows:
+    if name in FIGURES or not rows:
         return []
     panels: list[Panel] = PLOTS.get(name, _everything)(rows)
     return [panel for panel in panels if not isinstance(panel, Bars) or panel.rows]
