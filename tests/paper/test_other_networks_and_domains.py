@@ -1,6 +1,8 @@
 """Experiments on stand-ins: each answers every claim of its own once, and names the command for the others."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +13,14 @@ from safetensors.torch import load_file, save_file
 from torchvision.models import VisionTransformer
 
 import equicam
+from equicam.data.items import Item
 from equicam.methods import METHODS
 from equicam.models.zeroshot import ZeroShot
-from equicam.paper import load_experiment, sanity
+from equicam.paper import load_experiment, sanity, triage
 from equicam.paper.claims import claims
 from equicam.paper.context import Context
 from equicam.paper.domains import _missing
+from equicam.paper.reproduce import run_experiment
 from equicam.paper.rows import VERDICTS, not_run
 from tests.conftest import Cnn, Vit, light, seeded
 from tests.paper.conftest import cnn, small, vit
@@ -31,6 +35,7 @@ def answered(name, context):
     for found in rows:
         assert found.note != "not answered by this run", found  # a claim of this network that no row answers
         json.dumps(found.as_json(), allow_nan=False)
+        assert found.verdict not in ("matches", "differs", "artefact"), found  # on a few images
         numbers = [e for e in (found.clean, found.as_published) if e is not None]
         if found.verdict == "not run":
             assert not numbers, found
@@ -56,6 +61,45 @@ def test_equal_compute(tiles, out, monkeypatch, costly):
         assert "400 forward passes" in rows["equal.rise400"].note
         other = Context(cnn(), tiles, out, n=2, backbone="vgg16")
         assert "--model resnet50" in answered("equal-compute", other)["equal.rise400"].note
+
+
+def test_costly_rows_of_other_networks_stand_alone(tiles, out, monkeypatch):
+    monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
+    context = Context(cnn(), tiles, out, n=2, costly=True, backbone="mobilenet_v2")
+    for name, labels in (
+        ("equal-compute", {"rise-400", "score-cam-80"}),
+        ("constant-maps", {"score-cam: constant maps"}),
+    ):
+        rows = [row for row in load_experiment(name).rows(context) if row.verdict != "not run"]
+        assert labels <= {row.label for row in rows}
+        assert not any(row.claim for row in rows)
+    assert not [
+        row for row in load_experiment("constant-maps").run(replace(context, costly=False)) if not row.claim
+    ]
+
+
+def test_claims_of_the_first_classes_have_images_enough_to_decide(tiles, out, monkeypatch):
+    """Sixty of 300 images are of the first fifth of the classes: the source has others, and only these methods need them."""
+    source = [Item(f"{c:03}-{i}", Path("x"), label=c) for c in range(200) for i in range(4)]
+    context = Context(cnn(), tiles, out, n=100)
+    context.__dict__["listing"] = source
+    own = context.by_class[:20]
+    assert len(context.first_images) == 100
+    assert context.first_images[:20] == own
+    assert {item.label for item in context.first_images} == set(range(40))
+    assert len({item.id for item in context.first_images}) == 100
+    large = Context(cnn(), tiles, out)
+    large.__dict__["listing"] = source
+    assert large.first_images == large.by_class[:160]  # enough of its own
+    few = Context(cnn(), tiles, out, costly=True, max_passes=50)  # Recipro-CAM
+    rows = {row.label: row for row in load_experiment("main").run(few)}
+    assert (
+        (rows["recipro-cam"].clean.n, rows["grad-cam"].clean.n)
+        == (len(few.first_images), len(few.sample))
+        == (1, 6)
+    )
+    assert rows["recipro-cam"].why.code != "other-sample"
+    assert "first fifth of the classes" in rows["recipro-cam"].note
 
 
 def test_transformer_rows(tiles, out):
@@ -91,6 +135,18 @@ def test_after_the_last_attention_every_map_is_constant(tiles, out, kind):
         assert "only the class token feeds the head" in found.note
 
 
+def test_constants_and_hooks_have_plots(tiles, out):
+    net, _ = tokens("timm")
+    of_vit = Context(
+        equicam.wrap(net, preprocess=lambda p: small(p).float()), tiles, out, backbone="vit_b_16"
+    )
+    for name, context in (("constants", Context(cnn(), tiles, out, n=4)), ("hooks", of_vit)):
+        run_experiment(name, context)
+        with Image.open(out / f"{name}.png") as plot:
+            assert np.asarray(plot.convert("L")).std() > 10
+        assert all((out / f"{name}.{kind}").is_file() for kind in ("pdf", "svg", "csv", "tex"))
+
+
 def test_hooks_need_a_transformer(tiles, out):
     assert "--model vit_b_16" in answered("hooks", Context(cnn(), tiles, out))["vit.hook.ln_2"].note
     plain = equicam.wrap(torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3)), layer="0", preprocess=small)
@@ -116,6 +172,23 @@ def test_cub(birds, tiles, out):
     assert ran(rows) == {"cub.pg.vgg16", *(f"cub.iou.vgg16.{short}" for short in ("eg", "gc", "gcpp"))}
     assert "the whole frame gets" in rows["cub.iou.vgg16.gc"].note
     assert "--data CUB_200_2011" in answered("cub", Context(cnn(), tiles, out))["cub.pg.vgg16"].note
+
+
+def test_boxes_alone_are_not_birds(tiles, out, tmp_path):
+    """Other images with boxes, as ImageNet's validation images have, answer no claim about CUB-200-2011."""
+    lines = "".join(f"{path},0,10 20 60 50\n" for path in sorted(tiles.rglob("*.png")))
+    (tmp_path / "items.csv").write_text("path,label,boxes\n" + lines)
+    context = Context(cnn(), tmp_path / "items.csv", out)
+    assert list(load_experiment("localisation").run(context))
+    assert not ran(answered("cub", context))
+
+
+def test_only_birds_answer_claims_about_rotated_training_on_birds(tiles, out, tuned):
+    arch, files = tuned
+    context = Context(equicam.load(arch), tiles, out, n=4, extra=files)
+    rows = list(load_experiment("cub-rotation").rows(context))
+    assert {row.verdict for row in rows if row.claim} == {"not run"}
+    assert any("on CUB-200-2011" in row.published for row in rows if not row.claim)
 
 
 @pytest.mark.parametrize("name", ["rotation-augmentation", "cub-rotation", "seeds"])
@@ -183,7 +256,7 @@ def test_no_domain_is_no_answer(tiles, out):
 def test_other_domains_and_networks_stand_alone(tiles, out, tuned, backbone, domain):
     arch, files = tuned
     context = Context(equicam.load(arch), tiles, out, n=4, backbone=backbone, domain=domain, extra=files)
-    for name, count in (("domains", 14), ("triage", 6), ("seeds", 11), ("rotation-augmentation", 9)):
+    for name, count in (("domains", 14), ("triage", 10), ("seeds", 11), ("rotation-augmentation", 9)):
         assert not ran(answered(name, context)), name
         own = [found for found in load_experiment(name).run(context) if not found.claim]
         assert len(own) == count, name
@@ -296,6 +369,12 @@ def test_the_label_region_of_the_paper_is_as_published(tiles, out):
     rows = answered("label-region", Context(model, tiles, out))
     assert ran(rows) == {"label.box_px", "label.disc_radius", "label.vignette_null"}
     assert all(rows[claim].verdict == "by definition" for claim in ran(rows))
+    other = answered(
+        "label-region", Context(equicam.load("embedded"), tiles, out)
+    )  # its input is the whole patch
+    assert {(other[claim].verdict, other[claim].why.code) for claim in ran(other)} == {
+        ("undecided", "other-input")
+    }
 
 
 def test_triage(tiles, out):
@@ -305,6 +384,39 @@ def test_triage(tiles, out):
     assert lift10 == pytest.approx(6 * cap10)  # one of six images is reviewed
     assert cap20 >= cap10
     assert rows["peum.random"].clean.value == pytest.approx(1 / 6)
+
+
+def test_triage_is_over_all_seeds(tiles, out, tuned):
+    arch, files = tuned
+    state, extra = load_file(files["plain"]), {"plain": files["plain"]}
+    for seed in (1, 2):
+        folder = files["plain"].parent.parent / f"plain{seed}"
+        folder.mkdir()
+        extra[f"plain{seed}"] = folder / "weights.safetensors"
+        noise = torch.randn(state["head.weight"].shape, generator=torch.Generator().manual_seed(seed))
+        save_file(state | {"head.weight": state["head.weight"] + noise}, extra[f"plain{seed}"])
+    model = equicam.load(arch, weights=files["plain"])
+    context = Context(model, tiles, out, domain="RESISC45", extra=extra)
+    assert [one is context for one in triage.trainings(context)] == [True, False, False]
+    rows = {found.label: found for found in load_experiment("triage").run(context)}
+    for label in ("r of PEUM with 1 − Eq", "worst tenth found in a tenth, by 1 − stability, off the grid"):
+        each = [rows[f"{label}, seed {i}"].clean.value for i in range(3)]
+        assert rows[label].clean.value == pytest.approx(np.mean(each))
+        assert rows[label].clean.n == 6
+        assert f"mean of 3 seeds, {min(each):.3f} to {max(each):.3f}" in rows[label].note
+    assert len({rows[f"r of PEUM with 1 − Eq, seed {i}"].clean.value for i in range(3)}) == 3
+
+
+def test_triage_is_also_against_angles_that_no_view_has(tiles, out):
+    """As in the PEUM audit, whose numbers it has."""
+    context = Context(cnn(), tiles, out)
+    ours = {found.label: found.clean for found in load_experiment("triage").run(context)}
+    audit = {found.label: found.clean for found in load_experiment("peum-audit").run(context)}
+    for own, other in (("", ""), (", off the grid", ", off the grid")):
+        assert ours[f"r of PEUM with 1 − Eq{own}"].value == pytest.approx(
+            audit[f"r of peum (full){other}"].value
+        )
+    assert ours["r of PEUM with 1 − Eq"].value != ours["r of PEUM with 1 − Eq, off the grid"].value
 
 
 @pytest.mark.parametrize(("backbone", "cheap"), [("resnet50", 11), ("vit_b_16", 3)])
@@ -375,14 +487,22 @@ def test_cost(tiles, out):
     assert "on a CPU" in own[0].note
 
 
-@pytest.mark.parametrize("name", ["pipeline", "signal-noise", "drift-strip"])
-def test_figures_are_written(tiles, out, name):
-    (found,) = load_experiment(f"figure-{name}").run(Context(cnn(), tiles, out, n=4))
+@pytest.mark.parametrize("name", ["figure-pipeline", "figure-signal-noise", "figure-drift-strip"])
+def test_figures_are_written_with_their_numbers(tiles, out, name):
+    found, *numbers = run_experiment(name, Context(cnn(), tiles, out, n=4)).rows
     path = out / f"{name}.png"
     assert found.note == f"written: {path}"
     with Image.open(path) as figure:
         assert figure.width > 500
+        assert figure.info["dpi"][0] == pytest.approx(200, abs=1)
         assert np.asarray(figure.convert("L")).std() > 10
+    assert all(path.with_suffix(f".{kind}").stat().st_size > 1000 for kind in ("pdf", "svg"))
+    assert len(numbers) >= 4
+    assert not any(row.claim for row in numbers)
+    table, latex = (path.with_suffix(end).read_text() for end in (".csv", ".tex"))
+    assert table.count("\n") == len(numbers) + 2
+    assert "\\bottomrule" in latex
+    assert latex.count("measured") == len(numbers)
 
 
 @pytest.mark.parametrize("domain", ["PatchCamelyon", "RESISC45", "histology"])

@@ -34,6 +34,7 @@ from equicam.paper import (
 )
 from equicam.paper.claims import claims
 from equicam.paper.context import Context, Evaluated
+from equicam.paper.control import judge_in_place
 from equicam.paper.draws import authors_draw, authors_slots, draw_sample
 from equicam.paper.findings import findings
 from equicam.paper.kept import KeptRows, read_rows, write_rows
@@ -205,6 +206,42 @@ def test_the_page_is_written_from_rows_and_keeps_what_others_wrote(folder, tmp_p
         assert np.asarray(plot.convert("L")).std() > 10
 
 
+def test_the_page_judges_another_network_in_the_place_of_the_papers(folder, tmp_path):
+    """ResNet-50 stands first; the other network answers no claim, and the page says how it would be judged."""
+    alignment_claims = (
+        "align.Grad-CAM single view.resnet50.eq",
+        "align.Aligned feature-space (EquiGrad-CAM).resnet50.eq",
+    )
+    write_rows(
+        folder / "resnet50/alignment.json",
+        kept("alignment", measured(alignment_claims[0], 0.703, "grad-cam"), measured(alignment_claims[1], 0.956, "equigrad-cam")),
+    )  # fmt: skip
+    for name in ("main", "alignment"):
+        rows = [measured("", value, label) for label, value in (("grad-cam", 0.772), ("equigrad-cam", 0.957))]
+        write_rows(folder / f"mobilenet_v2/{name}.json", replace(kept(name, *rows), backbone="mobilenet_v2"))
+    assert list(read_kept(folder)) == ["resnet50", "resnet50-costly", "mobilenet_v2"]
+    target = tmp_path / "page.md"
+    write_page(target, folder)
+    text = target.read_text()
+    assert (
+        "The matches are of 3 distinct measurements" in text
+    )  # Grad-CAM's in two tables, EquiGrad-CAM's, Score-CAM's
+    assert (
+        "MobileNetV2's measurements, judged in the place of ResNet-50's: of 4 claims, 2 match, 2 differ. With ResNet-50's own, 3 match, 1 differ. "
+        f"Matched by both, and so of little weight for ResNet-50, are 1 of them: `{alignment_claims[1]}`."
+        in text
+    )
+
+
+def test_the_kept_rows_have_a_negative_control():
+    kept_rows = read_kept(ROOT / "docs/reproduce/rows")
+    judged = list(judge_in_place(kept_rows["resnet50"], kept_rows["mobilenet_v2"]))
+    assert len(judged) > 30
+    assert sum(one.other.verdict == "differs" for one in judged) > sum(
+        one.other.verdict == "matches" for one in judged
+    )
+
+
 def test_a_page_needs_rows(tmp_path):
     with pytest.raises(EquicamError, match=r"NETWORK/NAME\.json"):
         write_page(tmp_path / "page.md", tmp_path)
@@ -291,6 +328,40 @@ def test_findings_need_images():
     assert list(findings({"resnet50": {"alignment": kept("alignment", *few)}})) == []
 
 
+def test_findings_need_groups():
+    """A thousand images of few patients say nothing."""
+    row = difference(alignment.UNALIGNED, 0.3)
+    for groups, expected in ((5, 0), (24, 1)):
+        rows = replace(row, clean=replace(row.clean, groups=groups), as_published=None)
+        assert len(list(findings({"resnet50": {"alignment": kept("alignment", rows)}}))) == expected
+
+
+def test_a_difference_that_was_not_measured_is_no_finding():
+    eq = {"GC Eq no aug": 0.6, "GC Eq rot aug": 0.59, "EG Eq no aug": 0.9, "EG Eq rot aug": 0.95}
+    rows = [measured("", v, label) for label, v in eq.items()]
+    unknown = Estimate(0.0, float("nan"), float("nan"), 1000)
+    for more in ([], [compare("", Both(unknown, None), label=rotation_augmentation.TRAINED_ABOVE_PLAIN)]):
+        (text,) = findings(
+            {"aerial-resnet50": {"rotation-augmentation": kept("rotation-augmentation", *rows, *more)}}
+        )
+        assert "does not raise" not in text
+        assert "stays below" not in text
+
+
+def test_the_finding_on_signals_has_angles_off_the_grid():
+    label = "worst tenth found in a tenth"
+    ends = ("", ", by disagreement of the views", ", by 1 − stability")
+    rows = [measured("", 0.6, "r of PEUM with 1 − Eq")]
+    rows += [measured("", 0.2 + i / 10, label + end) for i, end in enumerate(ends)]
+    rows += [measured("", 0.5 + i / 10, f"{label}{end}, off the grid") for i, end in enumerate(ends)]
+    (text,) = findings({"aerial-resnet50": {"triage": kept("triage", *rows)}})
+    assert "| ResNet-50, aerial | 0.60 | 20% | 30% | 40% | 50% | 60% | 70% |" in text
+    panels = plots.panels_of(kept("triage", *rows, measured("", 0.1, f"{label}, seed 0")))
+    assert [[name for name, _ in panel.rows] for panel in panels] == [
+        [f"found in a tenth{end}" for end in ends]
+    ] * 2
+
+
 def test_the_finding_on_ignoring_the_image_can_say_no():
     ignores = "coverage: a map that ignores the image"
     for value, word in ((0.9, "rewards"), (0.5, "does not reward"), (0.704, "does not reward")):
@@ -312,6 +383,20 @@ def test_kept_rows_are_judged_again(tmp_path):
     found = read_rows(path).rows
     assert [row.verdict for row in found] == ["undecided", "differs"]
     assert found[0].why.code == "few"
+
+
+def test_kept_rows_of_another_network_answer_nothing(tmp_path):
+    """Also those that an earlier rule kept as answers."""
+    path = tmp_path / "main.json"
+    by_definition = Row("decomp.reproduces", "in two ways", "0.003", None, estimate(0.001), "by definition")
+    write_rows(
+        path, replace(kept("main", measured(GC, 0.703, "grad-cam"), by_definition), backbone="mobilenet_v2")
+    )
+    found = read_rows(path).rows
+    assert [(row.claim, row.verdict) for row in found] == [
+        ("", "measured"), (GC, "not run"), ("", "measured"), ("decomp.reproduces", "not run"),
+    ]  # fmt: skip
+    assert "of resnet50" in found[0].published
 
 
 def test_provenance_names_other_weights_and_images(context, out):
@@ -374,6 +459,21 @@ def test_correlations_have_p_where_rows_are_independent():
     known = Correlation(0.5, 0.4, 0.6, -30.2, 100)
     assert plots.correlation_text(known) == "r = 0.50 [0.40, 0.60], p = $10^{-30}$\nn = 100 images"
     assert "p =" not in plots.correlation_text(replace(known, log10_p=float("nan")))
+
+
+def test_the_text_of_a_scatter_covers_no_mark():
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(size=(2, 2000))
+    panel = plots.Scatter("a", "x", "y", x, y, Correlation(0.5, 0.4, 0.6, -30.2, 100))
+    figure = plots.compose([panel, panel], "title")
+    figure.canvas.draw()
+    for axes in figure.axes:
+        (text,) = axes.texts
+        box = text.get_window_extent()
+        marks = axes.transData.transform(np.column_stack([x, y]))
+        assert not any(box.contains(*mark) for mark in marks)
+        assert box.x1 <= axes.get_window_extent().x1
+        assert box.y1 <= axes.get_window_extent().y1
 
 
 def test_every_plot_has_its_experiments_title():
@@ -473,6 +573,15 @@ def test_costly_methods_have_a_limit(context):
     assert replace(context, costly=True, max_passes=2048).affordable(methods) == methods[:3]
 
 
+def test_the_script_runs_rise(context, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import reproduce_all as script
+
+    costly = replace(context, costly=True, max_passes=script.MAX_PASSES)
+    assert costly.affordable(["rise", "aug-score-cam"]) == ["rise"]
+    assert run_all._costly_passes(costly)["main"] == 16 * (2048 + 8000 + 50)
+
+
 def test_a_zero_shot_model_takes_the_names_of_the_classes():
     items = [Item("a", Path("a"), label="river"), Item("b", Path("b"), label="dense_residential")]
     assert zero_shot_classes("open_clip:ViT-B-16/openai", items) == ["dense_residential", "river"]
@@ -555,15 +664,16 @@ def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, 
     )
     monkeypatch.setattr(script, "DATA", {tiles.name: ("tiles", "synthetic patches")})
     assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
-    assert made == [("plain0", 0, False)]
+    assert made == [(f"plain{seed}", seed, False) for seed in range(3)]  # `triage` is over seeds
     rows = tmp_path / "rows" / f"{tiles.name}-resnet50"
     assert {path.name for path in rows.iterdir()} == {"section.json", "tunes.json", "triage.json"}
     assert json.loads((rows / "tunes.json").read_text())["plain-0"]["accuracy"] == 0.5
     assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
-    assert len(made) == 1  # taken from the folder
+    assert len(made) == 3  # taken from the folder
     assert "triage" in capsys.readouterr().out
     assert page.read_kept(tmp_path / "rows")
     assert set(VERDICTS) >= {row.verdict for row in read_rows(rows / "triage.json").rows}
+    assert any(row.label.endswith(", seed 2") for row in read_rows(rows / "triage.json").rows)
     # on ImageNet, whose weights are always the same, rows that are there are not measured again
     left = []
     monkeypatch.setattr(script, "imagenet_section", lambda *_: (None, ("title", [])))

@@ -18,9 +18,7 @@ CENTRE: Box = (32.0, 32.0, 64.0, 64.0)
 
 def cub(root: Path, split: str | None) -> list[Item] | None:
     """CUB-200-2011 with its boxes; the split is "test" by default, or "train" or "all"; classes start at 0."""
-    base = next(
-        (p for p in (root, root / "CUB_200_2011") if all((p / name).is_file() for name in CUB[:2])), None
-    )
+    base = _cub_folder(root)
     if base is None:
         return None
     if split not in (None, "train", "test", "all"):
@@ -47,6 +45,17 @@ def cub(root: Path, split: str | None) -> list[Item] | None:
             got=f"{len(items)} lines of {len(ids)} images in this split", fix="a fresh copy of it",
         )  # fmt: skip
     return items
+
+
+def is_cub(root: Path) -> bool:
+    """Whether a folder holds CUB-200-2011."""
+    return _cub_folder(root) is not None
+
+
+def _cub_folder(root: Path) -> Path | None:
+    return next(
+        (p for p in (root, root / "CUB_200_2011") if all((p / name).is_file() for name in CUB[:2])), None
+    )
 
 
 def _table(file: Path) -> dict[str, str]:

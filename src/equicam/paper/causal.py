@@ -85,7 +85,9 @@ def _ratio(found: Evaluation) -> Estimate:
 
 
 def _over(a: Floats, b: Floats) -> float:
-    return statistics.mean(a) / statistics.mean(b)
+    """The ratio of two means; NaN where the second is 0, as it can be in a resample."""
+    below = statistics.mean(b)
+    return statistics.mean(a) / below if below else statistics.NAN
 
 
 def _apart(found: Evaluation, region: str) -> MetricColumn:

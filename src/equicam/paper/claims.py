@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 
@@ -28,8 +29,20 @@ METRICS = {"Eq": "eq", "Ins": "insertion", "Del": "deletion"}
 """The paper's metric names and ours."""
 NETWORKS = ("resnet50", "vgg16", "vit_b_16")
 """The paper's networks on ImageNet."""
+TITLES = {
+    "resnet50": "ResNet-50",
+    "mobilenet_v2": "MobileNetV2",
+    "vgg16": "VGG-16",
+    "vit_b_16": "ViT-B/16",
+    "vit_small": "ViT-S/14",
+}
+"""Networks as a page writes them."""
+LARGE = "vit_l_16"
+"""The network of the scale test."""
 DOMAINS = ("PatchCamelyon", "RESISC45")
 """The paper's domains besides ImageNet."""
+CUB = "CUB-200"
+"""The paper's images of birds, as claims name them."""
 
 SAMPLES = {
     "S10k": "ten per class",
@@ -61,6 +74,7 @@ class Claim:
     method: str
     sample: str
     ci95: tuple[float, float] | None
+    digits: int = 0  # printed after the point
 
     @property
     def value(self) -> float | tuple[float, float] | None:
@@ -86,6 +100,40 @@ class Claim:
         return first if first in NETWORKS and more in ([], ["(presumed)"]) else ""
 
     @property
+    def of_protocol(self) -> bool:
+        """Whether it is about a constant of the protocol, which is the same for every network and image."""
+        return self.method == "protocol"
+
+    def is_about(self, backbone: str, domain: str) -> bool:
+        """Whether it is about this network on images of this domain, ImageNet's being of none."""
+        if self.of_protocol:
+            return True
+        if self.of.startswith("CLIP"):
+            return domain == "RESISC45" and "ViT-B-16" in backbone
+        if self.domain in DOMAINS or self.of == "both":
+            return backbone == "resnet50" and domain in (DOMAINS if self.of == "both" else (self.domain,))
+        if domain:
+            return False
+        if self.domain == CUB:
+            return backbone == "resnet50"
+        about = self.network or (LARGE if self.of == LARGE else "")
+        return backbone == about if about else backbone in NETWORKS
+
+    @property
+    def of_cub(self) -> bool:
+        """Whether its images are those of CUB-200-2011."""
+        return self.domain == CUB or self.id.startswith("cub.")
+
+    @property
+    def about(self) -> str:
+        """The network and the images that it is about, in words."""
+        if self.of_cub:
+            return f"{self.network or 'resnet50'} on CUB-200-2011"
+        if self.of in ("all", "ImageNet", "A100"):
+            return ", ".join(NETWORKS)
+        return f"{' and '.join(DOMAINS)}, resnet50" if self.of == "both" else self.network or self.of
+
+    @property
     def of_first_classes(self) -> bool:
         """Whether its sample is of the first classes, and so of other images than a sample over all classes."""
         return self.sample.startswith(FIRST_CLASSES)
@@ -96,14 +144,18 @@ class Claim:
         n = IMAGES_OF_PAIRS.get(self.n or 0, self.n)
         return n if n is not None and n >= MIN_IMAGES else None
 
+    def printed(self, value: float) -> str:
+        """A number with the digits that the paper prints."""
+        return f"{value:.{self.digits}f}" if self.digits else f"{value:g}"
+
     @property
     def text(self) -> str:
         """The published number with its interval, its sample size and how the sample was drawn."""
         if not self.values:
             return "stated in words"
-        text = "–".join(f"{v:g}" for v in sorted({min(self.values), max(self.values)}))
+        text = "–".join(self.printed(v) for v in sorted({min(self.values), max(self.values)}))
         if self.ci95 is not None:
-            text += f" [{self.ci95[0]:g}, {self.ci95[1]:g}]"
+            text += f" [{self.printed(self.ci95[0])}, {self.printed(self.ci95[1])}]"
         how = next((words for name, words in SAMPLES.items() if self.sample.startswith(name)), "")
         known = ([] if self.n is None else [f"n = {self.n:,}"]) + [how] * bool(how)
         return f"{text} ({', '.join(known)})" if known else text
@@ -112,16 +164,22 @@ class Claim:
 @cache
 def claims() -> dict[str, Claim]:
     """Every claim by its id."""
-    found = tomllib.loads(Path(__file__).with_name("expected.toml").read_text())
+    # a Decimal keeps the printed zeros that a float loses
+    found = tomllib.loads(Path(__file__).with_name("expected.toml").read_text(), parse_float=Decimal)
     return {name: _claim(name, entry) for name, entry in found.items()}
 
 
 def _claim(name: str, entry: dict[str, object]) -> Claim:
     given, n = entry.get("value"), entry.get("n")
-    values = tuple(
-        float(v) for v in (given if isinstance(given, list) else [given]) if isinstance(v, int | float)
-    )
+    values = [v for v in (given if isinstance(given, list) else [given]) if isinstance(v, int | Decimal)]
     metric, of, method, sample = (str(entry.get(key, "")) for key in ("metric", "of", "method", "sample"))
     interval = entry.get("ci95")
     ci95 = (float(interval[0]), float(interval[1])) if isinstance(interval, list) else None
-    return Claim(name, values, n if isinstance(n, int) else None, metric, of, method, sample, ci95)
+    numbers, digits = tuple(map(float, values)), max(map(_digits, values), default=0)
+    return Claim(name, numbers, n if isinstance(n, int) else None, metric, of, method, sample, ci95, digits)
+
+
+def _digits(value: int | Decimal) -> int:
+    """How many digits stand after the point; none in a power of ten."""
+    exponent = value.as_tuple().exponent if isinstance(value, Decimal) else 0
+    return -exponent if isinstance(exponent, int) and -6 < exponent < 0 else 0

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from equicam import __version__
 from equicam.core.views import Views
+from equicam.data.benchmarks import is_cub
 from equicam.data.items import Item, digest_files, digest_groups, digest_items, open_item, sample_by_class
 from equicam.data.sources import find_items
 from equicam.evaluation import summary
@@ -25,6 +26,7 @@ from equicam.evaluation.statistics import Estimate
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.models.load import load
 from equicam.models.weights import fingerprint
+from equicam.paper.claims import MIN_IMAGES
 from equicam.paper.draws import draw_sample
 from equicam.paper.provenance import commit, content_digest
 from equicam.paper.rows import Both
@@ -111,6 +113,11 @@ class Context:
         """The sample of `n` images, or all of them, in the order of the draw."""
         return draw_sample(self.listing, self.n, self.draw)
 
+    @cached_property
+    def of_cub(self) -> bool:
+        """Whether the images are those of CUB-200-2011, as it is unpacked."""
+        return is_cub(Path(self.data))
+
     @property
     def labelled(self) -> bool:
         """Whether every image of the sample has a label."""
@@ -119,7 +126,17 @@ class Context:
     @cached_property
     def by_class(self) -> list[Item]:
         """The sample in the order of its classes."""
-        return sorted(self.sample, key=lambda i: (isinstance(i.label, str), i.label, i.id))
+        return sorted(self.sample, key=_by_class)
+
+    @cached_property
+    def first_images(self) -> list[Item]:
+        """Images of the first fifth of the classes: the sample's, and others of the source if they are too few to decide anything."""
+        own = self.by_class[: round(FIRST_CLASSES_SHARE * len(self.sample))]
+        ordered = sorted(self.listing, key=_by_class)[: round(FIRST_CLASSES_SHARE * len(self.listing))]
+        taken = {item.id for item in own}
+        others = [item for item in ordered if item.id not in taken]
+        missing = min(MIN_IMAGES - len(own), len(others))
+        return [*own, *(sample_by_class(others, missing) if missing > 0 else ())]
 
     def on_first_classes(self, found: Both[Evaluation]) -> Both[Evaluation]:
         """An evaluation on the first fifth of the images by class, as the samples of some published numbers are.
@@ -244,6 +261,10 @@ class Context:
 
     def _file(self, key: str) -> Path:
         return self.out / f"evaluation-{key}.parquet"
+
+
+def _by_class(item: Item) -> tuple[bool, Any, str]:
+    return isinstance(item.label, str), item.label, item.id
 
 
 def _apart_if_costly(methods: Sequence[str]) -> Iterator[list[str]]:

@@ -16,7 +16,7 @@ BASELINES = {"pointing": "the middle pixel", "box-iou": "the whole frame"}
 
 def measure(context: Context) -> Iterator[Row]:
     """Pointing game and box overlap; the paper's method here is PCF."""
-    if has_boxes(context):
+    if context.of_cub:
         yield from box_rows(context, context.backbone)
 
 
@@ -41,9 +41,9 @@ def box_rows(context: Context, of: str) -> Iterator[Row]:
 
 
 def _missing(context: Context, claim: Claim) -> Remark:
-    if has_boxes(context):
+    if context.of_cub:
         return another_network(context, claim)
-    return note("images with boxes: --data CUB_200_2011")
+    return note("images of birds with their boxes: --data CUB_200_2011")
 
 
 EXPERIMENT = Experiment(

@@ -12,7 +12,7 @@ from equicam.paper.claims import claims
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
 from equicam.paper.measure import eq_row, layer_gradient
-from equicam.paper.rows import Both, Row, by_definition, compare, number, with_verdict
+from equicam.paper.rows import Both, Row, by_definition, compare, few_images, number, too_few, with_verdict
 
 STAGES = {
     "activations A": "stage-activations",
@@ -45,15 +45,26 @@ def measure(context: Context) -> Iterator[Row]:
     theirs = found.as_published
     last = theirs.mean("stage-map", "grad-cam", "full")
     apart = abs(last.value - theirs.eq("grad-cam").value)
-    verdict = "by definition" if apart <= claims()["decomp.reproduces"].values[0] else "differs"
+    few = too_few(last) if apart > claims()["decomp.reproduces"].values[0] else None
+    verdict = (
+        "by definition"
+        if apart <= claims()["decomp.reproduces"].values[0]
+        else "undecided"
+        if few
+        else "differs"
+    )
     yield with_verdict(
         "decomp.reproduces", Both(None, number(apart, last.n)), verdict, reason="one quantity computed in two ways",
-        label="the last stage against grad-cam evaluated whole",
+        label="the last stage against grad-cam evaluated whole", why=few,
     )  # fmt: skip
     if (name := f"decomp.const_channels.{context.backbone}") in claims():
         label = "channels whose gradient is the same everywhere"
         yield by_definition(
-            name, _constant_channels(context), label=label, reason=IDENTITY.removeprefix("; ")
+            name,
+            _constant_channels(context),
+            label=label,
+            reason=IDENTITY.removeprefix("; "),
+            unless=few_images(IMAGES),
         )
 
 

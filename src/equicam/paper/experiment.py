@@ -1,11 +1,11 @@
 """A table, figure or claim of the paper: the published numbers it answers, what it needs, and how it is measured."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from equicam.paper.claims import NETWORKS, Claim, claims
 from equicam.paper.context import Context
-from equicam.paper.rows import Remark, Row, not_run, note
+from equicam.paper.rows import Remark, Row, not_run, note, only_of_the_papers
 
 
 def another_network(context: Context, claim: Claim) -> Remark:
@@ -37,17 +37,6 @@ class Experiment:
                 yield not_run(name, self.missing(context, claim))
 
     def rows(self, context: Context) -> Iterator[Row]:
-        """`run`, except that a number published for one network is not a claim about another."""
+        """`run`, except that a number published for one network and its images is not a claim about others."""
         for row in self.run(context):
-            network = claims()[row.claim].network if row.claim else ""
-            elsewhere = not context.domain and context.backbone not in NETWORKS
-            if row.verdict in ("not run", "by definition") or not row.claim or network == context.backbone:
-                yield row
-            elif network or elsewhere:
-                about = network or ", ".join(NETWORKS)
-                yield replace(
-                    row, claim="", published=f"{row.published}, of {about}", verdict="measured", why=None, margin=None, within=None,
-                )  # fmt: skip
-                yield not_run(row.claim, Remark("network", {"network": network or NETWORKS[0]}))
-            else:
-                yield row
+            yield from only_of_the_papers(row, context.backbone, context.domain, cub=context.of_cub)

@@ -4,6 +4,7 @@ The paper compares maps in two frames. A third row, which it does not have, show
 where the two can be compared.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -16,7 +17,7 @@ from equicam.models.images import to_display_images
 from equicam.paper.context import Context
 from equicam.paper.experiment import Experiment
 from equicam.paper.image_panels import ImageRow, write_images
-from equicam.paper.rows import Row
+from equicam.paper.rows import Both, Row, compare, number
 from equicam.report.overlay import RgbImage, overlay
 
 ANGLES = (0, 45, 90, 135, 180)
@@ -58,7 +59,14 @@ def measure(context: Context) -> Iterator[Row]:
         ImageRow("EquiGrad-CAM, rotated back to the presented frame; r with the map at 0°, in the disc", canonical("equigrad-cam"), SCALE),
         ImageRow("Grad-CAM, rotated back as well (not in the paper's figure)", canonical("grad-cam"), SCALE),
     ]  # fmt: skip
-    yield write_images(rows, "Maps of one image at five angles", context.out / "drift-strip", inches=1.6)
+    yield write_images(
+        rows, "Maps of one image at five angles", context.out / "figure-drift-strip", inches=1.6
+    )
+    for method, aligned in back.items():
+        for angle, r in zip(ANGLES[1:], correlations(aligned.clamp(0, 1))[1:], strict=True):
+            label = f"{method} at {angle}°: r with the map at 0°, in the disc"
+            if not math.isnan(r):
+                yield compare("", Both(number(r, 1), None), label=label)
 
 
 def typical(stability: Float[Tensor, " b"], flips: Float[Tensor, "b t"] | Tensor) -> int:

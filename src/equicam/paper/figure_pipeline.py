@@ -1,13 +1,15 @@
 """Figure pipeline: one image, its views, their maps aligned, their mean, the final map and PEUM."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from equicam.explain import explain
 from equicam.models.images import to_display_images
 from equicam.paper.context import Context
 from equicam.paper.experiment import Experiment
+from equicam.paper.figure_drift_strip import correlations
 from equicam.paper.image_panels import ImageRow, cells_image, write_images
-from equicam.paper.rows import Row
+from equicam.paper.rows import Both, Row, compare, number
 from equicam.report.overlay import MAX_DEVIATION, overlay
 
 VIEWS = 6
@@ -42,7 +44,20 @@ def measure(context: Context) -> Iterator[Row]:
             ("standard deviation", MAX_DEVIATION),
         ),
     ]  # fmt: skip
-    yield write_images(rows, "From views to a map", context.out / "pipeline", inches=1.3)
+    yield write_images(rows, "From views to a map", context.out / "figure-pipeline", inches=1.3)
+    yield from _numbers(views.labels, found.view_confidence[i].tolist(), correlations(aligned[:, 0]))
+
+
+def _numbers(labels: Sequence[str], confidence: Sequence[float], alike: Sequence[float]) -> Iterator[Row]:
+    """The confidence of each view, and how alike its aligned map is to that of the presented image."""
+    for label, p, r in zip(labels, confidence, alike, strict=True):
+        yield compare("", Both(number(p, 1), None), label=f"view {label}: confidence")
+        if not math.isnan(r):
+            yield compare(
+                "",
+                Both(number(r, 1), None),
+                label=f"view {label}: r of its aligned map with that of the presented image",
+            )
 
 
 EXPERIMENT = Experiment(

@@ -1,29 +1,23 @@
 """What was found beyond the paper: each finding with its numbers, from kept rows.
 
 A finding says that one number is above another where the interval of their paired difference is, or, unpaired, where
-their intervals do not overlap. Networks measured on too few images are left out.
+their intervals do not overlap. Networks measured on too few images, or groups of images, are left out, and so are differences
+that were not measured.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 
 from equicam.evaluation.statistics import Estimate
-from equicam.paper import alignment, rotation_augmentation, soft_gate, t_sweep
-from equicam.paper.claims import MIN_IMAGES
+from equicam.paper import alignment, rotation_augmentation, soft_gate, t_sweep, triage
+from equicam.paper.claims import TITLES
 from equicam.paper.kept import KeptRows
 from equicam.paper.margins import published_range
-from equicam.paper.rows import Row
+from equicam.paper.rows import Row, too_few
 
 CHANCE = 0.1
 """The share of the worst tenth that a signal without information finds in a tenth."""
 PROTOCOLS = ("as_published", "clean")
-NAMES = {
-    "resnet50": "ResNet-50",
-    "mobilenet_v2": "MobileNetV2",
-    "vgg16": "VGG-16",
-    "vit_b_16": "ViT-B/16",
-    "vit_small": "ViT-S/14",
-}
 Rows = dict[str, Row]
 """An experiment's rows that were run, by label."""
 
@@ -38,7 +32,7 @@ def findings(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
             name: {row.label: row for row in one.ran} for name, one in experiments.items() if _enough(one)
         }
         data, _, network = folder.rpartition("-")
-        title = NAMES.get(network, network)
+        title = TITLES.get(network, network)
         everywhere[f"{title}, {data or 'ImageNet'}"] = rows
         if not data:
             networks[title] = rows
@@ -59,15 +53,18 @@ def findings(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
 
 
 def _enough(kept: KeptRows) -> bool:
+    """Whether any number is of enough images, and of enough groups of them."""
     return any(
-        of is not None and of.n >= MIN_IMAGES for row in kept.ran for of in (row.clean, row.as_published)
+        of is not None and too_few(of) is None for row in kept.ran for of in (row.clean, row.as_published)
     )
 
 
-def sign(row: Row | None, protocol: str = "clean") -> int:
-    """1 if a difference is above 0 with its whole interval, −1 if below, 0 if its interval holds 0 or there is none."""
+def sign(row: Row | None, protocol: str = "clean") -> int | None:
+    """1 if a difference is above 0 with its whole interval, −1 if below, 0 if its interval holds 0; None where none is known."""
     found: Estimate | None = getattr(row, protocol) if row else None
-    return 0 if found is None else (found.low > 0) - (found.high < 0)
+    if found is None or math.isnan(found.low) or too_few(found) is not None:
+        return None
+    return (found.low > 0) - (found.high < 0)
 
 
 def is_above(row: Row | None, other: Row | None, protocol: str = "clean") -> bool:
@@ -123,12 +120,14 @@ def _four_views(of: dict[str, Rows]) -> str:
         lines.append([network, *(_number(v) for pair in numbers for v in pair)])
         dip = rows.get(t_sweep.DIP)
         theirs, ours = (sign(dip, protocol) for protocol in PROTOCOLS)
-        if theirs < 0 < ours:
+        if theirs != -1:
+            continue
+        if ours == 1:
             remarks.append(f"with {network} the published dip is all vignette")
-        elif theirs < 0 and ours < 0:
+        elif ours == -1:
             share = value(dip, "clean") / value(dip, "as_published")
             remarks.append(f"with {network} {share:.0%} of it is left where nothing is filled")
-        elif theirs < 0:
+        else:
             remarks.append(f"with {network} whether any of it is left where nothing is filled is undecided")
     head = ["Eq", "T = 3, zeros", "T = 4, zeros", "T = 3, disc", "T = 4, disc"]
     return (
@@ -144,7 +143,7 @@ def _above_floor(of: dict[str, Rows]) -> str:
         name: [value(rows.get(f"{m}: skill above the floor"), "clean") for m in methods]
         for name, rows in of.items()
     }
-    above = [name for name, rows in of.items() if sign(rows.get(alignment.UNALIGNED)) > 0]
+    above = [name for name, rows in of.items() if sign(rows.get(alignment.UNALIGNED)) == 1]
     by_skill = "{}: skill above the floor".format
     below = [
         n
@@ -220,24 +219,31 @@ def interval(found: Estimate) -> str:
 def _rotated_training(of: dict[str, Rows]) -> str:
     labels = ("GC Eq no aug", "GC Eq rot aug", "EG Eq no aug", "EG Eq rot aug")
     eq = {name: [value(rows.get(label), "clean") for label in labels] for name, rows in of.items()}
-    below, adds = (
-        sum(sign(rows.get(label)) > 0 for rows in of.values())
-        for label in (rotation_augmentation.ALIGNED_ABOVE_TRAINED, rotation_augmentation.ALIGNED_AND_TRAINED)
+    ahead, adds, raises = (
+        {name: one for name, rows in of.items() if (one := sign(rows.get(label))) is not None}
+        for label in (
+            rotation_augmentation.ALIGNED_ABOVE_TRAINED,
+            rotation_augmentation.ALIGNED_AND_TRAINED,
+            rotation_augmentation.TRAINED_ABOVE_PLAIN,
+        )
     )
-    fails = [
-        name for name, rows in of.items() if sign(rows.get(rotation_augmentation.TRAINED_ABOVE_PLAIN)) <= 0
-    ]
+    fails = [name for name, one in raises.items() if one <= 0]
     remark = (
         f" It does not raise Grad-CAM's own Eq, beyond its interval, on {' and on '.join(fails)}."
         if fails
         else ""
     )
-    answer = "No: alone" if below == len(of) else "Alone"
+    below, more = (sum(one == 1 for one in found.values()) for found in (ahead, adds))
+    answer = "No: alone" if below == len(ahead) else "Alone"
+    compared = (
+        f" {answer} it stays below alignment alone in {below} of {len(ahead)}, and alignment adds to it in "
+        f"{more} of {len(adds)}, with the whole interval of the paired difference."
+        if ahead and adds
+        else ""
+    )
     head = ["disc Eq", "Grad-CAM", "with rotated training", "EquiGrad-CAM", "both"]
-    return (
-        f"- **Is training for rotation enough?** {answer} it stays below alignment alone in {below} of {len(eq)}, and alignment adds to it in "
-        f"{adds} of {len(eq)}, with the whole interval of the paired difference.{remark}"
-        + table(head, [[name, *map(_number, values)] for name, values in eq.items()])
+    return f"- **Is training for rotation enough?**{compared}{remark}" + table(
+        head, [[name, *map(_number, values)] for name, values in eq.items()]
     )
 
 
@@ -247,16 +253,20 @@ def _signals(of: dict[str, Rows]) -> str:
     lines, chance = [], []
     for name, rows in of.items():
         r = value(rows.get("r of PEUM with 1 − Eq"), "clean")
-        shares = [value(rows.get(one), "clean") for one in signals]
-        lines.append([name, f"{r:.2f}", *("" if math.isnan(share) else f"{share:.0%}" for share in shares)])
-        found = rows[label].clean if label in rows else None
-        chance += [name] if found is not None and found.low <= CHANCE else []
+        found = [value(rows.get(one), "clean") for one in signals]
+        off = [value(rows.get(triage.OFF_GRID_LABEL.format(one)), "clean") for one in signals]
+        shares = ["" if math.isnan(share) else f"{share:.0%}" for share in (*found, *off)]
+        lines.append([name, f"{r:.2f}", *shares])
+        peum = rows[label].clean if label in rows else None
+        chance += [name] if peum is not None and peum.low <= CHANCE else []
     remark = f"On {' and '.join(chance)} PEUM is not above chance with its whole interval. " if chance else ""
+    names = ("PEUM finds", "disagreement finds", "1 − stability finds")
     return (
         "- **Which signal finds unstable maps.** The share of the worst tenth found in a tenth of the images (chance is 10 %), by PEUM, by the "
-        "disagreement of all pairs of views and by 1 − stability; r is PEUM's with 1 − Eq of Grad-CAM. Stability and disagreement have the form of the "
-        f"target, a correlation of maps. {remark}`equicam triage` measures all on the calibration subset and ranks by any (`--by`)."
-        + table(["", "r of PEUM", "PEUM finds", "disagreement finds", "1 − stability finds"], lines)
+        "disagreement of all pairs of views and by 1 − stability, as the mean over fine-tunes where there are several; r is PEUM's with 1 − Eq of Grad-CAM. Stability and disagreement have the form of the "
+        "target, a correlation of maps; off the grid, the target is Eq at angles that no view has. "
+        f"{remark}`equicam triage` measures all on the calibration subset and ranks by any (`--by`)."
+        + table(["", "r of PEUM", *names, *(f"{name}, off the grid" for name in names)], lines)
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from equicam.errors import EquicamError
 from equicam.evaluation.statistics import Estimate
 from equicam.paper.claims import claims
-from equicam.paper.rows import VERDICTS, Remark, Row, judge_again
+from equicam.paper.rows import VERDICTS, Remark, Row, judge_again, only_of_the_papers
 from equicam.shards import json_ready, read_json, write_atomic
 
 DIGITS = 6
@@ -46,8 +46,9 @@ def read_rows(path: Path) -> KeptRows:
     """Rows that `write_rows` wrote, judged by the present rule."""
     found = read_json(path)
     try:
-        rows = tuple(_row(one) for one in found["rows"])
-        return KeptRows(found["experiment"], found["backbone"], found["domain"], found["provenance"], rows)
+        backbone, domain = found["backbone"], found["domain"]
+        rows = tuple(row for one in found["rows"] for row in only_of_the_papers(_row(one), backbone, domain))
+        return KeptRows(found["experiment"], backbone, domain, found["provenance"], rows)
     except (KeyError, TypeError, ValueError) as error:
         raise EquicamError(
             str(path), needs="rows with provenance, as `equicam reproduce` writes them", got=repr(error), fix="running it again"

@@ -71,7 +71,8 @@ def _geometry(context: Context) -> Iterator[Row]:
         ("disc_radius", math.sqrt(area / math.pi)),
         ("vignette_null", float(localisation.energy(cover, disc))),
     ):
-        yield by_definition(f"label.{name}", value, label=name, reason=PREPROCESSING, near=0.02)
+        other = None if context.model.preprocess is None else Remark("other-input", {})
+        yield by_definition(f"label.{name}", value, label=name, reason=PREPROCESSING, near=0.02, unless=other)
 
 
 def _missing(_context: Context, _claim: Claim) -> Remark:

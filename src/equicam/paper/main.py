@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
-from equicam.paper.claims import METHODS, claims
+from equicam.paper.claims import METHODS, NETWORKS, claims
 from equicam.paper.context import FORWARD_PASSES, Context, Evaluation
 from equicam.paper.experiment import Experiment
 from equicam.paper.measure import eq_row, gain_row
 from equicam.paper.rows import Row, compare, costly, not_run
+
+FIRST_CLASSES = "on images of the first fifth of the classes, as the published number is"
 
 
 def measure(context: Context) -> Iterator[Row]:
@@ -15,11 +17,15 @@ def measure(context: Context) -> Iterator[Row]:
         name: m for name, m in METHODS.items() if any(c.startswith(f"main.{name}.") for c in claims())
     }
     methods = context.affordable([*published.values(), "coverage"])
-    found = context.evaluate_both(methods)
+    first = [m for name, m in published.items() if m in methods and _is_of_first_classes(name, context)]
+    found = context.evaluate_both([m for m in methods if m not in first])
+    on_first = context.evaluate_both(first, items=context.first_images) if first else found
     for name, method in published.items():
         claim = f"main.{name}.{context.backbone}.eq"
-        if method in methods:
-            yield eq_row(claim, found, method, context=context)
+        if method in first:
+            yield eq_row(claim, on_first, method, reason=FIRST_CLASSES, of_first_classes=True)
+        elif method in methods:
+            yield eq_row(claim, found, method)
         elif claim in claims():
             yield not_run(claim, costly(FORWARD_PASSES[method]))
     yield gain_row(f"gain.{context.backbone}", found)
@@ -27,6 +33,14 @@ def measure(context: Context) -> Iterator[Row]:
         "", found.map(Evaluation.eq, "coverage"), label="coverage: a map that ignores the image",
         reason="the full square with zero filling rewards it",
     )  # fmt: skip
+
+
+def _is_of_first_classes(name: str, context: Context) -> bool:
+    """Whether a method's published number is of the first classes; other networks are measured where ResNet-50 is."""
+    known = claims().get(f"main.{name}.{context.backbone}.eq") or claims().get(
+        f"main.{name}.{NETWORKS[0]}.eq"
+    )
+    return context.labelled and known is not None and known.of_first_classes
 
 
 EXPERIMENT = Experiment("Table main: equivariance of every method", ("main.", "gain."), measure)

@@ -2,7 +2,8 @@
 
 A margin must be smaller than the effect the number is published for: it is half of the published difference to the number
 it is compared with, at most half of the way to 1 for numbers that end there, and never more than a cap for its kind of
-quantity. A quantity that the paper prints in several tables has one margin, the smallest, and the range of what is printed.
+quantity. A quantity that the paper prints in several tables has one margin, the smallest, the range of what is printed, the
+rounding of the coarsest and the error of the smallest sample, so that one measurement has one verdict.
 """
 
 import re
@@ -17,7 +18,7 @@ CAPS = {
 ENDS_AT_ONE = ("eq", "share")
 """Kinds of quantities that cannot be above 1."""
 KINDS = (
-    (r"gain\.|clip\.gain|vitl\.gain", "percent"),
+    (r"(app\.|clip\.|vitl\.)?gain", "percent"),
     (r".*\.add\.T|.*acc_seed_sd", "points"),
     (r"causal\..*ratio|peum\..*lift10|cost\.", "ratio"),
     (r"audit\.lift", "lift"),
@@ -67,18 +68,24 @@ def margin(claim: str) -> float:
 @cache
 def published_range(claim: str) -> tuple[float, float]:
     """The least and the largest number that the paper prints for what a claim is about."""
+    if (other := COMPLEMENTS.get(claim)) is not None:
+        low, high = published_range(other)
+        return 1 - high, 1 - low
     values = [value for other in _same_quantity(claim) for value in other.values]
     return min(values), max(values)
 
 
 @cache
 def rounding(claim: str) -> float:
-    """Half a unit of the last printed digit; numbers of one kind in a table have as many digits as the longest of them."""
-    table, kind = claim.split(".")[:2], _kind(claim)
-    printed = (
-        v for c in claims().values() if c.id.split(".")[:2] == table and _kind(c.id) == kind for v in c.values
-    )
-    return 0.5 * 10.0 ** -max(len(f"{value:.6f}".rstrip("0").partition(".")[2]) for value in printed)
+    """Half a unit of the last printed digit; for a quantity of several tables that of the fewest digits."""
+    return 0.5 * 10.0 ** -min(other.digits for other in _same_quantity(claim))
+
+
+@cache
+def published_images(claim: str) -> int | None:
+    """On how many images a quantity was measured, the fewest of several tables; None where no table says."""
+    known = [other.images for other in _same_quantity(claim) if other.images is not None]
+    return min(known, default=None)
 
 
 def _kind(claim: str) -> str:
@@ -122,24 +129,51 @@ def _same_column(claim: Claim) -> list[str]:
 
 
 WHOLE = {"Eq", "Eq unconditional", "Eq T18", "Eq base", "Eq class-spread 2000", "Eq full 10k", 'Eq "after re-run"', "GC Eq no aug",
-         "EG Eq no aug", "Ins", "Del", "test accuracy", "acc no aug"}  # fmt: skip
+         "EG Eq no aug", "Ins", "Del", "test accuracy", "acc no aug", "Eq, class-spread run", "Eq, prefix 2000", "Eq prefix 2000",
+         "Eq on the Recipro-CAM indices", "Eq on the RISE indices"}  # fmt: skip
 """Metrics over all pairs of all images, whatever a table calls them."""
+KEPT = {"fraction of rotations with top-1 unchanged", 'stable rate "after re-run"', "stable rate, prefix"}
+"""Names of the share of pairs that keep the top-1."""
 SHORT = {"GC": "Grad-CAM", "EG": "EquiGrad-CAM", "Grad-CAM single view": "Grad-CAM", "published Grad-CAM (main)": "Grad-CAM",
+         "final map": "Grad-CAM", "Grad-CAM blurred sigma=0": "Grad-CAM",
          "Aligned feature-space (EquiGrad-CAM)": "EquiGrad-CAM", "Unaligned output-space": "AugCAM unaligned", "acc": "classifier"}  # fmt: skip
 """One name for a method that tables call differently."""
+STAGES_OF_EQ = ("final map", "published Grad-CAM (main)")
+"""Stages of the decomposition that are Grad-CAM's map itself."""
+COMPLEMENTS = {"cond.resnet50.flip_rate": "cond.resnet50.stable_rate"}
+"""Claims that are 1 − another one."""
+Quantity = tuple[str, str, str, str]
+FIRST = "first classes"
+
+
+@cache
+def quantity(claim: str) -> Quantity | str:
+    """What a claim measures: network or domain, method, metric and sample; the claim's own id where no other table has it.
+
+    Samples over all classes count as one for Eq, which the paper prints for several of them as one number; how often the
+    top-1 is kept differs between them.
+    """
+    one = claims()[COMPLEMENTS.get(claim, claim)]
+    kind = _metric(one)
+    if not kind or len(one.values) != 1:
+        return one.id
+    sample = FIRST if one.of_first_classes else one.sample.partition(" ")[0] if kind == "kept" else ""
+    return one.domain, SHORT.get(one.method, one.method), kind, sample
+
+
+def _metric(claim: Claim) -> str:
+    """A metric that several tables print, by one name; empty for any other."""
+    if claim.id.startswith("cost.T"):  # the ends of a printed range
+        return claim.id.rpartition(" ")[0]
+    if claim.metric in KEPT:
+        return "kept"
+    if claim.metric in WHOLE or claim.method in STAGES_OF_EQ:
+        return next(word for word in ("Eq", "Ins", "Del", "acc") if word in claim.metric)
+    return ""
 
 
 @cache
 def _same_quantity(claim: str) -> tuple[Claim, ...]:
     """The claims of all tables about one quantity: a method's Eq, insertion, deletion or accuracy on one network or domain."""
-    one = claims()[claim]
-    about = _quantity(one)
-    return (one,) if about is None else tuple(c for c in claims().values() if _quantity(c) == about)
-
-
-def _quantity(claim: Claim) -> tuple[str, str, str] | None:
-    """The network or domain, the method and the metric; None for a claim that no other table repeats."""
-    if claim.metric not in WHOLE or claim.of_first_classes or len(claim.values) != 1:
-        return None
-    kind = next(word for word in ("Eq", "Ins", "Del", "acc") if word in claim.metric)
-    return claim.domain, SHORT.get(claim.method, claim.method), kind
+    about = quantity(claim)
+    return tuple(c for c in claims().values() if quantity(c.id) == about and c.id not in COMPLEMENTS)

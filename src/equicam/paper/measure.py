@@ -13,7 +13,7 @@ from equicam.evaluation.reasons import ReasonCode
 from equicam.evaluation.selection import MetricColumn
 from equicam.evaluation.statistics import Estimate
 from equicam.paper.claims import claims
-from equicam.paper.context import Context, Evaluation
+from equicam.paper.context import Evaluation
 from equicam.paper.rows import Both, Row, compare, note, number, too_few, with_verdict
 from equicam.readers.forward import Network, capture_layer
 from equicam.readers.model import Model
@@ -25,15 +25,15 @@ NO_LABEL = "labels that are the model's classes"
 
 
 def eq_row(
-    claim: str, found: Both[Evaluation], method: str, *, context: Context | None = None, reason: str = ""
+    claim: str, found: Both[Evaluation], method: str, *, reason: str = "", of_first_classes: bool = False
 ) -> Row:
-    """Eq of a method; without a claim it stands alone. Given the context, a claim of the first classes is measured there."""
-    known = claims().get(claim)
-    first = context is not None and known is not None and known.of_first_classes and context.labelled
-    if first and context is not None:
-        found = context.on_first_classes(found)
+    """Eq of a method; without a claim it stands alone."""
     return compare(
-        claim, found.map(Evaluation.eq, method), label=method, reason=reason, of_first_classes=first
+        claim,
+        found.map(Evaluation.eq, method),
+        label=method,
+        reason=reason,
+        of_first_classes=of_first_classes,
     )
 
 

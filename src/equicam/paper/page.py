@@ -8,11 +8,12 @@ from typing import Any
 
 from equicam.errors import EquicamError
 from equicam.paper import EXPERIMENTS, load_experiment
-from equicam.paper.claims import claims
+from equicam.paper.claims import NETWORKS, claims
+from equicam.paper.control import controls, distinct
 from equicam.paper.findings import findings
 from equicam.paper.kept import KeptRows, read_rows
 from equicam.paper.page_text import COMMANDS, HEAD, LEGENDS, OPTIONS
-from equicam.paper.plots import write_page_plot
+from equicam.paper.plots import FIGURES, write_page_plot
 from equicam.paper.provenance import describe
 from equicam.paper.rows import VERDICTS, Remark, Row
 from equicam.paper.tables import interval
@@ -30,6 +31,8 @@ UNDECIDED = {
     "no-interval": "a number without an interval",
     "other-sample": "published for the first classes alone",
     "one-training": "one fine-tune each, and how far fine-tunes differ is not published",
+    "no-n": "published without an interval or a number of images",
+    "other-input": "another input than the paper's",
     "other": "another reason, in its table",
 }
 """Why nothing is decided, by the code of the remark."""
@@ -54,7 +57,7 @@ def write_page(page: Path, rows: Path) -> dict[str, int]:
     plots = page.parent / page.stem
     plots.mkdir(parents=True, exist_ok=True)
     answers = answer_claims(kept)
-    text = HEAD + count_text(answers) + OPTIONS
+    text = HEAD + count_text(answers) + "".join(controls(kept)) + OPTIONS
     text += "## What was found beyond the paper\n\n" + "\n".join(findings(kept)) + "\n\n"
     text += measured_elsewhere(page)
     for folder, experiments in kept.items():
@@ -80,13 +83,15 @@ def read_kept(rows: Path) -> Kept:
         raise EquicamError(
             f"rows {str(rows)!r}", needs="files NETWORK/NAME.json", got="none", fix="equicam reproduce all --rows FOLDER/NETWORK"
         )  # fmt: skip
-    return dict(sorted(kept.items(), key=lambda pair: _place(pair[1])))
+    return dict(sorted(kept.items(), key=lambda pair: _place(*pair)))
 
 
-def _place(experiments: Mapping[str, KeptRows]) -> tuple[bool, str]:
-    """Networks on ImageNet stand before those of domains."""
-    domains = {kept.domain for kept in experiments.values()}
-    return any(domains), "" if not experiments else next(iter(experiments.values())).backbone
+def _place(folder: str, experiments: Mapping[str, KeptRows]) -> tuple[bool, int, str]:
+    """Networks on ImageNet stand before those of domains, and the paper's, in its order, before others."""
+    first = next(iter(experiments.values()), None)
+    backbone = first.backbone if first else ""
+    rank = NETWORKS.index(backbone) if backbone in NETWORKS else len(NETWORKS)
+    return any(kept.domain for kept in experiments.values()), rank, folder
 
 
 def answer_claims(kept: Kept) -> dict[str, Answer]:
@@ -131,6 +136,7 @@ def reason_kind(claim: str, reason: Remark | None) -> str:
         "network": f"needs ImageNet weights of {reason.values.get('network')}",
         "costly": "needs maps of thousands of forward passes (`--costly`)",
         "command": f"needs networks fine-tuned on {claims()[claim].domain}",
+        "images": f"needs images of {reason.values.get('about')}",
     }
     return kinds.get(reason.code) or reason.text
 
@@ -151,7 +157,12 @@ def count_text(answers: Mapping[str, Answer]) -> str:
     }  # fmt: skip
     listed = ", ".join(f"{n} {words[verdict][n != 1]}" for verdict, n in counts(answers).items())
     text = f"**Of {len(answers)} claims, {listed}.** "
-    text += "A claim counts once, by its measurement on most images; rows of networks and images that the paper does not have count nowhere.\n\n"
+    text += "A claim counts once, by its measurement on most images; rows of networks and images that the paper does not have count nowhere, except for constants of the protocol, which are the same with all.\n\n"
+    if matched := [name for name, one in answers.items() if one.verdict == "matches"]:
+        text = (
+            text.rstrip()
+            + f" The matches are of {distinct(iter(matched))} distinct measurements: several tables print the same number.\n\n"
+        )
     why = Counter(one.reason for one in answers.values() if one.verdict == "not run")
     if why:
         text += "| not run: why | claims |\n|---|---|\n"
@@ -189,7 +200,7 @@ def section(
     text = f"## {about.get('title', folder)}\n\n"
     text += "".join(f"    {line}\n" for line in about.get("commands", ())) + "\n" * ("commands" in about)
     text += f"{about['remark']}\n\n" if "remark" in about else ""
-    ran = {name: kept for name, kept in experiments.items() if any(row.label != "figure" for row in kept.ran)}
+    ran = {name: kept for name, kept in experiments.items() if kept.ran and name not in FIGURES}
     usual = Counter(describe(kept.provenance) for kept in ran.values()).most_common(1)
     common = usual[0][0] if usual else ""
     text += f"{common}.\n\n" if common else ""

@@ -17,13 +17,14 @@ into `--out`. `equicam reproduce all` runs every experiment of a network in one 
 difference), at most half of the way to 1 for Eq and shares, and at most a cap for its kind (0.03 for Eq and areas, 0.05 for shares, 0.06 for
 correlations, 5 points for relative gains, 0.5 for ratios): `equicam.paper.margins`. A quantity that several tables print has one margin, the smallest,
 and is compared with the range of what they print, so that one measurement has one verdict. The 95 % interval of our measurement is widened by the published one, or, where none
-is printed, by ours scaled to their number of images; for a fine-tuned network also by the published spread over seeds, twice, and where that is not
-published nothing is decided. Wholly inside the margin it **matches**, wholly outside it **differs**, otherwise it is
+is printed, by ours scaled to their number of images (the smallest of the tables'); a number published without an interval and without a number of images decides nothing. For a fine-tuned network it is
+also widened by the published spread over seeds, twice, and where that is not published nothing is decided. Wholly inside the margin, less half a unit of the last printed digit, it **matches**; wholly
+outside the margin and that half unit it **differs**; otherwise it is
 **undecided**, and so is every measurement of fewer than 100 images or 20 groups of images, without an interval, or with a margin below the printed digits. Numbers that are published for the
-first 200 classes are compared with our images of the first fifth of the classes. **Artefact**: their number comes out, but by ours the paired difference that the claim is about
+first 200 classes are compared with our images of the first fifth of the classes, numbers of ImageNet's networks only with ImageNet's images, and those of birds with CUB-200-2011. **Artefact**: their number comes out, but by ours the paired difference that the claim is about
 has the opposite sign, with its whole interval.
 **By definition**: constants, identities and quantities compared with themselves, which count as no match. **Measured**: nothing is published, or for another network, domain or device. Intervals are
-bootstrapped by image, or by group of images (`--group-by patient`). Claims near the ceiling say little about a network: MobileNetV2 matches ResNet-50's Eq of 18 aligned views, and none of those of a single view.
+bootstrapped by image, or by group of images (`--group-by patient`).
 
 **Which images.** The paper's "full validation set" is ten images of each class: its loader keeps the first 15 of every class and draws ten with
 seed 42. `--draw authors` draws the same ones from a folder with 15 images per class. Several published numbers are of other samples of

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from equicam.evaluation.statistics import Correlation, Estimate, Floats
 from equicam.paper import load_experiment
 from equicam.paper.claims import claims
 from equicam.paper.kept import KeptRows
-from equicam.paper.rows import Row
+from equicam.paper.rows import Row, number
 
 THEIRS, OURS, PUBLISHED = "#7a8793", "#1f6f8b", "#c2571a"
 PROTOCOLS = (("as_published", THEIRS, "by the authors' protocol"), ("clean", OURS, "by ours"))
@@ -29,7 +29,10 @@ FORMATS = ("pdf", "svg", "png")
 DPI, PAGE_DPI = 200, 110
 PANELS_PER_ROW = 2
 MAX_POINTS = 3000
-NOTHING_TO_DRAW = ("constants", "hooks", "figure-pipeline", "figure-signal-noise", "figure-drift-strip")
+TEXT_BAND = 0.22
+"""Of a scatter's height, above its marks, for r and p."""
+FIGURES = ("figure-pipeline", "figure-signal-noise", "figure-drift-strip")
+"""Experiments that are figures."""
 ON_PAGE = ("main", "t-sweep", "angles", "causal", "rotation-augmentation", "sanity")
 """Plots of the documentation."""
 RANDOM_WEIGHTS = ("weights as given", "head random", "last quarter random", "last half random", "all random")
@@ -131,14 +134,9 @@ class Scatter:
             linewidth=0,
         )
         axes.set(xlabel=self.xlabel, ylabel=self.ylabel)
-        place: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "fontsize": 8}
-        axes.text(
-            0.03,
-            0.98,
-            correlation_text(self.found),
-            **place,
-            bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.5},
-        )
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + TEXT_BAND * (high - low))  # room above all marks
+        axes.text(0.02, 0.99, correlation_text(self.found), transform=axes.transAxes, va="top", fontsize=8)
 
 
 Panel = Bars | Lines | Scatter
@@ -228,7 +226,7 @@ def panels_of(kept: KeptRows) -> list[Panel]:
     """The panels that an experiment's rows have."""
     name = kept.experiment.removesuffix("-rotated")
     rows = [row for row in kept.ran if _known(row.clean) or _known(row.as_published)]
-    if name in NOTHING_TO_DRAW or not rows:
+    if name in FIGURES or not rows:
         return []
     panels: list[Panel] = PLOTS.get(name, _everything)(rows)
     return [panel for panel in panels if not isinstance(panel, Bars) or panel.rows]
@@ -426,10 +424,11 @@ def _audit(rows: Sequence[Row]) -> list[Panel]:
 def _triage(rows: Sequence[Row]) -> list[Panel]:
     return [
         Bars(
-            "worst tenth found",
+            f"worst tenth found{where}",
             "share found\n0.1: chance in a tenth",
-            _pick(rows, r"(?:worst tenth )(found in .+)"),
+            _pick(rows, rf"(?:worst tenth )(found in (?:(?!, seed|, off).)+){where}"),
         )
+        for where in ("", ", off the grid")
     ]
 
 
@@ -459,6 +458,21 @@ def _sanity(rows: Sequence[Row]) -> list[Panel]:
         ]
         panels.append(Lines(title, ylabel, "weights", series, ticks=ticks))
     return panels
+
+
+def _constants(rows: Sequence[Row]) -> list[Panel]:
+    """Constants over the published ones, and the two quantities that are measured."""
+    ratios = []
+    for name, row in _pick(rows, r"(.+) = .+"):
+        published = claims()[row.claim].value if row.claim in claims() else None
+        if row.clean is not None and isinstance(published, float):
+            ratio = number(row.clean.value / published)
+            ratios.append((name, replace(row, claim="", clean=ratio)))
+    return [
+        Bars("constants, ours over the published", "ratio\n1: the same", ratios),
+        Bars("constant maps", "share of images, at most", _pick(rows, r"constant maps at most, (.+)")),
+        Bars("PEUM as the authors' code has it", "Pearson r", _pick(rows, r"(r of gated PEUM) .+")),
+    ]
 
 
 def _label_region(rows: Sequence[Row]) -> list[Panel]:
@@ -500,5 +514,7 @@ PLOTS: dict[str, Callable[[Sequence[Row]], list[Panel]]] = {
     "peum-audit": _audit,
     "triage": _triage,
     "label-region": _label_region,
+    "constants": _constants,
+    "hooks": lambda rows: [Bars("constant Grad-CAM maps", "share of images", [(row.label, row) for row in rows])],
     "sanity": _sanity,
 }  # fmt: skip

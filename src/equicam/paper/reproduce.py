@@ -105,7 +105,7 @@ def run_experiment(name: str, context: Context, keep_as: str = "") -> Reproducti
     kept = KeptRows(keep_as or name, context.backbone, context.domain, provenance(context), rows)
     path = context.out / f"{kept.experiment}.json"
     write_rows(path, kept)
-    if any(row.label != "figure" for row in kept.ran):
+    if kept.ran:
         write_atomic(path.with_suffix(".csv"), as_csv(rows).encode())
         latex = as_latex(rows, experiment.title, describe(kept.provenance))
         write_atomic(path.with_suffix(".tex"), latex.encode())

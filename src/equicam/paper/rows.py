@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from equicam.evaluation.statistics import MIN_GROUPS, Correlation, Estimate
-from equicam.paper.claims import DOMAINS, MIN_IMAGES, Claim, claims
-from equicam.paper.margins import margin, published_range, rounding
+from equicam.paper.claims import DOMAINS, MIN_IMAGES, NETWORKS, Claim, claims
+from equicam.paper.margins import margin, published_images, published_range, rounding
 from equicam.shards import json_ready
 
 T_co = TypeVar("T_co", covariant=True)
@@ -31,7 +31,10 @@ SENTENCES = {
     "coarse": "the paper prints too few digits for a margin of {margin:.2g}",
     "other-sample": "published for {sample}, whose Eq is higher: --draw authors",
     "one-training": "one fine-tune here and one there, and how far fine-tunes differ is not published",
+    "no-n": "on how many images it was measured is not published, nor how far it may be off",
+    "other-input": "this model's input is not the paper's, an image resized to 256 and cropped to 224 pixels",
     "network": "of {network}: --model {network}",
+    "images": "of {about}: --data with these images, and --domain only for a domain's",
     "costly": "{passes} forward passes per map: --costly, with --n",
     "command": "of {of}: {command}",
     "control": "drift minus this {mean:+.3f} [{low:+.3f}, {high:+.3f}]; drift costs more on {wins:.0%} of the images",
@@ -118,11 +121,10 @@ def compare(
     label: str = "",
     artefact: Contradiction | None = None,
     reason: str | Remark = "",
-    within: tuple[float, float] | None = None,
     published: str = "not in the paper",
     of_first_classes: bool = False,
 ) -> Row:
-    """A claim with its measurements and the verdict that follows; `within` is the range that the claim is one end of.
+    """A claim with its measurements and the verdict that follows.
 
     Without a claim, or with one that the paper does not make, the measurements stand alone. `of_first_classes` says that
     they are of the first classes, as some published numbers are.
@@ -140,7 +142,7 @@ def compare(
     if known.of_first_classes and not of_first_classes:
         other = Remark("other-sample", {"sample": "the first classes"})
         return replace(row, verdict="undecided", why=other)
-    row = judge_again(replace(row, within=within or published_range(claim)))
+    row = judge_again(replace(row, within=published_range(claim)))
     if artefact is not None and artefact.holds and row.verdict == "matches":
         row = replace(row, verdict="artefact", why=artefact.remark)
     return row
@@ -151,13 +153,14 @@ def judge_again(row: Row) -> Row:
     measured = row.as_published or row.clean
     if row.within is None or measured is None:
         return row
-    known, allowed = claims()[row.claim], margin(row.claim)
+    known, allowed, within = claims()[row.claim], margin(row.claim), published_range(row.claim)
     verdict, why = judge(
-        row.within, measured, allowed, theirs=published_error(known, measured), rounding=rounding(row.claim)
+        within, measured, allowed, theirs=published_error(known, measured), rounding=rounding(row.claim)
     )
+    row = replace(row, published=known.text, margin=allowed, within=within)
     if row.verdict == "artefact" and verdict == "matches":
-        return replace(row, margin=allowed)
-    return replace(row, verdict=verdict, why=why, margin=allowed)
+        return row
+    return replace(row, verdict=verdict, why=why)
 
 
 def judge(
@@ -165,21 +168,22 @@ def judge(
     found: Estimate,
     margin: float,
     *,
-    theirs: float = 0.0,
+    theirs: float | Remark = 0.0,
     rounding: float = 0.0,
 ) -> tuple[str, Remark | None]:
     """Equivalence by interval: whole inside the margin it matches, whole outside it differs, else nothing is decided.
 
-    `theirs` is half of the published number's own interval: errors add in quadrature. `rounding` is how far the printed
-    number may be from the measured one. Two one-sided tests at 5 % would use the narrower 90 % interval; ours has 95 %.
+    `theirs` is half of the published number's own interval, or why that is unknown: errors add in quadrature. `rounding` is
+    how far the printed number may be from the measured one: a match has to be inside the margin and a difference outside of it
+    wherever in this range the measured one is. Two one-sided tests at 5 % would use the narrower 90 % interval; ours has 95 %.
     """
     low, high = published
     if math.isnan(found.value) or math.isnan(found.low) or math.isnan(found.high):
         return "undecided", Remark("no-interval", {})
     if few := too_few(found):
         return "undecided", few
-    if math.isnan(theirs):
-        return "undecided", Remark("one-training", {})
+    if isinstance(theirs, Remark):
+        return "undecided", theirs
     bottom = found.value - math.hypot(found.value - found.low, theirs)
     top = found.value + math.hypot(found.high - found.value, theirs)
     if top < low - margin - rounding or bottom > high + margin + rounding:
@@ -187,24 +191,32 @@ def judge(
         return "differs", Remark("off", {"distance": distance, "margin": margin})
     if margin <= rounding:
         return "undecided", Remark("coarse", {"margin": margin})
-    if low - margin <= bottom and top <= high + margin:
+    if low - (margin - rounding) <= bottom and top <= high + (margin - rounding):
         return "matches", None
     return "undecided", Remark("wide", {"margin": margin})
 
 
-def published_error(claim: Claim, found: Estimate) -> float:
-    """Half of the published number's 95 % interval; NaN where nothing says how wide it is.
+def published_error(claim: Claim, found: Estimate) -> float | Remark:
+    """Half of the published number's 95 % interval, or the reason why nothing says how wide it is.
 
     Where none is printed, it is ours scaled to the published number of images. Both networks of a domain were fine-tuned
-    once, so how far fine-tunes differ, which the paper states for Eq and accuracy, counts twice.
+    once, so how far fine-tunes differ, which the paper states for Eq and accuracy, counts twice. Costs are printed as a range.
     """
+    if claim.of == "A100":
+        return 0.0
+    theirs = published_images(claim.id)
     if claim.ci95 is not None:
         images = (claim.ci95[1] - claim.ci95[0]) / 2
+    elif theirs is not None:
+        images = (found.high - found.low) / 2 * math.sqrt(found.n / theirs)
     else:
-        images = (found.high - found.low) / 2 * math.sqrt(found.n / claim.images) if claim.images else 0.0
+        return Remark("no-n", {})
     if claim.domain not in DOMAINS:
         return images
-    return math.hypot(images, 1.96 * math.sqrt(2) * _spread_of_trainings(claim))
+    spread = _spread_of_trainings(claim)
+    return (
+        Remark("one-training", {}) if math.isnan(spread) else math.hypot(images, 1.96 * math.sqrt(2) * spread)
+    )
 
 
 def _spread_of_trainings(claim: Claim) -> float:
@@ -220,19 +232,39 @@ def _spread_of_trainings(claim: Claim) -> float:
 
 def too_few(found: Estimate) -> Remark | None:
     """The remark that there are too few images, or groups of them, for an interval to decide anything."""
-    if found.n < MIN_IMAGES:
-        return Remark("few", {"n": found.n, "needed": MIN_IMAGES})
+    if few := few_images(found.n):
+        return few
     if found.groups is not None and found.groups < MIN_GROUPS:
         return Remark("few-groups", {"groups": found.groups, "needed": MIN_GROUPS})
     return None
 
 
-def by_definition(claim: str, value: int | float, *, label: str, reason: str = "", near: float = 1e-4) -> Row:
-    """A constant of the protocol or an identity: it is checked, and is not counted as a match."""
+def few_images(n: int) -> Remark | None:
+    """The remark that there are too few images to decide anything."""
+    return Remark("few", {"n": n, "needed": MIN_IMAGES}) if n < MIN_IMAGES else None
+
+
+def by_definition(
+    claim: str,
+    value: int | float,
+    *,
+    label: str,
+    reason: str = "",
+    near: float = 1e-4,
+    unless: Remark | None = None,
+) -> Row:
+    """A constant of the protocol or an identity: it is checked, and is not counted as a match.
+
+    `unless` is why another value decides nothing: too few images, or another input than the paper's.
+    """
     known = claims()[claim]
     (published,) = known.values
-    verdict = "by definition" if math.isclose(value, published, rel_tol=near) else "differs"
-    return Row(claim, label, known.text, number(value), None, verdict, _remark(reason))
+    row = Row(claim, label, known.text, number(value), None, "by definition", _remark(reason))
+    if math.isclose(value, published, rel_tol=near):
+        return row
+    return (
+        replace(row, verdict="differs") if unless is None else replace(row, verdict="undecided", why=unless)
+    )
 
 
 def with_verdict(
@@ -248,6 +280,27 @@ def with_verdict(
     """A claim whose verdict follows from more than the distance to the published number."""
     shown = published or claims()[claim].text
     return Row(claim, label, shown, found.clean, found.as_published, verdict, _remark(reason), why)
+
+
+def only_of_the_papers(row: Row, backbone: str, domain: str, *, cub: bool = True) -> tuple[Row, ...]:
+    """The row, or, where its claim is about another network or other images, the row without it and the claim as not run.
+
+    `cub` says that the images may be those of CUB-200-2011.
+    """
+    known = claims().get(row.claim)
+    if known is None or row.verdict == "not run":
+        return (row,)
+    if known.is_about(backbone, domain) and (cub or not known.of_cub):
+        return (row,)
+    alone = replace(
+        row, claim="", published=f"{row.published}, of {known.about}", verdict="measured", why=None, margin=None, within=None
+    )  # fmt: skip
+    network = known.network or NETWORKS[0]
+    other_network = backbone != network and not domain and not known.of_cub
+    remark = (
+        Remark("network", {"network": network}) if other_network else Remark("images", {"about": known.about})
+    )
+    return alone, not_run(row.claim, remark)
 
 
 def not_run(claim: str, reason: str | Remark) -> Row:

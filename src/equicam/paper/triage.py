@@ -1,19 +1,35 @@
 """PEUM as a triage rule: how many of the least stable maps does a review budget find?"""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from equicam.evaluation import statistics, summary
+from equicam.evaluation.selection import MetricColumn
 from equicam.evaluation.statistics import Estimate, Floats, Ids
 from equicam.paper.claims import DOMAINS, Claim
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.domains import fine_tuning
 from equicam.paper.experiment import Experiment
-from equicam.paper.rows import Remark, Row, compare, correlation, number, with_verdict
+from equicam.paper.peum_audit import OFF_GRID
+from equicam.paper.rotation_augmentation import TRAININGS, WEIGHTS
+from equicam.paper.rows import Both, Remark, Row, compare, correlation, number, with_verdict
 
 WORST = 0.10
 """The share of images, with the lowest Eq of Grad-CAM, that a reviewer should find."""
+IN_TENTH = partial(statistics.capture, budget=WORST)
+QUANTITIES = (
+    ("r", "r of PEUM with 1 − Eq", "peum", statistics.pearson_r),
+    ("cap10", "worst tenth found in a tenth", "peum", IN_TENTH),
+    ("lift10", "the same over chance", "peum", partial(statistics.capture_lift, budget=WORST)),
+    ("cap20", "worst tenth found in a fifth", "peum", partial(statistics.capture, budget=0.2, worst=WORST)),
+    ("", "worst tenth found in a tenth, by disagreement of the views", "disagreement", IN_TENTH),
+    ("", "worst tenth found in a tenth, by 1 − stability", "stability", IN_TENTH),
+)
+"""The end of a claim's name, the label, the signal and what is measured of it."""
+OFF_GRID_LABEL = "{}, off the grid"
 
 
 @dataclass(frozen=True)
@@ -24,54 +40,112 @@ class Pair:
     drift: Floats
     group: Ids | None  # of the images
 
-    def bootstrap(self, statistic: statistics.Statistic) -> Estimate:
-        """A statistic of both with its interval."""
-        return statistics.bootstrap(statistic, self.signal, self.drift, group=self.group)
-
 
 def measure(context: Context) -> Iterator[Row]:
-    """PEUM against 1 − Eq of Grad-CAM; the share of the worst tenth found in the first tenth and fifth."""
-    found = context.evaluate_both(["grad-cam", "equigrad-cam"], ["eq", "peum", "disagreement", "stability"])
-    peum = found.map(lambda e: _pair(e, "peum", "full"))
-    r = peum.map(lambda pair: statistics.pearson(pair.signal, pair.drift, group=pair.group))
-    start, label = f"peum.{context.claimed_domain}", "r of PEUM with 1 − Eq"
-    yield compare(f"{start}.r", r.map(correlation), label=label)
-    in_tenth = partial(statistics.capture, budget=WORST)
-    for name, label, share in (
-        ("cap10", "worst tenth found in a tenth", in_tenth),
-        ("lift10", "the same over chance", partial(statistics.capture_lift, budget=WORST)),
-        ("cap20", "worst tenth found in a fifth", partial(statistics.capture, budget=0.2, worst=WORST)),
-    ):
-        value = peum.map(Pair.bootstrap, share)
-        yield compare(f"{start}.{name}", value, label=label)
-    disagreement = found.map(lambda e: _pair(e, "disagreement", e.region))
-    value = disagreement.map(Pair.bootstrap, in_tenth)
-    yield compare("", value, label="worst tenth found in a tenth, by disagreement of the views")
-    instability = found.map(_instability)
-    value = instability.map(Pair.bootstrap, in_tenth)
-    yield compare("", value, label="worst tenth found in a tenth, by 1 − stability")
-    known = context.claimed_domain in DOMAINS
-    chance = peum.map(
-        lambda pair: number(statistics.capture(0 * pair.drift, pair.drift, budget=WORST), len(pair.drift))
+    """Signals against 1 − Eq of Grad-CAM, over all seeds: at all angles, and at those that no view has."""
+    seeds = [
+        one.evaluate_both(["grad-cam", "equigrad-cam"], ["eq", "peum", "disagreement", "stability"])
+        for one in trainings(context)
+    ]
+    start = f"peum.{context.claimed_domain}"
+    for name, label, signal, statistic in QUANTITIES:
+        pairs = _pairs(seeds, signal)
+        yield from _rows(f"{start}.{name}" if name else "", label, pairs, statistic)
+    if context.claimed_domain in DOMAINS:
+        yield from _chance_and_p(_pairs(seeds, "peum"), context.domain)
+    at = f"Eq at {', '.join(f'{angle:g}°' for angle in OFF_GRID)}, which no view has"
+    for name, label, signal, statistic in QUANTITIES:
+        if name not in ("lift10", "cap20"):
+            off = _pairs(seeds, signal, OFF_GRID)
+            yield from _rows("", OFF_GRID_LABEL.format(label), off, statistic, reason=at)
+
+
+def trainings(context: Context) -> list[Context]:
+    """The network with the weights of every seed; without further ones, as it is."""
+    plain = WEIGHTS["no aug"]
+    seeds = [
+        context.with_weights(context.extra[f"{plain}{seed}"])
+        for seed in TRAININGS
+        if f"{plain}{seed}" in context.extra
+    ]
+    if not seeds:
+        return [context]
+    # its own evaluation is there already
+    return [context if one.weights_digest == context.weights_digest else one for one in seeds]
+
+
+def _rows(
+    claim: str, label: str, pairs: Both[list[Pair]], statistic: statistics.Statistic, reason: str = ""
+) -> Iterator[Row]:
+    """The mean over seeds with an interval over images, and every seed where there are several."""
+    each = [
+        Both(ours, theirs).map(lambda pair: over_seeds([pair], statistic))
+        for ours, theirs in zip(pairs.clean, pairs.as_published, strict=True)
+    ]
+    values = [one.clean.value for one in each]
+    spread = (
+        f"mean of {len(values)} seeds, {min(values):.3f} to {max(values):.3f}; the interval is over images"
     )
-    if known:
-        label = "a signal without information"
-        yield with_verdict("peum.random", chance, "by definition", label=label, reason="chance")
-        of_both = f"the claim is about both domains, this is {context.domain} alone"
-        yield with_verdict(
-            "peum.p", r.map(lambda c: number(c.log10_p, c.n)), "undecided", label="log10 p of r", reason=of_both
-        )  # fmt: skip
+    notes = [reason, spread if len(each) > 1 else ""]
+    yield compare(claim, pairs.map(over_seeds, statistic), label=label, reason="; ".join(filter(None, notes)))
+    if len(each) > 1:
+        yield from (compare("", found, label=f"{label}, seed {i}") for i, found in enumerate(each))
 
 
-def _pair(found: Evaluation, signal: str, region: str) -> Pair:
-    eq = summary.pick(found.table, "eq", "grad-cam", found.region)
-    value = summary.pick(found.table, signal, "equigrad-cam", region).by_id(eq.ids)
-    return Pair(value, 1 - eq.value, eq.group)
+def over_seeds(pairs: Sequence[Pair], statistic: statistics.Statistic) -> Estimate:
+    """The mean over seeds of a statistic, all of them on the same resampled images."""
+    first = pairs[0]
+    if len(pairs) == 1 and statistic is statistics.pearson_r:
+        return correlation(statistics.pearson(first.signal, first.drift, group=first.group))
+
+    def mean(*columns: Floats) -> float:
+        of_seeds = zip(columns[::2], columns[1::2], strict=True)
+        return float(np.mean([statistic(signal, drift) for signal, drift in of_seeds]))
+
+    columns = [column for pair in pairs for column in (pair.signal, pair.drift)]
+    return statistics.bootstrap(mean, *columns, group=first.group)
 
 
-def _instability(found: Evaluation) -> Pair:
-    pair = _pair(found, "stability", "disc")
-    return replace(pair, signal=1 - pair.signal)
+def _chance_and_p(pairs: Both[list[Pair]], domain: str) -> Iterator[Row]:
+    """What a signal without information finds, and the p of r, of the seeds the largest."""
+    first = pairs.map(lambda of: of[0])
+    chance = first.map(lambda pair: number(IN_TENTH(0 * pair.drift, pair.drift), len(pair.drift)))
+    yield with_verdict(
+        "peum.random", chance, "by definition", label="a signal without information", reason="chance"
+    )
+    log10_p = pairs.map(
+        lambda of: max(statistics.pearson(one.signal, one.drift, group=one.group).log10_p for one in of)
+    )
+    of_both = f"the claim is about both domains, this is {domain} alone"
+    yield with_verdict(
+        "peum.p", log10_p.map(number, len(first.clean.drift)), "undecided", label="log10 p of r", reason=of_both
+    )  # fmt: skip
+
+
+def _pairs(
+    seeds: Sequence[Both[Evaluation]], signal: str, angles: Collection[int | float] | None = None
+) -> Both[list[Pair]]:
+    """Of every seed; all have the images of the first, in its order."""
+    images = summary.pick(seeds[0].clean.table, "eq", "grad-cam", seeds[0].clean.region)
+    return Both(
+        [_pair(one.clean, signal, images, angles) for one in seeds],
+        [_pair(one.as_published, signal, images, angles) for one in seeds],
+    )
+
+
+def _pair(
+    found: Evaluation, signal: str, images: MetricColumn, angles: Collection[int | float] | None
+) -> Pair:
+    """A signal and drift, over all angles or over these."""
+    eq = summary.pick(found.table, "eq", "grad-cam", found.region).by_id(images.ids)
+    if angles is not None:
+        every = summary.pick(found.table, "eq", "grad-cam", found.region, each_angle=True)
+        at = [every.angles == angle for angle in angles]
+        by_angle = [replace(every, ids=every.ids[w], value=every.value[w]).by_id(images.ids) for w in at]
+        eq = np.mean(by_angle, axis=0)
+    region = {"peum": "full", "stability": "disc"}.get(signal, found.region)
+    value = summary.pick(found.table, signal, "equigrad-cam", region).by_id(images.ids)
+    return Pair(1 - value if signal == "stability" else value, 1 - eq, images.group)
 
 
 def _missing(_context: Context, claim: Claim) -> Remark:

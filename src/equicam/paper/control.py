@@ -1,0 +1,72 @@
+"""The negative control of verdicts: another network's measurements, judged in the place of ResNet-50's.
+
+A rule that cannot tell two networks apart says nothing with a match. Claims that the other network matches as well are of this kind.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from equicam.paper.claims import NETWORKS, TITLES
+from equicam.paper.kept import KeptRows
+from equicam.paper.margins import quantity
+from equicam.paper.rows import Row, judge_again
+
+CONTROLLED = "resnet50"
+"""The network whose claims the other one's measurements are judged by."""
+WORDS = {"matches": "match", "differs": "differ", "artefact": "are artefacts", "undecided": "are undecided"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim's row with the network that it is about, and with another one."""
+
+    own: Row
+    other: Row
+
+
+def controls(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
+    """A paragraph for every network on ImageNet that the paper does not have."""
+    for folder, experiments in kept.items():
+        of = {(one.backbone, one.domain) for one in experiments.values()}
+        if folder == CONTROLLED or any(network in NETWORKS or domain for network, domain in of):
+            continue
+        if judged := list(judge_in_place(kept.get(CONTROLLED, {}), experiments)):
+            yield describe_control(TITLES.get(folder, folder), judged)
+
+
+def judge_in_place(own: Mapping[str, KeptRows], other: Mapping[str, KeptRows]) -> Iterator[Judged]:
+    """The claims that an interval decides, each with the other network's row of the same experiment and label."""
+    for name in own.keys() & other.keys():
+        rows = {row.label: row for row in other[name].ran}
+        for row in own[name].ran:
+            found = rows.get(row.label)
+            if row.within is None or found is None:
+                continue
+            swapped = replace(row, clean=found.clean, as_published=found.as_published, verdict="measured")
+            yield Judged(row, judge_again(swapped))
+
+
+def describe_control(network: str, judged: list[Judged]) -> str:
+    """How often the other network would match, differ or be undecided, next to ResNet-50 itself."""
+    both = {one.own.claim for one in judged if one.own.verdict == one.other.verdict == "matches"}
+    text = (
+        f"**Can the rule say no?** {network}'s measurements, judged in the place of ResNet-50's: of {len(judged)} claims, "
+        f"{_tally(one.other for one in judged)}. With ResNet-50's own, {_tally(one.own for one in judged)}. "
+    )
+    if both:
+        text += (
+            f"Matched by both, and so of little weight for ResNet-50, are {len(both)} of them: "
+            f"{', '.join(f'`{claim}`' for claim in sorted(both))}."
+        )
+    return text.rstrip() + "\n\n"
+
+
+def _tally(rows: Iterator[Row]) -> str:
+    found = Counter(row.verdict for row in rows)
+    return ", ".join(f"{found[verdict]} {words}" for verdict, words in WORDS.items() if found[verdict])
+
+
+def distinct(claims: Iterator[str]) -> int:
+    """How many measurements these claims are: several tables print the same number."""
+    return len({quantity(claim) for claim in claims})
