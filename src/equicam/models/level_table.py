@@ -30,7 +30,7 @@ class LevelTable:
 
     def __call__(self, image: Image.Image) -> LevelPixels:
         """An RGB image as the model's input."""
-        return LevelPixels(self.resized(image).transpose(2, 0, 1), self.numbers)
+        return LevelPixels(np.ascontiguousarray(self.resized(image).transpose(2, 0, 1)), self.numbers)
 
     def resized(self, image: Image.Image) -> NDArray[np.uint8]:
         """Its pixels, resized and cropped."""
