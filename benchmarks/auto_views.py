@@ -90,8 +90,8 @@ def measure_batch(executor: Executor, x: Tensor) -> Found:
                 [
                     [
                         [
-                            equivariance(turned[None], own, [angle]).value[0].cpu().numpy()
-                            for turned in maps[name][a + 1]
+                            equivariance(rotated[None], own, [angle]).value[0].cpu().numpy()
+                            for rotated in maps[name][a + 1]
                         ]
                         for own in maps[name][0]
                     ]

@@ -4,7 +4,7 @@
 
 Every EquiGrad variant, Grad-CAM and the unaligned average at seven angles with their floors, compiled, in TF32 and in
 bf16: the first images compile and are timed separately. Then `views="auto"` compared with 18 views, and the correlation of every
-EquiGrad-CAM map with that of float32.
+EquiGrad-CAM map, eager and compiled, with that of float32.
 """
 
 import argparse
@@ -60,17 +60,22 @@ def fewer(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[str,
 
 
 def precision(model: equicam.Model, data: str, n: int | None, batch: int = 50) -> dict[str, list[float]]:
-    """Correlation of each map with that of float32."""
+    """Correlation of each map with that of float32, with TF32 off; eager and compiled."""
     items = sample_by_class(find_items(data), n)
-    found: dict[str, list[float]] = {name: [] for name in DTYPES}
+    runs = {
+        f"{name}, {'compiled' if compiled else 'eager'}": {"dtype": dtype, "compiled": compiled}
+        for name, dtype in DTYPES.items()
+        for compiled in (False, True)
+    }
+    found: dict[str, list[float]] = {name: [] for name in runs}
     for start in range(0, len(items), batch):
         images = [preprocess_image(model, open_item(i)) for i in items[start : start + batch]]
         x = torch.stack(images).to(model.device)
         torch.backends.cudnn.allow_tf32 = False
         exact = equicam.explain(model, x)
         torch.backends.cudnn.allow_tf32 = True
-        for name, dtype in DTYPES.items():
-            other = equicam.explain(model, x, target=exact.target, dtype=dtype).map
+        for name, how in runs.items():
+            other = equicam.explain(model, x, target=exact.target, **how).map
             found[name] += pearson(other[:, None], exact.map[:, None], "full").flatten().tolist()
     for name, r in found.items():
         least = sorted(r)

@@ -16,7 +16,7 @@ from equicam.data.levels import LevelPixels
 from equicam.data.rasters.windows import WindowPixels
 from equicam.models.images import VisibleBoxes
 from equicam.models.surround import window_levels
-from equicam.runtime.transfers import look_up, to_device
+from equicam.runtime.transfers import numbers_of_levels, to_device
 
 CPU = torch.device("cpu")
 
@@ -49,8 +49,8 @@ def test_levels_stand_for_the_numbers_of_the_preprocessing(make):
     assert expected.std() > 0.02
     found = [preprocess(one) for one in pictures]
     assert all(isinstance(one, LevelPixels) for one in found)
-    assert np.array_equal(np.stack([one.look_up() for one in found]), expected)
-    sent = look_up(to_device([one.levels for one in found], CPU), found[0].numbers)
+    assert np.array_equal(np.stack([one.to_numbers() for one in found]), expected)
+    sent = numbers_of_levels(to_device([one.levels for one in found], CPU), found[0].numbers)
     assert np.array_equal(sent.numpy(), expected)
     shard = [decoded(i, one) for i, one in enumerate(found)]
     assert np.array_equal(_send(shard, CPU).numpy(), expected)

@@ -36,7 +36,7 @@ def test_the_same_to_the_bit(name):
         image = Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8))
         expected = preprocess(image).numpy()
         assert expected.std() > 0.02
-        assert np.array_equal(table(image).look_up(), expected)
+        assert np.array_equal(table(image).to_numbers(), expected)
 
 
 def _contrast(x):

@@ -39,7 +39,7 @@ from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
 from equicam.runtime.ahead import finish_in_order
 from equicam.runtime.executor import Executor
-from equicam.runtime.transfers import look_up, send_to_host, to_device
+from equicam.runtime.transfers import numbers_of_levels, send_to_host, to_device
 from equicam.steadiness import judge
 
 LOG = logging.getLogger(__name__)
@@ -185,10 +185,10 @@ def _send(images: Sequence[DecodedImage], device: torch.device) -> Float[Tensor,
     if numbers is not None and all(
         d.numbers is not None and np.array_equal(d.numbers, numbers) for d in images
     ):
-        return look_up(to_device(pixels, device), numbers)
+        return numbers_of_levels(to_device(pixels, device), numbers)
     return to_device(
         [
-            x if d.numbers is None else LevelPixels(x, d.numbers).look_up()
+            x if d.numbers is None else LevelPixels(x, d.numbers).to_numbers()
             for x, d in zip(pixels, images, strict=True)
         ],
         device,

@@ -123,7 +123,7 @@ def _with_pixels(found: DecodedImage, pixels: NDArray[np.float32] | LevelPixels)
     if isinstance(pixels, LevelPixels):
         if np.isfinite(pixels.numbers).all():
             return replace(found, x=pixels.levels, numbers=pixels.numbers)
-        pixels = pixels.look_up()
+        pixels = pixels.to_numbers()
     return (
         replace(found, x=pixels) if np.isfinite(pixels).all() else replace(found, reason=Reason("not-finite"))
     )

@@ -13,7 +13,7 @@ class LevelPixels:
     levels: NDArray[np.uint8]  # [c, H, W]
     numbers: NDArray[np.float32]  # [c, 256], of every level
 
-    def look_up(self) -> NDArray[np.float32]:
+    def to_numbers(self) -> NDArray[np.float32]:
         """The model's input."""
         found = np.empty(self.levels.shape, np.float32)
         for levels, numbers, out in zip(self.levels, self.numbers, found, strict=True):

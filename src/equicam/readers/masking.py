@@ -56,7 +56,9 @@ def score_cam(
 
         def score(i: int = i, target: int = target, chosen: Tensor = chosen) -> Tensor:
             masked = (x[i] * _masks(acts[i, some], x) for some in _batches(network, chosen, x))
-            return torch.cat([_class_score(network, one, target, by_logits=by_logits) for one in masked])
+            return torch.cat(
+                [_class_score(network, one, target, "score-cam", by_logits=by_logits) for one in masked]
+            )
 
         scores = remembered(("score-cam", count, by_logits), network, x[i], target, score)
         weights = torch.zeros_like(acts[i, :, 0, 0])
@@ -81,12 +83,12 @@ def _masks(planes: Float[Tensor, "k h w"], x: Tensor) -> Float[Tensor, "k 1 H W"
 
 
 def _class_score(
-    network: Network, masked: Float[Tensor, "m c H W"], target: int, *, by_logits: bool = False
+    network: Network, masked: Float[Tensor, "m c H W"], target: int, method: str, *, by_logits: bool = False
 ) -> Float[Tensor, " m"]:
     found = predict(network, masked)
     if by_logits:
         return found.logits[:, target]
-    return require_probabilities(found.probabilities, "an explanation by masks")[:, target]
+    return require_probabilities(found.probabilities, method)[:, target]
 
 
 def _channel_weights(
@@ -118,7 +120,7 @@ def rise(
             target = int(targets.classes[i])
 
             def score(i: int = i, target: int = target, shown: Tensor = shown) -> Tensor:
-                return _class_score(network, x[i] * shown[:, None].to(x.dtype), target)
+                return _class_score(network, x[i] * shown[:, None].to(x.dtype), target, "rise")
 
             batch = ("rise", masks, seed, int(some[0]), len(some))
             total[i] += torch.einsum("m,mhw->hw", remembered(batch, network, x[i], target, score), shown)

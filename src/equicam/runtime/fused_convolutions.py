@@ -261,14 +261,14 @@ def _has_kernel(
     """Whether a kernel runs and computes what the separate operations do: some misread types that they do not refuse."""
     generator = torch.Generator(device).manual_seed(0)
 
-    def drawn(*shape: int) -> Tensor:
+    def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float32, device=device).to(dtype)
 
-    image, kernel, bias = drawn(1, *x), drawn(*weight), drawn(weight[0])
+    image, kernel, bias = random(1, *x), random(*weight), random(weight[0])
     kernel = kernel.contiguous(memory_format=LAST)
     stride, padding, dilation = (list(each) for each in settings)
     alone = aten.convolution(image, kernel, None, stride, padding, dilation, False, [0, 0], 1)
-    added = drawn(*alone.shape) if residual == "image" else drawn(1, weight[0], 1, 1)
+    added = random(*alone.shape) if residual == "image" else random(1, weight[0], 1, 1)
     given = None if residual == "none" else added
     expected = (alone + bias[:, None, None] + (0 if given is None else given)).relu()
     try:

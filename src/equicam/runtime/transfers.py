@@ -49,7 +49,9 @@ class _Staging:
 _staging = cache(_Staging)
 
 
-def look_up(levels: UInt8[Tensor, "b c H W"], numbers: NDArray[np.float32]) -> Float[Tensor, "b c H W"]:
+def numbers_of_levels(
+    levels: UInt8[Tensor, "b c H W"], numbers: NDArray[np.float32]
+) -> Float[Tensor, "b c H W"]:
     """The number of every level, by a table [c, 256]."""
     table = _table(numbers.tobytes(), len(numbers), levels.device)
     first = torch.arange(0, table.numel(), 256, device=levels.device).view(-1, 1, 1)
