@@ -64,6 +64,8 @@ GROUPS = {"histology": "patient"}
 """Columns that say which images belong together."""
 SANITY_N = 100
 """Images for `sanity`, which evaluates seven networks: more would take as long as everything else."""
+COSTLY_SANITY_N, COSTLY_SANITY_PASSES = 12, 2048
+"""Images of a costly section for it, and the forward passes of a map by its methods: Score-CAM's."""
 MAX_PASSES = 8000
 """Forward passes of one map: RISE runs, augmented Score-CAM with 12,288 does not."""
 QUICK = {"dtype": torch.bfloat16}
@@ -148,7 +150,10 @@ def run_section(name: str, plan: Plan) -> int:
 def run_experiments(context: Context, plan: Plan, rows: Path, names: tuple[str, ...]) -> int:
     """A line for every experiment; returns how many failed."""
     small = replace(
-        context, n=min(SANITY_N, len(context.sample)), options=dict(context.options) | {"compiled": False}
+        context,
+        n=min(COSTLY_SANITY_N if context.costly else SANITY_N, len(context.sample)),
+        max_passes=COSTLY_SANITY_PASSES if context.costly else None,
+        options=dict(context.options) | {"compiled": False},
     )
     steps = [
         (context, tuple(name for name in names if name != "sanity")),

@@ -601,20 +601,34 @@ def test_matched_runs_with_another_dtype(tiles, out):
     assert found[0].value != found[1].value
 
 
-def test_methods_of_many_passes_are_kept_on_their_own(context, tmp_path, monkeypatch):
+def test_methods_of_many_passes_are_kept_on_their_own(context, tmp_path):
     from equicam.paper import context as module
 
     context = replace(context, out=tmp_path)
-    monkeypatch.setitem(module.FORWARD_PASSES, "layer-cam", 5000)
-    both = context.evaluate(["layer-cam", "grad-cam"])
-    whole = equicam.evaluate(context.model, context.sample, methods=["grad-cam", "layer-cam"])
+    both = context.evaluate(["recipro-cam", "grad-cam"])
+    whole = equicam.evaluate(context.model, context.sample, methods=["grad-cam", "recipro-cam"])
     assert both.table.num_rows == whole.num_rows > 0
-    for method in ("grad-cam", "layer-cam"):
+    for method in ("grad-cam", "recipro-cam"):
         assert both.eq(method).value == pytest.approx(module.Evaluation(whole).eq(method).value)
     files = {path.name for path in context.out.glob("evaluation-*.parquet")}
     assert len(files) == 2
-    context.evaluate(["grad-cam", "grad-cam++", "layer-cam"])
+    context.evaluate(["grad-cam", "grad-cam++", "recipro-cam"])
     assert len({path.name for path in context.out.glob("evaluation-*.parquet")} - files) == 1
+
+
+@pytest.mark.parametrize("costly", [False, True])
+def test_costly_sections_compile_only_methods_of_many_passes(context, tmp_path, monkeypatch, costly):
+    from equicam.paper import context as module
+
+    def evaluate(*given, methods, compiled=False, **options):
+        chosen.update(dict.fromkeys(methods, compiled))
+        return real(*given, methods=methods, **options)
+
+    chosen, real = {}, module.evaluate
+    monkeypatch.setattr(module, "evaluate", evaluate)
+    context = replace(context, out=tmp_path, costly=costly, options={"compiled": True})
+    context.evaluate(["grad-cam", "recipro-cam"])
+    assert chosen == {"grad-cam": not costly, "recipro-cam": True}
 
 
 def test_provenance_names_the_precision(context):

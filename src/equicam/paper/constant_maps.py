@@ -11,6 +11,7 @@ from equicam.paper.claims import claims
 from equicam.paper.context import FORWARD_PASSES, Context
 from equicam.paper.experiment import Experiment
 from equicam.paper.rows import Both, Contradiction, Row, compare, costly, not_run
+from equicam.readers.masked_scores import remember_masked_scores
 
 IMAGES_PER_BATCH = 16
 THEIRS = (
@@ -26,7 +27,8 @@ def measure(context: Context) -> Iterator[Row]:
         if claim in claims():
             yield not_run(claim, costly(FORWARD_PASSES["score-cam"]))
         return
-    constant = Both(_constant(context, as_published=False), _constant(context, as_published=True))
+    with remember_masked_scores():
+        constant = Both(_constant(context, as_published=False), _constant(context, as_published=True))
     group = [item.group or item.id for item in context.sample] if context.groups else None
     share = constant.map(lambda c: statistics.proportion(int(c.sum()), len(c)))
     fewer = statistics.compare(constant.clean, constant.as_published, group=group).difference
@@ -35,10 +37,11 @@ def measure(context: Context) -> Iterator[Row]:
 
 def _constant(context: Context, *, as_published: bool) -> Floats:
     """Which images have a constant map."""
-    items, constant, dtype = context.sample, [], context.options.get("dtype")
+    items, constant = context.sample, []
+    how = {name: value for name, value in context.options.items() if name in ("dtype", "compiled")}
     for start in range(0, len(items), IMAGES_PER_BATCH):
         x = context.open(items[start : start + IMAGES_PER_BATCH])
-        found = explain(context.model, x, method="score-cam", as_published=as_published, dtype=dtype)
+        found = explain(context.model, x, method="score-cam", as_published=as_published, **how)
         constant += [bool(flags & {"blank", "constant"}) for flags in found.flags]
     return np.array(constant, dtype=np.float64)
 

@@ -23,6 +23,7 @@ from equicam.data.sources import find_items
 from equicam.evaluation import summary
 from equicam.evaluation.evaluate import evaluate
 from equicam.evaluation.statistics import Estimate
+from equicam.methods import METHODS
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.models.load import load
 from equicam.models.weights import fingerprint
@@ -36,8 +37,6 @@ from equicam.shards import write_atomic
 
 FORWARD_PASSES = {"score-cam": 2048, "aug-score-cam": 6 * 2048, "rise": 8000, "recipro-cam": 50}
 """Forward passes per map of the methods that run only with --costly."""
-MANY_PASSES = 2000
-"""Forward passes per map from which a method is evaluated and kept on its own."""
 FIRST_CLASSES_SHARE = 0.2
 """Of the images: 2,000 of the paper's 10,000."""
 
@@ -168,7 +167,7 @@ class Context:
         """Everything but the method and the metrics that decides the rows of an evaluation."""
         return {
             "model": self.model.name, "weights": self.weights_digest, "layer": self.model.layer,
-            "images": [digest_items(self.sample), digest_files(self.sample)], "options": str(self.options),
+            "images": [digest_items(self.sample), digest_files(self.sample)],
             "version": __version__, "commit": commit(),
             **({} if self.groups is None else {"groups": digest_groups(self.sample)}),
         }  # fmt: skip
@@ -190,10 +189,10 @@ class Context:
     ) -> Evaluation:
         """Evaluate the sample, or these items; a kept evaluation with all the methods and metrics is reused.
 
-        Methods of thousands of forward passes are evaluated and kept each on its own.
+        Methods of many forward passes are evaluated and kept each on its own.
         """
         sets: list[Sequence[str] | Mapping[str, Any]] = (
-            [methods] if isinstance(methods, Mapping) else [*_apart_if_costly(methods)]
+            [methods] if isinstance(methods, Mapping) else [*_apart_if_many_passes(methods)]
         )
         found = [self._evaluate(one, metrics, as_published, views, items) for one in sets]
         # rows of the images and of the model alone are the same in each
@@ -208,7 +207,12 @@ class Context:
         views: int | Views | None,
         items: Sequence[Item] | None,
     ) -> pa.Table:
-        setting = self._setting | {"as_published": as_published, "views": str(views)}
+        options = self.options
+        if self.costly and not any(map(_many_passes, methods)):  # compiling would take longer than it saves
+            options = options | {"compiled": False}
+        setting = self._setting | {
+            "as_published": as_published, "views": str(views), "options": str(options),
+        }  # fmt: skip
         of = (self.data_digest, len(self.sample)) if items is None else (content_digest(items), len(items))
         self.evaluated.add(Evaluated(self.weights_digest, *of))
         if items is not None:
@@ -224,7 +228,7 @@ class Context:
         key = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
         table = evaluate(
             self.model, list(self.sample if items is None else items), methods=methods, scores=metrics,
-            as_published=as_published, views=views, out=self._file(key), progress=self.progress, **self.options,
+            as_published=as_published, views=views, out=self._file(key), progress=self.progress, **options,
         )  # fmt: skip
         write_atomic(index, json.dumps(known | {key: entry}, indent=1).encode())
         return table
@@ -267,12 +271,17 @@ def _by_class(item: Item) -> tuple[bool, Any, str]:
     return isinstance(item.label, str), item.label, item.id
 
 
-def _apart_if_costly(methods: Sequence[str]) -> Iterator[list[str]]:
+def _many_passes(method: str) -> bool:
+    """Whether a map takes more than a pass for each view."""
+    known = METHODS.get(method)
+    return known is not None and not known.reader.one_pass
+
+
+def _apart_if_many_passes(methods: Sequence[str]) -> Iterator[list[str]]:
     """The methods in one list, except those of many forward passes, which have one each."""
-    many = [m for m in methods if FORWARD_PASSES.get(m, 0) >= MANY_PASSES]
-    if few := [m for m in methods if m not in many]:
+    if few := [m for m in methods if not _many_passes(m)]:
         yield few
-    yield from ([m] for m in many)
+    yield from ([m] for m in methods if _many_passes(m))
 
 
 def _of_methods(table: pa.Table, methods: Sequence[str]) -> pa.Table:

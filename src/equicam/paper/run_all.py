@@ -39,14 +39,14 @@ DOMAIN_METHODS = ("grad-cam", "aug-cam", "equigrad-cam+pcf", "equigrad-cam")
 DOMAIN_EXPERIMENTS = ("domains", "triage", "rotation-augmentation", "seeds", "sanity")
 OF_DOMAINS = ("domains", "rotation-augmentation", "seeds", "label-region", "clip", "cub", "cub-rotation")
 """Without a domain they measure nothing."""
-COSTLY_EXPERIMENTS = ("constant-maps", "equal-compute", "main")
+COSTLY_EXPERIMENTS = ("constant-maps", "equal-compute", "sanity", "main")
 """Those whose rows need --costly, the cheapest first."""
 PASSES = {
     "shared": 300, "decomposition": 40, "causal": 250, "blur": 20, "soft-gate": 300, "t-sweep": 600, "faithfulness": 500,
     "localisation": 80, "matched": 150, "constants": 10, "domains": 0, "triage": 0, "rotation-augmentation": 600, "sanity": 1050, "seeds": 900,
 }  # fmt: skip
 """Forward passes per image by both protocols, roughly; nothing for those that read the shared evaluation."""
-COSTLY_PASSES = {"constant-maps": 4100, "equal-compute": 8000}
+COSTLY_PASSES = {"constant-maps": 2050, "equal-compute": 4300}
 """With --costly; those of `main` follow from its methods."""
 MAPS_PER_IMAGE = 16
 """The presented image and seven rotations, by either protocol."""
