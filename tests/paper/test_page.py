@@ -579,7 +579,7 @@ def test_the_script_runs_rise(context, monkeypatch):
 
     costly = replace(context, costly=True, max_passes=script.MAX_PASSES)
     assert costly.affordable(["rise", "aug-score-cam"]) == ["rise"]
-    assert run_all._costly_passes(costly)["main"] == 16 * (2048 + 8000 + 50)
+    assert run_all._costly_passes(costly)["main"] == 8 * (2048 + 8000 + 50)
 
 
 def test_a_zero_shot_model_takes_the_names_of_the_classes():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import equicam
+from equicam.paper.score_files import ScoreFiles
 from equicam.readers import masking
 from equicam.readers.forward import Network
 from equicam.readers.masked_scores import remember_masked_scores
@@ -64,6 +65,30 @@ def test_other_images_classes_and_networks_have_scores_of_their_own(method):
         for (model, image, target), wanted in zip(cases, expected, strict=True):
             assert torch.equal(equicam.explain(model, image, method=method, target=target).map, wanted)
     assert not any(torch.equal(expected[0], wanted) for wanted in expected[1:])
+
+
+def test_scores_in_files_outlive_the_process(tmp_path, passes):
+    model, x = equicam.wrap(seeded(Cnn), layer="trunk"), pictures(2)
+    expected = equicam.explain(model, x, method="rise-400").map
+    passes.clear()
+    for _ in range(2):
+        with remember_masked_scores(model.module, ScoreFiles(tmp_path)):
+            assert torch.equal(equicam.explain(model, x, method="rise-400").map, expected)
+    assert sum(passes) == 800
+    assert len(ScoreFiles(tmp_path)) == len(list(tmp_path.iterdir())) > 0
+    other = equicam.wrap(seeded(Cnn, 1), layer="trunk")
+    wanted = equicam.explain(other, x, method="rise-400").map
+    with remember_masked_scores(model.module, ScoreFiles(tmp_path)):
+        assert torch.equal(equicam.explain(other, x, method="rise-400").map, wanted)
+
+
+def test_it_does_nothing_inside_itself(passes):
+    model, x = equicam.wrap(seeded(Cnn), layer="trunk"), pictures(1)
+    with remember_masked_scores():
+        for _ in range(2):
+            with remember_masked_scores():
+                equicam.explain(model, x, method="rise-400")
+    assert sum(passes) == 400
 
 
 @pytest.mark.parametrize(("fit", "sizes"), [(2800, [1000] * 8), (300, [250] * 32), (255, None)])

@@ -11,7 +11,6 @@ from equicam.paper.claims import claims
 from equicam.paper.context import FORWARD_PASSES, Context
 from equicam.paper.experiment import Experiment
 from equicam.paper.rows import Both, Contradiction, Row, compare, costly, not_run
-from equicam.readers.masked_scores import remember_masked_scores
 
 IMAGES_PER_BATCH = 16
 THEIRS = (
@@ -27,7 +26,7 @@ def measure(context: Context) -> Iterator[Row]:
         if claim in claims():
             yield not_run(claim, costly(FORWARD_PASSES["score-cam"]))
         return
-    with remember_masked_scores():
+    with context.masked_scores():
         constant = Both(_constant(context, as_published=False), _constant(context, as_published=True))
     group = [item.group or item.id for item in context.sample] if context.groups else None
     share = constant.map(lambda c: statistics.proportion(int(c.sum()), len(c)))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ from equicam.paper.claims import MIN_IMAGES
 from equicam.paper.draws import draw_sample
 from equicam.paper.provenance import commit, content_digest
 from equicam.paper.rows import Both
+from equicam.paper.score_files import ScoreFiles
 from equicam.readers.masked_scores import remember_masked_scores
 from equicam.readers.model import Model
 from equicam.shards import write_atomic
@@ -242,11 +244,18 @@ class Context:
         items: Sequence[Item] | None = None,
     ) -> Both[Evaluation]:
         """The same evaluation by our protocol and by the authors'."""
-        with remember_masked_scores():
+        with self.masked_scores():
             return Both(
                 self.evaluate(methods, metrics, views=views, items=items),
                 self.evaluate(methods, metrics, views=views, items=items, as_published=True),
             )
+
+    def masked_scores(self) -> AbstractContextManager[None]:
+        """Inside, scores of masked images are computed once; with `costly` they are kept in files."""
+        if not self.costly:
+            return remember_masked_scores()
+        folder = self.out / "scores" / self.weights_digest[:16]
+        return remember_masked_scores(self.model.module, ScoreFiles(folder))
 
     def open(self, items: Sequence[Item]) -> Float[Tensor, "b c H W"]:
         """These images as the model's input."""

@@ -8,6 +8,7 @@ from equicam.paper.experiment import Experiment
 from equicam.paper.measure import eq_row, gain_row
 from equicam.paper.rows import Row, compare, costly, not_run
 
+ALL_CLASSES = "on images of all classes"
 FIRST_CLASSES = "on images of the first fifth of the classes, as the published number is"
 
 
@@ -18,12 +19,14 @@ def measure(context: Context) -> Iterator[Row]:
     }
     methods = context.affordable([*published.values(), "coverage"])
     first = [m for name, m in published.items() if m in methods and _is_of_first_classes(name, context)]
-    found = context.evaluate_both([m for m in methods if m not in first])
-    on_first = context.evaluate_both(first, items=context.first_images) if first else found
+    with context.masked_scores():  # some of the first images are in the sample too
+        found = context.evaluate_both(methods)
+        on_first = context.evaluate_both(first, items=context.first_images) if first else found
     for name, method in published.items():
         claim = f"main.{name}.{context.backbone}.eq"
         if method in first:
             yield eq_row(claim, on_first, method, reason=FIRST_CLASSES, of_first_classes=True)
+            yield eq_row("", found, method, reason=ALL_CLASSES)
         elif method in methods:
             yield eq_row(claim, found, method)
         elif claim in claims():

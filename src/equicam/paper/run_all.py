@@ -48,8 +48,8 @@ PASSES = {
 """Forward passes per image by both protocols, roughly; nothing for those that read the shared evaluation."""
 COSTLY_PASSES = {"constant-maps": 2050, "equal-compute": 4300}
 """With --costly; those of `main` follow from its methods."""
-MAPS_PER_IMAGE = 16
-"""The presented image and seven rotations, by either protocol."""
+MAPS_PER_IMAGE = 8
+"""The presented image and seven rotations; both protocols share the scores of masked images."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _passes(context: Context) -> dict[str, int]:
 
 
 def _costly_passes(context: Context) -> dict[str, int]:
-    """Forward passes per image, at most: a method published for the first classes runs on some of the images."""
+    """Forward passes per image of the sample; a method published for the first classes also runs on images of those."""
     of_methods = sum(FORWARD_PASSES[method] for method in context.affordable(list(FORWARD_PASSES)))
     return COSTLY_PASSES | {"main": MAPS_PER_IMAGE * of_methods}
 

@@ -5,26 +5,42 @@ ways of weighing the same scores, need them once.
 """
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from equicam.readers.forward import Network
 
-_known: ContextVar[dict[Hashable, Tensor] | None] = ContextVar("masked scores", default=None)
+Scores = MutableMapping[str, Tensor]
+"""Scores of one network, by the SHA-256 of what they are of: image, class, masks and how the network ran."""
+
+
+@dataclass(frozen=True)
+class _Memory:
+    of_module: dict[nn.Module, Scores] = field(default_factory=dict)
+
+
+_memory: ContextVar[_Memory | None] = ContextVar("masked scores", default=None)
 
 
 @contextmanager
-def remember_masked_scores() -> Iterator[None]:
-    """Inside, no network scores the same masked images twice. Its weights must stay as they are."""
-    token = _known.set({})
+def remember_masked_scores(module: nn.Module | None = None, scores: Scores | None = None) -> Iterator[None]:
+    """Inside, no network scores the same masked images twice. Its weights must stay as they are.
+
+    The scores of one module may be kept by the caller, as in files. Inside itself it does nothing.
+    """
+    if _memory.get() is not None:
+        yield
+        return
+    token = _memory.set(_Memory({} if module is None or scores is None else {module: scores}))
     try:
         yield
     finally:
-        _known.reset(token)
+        _memory.reset(token)
 
 
 def remembered(
@@ -35,12 +51,14 @@ def remembered(
     score: Callable[[], Float[Tensor, " m"]],
 ) -> Float[Tensor, " m"]:
     """What `score` finds for these masks of an image and a class, or has found before."""
-    known = _known.get()
-    if known is None:
+    memory = _memory.get()
+    if memory is None:
         return score()
-    pixels = hashlib.sha256(x.cpu().contiguous().view(-1).numpy().tobytes()).digest()
     model = network.model
-    key = (masks, model.module, model.layer, model.task, network.autocast, pixels, tuple(x.shape), target)
+    known = memory.of_module.setdefault(model.module, {})
+    about = (masks, model.layer, model.task, str(network.autocast), str(x.dtype), tuple(x.shape), target)
+    pixels = x.cpu().contiguous().numpy().tobytes()
+    key = hashlib.sha256(repr(about).encode() + pixels).hexdigest()
     if key not in known:
         known[key] = score()
-    return known[key]
+    return known[key].to(x.device)
