@@ -203,12 +203,17 @@ def _find(recipe: Recipe) -> Method:
     return AS_PUBLISHED.get(method, METHODS[method]) if recipe.as_published else METHODS[method]
 
 
+FINE_TOLERANCE = 0.13
+"""Of `views="auto"` where maps are aligned at the image's resolution."""
+
+
 def _adaptive(recipe: Recipe, fusion: Fusion) -> AdaptiveViews | None:
     if recipe.views != "auto":
         return fusion.adaptive if recipe.views is None and not _authors_grid(recipe) else None
     if recipe.as_published:
         raise EquicamError("views", needs="the authors' fixed grid", got="'auto'", fix="as_published=False")
-    return AdaptiveViews()
+    # aligned at the image's resolution nothing is lost to a coarse grid: the mean may err more at the same Eq
+    return AdaptiveViews(tolerance=FINE_TOLERANCE) if fusion.align_at == "upsampled" else AdaptiveViews()
 
 
 def _views(recipe: Recipe, fusion: Fusion) -> Views:

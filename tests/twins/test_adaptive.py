@@ -7,7 +7,10 @@ import pytest
 import torch
 
 import equicam
+from equicam.core.alignment import Alignment
 from equicam.core.fusion import AdaptiveViews
+from equicam.core.uncertainty import mean_converged, mean_error
+from equicam.core.views import Views
 from equicam.methods import resolve
 from equicam.recipe import Recipe
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
@@ -59,6 +62,29 @@ def first_enough(slow, tolerance, below):
         if count >= 12 and np.mean(others) + 2 * np.std(others, ddof=1) / np.sqrt(len(others)) < below:
             return count, "unstable"
     raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 1.0], True),  # constant maps agree
+        ([0.0, 0.0], True),
+        ([float("nan"), 1.0], False),
+        ([float("inf"), 1.0], False),
+        ([float("nan"), float("nan")], False),
+    ],
+)
+def test_maps_that_are_not_finite_have_not_converged(values, expected):
+    maps = torch.stack([torch.full((1, 9, 9), value, dtype=torch.float64) for value in values])
+    alignment = Alignment(Views([0, 180]), True, "reflect", torch.full((2, 1), 0.5, dtype=torch.float64))
+    assert mean_converged(maps, alignment, 0.1).tolist() == [expected]
+
+
+def test_one_view_has_not_converged_whatever_the_tolerance():
+    alignment = Alignment(Views([0]), True, "reflect", torch.ones((1, 1), dtype=torch.float64))
+    maps = torch.rand(1, 1, 9, 9, dtype=torch.float64)
+    assert mean_converged(maps, alignment, 1e9).tolist() == [False]
+    assert mean_error(maps, alignment).isnan().all()
 
 
 OTHERS = (
@@ -152,5 +178,7 @@ def test_auto_has_its_limits(cnn, x, tmp_path):
     with pytest.raises(equicam.EquicamError, match="fixed grid"):
         equicam.explain(cnn, x, views="auto", as_published=True)
     assert resolve(Recipe("equigrad-cam", views="auto")).fusion.adaptive == AdaptiveViews()
+    fine = resolve(Recipe("equigrad-cam-fine", views="auto")).fusion.adaptive
+    assert fine == replace(AdaptiveViews(), tolerance=0.13)
     with pytest.raises(equicam.EquicamError, match="same views of every image"):
         equicam.audit(tmp_path, cnn, tmp_path / "run", views="auto")

@@ -92,7 +92,7 @@ def test_in_half_precision_weights_are_rounded_once():
     traced, call = trace(net, x, torch.bfloat16)
     (fused,) = nodes(traced, FUSED)
     scale = net[1].weight / (net[1].running_var + net[1].eps).sqrt()
-    kept = traced.derived[0][1]
+    (kept,) = (kept for _, kept in traced.derived if kept.shape == net[0].weight.shape)
     assert kept.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(kept, (net[0].weight * scale[:, None, None, None]).bfloat16())
     exact = net(x)
@@ -161,6 +161,138 @@ def test_a_convolution_is_not_moved_behind_a_change_of_its_input():
     traced, call = trace(lambda x: forward(x)[0], x)
     assert not nodes(traced, FUSED)
     torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+
+
+def _masked(weight):
+    weight = weight.clone()
+    weight[:, :, 1, 1] = 0
+    return weight
+
+
+def _assembled(weight):
+    whole = torch.zeros_like(weight)
+    whole[:, :, :2] = weight[:, :, :2]
+    return whole
+
+
+def _halved(weight):
+    weight = weight.to(torch.float32)
+    weight.mul_(0.5)
+    return weight.double()
+
+
+PERMUTATION, MASK = torch.tensor([4, 2, 0, 1, 3]), torch.rand(5, 5, 3, 3) > 0.5
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(
+    "change",
+    [
+        _masked, _assembled, _halved,
+        lambda w: (w * 40).to(torch.int8).double() / 40,
+        lambda w: w.relu().bool().double() - 0.5,
+        lambda w: w[PERMUTATION],
+        lambda w: w.masked_fill(MASK, 0),
+        lambda w: w / w.norm(),
+    ],
+    ids=["masked", "assembled", "halved in place", "rounded", "signs", "permuted", "filled", "normalised"],
+)  # fmt: skip
+def test_weights_that_are_computed_are_the_ones_that_are_used(change):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(5, 5, 3, padding=1).double().requires_grad_(False)
+    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
+    traced, call = trace(lambda x: nn.functional.conv2d(x, change(conv.weight), padding=1).relu(), x)
+    for _ in range(2):
+        expected = call(x)["y"]
+        assert expected.std() > 0.01
+        torch.testing.assert_close(traced(x)["y"], expected)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_bias_written_in_part_is_the_one_that_is_used():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(5, 5, 3, padding=1).double().requires_grad_(False)
+
+    def forward(x):
+        bias = conv.bias.clone()
+        bias[0] = 3
+        return nn.functional.conv2d(x, conv.weight, bias, padding=1).relu()
+
+    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
+    traced, call = trace(forward, x)
+    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_random_weights_are_random_in_every_call():
+    conv, x = nn.Conv2d(5, 5, 3).requires_grad_(False), torch.rand(2, 5, 9, 9)
+    traced, _ = trace(
+        lambda x: nn.functional.conv2d(x, conv.weight + torch.randn_like(conv.weight)).relu(), x
+    )
+    assert not torch.equal(traced(x)["y"], traced(x)["y"])
+
+
+def _into_a_chunk(conv, norm, x):
+    both = torch.cat([x, 2 * x], 1)
+    first, second = both.chunk(2, 1)
+    second += norm(conv(first))
+    second.relu_()
+    return both * 1
+
+
+def _into_a_buffer(conv, norm, x):
+    both = torch.zeros(len(x), 10, *x.shape[2:], dtype=x.dtype)
+    half = both[:, 5:]
+    half += norm(conv(x))
+    torch.relu_(half)
+    return both + 0
+
+
+def _into_a_detached(conv, norm, x):
+    x = x * 2 - 1
+    same = x.detach()
+    same.add_(norm(conv(x))).relu_()
+    return x + 0
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("forward", [_into_a_chunk, _into_a_buffer, _into_a_detached])
+def test_what_is_written_through_a_view_is_written(forward):
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(5, 5, 3, padding=1).double(), with_random_norms(nn.BatchNorm2d(5).double())
+    conv.requires_grad_(False)
+    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
+    traced, call = trace(lambda x: forward(conv, norm, x), x)
+    expected = call(x)["y"]
+    assert expected.std() > 0.01
+    torch.testing.assert_close(traced(x)["y"], expected)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_residual_of_another_layout_decides_the_layout_of_the_sum():
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(5, 5, 3, padding=1).double(), with_random_norms(nn.BatchNorm2d(5).double())
+    conv.requires_grad_(False).to(memory_format=torch.channels_last)
+    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
+    traced, call = trace(lambda x: (x.contiguous() + norm(conv(x))).relu().flatten(1), x)
+    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_in_half_precision_no_bias_of_a_norm_is_rounded_with_a_residual():
+    torch.manual_seed(0)
+    convs, norm = [nn.Conv2d(8, 8, 1).requires_grad_(False) for _ in range(2)], nn.BatchNorm2d(8)
+    norm = with_random_norms(norm)
+    norm.bias.add_(20)
+    x = torch.rand(2, 8, 9, 9)
+    for forward in (
+        lambda x: (convs[0](x) + norm(convs[1](x))).relu(),
+        lambda x: (norm(convs[1](x)) + x).relu(),
+    ):
+        traced, call = trace(forward, x, torch.bfloat16)
+        exact = forward(x)
+        apart = [(found["y"] - exact).mean((0, 2, 3)).abs().mean() for found in (traced(x), call(x))]
+        assert apart[0] <= 1.5 * apart[1]
 
 
 @pytest.mark.usefixtures("on_cpu")

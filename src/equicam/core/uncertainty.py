@@ -64,7 +64,7 @@ def mean_error(aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment) -> 
     """How far more views would change the mean, relative to the map: √(mean σ²) / (n · sd(h̄)), in the disc.
 
     Evenly spaced rotations cover the circle, so their mean errs as 1/n and not as 1/√n. Weighted views count as
-    n = 1 / Σ w². It is infinite for an image with fewer than two views to compare.
+    n = 1 / Σ w². It is NaN for an image with fewer than two views to compare.
     """
     inside = disc_pixels((aligned_maps.shape[-2], aligned_maps.shape[-1]), aligned_maps.device)
     variance, mean = (
@@ -75,9 +75,9 @@ def mean_error(aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment) -> 
         )
     )
     count = 1 / (alignment.weights.double() ** 2).sum(0)
-    # views that are all equal have no error, constant ones included
-    error = (variance.mean(1).sqrt() / count / mean.std(1, correction=0)).nan_to_num(0.0, posinf=torch.inf)
-    return error.where(count >= 2, torch.inf)
+    error, spread = variance.mean(1).sqrt() / count, mean.std(1, correction=0)
+    relative = torch.where((error == 0) & (spread == 0), 0.0, error / spread)  # constant maps agree
+    return relative.where(count >= 2, torch.nan)
 
 
 def mean_converged(

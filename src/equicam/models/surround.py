@@ -88,11 +88,15 @@ def window_levels(model: Model | None, window: WindowPixels) -> LevelPixels | No
     """A window of 8-bit values as levels; None where values are others, or some of it has no data."""
     if window.values.dtype != np.uint8 or not window.valid.all():
         return None
-    own = (IMAGENET_MEAN, IMAGENET_STD) if model is None else (tuple(model.mean), tuple(model.std))
-    return LevelPixels(
-        window.values,
-        _level_numbers(len(window.values), window.scale, window.mean or own[0], window.std or own[1]),
+    mean, std = (
+        tuple(given or of_model)
+        for given, of_model in (
+            (window.mean, model.mean if model else IMAGENET_MEAN),
+            (window.std, model.std if model else IMAGENET_STD),
+        )
     )
+    numbers = _level_numbers(len(window.values), window.scale, mean, std)
+    return LevelPixels(np.ascontiguousarray(window.values), numbers)
 
 
 @lru_cache(maxsize=16)

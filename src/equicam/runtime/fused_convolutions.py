@@ -17,18 +17,22 @@ import torch
 from torch import Tensor, fx
 
 from equicam.readers.logits import at_least_float32
+from equicam.runtime.aliases import Node, changes_tensors, is_written
 
 aten = torch.ops.aten
-Node = Any
-"""An `fx.Node`; its arguments have no types."""
 Weight = Callable[[], Tensor]
 """Computes a tensor from a network's weights as they are now."""
 RELUS = (aten.relu.default, aten.relu_.default)
 ADDITIONS = (aten.add.Tensor, aten.add_.Tensor)
 NORMS = {aten.native_batch_norm.default: 5, aten.cudnn_batch_norm.default: 5}
 """Batch norms by the position of the argument that says whether they are training; ε is two further on."""
+RESHAPES = (
+    aten._to_copy.default, aten.detach.default, aten.clone.default, aten.view.default, aten._unsafe_view.default,
+    aten.permute.default, aten.transpose.int, aten.t.default, aten.constant_pad_nd.default,
+)  # fmt: skip
+"""Operations of one tensor and numbers that change its type or shape, or fill it up with zeros."""
 LAST = torch.channels_last
-Residual = Literal["none", "channel", "image"]
+Added = Literal["nothing", "channel", "image"]
 """What is added to a convolution: nothing, a value per channel, or a tensor of its result's shape."""
 SAME_WITHIN = 0.02
 """The relative error of a kernel next to separate operations; in bf16 it is .002."""
@@ -59,6 +63,23 @@ class Convolution:
         return len(self.nodes) > 1 and self.result.meta["val"].dtype.itemsize == 2
 
 
+@dataclass(frozen=True)
+class Fusable:
+    """A convolution and what is added to it before a ReLU."""
+
+    convolution: Convolution
+    residual: Node | None = None
+    shortcut: Convolution | None = None  # the residual, if it is a convolution that nobody else reads
+    addition: Node | None = None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that one kernel replaces, each before those it reads."""
+        addition = () if self.addition is None else (self.addition,)
+        shortcut = () if self.shortcut is None else self.shortcut.nodes
+        return (*addition, *self.convolution.nodes, *shortcut)
+
+
 def fuse_convolutions(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
     """Replace convolutions that end in a ReLU; return the functions of the weights that it reads, and their values."""
     derived: list[tuple[Weight, Tensor]] = []
@@ -74,66 +95,70 @@ def fuse_convolutions(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
 
     with torch.no_grad():
         for relu in [node for node in graph.graph.nodes if node.target in RELUS]:
-            found = _match(graph, relu.args[0])
+            found = _match(graph, relu)
             if found is None:
                 continue
-            one, residual, other, unused = found
-            dtype = one.result.meta["val"].dtype
-            with graph.graph.inserting_before(unused[0] if residual is not None else one.nodes[-1]):
-                bias = one.bias
-                if other is not None:  # its bias joins ours
-                    bias = _sum(one.bias, other.bias)
-                    weight = constant(other.weight, dtype)
-                    residual = graph.graph.call_function(
+            convolution, dtype = found.convolution, relu.meta["val"].dtype
+            with graph.graph.inserting_before(found.addition or convolution.nodes[-1]):
+                bias, added = convolution.bias, found.residual
+                if found.shortcut is not None:  # its bias joins ours
+                    bias = _sum(bias, found.shortcut.bias)
+                    weight = constant(found.shortcut.weight, dtype)
+                    added = graph.graph.call_function(
                         aten.convolution.default,
-                        (other.x, weight, None, *other.settings, False, [0, 0], 1),
+                        (found.shortcut.x, weight, None, *found.shortcut.settings, False, [0, 0], 1),
                     )
-                weight, shift = constant(one.weight, dtype), constant(bias, dtype)
-                if one.needs_exact_bias:
-                    residual = constant(_rounded_off(bias, dtype), dtype)
+                elif convolution.needs_exact_bias:
+                    added = constant(_rounded_off(bias, dtype), dtype)
+                weight, shift = constant(convolution.weight, dtype), constant(bias, dtype)
                 fused = graph.graph.call_function(
                     torch.ops.equicam.convolution_relu.default,
-                    (one.x, weight, shift, residual, *one.settings),
+                    (convolution.x, weight, shift, added, *convolution.settings),
                 )
                 fused.meta["val"] = relu.meta["val"]
             relu.replace_all_uses_with(fused)
-            # in-place operations are not removed as dead code
-            for node in (relu, *unused, *one.nodes, *(other.nodes if other is not None else ())):
+            for node in (relu, *found.nodes):  # in-place operations are not removed as dead code
                 graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     return derived
 
 
-def _match(
-    graph: fx.GraphModule, before: Node
-) -> tuple[Convolution, Node | None, Convolution | None, tuple[Node, ...]] | None:
-    """What a ReLU rectifies: a convolution, the residual added to it, that as a convolution, and the addition."""
-    if len(before.users) > 1:
+def _match(graph: fx.GraphModule, relu: Node) -> Fusable | None:
+    """What a ReLU rectifies, if one kernel computes it."""
+    before = relu.args[0]
+    # a `view` further on may need the result channels-last, or must not find it so
+    if len(before.users) > 1 or not relu.meta["val"].is_contiguous(memory_format=LAST):
         return None
-    if (one := _convolution(graph, before)) is not None:
-        return (
-            (one, None, None, ()) if _is_fusable(one, "channel" if one.needs_exact_bias else "none") else None
-        )
+    if (alone := _find_convolution(graph, before)) is not None:
+        added: Added = "channel" if alone.needs_exact_bias else "nothing"
+        return Fusable(alone) if _has_kernel_for(alone, added) else None
     if before.target not in ADDITIONS or before.kwargs:
         return None
-    for own, residual in (before.args, before.args[::-1]):
+    sides = [before.args, before.args[::-1]]
+    if before.target is aten.add_.Tensor:  # it writes into its first operand, which must be nobody else's
+        sides = sides[:1]
+    for own, residual in sides:
         if not isinstance(own, fx.Node) or not isinstance(residual, fx.Node) or own is residual:
             continue
-        one = _convolution(graph, own) if len(own.users) == 1 else None
-        # the kernel takes one thing to add: the residual, or what a rounded bias lacks
-        if one is None or one.needs_exact_bias or not _alike(own, residual) or not _is_fusable(one, "image"):
+        convolution = _find_convolution(graph, own) if len(own.users) == 1 else None
+        # the kernel adds one thing: the residual, or what a rounded bias lacks
+        if convolution is None or convolution.needs_exact_bias or not _alike(own, residual):
             continue
-        other = _convolution(graph, residual) if len(residual.users) == 1 else None
-        nodes = {before, *one.nodes, *(() if other is None else other.nodes)}
-        first = min(nodes)
+        shortcut = _find_convolution(graph, residual) if len(residual.users) == 1 else None
+        if shortcut is not None and shortcut.needs_exact_bias:
+            shortcut = None
+        found = Fusable(convolution, residual, shortcut, before)
         # moved to the addition, it must not read what was changed in place since
-        if any(_changes_tensors(node) for node in _between(first, before) if node not in nodes):
+        if any(
+            changes_tensors(node) for node in _between(min(found.nodes), before) if node not in found.nodes
+        ):
             continue
-        return one, residual, other, (before,)
+        if _has_kernel_for(convolution, "image"):
+            return found
     return None
 
 
-def _convolution(graph: fx.GraphModule, node: Node) -> Convolution | None:
+def _find_convolution(graph: fx.GraphModule, node: Node) -> Convolution | None:
     """The convolution that a node is the result of, with constant weights and one reader of every step."""
     nodes, norm = [node], None
     if node.target is getitem and node.args[1] == 0 and node.args[0].target in NORMS:
@@ -186,39 +211,28 @@ def _full(weight: Weight, value: float) -> Weight:
 
 
 def _constant(graph: fx.GraphModule, node: Node) -> Weight | None:
-    """A function that computes a node made of weights alone, in full precision; None where it is made of more.
+    """A function that computes a node made of a weight by casts and changes of shape, in full precision; None for others.
 
     Casts are left out: the result is rounded once, after the batch norm is part of it.
     """
+    kind = node.meta.get("val")
+    if kind is None or not kind.is_floating_point() or is_written(graph, node):
+        return None
     if node.op == "get_attr":
         tensor: Tensor = getattr(graph, node.target).detach()
         return lambda: at_least_float32(tensor)
-    if node.op != "call_function" or not node.all_input_nodes or _changes_tensors(node):
+    if node.target not in RESHAPES:
         return None
-    if node.target is aten._to_copy.default:
-        return _constant(graph, node.all_input_nodes[0])
-    made_of = {one: _constant(graph, one) for one in node.all_input_nodes}
-    if None in made_of.values():
-        return None
-    target: Any = node.target
-    args, kwargs = node.args, node.kwargs
+    source = _constant(graph, node.args[0])
+    if source is None or node.target is aten._to_copy.default:
+        return source
+    target, args, kwargs = node.target, node.args[1:], node.kwargs
 
     def compute() -> Tensor:
-        def value(one: Node) -> Any:
-            return made_of[one]()  # type: ignore[misc]
-
-        found: Tensor = target(*fx.node.map_arg(args, value), **fx.node.map_arg(kwargs, value))
+        found: Tensor = target(source(), *args, **kwargs)
         return found
 
     return compute
-
-
-def _changes_tensors(node: Node) -> bool:
-    """Whether an operation writes into its inputs, or is of a kind that does not say so."""
-    if node.op != "call_function" or node.target is getitem:
-        return False
-    schema = getattr(node.target, "_schema", None)
-    return schema is None or schema.is_mutable
 
 
 def _between(first: Node, last: Node) -> Iterator[Node]:
@@ -232,16 +246,15 @@ def _alike(one: Node, other: Node) -> bool:
     return a is not None and b is not None and (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
-def _is_fusable(one: Convolution, residual: Residual) -> bool:
-    """Whether it is channels-last, as a `view` further on may need to know, and cuDNN has a kernel; tried on one image."""
-    x, result = one.x.meta.get("val"), one.result.meta.get("val")
+def _has_kernel_for(convolution: Convolution, added: Added) -> bool:
+    """Whether cuDNN has a kernel for a convolution with something added to it."""
+    x, result = convolution.x.meta.get("val"), convolution.result.meta.get("val")
     if x is None or result is None or x.dtype != result.dtype or not _uses_cudnn(x):
         return False
-    if not result.is_contiguous(memory_format=LAST):
-        return False
-    weight = tuple(one.weight().shape)
-    settings = tuple(tuple(each) for each in one.settings)
-    return _has_kernel(x.device, x.dtype, tuple(x.shape[1:]), weight, settings, residual)
+    settings = tuple(tuple(each) for each in convolution.settings)
+    return _has_kernel(
+        x.device, x.dtype, tuple(x.shape[1:]), tuple(convolution.weight().shape), settings, added
+    )
 
 
 def _uses_cudnn(x: Tensor) -> bool:
@@ -256,7 +269,7 @@ def _has_kernel(
     x: tuple[int, ...],
     weight: tuple[int, ...],
     settings: tuple[tuple[int, ...], ...],
-    residual: Residual,
+    added: Added,
 ) -> bool:
     """Whether a kernel runs and computes what the separate operations do: some misread types that they do not refuse."""
     generator = torch.Generator(device).manual_seed(0)
@@ -264,15 +277,16 @@ def _has_kernel(
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float32, device=device).to(dtype)
 
-    image, kernel, bias = random(1, *x), random(*weight), random(weight[0])
+    images, kernel, bias = random(2, *x), random(*weight), random(weight[0])
     kernel = kernel.contiguous(memory_format=LAST)
     stride, padding, dilation = (list(each) for each in settings)
-    alone = aten.convolution(image, kernel, None, stride, padding, dilation, False, [0, 0], 1)
-    added = random(*alone.shape) if residual == "image" else random(1, weight[0], 1, 1)
-    given = None if residual == "none" else added
-    expected = (alone + bias[:, None, None] + (0 if given is None else given)).relu()
+    alone = aten.convolution(images, kernel, None, stride, padding, dilation, False, [0, 0], 1)
+    residual = {"nothing": None, "channel": random(1, weight[0], 1, 1), "image": random(*alone.shape)}[added]
+    expected = (alone + bias[:, None, None] + (0 if residual is None else residual)).relu()
     try:
-        found = _convolution_relu(image, kernel, bias, given, stride, padding, dilation)
+        found = _convolution_relu(images, kernel, bias, residual, stride, padding, dilation)
+    except torch.OutOfMemoryError:  # says nothing about the kernel
+        raise
     except RuntimeError:
         return False
     return bool((found - expected).norm() <= SAME_WITHIN * expected.norm())
@@ -284,7 +298,7 @@ def _convolution_relu(
 ) -> Tensor:  # fmt: skip
     """relu(conv(x) + bias + residual), channels last; a residual may be the same for all images and pixels."""
     x = x.contiguous(memory_format=LAST)
-    if residual is not None and len(residual) > 1:
+    if residual is not None and residual.shape[2:] != (1, 1):
         residual = residual.contiguous(memory_format=LAST)
     if not x.is_cuda:
         wide = map(at_least_float32, (x, weight))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn.functional import pad
 
+from equicam.runtime.aliases import is_written
 from equicam.runtime.fused_convolutions import Weight, fuse_convolutions
 
 Tensors = dict[str, Tensor]
@@ -68,6 +69,8 @@ def _take_out_casts(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
     found: list[tuple[Weight, Tensor]] = []
     for node in list(graph.graph.nodes):
         if node.target is not aten._to_copy.default or node.args[0].op != "get_attr":
+            continue
+        if is_written(graph, node) or is_written(graph, node.args[0]):
             continue
         source = getattr(graph, node.args[0].target)
         cast = aten._to_copy.default(source, **node.kwargs)

@@ -53,15 +53,15 @@ def numbers_of_levels(
     levels: UInt8[Tensor, "b c H W"], numbers: NDArray[np.float32]
 ) -> Float[Tensor, "b c H W"]:
     """The number of every level, by a table [c, 256]."""
-    table = _table(numbers.tobytes(), len(numbers), levels.device)
-    first = torch.arange(0, table.numel(), 256, device=levels.device).view(-1, 1, 1)
-    return table.take(levels + first)
+    table = _table(numbers.tobytes(), levels.device)
+    first = torch.arange(0, table.numel(), 256, dtype=torch.int32, device=levels.device).view(-1, 1, 1)
+    return table.index_select(0, (levels + first).flatten()).view(levels.shape)
 
 
 @lru_cache(maxsize=16)
-def _table(numbers: bytes, channels: int, device: torch.device) -> Tensor:
-    """A table on a device; copied once, because the copy waits for what is being computed."""
-    return torch.from_numpy(np.frombuffer(numbers, np.float32).reshape(channels, 256).copy()).to(device)
+def _table(numbers: bytes, device: torch.device) -> Tensor:
+    """The numbers on a device; copied once, because the copy waits for what is being computed."""
+    return torch.from_numpy(np.frombuffer(numbers, np.float32).copy()).to(device)
 
 
 def send_to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
