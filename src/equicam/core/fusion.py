@@ -7,6 +7,7 @@ With M_t aligning view t and weights w_t (sum 1), feature-space EquiGrad-CAM is
 Every other method stops the same chain elsewhere: `Fusion` says where views are aligned and where they are averaged.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -41,9 +42,9 @@ class AdaptiveViews:
 
     def __post_init__(self) -> None:
         nested = all(a > 1 and b % a == 0 and b > a for a, b in pairwise(self.counts))
-        if not self.counts or not nested or not self.tolerance > 0:
+        if not self.counts or not nested or not 0 < self.tolerance < math.inf:
             raise EquicamError(
-                "AdaptiveViews", needs="numbers of views, each a multiple of the one before, and a tolerance above 0",
+                "AdaptiveViews", needs="numbers of views, each a multiple of the one before, and a finite tolerance above 0",
                 got=self, fix="AdaptiveViews((6, 12, 24))",
             )  # fmt: skip
 
