@@ -125,9 +125,9 @@ def fuse_convolutions(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
 
 def _match(graph: fx.GraphModule, relu: Node) -> Fusable | None:
     """What a ReLU rectifies, if one kernel computes it."""
-    before = relu.args[0]
+    before, result = relu.args[0], relu.meta.get("val")
     # a `view` further on may need the result channels-last, or must not find it so
-    if len(before.users) > 1 or not relu.meta["val"].is_contiguous(memory_format=LAST):
+    if result is None or not result.is_contiguous(memory_format=LAST) or len(before.users) > 1:
         return None
     if (alone := _find_convolution(graph, before)) is not None:
         added: Added = "channel" if alone.needs_exact_bias else "nothing"
