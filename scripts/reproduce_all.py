@@ -69,7 +69,7 @@ COSTLY_SANITY_N, COSTLY_SANITY_PASSES = 12, 2048
 MAX_PASSES = 8000
 """Forward passes of one map: RISE runs, augmented Score-CAM with 12,288 does not."""
 QUICK = {"dtype": torch.bfloat16}
-"""Options of sections that would take too long in float32; every Eq on ImageNet is the same to .0003 (docs/benchmarks.md)."""
+"""Options of sections that would take too long in float32; every Eq on ImageNet is the same to .001 (docs/benchmarks.md)."""
 
 
 @dataclass(frozen=True)

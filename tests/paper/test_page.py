@@ -631,6 +631,25 @@ def test_costly_sections_compile_only_methods_of_many_passes(context, tmp_path, 
     assert chosen == {"grad-cam": not costly, "recipro-cam": True}
 
 
+def test_kept_scores_are_of_one_code_and_its_options(context, tmp_path, monkeypatch):
+    """Scores in files are taken by the same code, weights and options, and by no other."""
+    from equicam.paper import context as module
+
+    context = replace(context, out=tmp_path, costly=True)
+
+    def folders(one):
+        with one.masked_scores():
+            equicam.explain(one.model, one.open_some(1), method="rise-400")
+        return {path.parent.name for path in tmp_path.rglob("*.pt")}
+
+    first = folders(context)
+    assert len(first) == 1
+    assert folders(context) == first
+    assert len(folders(replace(context, options={"dtype": None}))) == 2
+    monkeypatch.setattr(module, "commit", lambda: "another")
+    assert len(folders(context)) == 3
+
+
 def test_provenance_names_the_precision(context):
     found = provenance(context)
     assert (found["dtype"], found["compiled"], found["device"]) == ("float64", False, "cpu")

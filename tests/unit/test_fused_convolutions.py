@@ -30,6 +30,12 @@ def with_random_norms(net):
     return net.eval().requires_grad_(False).to(memory_format=torch.channels_last)
 
 
+def conv_and_norm():
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(5, 5, 3, padding=1).double(), with_random_norms(nn.BatchNorm2d(5).double())
+    return conv.requires_grad_(False), norm
+
+
 def trace(net, x, dtype=None, memory_format=torch.channels_last):
     def call(x):
         x = x.contiguous(memory_format=memory_format)
@@ -137,9 +143,7 @@ def test_a_residual_is_added_whichever_side_it_is_on(add, downsample):
     ],
 )  # fmt: skip
 def test_other_computations_are_left_as_they_are(forward):
-    torch.manual_seed(0)
-    conv, norm = nn.Conv2d(5, 5, 3, padding=1).double(), with_random_norms(nn.BatchNorm2d(5).double())
-    conv.requires_grad_(False)
+    conv, norm = conv_and_norm()
     x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
     traced, call = trace(lambda x: forward(conv, norm, x), x)
     assert not nodes(traced, FUSED)
@@ -148,9 +152,7 @@ def test_other_computations_are_left_as_they_are(forward):
 
 @pytest.mark.usefixtures("on_cpu")
 def test_a_convolution_is_not_moved_behind_a_change_of_its_input():
-    torch.manual_seed(0)
-    conv, norm = nn.Conv2d(5, 5, 3, padding=1).double(), with_random_norms(nn.BatchNorm2d(5).double())
-    conv.requires_grad_(False)
+    conv, norm = conv_and_norm()
 
     def forward(x):
         x = x * 2
@@ -258,9 +260,7 @@ def _into_a_detached(conv, norm, x):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("forward", [_into_a_chunk, _into_a_buffer, _into_a_detached])
 def test_what_is_written_through_a_view_is_written(forward):
-    torch.manual_seed(0)
-    conv, norm = nn.Conv2d(5, 5, 3, padding=1).double(), with_random_norms(nn.BatchNorm2d(5).double())
-    conv.requires_grad_(False)
+    conv, norm = conv_and_norm()
     x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
     traced, call = trace(lambda x: forward(conv, norm, x), x)
     expected = call(x)["y"]
@@ -270,9 +270,8 @@ def test_what_is_written_through_a_view_is_written(forward):
 
 @pytest.mark.usefixtures("on_cpu")
 def test_a_residual_of_another_layout_decides_the_layout_of_the_sum():
-    torch.manual_seed(0)
-    conv, norm = nn.Conv2d(5, 5, 3, padding=1).double(), with_random_norms(nn.BatchNorm2d(5).double())
-    conv.requires_grad_(False).to(memory_format=torch.channels_last)
+    conv, norm = conv_and_norm()
+    conv.to(memory_format=torch.channels_last)
     x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
     traced, call = trace(lambda x: (x.contiguous() + norm(conv(x))).relu().flatten(1), x)
     torch.testing.assert_close(traced(x)["y"], call(x)["y"])

@@ -251,11 +251,12 @@ class Context:
             )
 
     def masked_scores(self) -> AbstractContextManager[None]:
-        """Inside, scores of masked images are computed once; with `costly` they are kept in files."""
+        """Inside, scores of masked images are computed once; with `costly` they are kept in files, for the same code and options."""
         if not self.costly:
             return remember_masked_scores()
-        folder = self.out / "scores" / self.weights_digest[:16]
-        return remember_masked_scores(self.model.module, ScoreFiles(folder))
+        of = (self.weights_digest, __version__, commit(), str(self.options))
+        name = hashlib.sha256(repr(of).encode()).hexdigest()[:16]
+        return remember_masked_scores(self.model.module, ScoreFiles(self.out / "scores" / name))
 
     def open(self, items: Sequence[Item]) -> Float[Tensor, "b c H W"]:
         """These images as the model's input."""

@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -20,12 +19,10 @@ Scores = MutableMapping[str, Tensor]
 """Scores of one network, by the SHA-256 of what they are of: image, class, masks and how the network ran."""
 
 
-@dataclass(frozen=True)
-class _Memory:
-    of_module: dict[nn.Module, Scores] = field(default_factory=dict)
+Remembered = Callable[[Hashable, Callable[[], Tensor]], Tensor]
+"""(masks, function that scores them) → what it finds, or has found before."""
 
-
-_memory: ContextVar[_Memory | None] = ContextVar("masked scores", default=None)
+_memory: ContextVar[dict[nn.Module, Scores] | None] = ContextVar("masked scores", default=None)
 
 
 @contextmanager
@@ -37,31 +34,29 @@ def remember_masked_scores(module: nn.Module | None = None, scores: Scores | Non
     if _memory.get() is not None:
         yield
         return
-    token = _memory.set(_Memory({} if module is None or scores is None else {module: scores}))
+    token = _memory.set({} if module is None or scores is None else {module: scores})
     try:
         yield
     finally:
         _memory.reset(token)
 
 
-def remembered(
-    masks: Hashable,
-    network: Network,
-    x: Float[Tensor, "c H W"],
-    target: int,
-    score: Callable[[], Float[Tensor, " m"]],
-) -> Float[Tensor, " m"]:
-    """What `score` finds for these masks of an image and a class, or has found before."""
+def memory_of(network: Network, x: Float[Tensor, "c H W"], target: int) -> Remembered:
+    """The scores of one image and class: by this function they are computed once, where they are to be remembered."""
     memory = _memory.get()
     if memory is None:
-        return score()
+        return lambda _masks, score: score()
     model = network.model
-    known = memory.of_module.setdefault(model.module, {})
+    known = memory.setdefault(model.module, {})
     about = (
-        masks, model.layer, model.layout, model.task, str(network.autocast), str(x.dtype), tuple(x.shape), target,
+        model.layer, model.layout, model.task, str(network.autocast), str(x.dtype), tuple(x.shape), target,
+        hashlib.sha256(x.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest(),
     )  # fmt: skip
-    pixels = x.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    key = hashlib.sha256(repr(about).encode() + pixels).hexdigest()
-    if key not in known:
-        known[key] = score().clone()  # not a column of all classes' scores
-    return known[key].to(x.device)
+
+    def remembered(masks: Hashable, score: Callable[[], Tensor]) -> Tensor:
+        key = hashlib.sha256(repr((masks, about)).encode()).hexdigest()
+        if key not in known:
+            known[key] = score().clone()  # not a column of all classes' scores
+        return known[key].to(x.device)
+
+    return remembered

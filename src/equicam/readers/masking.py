@@ -16,7 +16,7 @@ from equicam.errors import EquicamError
 from equicam.readers.batch_size import views_that_fit
 from equicam.readers.forward import Forward, Network, predict
 from equicam.readers.logits import at_least_float32, require_probabilities
-from equicam.readers.masked_scores import remembered
+from equicam.readers.masked_scores import memory_of
 from equicam.readers.reading import Reading, Targets
 
 Weighing = Literal["softmax", "softmax_of_logits", "relu_minus_full_image", "probability"]
@@ -60,7 +60,7 @@ def score_cam(
                 [_class_score(network, one, target, "score-cam", by_logits=by_logits) for one in masked]
             )
 
-        scores = remembered(("score-cam", count, by_logits), network, x[i], target, score)
+        scores = memory_of(network, x[i], target)(("score-cam", count, by_logits), score)
         weights = torch.zeros_like(acts[i, :, 0, 0])
         full = probabilities[i, target]
         weights[chosen] = _channel_weights(scores, weigh, full=full).to(weights.dtype)
@@ -113,17 +113,18 @@ def rise(
     grids, shifts = rise_grids(masks, (x.shape[-2], x.shape[-1]), seed)
     total = torch.zeros((len(x), *x.shape[-2:]), dtype=dtype, device=x.device)
     mass = torch.zeros_like(total[0])
+    classes: list[int] = targets.classes.tolist()
+    memories = [memory_of(network, image, target) for image, target in zip(x, classes, strict=True)]
     for some in _batches(network, torch.arange(masks, device="cpu"), x):
         shown = _enlarge(grids[some], shifts[some].tolist(), x).to(dtype)
         mass += shown.sum(0)
         for i in range(len(x)):
-            target = int(targets.classes[i])
 
-            def score(i: int = i, target: int = target, shown: Tensor = shown) -> Tensor:
-                return _class_score(network, x[i] * shown[:, None].to(x.dtype), target, "rise")
+            def score(i: int = i, shown: Tensor = shown) -> Tensor:
+                return _class_score(network, x[i] * shown[:, None].to(x.dtype), classes[i], "rise")
 
-            batch = ("rise", masks, seed, int(some[0]), len(some))
-            total[i] += torch.einsum("m,mhw->hw", remembered(batch, network, x[i], target, score), shown)
+            scores = memories[i](("rise", masks, seed, int(some[0]), len(some)), score)
+            total[i] += torch.einsum("m,mhw->hw", scores, shown)
     return Reading("rectified", (total / (mass + 1e-8),))
 
 

@@ -34,6 +34,6 @@ def _is_written(node: Node) -> bool:
 
 def _is_view(node: Node) -> bool:
     """Whether a result may share the memory of an input."""
-    if node.op != "call_function" or node.target is getitem:
-        return bool(node.target is getitem)
-    return any(result.alias_info is not None for result in node.target._schema.returns)
+    if node.op != "call_function":
+        return False
+    return node.target is getitem or any(r.alias_info is not None for r in node.target._schema.returns)
