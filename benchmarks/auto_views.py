@@ -183,9 +183,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--n", type=int)
     parser.add_argument("--json", type=Path, help="also keep the figures here")
+    parser.add_argument("--readings", type=Path, help="also keep what was measured of every image here (npz)")
     given = parser.parse_args()
     model = equicam.load(given.model, weights=given.weights, device=given.device)
     found = measure(model, given.data, given.n, given.images)
+    if given.readings:
+        np.savez_compressed(
+            given.readings, **{f"{m}/{name}": value for m, of in found.items() for name, value in of.items()}
+        )
     lines = {method: summarise(found, method) for method in METHODS}
     for method, of in lines.items():
         print(

@@ -1,6 +1,6 @@
 """The whole equivariance protocol on one GPU, what fewer views give, and how far low precision is off.
 
-    python benchmarks/protocol.py DATA [--model resnet50] [--weights FILE] [--n 1000]
+    python benchmarks/protocol.py DATA [--model resnet50] [--weights FILE] [--n 1000] [--parts protocol fewer precision]
 
 Every EquiGrad variant, Grad-CAM and the unaligned average at seven angles with their floors, compiled, in TF32 and in
 bf16: the first images compile and are timed separately. Then `views="auto"` compared with 18 views, and the correlation of every
@@ -88,6 +88,9 @@ def precision(model: equicam.Model, data: str, n: int | None, batch: int = 50) -
     return found
 
 
+PARTS = {"protocol": protocol, "fewer": fewer, "precision": precision}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -97,14 +100,11 @@ def main() -> None:
     parser.add_argument("--weights")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--n", type=int)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--json", type=Path, help="also keep the figures here")
     given = parser.parse_args()
     model = equicam.load(given.model, weights=given.weights, device=given.device)
-    kept = {
-        "protocol": protocol(model, given.data, given.n),
-        "fewer": fewer(model, given.data, given.n),
-        "precision": precision(model, given.data, given.n),
-    }
+    kept = {part: PARTS[part](model, given.data, given.n) for part in given.parts}
     if given.json:
         given.json.write_text(json.dumps(kept, indent=1))
 
