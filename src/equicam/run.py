@@ -301,7 +301,7 @@ def audit(
     voi: tuple[float, float] | None = None,
     calibrate: int = 0,
     shard_size: int = SHARD_SIZE,
-    workers: int = 2,
+    workers: int | None = None,
     weights_from: str | None = None,
     engine: "Devices | Cluster | None" = None,
     progress: Callable[[int, int, int], None] | None = None,
@@ -316,6 +316,7 @@ def audit(
     `compiled` compiles the network first; None does so on a GPU where there are enough images to repay it.
     `calibrate` images, chosen at random, also get their Eq measured, so that `triage` can say how good its queue is.
     `voi` is the window (centre, width) of DICOM images, instead of the one in each file.
+    `workers` processes decode images, one less than there are CPUs and at most 10 unless it is given.
     `engine` computes on several devices or a Ray cluster instead of the model's own device. `progress` is called after
     every shard with (images done, all images, images done by this call), `notice` with a sentence on a shard that was
     damaged since and is computed again. Ctrl-C finishes the current shard; the same call resumes the run. `listed` are the

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
-from equicam.cli.audit import DECODERS, MAX_DECODERS
 from equicam.cli.shared import as_typed, exit_on_error
+from equicam.data.decoding import DECODERS, MAX_DECODERS
 from equicam.data.synthetic import draw
 from equicam.models.names import absolute_model, absolute_weights
 from equicam.report.explanation_files import safe_stem

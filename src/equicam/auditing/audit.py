@@ -32,7 +32,7 @@ from equicam.auditing.store import RunStore
 from equicam.auditing.worker import AuditJob, versions
 from equicam.core.transforms import canvas_size
 from equicam.core.views import Views
-from equicam.data.decoding import DecoderPool
+from equicam.data.decoding import DECODERS, DecoderPool
 from equicam.data.dicom import check_window
 from equicam.data.digests import content_digest
 from equicam.data.item_table import Items
@@ -77,7 +77,7 @@ def compute_run(
     voi: tuple[float, float] | None,
     calibrate: int,
     shard_size: int,
-    workers: int,
+    workers: int | None,
     weights_from: str | None,
     engine: "Devices | Cluster | None",
     progress: Progress | None,
@@ -95,6 +95,7 @@ def compute_run(
         )  # fmt: skip
     recipe, description = resolve_recipe(model, recipe)
     voi = None if voi is None else check_window(voi)
+    workers = DECODERS if workers is None else max(1, workers)
     with ThreadPoolExecutor(1) as other_thread:  # while images are listed
         weights = other_thread.submit(fingerprint, model.module)
         found, rasters = list_items(source, split, tiling, recipe.context, voi, listed=listed)
@@ -148,12 +149,12 @@ def compute_run(
         if pending:
             shards = [(p, items[p * shard_size : (p + 1) * shard_size]) for p in pending]
             if engine is None:
-                written = _compute_here(store, log, context, shards, lock, max(1, workers), tiling)
+                written = _compute_here(store, log, context, shards, lock, workers, tiling)
             else:
                 model_source = engine.model_source or ModelCopy.copy_of(model)
                 job = AuditJob(
                     SharedFolder.at(store.folder / "manifest.json"), manifest, context.calibration, model_source,
-                    model_source.preprocessing_only(model), max(1, workers), surround_bytes(model, recipe.context, tiling),
+                    model_source.preprocessing_only(model), workers, surround_bytes(model, recipe.context, tiling),
                 )  # fmt: skip
                 written = _compute_on(engine, job, shards, log)
             _follow(written, shards, len(items), progress)

@@ -1,6 +1,5 @@
 """The commands of an audit: audit, triage, report, verify, seal."""
 
-import os
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -34,9 +33,6 @@ from equicam.cli.shared import (
 )
 
 _GATES = "Gates"
-MAX_DECODERS = 12
-DECODERS = max(1, min(MAX_DECODERS, (os.cpu_count() or 2) - 1))
-"""Processes that decode images, unless the user gives another number."""
 
 
 def audit(
@@ -99,7 +95,7 @@ def audit(
         typer.Option(
             min=1,
             help="Processes that decode images.",
-            show_default=f"CPUs - 1, at most {MAX_DECODERS}",
+            show_default="CPUs - 1, at most 10",
         ),
     ] = None,
     device: options.Devices = None,
@@ -158,7 +154,7 @@ def audit(
             source, loaded, out, method=method, views=chosen_views, split=split, n=n, voi=window, calibrate=calibrate,
             target=target, tiling=tiling, listed=listed,
             fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=run_in, compiled=compiled,
-            seed=seed, shard_size=shard_size, workers=workers or DECODERS, weights_from=absolute_weights(weights),
+            seed=seed, shard_size=shard_size, workers=workers, weights_from=absolute_weights(weights),
             engine=chosen, progress=progress, notice=note,
         )  # fmt: skip
         refuse_unreachable(gates, run.manifest.images)

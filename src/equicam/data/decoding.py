@@ -29,7 +29,13 @@ from PIL import Image
 
 from equicam.data.items import Box, Item, ItemContent, read_item
 from equicam.data.levels import LevelPixels
-from equicam.data.processes import call_alone, end_with_parent, limit_memory, limit_time
+from equicam.data.processes import (
+    call_alone,
+    end_with_parent,
+    give_back_freed_memory,
+    limit_memory,
+    limit_time,
+)
 from equicam.data.rasters.windows import WindowPixels
 from equicam.data.remote import FileStat, file_stat
 from equicam.errors import EquicamError, ModelError, error_text
@@ -40,6 +46,10 @@ InputBox = Callable[[tuple[int, int]], Box]
 """From an image's width and height, the box of it that the model's input shows."""
 SHARDS_AHEAD = 2
 """Shards decoded while one is computed."""
+MAX_DECODERS = 10
+"""Processes that decode, unless the caller wants more: they decode 2,000 images of 640 × 480 a second, and starting each takes time."""
+DECODERS = max(1, min(MAX_DECODERS, (os.cpu_count() or 2) - 1))
+"""As many as are started by default."""
 MAX_IMAGES_PER_MESSAGE = 8
 """Of those that a worker decodes in a row."""
 MAX_SECONDS = 120.0
@@ -240,6 +250,7 @@ class DecoderPool:
     def _start_pool(self) -> None:
         # a new buffer as well: workers of a broken pool may still be writing to the old one
         self._buffer = SharedBuffer(self._image_bytes, (SHARDS_AHEAD + 1) * self._shard_size)
+        give_back_freed_memory()
         # forked, because a model's preprocessing may be any function, picklable or not
         context = multiprocessing.get_context("fork")
         self._pool = ProcessPoolExecutor(

@@ -15,12 +15,11 @@ from torch import Tensor
 
 def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
     """Arrays of one shape as a batch on a device; they may be overwritten when this returns."""
-    tensors = [torch.from_numpy(array) for array in arrays]
     if device.type != "cuda":
-        return torch.stack(tensors).to(device)
+        return torch.from_numpy(np.stack(arrays)).to(device)
     staging, computing = _staging(device), torch.cuda.current_stream(device)
     with staging.lock, torch.cuda.stream(staging.stream):  # it does not wait for what is being computed
-        batch = staging.put(tensors).to(device, non_blocking=True)
+        batch = staging.put(arrays).to(device, non_blocking=True)
         staging.sent.record(staging.stream)
     computing.wait_stream(staging.stream)
     batch.record_stream(computing)
@@ -36,14 +35,18 @@ class _Staging:
         self.memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.lock = threading.Lock()
 
-    def put(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The tensors as a batch in this memory, when the batch before has left it."""
+    def put(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        """The arrays as a batch in this memory, when the batch before has left it.
+
+        NumPy copies them in this thread: torch would wait for threads of its own, and decoders keep the cores busy.
+        """
         self.sent.synchronize()
-        shape, dtype = (len(tensors), *tensors[0].shape), tensors[0].dtype
+        shape, dtype = (len(arrays), *arrays[0].shape), arrays[0].dtype
         size = math.prod(shape) * dtype.itemsize
         if self.memory.numel() < size:
             self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-        return torch.stack(list(tensors), out=self.memory[:size].view(dtype).view(shape))
+        batch = self.memory[:size].numpy().view(dtype).reshape(shape)
+        return torch.from_numpy(np.stack(arrays, out=batch))
 
 
 _staging = cache(_Staging)
