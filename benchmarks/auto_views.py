@@ -6,7 +6,8 @@ Each image is presented at 0°, at the seven evaluation angles and at six angles
 is read once for each presentation; all fusions below are made from these readings. Losses are next to the paper's EquiGrad-CAM of 18 views, which
 aligns features; `equigrad-cam-fine` aligns maps at the image's resolution, and needs fewer views for the same Eq. Evaluation angles that are multiples
 of a grid's step favour that grid: its views of the rotated image are views of the image itself. The last line of a method is a bound: for each
-image the number of views of the same grids that is best when its true Eq is known, at the loss of `"auto"`.
+image the number of views of the same grids that is best when its true Eq is known, at the loss of `"auto"`. With `--window 180` the network sees
+the centre of images of 256 pixels, and views and presentations are cut from all of them: context, where a view's corners are real.
 """
 
 import argparse
@@ -23,13 +24,15 @@ from torch import Tensor
 
 import equicam
 from equicam.core.fusion import AdaptiveViews, fuse
+from equicam.core.transforms import Transform
 from equicam.core.uncertainty import correlate_views, mean_error
-from equicam.core.views import Views, rotate
+from equicam.core.views import Views, Window, rotate
 from equicam.data.items import open_item, sample_by_class
 from equicam.data.sources import find_items
 from equicam.evaluation.equivariance import ANGLES, equivariance
 from equicam.methods import resolve
-from equicam.models.images import preprocess_image
+from equicam.models.images import standard_preprocessing
+from equicam.models.surround import preprocess_pixels
 from equicam.recipe import Recipe
 from equicam.runtime.executor import Executor
 
@@ -43,21 +46,24 @@ GOAL = {"eq": -0.004, "views": 8.0, "spearman": 0.95}
 Found = dict[str, dict[str, np.ndarray]]
 
 
-def measure(model: equicam.Model, data: str, n: int | None, images: int) -> Found:
+def measure(model: equicam.Model, data: str, n: int | None, images: int, window: int | None) -> Found:
     """By method and image: Eq [angle, views of the presented map, views of the rotated one]; [presentation, views] for the rest."""
     executor = Executor(model, Recipe(METHODS[0]))
     items = sample_by_class(find_items(data), n)
     found: dict[str, dict[str, list[np.ndarray]]] = {m: defaultdict(list) for m in METHODS}
     with executor.context(model.device):
         for start in range(0, len(items), images):
-            some = [preprocess_image(model, open_item(item)) for item in items[start : start + images]]
-            for method, values in measure_batch(executor, torch.stack(some).to(model.device)).items():
+            context = "none" if window is None else "auto"
+            some = [
+                preprocess_pixels(model, open_item(item), context) for item in items[start : start + images]
+            ]
+            for method, values in measure_batch(executor, torch.stack(some).to(model.device), window).items():
                 for name, value in values.items():
                     found[method][name].append(value)
     return {m: {name: np.concatenate(values) for name, values in of.items()} for m, of in found.items()}
 
 
-def measure_batch(executor: Executor, x: Tensor) -> Found:
+def measure_batch(executor: Executor, x: Tensor, window: int | None) -> Found:
     """The same for one batch of images."""
     methods = {name: resolve(Recipe(name, views="auto")) for name in METHODS}
     every, target = Views.evenly(24).union(Views.evenly(18)), None
@@ -66,8 +72,9 @@ def measure_batch(executor: Executor, x: Tensor) -> Found:
     error: dict[str, list[np.ndarray]] = {m: [] for m in METHODS}
     unstable: dict[str, list[np.ndarray]] = {m: [] for m in METHODS}
     for angle in (0, *ANGLES, *BETWEEN):
-        reader = executor.view_reader(methods[METHODS[0]].reader, len(every) * len(x))
-        readings = reader.read(rotate(x, angle) if angle else x, every, target)
+        presented = None if window is None else Window((window, window), Transform(angle))
+        reader = executor.view_reader(methods[METHODS[0]].reader, len(every) * len(x), window=presented)
+        readings = reader.read(rotate(x, angle) if angle and presented is None else x, every, target)
         target = readings.target
         for name, of in methods.items():
             fused = [
@@ -75,7 +82,7 @@ def measure_batch(executor: Executor, x: Tensor) -> Found:
                     readings,
                     of.combine,
                     replace(of.fusion, adaptive=None, views=Views.evenly(count)),
-                    "reflect",
+                    "reflect" if window is None else "coverage",
                 )
                 for count in COUNTS
             ]
@@ -179,6 +186,11 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--weights")
+    parser.add_argument(
+        "--window",
+        type=int,
+        help="the part of 256 pixels that the model sees; views are cut from all of them",
+    )
     parser.add_argument("--images", type=int, default=8, help="images in a batch")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--n", type=int)
@@ -186,7 +198,9 @@ def main() -> None:
     parser.add_argument("--readings", type=Path, help="also keep what was measured of every image here (npz)")
     given = parser.parse_args()
     model = equicam.load(given.model, weights=given.weights, device=given.device)
-    found = measure(model, given.data, given.n, given.images)
+    if given.window:
+        model = replace(model, preprocess=standard_preprocessing(256, given.window, model.mean, model.std))
+    found = measure(model, given.data, given.n, given.images, given.window)
     if given.readings:
         np.savez_compressed(
             given.readings, **{f"{m}/{name}": value for m, of in found.items() for name, value in of.items()}
