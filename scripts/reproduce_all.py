@@ -10,7 +10,9 @@ each is to be run as a whole. Sections and fine-tunes are in the order of their 
 
 import argparse
 import json
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -87,6 +89,7 @@ class Plan:
     again: bool
     until: float | None
     device: str | None
+    at_once: int = 1
 
 
 def main() -> None:
@@ -109,6 +112,7 @@ def main() -> None:
         help="of a map by a costly method: Score-CAM has 2,048, RISE 8,000, augmented Score-CAM 12,288",
     )
     parser.add_argument("--again", action="store_true", help="also experiments whose rows are there")
+    parser.add_argument("--at-once", type=int, default=1, help="fine-tunes of a section side by side")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--device")
     given = parser.parse_args()
@@ -116,6 +120,7 @@ def main() -> None:
     plan = Plan(
         given.data, given.weights, given.out, given.rows, given.n, given.costly_n, given.max_passes,
         tuple(filter(None, given.only.split(","))), given.again, until, given.device or ("cuda" if torch.cuda.is_available() else None),
+        given.at_once,
     )  # fmt: skip
     failed = 0
     for name in given.sections.split(","):
@@ -188,7 +193,7 @@ def imagenet_section(name: str, plan: Plan) -> tuple[Context, tuple[str, list[st
 
 
 def domain_section(name: str, plan: Plan, rows: Path) -> int:
-    """A network fine-tuned on a domain: the experiments of the first seed, then the other seeds; returns how many failed."""
+    """A network fine-tuned on a domain, and its experiments; returns how many failed."""
     data, _, network = name.partition("-")
     (domain, about), (title, model, start) = DATA[data], ARCHITECTURES[network]
     models, seeds = plan.out / name / "models", SEEDS if network == "resnet50" else (0,)
@@ -216,24 +221,21 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
         [*trained, run],
         OTHER_TASK if name == "aerial-resnet50" else "",
     )
-    tune(plan, data, model, start, files["plain", 0], "plain", 0)
+    wanted = plan.only or DOMAIN_EXPERIMENTS
+    kinds = {kind for name in wanted for kind in OVER_SEEDS.get(name, ())}
+    tune_all(
+        plan,
+        data,
+        model,
+        start,
+        {one: path for one, path in files.items() if one == ("plain", 0) or one[0] in kinds},
+    )
     write_tunes(rows, files)
     context = open_context(
         str(plan.data / data), plan.out / name, model=model, weights=str(extra["plain"]), backbone=network, domain=domain,
         split="test", group_by=GROUPS.get(data), extra=extra, device=plan.device, options=_options(plan, quick=True),
     )  # fmt: skip
-    wanted = plan.only or DOMAIN_EXPERIMENTS
-    failed = run_experiments(context, plan, rows, tuple(one for one in wanted if one not in OVER_SEEDS))
-    kinds = {kind for name in wanted for kind in OVER_SEEDS.get(name, ())}
-    for one in (one for one in files if one[0] in kinds):
-        tune(plan, data, model, start, files[one], *one)
-    write_tunes(rows, files)
-    failed += run_experiments(
-        context,
-        plan,
-        rows,
-        tuple(one for one in wanted if one in OVER_SEEDS and one != "seeds"),
-    )
+    failed = run_experiments(context, plan, rows, tuple(one for one in wanted if one != "seeds"))
     for kind, keep_as in (("plain", "seeds"), ("rotated", "seeds-rotated")):
         if "seeds" in wanted and len(seeds) > 1:
             failed += run_seeds(
@@ -263,6 +265,21 @@ def of_training(kind: str, seed: int) -> str:
     return f" --seed {seed} --out {kind}{seed}" + (" --rotation-augment" if kind == "rotated" else "")
 
 
+def tune_all(plan: Plan, data: str, model: str, start: str, files: dict[tuple[str, int], Path]) -> None:
+    """Fine-tune every kind and seed, some of them side by side: each keeps a core busy, and a GPU not at all."""
+    if plan.at_once == 1:
+        for (kind, seed), weights in files.items():
+            tune(plan, data, model, start, weights, kind, seed)
+        return
+    with ProcessPoolExecutor(plan.at_once, multiprocessing.get_context("spawn")) as pool:
+        started = [
+            pool.submit(tune, plan, data, model, start, weights, kind, seed)
+            for (kind, seed), weights in files.items()
+        ]
+        for one in started:
+            one.result()
+
+
 def tune(plan: Plan, data: str, model: str, start: str, weights: Path, kind: str, seed: int) -> None:
     """Fine-tune unless the weights are there; an interrupted one resumes at its last epoch."""
     if weights.is_file():
@@ -271,7 +288,7 @@ def tune(plan: Plan, data: str, model: str, start: str, weights: Path, kind: str
     with time_limit(plan.until):
         finetune(
             str(plan.data / data), model, weights.parent, weights=plan.weights / start, seed=seed, rotation_augment=kind == "rotated",
-            workers=8, device=plan.device,
+            workers=max(2, 8 // plan.at_once), device=plan.device,
         )  # fmt: skip
     print(f"fine-tune {kind}{seed}: {monotonic() - begin:.0f} s", flush=True)
 

@@ -1,5 +1,7 @@
 """Scores of masked images are computed once where they are remembered, and are never mistaken for others."""
 
+from contextlib import closing
+
 import pytest
 import torch
 
@@ -72,14 +74,24 @@ def test_scores_in_files_outlive_the_process(tmp_path, passes):
     expected = equicam.explain(model, x, method="rise-400").map
     passes.clear()
     for _ in range(2):
-        with remember_masked_scores(model.module, ScoreFiles(tmp_path)):
+        with closing(ScoreFiles(tmp_path)) as files, remember_masked_scores(model.module, files):
             assert torch.equal(equicam.explain(model, x, method="rise-400").map, expected)
     assert sum(passes) == 800
     assert len(ScoreFiles(tmp_path)) == len(list(tmp_path.iterdir())) > 0
     other = equicam.wrap(seeded(Cnn, 1), layer="trunk")
     wanted = equicam.explain(other, x, method="rise-400").map
-    with remember_masked_scores(model.module, ScoreFiles(tmp_path)):
+    with closing(ScoreFiles(tmp_path)) as files, remember_masked_scores(model.module, files):
         assert torch.equal(equicam.explain(other, x, method="rise-400").map, wanted)
+
+
+def test_scores_that_cannot_be_written_end_the_evaluation(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    files = ScoreFiles(tmp_path / "taken")
+    files["one"] = torch.ones(3)
+    with pytest.raises(OSError, match="taken"):
+        files["another"] = torch.ones(3)
+    with pytest.raises(OSError, match="taken"):
+        files.close()
 
 
 def test_it_does_nothing_inside_itself(passes):

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -250,13 +250,20 @@ class Context:
                 self.evaluate(methods, metrics, views=views, items=items, as_published=True),
             )
 
-    def masked_scores(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def masked_scores(self) -> Iterator[None]:
         """Inside, scores of masked images are computed once; with `costly` they are kept in files, for the same code and options."""
         if not self.costly:
-            return remember_masked_scores()
+            with remember_masked_scores():
+                yield
+            return
         of = (self.weights_digest, __version__, commit(), str(self.options))
         name = hashlib.sha256(repr(of).encode()).hexdigest()[:16]
-        return remember_masked_scores(self.model.module, ScoreFiles(self.out / "scores" / name))
+        with (
+            closing(ScoreFiles(self.out / "scores" / name)) as files,
+            remember_masked_scores(self.model.module, files),
+        ):
+            yield
 
     def open(self, items: Sequence[Item]) -> Float[Tensor, "b c H W"]:
         """These images as the model's input."""

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -11,10 +12,17 @@ from equicam.shards import write_atomic
 
 
 class ScoreFiles(MutableMapping[str, Tensor]):
-    """Tensors by name, each a file in a folder; read ones stay in memory."""
+    """Tensors by name, each a file in a folder; known ones stay in memory. One is written while the next is computed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._known = folder, dict[str, Tensor]()
+        self._writer, self._writing = ThreadPoolExecutor(1), Future[None]()
+        self._writing.set_result(None)
+
+    def close(self) -> None:
+        """Wait until the last tensor is written."""
+        self._writer.shutdown()
+        self._writing.result()
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._known:
@@ -25,16 +33,22 @@ class ScoreFiles(MutableMapping[str, Tensor]):
         return self._known[name]
 
     def __setitem__(self, name: str, scores: Tensor) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        torch.save(scores.cpu(), content := io.BytesIO())
-        write_atomic(self._file(name), content.getvalue())
+        self._writing.result()
         self._known[name] = scores
+        self._writing = self._writer.submit(self._write, name, scores.cpu())
+
+    def _write(self, name: str, scores: Tensor) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        torch.save(scores, content := io.BytesIO())
+        write_atomic(self._file(name), content.getvalue())
 
     def __delitem__(self, name: str) -> None:
+        self._writing.result()
         self._known.pop(name, None)
         self._file(name).unlink()
 
     def __iter__(self) -> Iterator[str]:
+        self._writing.result()
         return (path.stem for path in sorted(self._folder.glob("*.pt")))
 
     def __len__(self) -> int:
