@@ -1,10 +1,10 @@
 """The whole equivariance protocol on one GPU, what fewer views give, and how far low precision is off.
 
-    python benchmarks/protocol.py DATA [--model resnet50] [--weights FILE] [--n 1000] [--parts protocol fewer precision]
+    python benchmarks/protocol.py DATA [--model resnet50] [--weights FILE] [--n 1000] [--parts protocol fewer precision masked]
 
 Every EquiGrad variant, Grad-CAM and the unaligned average at seven angles with their floors, compiled, in TF32 and in
 bf16: the first images compile and are timed separately. Then `views="auto"` compared with 18 views, and the correlation of every
-EquiGrad-CAM map, eager and compiled, with that of float32.
+EquiGrad-CAM map, eager and compiled, with that of float32; the same of maps by RISE and Score-CAM on a few images.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from equicam.models.images import preprocess_image
 from equicam.paper.context import Evaluation
 
 LIMITS = {"TF32": 11, "bf16": 9}
+MASKED_IMAGES = 24
 DTYPES = {"TF32": None, "bf16": torch.bfloat16}
 
 
@@ -88,7 +89,30 @@ def precision(model: equicam.Model, data: str, n: int | None, batch: int = 50) -
     return found
 
 
-PARTS = {"protocol": protocol, "fewer": fewer, "precision": precision}
+def masked(model: equicam.Model, data: str, n: int | None) -> dict[str, list[float]]:
+    """Correlation of maps by masked images in bf16 with those of float32, with TF32 off."""
+    items = sample_by_class(find_items(data), min(n or MASKED_IMAGES, MASKED_IMAGES))
+    x = torch.stack([preprocess_image(model, open_item(i)) for i in items]).to(model.device)
+    found: dict[str, list[float]] = {}
+    for method in ("rise-400", "score-cam"):
+        torch.backends.cudnn.allow_tf32 = False
+        exact = equicam.explain(model, x, method=method)
+        torch.backends.cudnn.allow_tf32 = True
+        for compiled in (False, True):
+            other = equicam.explain(
+                model, x, method=method, target=exact.target, dtype=torch.bfloat16, compiled=compiled
+            )
+            r = pearson(other.map[:, None], exact.map[:, None], "full").flatten().tolist()
+            name = f"{method}, bf16, {'compiled' if compiled else 'eager'}"
+            found[name] = r
+            print(
+                f"maps by {name} against float32: r mean {sum(r) / len(r):.6f}, least {min(r):.5f}",
+                flush=True,
+            )
+    return found
+
+
+PARTS = {"protocol": protocol, "fewer": fewer, "precision": precision, "masked": masked}
 
 
 def main() -> None:

@@ -203,7 +203,7 @@ def _find(recipe: Recipe) -> Method:
     return AS_PUBLISHED.get(method, METHODS[method]) if recipe.as_published else METHODS[method]
 
 
-FINE_TOLERANCE = 0.13
+FINE_TOLERANCE = 0.12
 """Of `views="auto"` where maps are aligned at the image's resolution."""
 
 
