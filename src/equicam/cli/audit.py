@@ -282,13 +282,15 @@ def verify(
 
     Example: `equicam verify run --sample 50`
     """
-    with exit_on_error(), count_progress("recomputing", sample) as tick:
+    with exit_on_error():
         import equicam
 
-        found = equicam.open_run(run).verify(
-            sample, seed=seed, noted_hash=noted_hash, public_key=public_key, model=model, source=source,
-            weights=weights, device=device, tick=tick,
-        )  # fmt: skip
+        opened = equicam.open_run(run)
+        with count_progress("recomputing", min(sample, opened.manifest.images)) as tick:
+            found = opened.verify(
+                sample, seed=seed, noted_hash=noted_hash, public_key=public_key, model=model, source=source,
+                weights=weights, device=device, tick=tick,
+            )  # fmt: skip
     answer("verify", {"run": str(run)} | verification_document(found))
     print_verification(found)
     if not found.ok:
