@@ -16,10 +16,11 @@ import equicam
 from equicam.data.items import Item
 from equicam.methods import METHODS
 from equicam.models.zeroshot import ZeroShot
-from equicam.paper import load_experiment, sanity, triage
+from equicam.paper import load_experiment, plots, sanity, triage
 from equicam.paper.claims import claims
 from equicam.paper.context import Context
 from equicam.paper.domains import _missing
+from equicam.paper.kept import KeptRows
 from equicam.paper.reproduce import run_experiment
 from equicam.paper.rows import VERDICTS, not_run
 from tests.conftest import Cnn, Vit, light, seeded
@@ -305,6 +306,15 @@ def test_sanity(tiles, out, build, few_methods):
     """Without the head, Eigen-CAM is what it was and Grad-CAM is not; without any weight, neither is."""
     context = Context(build(), tiles, out, n=3)
     rows = {found.label: found for found in load_experiment("sanity").run(context)}
+    eq, alike = plots.panels_of(KeptRows("sanity", context.backbone, "", {}, tuple(rows.values())))
+    assert [name for name, _ in eq.rows] == [name for name, _ in alike.rows] == list(sanity.METHODS)
+    assert [len(one.columns) for one in (eq, alike)] == [5, 4]
+    assert all(None not in cells for one in (eq, alike) for _, cells in one.rows)
+    axes = plots.compose([eq], "title").axes[0]
+    first = eq.rows[0][1][0]
+    assert axes.texts[0].get_text() == f"{first.value:.2f} ± {(first.high - first.low) / 2:.2f}".replace(
+        "0.", "."
+    )
     assert {found.verdict for found in rows.values()} == {"measured"}
     assert all(found.clean.n == 3 for found in rows.values())
     for method in sanity.METHODS:

@@ -139,7 +139,37 @@ class Scatter:
         axes.text(0.02, 0.99, correlation_text(self.found), transform=axes.transAxes, va="top", fontsize=8)
 
 
-Panel = Bars | Lines | Scatter
+@dataclass(frozen=True)
+class Cells:
+    """A table of numbers in colour: as many lines or bars could not be told apart."""
+
+    title: str
+    label: str
+    limits: tuple[float, float]
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Estimate | None]]]  # name, and a number for each column
+
+    def draw(self, axes: Axes) -> None:
+        """Numbers with half of their 95 % interval, and a colour bar."""
+        shown = [[e.value if e is not None and _known(e) else math.nan for e in row] for _, row in self.rows]
+        image = axes.imshow(shown, cmap="viridis", vmin=self.limits[0], vmax=self.limits[1], aspect="auto")
+        middle = sum(self.limits) / 2
+        for i, (_, row) in enumerate(self.rows):
+            for j, e in enumerate(row):
+                if e is not None and _known(e):
+                    colour = "white" if e.value < middle else "black"
+                    text = f"{e.value:.2f} ± {(e.high - e.low) / 2:.2f}".replace("0.", ".")
+                    axes.text(j, i, text, ha="center", va="center", fontsize=6, color=colour)
+        axes.set_xticks(
+            range(len(self.columns)), [name.replace(" ", "\n") for name in self.columns], fontsize=7
+        )
+        axes.set_yticks(range(len(self.rows)), [name for name, _ in self.rows], fontsize=7)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.figure.colorbar(image, ax=axes, location="bottom", label=self.label, shrink=0.8, aspect=30)
+
+
+Panel = Bars | Lines | Scatter | Cells
 
 
 def correlation_text(found: Correlation) -> str:
@@ -200,7 +230,8 @@ def compose(panels: Sequence[Panel], title: str) -> Figure:
     columns = min(PANELS_PER_ROW, len(panels))
     rows = -(-len(panels) // columns)
     width = 7.6 if columns > 1 else 5.8
-    figure = Figure(figsize=(width, 3.1 * rows + 0.5), layout="constrained")
+    height = max(1.6 + 0.22 * len(panel.rows) if isinstance(panel, Cells) else 3.1 for panel in panels)
+    figure = Figure(figsize=(width, height * rows + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     handles: dict[str, Any] = {}
@@ -434,29 +465,28 @@ def _triage(rows: Sequence[Row]) -> list[Panel]:
 
 def _sanity(rows: Sequence[Row]) -> list[Panel]:
     """A line per method, from the weights as given to all of them random."""
-    ticks = [(float(i), name.replace(" ", "\n")) for i, name in enumerate(RANDOM_WEIGHTS)]
     kinds = (
-        ("Eq with random weights", EQ, ": Eq"),
-        ("maps against those of the trained weights", "Pearson r of the maps", ": Pearson with .+"),
+        ("Eq", "Eq (equivariance)", (0.0, 1.0), RANDOM_WEIGHTS, ": Eq"),
+        (
+            "maps next to the trained ones",
+            "Pearson r of the maps",
+            (-1.0, 1.0),
+            RANDOM_WEIGHTS[1:],
+            ": Pearson with .+",
+        ),
     )
     panels: list[Panel] = []
-    for title, ylabel, end in kinds:
-        found = [
-            (name, i, row)
-            for i, weights in enumerate(RANDOM_WEIGHTS)
-            for name, row in _pick(rows, rf"(.+), {weights}{end}")
-        ]
-        methods = list(dict.fromkeys(name for name, _, _ in found))
-        series = [
+    for title, label, limits, columns, end in kinds:
+        found = {weights: dict(_pick(rows, rf"(.+), {weights}{end}")) for weights in columns}
+        methods = dict.fromkeys(name for of in found.values() for name in of)
+        cells = [
             (
                 method,
-                f"C{colour}",
-                "-",
-                [(i + 0.04 * colour, row.clean) for name, i, row in found if name == method and row.clean],
+                [found[weights][method].clean if method in found[weights] else None for weights in columns],
             )
-            for colour, method in enumerate(methods)
+            for method in methods
         ]
-        panels.append(Lines(title, ylabel, "weights", series, ticks=ticks))
+        panels.append(Cells(title, label, limits, columns, cells))
     return panels
 
 
