@@ -1,8 +1,8 @@
 """An audit from files to rows next to `explain` on images that are on the device already.
 
     python benchmarks/audit.py [--images 32] [--views 6] [--rounds 3]
-    python benchmarks/audit.py --device cuda --fast --images 8192 --shard-size 64 --views 18 --workers 12
-    python benchmarks/audit.py --device cuda --fast --images 8192 --shard-size 64 --views 18 --workers 12 --slide
+    python benchmarks/audit.py --device cuda --fast --images 8192 --shard-size 64 --views 18 --workers 10
+    python benchmarks/audit.py --device cuda --fast --images 8192 --shard-size 64 --views 18 --workers 10 --slide
 
 ResNet-50, random weights, JPEG images of 640×480; with --slide, windows of a slide (a tiled pyramid in JPEG) with their context. `explain` gets batches of
 the shards' size. An audit is timed from its call to its return: listing, digests of weights and files, decoding, computing and storing,

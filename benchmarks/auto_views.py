@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--readings", type=Path, help="also keep what was measured of every image here (npz)")
     given = parser.parse_args()
     model = equicam.load(given.model, weights=given.weights, device=given.device)
-    if given.window:
+    if given.window is not None:
         model = replace(model, preprocess=standard_preprocessing(256, given.window, model.mean, model.std))
     found = measure(model, given.data, given.n, given.images, given.window)
     if given.readings:

@@ -64,6 +64,8 @@ OVER_SEEDS = {
 """Experiments that need all seeds of a section, and the kinds of fine-tunes that they need."""
 GROUPS = {"histology": "patient"}
 """Columns that say which images belong together."""
+LOADERS = 4
+"""Processes that load the images of a fine-tune."""
 SANITY_N = 100
 """Images for `sanity`, which evaluates seven networks: more would take as long as everything else."""
 COSTLY_SANITY_N, COSTLY_SANITY_PASSES = 12, 2048
@@ -112,7 +114,9 @@ def main() -> None:
         help="of a map by a costly method: Score-CAM has 2,048, RISE 8,000, augmented Score-CAM 12,288",
     )
     parser.add_argument("--again", action="store_true", help="also experiments whose rows are there")
-    parser.add_argument("--at-once", type=int, default=1, help="fine-tunes of a section side by side")
+    parser.add_argument(
+        "--at-once", type=int, default=1, choices=range(1, 17), help="fine-tunes of a section side by side"
+    )
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--device")
     given = parser.parse_args()
@@ -223,19 +227,16 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     )
     wanted = plan.only or DOMAIN_EXPERIMENTS
     kinds = {kind for name in wanted for kind in OVER_SEEDS.get(name, ())}
-    tune_all(
-        plan,
-        data,
-        model,
-        start,
-        {one: path for one, path in files.items() if one == ("plain", 0) or one[0] in kinds},
-    )
-    write_tunes(rows, files)
+    needed = {one: path for one, path in files.items() if one == ("plain", 0) or one[0] in kinds}
+    try:
+        failed = tune_all(plan, data, model, start, needed)
+    finally:
+        write_tunes(rows, files)
     context = open_context(
         str(plan.data / data), plan.out / name, model=model, weights=str(extra["plain"]), backbone=network, domain=domain,
         split="test", group_by=GROUPS.get(data), extra=extra, device=plan.device, options=_options(plan, quick=True),
     )  # fmt: skip
-    failed = run_experiments(context, plan, rows, tuple(one for one in wanted if one != "seeds"))
+    failed += run_experiments(context, plan, rows, tuple(one for one in wanted if one != "seeds"))
     for kind, keep_as in (("plain", "seeds"), ("rotated", "seeds-rotated")):
         if "seeds" in wanted and len(seeds) > 1:
             failed += run_seeds(
@@ -265,19 +266,28 @@ def of_training(kind: str, seed: int) -> str:
     return f" --seed {seed} --out {kind}{seed}" + (" --rotation-augment" if kind == "rotated" else "")
 
 
-def tune_all(plan: Plan, data: str, model: str, start: str, files: dict[tuple[str, int], Path]) -> None:
-    """Fine-tune every kind and seed, some of them side by side: each keeps a core busy, and a GPU not at all."""
-    if plan.at_once == 1:
-        for (kind, seed), weights in files.items():
-            tune(plan, data, model, start, weights, kind, seed)
-        return
-    with ProcessPoolExecutor(plan.at_once, multiprocessing.get_context("spawn")) as pool:
-        started = [
-            pool.submit(tune, plan, data, model, start, weights, kind, seed)
-            for (kind, seed), weights in files.items()
-        ]
-        for one in started:
-            one.result()
+def tune_all(plan: Plan, data: str, model: str, start: str, files: dict[tuple[str, int], Path]) -> int:
+    """Fine-tune every kind and seed, some of them side by side, because one does not fill a GPU; returns how many failed.
+
+    Experiments that do not need a failed one still run.
+    """
+    failed = 0
+    pool = (
+        ProcessPoolExecutor(plan.at_once, multiprocessing.get_context("spawn")) if plan.at_once > 1 else None
+    )
+    given = {one: (plan, data, model, start, weights, *one) for one, weights in files.items()}
+    started = {one: pool.submit(tune, *options) for one, options in given.items()} if pool else {}
+    try:
+        for one, options in given.items():
+            try:
+                started[one].result() if pool else tune(*options)
+            except Exception as error:  # noqa: BLE001 the others may well succeed
+                failed += 1
+                print(f"fine-tune {one[0]}{one[1]} failed: {error}", flush=True)
+    finally:
+        if pool:
+            pool.shutdown(cancel_futures=True)
+    return failed
 
 
 def tune(plan: Plan, data: str, model: str, start: str, weights: Path, kind: str, seed: int) -> None:
@@ -288,7 +298,7 @@ def tune(plan: Plan, data: str, model: str, start: str, weights: Path, kind: str
     with time_limit(plan.until):
         finetune(
             str(plan.data / data), model, weights.parent, weights=plan.weights / start, seed=seed, rotation_augment=kind == "rotated",
-            workers=max(2, 8 // plan.at_once), device=plan.device,
+            workers=LOADERS, device=plan.device,
         )  # fmt: skip
     print(f"fine-tune {kind}{seed}: {monotonic() - begin:.0f} s", flush=True)
 

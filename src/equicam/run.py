@@ -316,7 +316,7 @@ def audit(
     `compiled` compiles the network first; None does so on a GPU where there are enough images to repay it.
     `calibrate` images, chosen at random, also get their Eq measured, so that `triage` can say how good its queue is.
     `voi` is the window (centre, width) of DICOM images, instead of the one in each file.
-    `workers` processes decode images, one less than there are CPUs and at most 10 unless it is given.
+    `workers` processes decode images for each device; unless it is given, one less than there are CPUs, shared by the devices, and at most 10.
     `engine` computes on several devices or a Ray cluster instead of the model's own device. `progress` is called after
     every shard with (images done, all images, images done by this call), `notice` with a sentence on a shard that was
     damaged since and is computed again. Ctrl-C finishes the current shard; the same call resumes the run. `listed` are the

@@ -72,10 +72,13 @@ def seed_locally(seed: int, device: torch.device) -> Iterator[None]:
 
 
 class LabelledImages(Dataset[tuple[Tensor, int]]):
-    """Preprocessed images with the index of their class, decoded on access."""
+    """Preprocessed images with the index of their class, decoded on access.
 
-    def __init__(self, items: Sequence[Item], classes: Sequence[str], transform: Any) -> None:
-        self.items, self.transform = list(items), transform
+    Random transforms draw from a seed and the image's place, whichever process loads it.
+    """
+
+    def __init__(self, items: Sequence[Item], classes: Sequence[str], transform: Any, seed: int = 0) -> None:
+        self.items, self.transform, self.seed = list(items), transform, seed
         self.index = {name: i for i, name in enumerate(classes)}
 
     def __len__(self) -> int:
@@ -83,7 +86,8 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         item = self.items[i]
-        return self.transform(open_item(item)), self.index[str(item.label)]
+        with seed_locally(self.seed * len(self.items) + i, torch.device("cpu")):
+            return self.transform(open_item(item)), self.index[str(item.label)]
 
 
 class Training:
@@ -110,11 +114,11 @@ class Training:
                 "training", needs="images and a network", got=f"{len(learn)} images", fix="another split"
             )
         self._resume()
-        data = LabelledImages(learn, r.classes, training_transform(self.model, r.size))
         for epoch in range(len(self.history), r.epochs):
             if self._stale():
                 break
             seed = r.seed * 1000 + epoch
+            data = LabelledImages(learn, r.classes, training_transform(self.model, r.size), seed)
             with seed_locally(seed, self.device):
                 loss = self._epoch(self._loader(data, seed=seed, shuffle=True), epoch)
             found = self.measure(held_out)

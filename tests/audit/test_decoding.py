@@ -14,8 +14,9 @@ from PIL import Image
 
 import equicam
 from equicam.auditing.compute import preprocess_to_array
-from equicam.data.decoding import SHARDS_AHEAD, DecoderPool, SharedBuffer, decode_image
+from equicam.data.decoding import SHARDS_AHEAD, DecoderPool, SharedBuffer, decode_image, decoder_count
 from equicam.data.sources import find_items
+from equicam.errors import EquicamError
 from equicam.evaluation.loading import load_or_reason
 from equicam.models.images import VisibleBoxes, input_bytes
 from equicam.reasons import describe
@@ -154,3 +155,38 @@ def test_whatever_preprocessing_raises_is_the_reason_of_that_image_in_audit_and_
     assert found.sha256 is not None
     loaded = load_or_reason(fails, items[0])
     assert (loaded.x, loaded.reason) == (None, describe(found.reason))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "images", "devices", "expected"),
+    [(16, 1000, 1, 10), (8, 1000, 1, 7), (16, 3, 1, 3), (32, 1000, 4, 7), (2, 1000, 4, 1), (1, 1000, 1, 1), (8, 0, 1, 1)],
+)  # fmt: skip
+def test_cpus_images_and_devices_decide_how_many_decode(cpus, images, devices, expected, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(cpus)), raising=False)
+    assert decoder_count(None, images, devices) == expected
+    assert decoder_count(13, images, devices) == 13
+
+
+@pytest.mark.parametrize("workers", [0, -2])
+def test_a_number_of_workers_that_is_none_is_refused_before_anything_is_written(workers, tmp_path, items):
+    with pytest.raises(EquicamError, match="workers needs a number of processes"):
+        equicam.audit(items[0].path.parent, equicam.load("embedded"), tmp_path / "run", workers=workers)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_audit_starts_as_many_decoders_as_there_should_be(items, tmp_path, monkeypatch):
+    from equicam.auditing import audit as module
+
+    started, pool = [], module.DecoderPool
+
+    def counted(*given, workers, **options):
+        started.append(workers)
+        return pool(*given, workers=workers, **options)
+
+    monkeypatch.setattr(module, "DecoderPool", counted)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(4)), raising=False)
+    for i, workers in enumerate((None, 1)):
+        equicam.audit(
+            items[0].path.parent, equicam.load("embedded"), tmp_path / f"run{i}", views=2, workers=workers
+        )
+    assert started == [3, 1]

@@ -717,3 +717,21 @@ def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, 
     script.run_section("mobilenet_v2", plan)
     script.run_section("mobilenet_v2", replace(plan, again=True))
     assert left == [("triage",), ("triage", "main")]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_fine_tune_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys, at_once):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    sys.modules.pop("reproduce_all", None)
+    import reproduce_all as script
+
+    plan = script.Plan(tmp_path, tmp_path, tmp_path, tmp_path, None, 3, None, (), False, None, None, at_once)
+    there = tmp_path / "there.safetensors"
+    there.touch()
+    files = {
+        ("plain", 0): there,
+        ("rotated", 0): tmp_path / "missing" / "weights.safetensors",
+        ("plain", 1): there,
+    }
+    assert script.tune_all(plan, "no-such-data", "resnet18", "start.safetensors", files) == 1
+    assert "fine-tune rotated0 failed: " in capsys.readouterr().out

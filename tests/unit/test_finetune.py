@@ -113,9 +113,9 @@ def test_seeds_and_rotated_images_make_other_weights(domain):
     short = OPTIONS | {"epochs": 1}
     made = [
         load_file(finetune(domain / "data", arch, domain / f"o{i}", **short | more)[0])["7.weight"]
-        for i, more in enumerate(({}, {}, {"seed": 1}, {"rotation_augment": True}))
+        for i, more in enumerate(({}, {"workers": 2}, {"seed": 1}, {"rotation_augment": True}))
     ]
-    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[1])  # the number of workers decides nothing
     assert not torch.allclose(made[0], made[2])
     assert not torch.allclose(made[0], made[3])
 

@@ -1,7 +1,5 @@
 """Scores of masked images are computed once where they are remembered, and are never mistaken for others."""
 
-from contextlib import closing
-
 import pytest
 import torch
 
@@ -18,9 +16,9 @@ def passes(monkeypatch):
     """The number of images in every prediction of masked ones."""
     counts, predict = [], masking.predict
 
-    def counted(network, x):
+    def counted(network, x, **options):
         counts.append(len(x))
-        return predict(network, x)
+        return predict(network, x, **options)
 
     monkeypatch.setattr(masking, "predict", counted)
     return counts
@@ -74,24 +72,32 @@ def test_scores_in_files_outlive_the_process(tmp_path, passes):
     expected = equicam.explain(model, x, method="rise-400").map
     passes.clear()
     for _ in range(2):
-        with closing(ScoreFiles(tmp_path)) as files, remember_masked_scores(model.module, files):
+        with ScoreFiles(tmp_path) as files, remember_masked_scores(model.module, files):
             assert torch.equal(equicam.explain(model, x, method="rise-400").map, expected)
     assert sum(passes) == 800
     assert len(ScoreFiles(tmp_path)) == len(list(tmp_path.iterdir())) > 0
     other = equicam.wrap(seeded(Cnn, 1), layer="trunk")
     wanted = equicam.explain(other, x, method="rise-400").map
-    with closing(ScoreFiles(tmp_path)) as files, remember_masked_scores(model.module, files):
+    with ScoreFiles(tmp_path) as files, remember_masked_scores(model.module, files):
         assert torch.equal(equicam.explain(other, x, method="rise-400").map, wanted)
 
 
 def test_scores_that_cannot_be_written_end_the_evaluation(tmp_path):
+    """Unless something else ends it: that is not hidden."""
     (tmp_path / "taken").write_text("a file")
-    files = ScoreFiles(tmp_path / "taken")
-    files["one"] = torch.ones(3)
-    with pytest.raises(OSError, match="taken"):
-        files["another"] = torch.ones(3)
-    with pytest.raises(OSError, match="taken"):
-        files.close()
+
+    def keep(*names, then=None):
+        with ScoreFiles(tmp_path / "taken") as files:
+            for name in names:
+                files[name] = torch.ones(3)
+            if then is not None:
+                raise then
+
+    for names in (("one",), ("one", "another")):
+        with pytest.raises(OSError, match="taken"):
+            keep(*names)
+    with pytest.raises(KeyboardInterrupt):
+        keep("one", then=KeyboardInterrupt())
 
 
 def test_it_does_nothing_inside_itself(passes):
@@ -118,3 +124,19 @@ def test_compiled_batches_are_even_whatever_memory_is_free(fit, sizes, monkeypat
         min(256, fit),
         8000 % min(256, fit),
     }
+
+
+def test_only_rise_scores_with_rounded_biases(monkeypatch):
+    """Score-CAM as published compares a score with that of an exact pass."""
+    exact = {}
+
+    def spy(network, x, *, exact_biases=True):
+        exact.setdefault(method, set()).add(exact_biases)
+        return predict(network, x, exact_biases=exact_biases)
+
+    predict = masking.predict
+    monkeypatch.setattr(masking, "predict", spy)
+    model, x = equicam.wrap(seeded(Cnn), layer="trunk"), pictures(1)
+    for method in ("rise-400", "score-cam", "score-cam-80"):  # the spy reads it
+        equicam.explain(model, x, method=method)
+    assert exact == {"rise-400": {False}, "score-cam": {True}, "score-cam-80": {True}}

@@ -32,7 +32,7 @@ from equicam.auditing.store import RunStore
 from equicam.auditing.worker import AuditJob, versions
 from equicam.core.transforms import canvas_size
 from equicam.core.views import Views
-from equicam.data.decoding import DECODERS, DecoderPool
+from equicam.data.decoding import DecoderPool, decoder_count
 from equicam.data.dicom import check_window
 from equicam.data.digests import content_digest
 from equicam.data.item_table import Items
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 REPAYING_VIEWS = 300_000
-"""Views after which compiling is about repaid: on one H200 in bf16 after 200,000 on VGG-16, 500,000 on ResNet-50."""
+"""Views after which compiling is about repaid: on one H200 in bf16 after 260,000 on VGG-16, 480,000 on ResNet-50."""
 Progress = Callable[[int, int, int], None]
 """Called after every shard with (images done, all images, images done by this call)."""
 
@@ -95,11 +95,11 @@ def compute_run(
         )  # fmt: skip
     recipe, description = resolve_recipe(model, recipe)
     voi = None if voi is None else check_window(voi)
-    workers = DECODERS if workers is None else max(1, workers)
     with ThreadPoolExecutor(1) as other_thread:  # while images are listed
         weights = other_thread.submit(fingerprint, model.module)
         found, rasters = list_items(source, split, tiling, recipe.context, voi, listed=listed)
         items = found.sample(n)
+    workers = decoder_count(workers, len(items), len(engine.names) if isinstance(engine, Devices) else 1)
     device = engine.kind if engine else model.device.type
     if compile_if_repaid and is_repaid(device, len(items), len(Views(recipe.views))):
         recipe = replace(recipe, compiled=True)

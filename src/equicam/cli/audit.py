@@ -94,7 +94,7 @@ def audit(
         int | None,
         typer.Option(
             min=1,
-            help="Processes that decode images.",
+            help="Processes that decode images, for each device.",
             show_default="CPUs - 1, at most 10",
         ),
     ] = None,

@@ -47,9 +47,7 @@ InputBox = Callable[[tuple[int, int]], Box]
 SHARDS_AHEAD = 2
 """Shards decoded while one is computed."""
 MAX_DECODERS = 10
-"""Processes that decode, unless the caller wants more: they decode 2,000 images of 640 × 480 a second, and starting each takes time."""
-DECODERS = max(1, min(MAX_DECODERS, (os.cpu_count() or 2) - 1))
-"""As many as are started by default."""
+"""For one device, unless the caller wants more: they decode 2,000 images of 640 × 480 a second, and starting each takes time."""
 MAX_IMAGES_PER_MESSAGE = 8
 """Of those that a worker decodes in a row."""
 MAX_SECONDS = 120.0
@@ -256,6 +254,21 @@ class DecoderPool:
         self._pool = ProcessPoolExecutor(
             self._workers, context, _start_worker, (self._settings, self._buffer)
         )
+
+
+def decoder_count(wanted: int | None, images: int, devices: int = 1) -> int:
+    """Processes that decode for each device: as many as the caller wants; else one less than there are CPUs for all devices, at most ten, and no more than images."""
+    if wanted is not None:
+        if isinstance(wanted, int) and wanted >= 1:
+            return wanted
+        raise EquicamError(
+            "workers",
+            needs="a number of processes that decode images, at least 1",
+            got=repr(wanted),
+            fix="workers=2",
+        )
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+    return max(1, min(MAX_DECODERS, (cpus - 1) // devices, images))
 
 
 def limits_scale() -> float:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -260,7 +260,7 @@ class Context:
         of = (self.weights_digest, __version__, commit(), str(self.options))
         name = hashlib.sha256(repr(of).encode()).hexdigest()[:16]
         with (
-            closing(ScoreFiles(self.out / "scores" / name)) as files,
+            ScoreFiles(self.out / "scores" / name) as files,
             remember_masked_scores(self.model.module, files),
         ):
             yield

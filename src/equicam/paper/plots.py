@@ -141,7 +141,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Cells:
-    """A table of numbers in colour: as many lines or bars could not be told apart."""
+    """A table of numbers in colour: as many lines or bars could not be distinguished."""
 
     title: str
     label: str

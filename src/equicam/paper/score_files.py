@@ -12,17 +12,21 @@ from equicam.shards import write_atomic
 
 
 class ScoreFiles(MutableMapping[str, Tensor]):
-    """Tensors by name, each a file in a folder; known ones stay in memory. One is written while the next is computed."""
+    """Tensors by name, each a file in a folder; those read or written stay in memory. One is written while the next is computed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._known = folder, dict[str, Tensor]()
         self._writer, self._writing = ThreadPoolExecutor(1), Future[None]()
         self._writing.set_result(None)
 
-    def close(self) -> None:
-        """Wait until the last tensor is written."""
+    def __enter__(self) -> "ScoreFiles":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait until the last tensor is written; if it could not be, an error that is on its way goes first."""
         self._writer.shutdown()
-        self._writing.result()
+        if kind is None:
+            self._writing.result()
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._known:
@@ -34,8 +38,8 @@ class ScoreFiles(MutableMapping[str, Tensor]):
 
     def __setitem__(self, name: str, scores: Tensor) -> None:
         self._writing.result()
-        self._known[name] = scores
         self._writing = self._writer.submit(self._write, name, scores.cpu())
+        self._known[name] = scores
 
     def _write(self, name: str, scores: Tensor) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,9 @@ class Network:
     model: Model
     autocast: torch.dtype | None = None
     run: "Callable[[Network, Tensor], LayerRun] | None" = None  # with the layer's features; None: eagerly
-    predict: "Callable[[Network, Tensor], Logits] | None" = None  # without them; None: eagerly
+    predict: "Callable[[Network, Tensor, bool], Logits] | None" = (
+        None  # without them, exactly or not; None: eagerly
+    )
 
     def frozen(self) -> AbstractContextManager[None]:
         """The module in evaluation mode, put back afterwards."""
@@ -114,10 +116,10 @@ def read_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
     return Forward(found.captured, found.logits, found.probabilities, checks=found.checks)
 
 
-def predict(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
-    """Logits and probabilities of a batch, checked."""
+def predict(network: Network, x: Float[Tensor, "n c H W"], *, exact_biases: bool = True) -> Logits:
+    """Logits and probabilities of a batch, checked. Without exact biases, compiled code in half precision may round those of batch norms."""
     if network.predict is not None:
-        return network.predict(network, x)
+        return network.predict(network, x, exact_biases)
     with frozen(network.model.module), torch.no_grad():
         found = read_output(network.model, run_module(network, x), count=len(x))
     raise_failed(found.checks)

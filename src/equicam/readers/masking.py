@@ -83,9 +83,15 @@ def _masks(planes: Float[Tensor, "k h w"], x: Tensor) -> Float[Tensor, "k 1 H W"
 
 
 def _class_score(
-    network: Network, masked: Float[Tensor, "m c H W"], target: int, method: str, *, by_logits: bool = False
+    network: Network,
+    masked: Float[Tensor, "m c H W"],
+    target: int,
+    method: str,
+    *,
+    by_logits: bool = False,
+    exact_biases: bool = True,
 ) -> Float[Tensor, " m"]:
-    found = predict(network, masked)
+    found = predict(network, masked, exact_biases=exact_biases)
     if by_logits:
         return found.logits[:, target]
     return require_probabilities(found.probabilities, method)[:, target]
@@ -121,7 +127,9 @@ def rise(
         for i in range(len(x)):
 
             def score(i: int = i, shown: Tensor = shown) -> Tensor:
-                return _class_score(network, x[i] * shown[:, None].to(x.dtype), classes[i], "rise")
+                # what rounded biases move all scores by moves the whole map
+                masked = x[i] * shown[:, None].to(x.dtype)
+                return _class_score(network, masked, classes[i], "rise", exact_biases=False)
 
             scores = memories[i](("rise", masks, seed, int(some[0]), len(some)), score)
             total[i] += torch.einsum("m,mhw->hw", scores, shown)

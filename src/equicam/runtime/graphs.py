@@ -91,7 +91,7 @@ class CompiledCall:
     """Work on tensors of fixed shapes, compiled whole where that is possible and captured as a CUDA graph.
 
     Compiled work that is `long` is not captured: the device is busy while its kernels are launched, and a graph would hold
-    memory of its own. Every call copies its inputs in; a captured one also copies its outputs out. `exact_biases`: `fuse_convolutions`.
+    memory of its own. Every call copies its inputs in; a captured one also copies its outputs out. `exact_biases` is that of `fuse_convolutions`.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from equicam.runtime.deferred import DeferredChecks
 from equicam.runtime.graphs import CompiledCall, Tensors, graphs_of, shape_key
 
 
-def predict_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
+def predict_compiled(network: Network, x: Float[Tensor, "n c H W"], exact_biases: bool) -> Logits:
     """Logits and probabilities by a compiled call, one for each batch size; eagerly where memory does not suffice."""
     model, eager = network.model, replace(network, predict=None)
 
@@ -26,10 +26,11 @@ def predict_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
     def capture() -> CompiledCall:
         with eager.frozen():
             tensors = (*model.module.parameters(), *model.module.buffers())
-            # thousands of scores weigh masks: what a rounded bias moves all of them by changes no map
-            return CompiledCall(work, work, (x, None), tensors, long=is_long(x, len(x)), exact_biases=False)
+            return CompiledCall(
+                work, work, (x, None), tensors, long=is_long(x, len(x)), exact_biases=exact_biases
+            )
 
-    key = ("predict", model.task, model.classes, model.value, network.autocast, shape_key((x,)))
+    key = ("predict", exact_biases, model.task, model.classes, model.value, network.autocast, shape_key((x,)))
     with torch.no_grad():
         replayed = graphs_of(model.module).attempt(
             key, capture, (x, None), fits=lambda: fits_memory(x, len(x))
