@@ -50,10 +50,10 @@ def measure(model: equicam.Model, data: str, n: int | None, images: int, window:
     """By method and image: Eq [angle, views of the presented map, views of the rotated one]; [presentation, views] for the rest."""
     executor = Executor(model, Recipe(METHODS[0]))
     items = sample_by_class(find_items(data), n)
+    context = "none" if window is None else "auto"
     found: dict[str, dict[str, list[np.ndarray]]] = {m: defaultdict(list) for m in METHODS}
     with executor.context(model.device):
         for start in range(0, len(items), images):
-            context = "none" if window is None else "auto"
             some = [
                 preprocess_pixels(model, open_item(item), context) for item in items[start : start + images]
             ]

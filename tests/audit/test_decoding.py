@@ -168,7 +168,7 @@ def test_cpus_images_and_devices_decide_how_many_decode(cpus, images, devices, e
 
 
 @pytest.mark.parametrize("workers", [0, -2])
-def test_a_number_of_workers_that_is_none_is_refused_before_anything_is_written(workers, tmp_path, items):
+def test_workers_below_one_are_refused_before_anything_is_written(workers, tmp_path, items):
     with pytest.raises(EquicamError, match="workers needs a number of processes"):
         equicam.audit(items[0].path.parent, equicam.load("embedded"), tmp_path / "run", workers=workers)
     assert not (tmp_path / "run").exists()

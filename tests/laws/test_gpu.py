@@ -8,6 +8,7 @@ import torch
 import torchvision
 
 import equicam
+from equicam.recipe import Recipe
 from equicam.runtime import call_size, graphs, traced
 from equicam.runtime.executor import Executor
 from equicam.runtime.transfers import to_device
@@ -222,6 +223,9 @@ def test_shards_that_a_gpu_gets_ahead_are_those_that_it_gets_one_by_one_and_thos
     x = pictures(37)
     asked = {"methods": ["grad-cam", "equigrad-cam"], "scores": ["eq", "insertion", "stability"], "views": 4}
     model = equicam.wrap(seeded(Cnn).cuda(), layer="trunk")
+    assert (
+        Executor(model, Recipe(compiled=compiled)).ahead == compiled
+    )  # eager calls wait for the device anyway
     ahead = equicam.evaluate(model, x, compiled=compiled, **asked).to_pylist()
     here = equicam.evaluate(equicam.wrap(seeded(Cnn), layer="trunk"), x, **asked).to_pylist()
     monkeypatch.setattr(Executor, "ahead", 0)

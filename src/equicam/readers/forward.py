@@ -38,9 +38,8 @@ class Network:
     model: Model
     autocast: torch.dtype | None = None
     run: "Callable[[Network, Tensor], LayerRun] | None" = None  # with the layer's features; None: eagerly
-    predict: "Callable[[Network, Tensor, bool], Logits] | None" = (
-        None  # without them, exactly or not; None: eagerly
-    )
+    # without them; the last argument is `exact_biases` of `predict`; None: eagerly
+    predict: "Callable[[Network, Tensor, bool], Logits] | None" = None
 
     def frozen(self) -> AbstractContextManager[None]:
         """The module in evaluation mode, put back afterwards."""
