@@ -1,4 +1,4 @@
-"""The training loop of `finetune`: seeded epochs, a checkpoint after each, and the best weights at the end."""
+"""The training loop of `finetune`: seeded epochs, checkpoints between them, and the best weights at the end."""
 
 import io
 import json
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ from equicam.models.heads import head_name
 from equicam.models.images import preprocess_image, training_transform
 from equicam.readers.model import Model
 from equicam.shards import differences, plain, write_atomic
+
+CHECKPOINT_SECONDS = 60.0
+"""Between two checkpoints at least: four times the size of the weights, they would take longer than a short epoch."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ class Training:
         self.optimiser = torch.optim.AdamW(self.module.parameters(), lr=recipe.rate, weight_decay=0.01)
         self.history: list[dict[str, float]] = []
         self.best: dict[str, Tensor] = {}
+        self.saved = monotonic()
 
     def train(self, learn: Sequence[Item], held_out: Sequence[Item]) -> Iterator[str]:
         """Train until the held-out images improve no more; yields one line per epoch."""
@@ -127,7 +132,8 @@ class Training:
             )
             if found.balanced >= max(h["balanced"] for h in self.history):
                 self.best = {k: v.detach().cpu().clone() for k, v in self.module.state_dict().items()}
-            self._save()
+            if monotonic() - self.saved >= CHECKPOINT_SECONDS:
+                self._save()
             yield f"epoch {epoch + 1} of {r.epochs}: loss {loss:.3f}, held-out balanced accuracy {found.balanced:.3f}"
         self.module.load_state_dict(self.best)
 
@@ -193,6 +199,7 @@ class Training:
         data = io.BytesIO()
         torch.save(state, data)
         write_atomic(self.checkpoint, data.getvalue())
+        self.saved = monotonic()
 
     def _resume(self) -> None:
         if not self.checkpoint.is_file():

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import equicam
+from equicam import training
 from equicam.cli.app import app
 from equicam.core.views import rotate, rotate_each
 from equicam.errors import EquicamError
@@ -86,7 +87,8 @@ def test_it_learns_and_its_weights_load_with_the_class_names(domain):
 
 
 @pytest.mark.parametrize("rotated", [False, True])
-def test_interrupted_it_resumes_to_the_same_weights(domain, rotated):
+def test_interrupted_it_resumes_to_the_same_weights(domain, rotated, monkeypatch):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     arch = f"{domain / 'nets.py'}:tiny"
     options = OPTIONS | {"rotation_augment": rotated}
     whole, _ = finetune(domain / "data", arch, domain / "whole", **options)
@@ -106,6 +108,27 @@ def test_interrupted_it_resumes_to_the_same_weights(domain, rotated):
     a, b = load_file(whole), load_file(cut)
     assert a.keys() == b.keys()
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_checkpoints_are_a_minute_apart(domain, monkeypatch):
+    """Epochs of 25 s: the third ends 75 s after the beginning, the sixth 75 s after the checkpoint of the third."""
+    now = [0.0]
+    monkeypatch.setattr(training, "monotonic", lambda: now[0])
+    saved = []
+    save = training.Training._save
+    monkeypatch.setattr(
+        training.Training, "_save", lambda self: (saved.append(len(self.history)), save(self))
+    )
+    plain_epoch = training.Training._epoch
+
+    def epoch(self, *given):
+        now[0] += 25
+        return plain_epoch(self, *given)
+
+    monkeypatch.setattr(training.Training, "_epoch", epoch)
+    options = OPTIONS | {"epochs": 7, "patience": 7}
+    finetune(domain / "data", f"{domain / 'nets.py'}:tiny", domain / "out", **options)
+    assert saved == [3, 6]
 
 
 def test_seeds_and_rotated_images_make_other_weights(domain):
