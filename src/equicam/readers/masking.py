@@ -129,7 +129,7 @@ def rise(
             def score(i: int = i, shown: Tensor = shown) -> Tensor:
                 # what rounded biases move all scores by moves the whole map
                 masked = x[i] * shown[:, None].to(x.dtype)
-                return _class_score(network, masked, classes[i], "rise", exact_biases=False)
+                return _class_score(network, masked, classes[i], "rise")
 
             scores = memories[i](("rise", masks, seed, int(some[0]), len(some)), score)
             total[i] += torch.einsum("m,mhw->hw", scores, shown)
