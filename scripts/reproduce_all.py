@@ -273,7 +273,9 @@ def tune_all(plan: Plan, data: str, model: str, start: str, files: dict[tuple[st
     """
     failed = 0
     pool = (
-        ProcessPoolExecutor(plan.at_once, multiprocessing.get_context("spawn")) if plan.at_once > 1 else None
+        ProcessPoolExecutor(plan.at_once, multiprocessing.get_context("spawn"), _loaders_as_usual)
+        if plan.at_once > 1
+        else None
     )
     given = {one: (plan, data, model, start, weights, *one) for one, weights in files.items()}
     started = {one: pool.submit(tune, *options) for one, options in given.items()} if pool else {}
@@ -288,6 +290,11 @@ def tune_all(plan: Plan, data: str, model: str, start: str, files: dict[tuple[st
         if pool:
             pool.shutdown(cancel_futures=True)
     return failed
+
+
+def _loaders_as_usual() -> None:
+    """A spawned process would spawn its loaders too, and each would import everything, every epoch."""
+    multiprocessing.set_start_method(None, force=True)
 
 
 def tune(plan: Plan, data: str, model: str, start: str, weights: Path, kind: str, seed: int) -> None:

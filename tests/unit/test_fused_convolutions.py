@@ -36,13 +36,13 @@ def conv_and_norm():
     return conv.requires_grad_(False), norm
 
 
-def trace(net, x, dtype=None, memory_format=torch.channels_last, **options):
+def trace(net, x, dtype=None, memory_format=torch.channels_last):
     def call(x):
         x = x.contiguous(memory_format=memory_format)
         with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None, cache_enabled=False):
             return {"y": net(x)}
 
-    return TracedCall(call, [x], **options), call
+    return TracedCall(call, [x]), call
 
 
 def nodes(traced, target):
@@ -295,16 +295,15 @@ def test_in_half_precision_no_bias_of_a_norm_is_rounded_with_a_residual():
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_in_half_precision_residuals_are_added_where_biases_may_be_rounded():
+def test_in_half_precision_a_residual_network_is_no_further_off():
     torch.manual_seed(0)
     net, x = with_random_norms(torchvision.models.resnet18()), torch.rand(4, 3, 64, 64)
     exact = net(x)
     assert exact.std() > 0.01
-    for exact_biases, fused in ((True, 9), (False, 17)):
-        traced, call = trace(net, x, torch.bfloat16, exact_biases=exact_biases)
-        assert len(nodes(traced, torch.ops.equicam.convolution_relu.default)) == fused
-        apart = [(found["y"].float() - exact).norm() for found in (traced(x), call(x))]
-        assert apart[0] <= 1.2 * apart[1]  # no further off than the network in half precision
+    traced, call = trace(net, x, torch.bfloat16)
+    assert len(nodes(traced, torch.ops.equicam.convolution_relu.default)) == 9  # the others add a residual
+    apart = [(found["y"].float() - exact).norm() for found in (traced(x), call(x))]
+    assert apart[0] <= 1.2 * apart[1]
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -124,19 +124,3 @@ def test_compiled_batches_are_even_whatever_memory_is_free(fit, sizes, monkeypat
         min(256, fit),
         8000 % min(256, fit),
     }
-
-
-def test_only_rise_scores_with_rounded_biases(monkeypatch):
-    """Score-CAM as published compares a score with that of an exact pass."""
-    exact = {}
-
-    def spy(network, x, *, exact_biases=True):
-        exact.setdefault(method, set()).add(exact_biases)
-        return predict(network, x, exact_biases=exact_biases)
-
-    predict = masking.predict
-    monkeypatch.setattr(masking, "predict", spy)
-    model, x = equicam.wrap(seeded(Cnn), layer="trunk"), pictures(1)
-    for method in ("rise-400", "score-cam", "score-cam-80"):  # the spy reads it
-        equicam.explain(model, x, method=method)
-    assert exact == {"rise-400": {False}, "score-cam": {True}, "score-cam-80": {True}}

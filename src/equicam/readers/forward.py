@@ -38,8 +38,7 @@ class Network:
     model: Model
     autocast: torch.dtype | None = None
     run: "Callable[[Network, Tensor], LayerRun] | None" = None  # with the layer's features; None: eagerly
-    # without them; the last argument is `exact_biases` of `predict`; None: eagerly
-    predict: "Callable[[Network, Tensor, bool], Logits] | None" = None
+    predict: "Callable[[Network, Tensor], Logits] | None" = None  # without them; None: eagerly
 
     def frozen(self) -> AbstractContextManager[None]:
         """The module in evaluation mode, put back afterwards."""
@@ -115,10 +114,10 @@ def read_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
     return Forward(found.captured, found.logits, found.probabilities, checks=found.checks)
 
 
-def predict(network: Network, x: Float[Tensor, "n c H W"], *, exact_biases: bool = True) -> Logits:
-    """Logits and probabilities of a batch, checked. Without exact biases, compiled code in half precision may round those of batch norms."""
+def predict(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
+    """Logits and probabilities of a batch, checked."""
     if network.predict is not None:
-        return network.predict(network, x, exact_biases)
+        return network.predict(network, x)
     with frozen(network.model.module), torch.no_grad():
         found = read_output(network.model, run_module(network, x), count=len(x))
     raise_failed(found.checks)

@@ -89,9 +89,8 @@ def _class_score(
     method: str,
     *,
     by_logits: bool = False,
-    exact_biases: bool = True,
 ) -> Float[Tensor, " m"]:
-    found = predict(network, masked, exact_biases=exact_biases)
+    found = predict(network, masked)
     if by_logits:
         return found.logits[:, target]
     return require_probabilities(found.probabilities, method)[:, target]
@@ -127,7 +126,6 @@ def rise(
         for i in range(len(x)):
 
             def score(i: int = i, shown: Tensor = shown) -> Tensor:
-                # what rounded biases move all scores by moves the whole map
                 masked = x[i] * shown[:, None].to(x.dtype)
                 return _class_score(network, masked, classes[i], "rise")
 

@@ -72,12 +72,12 @@ class Fusable:
         return (*addition, *self.convolution.nodes, *shortcut)
 
 
-def fuse_convolutions(graph: fx.GraphModule, *, exact_biases: bool = True) -> list[tuple[Weight, Tensor]]:
+def fuse_convolutions(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
     """Replace convolutions that end in a ReLU; return the functions of the weights that it reads, and their values.
 
     A batch norm computes in full precision. In half precision the bias it is folded into would be off in the same direction in
-    every pixel and view, which no average removes: with `exact_biases` what rounding takes from it is added too, and then no residual can be. A bias of the
-    convolution's own is rounded in the network too.
+    every pixel and view, which no average removes: what rounding takes from it is added too, and then no residual can be. A bias
+    of the convolution's own is rounded in the network too.
     """
     derived: list[tuple[Weight, Tensor]] = []
 
@@ -92,7 +92,7 @@ def fuse_convolutions(graph: fx.GraphModule, *, exact_biases: bool = True) -> li
 
     with torch.no_grad():
         for relu in [node for node in graph.graph.nodes if node.target in RELUS]:
-            found = _match(graph, relu, exact_biases)
+            found = _match(graph, relu)
             if found is None:
                 continue
             convolution, dtype = found.convolution, relu.meta["val"].dtype
@@ -120,13 +120,13 @@ def fuse_convolutions(graph: fx.GraphModule, *, exact_biases: bool = True) -> li
     return derived
 
 
-def _match(graph: fx.GraphModule, relu: Node, exact_biases: bool) -> Fusable | None:
+def _match(graph: fx.GraphModule, relu: Node) -> Fusable | None:
     """What a ReLU rectifies, if one kernel computes it."""
     before, result = relu.args[0], relu.meta.get("val")
     # a `view` further on may need the result channels-last, or must not find it so
     if result is None or not result.is_contiguous(memory_format=LAST) or len(before.users) > 1:
         return None
-    if (alone := _find_convolution(graph, before, exact_biases)) is not None:
+    if (alone := _find_convolution(graph, before)) is not None:
         added: Added = "channel" if alone.needs_exact_bias else "nothing"
         return Fusable(alone) if _has_kernel_for(alone, added) else None
     if before.target not in ADDITIONS or before.kwargs:
@@ -137,11 +137,11 @@ def _match(graph: fx.GraphModule, relu: Node, exact_biases: bool) -> Fusable | N
     for own, residual in sides:
         if not isinstance(own, fx.Node) or not isinstance(residual, fx.Node) or own is residual:
             continue
-        convolution = _find_convolution(graph, own, exact_biases) if len(own.users) == 1 else None
+        convolution = _find_convolution(graph, own) if len(own.users) == 1 else None
         # the kernel adds one thing: the residual, or what a rounded bias lacks
         if convolution is None or convolution.needs_exact_bias or not _alike(own, residual):
             continue
-        shortcut = _find_convolution(graph, residual, exact_biases) if len(residual.users) == 1 else None
+        shortcut = _find_convolution(graph, residual) if len(residual.users) == 1 else None
         if shortcut is not None and shortcut.needs_exact_bias:
             shortcut = None
         found = Fusable(convolution, residual, shortcut, before)
@@ -155,7 +155,7 @@ def _match(graph: fx.GraphModule, relu: Node, exact_biases: bool) -> Fusable | N
     return None
 
 
-def _find_convolution(graph: fx.GraphModule, node: Node, exact_biases: bool) -> Convolution | None:
+def _find_convolution(graph: fx.GraphModule, node: Node) -> Convolution | None:
     """The convolution that a node is the result of, with constant weights and one reader of every step."""
     nodes, norm = [node], None
     if node.target is getitem and node.args[1] == 0 and node.args[0].target in NORMS:
@@ -190,7 +190,7 @@ def _find_convolution(graph: fx.GraphModule, node: Node, exact_biases: bool) -> 
         weight=lambda: weight() * scale()[:, None, None, None],
         bias=lambda: beta() + (bias() - mean()) * scale(),
         settings=(stride, padding, dilation),
-        needs_exact_bias=exact_biases and norm is not None and node.meta["val"].dtype.itemsize == 2,
+        needs_exact_bias=norm is not None and node.meta["val"].dtype.itemsize == 2,
     )
 
 

@@ -91,7 +91,7 @@ class CompiledCall:
     """Work on tensors of fixed shapes, compiled whole where that is possible and captured as a CUDA graph.
 
     Compiled work that is `long` is not captured: the device is busy while its kernels are launched, and a graph would hold
-    memory of its own. Every call copies its inputs in; a captured one also copies its outputs out. `exact_biases` is that of `fuse_convolutions`.
+    memory of its own. Every call copies its inputs in; a captured one also copies its outputs out.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class CompiledCall:
         network_tensors: Iterable[Tensor] = (),
         *,
         long: bool = False,
-        exact_biases: bool = True,
     ) -> None:
         self.inputs = tuple(None if t is None else t.clone() for t in inputs)
         self.device = inputs[0].device
@@ -112,9 +111,7 @@ class CompiledCall:
         self.traced: TracedCall | None = None
         with keep_constants(also_in=self.alive), torch.cuda.device(self.device):
             try:
-                traced = TracedCall(
-                    lambda *given: self._results(traceable, *given), self._given(), exact_biases=exact_biases
-                )
+                traced = TracedCall(lambda *given: self._results(traceable, *given), self._given())
                 traced.compile(self._given())
                 traced(*self._given())  # what the compiler makes of a rare operation may fail when it runs
                 self.traced = traced

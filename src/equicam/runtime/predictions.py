@@ -13,7 +13,7 @@ from equicam.runtime.deferred import DeferredChecks
 from equicam.runtime.graphs import CompiledCall, Tensors, graphs_of, shape_key
 
 
-def predict_compiled(network: Network, x: Float[Tensor, "n c H W"], exact_biases: bool) -> Logits:
+def predict_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
     """Logits and probabilities by a compiled call, one for each batch size; eagerly where memory does not suffice."""
     model, eager = network.model, replace(network, predict=None)
 
@@ -26,11 +26,9 @@ def predict_compiled(network: Network, x: Float[Tensor, "n c H W"], exact_biases
     def capture() -> CompiledCall:
         with eager.frozen():
             tensors = (*model.module.parameters(), *model.module.buffers())
-            return CompiledCall(
-                work, work, (x, None), tensors, long=is_long(x, len(x)), exact_biases=exact_biases
-            )
+            return CompiledCall(work, work, (x, None), tensors, long=is_long(x, len(x)))
 
-    key = ("predict", exact_biases, model.task, model.classes, model.value, network.autocast, shape_key((x,)))
+    key = ("predict", model.task, model.classes, model.value, network.autocast, shape_key((x,)))
     with torch.no_grad():
         replayed = graphs_of(model.module).attempt(
             key, capture, (x, None), fits=lambda: fits_memory(x, len(x))

@@ -28,9 +28,7 @@ CHANNEL_MULTIPLE = 8
 class TracedCall:
     """A function of tensors as a graph for the shapes of its first inputs; `compile` makes it fast."""
 
-    def __init__(
-        self, function: Callable[..., Tensors], inputs: Sequence[Tensor], *, exact_biases: bool = True
-    ) -> None:
+    def __init__(self, function: Callable[..., Tensors], inputs: Sequence[Tensor]) -> None:
         """The function must return new tensors, and runs twice on these inputs."""
         from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -38,7 +36,7 @@ class TracedCall:
             function(*inputs)  # constants are made now, so that the graph reads them instead of making them
             graph = make_fx(function, decomposition_table=REPLACEMENTS, tracing_mode="real")(*inputs)
         graph.graph.eliminate_dead_code()
-        self.derived = [*fuse_convolutions(graph, exact_biases=exact_biases), *_take_out_casts(graph)]
+        self.derived = [*fuse_convolutions(graph), *_take_out_casts(graph)]
         # detached: what `net.half()` puts into a parameter is not for code compiled for another type
         self.weights = [tensor.detach() for tensor in _take_out_constants(graph)]
         graph.recompile()
