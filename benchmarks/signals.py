@@ -1,15 +1,15 @@
 """Which signal finds which maps: every signal of a queue, by network, for three questions, from audits of real images.
 
     python benchmarks/signals.py 'ResNet-50, ImageNet=nets.py:original,resnet50.safetensors,imagenet-val' \
-        'ViT-S/14, aerial=nets.py:vit_small,plain0/weights.safetensors,aerial,test' --device cuda --figures signals.json
+        'ViT-S/14, histology=nets.py:vit_small,plain0/weights.safetensors,histology,test,patient' --device cuda --figures signals.json
 
 An audit of every image, with Eq measured at the seven angles on all of them, gives the rows that `equicam triage` ranks
 by. Of every signal: does it find maps that are unstable (Grad-CAM's Eq at seven angles, and at those five of them that
 neither 18 nor 6 views have: stability and disagreement are correlations of aligned maps, as Eq is), maps of EquiGrad-CAM whose
 maximum lies outside every box of the object, and wrong predictions? Flat maps, which stand first in a queue whatever the
-signal, are counted and left out. Intervals are 95 %, bootstrapped by image.
+signal, are counted and left out. Intervals are 95 %, bootstrapped by image, or by patient where the images have patients.
 
-Networks that are in the file of figures already are not measured again; `--page docs/reproduce.md` writes the section.
+Networks that are in the file of figures already are not measured again; `--page docs/measurements.md` writes the section.
 """
 
 import argparse
@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 import equicam
 from equicam.auditing.signals import COLUMNS, FLAT, flagged, ranking_scores
+from equicam.data.sources import find_items
 from equicam.evaluation import statistics
 from equicam.evaluation.selection import pick
 from equicam.evaluation.statistics import Floats
@@ -64,17 +66,17 @@ BEGIN, END = "<!-- benchmarks/signals.py writes from here -->", "<!-- to here --
 def measure(spec: str, views: tuple[int, ...], device: str, n: int | None) -> dict[str, Any]:
     """The figures of one network."""
     architecture, weights, data, *rest = spec.split(",")
-    split = rest[0] if rest else None
+    split, group_by = (*rest, None, None)[:2]
     model = equicam.load(architecture, weights=weights or None, device=device)
-    truth = equicam.evaluate(
-        model, data, split=split, n=n, methods=["equigrad-cam"], scores=["pointing"], angles=[90]
-    )
-    other = equicam.evaluate(model, data, split=split, n=n, methods=["grad-cam"], angles=OFF_GRID)
+    of = {"split": split, "n": n}
+    truth = equicam.evaluate(model, data, methods=["equigrad-cam"], scores=["pointing"], angles=[90], **of)
+    other = equicam.evaluate(model, data, methods=["grad-cam"], angles=OFF_GRID, **of)
+    groups = {i.id: i.group for i in find_items(data, split=split, group_by=group_by)} if group_by else None
     found: dict[str, Any] = {"views": {}}
     for count in views:
         with tempfile.TemporaryDirectory() as folder:
             every = 1 << 20  # calibrate every image
-            run = equicam.audit(data, model, folder, views=count, split=split, n=n, calibrate=every)
+            run = equicam.audit(data, model, folder, views=count, calibrate=every, **of)
             items = run.items.sort_by("id")
             if items["status"].to_pylist() != ["ok"] * items.num_rows:
                 raise SystemExit(f"{spec}: images that cannot be read or explained")
@@ -82,17 +84,20 @@ def measure(spec: str, views: tuple[int, ...], device: str, n: int | None) -> di
             found |= {"images": items.num_rows, "mean_eq": float(np.mean(items["eq"].to_numpy()))}
             items = items.filter(pa.array(~flat))
             more = {"flat": int(flat.sum()), "stored": _stored(run, items)}
-            found["views"][str(count)] = _figures(items, truth, other) | more
+            found["views"][str(count)] = _figures(items, truth, other, groups) | more
     return found
 
 
-def _figures(items: pa.Table, truth: pa.Table, other: pa.Table) -> dict[str, Any]:
+def _figures(
+    items: pa.Table, truth: pa.Table, other: pa.Table, groups: dict[str, str | None] | None
+) -> dict[str, Any]:
     ids = np.array(items["id"].to_pylist(), dtype=object)
     eq = items["eq"].to_numpy()
     drift, unstable = 1 - eq, (eq < 0.5).astype(np.float64)
     outside = 1 - pick(truth, "pointing", "equigrad-cam", "boxes").by_id(ids)
     drift_off_grid = 1 - pick(other, "eq", "grad-cam", "disc").by_id(ids)
     wrong = pick(truth, "misclassified").by_id(ids)
+    group = None if groups is None else np.array([groups[i] for i in ids], dtype=object)
     signals = {name: ranking_scores(items, name) for name in COLUMNS}
     signals["confidence"] = 1 - items["confidence"].to_numpy().astype(np.float64)
     found: dict[str, Any] = {"unstable": float(unstable.mean()), "signals": {}}
@@ -101,29 +106,32 @@ def _figures(items: pa.Table, truth: pa.Table, other: pa.Table) -> dict[str, Any
         known = np.isfinite(values)
         first = np.where(known, values, 2 * np.abs(values[known]).max() + 1)  # undefined stands first
         found["signals"][name] = {
-            "r": _r(np.where(known, values, np.nan), drift),
-            "off_grid": _r(np.where(known, values, np.nan), drift_off_grid),
-            "found": _share_found(statistics.capture(first, drift), len(drift)),
-            "unstable": _auroc(first, unstable),
-            "outside": _auroc(first, outside),
-            "wrong": _auroc(first, wrong),
+            "r": _r(np.where(known, values, np.nan), drift, group),
+            "off_grid": _r(np.where(known, values, np.nan), drift_off_grid, group),
+            "found": _share_found(first, drift, group),
+            "unstable": _auroc(first, unstable, group),
+            "outside": _auroc(first, outside, group),
+            "wrong": _auroc(first, wrong, group),
         }
     return found
 
 
-def _r(signal: Floats, drift: Floats) -> dict[str, float]:
-    r = statistics.pearson(signal, drift)
+def _r(signal: Floats, drift: Floats, group: NDArray[np.object_] | None) -> dict[str, float]:
+    r = statistics.pearson(signal, drift, group=group)
     return {"value": r.r, "low": r.low, "high": r.high}
 
 
-def _share_found(share: float, n: int) -> dict[str, Any]:
-    """With Wilson's interval, because a bootstrap of no finds is [0, 0]; ties give fractions, which are rounded."""
+def _share_found(signal: Floats, drift: Floats, group: NDArray[np.object_] | None) -> dict[str, Any]:
+    """By image with Wilson's interval, because a bootstrap of no finds is [0, 0]; ties give fractions, which are rounded."""
+    if group is not None:
+        return asdict(statistics.bootstrap(statistics.capture, signal, drift, group=group))
+    share, n = statistics.capture(signal, drift), len(drift)
     worst = max(1, round(0.1 * n))
     return asdict(statistics.proportion(round(worst * share), worst)) | {"n": n}
 
 
-def _auroc(signal: Floats, positive: Floats) -> dict[str, Any]:
-    return asdict(statistics.bootstrap(statistics.auroc, signal, positive))
+def _auroc(signal: Floats, positive: Floats, group: NDArray[np.object_] | None) -> dict[str, Any]:
+    return asdict(statistics.bootstrap(statistics.auroc, signal, positive, group=group))
 
 
 def _stored(run: Any, items: pa.Table) -> dict[str, float]:
@@ -246,7 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("networks", nargs="*", help="NAME=MODEL,WEIGHTS,DATA[,SPLIT]")
+    parser.add_argument("networks", nargs="*", help="NAME=MODEL,WEIGHTS,DATA[,SPLIT[,COLUMN OF GROUPS]]")
     parser.add_argument("--views", type=int, nargs="+", default=[18, 6])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--n", type=int, help="a class-spread sample of the images")

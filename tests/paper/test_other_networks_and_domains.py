@@ -306,10 +306,12 @@ def test_sanity(tiles, out, build, few_methods):
     """Without the head, Eigen-CAM is what it was and Grad-CAM is not; without any weight, neither is."""
     context = Context(build(), tiles, out, n=3)
     rows = {found.label: found for found in load_experiment("sanity").run(context)}
-    eq, alike = plots.panels_of(KeptRows("sanity", context.backbone, "", {}, tuple(rows.values())))
-    assert [name for name, _ in eq.rows] == [name for name, _ in alike.rows] == list(sanity.METHODS)
-    assert [len(one.columns) for one in (eq, alike)] == [5, 4]
-    assert all(None not in cells for one in (eq, alike) for _, cells in one.rows)
+    eq, *alike = plots.panels_of(KeptRows("sanity", context.backbone, "", {}, tuple(rows.values())))
+    assert [one.label for one in alike] == ["Pearson r", "SSIM"]
+    for one in (eq, *alike):
+        assert [name for name, _ in one.rows] == list(sanity.METHODS)
+        assert all(None not in cells for _, cells in one.rows)
+    assert [len(one.columns) for one in (eq, *alike)] == [5, 4, 4]
     axes = plots.compose([eq], "title").axes[0]
     first = eq.rows[0][1][0]
     assert axes.texts[0].get_text() == f"{first.value:.2f} ± {(first.high - first.low) / 2:.2f}".replace(

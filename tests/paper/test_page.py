@@ -39,7 +39,7 @@ from equicam.paper.draws import authors_draw, authors_slots, draw_sample
 from equicam.paper.findings import findings
 from equicam.paper.kept import KeptRows, read_rows, write_rows
 from equicam.paper.matched import Samples
-from equicam.paper.page import BEGIN, LAST, answer_claims, counts, read_kept, write_page
+from equicam.paper.page import answer_claims, counts, read_kept, write_page
 from equicam.paper.provenance import COMMIT, commit, content_digest, describe, provenance
 from equicam.paper.reproduce import run_experiment, zero_shot_classes
 from equicam.paper.rows import VERDICTS, Both, Remark, Row, compare, not_run
@@ -180,16 +180,15 @@ def test_every_claim_counts_once(folder):
     assert "CUB-200-2011" in answers["cub.pg.vgg16"].reason
 
 
-def test_the_page_is_written_from_rows_and_keeps_what_others_wrote(folder, tmp_path):
+def test_the_page_is_written_from_rows(folder, tmp_path):
     target = tmp_path / "docs/reproduce.md"
     target.parent.mkdir()
-    target.write_text(f"old\n{BEGIN}\nof signals\n{LAST}\nold")
+    target.write_text("old")
     found = write_page(target, folder)
     text = target.read_text()
     assert sum(found.values()) == 371
     assert f"**Of 371 claims, {found['matches']} match" in text.split("## ")[0]
     assert f"{found['not run']} were not run" in text.split("## ")[0]
-    assert f"{BEGIN}\nof signals\n{LAST}" in text
     assert "old" not in text.replace("fold", "")
     assert "## A network\n\n    equicam reproduce all\n" in text
     assert "equicam 1 at abc" in text
@@ -231,6 +230,40 @@ def test_the_page_judges_another_network_in_the_place_of_the_papers(folder, tmp_
         f"Matched by both, and so of little weight for ResNet-50, are 1 of them: `{alignment_claims[1]}`."
         in text
     )
+
+
+def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
+    labels = ("grad-cam, weights as given", "grad-cam, all random", "equigrad-cam, all random")
+    rows = [measured("", 0.5 + i / 10, f"{label}: Eq") for i, label in enumerate(labels)]
+    rows[1] = replace(
+        rows[1],
+        reason=Remark("note", {"text": "unrelated images 0.1; 27% of the maps are constant and count 0"}),
+    )
+    rows.append(measured("", -0.2, "grad-cam, all random: SSIM with the map of the weights as given"))
+    write_rows(folder / "resnet50/sanity.json", kept("sanity", *rows))
+    write_page(tmp_path / "page.md", folder)
+    text = (tmp_path / "page.md").read_text().split("(`sanity`)")[1].split("\n#")[0]
+    assert (
+        "Eq, n = 1000:\n\n| method | weights as given | head random | last quarter random | last half random | all random |"
+        in text
+    )
+    assert "| grad-cam | 0.500 [0.496, 0.504] |  |  |  | 0.600 [0.596, 0.604] |" in text
+    assert "| equigrad-cam |  |  |  |  | 0.700 [0.696, 0.704] |" in text
+    assert "| grad-cam |  |  |  | -0.200 [-0.204, -0.196] |" in text
+    assert "Pearson" not in text  # not measured
+    assert "Constant maps, which count 0: grad-cam, all random 27 %." in text
+
+
+def test_the_page_of_this_repository_is_what_its_rows_say(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        page, "write_page_plot", lambda kept, path: path if kept.experiment in plots.ON_PAGE else None
+    )
+    write_page(tmp_path / "reproduce.md", ROOT / "docs/reproduce/rows")
+    text = (tmp_path / "reproduce.md").read_text()
+    assert text == (ROOT / "docs/reproduce.md").read_text(), "equicam reproduce --page docs/reproduce.md"
+    shown = set(re.findall(r"]\(reproduce/(.+?\.png)\)", text))
+    assert shown
+    assert shown == {path.name for path in (ROOT / "docs/reproduce").glob("*.png")}
 
 
 def test_the_kept_rows_have_a_negative_control():

@@ -208,6 +208,16 @@ def test_random_weights_are_all_other_weights(build):
     )
 
 
+def test_a_random_head_is_not_the_one_that_a_fine_tune_began_with():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    torch.manual_seed(0)
+    net[3].reset_parameters()
+    began = net[3].weight.detach().clone()
+    head = randomise_weights(equicam.wrap(net, layer="0"), share=0.0).module[3].weight
+    assert_alive(head)
+    assert not torch.isclose(head, began, atol=1e-3).any()
+
+
 def test_weights_are_randomised_from_the_head_down():
     model = equicam.wrap(seeded(Vit), layer="blocks.1.norm1")
 

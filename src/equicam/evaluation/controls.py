@@ -46,13 +46,14 @@ def randomise_weights(model: Model, *, seed: int = 0, share: int | float = 1.0) 
 
     Layers count in the order in which the network registers them. Convolutions are initialised by He et al. 2015, and
     biases are 0, as torchvision has it: by PyTorch's defaults biases alone predict in a deep network, and its maps are blank.
-    Weights that a layer cannot initialise (class tokens, positions) are shuffled.
+    Weights that a layer cannot initialise (class tokens, positions) are shuffled. The random numbers are not those of
+    `torch.manual_seed(seed)`: a head that was made after it, and then fine-tuned, would be given its first weights back.
     """
     module = copy.deepcopy(model.module).cpu()  # on the CPU, so that every device gets the same network
     layers = [layer for layer in module.modules() if _has_state(layer)]
     devices = range(torch.cuda.device_count())
     with torch.random.fork_rng(devices), torch.no_grad():
-        torch.manual_seed(seed)
+        torch.manual_seed(item_seed(seed, "", "random weights"))
         for layer in layers[-max(1, round(share * len(layers))) :]:
             if callable(getattr(layer, "reset_parameters", None)):
                 layer.reset_parameters()  # type: ignore[operator]

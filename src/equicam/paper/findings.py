@@ -259,7 +259,11 @@ def _signals(of: dict[str, Rows]) -> str:
         lines.append([name, f"{r:.2f}", *shares])
         peum = rows[label].clean if label in rows else None
         chance += [name] if peum is not None and peum.low <= CHANCE else []
-    remark = f"On {' and '.join(chance)} PEUM is not above chance with its whole interval. " if chance else ""
+    remark = (
+        f"On {' and '.join(chance)} PEUM is not above chance with its whole interval (a constant map counts Eq 0 and has a PEUM of 0). "
+        if chance
+        else ""
+    )
     names = ("PEUM finds", "disagreement finds", "1 − stability finds")
     return (
         "- **Which signal finds unstable maps.** The share of the worst tenth found in a tenth of the images (chance is 10 %), by PEUM, by the "

@@ -1,5 +1,6 @@
 """docs/reproduce.md from kept rows: how many claims hold, what was found, a section per network, and what was not run."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +14,12 @@ from equicam.paper.control import controls, distinct
 from equicam.paper.findings import findings
 from equicam.paper.kept import KeptRows, read_rows
 from equicam.paper.page_text import COMMANDS, HEAD, LEGENDS, OPTIONS
-from equicam.paper.plots import FIGURES, write_page_plot
+from equicam.paper.plots import FIGURES, random_weights_panels, write_page_plot
 from equicam.paper.provenance import describe
 from equicam.paper.rows import VERDICTS, Remark, Row
 from equicam.paper.tables import interval
 from equicam.shards import read_json, write_atomic
 
-BEGIN, LAST = "<!-- benchmarks/signals.py writes from here -->", "<!-- to here: context -->"
 ROTATED_SEEDS = "seeds-rotated"
 """The seeds of the networks trained with rotated images: the same experiment on other weights."""
 OTHER_FILES = ("section.json", "tunes.json", "evaluations.json")
@@ -59,7 +59,6 @@ def write_page(page: Path, rows: Path) -> dict[str, int]:
     answers = answer_claims(kept)
     text = HEAD + count_text(answers) + "".join(controls(kept)) + OPTIONS
     text += "## What was found beyond the paper\n\n" + "\n".join(findings(kept)) + "\n\n"
-    text += measured_elsewhere(page)
     for folder, experiments in kept.items():
         text += section(folder, experiments, rows / folder, answers, plots)
     write_atomic(page, (text + not_run(answers, kept)).encode())
@@ -184,14 +183,6 @@ def count_text(answers: Mapping[str, Answer]) -> str:
     return text
 
 
-def measured_elsewhere(page: Path) -> str:
-    """The sections that `benchmarks/signals.py` and `benchmarks/context.py` wrote into the page, which stay."""
-    text = page.read_text() if page.is_file() else ""
-    if BEGIN not in text or LAST not in text:
-        return ""
-    return BEGIN + text.split(BEGIN)[1].split(LAST)[0] + LAST + "\n\n"
-
-
 def section(
     folder: str, experiments: Mapping[str, KeptRows], rows: Path, answers: Mapping[str, Answer], plots: Path
 ) -> str:
@@ -230,10 +221,10 @@ def table(
         text += f"{own}.\n\n"
     if (plot := write_page_plot(kept, plots / f"{folder}-{name}.png")) is not None:
         text += f"![{title}]({plots.name}/{plot.name})\n\n"
-    text += (
-        LEGENDS.get(name, "")
-        + "| what | published | by their protocol | by ours | n | verdict |\n|---|---|---|---|---|---|\n"
-    )
+    text += LEGENDS.get(name, "")
+    if name == "sanity":
+        return text + random_weights(kept)
+    text += "| what | published | by their protocol | by ours | n | verdict |\n|---|---|---|---|---|---|\n"
     notes = []
     for row in kept.ran:
         theirs, ours = interval(row.as_published), interval(row.clean)
@@ -241,6 +232,26 @@ def table(
         if row.note:
             notes.append(f"- {row.label}: {row.note}")
     return text + "\n" + "".join(f"{line}\n" for line in dict.fromkeys(notes)) + "\n" * bool(notes)
+
+
+def random_weights(kept: KeptRows) -> str:
+    """A table for each measure, a line per method: more numbers than a table of claims can show. Nothing is published."""
+    text = ""
+    for panel in random_weights_panels(kept.ran):
+        counted = {e.n for _, cells in panel.rows for e in cells if e is not None}
+        text += f"{panel.title}, n = {', '.join(map(str, sorted(counted)))}:\n\n"
+        text += f"| method | {' | '.join(panel.columns)} |\n|{'---|' * (len(panel.columns) + 1)}\n"
+        text += (
+            "".join(f"| {name} | {' | '.join(map(interval, cells))} |\n" for name, cells in panel.rows) + "\n"
+        )
+    constant = Counter[str]()
+    for row in kept.ran:
+        if found := re.search(r"(\d+)% of the maps are constant", row.note):
+            constant[row.label.rpartition(":")[0]] = int(found[1])
+    if constant:
+        listed = "; ".join(f"{label} {share} %" for label, share in constant.items())
+        text += f"Constant maps, which count 0: {listed}.\n\n"
+    return text
 
 
 def _verdict(row: Row, folder: str, experiment: str, answers: Mapping[str, Answer]) -> str:

@@ -259,7 +259,7 @@ def panels_of(kept: KeptRows) -> list[Panel]:
     rows = [row for row in kept.ran if _known(row.clean) or _known(row.as_published)]
     if name in FIGURES or not rows:
         return []
-    panels: list[Panel] = PLOTS.get(name, _everything)(rows)
+    panels = PLOTS.get(name, _everything)(rows)
     return [panel for panel in panels if not isinstance(panel, Bars) or panel.rows]
 
 
@@ -381,7 +381,7 @@ def _causal(rows: Sequence[Row]) -> list[Panel]:
 
 def _over_number(
     title: str, xlabel: str, form: str, *, logarithmic: bool = False
-) -> Callable[[Sequence[Row]], list[Panel]]:
+) -> Callable[[Sequence[Row]], Sequence[Panel]]:
     def panels(rows: Sequence[Row]) -> list[Panel]:
         found = [(float(name), row) for name, row in _pick(rows, form)]
         series = [
@@ -418,7 +418,7 @@ def _angles(rows: Sequence[Row]) -> list[Panel]:
     return [Lines("equivariance by angle", EQ, "rotation of the image, degrees", series, published)]
 
 
-def _by_metric(**ylabels: str) -> Callable[[Sequence[Row]], list[Panel]]:
+def _by_metric(**ylabels: str) -> Callable[[Sequence[Row]], Sequence[Panel]]:
     """A panel per metric; labels are `method, metric`."""
 
     def panels(rows: Sequence[Row]) -> list[Panel]:
@@ -463,19 +463,20 @@ def _triage(rows: Sequence[Row]) -> list[Panel]:
     ]
 
 
-def _sanity(rows: Sequence[Row]) -> list[Panel]:
-    """A line per method, from the weights as given to all of them random."""
+def random_weights_panels(rows: Sequence[Row]) -> list[Cells]:
+    """Of `sanity`: a line per method, from the weights as given to all of them random."""
     kinds = (
         ("Eq", "Eq (equivariance)", (0.0, 1.0), RANDOM_WEIGHTS, ": Eq"),
         (
-            "maps next to the trained ones",
-            "Pearson r of the maps",
+            "Pearson r with the given map",
+            "Pearson r",
             (-1.0, 1.0),
             RANDOM_WEIGHTS[1:],
             ": Pearson with .+",
         ),
+        ("SSIM with the given map", "SSIM", (-1.0, 1.0), RANDOM_WEIGHTS[1:], ": SSIM with .+"),
     )
-    panels: list[Panel] = []
+    panels: list[Cells] = []
     for title, label, limits, columns, end in kinds:
         found = {weights: dict(_pick(rows, rf"(.+), {weights}{end}")) for weights in columns}
         methods = dict.fromkeys(name for of in found.values() for name in of)
@@ -486,7 +487,8 @@ def _sanity(rows: Sequence[Row]) -> list[Panel]:
             )
             for method in methods
         ]
-        panels.append(Cells(title, label, limits, columns, cells))
+        if cells:
+            panels.append(Cells(title, label, limits, columns, cells))
     return panels
 
 
@@ -517,7 +519,7 @@ def _label_region(rows: Sequence[Row]) -> list[Panel]:
     ]
 
 
-PLOTS: dict[str, Callable[[Sequence[Row]], list[Panel]]] = {
+PLOTS: dict[str, Callable[[Sequence[Row]], Sequence[Panel]]] = {
     "main": _main,
     "alignment": _alignment,
     "decomposition": decomposition,
@@ -546,5 +548,5 @@ PLOTS: dict[str, Callable[[Sequence[Row]], list[Panel]]] = {
     "label-region": _label_region,
     "constants": _constants,
     "hooks": lambda rows: [Bars("constant Grad-CAM maps", "share of images", [(row.label, row) for row in rows])],
-    "sanity": _sanity,
+    "sanity": random_weights_panels,
 }  # fmt: skip
