@@ -7,7 +7,8 @@ An audit of every image, with Eq measured at the seven angles on all of them, gi
 by. Of every signal: does it find maps that are unstable (Grad-CAM's Eq at seven angles, and at those five of them that
 neither 18 nor 6 views have: stability and disagreement are correlations of aligned maps, as Eq is), maps of EquiGrad-CAM whose
 maximum lies outside every box of the object, and wrong predictions? Flat maps, which stand first in a queue whatever the
-signal, are counted and left out. Intervals are 95 %, bootstrapped by image, or by patient where the images have patients.
+signal, are counted and left out. Intervals are 95 %, bootstrapped by image, or by patient where the images have patients;
+those of shares found are Wilson's where images are not grouped.
 
 Networks that are in the file of figures already are not measured again; `--page docs/measurements.md` writes the section.
 """
@@ -71,7 +72,11 @@ def measure(spec: str, views: tuple[int, ...], device: str, n: int | None) -> di
     of = {"split": split, "n": n}
     truth = equicam.evaluate(model, data, methods=["equigrad-cam"], scores=["pointing"], angles=[90], **of)
     other = equicam.evaluate(model, data, methods=["grad-cam"], angles=OFF_GRID, **of)
-    groups = {i.id: i.group for i in find_items(data, split=split, group_by=group_by)} if group_by else None
+    groups = (
+        {i.id: i.group or i.id for i in find_items(data, split=split, group_by=group_by)}
+        if group_by
+        else None
+    )
     found: dict[str, Any] = {"views": {}}
     for count in views:
         with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +94,7 @@ def measure(spec: str, views: tuple[int, ...], device: str, n: int | None) -> di
 
 
 def _figures(
-    items: pa.Table, truth: pa.Table, other: pa.Table, groups: dict[str, str | None] | None
+    items: pa.Table, truth: pa.Table, other: pa.Table, groups: dict[str, str] | None
 ) -> dict[str, Any]:
     ids = np.array(items["id"].to_pylist(), dtype=object)
     eq = items["eq"].to_numpy()
@@ -122,11 +127,14 @@ def _r(signal: Floats, drift: Floats, group: NDArray[np.object_] | None) -> dict
 
 
 def _share_found(signal: Floats, drift: Floats, group: NDArray[np.object_] | None) -> dict[str, Any]:
-    """By image with Wilson's interval, because a bootstrap of no finds is [0, 0]; ties give fractions, which are rounded."""
-    if group is not None:
-        return asdict(statistics.bootstrap(statistics.capture, signal, drift, group=group))
+    """By group, or by image with Wilson's interval, because a bootstrap of no finds is [0, 0]; ties give fractions, which are rounded."""
     share, n = statistics.capture(signal, drift), len(drift)
     worst = max(1, round(0.1 * n))
+    if group is not None:
+        found = statistics.bootstrap(statistics.capture, signal, drift, group=group)
+        if found.low < found.high:
+            return asdict(found)
+        worst = min(worst, len(set(group)))
     return asdict(statistics.proportion(round(worst * share), worst)) | {"n": n}
 
 

@@ -298,7 +298,7 @@ def _loaders_as_usual() -> None:
 
 
 def tune(plan: Plan, data: str, model: str, start: str, weights: Path, kind: str, seed: int) -> None:
-    """Fine-tune unless the weights are there; an interrupted one resumes at its last epoch."""
+    """Fine-tune unless the weights are there; an interrupted one resumes at its last checkpoint, if it has one."""
     if weights.is_file():
         return
     begin = monotonic()

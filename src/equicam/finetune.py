@@ -1,8 +1,8 @@
 """A classifier for a domain of yours: the paper's standard recipe, with or without rotated training images.
 
 AdamW, a cosine schedule with a short warm-up, random resized crops and flips, early stopping on the balanced accuracy of
-a held-out tenth of the training images. Once a minute an epoch ends with a checkpoint: an interrupted run resumes from it,
-and on a CPU ends with the same weights.
+a held-out tenth of the training images. An epoch ends with a checkpoint, at most once a minute: an interrupted run resumes
+from it, computes up to a minute and an epoch again, and on a CPU ends with the same weights.
 """
 
 import json

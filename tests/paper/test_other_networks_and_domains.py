@@ -14,6 +14,7 @@ from torchvision.models import VisionTransformer
 
 import equicam
 from equicam.data.items import Item
+from equicam.evaluation import statistics
 from equicam.methods import METHODS
 from equicam.models.zeroshot import ZeroShot
 from equicam.paper import load_experiment, plots, sanity, triage
@@ -255,7 +256,7 @@ def test_no_domain_is_no_answer(tiles, out):
 def test_other_domains_and_networks_stand_alone(tiles, out, tuned, backbone, domain):
     arch, files = tuned
     context = Context(equicam.load(arch), tiles, out, n=4, backbone=backbone, domain=domain, extra=files)
-    for name, count in (("domains", 14), ("triage", 10), ("seeds", 11), ("rotation-augmentation", 9)):
+    for name, count in (("domains", 14), ("triage", 11), ("seeds", 11), ("rotation-augmentation", 9)):
         assert not ran(answered(name, context)), name
         own = [found for found in load_experiment(name).run(context) if not found.claim]
         assert len(own) == count, name
@@ -307,7 +308,7 @@ def test_sanity(tiles, out, build, few_methods):
     context = Context(build(), tiles, out, n=3)
     rows = {found.label: found for found in load_experiment("sanity").run(context)}
     eq, *alike = plots.panels_of(KeptRows("sanity", context.backbone, "", {}, tuple(rows.values())))
-    assert [one.label for one in alike] == ["Pearson r", "SSIM"]
+    assert [one.label for one in alike] == ["Pearson", "SSIM"]
     for one in (eq, *alike):
         assert [name for name, _ in one.rows] == list(sanity.METHODS)
         assert all(None not in cells for _, cells in one.rows)
@@ -394,6 +395,28 @@ def test_triage(tiles, out):
     assert lift10 == pytest.approx(6 * cap10)  # one of six images is reviewed
     assert cap20 >= cap10
     assert rows["peum.random"].clean.value == pytest.approx(1 / 6)
+
+
+def test_triage_counts_constant_maps(tiles, out, monkeypatch):
+    context = Context(cnn(), tiles, out, n=3)
+    first = context.sample[0].id
+    monkeypatch.setattr(
+        triage, "constant_maps", lambda found, method: {i.id: i.id == first for i in context.sample}
+    )
+    rows = {found.label: found for found in load_experiment("triage").run(context)}
+    assert rows[triage.CONSTANT].clean.value == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("statistic", "scale"), [(triage.IN_TENTH, 1.0), (triage.LIFT, 10.0)])
+def test_finding_none_of_the_worst_is_not_certain(statistic, scale):
+    """No resample finds any: a percentile interval would be [0, 0]."""
+    drift = np.arange(100.0)
+    for group, n in ((None, 10), (np.repeat(np.arange(5), 20), 5)):
+        found = triage.over_seeds([triage.Pair(-drift, drift, group)], statistic)
+        assert found.value == found.low == 0
+        assert found.high == pytest.approx(scale * statistics.proportion(0, n).high)
+    some = triage.over_seeds([triage.Pair(np.random.default_rng(0).normal(size=100), drift, None)], statistic)
+    assert some.low < some.high
 
 
 def test_triage_is_over_all_seeds(tiles, out, tuned):

@@ -4,7 +4,9 @@ import csv
 import hashlib
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +33,7 @@ from equicam.paper import (
     rotation_augmentation,
     run_all,
     soft_gate,
+    triage,
 )
 from equicam.paper.claims import claims
 from equicam.paper.context import Context, Evaluated
@@ -235,23 +238,24 @@ def test_the_page_judges_another_network_in_the_place_of_the_papers(folder, tmp_
 def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
     labels = ("grad-cam, weights as given", "grad-cam, all random", "equigrad-cam, all random")
     rows = [measured("", 0.5 + i / 10, f"{label}: Eq") for i, label in enumerate(labels)]
-    rows[1] = replace(
-        rows[1],
-        reason=Remark("note", {"text": "unrelated images 0.1; 27% of the maps are constant and count 0"}),
-    )
-    rows.append(measured("", -0.2, "grad-cam, all random: SSIM with the map of the weights as given"))
-    write_rows(folder / "resnet50/sanity.json", kept("sanity", *rows))
+    text = "by seed 0.000, 0.900; unrelated images -0.100; 27% of the maps are constant and count 0"
+    rows[1] = replace(rows[1], reason=Remark("note", {"text": text}))
+    rows.append(measured("", -0.2, "grad-cam, all random: Pearson with the map of the weights as given"))
+    left = replace(
+        rows[0], label="head random", clean=None, as_published=None, verdict="not run", reason=Remark("note", {"text": "later"})
+    )  # fmt: skip
+    write_rows(folder / "resnet50/sanity.json", kept("sanity", *rows, left))
     write_page(tmp_path / "page.md", folder)
     text = (tmp_path / "page.md").read_text().split("(`sanity`)")[1].split("\n#")[0]
-    assert (
-        "Eq, n = 1000:\n\n| method | weights as given | head random | last quarter random | last half random | all random |"
-        in text
-    )
-    assert "| grad-cam | 0.500 [0.496, 0.504] |  |  |  | 0.600 [0.596, 0.604] |" in text
+    steps = "| weights as given | head random | last quarter random | last half random | all random |"
+    assert text.count(f"| method {steps}") == 2  # Eq, and what unrelated images reach
+    assert "Eq, 1,000 images:" in text
+    assert "| grad-cam | 0.500 [0.496, 0.504] |  |  |  | 0.600 [0.596, 0.604], by seed 0.000, 0.900 |" in text
     assert "| equigrad-cam |  |  |  |  | 0.700 [0.696, 0.704] |" in text
     assert "| grad-cam |  |  |  | -0.200 [-0.204, -0.196] |" in text
-    assert "Pearson" not in text  # not measured
-    assert "Constant maps, which count 0: grad-cam, all random 27 %." in text
+    assert "| grad-cam |  |  |  |  | -0.100, 27% |" in text
+    assert "\nlater.\n" in text
+    assert "SSIM" not in text  # not measured
 
 
 def test_the_page_of_this_repository_is_what_its_rows_say(tmp_path, monkeypatch):
@@ -344,12 +348,20 @@ def test_findings_on_random_weights_and_gates_follow_the_numbers():
     sane = kept("sanity", *(measured("", v, f"{label}: Eq") for label, v in random.items()))
     without = kept("sanity", measured("", 0.7, "grad-cam, weights as given: Eq"))
     (text,) = findings({"vgg16": {"sanity": without}, "resnet50": {"sanity": sane}})
-    assert "an Eq of up to 0.980 (ResNet-50, ImageNet), where the trained network has 0.970" in text
+    assert (
+        "above that of the trained network in 1 of 2, up to 0.980 (ResNet-50, ImageNet, trained 0.970)"
+        in text
+    )
     assert list(findings({"vgg16": {"sanity": without}})) == []
     for change, beyond in ((-0.02, 1), (-0.006, 0), (0.02, 1)):
         rows = [measured("", v, f"γ = {g}") for g, v in ((0, 0.96), (2, 0.94))]
-        gates = kept("soft-gate", *rows, difference(soft_gate.CHANGE, change))
+        first = difference(soft_gate.CHANGE_FIRST, 0.001)
+        gates = kept("soft-gate", *rows, difference(soft_gate.CHANGE, change), first)
         (text,) = findings({"resnet50": {"soft-gate": gates}})
+        assert (
+            "on the same classes, paired by image, by +0.001 [-0.003, +0.005] with ResNet-50: beyond that in 0 of 1"
+            in text
+        )
         assert (
             f"{change:+.3f} [{change - 0.004:+.3f}, {change + 0.004:+.3f}] with ResNet-50: beyond that in {beyond} of 1"
             in text
@@ -393,6 +405,15 @@ def test_the_finding_on_signals_has_angles_off_the_grid():
     assert [[name for name, _ in panel.rows] for panel in panels] == [
         [f"found in a tenth{end}" for end in ends]
     ] * 2
+
+
+@pytest.mark.parametrize(("found", "constant"), [(0.05, 0.25), (0.099, 0.05), (0.3, 0.0)])
+def test_the_finding_on_signals_names_chance_and_constant_maps(found, constant):
+    rows = [measured("", found, "worst tenth found in a tenth"), measured("", constant, triage.CONSTANT)]
+    (text,) = findings({"aerial-resnet50": {"triage": kept("triage", *rows)}})
+    assert ("below chance with its whole interval on ResNet-50, aerial" in text) == (found == 0.05)
+    assert ("not above chance with its whole interval on ResNet-50, aerial" in text) == (found == 0.099)
+    assert ("ResNet-50, aerial: 25%, 40%" in text) == (constant == 0.25)
 
 
 def test_the_finding_on_ignoring_the_image_can_say_no():
@@ -750,6 +771,30 @@ def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, 
     script.run_section("mobilenet_v2", plan)
     script.run_section("mobilenet_v2", replace(plan, again=True))
     assert left == [("triage",), ("triage", "main")]
+
+
+LOADERS_START_BY = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from reproduce_all import _loaders_as_usual
+
+if __name__ == "__main__":
+    for first in (None, _loaders_as_usual):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), first) as pool:
+            print(pool.submit(multiprocessing.get_start_method).result())
+    print(multiprocessing.get_start_method())
+"""
+
+
+def test_fine_tunes_side_by_side_load_images_as_one_alone_does(tmp_path):
+    (tmp_path / "run.py").write_text(LOADERS_START_BY)
+    paths = os.pathsep.join((str(ROOT / "scripts"), str(ROOT / "src")))
+    run = subprocess.run(
+        [sys.executable, tmp_path / "run.py"], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=True
+    )  # fmt: skip
+    as_it_is, found, alone = run.stdout.split()
+    assert as_it_is == "spawn" != alone
+    assert found == alone
 
 
 @pytest.mark.parametrize("at_once", [1, 2])

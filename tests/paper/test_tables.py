@@ -19,7 +19,7 @@ from equicam.data.items import Item
 from equicam.evaluation import statistics
 from equicam.evaluation.statistics import Estimate
 from equicam.evaluation.table import SCHEMA
-from equicam.paper import EXPERIMENTS, causal, cost, load_experiment, plots, t_sweep
+from equicam.paper import EXPERIMENTS, causal, cost, load_experiment, plots, soft_gate, t_sweep
 from equicam.paper.claims import DOMAINS, NETWORKS, Claim, claims
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.kept import KeptRows
@@ -691,6 +691,10 @@ def test_the_soft_gate_is_judged_by_the_strength_furthest_from_the_published_ran
     found = {row.claim: row for row in load_experiment("soft-gate").run(context)}
     assert found["softgate.range"].as_published.value == pytest.approx(furthest)
     assert found["softgate.ungated"].as_published.value == pytest.approx(eq[0.0])
+    by_label = {row.label: row for row in load_experiment("soft-gate").run(context)}
+    for label in (soft_gate.CHANGE, soft_gate.CHANGE_FIRST):
+        assert by_label[label].as_published.value == pytest.approx(eq[2.0] - eq[0.0])
+    assert by_label[soft_gate.CHANGE_FIRST].clean.n < by_label[soft_gate.CHANGE].clean.n
 
 
 def test_score_cams_time_has_its_sentence():

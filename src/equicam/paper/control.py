@@ -14,7 +14,7 @@ from equicam.paper.rows import Row, judge_again
 
 CONTROLLED = "resnet50"
 """The network whose claims the other one's measurements are judged by."""
-WORDS = {"matches": "match", "differs": "differ", "artefact": "are artefacts", "undecided": "are undecided"}
+WORDS = {"matches": "match", "differs": "differ", "artefact": "artefact", "undecided": "undecided"}
 
 
 @dataclass(frozen=True)

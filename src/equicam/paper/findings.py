@@ -123,12 +123,14 @@ def _four_views(of: dict[str, Rows]) -> str:
         if theirs != -1:
             continue
         if ours == 1:
-            remarks.append(f"with {network} the published dip is all vignette")
+            remarks.append(f"with {network} the dip is all vignette")
         elif ours == -1:
             share = value(dip, "clean") / value(dip, "as_published")
-            remarks.append(f"with {network} {share:.0%} of it is left where nothing is filled")
+            remarks.append(f"with {network} {share:.0%} of the dip is left where nothing is filled")
         else:
-            remarks.append(f"with {network} whether any of it is left where nothing is filled is undecided")
+            remarks.append(
+                f"with {network} whether any of the dip is left where nothing is filled is undecided"
+            )
     head = ["Eq", "T = 3, zeros", "T = 4, zeros", "T = 3, disc", "T = 4, disc"]
     return (
         "- **T = 4 against T = 3.** Rotations by multiples of 90° keep every corner filled and others do not, so zero filling compares maps in "
@@ -194,19 +196,19 @@ def _gate(of: dict[str, Rows]) -> str:
     gammas = ("γ = 0", "γ = 0.25", "γ = 0.5", "γ = 1", "γ = 2")
     eq = {name: [value(rows.get(label), "as_published") for label in gammas] for name, rows in of.items()}
     low, high = published_range("softgate.range")
-    change = {
-        name: rows[soft_gate.CHANGE].as_published for name, rows in of.items() if soft_gate.CHANGE in rows
-    }
-    known = {name: one for name, one in change.items() if one is not None}
-    shown = " and ".join(f"{interval(one)} with {name}" for name, one in known.items())
-    beyond = sum(one.high < low - high or one.low > high - low for one in known.values())
-    sentence = (
-        f" By the authors' protocol, γ = 2 changes Eq, paired by image, by {shown}: beyond that in {beyond} of {len(known)}."
-        if known
-        else ""
-    )
+    sentence = ""
+    for label, where in (
+        (soft_gate.CHANGE_FIRST, "on the same classes"),
+        (soft_gate.CHANGE, "on all classes"),
+    ):
+        change = {name: rows[label].as_published for name, rows in of.items() if label in rows}
+        known = {name: one for name, one in change.items() if one is not None}
+        shown = " and ".join(f"{interval(one)} with {name}" for name, one in known.items())
+        beyond = sum(one.high < low - high or one.low > high - low for one in known.values())
+        if known:
+            sentence += f" By the authors' protocol, γ = 2 changes Eq {where}, paired by image, by {shown}: beyond that in {beyond} of {len(known)}."
     return (
-        f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f}, so gating is not load-bearing.{sentence}"
+        f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f} on the first 200 classes, so gating is not load-bearing.{sentence}"
         + table(["Eq", *gammas], [[name, *map(_number, values)] for name, values in eq.items()])
     )
 
@@ -229,9 +231,7 @@ def _rotated_training(of: dict[str, Rows]) -> str:
     )
     fails = [name for name, one in raises.items() if one <= 0]
     remark = (
-        f" It does not raise Grad-CAM's own Eq, beyond its interval, on {' and on '.join(fails)}."
-        if fails
-        else ""
+        f" It does not raise Grad-CAM's own Eq, beyond its interval, on {'; '.join(fails)}." if fails else ""
     )
     below, more = (sum(one == 1 for one in found.values()) for found in (ahead, adds))
     answer = "No: alone" if below == len(ahead) else "Alone"
@@ -250,7 +250,10 @@ def _rotated_training(of: dict[str, Rows]) -> str:
 def _signals(of: dict[str, Rows]) -> str:
     label = "worst tenth found in a tenth"
     signals = (label, f"{label}, by disagreement of the views", f"{label}, by 1 − stability")
-    lines, chance = [], []
+    lines: list[list[str]] = []
+    chance: list[str] = []
+    below: list[str] = []
+    tied: list[str] = []
     for name, rows in of.items():
         r = value(rows.get("r of PEUM with 1 − Eq"), "clean")
         found = [value(rows.get(one), "clean") for one in signals]
@@ -258,12 +261,20 @@ def _signals(of: dict[str, Rows]) -> str:
         shares = ["" if math.isnan(share) else f"{share:.0%}" for share in (*found, *off)]
         lines.append([name, f"{r:.2f}", *shares])
         peum = rows[label].clean if label in rows else None
-        chance += [name] if peum is not None and peum.low <= CHANCE else []
-    remark = (
-        f"On {' and '.join(chance)} PEUM is not above chance with its whole interval (a constant map counts Eq 0 and has a PEUM of 0). "
-        if chance
-        else ""
-    )
+        if peum is not None and peum.low <= CHANCE:
+            (below if peum.high < CHANCE else chance).append(name)
+        constant = value(rows.get(triage.CONSTANT), "clean")
+        if constant > CHANCE:
+            tied.append(f"{name}: {constant:.0%}, {CHANCE / constant:.0%}")
+    remark = f"PEUM is below chance with its whole interval on {'; '.join(below)}. " if below else ""
+    remark += f"It is not above chance with its whole interval on {'; '.join(chance)}. " if chance else ""
+    if below or chance:
+        remark += "A constant map counts Eq 0 and has a PEUM of 0; `equicam triage` ranks it first. "
+    if tied:
+        remark += (
+            "Where more than a tenth of the maps are constant, the worst tenth is a random part of them, and no signal can be expected to find more "
+            f"than a tenth divided by their share ({'; '.join(tied)}). "
+        )
     names = ("PEUM finds", "disagreement finds", "1 − stability finds")
     return (
         "- **Which signal finds unstable maps.** The share of the worst tenth found in a tenth of the images (chance is 10 %), by PEUM, by the "
@@ -282,6 +293,7 @@ def _sanity(of: dict[str, Rows]) -> str:
         for weights in ("weights as given", "all random")
     ]
     alike = "equigrad-cam, all random: Pearson with the map of the weights as given"
+    given, random = labels[2:]
     numbers = {
         name: [value(rows.get(label), "clean") for label in (*labels, alike)] for name, rows in of.items()
     }
@@ -295,10 +307,28 @@ def _sanity(of: dict[str, Rows]) -> str:
         "with random weights",
         "EquiGrad-CAM",
         "with random weights",
+        "its random networks",
         "r of its maps with the trained ones",
     ]
+    higher = sum(is_above(rows.get(random), rows.get(given)) for rows in of.values())
+    lines = [
+        [name, *map(_number, numbers[name][:4]), _note(rows.get(random)), interval_of(rows.get(alike))]
+        for name, rows in of.items()
+    ]
     return (
-        f"- **Consistency without training.** With all weights random, EquiGrad-CAM reaches an Eq of up to {_number(numbers[highest][3])} ({highest}), where the trained "
-        f"network has {_number(numbers[highest][2])}: that much comes from aligning and averaging, and needs nothing that the network has learnt."
-        + table(head, [[name, *map(_number, values)] for name, values in numbers.items()])
+        f"- **Consistency without training.** With all weights random, EquiGrad-CAM's Eq is above that of the trained network in {higher} of {len(of)}, up to "
+        f"{_number(numbers[highest][3])} ({highest}, trained {_number(numbers[highest][2])}): that much comes from aligning and averaging, and needs nothing that the network has learnt. "
+        "It is the mean of three random networks; some are dead, and a constant map counts 0."
+        + table(head, lines)
     )
+
+
+def _note(row: Row | None) -> str:
+    return row.note if row is not None else ""
+
+
+def interval_of(row: Row | None) -> str:
+    """A measured number with its interval and number of images."""
+    if row is None or row.clean is None:
+        return ""
+    return f"{row.clean.value:.2f} [{row.clean.low:.2f}, {row.clean.high:.2f}], n = {row.clean.n}"

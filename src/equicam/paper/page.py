@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,7 +208,7 @@ def fine_tunes(tunes: Mapping[str, Any]) -> str:
         f"| {name} | {one['n']} | {one['accuracy']:.3f} | {one['balanced']:.3f} |\n"
         for name, one in tunes.items()
     )
-    return f"| training, seed | test images | accuracy | balanced |\n|---|---|---|---|\n{lines}\n"
+    return f"Measured by the fine-tunes themselves, in float32:\n\n| training, seed | test images | accuracy | balanced |\n|---|---|---|---|\n{lines}\n"
 
 
 def table(
@@ -236,22 +236,42 @@ def table(
 
 def random_weights(kept: KeptRows) -> str:
     """A table for each measure, a line per method: more numbers than a table of claims can show. Nothing is published."""
+    panels = random_weights_panels(kept.ran)
+    notes = {row.label: row.note for row in kept.ran}
+    by_seed = {label: re.search(r"by seed [^;]+", note) for label, note in notes.items()}
     text = ""
-    for panel in random_weights_panels(kept.ran):
-        counted = {e.n for _, cells in panel.rows for e in cells if e is not None}
-        text += f"{panel.title}, n = {', '.join(map(str, sorted(counted)))}:\n\n"
-        text += f"| method | {' | '.join(panel.columns)} |\n|{'---|' * (len(panel.columns) + 1)}\n"
-        text += (
-            "".join(f"| {name} | {' | '.join(map(interval, cells))} |\n" for name, cells in panel.rows) + "\n"
+    for panel in panels[:2]:  # SSIM is in the plot
+        cells = {
+            name: [
+                interval(e)
+                + (f", {seeds[0]}" if (seeds := by_seed.get(f"{name}, {column}: {panel.label}")) else "")
+                for column, e in zip(panel.columns, row, strict=True)
+            ]
+            for name, row in panel.rows
+        }
+        with_given = "" if panel is panels[0] else " and those of the weights as given"
+        text += _matrix(f"{panel.title}{with_given}, {panel.images} images", panel.columns, cells)
+    if panels:
+        floors = {
+            name: [_floor(notes.get(f"{name}, {column}: Eq", "")) for column in panels[0].columns]
+            for name, _ in panels[0].rows
+        }
+        text += _matrix(
+            "Eq of unrelated images, and the share of constant maps, which count 0", panels[0].columns, floors
         )
-    constant = Counter[str]()
-    for row in kept.ran:
-        if found := re.search(r"(\d+)% of the maps are constant", row.note):
-            constant[row.label.rpartition(":")[0]] = int(found[1])
-    if constant:
-        listed = "; ".join(f"{label} {share} %" for label, share in constant.items())
-        text += f"Constant maps, which count 0: {listed}.\n\n"
-    return text
+    left = dict.fromkeys(row.note for row in kept.rows if row.verdict == "not run" and row.note)
+    return text + "".join(f"{note}.\n\n" for note in left)
+
+
+def _matrix(title: str, columns: Sequence[str], cells: Mapping[str, Sequence[str]]) -> str:
+    lines = "".join(f"| {name} | {' | '.join(row)} |\n" for name, row in cells.items())
+    return f"{title}:\n\n| method | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}\n{lines}\n"
+
+
+def _floor(note: str) -> str:
+    """Of a note by `sanity`: what unrelated images reach, and the share of constant maps."""
+    floor = re.findall(r"unrelated images (-?\d\.\d+)", note)
+    return ", ".join(floor + re.findall(r"\d+%(?= of the maps are constant)", note))
 
 
 def _verdict(row: Row, folder: str, experiment: str, answers: Mapping[str, Answer]) -> str:

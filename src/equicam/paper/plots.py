@@ -149,6 +149,13 @@ class Cells:
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Estimate | None]]]  # name, and a number for each column
 
+    @property
+    def images(self) -> str:
+        """How many images the numbers are of."""
+        return " or ".join(
+            f"{n:,}" for n in sorted({e.n for _, row in self.rows for e in row if e is not None})
+        )
+
     def draw(self, axes: Axes) -> None:
         """Numbers with half of their 95 % interval, and a colour bar."""
         shown = [[e.value if e is not None and _known(e) else math.nan for e in row] for _, row in self.rows]
@@ -166,7 +173,14 @@ class Cells:
         axes.set_yticks(range(len(self.rows)), [name for name, _ in self.rows], fontsize=7)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        axes.figure.colorbar(image, ax=axes, location="bottom", label=self.label, shrink=0.8, aspect=30)
+        axes.figure.colorbar(
+            image,
+            ax=axes,
+            location="bottom",
+            label=f"{self.label}, {self.images} images",
+            shrink=0.8,
+            aspect=30,
+        )
 
 
 Panel = Bars | Lines | Scatter | Cells
@@ -466,19 +480,13 @@ def _triage(rows: Sequence[Row]) -> list[Panel]:
 def random_weights_panels(rows: Sequence[Row]) -> list[Cells]:
     """Of `sanity`: a line per method, from the weights as given to all of them random."""
     kinds = (
-        ("Eq", "Eq (equivariance)", (0.0, 1.0), RANDOM_WEIGHTS, ": Eq"),
-        (
-            "Pearson r with the given map",
-            "Pearson r",
-            (-1.0, 1.0),
-            RANDOM_WEIGHTS[1:],
-            ": Pearson with .+",
-        ),
-        ("SSIM with the given map", "SSIM", (-1.0, 1.0), RANDOM_WEIGHTS[1:], ": SSIM with .+"),
+        ("Eq", "Eq", (0.0, 1.0), RANDOM_WEIGHTS),
+        ("Pearson r of the maps", "Pearson", (-1.0, 1.0), RANDOM_WEIGHTS[1:]),
+        ("SSIM of the maps", "SSIM", (-1.0, 1.0), RANDOM_WEIGHTS[1:]),
     )
     panels: list[Cells] = []
-    for title, label, limits, columns, end in kinds:
-        found = {weights: dict(_pick(rows, rf"(.+), {weights}{end}")) for weights in columns}
+    for title, label, limits, columns in kinds:
+        found = {weights: dict(_pick(rows, rf"(.+), {weights}: {label}(?: with .+)?")) for weights in columns}
         methods = dict.fromkeys(name for of in found.values() for name in of)
         cells = [
             (

@@ -15,12 +15,15 @@ from equicam.recipe import Recipe
 
 GAMMAS = (0.0, 0.25, 0.5, 1.0, 2.0)
 CHANGE = "γ = 2 − γ = 0"
+CHANGE_FIRST = f"{CHANGE}, first classes"
+"""Of the classes that the published range is of."""
 
 
 def measure(context: Context) -> Iterator[Row]:
     """Eq at each γ, of the claims on the first classes; γ = 0 is the ungated method."""
     found = Both(_evaluate(context, as_published=False), _evaluate(context, as_published=True))
-    first = context.on_first_classes(found).map(_eq)
+    of_first_classes = context.on_first_classes(found)
+    first = of_first_classes.map(_eq)
     of_first = context.labelled
     yield compare(
         "softgate.ungated",
@@ -36,10 +39,9 @@ def measure(context: Context) -> Iterator[Row]:
     yield compare("softgate.range", gated, label=label, of_first_classes=of_first)
     for gamma in GAMMAS:
         yield compare("", found.map(Evaluation.eq, _name(gamma)), label=_name(gamma))
-    change = found.map(
-        lambda e: summary.contrast(e.table, _name(2.0), _name(0.0), region=e.region).difference
-    )
-    yield compare("", change, label=CHANGE, reason="paired by image")
+    yield compare("", found.map(_change), label=CHANGE, reason="paired by image")
+    if context.labelled:
+        yield compare("", of_first_classes.map(_change), label=CHANGE_FIRST, reason="paired by image")
 
 
 def _evaluate(context: Context, *, as_published: bool) -> Evaluation:
@@ -50,6 +52,10 @@ def _evaluate(context: Context, *, as_published: bool) -> Evaluation:
 
 def _name(gamma: float) -> str:
     return f"γ = {gamma:g}"
+
+
+def _change(found: Evaluation) -> Estimate:
+    return summary.contrast(found.table, _name(2.0), _name(0.0), region=found.region).difference
 
 
 def _eq(found: Evaluation) -> dict[float, Estimate]:

@@ -13,6 +13,7 @@ from equicam.paper.claims import DOMAINS, Claim
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.domains import fine_tuning
 from equicam.paper.experiment import Experiment
+from equicam.paper.measure import constant_maps, mean_over
 from equicam.paper.peum_audit import OFF_GRID
 from equicam.paper.rotation_augmentation import TRAININGS, WEIGHTS
 from equicam.paper.rows import Both, Remark, Row, compare, correlation, number, with_verdict
@@ -20,16 +21,21 @@ from equicam.paper.rows import Both, Remark, Row, compare, correlation, number, 
 WORST = 0.10
 """The share of images, with the lowest Eq of Grad-CAM, that a reviewer should find."""
 IN_TENTH = partial(statistics.capture, budget=WORST)
+IN_FIFTH = partial(statistics.capture, budget=0.2, worst=WORST)
+LIFT = partial(statistics.capture_lift, budget=WORST)
+SHARES = (IN_TENTH, IN_FIFTH, LIFT)
+"""Statistics that are a share of the worst images; the lift is one over chance."""
 QUANTITIES = (
     ("r", "r of PEUM with 1 − Eq", "peum", statistics.pearson_r),
     ("cap10", "worst tenth found in a tenth", "peum", IN_TENTH),
-    ("lift10", "the same over chance", "peum", partial(statistics.capture_lift, budget=WORST)),
-    ("cap20", "worst tenth found in a fifth", "peum", partial(statistics.capture, budget=0.2, worst=WORST)),
+    ("lift10", "the same over chance", "peum", LIFT),
+    ("cap20", "worst tenth found in a fifth", "peum", IN_FIFTH),
     ("", "worst tenth found in a tenth, by disagreement of the views", "disagreement", IN_TENTH),
     ("", "worst tenth found in a tenth, by 1 − stability", "stability", IN_TENTH),
 )
 """The end of a claim's name, the label, the signal and what is measured of it."""
 OFF_GRID_LABEL = "{}, off the grid"
+CONSTANT = "constant maps, which count Eq 0"
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,10 @@ def measure(context: Context) -> Iterator[Row]:
         yield from _rows(f"{start}.{name}" if name else "", label, pairs, statistic)
     if context.claimed_domain in DOMAINS:
         yield from _chance_and_p(_pairs(seeds, "peum"), context.domain)
+    shares = [one.map(_is_constant) for one in seeds]
+    yield compare(
+        "", Both([s.clean for s in shares], [s.as_published for s in shares]).map(mean_over), label=CONSTANT
+    )
     at = f"Eq at {', '.join(f'{angle:g}°' for angle in OFF_GRID)}, which no view has"
     for name, label, signal, statistic in QUANTITIES:
         if name not in ("lift10", "cap20"):
@@ -103,7 +113,21 @@ def over_seeds(pairs: Sequence[Pair], statistic: statistics.Statistic) -> Estima
         return float(np.mean([statistic(signal, drift) for signal, drift in of_seeds]))
 
     columns = [column for pair in pairs for column in (pair.signal, pair.drift)]
-    return statistics.bootstrap(mean, *columns, group=first.group)
+    found = statistics.bootstrap(mean, *columns, group=first.group)
+    if found.low < found.high or statistic not in SHARES:
+        return found
+    # no resample finds any, or each finds all: certain only as far as there are images, or groups of them
+    worst = max(1, round(WORST * len(first.drift)))
+    scale = len(first.drift) / worst if statistic is LIFT else 1.0
+    n = worst if first.group is None else min(worst, len(set(first.group)))
+    wilson = statistics.proportion(round(found.value / scale * n), n)
+    return replace(found, low=scale * wilson.low, high=scale * wilson.high)
+
+
+def _is_constant(found: Evaluation) -> MetricColumn:
+    """1 for every image whose Grad-CAM map is constant."""
+    eq, constant = summary.pick(found.table, "eq", "grad-cam", found.region), constant_maps(found, "grad-cam")
+    return replace(eq, value=np.array([constant[i] for i in eq.ids], dtype=np.float64), score="constant")
 
 
 def _chance_and_p(pairs: Both[list[Pair]], domain: str) -> Iterator[Row]:
