@@ -778,11 +778,16 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from reproduce_all import _loaders_as_usual
 
+
+def start_method():
+    return multiprocessing.get_start_method()
+
+
 if __name__ == "__main__":
     for first in (None, _loaders_as_usual):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), first) as pool:
-            print(pool.submit(multiprocessing.get_start_method).result())
-    print(multiprocessing.get_start_method())
+            print(pool.submit(start_method).result())
+    print(start_method())
 """
 
 
