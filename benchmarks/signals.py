@@ -31,6 +31,7 @@ from equicam.data.sources import find_items
 from equicam.evaluation import statistics
 from equicam.evaluation.selection import pick
 from equicam.evaluation.statistics import Floats
+from equicam.paper.triage import IN_TENTH, Pair, over_seeds
 
 NAMES = {
     "stability": "1 − stability",
@@ -128,13 +129,10 @@ def _r(signal: Floats, drift: Floats, group: NDArray[np.object_] | None) -> dict
 
 def _share_found(signal: Floats, drift: Floats, group: NDArray[np.object_] | None) -> dict[str, Any]:
     """By group, or by image with Wilson's interval, because a bootstrap of no finds is [0, 0]; ties give fractions, which are rounded."""
+    if group is not None:
+        return asdict(over_seeds([Pair(signal, drift, group)], IN_TENTH))
     share, n = statistics.capture(signal, drift), len(drift)
     worst = max(1, round(0.1 * n))
-    if group is not None:
-        found = statistics.bootstrap(statistics.capture, signal, drift, group=group)
-        if found.low < found.high:
-            return asdict(found)
-        worst = min(worst, len(set(group)))
     return asdict(statistics.proportion(round(worst * share), worst)) | {"n": n}
 
 

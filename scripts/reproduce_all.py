@@ -273,7 +273,7 @@ def tune_all(plan: Plan, data: str, model: str, start: str, files: dict[tuple[st
     """
     failed = 0
     pool = (
-        ProcessPoolExecutor(plan.at_once, multiprocessing.get_context("spawn"), _loaders_as_usual)
+        ProcessPoolExecutor(plan.at_once, multiprocessing.get_context("spawn"), use_default_start_method)
         if plan.at_once > 1
         else None
     )
@@ -292,8 +292,8 @@ def tune_all(plan: Plan, data: str, model: str, start: str, files: dict[tuple[st
     return failed
 
 
-def _loaders_as_usual() -> None:
-    """A spawned process would spawn its loaders too, and each would import everything, every epoch."""
+def use_default_start_method() -> None:
+    """For the processes of this one: a spawned process would spawn its loaders too, and each would import everything, every epoch."""
     multiprocessing.set_start_method(None, force=True)
 
 

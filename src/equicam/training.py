@@ -27,7 +27,7 @@ from equicam.readers.model import Model
 from equicam.shards import differences, plain, write_atomic
 
 CHECKPOINT_SECONDS = 60.0
-"""Between two checkpoints at least: four times the size of the weights, they would take longer than a short epoch."""
+"""Between two checkpoints at least: each is four times as large as the weights, too much to write after every short epoch."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from equicam.evaluation import statistics
 from equicam.methods import METHODS
 from equicam.models.zeroshot import ZeroShot
 from equicam.paper import load_experiment, plots, sanity, triage
+from equicam.paper import measure as paper_measure
 from equicam.paper.claims import claims
 from equicam.paper.context import Context
 from equicam.paper.domains import _missing
@@ -401,7 +402,7 @@ def test_triage_counts_constant_maps(tiles, out, monkeypatch):
     context = Context(cnn(), tiles, out, n=3)
     first = context.sample[0].id
     monkeypatch.setattr(
-        triage, "constant_maps", lambda found, method: {i.id: i.id == first for i in context.sample}
+        paper_measure, "constant_maps", lambda found, method: {i.id: i.id == first for i in context.sample}
     )
     rows = {found.label: found for found in load_experiment("triage").run(context)}
     assert rows[triage.CONSTANT].clean.value == pytest.approx(1 / 3)
@@ -417,6 +418,10 @@ def test_finding_none_of_the_worst_is_not_certain(statistic, scale):
         assert found.high == pytest.approx(scale * statistics.proportion(0, n).high)
     some = triage.over_seeds([triage.Pair(np.random.default_rng(0).normal(size=100), drift, None)], statistic)
     assert some.low < some.high
+    few = triage.over_seeds([triage.Pair(np.roll(drift, 5), drift, np.arange(100) // 25)], triage.IN_TENTH)
+    assert 0 <= few.low < few.value < few.high <= 1  # few groups widen it, not beyond what a share can be
+    unknown = triage.over_seeds([triage.Pair(np.full(100, np.nan), drift, None)], statistic)
+    assert np.isnan(unknown.value)
 
 
 def test_triage_is_over_all_seeds(tiles, out, tuned):

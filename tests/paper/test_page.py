@@ -349,7 +349,7 @@ def test_findings_on_random_weights_and_gates_follow_the_numbers():
     without = kept("sanity", measured("", 0.7, "grad-cam, weights as given: Eq"))
     (text,) = findings({"vgg16": {"sanity": without}, "resnet50": {"sanity": sane}})
     assert (
-        "above that of the trained network in 1 of 2, up to 0.980 (ResNet-50, ImageNet, trained 0.970)"
+        "above that of the trained network in 1 of 1, up to 0.980 (ResNet-50, ImageNet, trained 0.970)"
         in text
     )
     assert list(findings({"vgg16": {"sanity": without}})) == []
@@ -412,8 +412,10 @@ def test_the_finding_on_signals_names_chance_and_constant_maps(found, constant):
     rows = [measured("", found, "worst tenth found in a tenth"), measured("", constant, triage.CONSTANT)]
     (text,) = findings({"aerial-resnet50": {"triage": kept("triage", *rows)}})
     assert ("below chance with its whole interval on ResNet-50, aerial" in text) == (found == 0.05)
-    assert ("not above chance with its whole interval on ResNet-50, aerial" in text) == (found == 0.099)
-    assert ("ResNet-50, aerial: 25%, 40%" in text) == (constant == 0.25)
+    assert ("PEUM is not above chance with its whole interval on ResNet-50, aerial" in text) == (
+        found == 0.099
+    )
+    assert ("(ResNet-50, aerial: 25% are constant, 40% at most)" in text) == (constant == 0.25)
 
 
 def test_the_finding_on_ignoring_the_image_can_say_no():
@@ -776,7 +778,7 @@ def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, 
 LOADERS_START_BY = """
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
-from reproduce_all import _loaders_as_usual
+from reproduce_all import use_default_start_method
 
 
 def start_method():
@@ -784,7 +786,7 @@ def start_method():
 
 
 if __name__ == "__main__":
-    for first in (None, _loaders_as_usual):
+    for first in (None, use_default_start_method):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), first) as pool:
             print(pool.submit(start_method).result())
     print(start_method())

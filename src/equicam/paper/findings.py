@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from equicam.evaluation.statistics import Estimate
-from equicam.paper import alignment, rotation_augmentation, soft_gate, t_sweep, triage
+from equicam.paper import alignment, rotation_augmentation, soft_gate, t_sweep, tables, triage
 from equicam.paper.claims import TITLES
 from equicam.paper.kept import KeptRows
 from equicam.paper.margins import published_range
@@ -265,15 +265,15 @@ def _signals(of: dict[str, Rows]) -> str:
             (below if peum.high < CHANCE else chance).append(name)
         constant = value(rows.get(triage.CONSTANT), "clean")
         if constant > CHANCE:
-            tied.append(f"{name}: {constant:.0%}, {CHANCE / constant:.0%}")
+            tied.append(f"{name}: {constant:.0%} are constant, {CHANCE / constant:.0%} at most")
     remark = f"PEUM is below chance with its whole interval on {'; '.join(below)}. " if below else ""
-    remark += f"It is not above chance with its whole interval on {'; '.join(chance)}. " if chance else ""
+    remark += f"PEUM is not above chance with its whole interval on {'; '.join(chance)}. " if chance else ""
     if below or chance:
         remark += "A constant map counts Eq 0 and has a PEUM of 0; `equicam triage` ranks it first. "
     if tied:
         remark += (
-            "Where more than a tenth of the maps are constant, the worst tenth is a random part of them, and no signal can be expected to find more "
-            f"than a tenth divided by their share ({'; '.join(tied)}). "
+            "Where more than a tenth of the maps are constant, the worst tenth is a random part of them, of which even a perfect signal finds only a part "
+            f"({'; '.join(tied)}). "
         )
     names = ("PEUM finds", "disagreement finds", "1 − stability finds")
     return (
@@ -294,9 +294,7 @@ def _sanity(of: dict[str, Rows]) -> str:
     ]
     alike = "equigrad-cam, all random: Pearson with the map of the weights as given"
     given, random = labels[2:]
-    numbers = {
-        name: [value(rows.get(label), "clean") for label in (*labels, alike)] for name, rows in of.items()
-    }
+    numbers = {name: [value(rows.get(label), "clean") for label in labels] for name, rows in of.items()}
     known = {name: values for name, values in numbers.items() if not math.isnan(values[3])}
     if not known:
         return ""
@@ -310,25 +308,24 @@ def _sanity(of: dict[str, Rows]) -> str:
         "its random networks",
         "r of its maps with the trained ones",
     ]
-    higher = sum(is_above(rows.get(random), rows.get(given)) for rows in of.values())
+    higher = sum(is_above(of[name].get(random), of[name].get(given)) for name in known)
     lines = [
-        [name, *map(_number, numbers[name][:4]), _note(rows.get(random)), interval_of(rows.get(alike))]
+        [
+            name,
+            *map(_number, numbers[name]),
+            rows[random].note if random in rows else "",
+            _with_n(rows.get(alike)),
+        ]
         for name, rows in of.items()
     ]
     return (
-        f"- **Consistency without training.** With all weights random, EquiGrad-CAM's Eq is above that of the trained network in {higher} of {len(of)}, up to "
+        f"- **Consistency without training.** With all weights random, EquiGrad-CAM's Eq is above that of the trained network in {higher} of {len(known)}, up to "
         f"{_number(numbers[highest][3])} ({highest}, trained {_number(numbers[highest][2])}): that much comes from aligning and averaging, and needs nothing that the network has learnt. "
         "It is the mean of three random networks; some are dead, and a constant map counts 0."
         + table(head, lines)
     )
 
 
-def _note(row: Row | None) -> str:
-    return row.note if row is not None else ""
-
-
-def interval_of(row: Row | None) -> str:
+def _with_n(row: Row | None) -> str:
     """A measured number with its interval and number of images."""
-    if row is None or row.clean is None:
-        return ""
-    return f"{row.clean.value:.2f} [{row.clean.low:.2f}, {row.clean.high:.2f}], n = {row.clean.n}"
+    return f"{tables.interval(row.clean, 2)}, n = {row.clean.n}" if row and row.clean else ""

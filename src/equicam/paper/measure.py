@@ -99,10 +99,13 @@ def accuracy(found: Both[Evaluation]) -> Both[Estimate | None]:
 
 def constant_share(found: Evaluation, method: str) -> Estimate:
     """The share of images whose map is constant."""
-    constant = constant_maps(found, method)
-    eq = summary.pick(found.table, "eq", method, found.region)
-    is_constant = np.array([constant[i] for i in eq.ids], dtype=np.float64)
-    return summary.mean_of(replace(eq, value=is_constant, score="constant"))
+    return summary.mean_of(is_constant(found, method))
+
+
+def is_constant(found: Evaluation, method: str) -> MetricColumn:
+    """1 for every image whose map is constant, 0 for the others."""
+    eq, constant = summary.pick(found.table, "eq", method, found.region), constant_maps(found, method)
+    return replace(eq, value=np.array([constant[i] for i in eq.ids], dtype=np.float64), score="constant")
 
 
 def eq_where_defined(found: Evaluation, method: str) -> Estimate:

@@ -240,7 +240,7 @@ def random_weights(kept: KeptRows) -> str:
     notes = {row.label: row.note for row in kept.ran}
     by_seed = {label: re.search(r"by seed [^;]+", note) for label, note in notes.items()}
     text = ""
-    for panel in panels[:2]:  # SSIM is in the plot
+    for panel in (one for one in panels if one.label != "SSIM"):  # which is in the plot
         cells = {
             name: [
                 interval(e)
@@ -249,7 +249,7 @@ def random_weights(kept: KeptRows) -> str:
             ]
             for name, row in panel.rows
         }
-        with_given = "" if panel is panels[0] else " and those of the weights as given"
+        with_given = "" if panel is panels[0] else " with those of the weights as given"
         text += _matrix(f"{panel.title}{with_given}, {panel.images} images", panel.columns, cells)
     if panels:
         floors = {

@@ -56,7 +56,7 @@ PCF is the paper's Predictive Confidence Filtering: views count if they predict 
 
 """
 LEGENDS = {
-    "sanity": "Of fewer images than the other tables, because seven networks are evaluated. Intervals are over images; the random networks are three, or one.\n\n",
+    "sanity": "Of fewer images than the other tables, because seven networks are evaluated. Intervals are over images. With all weights random it is the mean of three networks, with some of them random one network.\n\n",
     "rotation-augmentation": "GC is Grad-CAM, EG EquiGrad-CAM, aug training with rotated images.\n\n",
     "seeds-rotated": "`equicam reproduce seeds` with `--extra seed0=rotated0/weights.safetensors` and so on.\n\n",
 }

@@ -22,8 +22,8 @@ CHANGE_FIRST = f"{CHANGE}, first classes"
 def measure(context: Context) -> Iterator[Row]:
     """Eq at each γ, of the claims on the first classes; γ = 0 is the ungated method."""
     found = Both(_evaluate(context, as_published=False), _evaluate(context, as_published=True))
-    of_first_classes = context.on_first_classes(found)
-    first = of_first_classes.map(_eq)
+    on_first = context.on_first_classes(found)
+    first = on_first.map(_eq)
     of_first = context.labelled
     yield compare(
         "softgate.ungated",
@@ -41,7 +41,7 @@ def measure(context: Context) -> Iterator[Row]:
         yield compare("", found.map(Evaluation.eq, _name(gamma)), label=_name(gamma))
     yield compare("", found.map(_change), label=CHANGE, reason="paired by image")
     if context.labelled:
-        yield compare("", of_first_classes.map(_change), label=CHANGE_FIRST, reason="paired by image")
+        yield compare("", on_first.map(_change), label=CHANGE_FIRST, reason="paired by image")
 
 
 def _evaluate(context: Context, *, as_published: bool) -> Evaluation:

@@ -13,7 +13,7 @@ from equicam.paper.claims import DOMAINS, Claim
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.domains import fine_tuning
 from equicam.paper.experiment import Experiment
-from equicam.paper.measure import constant_maps, mean_over
+from equicam.paper.measure import is_constant, mean_over
 from equicam.paper.peum_audit import OFF_GRID
 from equicam.paper.rotation_augmentation import TRAININGS, WEIGHTS
 from equicam.paper.rows import Both, Remark, Row, compare, correlation, number, with_verdict
@@ -59,10 +59,9 @@ def measure(context: Context) -> Iterator[Row]:
         yield from _rows(f"{start}.{name}" if name else "", label, pairs, statistic)
     if context.claimed_domain in DOMAINS:
         yield from _chance_and_p(_pairs(seeds, "peum"), context.domain)
-    shares = [one.map(_is_constant) for one in seeds]
-    yield compare(
-        "", Both([s.clean for s in shares], [s.as_published for s in shares]).map(mean_over), label=CONSTANT
-    )
+    constant = [one.map(is_constant, "grad-cam") for one in seeds]
+    of_protocols = Both([one.clean for one in constant], [one.as_published for one in constant])
+    yield compare("", of_protocols.map(mean_over), label=CONSTANT)
     at = f"Eq at {', '.join(f'{angle:g}°' for angle in OFF_GRID)}, which no view has"
     for name, label, signal, statistic in QUANTITIES:
         if name not in ("lift10", "cap20"):
@@ -107,14 +106,9 @@ def over_seeds(pairs: Sequence[Pair], statistic: statistics.Statistic) -> Estima
     first = pairs[0]
     if len(pairs) == 1 and statistic is statistics.pearson_r:
         return correlation(statistics.pearson(first.signal, first.drift, group=first.group))
-
-    def mean(*columns: Floats) -> float:
-        of_seeds = zip(columns[::2], columns[1::2], strict=True)
-        return float(np.mean([statistic(signal, drift) for signal, drift in of_seeds]))
-
     columns = [column for pair in pairs for column in (pair.signal, pair.drift)]
-    found = statistics.bootstrap(mean, *columns, group=first.group)
-    if found.low < found.high or statistic not in SHARES:
+    found = statistics.bootstrap(statistics.MeanOverPairs(statistic), *columns, group=first.group)
+    if statistic not in SHARES or found.low != found.high:
         return found
     # no resample finds any, or each finds all: certain only as far as there are images, or groups of them
     worst = max(1, round(WORST * len(first.drift)))
@@ -122,12 +116,6 @@ def over_seeds(pairs: Sequence[Pair], statistic: statistics.Statistic) -> Estima
     n = worst if first.group is None else min(worst, len(set(first.group)))
     wilson = statistics.proportion(round(found.value / scale * n), n)
     return replace(found, low=scale * wilson.low, high=scale * wilson.high)
-
-
-def _is_constant(found: Evaluation) -> MetricColumn:
-    """1 for every image whose Grad-CAM map is constant."""
-    eq, constant = summary.pick(found.table, "eq", "grad-cam", found.region), constant_maps(found, "grad-cam")
-    return replace(eq, value=np.array([constant[i] for i in eq.ids], dtype=np.float64), score="constant")
 
 
 def _chance_and_p(pairs: Both[list[Pair]], domain: str) -> Iterator[Row]:

@@ -83,12 +83,7 @@ def _masks(planes: Float[Tensor, "k h w"], x: Tensor) -> Float[Tensor, "k 1 H W"
 
 
 def _class_score(
-    network: Network,
-    masked: Float[Tensor, "m c H W"],
-    target: int,
-    method: str,
-    *,
-    by_logits: bool = False,
+    network: Network, masked: Float[Tensor, "m c H W"], target: int, method: str, *, by_logits: bool = False
 ) -> Float[Tensor, " m"]:
     found = predict(network, masked)
     if by_logits:
@@ -126,8 +121,7 @@ def rise(
         for i in range(len(x)):
 
             def score(i: int = i, shown: Tensor = shown) -> Tensor:
-                masked = x[i] * shown[:, None].to(x.dtype)
-                return _class_score(network, masked, classes[i], "rise")
+                return _class_score(network, x[i] * shown[:, None].to(x.dtype), classes[i], "rise")
 
             scores = memories[i](("rise", masks, seed, int(some[0]), len(some)), score)
             total[i] += torch.einsum("m,mhw->hw", scores, shown)

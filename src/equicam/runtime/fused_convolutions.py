@@ -47,12 +47,20 @@ class Convolution:
     weight: Weight
     bias: Weight
     settings: tuple[list[int], list[int], list[int]]  # stride, padding, dilation
-    needs_exact_bias: bool
 
     @property
     def result(self) -> Node:
         """The node that holds what it computes."""
         return self.nodes[0]
+
+    @property
+    def needs_exact_bias(self) -> bool:
+        """Whether its bias, rounded once, would err more than the network does.
+
+        A batch norm computes in full precision. In half precision a folded bias would be off in the same direction in every
+        pixel and view, which no average removes. A bias of the convolution's own is rounded in the network too.
+        """
+        return len(self.nodes) > 1 and self.result.meta["val"].dtype.itemsize == 2
 
 
 @dataclass(frozen=True)
@@ -73,12 +81,7 @@ class Fusable:
 
 
 def fuse_convolutions(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
-    """Replace convolutions that end in a ReLU; return the functions of the weights that it reads, and their values.
-
-    A batch norm computes in full precision. In half precision the bias it is folded into would be off in the same direction in
-    every pixel and view, which no average removes: what rounding takes from it is added too, and then no residual can be. A bias
-    of the convolution's own is rounded in the network too.
-    """
+    """Replace convolutions that end in a ReLU; return the functions of the weights that it reads, and their values."""
     derived: list[tuple[Weight, Tensor]] = []
 
     def constant(value: Weight, dtype: torch.dtype) -> Node:
@@ -190,7 +193,6 @@ def _find_convolution(graph: fx.GraphModule, node: Node) -> Convolution | None:
         weight=lambda: weight() * scale()[:, None, None, None],
         bias=lambda: beta() + (bias() - mean()) * scale(),
         settings=(stride, padding, dilation),
-        needs_exact_bias=norm is not None and node.meta["val"].dtype.itemsize == 2,
     )
 
 

@@ -26,6 +26,7 @@ from equicam.evaluation.statistics.detection import (
 from equicam.evaluation.statistics.intervals import (
     MIN_GROUPS,
     Estimate,
+    MeanOverPairs,
     Statistic,
     bootstrap,
     mean,
@@ -37,7 +38,7 @@ from equicam.evaluation.statistics.intervals import (
 from equicam.evaluation.statistics.shares import difference, kappa, proportion, upper_bound
 
 __all__ = [
-    "MIN_GROUPS", "NAN", "Column", "Comparison", "Correlation", "Estimate", "Floats", "HeldOut", "Ids", "Indices", "Statistic", "auroc",
+    "MIN_GROUPS", "NAN", "Column", "Comparison", "Correlation", "Estimate", "Floats", "HeldOut", "Ids", "Indices", "MeanOverPairs", "Statistic", "auroc",
     "bonferroni", "bootstrap", "capture", "capture_lift", "compare", "difference", "held_out_lift", "holm", "kappa",
     "mean", "mean_ratio", "means_by_bin", "paired_difference", "pearson", "pearson_r", "pooled_mean", "proportion",
     "skill", "spearman", "spearman_r", "upper_bound", "weighted_mean",

@@ -10,6 +10,7 @@ those that need only how often each row was chosen from these counts: all resamp
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TypedDict, Unpack
 
@@ -100,6 +101,18 @@ class Gap:
         return self.statistic(signal_a, target) - self.statistic(signal_b, target)
 
 
+@dataclass(frozen=True)
+class MeanOverPairs:
+    """The mean of statistic(a, b) over several pairs of columns: a₀, b₀, a₁, b₁, …"""
+
+    statistic: Statistic
+
+    def __call__(self, *columns: Floats) -> float:
+        """The mean on these rows."""
+        pairs = zip(columns[::2], columns[1::2], strict=True)
+        return float(np.mean([self.statistic(a, b) for a, b in pairs]))
+
+
 def bootstrap(
     statistic: Statistic,
     *columns: Column,
@@ -145,6 +158,10 @@ def _bounds(statistic: Statistic, table: Floats) -> tuple[float, float]:
     """Between which a statistic lies whatever the sample: a mean, between the smallest and the largest value."""
     if statistic in (mean, weighted_mean):
         return float(table[0].min()), float(table[0].max())
+    if isinstance(statistic, MeanOverPairs):
+        statistic = statistic.statistic
+    if isinstance(statistic, partial):
+        statistic = statistic.func
     return BOUNDS.get(statistic, (-np.inf, np.inf))
 
 
