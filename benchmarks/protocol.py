@@ -8,6 +8,7 @@ EquiGrad-CAM map, eager and compiled, with that of float32; the same of maps by 
 """
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from equicam.paper.context import Evaluation
 LIMITS = {"TF32": 11, "bf16": 9}
 MASKED_IMAGES = 24
 DTYPES = {"TF32": None, "bf16": torch.bfloat16}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def protocol(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[str, float]]:
@@ -65,7 +67,7 @@ def precision(model: equicam.Model, data: str, n: int | None, batch: int = 50) -
     items = sample_by_class(find_items(data), n)
     runs = {
         f"{name}, {'compiled' if compiled else 'eager'}": {"dtype": dtype, "compiled": compiled}
-        for name, dtype in DTYPES.items()
+        for name, dtype in (DTYPES | HALF).items()
         for compiled in (False, True)
     }
     found: dict[str, list[float]] = {name: [] for name in runs}
@@ -90,7 +92,7 @@ def precision(model: equicam.Model, data: str, n: int | None, batch: int = 50) -
 
 
 def masked(model: equicam.Model, data: str, n: int | None) -> dict[str, list[float]]:
-    """Correlation of maps by masked images in bf16 with those of float32, with TF32 off."""
+    """Correlation of maps by masked images in half precision with those of float32, with TF32 off."""
     items = sample_by_class(find_items(data), min(n or MASKED_IMAGES, MASKED_IMAGES))
     x = torch.stack([preprocess_image(model, open_item(i)) for i in items]).to(model.device)
     found: dict[str, list[float]] = {}
@@ -98,12 +100,12 @@ def masked(model: equicam.Model, data: str, n: int | None) -> dict[str, list[flo
         torch.backends.cudnn.allow_tf32 = False
         exact = equicam.explain(model, x, method=method)
         torch.backends.cudnn.allow_tf32 = True
-        for compiled in (False, True):
+        for (half, dtype), compiled in itertools.product(HALF.items(), (False, True)):
             other = equicam.explain(
-                model, x, method=method, target=exact.target, dtype=torch.bfloat16, compiled=compiled
+                model, x, method=method, target=exact.target, dtype=dtype, compiled=compiled
             )
             r = pearson(other.map[:, None], exact.map[:, None], "full").flatten().tolist()
-            name = f"{method}, bf16, {'compiled' if compiled else 'eager'}"
+            name = f"{method}, {half}, {'compiled' if compiled else 'eager'}"
             found[name] = r
             print(
                 f"maps by {name} against float32: r mean {sum(r) / len(r):.6f}, least {min(r):.5f}",

@@ -72,8 +72,9 @@ COSTLY_SANITY_N, COSTLY_SANITY_PASSES = 12, 2048
 """Images of a costly section for it, and the forward passes of a map by its methods: Score-CAM's."""
 MAX_PASSES = 8000
 """Forward passes of one map: RISE runs, augmented Score-CAM with 12,288 does not."""
-QUICK = {"dtype": torch.bfloat16}
-"""Options of sections that would take too long in float32; every Eq on ImageNet is the same to .001 (docs/benchmarks.md)."""
+DOMAIN_DTYPE, COSTLY_DTYPE = torch.bfloat16, torch.float16
+"""Of sections that would take too long in float32 (docs/benchmarks.md): every Eq on ImageNet is the same to .001 in bfloat16, and float16 is
+faster and closer for networks whose activations it can hold."""
 
 
 @dataclass(frozen=True)
@@ -187,11 +188,11 @@ def imagenet_section(name: str, plan: Plan) -> tuple[Context, tuple[str, list[st
     context = open_context(
         str(plan.data / "imagenet-val"), plan.out / name, model=model, weights=str(plan.weights / weights), backbone=network,
         n=plan.costly_n if costly else plan.n, costly=bool(costly), max_passes=plan.max_passes if costly else None,
-        device=plan.device, options=_options(plan, quick=bool(costly), many_passes=bool(costly)),
+        device=plan.device, options=_options(plan, COSTLY_DTYPE if costly else None),
     )  # fmt: skip
     command = f"equicam reproduce all --data imagenet-val --model {short(model)} --weights {weights} --backbone {network}"
     command += f" --n {len(context.sample)}" + (f" --costly --max-passes {plan.max_passes}" if costly else "")
-    command += " --dtype bfloat16 --compile" if context.options.get("compiled") else ""
+    command += f" --dtype {_name(COSTLY_DTYPE)} --compile" if context.options.get("compiled") else ""
     suffix = ": methods of many forward passes" if costly else ""
     return context, (f"{title}, ImageNet validation images, one per class{suffix}", [command])
 
@@ -215,7 +216,7 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     run = (
         f"equicam reproduce all --data {data} --split test --domain {domain} --model {short(model)} --backbone {network} "
         "--weights plain0/weights.safetensors"
-        + (" --dtype bfloat16" if _options(plan, quick=True) else "")
+        + (f" --dtype {_name(DOMAIN_DTYPE)}" if _options(plan, DOMAIN_DTYPE) else "")
         + (f" --group-by {GROUPS[data]}" if data in GROUPS else "")
         + "".join(f" --extra {key}={file.parent.name}/{file.name}" for key, file in shown.items())
     )
@@ -234,7 +235,7 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
         write_tunes(rows, files)
     context = open_context(
         str(plan.data / data), plan.out / name, model=model, weights=str(extra["plain"]), backbone=network, domain=domain,
-        split="test", group_by=GROUPS.get(data), extra=extra, device=plan.device, options=_options(plan, quick=True),
+        split="test", group_by=GROUPS.get(data), extra=extra, device=plan.device, options=_options(plan, DOMAIN_DTYPE),
     )  # fmt: skip
     failed += run_experiments(context, plan, rows, tuple(one for one in wanted if one != "seeds"))
     for kind, keep_as in (("plain", "seeds"), ("rotated", "seeds-rotated")):
@@ -248,11 +249,15 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     return failed
 
 
-def _options(plan: Plan, *, quick: bool, many_passes: bool = False) -> dict[str, Any]:
+def _options(plan: Plan, dtype: torch.dtype | None) -> dict[str, Any]:
     """Of `evaluate`, on a GPU; compiling pays where one call is made hundreds of thousands of times."""
     if not (plan.device or "").startswith("cuda"):
         return {}
-    return (QUICK if quick else {}) | {"compiled": many_passes}
+    return ({} if dtype is None else {"dtype": dtype}) | {"compiled": dtype is COSTLY_DTYPE}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def describe(rows: Path, title: str, commands: list[str], remark: str = "") -> None:

@@ -101,6 +101,16 @@ def test_claims_of_the_first_classes_have_images_enough_to_decide(tiles, out, mo
     assert (first.claim, every.claim) == ("main.Recipro-CAM.resnet50.eq", "")
     assert first.why.code != "other-sample"
     assert "first fifth of the classes" in first.note
+    (alone,) = (
+        row
+        for row in load_experiment("main").run(replace(few, backbone="mobilenet_v2"))
+        if row.label == "recipro-cam"
+    )
+    assert (alone.clean.n, alone.claim, alone.note) == (
+        6,
+        "",
+        "",
+    )  # nothing is published for its first classes
 
 
 def test_transformer_rows(tiles, out):

@@ -238,8 +238,16 @@ def test_the_page_judges_another_network_in_the_place_of_the_papers(folder, tmp_
 def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
     labels = ("grad-cam, weights as given", "grad-cam, all random", "equigrad-cam, all random")
     rows = [measured("", 0.5 + i / 10, f"{label}: Eq") for i, label in enumerate(labels)]
-    text = "by seed 0.000, 0.900; unrelated images -0.100; 27% of the maps are constant and count 0"
-    rows[1] = replace(rows[1], reason=Remark("note", {"text": text}))
+    of_networks = {"by_seed": [0.0, 0.9], "floor": -0.1, "constant": 0.27}
+    rows[0] = replace(
+        rows[0], reason=Remark("networks", {"by_seed": [], "floor": float("nan"), "constant": 0.0})
+    )
+    rows[1] = replace(rows[1], reason=Remark("networks", of_networks))
+    assert rows[0].note == ""
+    assert (
+        rows[1].note
+        == "by seed 0.000, 0.900; unrelated images -0.100; 27% of the maps are constant and count 0"
+    )
     rows.append(measured("", -0.2, "grad-cam, all random: Pearson with the map of the weights as given"))
     left = replace(
         rows[0], label="head random", clean=None, as_published=None, verdict="not run", reason=Remark("note", {"text": "later"})

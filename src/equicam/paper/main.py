@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from equicam.paper.claims import METHODS, NETWORKS, claims
+from equicam.paper.claims import METHODS, claims
 from equicam.paper.context import FORWARD_PASSES, Context, Evaluation
 from equicam.paper.experiment import Experiment
 from equicam.paper.measure import eq_row, gain_row
@@ -39,10 +39,8 @@ def measure(context: Context) -> Iterator[Row]:
 
 
 def _is_of_first_classes(name: str, context: Context) -> bool:
-    """Whether a method's published number is of the first classes; other networks are measured where ResNet-50 is."""
-    known = claims().get(f"main.{name}.{context.backbone}.eq") or claims().get(
-        f"main.{name}.{NETWORKS[0]}.eq"
-    )
+    """Whether a method's published number is of the first classes."""
+    known = claims().get(f"main.{name}.{context.backbone}.eq")
     return context.labelled and known is not None and known.of_first_classes
 
 

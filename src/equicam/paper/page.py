@@ -1,6 +1,6 @@
 """docs/reproduce.md from kept rows: how many claims hold, what was found, a section per network, and what was not run."""
 
-import re
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equicam.errors import EquicamError
+from equicam.evaluation.statistics import Estimate
 from equicam.paper import EXPERIMENTS, load_experiment
 from equicam.paper.claims import NETWORKS, claims
 from equicam.paper.control import controls, distinct
@@ -237,14 +238,14 @@ def table(
 def random_weights(kept: KeptRows) -> str:
     """A table for each measure, a line per method: more numbers than a table of claims can show. Nothing is published."""
     panels = random_weights_panels(kept.ran)
-    notes = {row.label: row.note for row in kept.ran}
-    by_seed = {label: re.search(r"by seed [^;]+", note) for label, note in notes.items()}
+    of_networks = {
+        row.label: row.reason.values for row in kept.ran if row.reason and row.reason.code == "networks"
+    }
     text = ""
     for panel in (one for one in panels if one.label != "SSIM"):  # which is in the plot
         cells = {
             name: [
-                interval(e)
-                + (f", {seeds[0]}" if (seeds := by_seed.get(f"{name}, {column}: {panel.label}")) else "")
+                _with_seeds(e, of_networks.get(f"{name}, {column}: {panel.label}", {}))
                 for column, e in zip(panel.columns, row, strict=True)
             ]
             for name, row in panel.rows
@@ -253,7 +254,7 @@ def random_weights(kept: KeptRows) -> str:
         text += _matrix(f"{panel.title}{with_given}, {panel.images} images", panel.columns, cells)
     if panels:
         floors = {
-            name: [_floor(notes.get(f"{name}, {column}: Eq", "")) for column in panels[0].columns]
+            name: [_floor(of_networks.get(f"{name}, {column}: Eq", {})) for column in panels[0].columns]
             for name, _ in panels[0].rows
         }
         text += _matrix(
@@ -268,10 +269,17 @@ def _matrix(title: str, columns: Sequence[str], cells: Mapping[str, Sequence[str
     return f"{title}:\n\n| method | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}\n{lines}\n"
 
 
-def _floor(note: str) -> str:
-    """Of a note by `sanity`: what unrelated images reach, and the share of constant maps."""
-    floor = re.findall(r"unrelated images (-?\d\.\d+)", note)
-    return ", ".join(floor + re.findall(r"\d+%(?= of the maps are constant)", note))
+def _with_seeds(found: Estimate | None, networks: Mapping[str, Any]) -> str:
+    """A number with its interval, and that of each network where it is a mean of several."""
+    by_seed = ", ".join(f"{eq:.3f}" for eq in networks.get("by_seed", ()))
+    return interval(found) + (f", by seed {by_seed}" if by_seed else "")
+
+
+def _floor(networks: Mapping[str, Any]) -> str:
+    """Eq of unrelated images, and the share of constant maps where there are any."""
+    floor, constant = networks.get("floor", math.nan), networks.get("constant", 0.0)
+    parts = [] if math.isnan(floor) else [f"{floor:.3f}"]
+    return ", ".join(parts + ([f"{constant:.0%}"] if constant > 0 else []))
 
 
 def _verdict(row: Row, folder: str, experiment: str, answers: Mapping[str, Answer]) -> str:

@@ -7,7 +7,7 @@ opposite sign of the claim, it is an artefact.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -19,8 +19,19 @@ from equicam.shards import json_ready
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 P = ParamSpec("P")
+
+
+def _networks_sentence(by_seed: Sequence[float], floor: float, constant: float) -> str:
+    """Eq of each of several networks, of unrelated images, and the share of constant maps; parts without a number are left out."""
+    parts = [f"by seed {', '.join(f'{eq:.3f}' for eq in by_seed)}"] if by_seed else []
+    parts += [] if math.isnan(floor) else [f"unrelated images {floor:.3f}"]
+    return "; ".join(
+        parts + ([f"{constant:.0%} of the maps are constant and count 0"] if constant > 0 else [])
+    )
+
+
 VERDICTS = ("matches", "differs", "artefact", "undecided", "by definition", "measured", "not run")
-SENTENCES = {
+SENTENCES: dict[str, str | Callable[..., str]] = {
     "note": "{text}",
     "off": "off by {distance:.3g}, margin {margin:.3g}",
     "few": "{n} images: {needed} are needed to decide",
@@ -38,8 +49,9 @@ SENTENCES = {
     "costly": "{passes} forward passes per map: --costly, with --n",
     "command": "of {of}: {command}",
     "control": "drift minus this {mean:+.3f} [{low:+.3f}, {high:+.3f}]; drift costs more on {wins:.0%} of the images",
+    "networks": _networks_sentence,
 }
-"""How a table words each remark."""
+"""How a table words each remark: a format, or a function of the values."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,8 @@ class Remark:
     @property
     def text(self) -> str:
         """As a table words it."""
-        return SENTENCES[self.code].format(**self.values)
+        words = SENTENCES[self.code]
+        return words.format(**self.values) if isinstance(words, str) else words(**self.values)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from equicam.methods import METHODS
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
 from equicam.paper.measure import constant_share, mean_over
-from equicam.paper.rows import Both, Row, compare
+from equicam.paper.rows import Both, Remark, Row, compare
 
 ATTENTION = ("rollout", "transformer-attribution")
 SEEDS = (0, 1, 2)
@@ -81,16 +81,15 @@ def _maps(
 
 
 def _eq_row(label: str, found: Sequence[Evaluation], method: str) -> Row:
-    """Eq in the disc, averaged over networks; the note has each network's, and what unrelated images reach."""
+    """Eq in the disc, averaged over networks; the remark has each network's, and what unrelated images reach."""
     columns = [summary.pick(one.table, "eq", method, one.region) for one in found]
-    floor = statistics.mean(np.concatenate([column.floor for column in columns]))
-    notes = [] if np.isnan(floor) else [f"unrelated images {floor:.3f}"]
-    if len(columns) > 1:
-        notes = [f"by seed {', '.join(f'{statistics.mean(c.value):.3f}' for c in columns)}", *notes]
-    blank = statistics.mean(np.array([constant_share(one, method).value for one in found]))
-    if blank > 0:
-        notes.append(f"{blank:.0%} of the maps are constant and count 0")
-    return compare("", Both(mean_over(columns), None), label=f"{label}: Eq", reason="; ".join(notes))
+    of_networks = {
+        "by_seed": [statistics.mean(column.value) for column in columns] if len(columns) > 1 else [],
+        "floor": statistics.mean(np.concatenate([column.floor for column in columns])),
+        "constant": statistics.mean(np.array([constant_share(one, method).value for one in found])),
+    }
+    remark = Remark("networks", of_networks)
+    return compare("", Both(mean_over(columns), None), label=f"{label}: Eq", reason=remark)
 
 
 def _alike_rows(
