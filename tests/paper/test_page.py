@@ -329,22 +329,63 @@ def test_findings_on_averaging_without_alignment_follow_the_paired_interval(unal
     assert ("By skill it is worse than not averaging with MobileNetV2" in text) == said
 
 
-@pytest.mark.parametrize(
-    ("raises", "ahead", "adds"), [(-0.01, 0.3, 0.05), (0.1, -0.1, 0.0), (0.001, 0.0, 0.2)]
-)
-def test_findings_on_rotated_training_follow_the_paired_intervals(raises, ahead, adds):
+def rotated_training(**of):
+    """Rows of `rotation-augmentation`: each difference with its value for every fine-tune, and their mean."""
+    names = rotation_augmentation
+    labels = {
+        "raises": names.TRAINED_ABOVE_PLAIN,
+        "ahead": names.ALIGNED_ABOVE_TRAINED,
+        "adds": names.ALIGNED_AND_TRAINED,
+    }
     eq = {"GC Eq no aug": 0.6, "GC Eq rot aug": 0.59, "EG Eq no aug": 0.9, "EG Eq rot aug": 0.95}
     rows = [measured("", v, label) for label, v in eq.items()]
-    names = rotation_augmentation
-    rows += [
-        difference(names.TRAINED_ABOVE_PLAIN, raises),
-        difference(names.ALIGNED_ABOVE_TRAINED, ahead),
-        difference(names.ALIGNED_AND_TRAINED, adds),
-    ]
-    (text,) = findings({"aerial-resnet50": {"rotation-augmentation": kept("rotation-augmentation", *rows)}})
-    assert ("does not raise Grad-CAM's own Eq" in text) == (raises < 0.004)
-    assert ("No: alone it stays below alignment alone in 1 of 1" in text) == (ahead > 0.004)
-    assert (f"alignment adds to it in {int(adds > 0.004)} of 1") in text
+    for name, values in of.items():
+        rows.append(difference(labels[name], float(np.mean(values))))
+        if len(values) > 1:
+            rows += [difference(f"{labels[name]}, seed {i}", one) for i, one in enumerate(values)]
+    seeds = max(map(len, of.values()))
+    rows += [measured("", 0.6, f"GC Eq no aug, seed {i}") for i in range(seeds) if seeds > 1]
+    return kept("rotation-augmentation", *rows)
+
+
+@pytest.mark.parametrize(
+    ("raises", "ahead", "adds"),
+    [
+        ((-0.01, -0.02), (0.3, 0.2), (0.05, 0.1)),
+        ((0.1, 0.2), (-0.1, -0.2), (0.05, 0.0)),
+        ((0.1, -0.02), (0.3, -0.1), (0.2, 0.3)),
+    ],
+)
+def test_findings_on_rotated_training_follow_every_fine_tune(raises, ahead, adds):
+    (text,) = findings(
+        {
+            "aerial-resnet50": {
+                "rotation-augmentation": rotated_training(raises=raises, ahead=ahead, adds=adds)
+            }
+        }
+    )
+    above = [all(v > 0.004 for v in values) for values in (raises, ahead, adds)]
+    assert ("Not every fine-tune with rotated images raises Grad-CAM's own Eq" in text) == (not above[0])
+    assert ("No: with every fine-tune it stays below alignment alone in 1 of 1" in text) == above[1]
+    assert (f"alignment adds to it in {int(above[2])} of 1") in text
+    assert "| ResNet-50, aerial | 2 | 0.600 |" in text
+
+
+def test_one_fine_tune_is_listed_and_counted_nowhere():
+    several = rotated_training(raises=(0.1, 0.2), ahead=(0.3, 0.2), adds=(0.1, 0.1))
+    one = rotated_training(raises=(-0.1,), ahead=(-0.3,), adds=(-0.1,))
+    (text,) = findings(
+        {
+            "aerial-resnet50": {"rotation-augmentation": several},
+            "aerial-vgg16": {"rotation-augmentation": one},
+        }
+    )
+    assert "stays below alignment alone in 1 of 1, and alignment adds to it in 1 of 1" in text
+    assert (
+        "listed and not counted: fine-tunes differ by more than an interval over images says (VGG-16, aerial)"
+        in text
+    )
+    assert "| VGG-16, aerial | 1 | 0.600 |" in text
 
 
 def test_findings_on_random_weights_and_gates_follow_the_numbers():
@@ -366,14 +407,15 @@ def test_findings_on_random_weights_and_gates_follow_the_numbers():
         first = difference(soft_gate.CHANGE_FIRST, 0.001)
         gates = kept("soft-gate", *rows, difference(soft_gate.CHANGE, change), first)
         (text,) = findings({"resnet50": {"soft-gate": gates}})
+        same, every = text.split(" On all classes, ")
+        unchanged = "+0.001 [-0.003, +0.005]"
         assert (
-            "on the same classes, paired by image, by +0.001 [-0.003, +0.005] with ResNet-50: beyond that in 0 of 1"
-            in text
+            f"On the same classes, γ = 2 changes Eq, paired by image, by {unchanged} by their protocol, {unchanged} by ours with ResNet-50"
+            in same
         )
-        assert (
-            f"{change:+.3f} [{change - 0.004:+.3f}, {change + 0.004:+.3f}] with ResNet-50: beyond that in {beyond} of 1"
-            in text
-        )
+        assert same.endswith("with its whole interval and by their protocol, with neither.")
+        assert f"by {change:+.3f} [{change - 0.004:+.3f}, {change + 0.004:+.3f}] by their protocol" in every
+        assert f"by their protocol, with {'ResNet-50' if beyond else 'neither'}. By their protocol:" in every
 
 
 def test_findings_need_images():
@@ -408,7 +450,7 @@ def test_the_finding_on_signals_has_angles_off_the_grid():
     rows += [measured("", 0.2 + i / 10, label + end) for i, end in enumerate(ends)]
     rows += [measured("", 0.5 + i / 10, f"{label}{end}, off the grid") for i, end in enumerate(ends)]
     (text,) = findings({"aerial-resnet50": {"triage": kept("triage", *rows)}})
-    assert "| ResNet-50, aerial | 0.60 | 20% | 30% | 40% | 50% | 60% | 70% |" in text
+    assert "| ResNet-50, aerial | 1 | 0.60 | 20% | 30% | 40% | 50% | 60% | 70% |" in text
     panels = plots.panels_of(kept("triage", *rows, measured("", 0.1, f"{label}, seed 0")))
     assert [[name for name, _ in panel.rows] for panel in panels] == [
         [f"found in a tenth{end}" for end in ends]

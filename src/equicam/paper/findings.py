@@ -123,7 +123,7 @@ def _four_views(of: dict[str, Rows]) -> str:
         if theirs != -1:
             continue
         if ours == 1:
-            remarks.append(f"with {network} the dip is all vignette")
+            remarks.append(f"with {network} the dip disappears where nothing is filled")
         elif ours == -1:
             share = value(dip, "clean") / value(dip, "as_published")
             remarks.append(f"with {network} {share:.0%} of the dip is left where nothing is filled")
@@ -198,19 +198,32 @@ def _gate(of: dict[str, Rows]) -> str:
     low, high = published_range("softgate.range")
     sentence = ""
     for label, where in (
-        (soft_gate.CHANGE_FIRST, "on the same classes"),
-        (soft_gate.CHANGE, "on all classes"),
+        (soft_gate.CHANGE_FIRST, "On the same classes"),
+        (soft_gate.CHANGE, "On all classes"),
     ):
-        change = {name: rows[label].as_published for name, rows in of.items() if label in rows}
-        known = {name: one for name, one in change.items() if one is not None}
-        shown = " and ".join(f"{interval(one)} with {name}" for name, one in known.items())
-        beyond = sum(one.high < low - high or one.low > high - low for one in known.values())
+        known = {name: rows[label] for name, rows in of.items() if label in rows and rows[label].as_published}
+        shown = " and ".join(f"{_by_both(row)} with {name}" for name, row in known.items())
+        beyond = [name for name, row in known.items() if _is_beyond(row.as_published, high - low)]
         if known:
-            sentence += f" By the authors' protocol, γ = 2 changes Eq {where}, paired by image, by {shown}: beyond that in {beyond} of {len(known)}."
+            sentence += (
+                f" {where}, γ = 2 changes Eq, paired by image, by {shown}: more than the published {high - low:.3f}, with its whole interval and "
+                f"by their protocol, with {' and '.join(beyond) or 'neither'}."
+            )
     return (
-        f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f} on the first 200 classes, so gating is not load-bearing.{sentence}"
+        f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f} on the first 200 classes, so gating is not load-bearing.{sentence} By their protocol:"
         + table(["Eq", *gammas], [[name, *map(_number, values)] for name, values in eq.items()])
     )
+
+
+def _by_both(row: Row) -> str:
+    """A difference by the authors' protocol, and by ours where it was measured."""
+    found = [(row.as_published, "by their protocol"), (row.clean, "by ours")]
+    return ", ".join(f"{interval(one)} {by}" for one, by in found if one is not None)
+
+
+def _is_beyond(found: Estimate | None, change: float) -> bool:
+    """Whether a change is larger than this in either direction, with its whole interval."""
+    return found is not None and (found.high < -change or found.low > change)
 
 
 def interval(found: Estimate) -> str:
@@ -222,29 +235,50 @@ def _rotated_training(of: dict[str, Rows]) -> str:
     labels = ("GC Eq no aug", "GC Eq rot aug", "EG Eq no aug", "EG Eq rot aug")
     eq = {name: [value(rows.get(label), "clean") for label in labels] for name, rows in of.items()}
     ahead, adds, raises = (
-        {name: one for name, rows in of.items() if (one := sign(rows.get(label))) is not None}
+        {name: one for name, rows in of.items() if (one := sign_of_seeds(rows, label)) is not None}
         for label in (
             rotation_augmentation.ALIGNED_ABOVE_TRAINED,
             rotation_augmentation.ALIGNED_AND_TRAINED,
             rotation_augmentation.TRAINED_ABOVE_PLAIN,
         )
     )
-    fails = [name for name, one in raises.items() if one <= 0]
-    remark = (
-        f" It does not raise Grad-CAM's own Eq, beyond its interval, on {'; '.join(fails)}." if fails else ""
-    )
+    fails = [name for name, one in raises.items() if one < 1]
     below, more = (sum(one == 1 for one in found.values()) for found in (ahead, adds))
-    answer = "No: alone" if below == len(ahead) else "Alone"
-    compared = (
-        f" {answer} it stays below alignment alone in {below} of {len(ahead)}, and alignment adds to it in "
-        f"{more} of {len(adds)}, with the whole interval of the paired difference."
-        if ahead and adds
-        else ""
-    )
-    head = ["disc Eq", "Grad-CAM", "with rotated training", "EquiGrad-CAM", "both"]
-    return f"- **Is training for rotation enough?**{compared}{remark}" + table(
-        head, [[name, *map(_number, values)] for name, values in eq.items()]
-    )
+    answer = "No: with every fine-tune" if below == len(ahead) else "With every fine-tune"
+    remark = ""
+    if ahead and adds:
+        remark = (
+            f" {answer} it stays below alignment alone in {below} of {len(ahead)}, and alignment adds to it in {more} of {len(adds)}, each by the whole interval "
+            "of the difference, paired by image."
+        )
+    if fails:
+        remark += f" Not every fine-tune with rotated images raises Grad-CAM's own Eq on {'; '.join(fails)}."
+    alone = [name for name, rows in of.items() if fine_tunes(rows, labels[0]) == 1]
+    if alone:
+        remark += f" Networks with one fine-tune of each kind are listed and not counted: fine-tunes differ by more than an interval over images says ({'; '.join(alone)})."
+    head = ["disc Eq", "fine-tunes", "Grad-CAM", "with rotated training", "EquiGrad-CAM", "both"]
+    lines = [
+        [name, str(fine_tunes(of[name], labels[0])), *map(_number, values)] for name, values in eq.items()
+    ]
+    return f"- **Is training for rotation enough?**{remark}" + table(head, lines)
+
+
+def of_seeds(rows: Rows, label: str) -> list[Row]:
+    """The rows of single fine-tunes, where there are several."""
+    return [row for name, row in rows.items() if name.startswith(f"{label}, seed ")]
+
+
+def fine_tunes(rows: Rows, label: str) -> int:
+    """How many fine-tunes a number is the mean of."""
+    return len(of_seeds(rows, label)) or 1
+
+
+def sign_of_seeds(rows: Rows, label: str) -> int | None:
+    """The sign of a difference if every fine-tune has it with its whole interval, 0 if they do not agree; None for one fine-tune."""
+    signs = [sign(row) for row in of_seeds(rows, label)]
+    if len(signs) < 2 or None in signs:
+        return None
+    return signs[0] if len({*signs}) == 1 else 0
 
 
 def _signals(of: dict[str, Rows]) -> str:
@@ -259,7 +293,8 @@ def _signals(of: dict[str, Rows]) -> str:
         found = [value(rows.get(one), "clean") for one in signals]
         off = [value(rows.get(triage.OFF_GRID_LABEL.format(one)), "clean") for one in signals]
         shares = ["" if math.isnan(share) else f"{share:.0%}" for share in (*found, *off)]
-        lines.append([name, f"{r:.2f}", *shares])
+        tunes = "" if name.endswith("ImageNet") else str(fine_tunes(rows, label))
+        lines.append([name, tunes, f"{r:.2f}", *shares])
         peum = rows[label].clean if label in rows else None
         if peum is not None and peum.low <= CHANCE:
             (below if peum.high < CHANCE else chance).append(name)
@@ -280,8 +315,8 @@ def _signals(of: dict[str, Rows]) -> str:
         "- **Which signal finds unstable maps.** The share of the worst tenth found in a tenth of the images (chance is 10 %), by PEUM, by the "
         "disagreement of all pairs of views and by 1 − stability, as the mean over fine-tunes where there are several; r is PEUM's with 1 − Eq of Grad-CAM. Stability and disagreement have the form of the "
         "target, a correlation of maps; off the grid, the target is Eq at angles that no view has. "
-        f"{remark}`equicam triage` measures all on the calibration subset and ranks by any (`--by`)."
-        + table(["", "r of PEUM", *names, *(f"{name}, off the grid" for name in names)], lines)
+        f"{remark}One fine-tune is no more than an example: another one may differ by more than an interval over images says. `equicam triage` measures all three signals on your calibration images; `--by` chooses one."
+        + table(["", "fine-tunes", "r of PEUM", *names, *(f"{name}, off the grid" for name in names)], lines)
     )
 
 
@@ -321,7 +356,7 @@ def _sanity(of: dict[str, Rows]) -> str:
     return (
         f"- **Consistency without training.** With all weights random, EquiGrad-CAM's Eq is above that of the trained network in {higher} of {len(known)}, up to "
         f"{_number(numbers[highest][3])} ({highest}, trained {_number(numbers[highest][2])}): that much comes from aligning and averaging, and needs nothing that the network has learnt. "
-        "It is the mean of three random networks; some are dead, and a constant map counts 0."
+        "It is the mean of three random networks; some of them give constant maps, which count 0."
         + table(head, lines)
     )
 

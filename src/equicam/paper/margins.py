@@ -1,7 +1,7 @@
 """How far a measurement may be from a published number and still be called the same.
 
-A margin must be smaller than the effect the number is published for: it is half of the published difference to the number
-it is compared with, at most half of the way to 1 for numbers that end there, and never more than a cap for its kind of
+A margin must be smaller than the effect the number is published for: it is half of the published difference to the nearest number
+that it is compared with, at most half of the way to 1 for numbers that end there, and never more than a cap for its kind of
 quantity. A quantity that the paper prints in several tables has one margin, the smallest, the range of what is printed, the
 rounding of the coarsest and the error of the smallest sample, so that one measurement has one verdict.
 """
@@ -9,7 +9,7 @@ rounding of the coarsest and the error of the smallest sample, so that one measu
 import re
 from functools import cache
 
-from equicam.paper.claims import Claim, claims
+from equicam.paper.claims import DOMAINS, Claim, claims
 
 CAPS = {
     "eq": 0.03, "share": 0.05, "correlation": 0.06, "percent": 5.0, "points": 1.0, "ratio": 0.5, "lift": 0.25, "mass": 0.02,
@@ -22,8 +22,12 @@ KINDS = (
     (r".*\.add\.T|.*acc_seed_sd", "points"),
     (r"causal\..*ratio|peum\..*lift10|cost\.", "ratio"),
     (r"audit\.lift", "lift"),
+    (r"cond\.gap", "eq"),
+    (
+        r".*(acc|stable_rate|flip_rate|\.stable$|frac\.T|augsc\.const|cap\d\d)|cos\.|const\.|peum\.random",
+        "share",
+    ),
     (r"audit\.|peum\.|cond\.corr|code\.readme", "correlation"),
-    (r".*(acc|stable_rate|flip_rate|\.stable$|frac\.T|augsc\.const|cap\d\d)|cos\.|const\.", "share"),
     (r"label\.", "mass"),
 )
 """The kind of a claim by its id; an Eq or an area otherwise."""
@@ -41,28 +45,39 @@ AGAINST = {
     **{f"rotaug.{data}.{what} {a} aug": f"rotaug.{data}.{what} {b} aug" for data in ("PatchCamelyon", "RESISC45", "CUB")
        for what in ("GC Eq", "EG Eq", "acc") for a, b in (("no", "rot"), ("rot", "no"))},
     "audit.r.PEUM": "audit.r.pairwise CAM disagreement", "audit.r.pairwise CAM disagreement": "audit.r.PEUM",
-    "audit.auroc.PEUM": "audit.auroc.confdrop", "cond.bins.gc.lo": "cond.bins.gc.hi", "cond.bins.gc.hi": "cond.bins.gc.lo",
+    "audit.auroc.PEUM": "audit.auroc.confdrop", "audit.auroc.confdrop": "audit.auroc.flip", "audit.auroc.flip": "audit.auroc.confdrop",
+    **{f"cond.{net}.Grad-CAM.Eq {some}": f"cond.{net}.Grad-CAM.Eq unconditional"
+       for net in ("resnet50", "vgg16", "vit_b_16") for some in ("prediction-stable", "confidence-weighted")},
+    "cond.bins.gc.lo": "cond.bins.gc.hi", "cond.bins.gc.hi": "cond.bins.gc.lo",
     "cos.feature.rot": "cos.feature.unrelated", "cos.logit.rot": "cos.logit.unrelated",
     **{f"label.{method}.{side}": f"label.uniform null.{side}"
        for method in ("Grad-CAM", "Grad-CAM++", "LayerCAM", "AugCAM unaligned", "EquiGrad-CAM", "EquiGrad-CAM+PCF")
        for side in ("mass in disc 0deg", "mass in disc rotated mean")},
 }  # fmt: skip
-"""The number that a claim is read next to, where the table's columns do not say."""
+"""The number that a claim is read next to, besides those in the same column of its table."""
+AS_FINE_AS = {
+    f"cond.{net}.EquiGrad-CAM.Eq {some}": f"cond.{net}.EquiGrad-CAM.Eq unconditional"
+    for net in ("resnet50", "vgg16", "vit_b_16")
+    for some in ("prediction-stable", "confidence-weighted")
+}
+"""Numbers published as nearly the same as another one: their margin is no wider than its."""
 OWN_EFFECT = re.compile(
     r"gain\.|app\.gain|clip\.gain|vitl\.gain|matched\.(augsc\..*\.(margin|cross)|(Recipro-CAM|RISE)\.\w+$|recipro|.*inflation)"
     r"|const\.(imagenet|clip)|tsweep\..*\.add\.|audit\.diff|cond\.gap|cond\.max_move|cond\.corr|align\.locus|label\..*drop|causal\..*median_diff"
 )
 """Claims that are a difference themselves: half of it is the margin."""
-BASELINE, OURS = (
+BASELINE, OURS, GATED = (
     ("Grad-CAM", "Grad-CAM single view"),
     ("EquiGrad-CAM", "Aligned feature-space (EquiGrad-CAM)"),
+    ("EquiGrad-CAM+PCF",),
 )
 
 
 @cache
 def margin(claim: str) -> float:
     """Half of the published effect, capped by kind; for a quantity of several tables the smallest of theirs."""
-    return min(_margin(other) for other in _same_quantity(claim))
+    found = min(_margin(other) for other in _same_quantity(claim))
+    return min(found, margin(AS_FINE_AS[claim])) if claim in AS_FINE_AS else found
 
 
 @cache
@@ -103,7 +118,7 @@ def _margin(claim: Claim) -> float:
 
 
 def _effect(claim: Claim) -> float | None:
-    """The published difference to what a claim is compared with; None where the paper compares it with nothing."""
+    """The least published difference to what a claim is compared with; None where the paper compares it with nothing."""
     if claim.id.startswith(
         "softgate."
     ):  # published as a gate that changes nothing: by less than its printed range
@@ -113,18 +128,19 @@ def _effect(claim: Claim) -> float | None:
     (value,) = claim.values
     if OWN_EFFECT.match(claim.id):
         return abs(value)
-    for name in (AGAINST.get(claim.id), *_same_column(claim)):
-        other = claims().get(name or "")
-        if other is not None and len(other.values) == 1:
-            return abs(value - other.values[0])
-    return None
+    others = (claims().get(name) for name in (AGAINST.get(claim.id, ""), *_same_column(claim)))
+    return min(
+        (abs(value - other.values[0]) for other in others if other and len(other.values) == 1), default=None
+    )
 
 
 def _same_column(claim: Claim) -> list[str]:
-    """The claims about Grad-CAM, or for Grad-CAM about EquiGrad-CAM, in the same column of its table."""
+    """Claims in the same column of its table: about Grad-CAM, for Grad-CAM about EquiGrad-CAM; by Eq also about views filtered or not."""
     if not claim.method or f".{claim.method}" not in claim.id:
         return []
-    others = OURS if claim.method in BASELINE else BASELINE
+    others: tuple[str, ...] = OURS if claim.method in BASELINE else BASELINE
+    if claim.metric == "Eq" and claim.domain not in DOMAINS:  # where the paper finds no difference
+        others += GATED * (claim.method in OURS) + OURS * (claim.method in GATED)
     return [claim.id.replace(f".{claim.method}", f".{other}", 1) for other in others]
 
 
