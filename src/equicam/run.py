@@ -35,6 +35,7 @@ from equicam.shards import write_table
 
 if TYPE_CHECKING:
     from equicam.auditing.manifest import Manifest
+    from equicam.auditing.random_weights import RandomWeights
     from equicam.auditing.signing import Seal
     from equicam.auditing.stopping import Remainder
     from equicam.auditing.triage import Triage
@@ -146,6 +147,14 @@ class Run:
             reload_run, self.store, model=model, source=source, weights=weights, device=device
         )  # loaded only if there is something to compute
         return collect_evidence(self.store, [row["id"] for row in self.queue()[:top]], reload, tick)
+
+    @property
+    def random_weights(self) -> "RandomWeights | None":
+        """How steady maps of the same network with random weights are, on a few images; None before `evidence`."""
+        from equicam.auditing.log import Log
+        from equicam.auditing.random_weights import logged_random_weights
+
+        return logged_random_weights(Log(self.folder).events())
 
     def stored_stability(self, *, side: int | None = 224) -> pa.Table:
         """id, stability and stability_by_view of every image, from the stored maps enlarged to `side` pixels.

@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from dataclasses import astuple
+from dataclasses import asdict, astuple, replace
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ import equicam.auditing.evidence as auditing_evidence
 from equicam.auditing.audit import calibration_subset
 from equicam.auditing.evidence import _LEANINGS, evidence, leaning, verdict
 from equicam.auditing.log import Log
+from equicam.auditing.random_weights import RandomWeights
 from equicam.cli.evidence import IN_WORDS
 from equicam.core.views import rotate
 from equicam.data.digests import file_digest
@@ -26,6 +27,7 @@ from equicam.evaluation.faithfulness import blur_out
 from equicam.evaluation.statistics import Estimate, bootstrap, mean
 from equicam.models.images import preprocess_image
 from equicam.recipe import Recipe
+from equicam.report.text import RANDOM_EQ
 from tests.audit.conftest import equicam_command
 
 
@@ -206,7 +208,9 @@ def test_evidence_measures_the_same_network_with_random_weights(run):
     chosen = set(calibration_subset(list_source(run.manifest.source), 8, run.manifest.recipe.seed))
     rows = [row for row in run.items.to_pylist() if row["id"] in chosen]
     usual = [row["stability"] for row in rows if row["stability"] is not None]
-    assert event.payload["stability"] == pytest.approx(np.mean(usual), abs=1e-3)
+    assert event.payload["stability"] == pytest.approx(
+        sum(usual) / len(rows), abs=1e-3
+    )  # a blank map counts 0
     assert event.payload["random_stability"] != pytest.approx(np.mean(usual), abs=1e-2)
     images = [preprocess_image(model, Image.open(run.manifest.source + "/" + row["id"])) for row in rows]
     others = [
@@ -217,11 +221,16 @@ def test_evidence_measures_the_same_network_with_random_weights(run):
     ]
     stability = torch.stack([one.stability for one in others])
     assert stability.nanmean(1).std() > 0.01  # three networks
-    assert event.payload["random_stability"] == pytest.approx(stability.nanmean().item(), abs=1e-3)
+    assert event.payload["random_stability"] == pytest.approx(stability.nan_to_num(0).mean().item(), abs=1e-3)
     assert event.payload["random_steady"] == sum(s.word == "steady" for one in others for s in one.steadiness)
     assert event.payload["steady"] == sum(row["steadiness"] == "steady" for row in rows)
     after = run.report().read_text()
-    assert "a MobileNetV2 reaches an Eq of .987" in before
+    assert (
+        f"a MobileNetV2 reaches an Eq of {RANDOM_EQ['random']}, the trained one {RANDOM_EQ['trained']}"
+        in before
+    )
+    assert asdict(run.random_weights) == event.payload
+    assert ("Random weights do as well" in after) == run.random_weights.as_steady
     assert (
         f"drawn 3 times, reaches a mean stability of {event.payload['random_stability']:.2f} "
         f"({event.payload['random_steady']} of 24 maps are steady)" in after
@@ -229,6 +238,24 @@ def test_evidence_measures_the_same_network_with_random_weights(run):
     run.evidence(2)
     assert len(Log(run.folder).events("sanity")) == 1  # once for a run
     assert run.verify(0).ok
+
+
+def test_the_report_and_the_command_warn_where_random_weights_are_as_steady(run):
+    few = RandomWeights(8, 0.9, 6, 3, 0.95, 18)
+    assert few.as_steady  # 18 of 24, and 6 of 8
+    assert not replace(few, random_steady=17).as_steady
+    assert not replace(few, steady=0, random_steady=0).as_steady
+    run.evidence(1)
+    own = run.random_weights
+    for found in (few, replace(few, random_steady=17)):
+        Log(run.folder).add("sanity", asdict(found))
+        warned = "Random weights do as well" in run.report().read_text()
+        assert warned == found.as_steady
+        code, said = equicam_command("evidence", run.folder, "--top", "1")
+        assert code == 0
+        assert ("steadiness says nothing here" in said) == found.as_steady
+    Log(run.folder).add("sanity", asdict(own) | {"steady": "six"})
+    assert run.random_weights is None
 
 
 def test_an_extended_queue_keeps_its_evidence(run, monkeypatch):

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import equicam
 from equicam.cli.app import app
 from equicam.data.synthetic import draw_many
+from equicam.paper.kept import read_rows
+from equicam.report.text import RANDOM_EQ
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -138,6 +140,23 @@ def test_every_method_is_documented(name):
 @pytest.mark.parametrize("name", equicam.scores())
 def test_every_score_is_documented(name):
     assert re.search(rf"^\| .*`{name}`", (ROOT / "docs/scores.md").read_text(), re.MULTILINE)
+
+
+def test_every_page_has_the_same_number_of_random_weights():
+    rows = {row.label: row for row in read_rows(ROOT / "docs/reproduce/rows/mobilenet_v2/sanity.json").ran}
+    measured = {
+        kind: f"{rows[f'equigrad-cam, {label}: Eq'].clean.value:.3f}".removeprefix("0")
+        for kind, label in (("random", "all random"), ("trained", "weights as given"))
+    }
+    assert measured == RANDOM_EQ
+    readme, method = ((ROOT / name).read_text() for name in ("README.md", "docs/method.md"))
+    assert (
+        f"random weights to an Eq of {measured['random']}, where the trained one reaches {measured['trained']}"
+        in readme
+    )
+    table = method.split("## Random weights")[1]
+    assert f"| equigrad-cam | {measured['trained']} [" in table
+    assert f"**{measured['random']} [" in table
 
 
 def test_every_control_is_documented():

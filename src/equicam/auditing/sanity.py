@@ -1,12 +1,13 @@
 """What the same network with random weights reaches on images of a run: steady maps alone are no evidence."""
 
-import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import torch
 
 from equicam.auditing.audit import calibration_subset
 from equicam.auditing.log import Log
+from equicam.auditing.random_weights import EVENT, RandomWeights
 from equicam.auditing.reload import Reloaded, unchanged_inputs
 from equicam.auditing.store import RunStore
 from equicam.evaluation.controls import randomise_weights
@@ -25,7 +26,7 @@ def log_sanity(store: RunStore, reloaded: Reloaded) -> None:
     """
     log = Log(store.folder)
     model, recipe = reloaded.context.model, replace(reloaded.context.recipe, context="none", compiled=False)
-    if log.events("sanity") or len(recipe.views) < 2:
+    if log.events(EVENT) or len(recipe.views) < 2:
         return
     chosen = set(calibration_subset(reloaded.items, IMAGES, recipe.seed))
     items = [item for item in reloaded.items if item.id in chosen]
@@ -41,21 +42,20 @@ def log_sanity(store: RunStore, reloaded: Reloaded) -> None:
                 *(randomise_weights(model, seed=recipe.seed + number) for number in range(SEEDS)),
             )
         )
-    stability = given.stability.nanmean().item()
-    random_stability = torch.cat([one.stability for one in random]).nanmean().item()
-    if math.isnan(stability) or math.isnan(random_stability):
-        return
-    log.add(
-        "sanity",
-        {
-            "images": len(images),
-            "stability": stability,
-            "steady": _steady(given),
-            "random_networks": SEEDS,
-            "random_stability": random_stability,
-            "random_steady": sum(map(_steady, random)),
-        },
+    found = RandomWeights(
+        images=len(images),
+        stability=_mean_stability([given]),
+        steady=_steady(given),
+        random_networks=SEEDS,
+        random_stability=_mean_stability(random),
+        random_steady=sum(map(_steady, random)),
     )
+    log.add(EVENT, asdict(found))
+
+
+def _mean_stability(found: Sequence[Explanation]) -> float:
+    """Over all maps; a blank one, which has none, counts 0."""
+    return torch.cat([one.stability for one in found]).nan_to_num(0.0).mean().item()
 
 
 def _steady(found: Explanation) -> int:

@@ -57,6 +57,13 @@ def evidence(
     }
     each = "; ".join(f"{words}: {count:,}" for words, count in counts.items())
     say(f"evidence on {len(found):,} of {plural(len(head), 'image')}{f': {each}' if each else ''}")
+    random = opened.random_weights
+    if random is not None and random.as_steady:
+        note(
+            f"with random weights {random.random_steady} of {random.random_maps} maps are steady, with its own {random.steady} of {random.images}: "
+            "steadiness says nothing here about what the network has learnt",
+            style="yellow",
+        )
     if len(head) < top:
         note(f"the queue has {plural(len(head), 'image')}, fewer than --top {top}")
     if without:

@@ -12,7 +12,7 @@ from equicam.evaluation.statistics import Estimate, Floats
 from equicam.paper.claims import claims
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
-from equicam.paper.rows import Both, Contradiction, Remark, Row, compare, minus, too_few, with_verdict
+from equicam.paper.rows import Both, Contradiction, Remark, Row, compare, minus, note, too_few, with_verdict
 
 SOFT = "a rotated random mask is soft, so its two drops differ by construction"
 REGIONS = {"drift": "drift", "agreement": "agreement", "random": "scattered"}
@@ -56,13 +56,13 @@ def _asymmetry(start: str, tables: Both[Evaluation]) -> Iterator[Row]:
     apart = Both(_minus(drift.clean, random.clean), _minus(drift.as_published, random.as_published))
     mean = apart.map(summary.mean_of)
     tested = mean.as_published  # a published p near 1: drift is not more asymmetric than random
-    few = too_few(tested)
-    verdict = (
-        "undecided" if few or tested.low <= 0 <= tested.high else "matches" if tested.high < 0 else "differs"
-    )
+    why = too_few(tested)
+    if why is None and tested.low <= 0 <= tested.high:
+        why = note("the interval holds 0")
+    verdict = "undecided" if why else "matches" if tested.high < 0 else "differs"
     yield with_verdict(
         f"{start}.p", mean, verdict, label="asymmetry of drift minus that of random", published=f"p = {claims()[f'{start}.p'].values[0]:g}",
-        reason="judged by the interval over images: the published p takes the seven angles of an image as independent", why=few,
+        reason="judged by the interval over images: the published p takes the seven angles of an image as independent", why=why,
     )  # fmt: skip
     if f"{start}.median_diff" in claims():
         median = apart.map(lambda a: statistics.bootstrap(_median, a.value, cluster=a.ids, group=a.group))

@@ -56,7 +56,7 @@ def describe_control(network: str, judged: list[Judged]) -> str:
     )
     if both:
         text += (
-            f"Matched by both, and so of little weight for ResNet-50, are {len(both)} of them: "
+            f"Of ResNet-50's matches, {len(both)} are {network}'s too, and do not show that the network is the paper's: "
             f"{', '.join(f'`{claim}`' for claim in sorted(both))}."
         )
     return text.rstrip() + "\n\n"

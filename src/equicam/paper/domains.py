@@ -18,6 +18,7 @@ from equicam.paper.measure import (
     p_row,
 )
 from equicam.paper.rows import Both, Remark, Row, compare
+from equicam.paper.seeds import three_fine_tunes
 
 PUBLISHED = ("Grad-CAM", "AugCAM unaligned", "EquiGrad-CAM+PCF", "EquiGrad-CAM")
 TESTS = {
@@ -76,8 +77,7 @@ def _log10_p(found: Evaluation, metric: str, *, worse: bool = True) -> float:
 
 def _missing(context: Context, claim: Claim) -> Remark:
     if claim.id.endswith("acc_seed_sd"):
-        of = f"{claim.domain}, three fine-tunes"
-        return Remark("command", {"of": of, "command": "equicam reproduce seeds"})
+        return three_fine_tunes(claim)
     costly = claim.domain == context.domain or "Score-CAM" in claim.id or ".augsc." in claim.id
     return fine_tuning(claim.domain, "domains", " --costly --n 500" if costly else "")
 

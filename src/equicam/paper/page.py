@@ -9,8 +9,11 @@ from typing import Any
 
 from equicam.errors import EquicamError
 from equicam.evaluation.statistics import Estimate
+from equicam.methods import METHODS
 from equicam.paper import EXPERIMENTS, load_experiment
+from equicam.paper.claims import METHODS as METHOD_NAMES
 from equicam.paper.claims import NETWORKS, claims
+from equicam.paper.context import FORWARD_PASSES
 from equicam.paper.control import controls, distinct
 from equicam.paper.findings import findings
 from equicam.paper.kept import KeptRows, read_rows
@@ -134,7 +137,7 @@ def reason_kind(claim: str, reason: Remark | None) -> str:
         return ""
     kinds = {
         "network": f"needs ImageNet weights of {reason.values.get('network')}",
-        "costly": "needs maps of thousands of forward passes (`--costly`)",
+        "costly": "needs methods of many forward passes per map (`--costly`)",
         "command": f"needs networks fine-tuned on {claims()[claim].domain}",
         "images": f"needs images of {reason.values.get('about')}",
     }
@@ -152,17 +155,19 @@ def count_text(answers: Mapping[str, Answer]) -> str:
     words = {
         "matches": ("matches", "match"), "differs": ("differs", "differ"), "artefact": ("is an artefact", "are artefacts"),
         "undecided": ("is undecided", "are undecided"), "by definition": ("holds by definition", "hold by definition"),
-        "measured": ("is stated in words, next to a measurement", "are stated in words, next to a measurement"),
+        "measured": ("is stated in words, with no number to compare", "are stated in words, with no number to compare"),
         "not run": ("was not run", "were not run"),
     }  # fmt: skip
     listed = ", ".join(f"{n} {words[verdict][n != 1]}" for verdict, n in counts(answers).items())
     text = f"**Of {len(answers)} claims, {listed}.** "
     text += "A claim counts once, by its measurement on most images; rows of networks and images that the paper does not have count nowhere, except for constants of the protocol, which are the same with all.\n\n"
-    if matched := [name for name, one in answers.items() if one.verdict == "matches"]:
-        text = (
-            text.rstrip()
-            + f" The matches are of {distinct(iter(matched))} distinct measurements: several tables print the same number.\n\n"
-        )
+    matched, differing = (
+        distinct(name for name, one in answers.items() if one.verdict == verdict)
+        for verdict in ("matches", "differs")
+    )
+    if matched or differing:
+        of_both = f"by distinct measurement, {matched} matching and {differing} differing"
+        text = f"{text.rstrip()} Several tables print the same number: {of_both}.\n\n"
     why = Counter(one.reason for one in answers.values() if one.verdict == "not run")
     if why:
         text += "| not run: why | claims |\n|---|---|\n"
@@ -260,6 +265,9 @@ def random_weights(kept: KeptRows) -> str:
         text += _matrix(
             "Eq of unrelated images, and the share of constant maps, which count 0", panels[0].columns, floors
         )
+    measured = {name for panel in panels for name, _ in panel.rows}
+    if others := [name for name in METHODS if name not in measured]:
+        text += f"Not measured here: {', '.join(others)}, which need `--costly` and at most `--max-passes` forward passes per map, or a network with attention.\n\n"
     left = dict.fromkeys(row.note for row in kept.rows if row.verdict == "not run" and row.note)
     return text + "".join(f"{note}.\n\n" for note in left)
 
@@ -314,9 +322,10 @@ def _command(one: Answer) -> str:
     )
     if reason is None:
         return f"`equicam reproduce {one.experiment} {COMMANDS.get(one.experiment, '')}`"
-    values = reason.values
+    values, claim = reason.values, claims()[one.row.claim if one.row else ""]
     if reason.code == "network":
-        return f"about {values['network']}: `{run} --model {values['network']} --n 10000`"
+        how = "--costly --n 500" if METHOD_NAMES.get(claim.method) in FORWARD_PASSES else "--n 10000"
+        return f"about {values['network']}: `{run} --model {values['network']} {how}`"
     if reason.code == "costly":
         return f"{values['passes']} forward passes per map: `{run} --costly --n 500`"
     if reason.code == "command":

@@ -1,5 +1,7 @@
 """The text of docs/reproduce.md that no run changes."""
 
+from equicam.paper.margins import CAPS
+
 AUTHORS_CODE = "https://github.com/Khawaja-Murad/EquiGrad-CAM"
 HEAD = f"""# The paper, regenerated
 
@@ -7,24 +9,36 @@ The paper is *Signal or Noise? Auditing Rotation-Induced Saliency Drift in Medic
 code at [Khawaja-Murad/EquiGrad-CAM]({AUTHORS_CODE}). This page compares each of its quantitative claims with a measurement.
 
 """
+_KINDS = {
+    "eq": "Eq and areas", "share": "shares", "correlation": "correlations and AUROC", "percent": "relative gains, in %",
+    "points": "percentage points", "ratio": "ratios", "lift": "the lift of a triage", "mass": "shares of saliency in a region",
+}  # fmt: skip
 OPTIONS = """`equicam reproduce --list` names every table, figure and quantitative claim; `equicam reproduce NAME --data …` runs one and
 prints three numbers side by side: published, by the authors' protocol (full square, zero filling, their variants), and by
 ours (inscribed disc, reflection). It writes the rows (`NAME.json`, `NAME.csv`, `NAME.tex`) and the plot (`NAME.pdf`, `NAME.svg`, `NAME.png`)
 into `--out`. `equicam reproduce all` runs every experiment of a network in one process.
 
-**How a verdict is found.** Each published number has a margin: half of the published difference to what it is compared with
-(Grad-CAM's number for EquiGrad-CAM, and the other way round; T = 3 for T = 4; the random region for the drift region; half of itself where it is a
-difference), at most half of the way to 1 for Eq and shares, and at most a cap for its kind (0.03 for Eq and areas, 0.05 for shares, 0.06 for
-correlations, 5 points for relative gains, 0.5 for ratios): `equicam.paper.margins`. A quantity that several tables print has one margin, the smallest,
-and is compared with the range of what they print, so that one measurement has one verdict. The 95 % interval of our measurement is widened by the published one, or, where none
-is printed, by ours scaled to their number of images (the smallest of the tables'); a number published without an interval and without a number of images decides nothing. For a fine-tuned network it is
-also widened by the published spread over seeds, twice, and where that is not published nothing is decided. Wholly inside the margin, less half a unit of the last printed digit, it **matches**; wholly
-outside the margin and that half unit it **differs**; otherwise it is
-**undecided**, and so is every measurement of fewer than 100 images or 20 groups of images, without an interval, or with a margin below the printed digits. Numbers that are published for the
-first 200 classes are compared with our images of the first fifth of the classes, numbers of ImageNet's networks only with ImageNet's images, and those of birds with CUB-200-2011. **Artefact**: their number comes out, but by ours the paired difference that the claim is about
-has the opposite sign, with its whole interval.
-**By definition**: constants, identities and quantities compared with themselves, which count as no match. **Measured**: nothing is published, or for another network, domain or device. Intervals are
-bootstrapped by image, or by group of images (`--group-by patient`).
+**How a verdict is found** (`equicam.paper.margins`, `equicam.paper.rows`). Each published number has a margin, the smallest of
+
+- half of the published difference to what it is compared with: Grad-CAM's number for EquiGrad-CAM and the other way round, T = 3 for T = 4, the random
+  region for the drift region, EquiGrad-CAM for its filtered variant; half of itself where it is a difference;
+- half of the way to 1, for Eq and shares;
+- a cap for its kind: CAPS.
+
+A quantity that several tables print has one margin, the smallest, and is compared with the range of what they print, so that one measurement has one verdict.
+The 95 % interval of our measurement is widened by the published one or, where none is printed, by ours scaled to their number of images (the smallest of
+the tables'). For a fine-tuned network it is also widened by the published spread over seeds, once for their fine-tune and once for ours. Then it
+
+- **matches** if it is wholly inside the margin, less half a unit of the last printed digit;
+- **differs** if it is wholly outside the margin and that half unit;
+- is **undecided** otherwise, and whenever there are fewer than 100 images or 20 groups of images, there is no interval, the margin is smaller than the rounding of the printed
+  number, or nothing says how far the published number may be off: neither an interval nor a number of images, or no spread over seeds.
+
+Other words: **artefact**: their number comes out, but by ours the paired difference that the claim is about has the opposite sign, with its whole interval.
+**By definition**: constants, identities and quantities compared with themselves, which count as no match. **Measured**: nothing is published, or for another network, domain or device.
+
+Numbers that are published for the first 200 classes are compared with our images of the first fifth of the classes, numbers of ImageNet's networks only
+with ImageNet's images, and those of birds with CUB-200-2011. Intervals are bootstrapped by image, or by group of images (`--group-by patient`).
 
 **Which images.** The paper's "full validation set" is ten images of each class: its loader keeps the first 15 of every class and draws ten with
 seed 42. `--draw authors` draws the same ones from a folder with 15 images per class. Several published numbers are of other samples of
@@ -32,7 +46,7 @@ these, named after n: *two per class*, *first 200 classes*, *20 classes in a row
 tables nor CUB-200-2011 have a published list of images.
 
 **Where numbers come from.** Every file of rows carries version, commit, torch, SHA-256 of weights and of images, how the images were drawn, device, precision and
-date; the kept ones are in `docs/reproduce/rows`, and each section below shows them. A table with others than its section has a line of its own.
+date; the kept ones are in `docs/reproduce/rows`, and each section below shows them. A table measured under other conditions than the rest of its section says so above it.
 
 | option | |
 |---|---|
@@ -48,15 +62,15 @@ date; the kept ones are in `docs/reproduce/rows`, and each section below shows t
 | `--dtype`, `--compile`, `--device`, `--out` | precision, compiling, device, the folder that keeps evaluations and is resumed |
 
 With the authors' data and the published weights (`equicam reproduce main --data ILSVRC2012/val --n 10000`, `--model vgg16`,
-`--model vit_b_16`, …) the whole paper is regenerated. The rest of this page was run with the weights and data at hand, by
+`--model vit_b_16`, …) the ImageNet tables are regenerated; the others need the data named under *Not run here*. The rest of this page was run with the weights and data at hand, by
 `scripts/reproduce_all.py` (networks that no library has by name are in `scripts/nets.py`), and written by
 `equicam reproduce --page docs/reproduce.md --rows docs/reproduce/rows`.
 
-PCF is the paper's Predictive Confidence Filtering: views count if they predict the class with a confidence of at least τ = 0.10, and by that confidence.
+PCF is the paper's Predictive Confidence Filtering: views count if they predict the class with a confidence of at least τ = 0.10, and are weighted by that confidence.
 
-"""
+""".replace("CAPS", ", ".join(f"{CAPS[kind]:g} for {words}" for kind, words in _KINDS.items()))
 LEGENDS = {
-    "sanity": "Of fewer images than the other tables, because seven networks are evaluated. Intervals are over images. With all weights random it is the mean of three networks, with some of them random one network.\n\n",
+    "sanity": "Of fewer images than the other tables, because seven networks are evaluated. Intervals are over images. With all weights random it is the mean of three networks, where only some layers are random, one network is measured.\n\n",
     "rotation-augmentation": "GC is Grad-CAM, EG EquiGrad-CAM, aug training with rotated images.\n\n",
     "seeds-rotated": "`equicam reproduce seeds` with `--extra seed0=rotated0/weights.safetensors` and so on.\n\n",
 }

@@ -548,7 +548,7 @@ PLOTS: dict[str, Callable[[Sequence[Row]], Sequence[Panel]]] = {
     "vit-attribution": _main,
     "vit-l": _main,
     "matched": lambda rows: [Bars("samples", "Eq, or share of pairs\nthat keep the top-1", [(row.label, row) for row in rows])],
-    "cost": lambda rows: [Bars("time of a map", "times as long", [(row.label, row) for row in rows])],
+    "cost": lambda rows: [Bars("time of a map", "times as long", [*{row.label.partition(", ")[0]: row for row in rows}.items()])],
     "rotation-augmentation": _training,
     "cub-rotation": _training,
     "peum-audit": _audit,

@@ -10,7 +10,7 @@ from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.models.load import load
 from equicam.paper import EXPERIMENTS, load_experiment
-from equicam.paper.claims import DOMAINS, NETWORKS
+from equicam.paper.claims import DOMAINS, NETWORKS, claims
 from equicam.paper.context import Context
 from equicam.paper.kept import KeptRows, write_rows
 from equicam.paper.plots import write_plots
@@ -126,6 +126,8 @@ def parse_extra(given: str) -> tuple[str, Path]:
 
 def _unpublished(context: Context) -> Iterator[str]:
     """A network or domain without published numbers is allowed, but may be a misspelling."""
+    if any(c.is_about(context.backbone, context.domain) for c in claims().values() if not c.of_protocol):
+        return
     for kind, given, known, option in (
         ("network", context.backbone, NETWORKS, "--backbone"),
         ("domain", context.domain, DOMAINS, "--domain"),

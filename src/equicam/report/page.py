@@ -21,9 +21,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from equicam.auditing.log import Event, Log
+from equicam.auditing.log import Log
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.queue_files import ranked_columns
+from equicam.auditing.random_weights import logged_random_weights
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.signals import FLAT, column_values, queue_arm, reduce_views, signal_values
 from equicam.auditing.store import RunStore
@@ -38,7 +39,7 @@ from equicam.report.overlay import MAX_DEVIATION, RgbImage
 from equicam.report.rasters import PLACED, raster_overview
 from equicam.report.render import RenderedImages
 from equicam.report.rows import peum_reference, peum_scores, peum_undefined, share_below
-from equicam.report.text import FLAGS, SIGNAL_MEANINGS, verdict_meanings, visible
+from equicam.report.text import FLAGS, RANDOM_EQ, SIGNAL_MEANINGS, verdict_meanings, visible
 from equicam.report.view_curve import curve_order, view_curve
 from equicam.shards import json_ready, write_atomic
 from equicam.steadiness import STEADY_FROM, judge_row
@@ -116,7 +117,7 @@ def write_report(
         "queue": [card.facts for card in cards],
     }
     text = environment().get_template("report.html.j2").render(
-        facts=facts, cards=cards, plots=_plots(items, queue, triage, len(manifest.transforms)), flags=FLAGS,
+        facts=facts, random_eq=RANDOM_EQ, cards=cards, plots=_plots(items, queue, triage, len(manifest.transforms)), flags=FLAGS,
         manifest=_manifest_lines(manifest), verify=_verify_command(store), max_bad_rows=MAX_BAD_ROWS,
         max_deviation=MAX_DEVIATION, scale=render.data_url(_colour_scale(cards)), steady_from=STEADY_FROM,
         max_table_rows=MAX_TABLE_ROWS, card_of={card.facts["id"]: n for n, card in enumerate(cards, start=1)},
@@ -156,7 +157,7 @@ def _facts(
     """Every number of the report except those of single images."""
     event_log = Log(store.folder)
     events, ok = event_log.events(), items.filter(pc.equal(items["status"], "ok"))
-    bad = items.filter(pc.not_equal(items["status"], "ok"))
+    bad, random = items.filter(pc.not_equal(items["status"], "ok")), logged_random_weights(events)
     columns = {f"median_{name}": column_values(ok, name) for name in SIGNALS}
     medians = {
         name: float(np.median(known)) if len(known := values[np.isfinite(values)]) else None
@@ -189,7 +190,7 @@ def _facts(
         "quality": None if triage.quality is None else asdict(triage.quality),
         "remainder": _remainder(log, triage, ok.num_rows),
         "review": _review(log, triage),
-        "sanity": _sanity(events),
+        "sanity": None if random is None else asdict(random) | {"as_steady": random.as_steady},
         "bad": [
             {"id": row["id"], "reason": describe(_reason(row))}
             for row in bad.select(["id", "reason", "reason_values"]).to_pylist()
@@ -215,14 +216,6 @@ def _colour_scale(cards: Sequence[Card]) -> RgbImage:
     """The colours of the overlays over the mean grey of the images shown."""
     greys = [card.images.grey for card in cards if card.images.grey is not None]
     return render.colour_scale(float(np.mean(greys)) if greys else render.NO_IMAGE_GREY)
-
-
-def _sanity(events: Sequence[Event]) -> dict[str, Any] | None:
-    """Stability of a few maps with the run's weights and with random ones, if `evidence` has measured it."""
-    payload = next((event.payload for event in reversed(events) if event.kind == "sanity"), {})
-    names = ("images", "stability", "steady", "random_networks", "random_stability", "random_steady")
-    found = {name: payload.get(name) for name in names}
-    return found if all(isinstance(value, int | float) for value in found.values()) else None
 
 
 def _unchecked(manifest: Manifest) -> list[str]:
