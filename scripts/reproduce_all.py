@@ -48,6 +48,13 @@ IMAGENET = {
     "mobilenet_v2": ("MobileNetV2 (torchvision's V1 weights)", "mobilenet_v2", "mobilenet_v2.safetensors"),
 }
 OTHER_TASK = "The paper's RESISC45 numbers are of all 45 classes and 1,000 tiles, these of twelve classes: the same kind of images, not the same task, so they stand alone."
+NOT_REPEATABLE = "On a GPU two fine-tunes of this network by the same command had different weights; those of the convolutional networks had the same. Tables with other digests of weights are of other fine-tunes, and may differ by more than their intervals, which are over images."
+REMARKS = {
+    "aerial-resnet50": OTHER_TASK,
+    "aerial-vit_small": NOT_REPEATABLE,
+    "histology-vit_small": NOT_REPEATABLE,
+}
+"""What the page says of a section besides its commands."""
 ORDER = (
     "resnet50", "aerial-resnet50", "mobilenet_v2", "histology-resnet50", "resnet50-costly", "aerial-vit_small", "histology-vit_small",
     "mobilenet_v2-costly", "aerial-vgg16", "histology-vgg16",
@@ -55,7 +62,8 @@ ORDER = (
 MINUTES = {"resnet50": 12, "mobilenet_v2": 10, "resnet50-costly": 40, "mobilenet_v2-costly": 30, "aerial-resnet50": 14,
            "histology-resnet50": 12, "aerial-vit_small": 8, "histology-vit_small": 7, "aerial-vgg16": 9, "histology-vgg16": 8}  # fmt: skip
 """Guesses for one H200; the fine-tunes, about a minute each, are in them."""
-SEEDS = (0, 1, 2)
+SEEDS = {"resnet50": (0, 1, 2), "vit_small": (0, 1, 2), "vgg16": (0,)}
+"""Of the fine-tunes of a network."""
 OVER_SEEDS = {
     "triage": ("plain",),
     "rotation-augmentation": ("plain", "rotated"),
@@ -201,7 +209,7 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     """A network fine-tuned on a domain, and its experiments; returns how many failed."""
     data, _, network = name.partition("-")
     (domain, about), (title, model, start) = DATA[data], ARCHITECTURES[network]
-    models, seeds = plan.out / name / "models", SEEDS if network == "resnet50" else (0,)
+    models, seeds = plan.out / name / "models", SEEDS[network]
     files = {
         (kind, seed): models / f"{kind}{seed}" / "weights.safetensors"
         for seed in seeds
@@ -224,7 +232,7 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
         rows,
         f"{title} fine-tuned on {data}: {about}",
         [*trained, run],
-        OTHER_TASK if name == "aerial-resnet50" else "",
+        REMARKS.get(name, ""),
     )
     wanted = plan.only or DOMAIN_EXPERIMENTS
     kinds = {kind for name in wanted for kind in OVER_SEEDS.get(name, ())}
@@ -316,8 +324,9 @@ def tune(plan: Plan, data: str, model: str, start: str, weights: Path, kind: str
 
 
 def write_tunes(rows: Path, files: dict[tuple[str, int], Path]) -> None:
-    """The test accuracies that the fine-tunes wrote into their files."""
-    tunes = {}
+    """The test accuracies that the fine-tunes wrote into their files; those of fine-tunes that are not there are kept."""
+    kept = rows / "tunes.json"
+    tunes = json.loads(kept.read_text()) if kept.is_file() else {}
     for (kind, seed), path in files.items():
         if path.is_file():
             with safe_open(path, "pt") as file:
@@ -327,7 +336,7 @@ def write_tunes(rows: Path, files: dict[tuple[str, int], Path]) -> None:
                 "accuracy": found["accuracy"],
                 "balanced": found["balanced"],
             }
-    (rows / "tunes.json").write_text(json.dumps(tunes, indent=1) + "\n")
+    kept.write_text(json.dumps(tunes, indent=1) + "\n")
 
 
 def run_seeds(context: Context, plan: Plan, rows: Path, keep_as: str) -> int:

@@ -24,6 +24,7 @@ from equicam.cli.app import app
 from equicam.data.items import Item
 from equicam.errors import EquicamError
 from equicam.evaluation.statistics import Correlation, Estimate
+from equicam.methods import METHODS
 from equicam.paper import (
     EXPERIMENTS,
     alignment,
@@ -263,7 +264,20 @@ def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
     assert "| grad-cam |  |  |  | -0.200 [-0.204, -0.196] |" in text
     assert "| grad-cam |  |  |  |  | -0.100, 27% |" in text
     assert "\nlater.\n" in text
+    (left,) = re.findall(r"\nNot measured here: (.+), which need", text)
+    assert set(left.split(", ")) == METHODS.keys() - {"grad-cam", "equigrad-cam"}
     assert "SSIM" not in text  # not measured
+
+
+def test_commands_of_claims_about_costly_methods_say_so(folder, tmp_path):
+    other = Remark("network", {"network": "vgg16"})
+    rows = [not_run(f"main.{name}.vgg16.eq", other) for name in ("Grad-CAM", "Score-CAM")]
+    write_rows(folder / "resnet50/main.json", kept("main", *rows))
+    write_page(tmp_path / "page.md", folder)
+    text = (tmp_path / "page.md").read_text().split("## Not run here")[1]
+    run = "about vgg16: `equicam reproduce main --data ILSVRC2012/val --model vgg16"
+    assert f"| `main` | 1 | {run} --n 10000` |" in text
+    assert f"| `main` | 1 | {run} --costly --n 500` |" in text
 
 
 def test_the_page_of_this_repository_is_what_its_rows_say(tmp_path, monkeypatch):
@@ -807,8 +821,15 @@ def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, 
     rows = tmp_path / "rows" / f"{tiles.name}-resnet50"
     assert {path.name for path in rows.iterdir()} == {"section.json", "tunes.json", "triage.json"}
     assert json.loads((rows / "tunes.json").read_text())["plain-0"]["accuracy"] == 0.5
+    tunes = json.loads((rows / "tunes.json").read_text())
+    (rows / "tunes.json").write_text(
+        json.dumps(tunes | {"rotated-0": {"n": 6, "accuracy": 0.7, "balanced": 0.7}})
+    )
     assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
     assert len(made) == 3  # taken from the folder
+    assert (
+        json.loads((rows / "tunes.json").read_text())["rotated-0"]["accuracy"] == 0.7
+    )  # of a fine-tune that is not there
     assert "triage" in capsys.readouterr().out
     assert page.read_kept(tmp_path / "rows")
     assert set(VERDICTS) >= {row.verdict for row in read_rows(rows / "triage.json").rows}

@@ -25,6 +25,7 @@ from equicam.paper.context import Context, Evaluation
 from equicam.paper.kept import KeptRows
 from equicam.paper.margins import _effect, margin, published_range, quantity, rounding
 from equicam.paper.measure import p_row
+from equicam.paper.reproduce import _unpublished
 from equicam.paper.rows import (
     VERDICTS,
     Both,
@@ -630,6 +631,18 @@ def test_the_command_refuses_weights_that_are_not_there_and_says_what_stands_alo
     )
     assert "nowhere" in result.output
     assert "nonsense" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("backbone", "domain", "warned"),
+    [
+        ("resnet50", "", False), ("vit_l_16", "", False), ("open_clip:ViT-B-16/openai", "RESISC45", False),
+        ("mobilenet_v2", "", True), ("resnet50", "aerial", True), ("open_clip:ViT-B-16/openai", "", True),
+    ],
+)  # fmt: skip
+def test_networks_and_domains_that_no_claim_is_about_are_named(context, backbone, domain, warned):
+    lines = list(_unpublished(replace(context, backbone=backbone, domain=domain)))
+    assert bool(lines) == warned
 
 
 @pytest.mark.parametrize(
