@@ -40,6 +40,7 @@ class Method:
     fusion: Fusion = _single
     combine: Combine = grad_cam
     reader: Reader = field(default=GRADIENTS, repr=False)
+    stretched: bool = True  # an evaluation compares maps stretched to [0, 1], not as they are
 
     def capturable(self, fill: Fill) -> bool:
         """Whether it can run as a CUDA graph.
@@ -142,6 +143,7 @@ AS_PUBLISHED: dict[str, Method] = {
         reader=without_gradient(partial(smooth_grad_cam_pp, combine=grad_cam_pp_as_published)),
     ),
     "grad-cam++": replace(METHODS["grad-cam++"], combine=grad_cam_pp_as_published),
+    **{name: replace(METHODS[name], stretched=False) for name in ("rise", "rise-400", "score-cam-80")},
     "aug-cam": replace(METHODS["aug-cam"], fusion=Fusion(Views.evenly(18), None, "map", SoftGate(1.0))),
 }
 

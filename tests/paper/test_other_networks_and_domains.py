@@ -15,7 +15,7 @@ from torchvision.models import VisionTransformer
 import equicam
 from equicam.data.items import Item
 from equicam.evaluation import statistics
-from equicam.methods import METHODS
+from equicam.methods import AS_PUBLISHED, METHODS
 from equicam.models.zeroshot import ZeroShot
 from equicam.paper import load_experiment, plots, sanity, triage
 from equicam.paper import measure as paper_measure
@@ -25,8 +25,15 @@ from equicam.paper.domains import _missing
 from equicam.paper.kept import KeptRows
 from equicam.paper.reproduce import run_experiment
 from equicam.paper.rows import VERDICTS, not_run
+from equicam.readers import masking
 from tests.conftest import Cnn, Vit, light, seeded
 from tests.paper.conftest import cnn, small, vit
+
+
+def light_rise(monkeypatch, name):
+    """RISE with few masks, also as published."""
+    monkeypatch.setitem(METHODS, name, light(name))
+    monkeypatch.setitem(AS_PUBLISHED, name, replace(light(name), stretched=False))
 
 
 def answered(name, context):
@@ -56,7 +63,7 @@ def ran(rows):
 
 @pytest.mark.parametrize("costly", [False, True])
 def test_equal_compute(tiles, out, monkeypatch, costly):
-    monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
+    light_rise(monkeypatch, "rise-400")
     context = Context(cnn(), tiles, out, n=2, costly=costly)
     rows = answered("equal-compute", context)
     assert ran(rows) == ({"equal.rise400", "equal.scorecam80"} if costly else set())
@@ -66,8 +73,28 @@ def test_equal_compute(tiles, out, monkeypatch, costly):
         assert "--model resnet50" in answered("equal-compute", other)["equal.rise400"].note
 
 
+def test_maps_that_the_authors_do_not_stretch_are_also_measured_stretched(tiles, out, monkeypatch):
+    """By the same scores of masked images; by our protocol it is the same number."""
+    light_rise(monkeypatch, "rise-400")
+    scored = []
+    score = masking._class_score
+    monkeypatch.setattr(masking, "_class_score", lambda *a, **k: scored.append(len(a[1])) or score(*a, **k))
+    context = Context(cnn(), tiles, out, n=2, costly=True)
+    rows = {row.label: row for row in load_experiment("equal-compute").run(context)}
+    for method in ("rise-400", "score-cam-80"):
+        alone, stretched = rows[method], rows[f"{method}, stretched to [0, 1]"]
+        assert (stretched.claim, stretched.clean) == ("", alone.clean)
+        assert stretched.as_published.n == 2
+    assert (
+        abs(rows["rise-400"].as_published.value - rows["rise-400, stretched to [0, 1]"].as_published.value)
+        > 0.01
+    )
+    masks, channels = 12, 6
+    assert sum(scored) == 2 * 8 * (masks + channels)  # two images, eight presentations each, scored once
+
+
 def test_costly_rows_of_other_networks_stand_alone(tiles, out, monkeypatch):
-    monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
+    light_rise(monkeypatch, "rise-400")
     context = Context(cnn(), tiles, out, n=2, costly=True, backbone="mobilenet_v2")
     for name, labels in (
         ("equal-compute", {"rise-400", "score-cam-80"}),
@@ -478,7 +505,7 @@ def test_matched(tiles, out, backbone, cheap):
 
 @pytest.mark.slow
 def test_matched_costly(tiles, out, monkeypatch):
-    monkeypatch.setitem(METHODS, "rise", light("rise"))
+    light_rise(monkeypatch, "rise")
     rows = answered("matched", Context(cnn(), tiles, out, costly=True))
     assert {claim for claim in rows if claim.split(".")[-1] in ("margin", "cross", "zero_filled")}
     assert ran(rows) >= {claim for claim in rows if "resnet50" in claim}

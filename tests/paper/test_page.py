@@ -343,6 +343,19 @@ def test_findings_on_averaging_without_alignment_follow_the_paired_interval(unal
     assert ("By skill it is worse than not averaging with MobileNetV2" in text) == said
 
 
+@pytest.mark.parametrize(("as_it_is", "higher"), [(0.42, True), (0.712, False)])
+def test_the_finding_on_rise_follows_its_intervals(as_it_is, higher):
+    rows = [
+        measured("", 0.5, "rise"),
+        measured("", as_it_is, "rise"),
+        measured("", 0.715, "rise, stretched to [0, 1]"),
+    ]
+    (text,) = findings({"resnet50-costly": {"main": kept("main", *rows)}})
+    assert ("Stretched, its Eq by their protocol is higher with ResNet-50" in text) == higher
+    assert f"| ResNet-50 | {as_it_is:.3f} | 0.715 | 0.715 |" in text  # of two rows the one on all classes
+    assert list(findings({"resnet50-costly": {"main": kept("main", *rows[:2])}})) == []
+
+
 def rotated_training(**of):
     """Rows of `rotation-augmentation`: each difference with its value for every fine-tune, and their mean."""
     names = rotation_augmentation

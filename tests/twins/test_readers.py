@@ -1,5 +1,6 @@
 """Every other method against its formula written out in loops, one picture, channel, mask and position at a time."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -7,13 +8,14 @@ import pytest
 import torch
 
 import equicam
-from equicam.methods import Method
+from equicam.core.views import rotate
+from equicam.methods import AS_PUBLISHED, METHODS, Method
 from equicam.readers.masking import rise, score_cam
 from equicam.readers.noise import smooth_grad_cam_pp
 from equicam.readers.optimise import opti_cam
 from equicam.readers.perturb import recipro_cam
 from equicam.readers.reading import without_gradient
-from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, pictures, seeded
+from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, light, pictures, seeded
 from tests.twins import slow
 
 SIZE = 20
@@ -198,6 +200,31 @@ def test_rise(net, x):
             c = int(net(x[i : i + 1]).argmax())
             total[i] += prob(net, x[i] * torch.from_numpy(mask), c) * mask
     agree(found, [slow.stretch(t / (mass + 1e-8)) for t in total])
+
+
+@pytest.mark.parametrize("name", ["rise-400", "score-cam-80"])
+def test_as_published_some_maps_are_rotated_as_they_are(net, x, name, monkeypatch):
+    """RISE's map is far above 0 everywhere: stretched to [0, 1] or not decides what zeros in its corners mean."""
+    monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
+    monkeypatch.setitem(AS_PUBLISHED, "rise-400", replace(light("rise-400"), stretched=False))
+    model = model_of(net)
+    table = equicam.evaluate(
+        model, x, methods=[name], scores=["eq"], angles=[30], as_published=True
+    ).to_pylist()
+    found = [row["value"] for row in table if row["region"] == "full" and row["angle"] == 30]
+    plain = equicam.explain(model, x, method=name, as_published=True)
+    rotated = equicam.explain(model, rotate(x, 30), method=name, as_published=True, target=plain.target)
+    raw, stretched = (
+        [
+            np.corrcoef(a.ravel(), b.ravel())[0, 1]
+            for a, b in zip(after, rotate(before, 30, fill="zeros"), strict=True)
+        ]
+        for before, after in ((plain.raw, rotated.raw), (plain.map, rotated.map))
+    )
+    np.testing.assert_allclose(found, raw, atol=1e-9)
+    if name == "rise-400":
+        assert plain.raw.amin() > 0.1 * plain.raw.amax()
+        assert np.abs(np.subtract(raw, stretched)).max() > 0.02
 
 
 def test_the_first_draws_of_the_masks_are_the_papers():

@@ -48,18 +48,19 @@ def fuse_methods(
     kept: KeptTensors,
 ) -> Tensors:
     """Every method's tensors as `METHOD.NAME`, and the probabilities of the presented view."""
-    measure = partial(_measure, kept=kept)
     by_method: dict[str, Tensors] = {}
     fixed = {name: method for name, method in methods.items() if method.fusion.adaptive is None}
     if fixed:
         readings = reader.read(x, _union(fixed), target)
         target = readings.target
         for name, method in fixed.items():
-            by_method[name] = measure(fuse(readings, method.combine, method.fusion, fills[name]))
+            fused = fuse(readings, method.combine, method.fusion, fills[name])
+            by_method[name] = _measure(fused, method=method, kept=kept)
     for name, method in methods.items():
         if name not in fixed:
             by_count = list(until_converged(reader, x, target, method.combine, method.fusion, fills[name]))
-            by_method[name] = merge_images(by_count, partial(measure, adaptive=True), method.fusion.views, {})
+            measure = partial(_measure, method=method, kept=kept)
+            by_method[name] = merge_images(by_count, measure, method.fusion.views, {})
     found: Tensors = {}
     for name, tensors in by_method.items():
         for shared in ("probabilities", "target"):  # the same for every method
@@ -75,10 +76,10 @@ def trace_of(found: Tensors, name: str) -> tuple[LayerTrace, Combine | None]:
     return trace, grad_cam_rectified if found[f"{name}.rectified"].any() else None
 
 
-def _measure(fused: FusedMap, *, kept: KeptTensors, adaptive: bool = False) -> Tensors:
+def _measure(fused: FusedMap, *, method: Method, kept: KeptTensors) -> Tensors:
     readings, order = fused.readings, fused.order
-    found = {"map": fused.map, "target": readings.target}
-    if adaptive:
+    found = {"map": fused.map if method.stretched else fused.raw, "target": readings.target}
+    if method.fusion.adaptive is not None:
         found["views_used"] = torch.full_like(readings.target, len(order))
     if readings.probabilities is not None:
         found["probabilities"] = readings.probabilities

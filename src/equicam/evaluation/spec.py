@@ -158,6 +158,7 @@ def describe(spec: MapSpec) -> str:
         f"{list(f.views.to_plain())}" if f.adaptive is None else f"{f.adaptive}",
         f"{f.align_at}→{f.mean_at}",
         _name(f.weigh),
+        *([] if m.stretched else ["not stretched"]),
     ]
     return " · ".join([*parts, spec.condition, f"coverage={spec.times_coverage}", f"blur={spec.blur}"])
 

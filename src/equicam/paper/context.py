@@ -24,7 +24,7 @@ from equicam.data.sources import find_items
 from equicam.evaluation import summary
 from equicam.evaluation.evaluate import evaluate
 from equicam.evaluation.statistics import Estimate
-from equicam.methods import METHODS
+from equicam.methods import METHODS, Method
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.models.load import load
 from equicam.models.weights import fingerprint
@@ -182,7 +182,7 @@ class Context:
 
     def evaluate(
         self,
-        methods: Sequence[str] | Mapping[str, Any],
+        methods: Sequence[str] | Mapping[str, Method],
         metrics: Sequence[str] = ("eq",),
         *,
         as_published: bool = False,
@@ -191,9 +191,10 @@ class Context:
     ) -> Evaluation:
         """Evaluate the sample, or these items; a kept evaluation with all the methods and metrics is reused.
 
+        Methods of the caller's must not have the name of a known one.
         Methods of many forward passes are evaluated and kept each on its own.
         """
-        sets: list[Sequence[str] | Mapping[str, Any]] = (
+        sets: list[Sequence[str] | Mapping[str, Method]] = (
             [methods] if isinstance(methods, Mapping) else [*_apart_if_many_passes(methods)]
         )
         found = [self._evaluate(one, metrics, as_published, views, items) for one in sets]
@@ -203,14 +204,15 @@ class Context:
 
     def _evaluate(
         self,
-        methods: Sequence[str] | Mapping[str, Any],
+        methods: Sequence[str] | Mapping[str, Method],
         metrics: Sequence[str],
         as_published: bool,
         views: int | Views | None,
         items: Sequence[Item] | None,
     ) -> pa.Table:
         options = self.options
-        if self.costly and not any(map(_many_passes, methods)):  # compiling would take longer than it saves
+        given = methods.values() if isinstance(methods, Mapping) else methods
+        if self.costly and not any(map(_many_passes, given)):  # compiling would take longer than it saves
             options = options | {"compiled": False}
         setting = self._setting | {
             "as_published": as_published, "views": str(views), "options": str(options),
@@ -288,9 +290,9 @@ def _by_class(item: Item) -> tuple[bool, Any, str]:
     return isinstance(item.label, str), item.label, item.id
 
 
-def _many_passes(method: str) -> bool:
+def _many_passes(method: str | Method) -> bool:
     """Whether a map takes more than a pass for each view."""
-    known = METHODS.get(method)
+    known = METHODS.get(method) if isinstance(method, str) else method
     return known is not None and not known.reader.one_pass
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from equicam.paper.context import Context
 from equicam.paper.experiment import Experiment
-from equicam.paper.measure import eq_row
+from equicam.paper.measure import eq_row, stretched_row
 from equicam.paper.rows import Row, costly, not_run
 
 PASSES = {"equal.rise400": ("rise-400", 400), "equal.scorecam80": ("score-cam-80", 81)}
@@ -15,7 +15,9 @@ def measure(context: Context) -> Iterator[Row]:
     """RISE with 400 masks and Score-CAM with 80 channels, next to Grad-CAM and to EquiGrad-CAM with the paper's 18 views."""
     published = context.backbone == "resnet50"
     methods = [method for method, _ in PASSES.values()] if context.costly else []
-    found = context.evaluate_both(["grad-cam", "equigrad-cam", *methods])
+    with context.masked_scores():
+        found = context.evaluate_both(["grad-cam", "equigrad-cam", *methods])
+        stretched = [stretched_row(context, found, method) for method in methods]
     yield eq_row("", found, "grad-cam", reason="one pass per map")
     yield eq_row(
         "",
@@ -29,6 +31,7 @@ def measure(context: Context) -> Iterator[Row]:
             yield eq_row(claim if published else "", found, method, reason=reason)
         elif published:
             yield not_run(claim, costly(passes))
+    yield from stretched
 
 
 EXPERIMENT = Experiment("Equal compute: RISE-400 and Score-CAM-80", ("equal.",), measure)

@@ -13,6 +13,7 @@ from equicam.paper import alignment, rotation_augmentation, soft_gate, t_sweep, 
 from equicam.paper.claims import TITLES
 from equicam.paper.kept import KeptRows
 from equicam.paper.margins import published_range
+from equicam.paper.measure import STRETCHED
 from equicam.paper.rows import Row, too_few
 
 CHANCE = 0.1
@@ -24,13 +25,15 @@ Rows = dict[str, Row]
 
 def findings(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
     """Every finding that the rows, by folder and experiment, support."""
-    networks, everywhere = {}, {}
+    networks, everywhere, costly = {}, {}, {}
     for folder, experiments in kept.items():
-        if folder.endswith("-costly"):
-            continue
         rows = {
             name: {row.label: row for row in one.ran} for name, one in experiments.items() if _enough(one)
         }
+        if folder.endswith("-costly"):
+            network = folder.removesuffix("-costly")
+            costly[TITLES.get(network, network)] = rows
+            continue
         data, _, network = folder.rpartition("-")
         title = TITLES.get(network, network)
         everywhere[f"{title}, {data or 'ImageNet'}"] = rows
@@ -38,6 +41,7 @@ def findings(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
             networks[title] = rows
     made: tuple[tuple[str, Mapping[str, dict[str, Rows]], Callable[[dict[str, Rows]], str]], ...] = (
         ("main", networks, _coverage),
+        ("main", costly, _offset),
         ("t-sweep", networks, _four_views),
         ("alignment", networks, _above_floor),
         ("causal", networks, _drift),
@@ -110,6 +114,36 @@ def _coverage(of: dict[str, Rows]) -> str:
         f"- **The zero-filled full square {title} ignoring the image.** A map that ignores the image, the vignette of 18 zero-filled rotations, "
         f"is above Grad-CAM with {theirs} of {len(of)} networks by the authors' protocol, and with {ours} inside the disc with reflection."
         + table(["Eq", *head], [[name, *map(_number, values)] for name, values in numbers.items()])
+    )
+
+
+def _offset(of: dict[str, Rows]) -> str:
+    """RISE rotated as it is, and stretched as all other maps are."""
+    stretched = STRETCHED.format("rise")
+    known = {
+        name: (rows["rise"], rows[stretched]) for name, rows in of.items() if {"rise", stretched} <= {*rows}
+    }
+    if not known:
+        return ""
+    lower = [name for name, (alone, other) in known.items() if is_above(other, alone, "as_published")]
+    remark = (
+        f"Stretched, its Eq by their protocol is higher with {' and '.join(lower)}, by intervals that do not overlap."
+        if lower
+        else "Stretching changes it with no network beyond its interval."
+    )
+    head = ["Eq of RISE", "as it is, zeros, full square", "stretched, zeros, full square", "reflection, disc"]
+    lines = [
+        [
+            name,
+            *map(
+                _number, (value(alone, "as_published"), value(other, "as_published"), value(other, "clean"))
+            ),
+        ]
+        for name, (alone, other) in known.items()
+    ]
+    return (
+        "- **What zeros mean next to RISE.** A map by RISE is a probability, and nowhere near 0. The authors rotate it as it is, where all other maps are stretched to [0, 1] first, so "
+        f"that the zeros in its corners weigh more than what it shows. {remark}" + table(head, lines)
     )
 
 

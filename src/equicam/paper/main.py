@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from equicam.methods import AS_PUBLISHED
 from equicam.paper.claims import METHODS, claims
 from equicam.paper.context import FORWARD_PASSES, Context, Evaluation
 from equicam.paper.experiment import Experiment
-from equicam.paper.measure import eq_row, gain_row
+from equicam.paper.measure import eq_row, gain_row, stretched_row
 from equicam.paper.rows import Row, compare, costly, not_run
 
 ALL_CLASSES = "on images of all classes"
@@ -22,6 +23,11 @@ def measure(context: Context) -> Iterator[Row]:
     with context.masked_scores():  # some of the first images are in the sample too
         found = context.evaluate_both(methods)
         on_first = context.evaluate_both(first, items=context.first_images) if first else found
+        stretched = [
+            stretched_row(context, found, m)
+            for m in methods
+            if m in AS_PUBLISHED and not AS_PUBLISHED[m].stretched
+        ]
     for name, method in published.items():
         claim = f"main.{name}.{context.backbone}.eq"
         if method in first:
@@ -31,6 +37,7 @@ def measure(context: Context) -> Iterator[Row]:
             yield eq_row(claim, found, method)
         elif claim in claims():
             yield not_run(claim, costly(FORWARD_PASSES[method]))
+    yield from stretched
     yield gain_row(f"gain.{context.backbone}", found)
     yield compare(
         "", found.map(Evaluation.eq, "coverage"), label="coverage: a map that ignores the image",
