@@ -73,13 +73,13 @@ def test_equal_compute(tiles, out, monkeypatch, costly):
         assert "--model resnet50" in answered("equal-compute", other)["equal.rise400"].note
 
 
-def test_maps_that_the_authors_do_not_stretch_are_also_measured_stretched(tiles, out, monkeypatch):
+def test_maps_that_the_authors_do_not_stretch_are_also_measured_stretched(tiles, tmp_path, monkeypatch):
     """By the same scores of masked images; by our protocol it is the same number."""
     light_rise(monkeypatch, "rise-400")
     scored = []
     score = masking._class_score
     monkeypatch.setattr(masking, "_class_score", lambda *a, **k: scored.append(len(a[1])) or score(*a, **k))
-    context = Context(cnn(), tiles, out, n=2, costly=True)
+    context = Context(cnn(), tiles, tmp_path, n=2, costly=True)
     rows = {row.label: row for row in load_experiment("equal-compute").run(context)}
     for method in ("rise-400", "score-cam-80"):
         alone, stretched = rows[method], rows[f"{method}, stretched to [0, 1]"]
@@ -122,10 +122,11 @@ def test_claims_of_the_first_classes_have_images_enough_to_decide(tiles, out, mo
     large.__dict__["listing"] = source
     assert large.first_images == large.by_class[:160]  # enough of its own
     few = Context(cnn(), tiles, out, costly=True, max_passes=50)  # Recipro-CAM
-    rows = [row for row in load_experiment("main").run(few) if row.label == "recipro-cam"]
+    rows = [row for row in load_experiment("main").run(few) if row.label.startswith("recipro-cam")]
     first, every = rows
     assert (first.clean.n, every.clean.n) == (len(few.first_images), len(few.sample)) == (1, 6)
     assert (first.claim, every.claim) == ("main.Recipro-CAM.resnet50.eq", "")
+    assert (first.label, every.label) == ("recipro-cam, first classes", "recipro-cam")
     assert first.why.code != "other-sample"
     assert "first fifth of the classes" in first.note
     (alone,) = (

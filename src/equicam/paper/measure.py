@@ -28,11 +28,11 @@ NO_LABEL = "labels that are the model's classes"
 def eq_row(
     claim: str, found: Both[Evaluation], method: str, *, reason: str = "", of_first_classes: bool = False
 ) -> Row:
-    """Eq of a method; without a claim it stands alone."""
+    """Eq of a method, maybe on images of the first classes; without a claim it stands alone."""
     return compare(
         claim,
         found.map(Evaluation.eq, method),
-        label=method,
+        label=f"{method}, first classes" if of_first_classes else method,
         reason=reason,
         of_first_classes=of_first_classes,
     )

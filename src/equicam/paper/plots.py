@@ -317,7 +317,7 @@ def _everything(rows: Sequence[Row]) -> list[Panel]:
 
 
 def _main(rows: Sequence[Row]) -> list[Panel]:
-    return [Bars("equivariance of each method", EQ, _pick(rows, r"([^,:]+)(?::.*)?"))]
+    return [Bars("equivariance of each method", EQ, _pick(rows, r"([^,:]+(?:, first classes)?)(?::.*)?"))]
 
 
 def _alignment(rows: Sequence[Row]) -> list[Panel]:
