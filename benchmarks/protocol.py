@@ -25,7 +25,7 @@ from equicam.paper.context import Evaluation
 LIMITS = {"TF32": 11, "bf16": 9}
 MASKED_IMAGES = 24
 DTYPES = {"TF32": None, "bf16": torch.bfloat16}
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = {"bf16": torch.bfloat16, "float16": torch.float16}
 
 
 def protocol(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[str, float]]:

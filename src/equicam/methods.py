@@ -40,7 +40,7 @@ class Method:
     fusion: Fusion = _single
     combine: Combine = grad_cam
     reader: Reader = field(default=GRADIENTS, repr=False)
-    stretched: bool = True  # an evaluation compares maps stretched to [0, 1], not as they are
+    stretched: bool = True  # whether Eq (equivariance) compares maps stretched to [0, 1], and not as they are
 
     def capturable(self, fill: Fill) -> bool:
         """Whether it can run as a CUDA graph.

@@ -16,6 +16,7 @@ from equicam.auditing.audit import calibration_subset
 from equicam.auditing.evidence import _LEANINGS, evidence, leaning, verdict
 from equicam.auditing.log import Log
 from equicam.auditing.random_weights import RandomWeights
+from equicam.auditing.sanity import mean_stability
 from equicam.cli.evidence import IN_WORDS
 from equicam.core.views import rotate
 from equicam.data.digests import file_digest
@@ -230,7 +231,7 @@ def test_evidence_measures_the_same_network_with_random_weights(run):
         in before
     )
     assert asdict(run.random_weights) == event.payload
-    assert ("Random weights do as well" in after) == run.random_weights.as_steady
+    assert ("With random weights this network is as steady" in after) == run.random_weights.as_steady
     assert (
         f"drawn 3 times, reaches a mean stability of {event.payload['random_stability']:.2f} "
         f"({event.payload['random_steady']} of 24 maps are steady)" in after
@@ -238,6 +239,10 @@ def test_evidence_measures_the_same_network_with_random_weights(run):
     run.evidence(2)
     assert len(Log(run.folder).events("sanity")) == 1  # once for a run
     assert run.verify(0).ok
+
+
+def test_a_blank_map_counts_as_stability_0():
+    assert mean_stability(torch.tensor([torch.nan, 0.8, 0.6, 0.2])) == pytest.approx(0.4)
 
 
 def test_the_report_and_the_command_warn_where_random_weights_are_as_steady(run):
@@ -249,11 +254,11 @@ def test_the_report_and_the_command_warn_where_random_weights_are_as_steady(run)
     own = run.random_weights
     for found in (few, replace(few, random_steady=17)):
         Log(run.folder).add("sanity", asdict(found))
-        warned = "Random weights do as well" in run.report().read_text()
+        warned = "With random weights this network is as steady" in run.report().read_text()
         assert warned == found.as_steady
         code, said = equicam_command("evidence", run.folder, "--top", "1")
         assert code == 0
-        assert ("steadiness says nothing here" in said) == found.as_steady
+        assert ("does not show that the network has learnt anything" in said) == found.as_steady
     Log(run.folder).add("sanity", asdict(own) | {"steady": "six"})
     assert run.random_weights is None
 

@@ -227,11 +227,12 @@ def test_the_page_judges_another_network_in_the_place_of_the_papers(folder, tmp_
     write_page(target, folder)
     text = target.read_text()
     assert (
-        "Several tables print the same number: by distinct measurement, 3 matching and 1 differing." in text
+        "Several tables print the same number; counted once each, these are 3 that match and 1 that differ."
+        in text
     )  # Grad-CAM's in two tables, EquiGrad-CAM's, Score-CAM's
     assert (
         "MobileNetV2's measurements, judged in the place of ResNet-50's: of 4 claims, 2 match, 2 differ. With ResNet-50's own, 3 match, 1 differ. "
-        f"Of ResNet-50's matches, 1 are MobileNetV2's too, and do not show that the network is the paper's: `{alignment_claims[1]}`."
+        f"Of ResNet-50's matches, MobileNetV2 has 1 too, which say little about ResNet-50: `{alignment_claims[1]}`."
         in text
     )
 
@@ -245,6 +246,9 @@ def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
     )
     rows[1] = replace(rows[1], reason=Remark("networks", of_networks))
     assert rows[0].note == ""
+    dead = replace(rows[1], reason=Remark("networks", of_networks | {"by_seed": [float("nan"), 0.9]}))
+    write_rows(tmp_path / "dead.json", kept("sanity", dead))
+    assert read_rows(tmp_path / "dead.json").rows[0].note.startswith("by seed nan, 0.900")
     assert (
         rows[1].note
         == "by seed 0.000, 0.900; unrelated images -0.100; 27% of the maps are constant and count 0"
@@ -264,7 +268,7 @@ def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
     assert "| grad-cam |  |  |  | -0.200 [-0.204, -0.196] |" in text
     assert "| grad-cam |  |  |  |  | -0.100, 27% |" in text
     assert "\nlater.\n" in text
-    (left,) = re.findall(r"\nNot measured here: (.+), which need", text)
+    (left,) = re.findall(r"\nNot measured here: (.+?)\. ", text)
     assert set(left.split(", ")) == METHODS.keys() - {"grad-cam", "equigrad-cam"}
     assert "SSIM" not in text  # not measured
 
@@ -343,15 +347,18 @@ def test_findings_on_averaging_without_alignment_follow_the_paired_interval(unal
     assert ("By skill it is worse than not averaging with MobileNetV2" in text) == said
 
 
-@pytest.mark.parametrize(("as_it_is", "higher"), [(0.42, True), (0.712, False)])
-def test_the_finding_on_rise_follows_its_intervals(as_it_is, higher):
+@pytest.mark.parametrize(("as_it_is", "word"), [(0.42, "higher"), (0.712, ""), (0.9, "lower")])
+def test_the_finding_on_rise_follows_its_intervals(as_it_is, word):
     rows = [
         measured("", 0.5, "rise"),
         measured("", as_it_is, "rise"),
         measured("", 0.715, "rise, stretched to [0, 1]"),
     ]
     (text,) = findings({"resnet50-costly": {"main": kept("main", *rows)}})
-    assert ("Stretched, its Eq by their protocol is higher with ResNet-50" in text) == higher
+    for one in ("higher", "lower"):
+        assert (f"Stretched, its Eq by their protocol is {one} with ResNet-50" in text) == (one == word)
+    assert ("part of what is published as drift of RISE" in text) == (word == "higher")
+    assert ("changes its Eq with no network" in text) == (not word)
     assert f"| ResNet-50 | {as_it_is:.3f} | 0.715 | 0.715 |" in text  # of two rows the one on all classes
     assert list(findings({"resnet50-costly": {"main": kept("main", *rows[:2])}})) == []
 
@@ -440,9 +447,14 @@ def test_findings_on_random_weights_and_gates_follow_the_numbers():
             f"On the same classes, γ = 2 changes Eq, paired by image, by {unchanged} by their protocol, {unchanged} by ours with ResNet-50"
             in same
         )
-        assert same.endswith("with its whole interval and by their protocol, with neither.")
+        assert same.endswith(
+            "by their protocol the whole interval is beyond the published 0.004 with no network."
+        )
         assert f"by {change:+.3f} [{change - 0.004:+.3f}, {change + 0.004:+.3f}] by their protocol" in every
-        assert f"by their protocol, with {'ResNet-50' if beyond else 'neither'}. By their protocol:" in every
+        assert (
+            f"beyond the published 0.004 with {'ResNet-50' if beyond else 'no network'}. By their protocol:"
+            in every
+        )
 
 
 def test_findings_need_images():

@@ -206,7 +206,9 @@ def test_rise(net, x):
 def test_as_published_some_maps_are_rotated_as_they_are(net, x, name, monkeypatch):
     """RISE's map is far above 0 everywhere: stretched to [0, 1] or not decides what zeros in its corners mean."""
     monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
-    monkeypatch.setitem(AS_PUBLISHED, "rise-400", replace(light("rise-400"), stretched=False))
+    monkeypatch.setitem(
+        AS_PUBLISHED, "rise-400", replace(AS_PUBLISHED["rise-400"], reader=light("rise-400").reader)
+    )
     model = model_of(net)
     table = equicam.evaluate(
         model, x, methods=[name], scores=["eq"], angles=[30], as_published=True
@@ -225,6 +227,12 @@ def test_as_published_some_maps_are_rotated_as_they_are(net, x, name, monkeypatc
     if name == "rise-400":
         assert plain.raw.amin() > 0.1 * plain.raw.amax()
         assert np.abs(np.subtract(raw, stretched)).max() > 0.02
+
+
+def test_the_authors_do_not_stretch_three_kinds_of_maps():
+    unstretched = {name for name, method in AS_PUBLISHED.items() if not method.stretched}
+    assert unstretched == {"rise", "rise-400", "score-cam-80"}
+    assert all(method.stretched for method in METHODS.values())
 
 
 def test_the_first_draws_of_the_masks_are_the_papers():

@@ -309,6 +309,16 @@ def test_in_half_precision_a_residual_network_is_no_further_off(dtype, fused):
 
 
 @pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(("bias", "fused"), [(1.0, 1), (1e5, 0)])
+def test_what_float16_cannot_hold_is_not_folded(bias, fused):
+    torch.manual_seed(0)
+    net = with_random_norms(nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU()))
+    net[1].bias[0] = bias
+    traced, _ = trace(net, torch.rand(2, 8, 16, 16), torch.float16)
+    assert len(nodes(traced, FUSED)) == fused
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_channels_first_stays_as_it_is():
     torch.manual_seed(0)
     net = with_random_norms(torchvision.models.vgg11().double()).to(memory_format=torch.contiguous_format)

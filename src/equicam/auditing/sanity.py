@@ -1,9 +1,10 @@
 """What the same network with random weights reaches on images of a run: steady maps alone are no evidence."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from equicam.auditing.audit import calibration_subset
 from equicam.auditing.log import Log
@@ -44,18 +45,18 @@ def log_sanity(store: RunStore, reloaded: Reloaded) -> None:
         )
     found = RandomWeights(
         images=len(images),
-        stability=_mean_stability([given]),
+        stability=mean_stability(given.stability),
         steady=_steady(given),
         random_networks=SEEDS,
-        random_stability=_mean_stability(random),
+        random_stability=mean_stability(torch.cat([one.stability for one in random])),
         random_steady=sum(map(_steady, random)),
     )
     log.add(EVENT, asdict(found))
 
 
-def _mean_stability(found: Sequence[Explanation]) -> float:
+def mean_stability(stability: Float[Tensor, " b"]) -> float:
     """Over all maps; a blank one, which has none, counts 0."""
-    return torch.cat([one.stability for one in found]).nan_to_num(0.0).mean().item()
+    return stability.nan_to_num(0.0).mean().item()
 
 
 def _steady(found: Explanation) -> int:

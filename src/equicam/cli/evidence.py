@@ -58,10 +58,10 @@ def evidence(
     each = "; ".join(f"{words}: {count:,}" for words, count in counts.items())
     say(f"evidence on {len(found):,} of {plural(len(head), 'image')}{f': {each}' if each else ''}")
     random = opened.random_weights
-    if random is not None and random.as_steady:
+    if random is not None and random.as_steady and opened.manifest.weights_from != "random":
         note(
-            f"with random weights {random.random_steady} of {random.random_maps} maps are steady, with its own {random.steady} of {random.images}: "
-            "steadiness says nothing here about what the network has learnt",
+            f"with random weights {random.random_steady} of {random.random_maps} maps are steady, with the trained ones {random.steady} of {random.images}: "
+            "on this run a steady map does not show that the network has learnt anything",
             style="yellow",
         )
     if len(head) < top:

@@ -56,6 +56,7 @@ class MethodMaps:
     views_used: Int[Tensor, " b"] | None = None  # of the presented images, where images differ
     traces: Sequence[LayerTrace] = ()
     combine: Combine | None = None
+    raw: Float[Tensor, "v b H W"] | None = None  # maps as they are, where Eq compares those
 
 
 @dataclass(frozen=True)

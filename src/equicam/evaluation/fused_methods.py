@@ -78,7 +78,9 @@ def trace_of(found: Tensors, name: str) -> tuple[LayerTrace, Combine | None]:
 
 def _measure(fused: FusedMap, *, method: Method, kept: KeptTensors) -> Tensors:
     readings, order = fused.readings, fused.order
-    found = {"map": fused.map if method.stretched else fused.raw, "target": readings.target}
+    found = {"map": fused.map, "target": readings.target}
+    if not method.stretched:
+        found["raw"] = fused.raw
     if method.fusion.adaptive is not None:
         found["views_used"] = torch.full_like(readings.target, len(order))
     if readings.probabilities is not None:

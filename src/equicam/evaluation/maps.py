@@ -238,9 +238,9 @@ class MapComputer:
         maps = one.apply_blur(torch.stack([found[f"{one.name}.map"] for found in by_angle]))
         if one.times_coverage and coverage is not None:
             maps = times_coverage(maps, coverage)
-        presented = by_angle[0]
+        presented, raw = by_angle[0], f"{one.name}.raw"
         # the stages of a control are those of its method
-        has_traces = f"{one.name}.activations" in presented and one.blur is None and not one.times_coverage
+        has_traces = f"{one.name}.activations" in presented and not one.changes_maps
         traces = [trace_of(found, one.name) for found in by_angle] if has_traces else []
         return MethodMaps(
             maps,
@@ -252,6 +252,9 @@ class MapComputer:
             presented.get(f"{one.name}.views_used"),
             [trace for trace, _ in traces],
             traces[0][1] or one.method.combine if traces else None,
+            torch.stack([found[raw] for found in by_angle])
+            if raw in presented and not one.changes_maps
+            else None,
         )
 
     def _coverage(

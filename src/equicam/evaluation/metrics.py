@@ -76,9 +76,10 @@ def _each_eq(batch: EvaluatedBatch, measure: str = "pearson") -> Iterator[tuple[
     """Eq of every method in both regions."""
     views, unrelated = Views(batch.presentations), batch.unrelated
     for method, own in batch.methods.items():
-        reference = transform_all(own.maps[0], views.transforms, fill=batch.fill)
+        maps = own.maps if own.raw is None or measure != "pearson" else own.raw
+        reference = transform_all(maps[0], views.transforms, fill=batch.fill)
         for region in REGIONS:
-            yield method, region, compare(own.maps[1:], reference, views, measure, region, unrelated)
+            yield method, region, compare(maps[1:], reference, views, measure, region, unrelated)
 
 
 def _eq(batch: EvaluatedBatch, *, name: str, measure: str) -> Iterator[MetricRows]:

@@ -52,9 +52,14 @@ class MapSpec:
         return self.method is not None and len(self.method.fusion.views) > 1
 
     @property
+    def changes_maps(self) -> bool:
+        """Whether it is a control that blurs or darkens a method's maps."""
+        return self.times_coverage or self.blur is not None
+
+    @property
     def has_stages(self) -> bool:
         """Whether it has a chain of one view that starts at features."""
-        if self.method is None or self.has_several_views or self.times_coverage or self.blur is not None:
+        if self.method is None or self.has_several_views or self.changes_maps:
             return False
         return self.method.reader.one_pass
 

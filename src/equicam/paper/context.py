@@ -191,9 +191,10 @@ class Context:
     ) -> Evaluation:
         """Evaluate the sample, or these items; a kept evaluation with all the methods and metrics is reused.
 
-        Methods of the caller's must not have the name of a known one.
         Methods of many forward passes are evaluated and kept each on its own.
         """
+        if isinstance(methods, Mapping) and (taken := METHODS.keys() & methods.keys()):
+            raise ValueError(f"names of known methods: {', '.join(sorted(taken))}")  # kept tables go by name
         sets: list[Sequence[str] | Mapping[str, Method]] = (
             [methods] if isinstance(methods, Mapping) else [*_apart_if_many_passes(methods)]
         )

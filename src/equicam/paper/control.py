@@ -56,7 +56,7 @@ def describe_control(network: str, judged: list[Judged]) -> str:
     )
     if both:
         text += (
-            f"Of ResNet-50's matches, {len(both)} are {network}'s too, and do not show that the network is the paper's: "
+            f"Of ResNet-50's matches, {network} has {len(both)} too, which say little about ResNet-50: "
             f"{', '.join(f'`{claim}`' for claim in sorted(both))}."
         )
     return text.rstrip() + "\n\n"

@@ -118,32 +118,30 @@ def _coverage(of: dict[str, Rows]) -> str:
 
 
 def _offset(of: dict[str, Rows]) -> str:
-    """RISE rotated as it is, and stretched as all other maps are."""
+    """RISE rotated as it is, and stretched as most other maps are."""
     stretched = STRETCHED.format("rise")
     known = {
         name: (rows["rise"], rows[stretched]) for name, rows in of.items() if {"rise", stretched} <= {*rows}
     }
     if not known:
         return ""
-    lower = [name for name, (alone, other) in known.items() if is_above(other, alone, "as_published")]
-    remark = (
-        f"Stretched, its Eq by their protocol is higher with {' and '.join(lower)}, by intervals that do not overlap."
-        if lower
-        else "Stretching changes it with no network beyond its interval."
+    higher = [name for name, (alone, other) in known.items() if is_above(other, alone, "as_published")]
+    lower = [name for name, (alone, other) in known.items() if is_above(alone, other, "as_published")]
+    remark = "".join(
+        f" Stretched, its Eq by their protocol is {word} with {' and '.join(names)}, by intervals that do not overlap."
+        for word, names in (("higher", higher), ("lower", lower))
+        if names
     )
+    if higher:
+        remark += " So part of what is published as drift of RISE is the step between the map and the zeros in its corners."
     head = ["Eq of RISE", "as it is, zeros, full square", "stretched, zeros, full square", "reflection, disc"]
-    lines = [
-        [
-            name,
-            *map(
-                _number, (value(alone, "as_published"), value(other, "as_published"), value(other, "clean"))
-            ),
-        ]
-        for name, (alone, other) in known.items()
-    ]
+    lines = []
+    for name, (alone, other) in known.items():
+        numbers = value(alone, "as_published"), value(other, "as_published"), value(other, "clean")
+        lines.append([name, *map(_number, numbers)])
     return (
-        "- **What zeros mean next to RISE.** A map by RISE is a probability, and nowhere near 0. The authors rotate it as it is, where all other maps are stretched to [0, 1] first, so "
-        f"that the zeros in its corners weigh more than what it shows. {remark}" + table(head, lines)
+        "- **What zeros mean next to RISE.** The authors' code stretches most maps to [0, 1] before it rotates them and fills the corners with zeros, but not those of RISE, which are mean probabilities."
+        f"{remark or ' Stretching changes its Eq with no network beyond the intervals.'}" + table(head, lines)
     )
 
 
@@ -240,8 +238,8 @@ def _gate(of: dict[str, Rows]) -> str:
         beyond = [name for name, row in known.items() if _is_beyond(row.as_published, high - low)]
         if known:
             sentence += (
-                f" {where}, γ = 2 changes Eq, paired by image, by {shown}: more than the published {high - low:.3f}, with its whole interval and "
-                f"by their protocol, with {' and '.join(beyond) or 'neither'}."
+                f" {where}, γ = 2 changes Eq, paired by image, by {shown}: by their protocol the whole interval is beyond the published {high - low:.3f} "
+                f"with {' and '.join(beyond) or 'no network'}."
             )
     return (
         f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f} on the first 200 classes, so gating is not load-bearing.{sentence} By their protocol:"
@@ -282,11 +280,11 @@ def _rotated_training(of: dict[str, Rows]) -> str:
     remark = ""
     if ahead and adds:
         remark = (
-            f" {answer} it stays below alignment alone in {below} of {len(ahead)}, and alignment adds to it in {more} of {len(adds)}, each by the whole interval "
-            "of the difference, paired by image."
+            f" {answer} it stays below alignment alone in {below} of {len(ahead)}, and alignment adds to it in {more} of {len(adds)}, counted only if the whole interval "
+            "of the difference, paired by image, is above 0 for every fine-tune."
         )
     if fails:
-        remark += f" Not every fine-tune with rotated images raises Grad-CAM's own Eq on {'; '.join(fails)}."
+        remark += f" Not every fine-tune with rotated images raises Grad-CAM's own Eq, with its whole interval, on {'; '.join(fails)}."
     alone = [name for name, rows in of.items() if fine_tunes(rows, labels[0]) == 1]
     if alone:
         remark += f" Networks with one fine-tune of each kind are listed and not counted: fine-tunes differ by more than an interval over images says ({'; '.join(alone)})."

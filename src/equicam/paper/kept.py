@@ -99,7 +99,14 @@ def _estimate(found: dict[str, Any] | None) -> Estimate | None:
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: float("nan") if value is None else value for name, value in values.items()}
+    return {
+        name: [float("nan") if one is None else one for one in value]
+        if isinstance(value, list)
+        else float("nan")
+        if value is None
+        else value
+        for name, value in values.items()
+    }
 
 
 def _dump(value: Any) -> str:

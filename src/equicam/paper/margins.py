@@ -60,7 +60,7 @@ AS_FINE_AS = {
     for net in ("resnet50", "vgg16", "vit_b_16")
     for some in ("prediction-stable", "confidence-weighted")
 }
-"""Numbers published as nearly the same as another one: their margin is no wider than its."""
+"""Numbers published as nearly the same as another one: their margin is at most that of the other."""
 OWN_EFFECT = re.compile(
     r"gain\.|app\.gain|clip\.gain|vitl\.gain|matched\.(augsc\..*\.(margin|cross)|(Recipro-CAM|RISE)\.\w+$|recipro|.*inflation)"
     r"|const\.(imagenet|clip)|tsweep\..*\.add\.|audit\.diff|cond\.gap|cond\.max_move|cond\.corr|align\.locus|label\..*drop|causal\..*median_diff"
@@ -139,7 +139,7 @@ def _same_column(claim: Claim) -> list[str]:
     if not claim.method or f".{claim.method}" not in claim.id:
         return []
     others: tuple[str, ...] = OURS if claim.method in BASELINE else BASELINE
-    if claim.metric == "Eq" and claim.domain not in DOMAINS:  # where the paper finds no difference
+    if claim.metric == "Eq" and claim.domain not in DOMAINS:  # in the domains the paper finds no difference
         others += GATED * (claim.method in OURS) + OURS * (claim.method in GATED)
     return [claim.id.replace(f".{claim.method}", f".{other}", 1) for other in others]
 

@@ -166,8 +166,8 @@ def count_text(answers: Mapping[str, Answer]) -> str:
         for verdict in ("matches", "differs")
     )
     if matched or differing:
-        of_both = f"by distinct measurement, {matched} matching and {differing} differing"
-        text = f"{text.rstrip()} Several tables print the same number: {of_both}.\n\n"
+        of_both = f"counted once each, these are {matched} that match and {differing} that differ"
+        text = f"{text.rstrip()} Several tables print the same number; {of_both}.\n\n"
     why = Counter(one.reason for one in answers.values() if one.verdict == "not run")
     if why:
         text += "| not run: why | claims |\n|---|---|\n"
@@ -267,7 +267,7 @@ def random_weights(kept: KeptRows) -> str:
         )
     measured = {name for panel in panels for name, _ in panel.rows}
     if others := [name for name in METHODS if name not in measured]:
-        text += f"Not measured here: {', '.join(others)}, which need `--costly` and at most `--max-passes` forward passes per map, or a network with attention.\n\n"
+        text += f"Not measured here: {', '.join(others)}. Methods of attention need a transformer, the others `--costly`, with `--max-passes` no smaller than their passes per map.\n\n"
     left = dict.fromkeys(row.note for row in kept.rows if row.verdict == "not run" and row.note)
     return text + "".join(f"{note}.\n\n" for note in left)
 
@@ -320,11 +320,11 @@ def _command(one: Answer) -> str:
         f"equicam reproduce {one.experiment} --data ILSVRC2012/val",
         one.row.reason if one.row else None,
     )
-    if reason is None:
+    if one.row is None or reason is None:
         return f"`equicam reproduce {one.experiment} {COMMANDS.get(one.experiment, '')}`"
-    values, claim = reason.values, claims()[one.row.claim if one.row else ""]
+    values, method = reason.values, METHOD_NAMES.get(claims()[one.row.claim].method)
     if reason.code == "network":
-        how = "--costly --n 500" if METHOD_NAMES.get(claim.method) in FORWARD_PASSES else "--n 10000"
+        how = "--costly --n 500" if method in FORWARD_PASSES else "--n 10000"
         return f"about {values['network']}: `{run} --model {values['network']} {how}`"
     if reason.code == "costly":
         return f"{values['passes']} forward passes per map: `{run} --costly --n 500`"

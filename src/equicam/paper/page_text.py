@@ -10,7 +10,7 @@ code at [Khawaja-Murad/EquiGrad-CAM]({AUTHORS_CODE}). This page compares each of
 
 """
 _KINDS = {
-    "eq": "Eq and areas", "share": "shares", "correlation": "correlations and AUROC", "percent": "relative gains, in %",
+    "eq": "Eq and areas", "share": "shares", "correlation": "correlations and AUROC", "percent": "relative gains in %",
     "points": "percentage points", "ratio": "ratios", "lift": "the lift of a triage", "mass": "shares of saliency in a region",
 }  # fmt: skip
 OPTIONS = """`equicam reproduce --list` names every table, figure and quantitative claim; `equicam reproduce NAME --data …` runs one and
@@ -21,7 +21,8 @@ into `--out`. `equicam reproduce all` runs every experiment of a network in one 
 **How a verdict is found** (`equicam.paper.margins`, `equicam.paper.rows`). Each published number has a margin, the smallest of
 
 - half of the published difference to what it is compared with: Grad-CAM's number for EquiGrad-CAM and the other way round, T = 3 for T = 4, the random
-  region for the drift region, EquiGrad-CAM for its filtered variant; half of itself where it is a difference;
+  region for the drift region, EquiGrad-CAM for its filtered variant, Grad-CAM for the unaligned average; half of itself where it is a difference. Each number follows its own comparison, so one
+  measurement may match two numbers of which only one is published next to the other;
 - half of the way to 1, for Eq and shares;
 - a cap for its kind: CAPS.
 
@@ -70,7 +71,7 @@ PCF is the paper's Predictive Confidence Filtering: views count if they predict 
 
 """.replace("CAPS", ", ".join(f"{CAPS[kind]:g} for {words}" for kind, words in _KINDS.items()))
 LEGENDS = {
-    "sanity": "Of fewer images than the other tables, because seven networks are evaluated. Intervals are over images. With all weights random it is the mean of three networks, where only some layers are random, one network is measured.\n\n",
+    "sanity": "Of fewer images than the other tables, because seven networks are evaluated. Intervals are over images. With all weights random, numbers are means over three networks; with only some layers random, they are of one network.\n\n",
     "rotation-augmentation": "GC is Grad-CAM, EG EquiGrad-CAM, aug training with rotated images.\n\n",
     "seeds-rotated": "`equicam reproduce seeds` with `--extra seed0=rotated0/weights.safetensors` and so on.\n\n",
 }

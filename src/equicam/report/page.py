@@ -190,7 +190,9 @@ def _facts(
         "quality": None if triage.quality is None else asdict(triage.quality),
         "remainder": _remainder(log, triage, ok.num_rows),
         "review": _review(log, triage),
-        "sanity": None if random is None else asdict(random) | {"as_steady": random.as_steady},
+        "sanity": None
+        if random is None
+        else asdict(random) | {"random_maps": random.random_maps, "as_steady": random.as_steady},
         "bad": [
             {"id": row["id"], "reason": describe(_reason(row))}
             for row in bad.select(["id", "reason", "reason_values"]).to_pylist()

@@ -251,6 +251,9 @@ def _has_kernel_for(convolution: Convolution, added: Added) -> bool:
     x, result = convolution.x.meta.get("val"), convolution.result.meta.get("val")
     if x is None or result is None or x.dtype != result.dtype or not _uses_cudnn(x):
         return False
+    folded = (convolution.weight().to(x.dtype), convolution.bias().to(x.dtype))
+    if not all(one.isfinite().all() for one in folded):  # beyond the range of float16
+        return False
     settings = tuple(tuple(each) for each in convolution.settings)
     return _has_kernel(
         x.device, x.dtype, tuple(x.shape[1:]), tuple(convolution.weight().shape), settings, added
