@@ -24,7 +24,7 @@ from equicam.data.sources import find_items
 from equicam.evaluation import summary
 from equicam.evaluation.evaluate import evaluate
 from equicam.evaluation.statistics import Estimate
-from equicam.methods import METHODS, Method
+from equicam.methods import AS_PUBLISHED, METHODS, Method
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.models.load import load
 from equicam.models.weights import fingerprint
@@ -193,8 +193,10 @@ class Context:
 
         Methods of many forward passes are evaluated and kept each on its own.
         """
-        if isinstance(methods, Mapping) and (taken := METHODS.keys() & methods.keys()):
-            raise ValueError(f"names of known methods: {', '.join(sorted(taken))}")  # kept tables go by name
+        if isinstance(methods, Mapping):  # kept tables go by name
+            known = METHODS | AS_PUBLISHED if as_published else METHODS
+            if taken := [name for name, method in methods.items() if known.get(name, method) != method]:
+                raise ValueError(f"names of other methods: {', '.join(taken)}")
         sets: list[Sequence[str] | Mapping[str, Method]] = (
             [methods] if isinstance(methods, Mapping) else [*_apart_if_many_passes(methods)]
         )
