@@ -81,8 +81,8 @@ COSTLY_SANITY_N, COSTLY_SANITY_PASSES = 12, 2048
 MAX_PASSES = 8000
 """Forward passes of one map: RISE runs, augmented Score-CAM with 12,288 does not."""
 DOMAIN_DTYPE, COSTLY_DTYPE = torch.bfloat16, torch.float16
-"""Of sections that would take too long in float32 (docs/benchmarks.md): every Eq on ImageNet is the same to .001 in bfloat16, and float16 is
-faster and closer for networks whose activations it can hold."""
+"""Of sections that would take too long in float32 (docs/benchmarks.md): every Eq on ImageNet is the same to .001 in bfloat16, and
+maps by masked images are closer in float16, for networks whose activations it can hold."""
 
 
 @dataclass(frozen=True)

@@ -261,6 +261,14 @@ def test_the_report_and_the_command_warn_where_random_weights_are_as_steady(run)
         assert ("does not show that the network has learnt anything" in said) == found.as_steady
     Log(run.folder).add("sanity", asdict(own) | {"steady": "six"})
     assert run.random_weights is None
+    # a run whose own weights are random has another warning
+    Log(run.folder).add("sanity", asdict(few))
+    manifest = run.folder / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"weights_from": "random"}))
+    page = equicam.open_run(run.folder).report().read_text()
+    assert "This network has random weights" in page
+    assert "With random weights this network is as steady" not in page
+    assert "has learnt anything" not in equicam_command("evidence", run.folder, "--top", "1")[1]
 
 
 def test_an_extended_queue_keeps_its_evidence(run, monkeypatch):

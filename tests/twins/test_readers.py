@@ -9,6 +9,7 @@ import torch
 
 import equicam
 from equicam.core.views import rotate
+from equicam.evaluation.controls import blur_maps
 from equicam.methods import AS_PUBLISHED, METHODS, Method
 from equicam.readers.masking import rise, score_cam
 from equicam.readers.noise import smooth_grad_cam_pp
@@ -227,6 +228,28 @@ def test_as_published_some_maps_are_rotated_as_they_are(net, x, name, monkeypatc
     if name == "rise-400":
         assert plain.raw.amin() > 0.1 * plain.raw.amax()
         assert np.abs(np.subtract(raw, stretched)).max() > 0.02
+
+
+def test_controls_and_structural_similarity_take_stretched_maps(net, x, monkeypatch):
+    few = replace(AS_PUBLISHED["rise-400"], reader=light("rise-400").reader)
+    monkeypatch.setitem(AS_PUBLISHED, "rise-400", few)
+    model = model_of(net)
+
+    def measured(score, methods):
+        rows = equicam.evaluate(
+            model, x, methods=methods, scores=[score], angles=[30], as_published=True
+        ).to_pylist()
+        return [row["value"] for row in rows if row["region"] == "full" and row["angle"] == 30]
+
+    plain = equicam.explain(model, x, method=few, as_published=True)
+    rotated = equicam.explain(model, rotate(x, 30), method=few, as_published=True, target=plain.target)
+    before, after = blur_maps(plain.map, 1), blur_maps(rotated.map, 1)
+    pairs = zip(after, rotate(before, 30, fill="zeros"), strict=True)
+    blurred = [np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in pairs]
+    np.testing.assert_allclose(measured("eq", ["rise-400@blur-1"]), blurred, atol=1e-9)
+    as_it_is, stretched = (measured("eq-ssim", {"it": replace(few, stretched=one)}) for one in (False, True))
+    assert as_it_is == stretched
+    assert np.std(as_it_is) > 1e-3
 
 
 def test_the_authors_do_not_stretch_three_kinds_of_maps():

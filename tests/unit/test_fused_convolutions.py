@@ -319,6 +319,18 @@ def test_what_float16_cannot_hold_is_not_folded(bias, fused):
 
 
 @pytest.mark.usefixtures("on_cpu")
+def test_a_shortcut_that_float16_cannot_hold_is_not_folded():
+    torch.manual_seed(0)
+    net, x = Residual(torch.add, downsample=True), torch.rand(2, 5, 9, 9)
+    net = with_random_norms(net)
+    for weight, norms in ((1.0, 0), (1e6, 1)):
+        net.down[1].weight[0] = weight
+        traced, _ = trace(net, x, torch.float16)
+        assert len(nodes(traced, FUSED)) == 1
+        assert len(nodes(traced, torch.ops.aten.native_batch_norm.default)) == norms
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_channels_first_stays_as_it_is():
     torch.manual_seed(0)
     net = with_random_norms(torchvision.models.vgg11().double()).to(memory_format=torch.contiguous_format)

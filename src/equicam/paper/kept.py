@@ -99,14 +99,14 @@ def _estimate(found: dict[str, Any] | None) -> Estimate | None:
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: [float("nan") if one is None else one for one in value]
-        if isinstance(value, list)
-        else float("nan")
-        if value is None
-        else value
-        for name, value in values.items()
-    }
+    return {name: _number(value) for name, value in values.items()}
+
+
+def _number(value: Any) -> Any:
+    """NaN for null, also in a list."""
+    if isinstance(value, list):
+        return [_number(one) for one in value]
+    return float("nan") if value is None else value
 
 
 def _dump(value: Any) -> str:

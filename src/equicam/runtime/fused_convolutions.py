@@ -159,7 +159,7 @@ def _match(graph: fx.GraphModule, relu: Node) -> Fusable | None:
 
 
 def _find_convolution(graph: fx.GraphModule, node: Node) -> Convolution | None:
-    """The convolution that a node is the result of, with constant weights and one reader of every step."""
+    """The convolution that a node is the result of, with constant weights that its type can hold and one reader of every step."""
     nodes, norm = [node], None
     if node.target is getitem and node.args[1] == 0 and node.args[0].target in NORMS:
         norm = node.args[0]
@@ -187,13 +187,15 @@ def _find_convolution(graph: fx.GraphModule, node: Node) -> Convolution | None:
     def scale() -> Tensor:
         return gamma() * torch.rsqrt(variance() + epsilon)
 
-    return Convolution(
+    found = Convolution(
         tuple(nodes),
         x,
         weight=lambda: weight() * scale()[:, None, None, None],
         bias=lambda: beta() + (bias() - mean()) * scale(),
         settings=(stride, padding, dilation),
     )
+    dtype = found.result.meta["val"].dtype  # float16 may be too narrow for what a batch norm is folded into
+    return found if all(one.to(dtype).isfinite().all() for one in (found.weight(), found.bias())) else None
 
 
 def _rounded_off(value: Weight, dtype: torch.dtype) -> Weight:
@@ -250,9 +252,6 @@ def _has_kernel_for(convolution: Convolution, added: Added) -> bool:
     """Whether cuDNN has a kernel for a convolution with something added to it."""
     x, result = convolution.x.meta.get("val"), convolution.result.meta.get("val")
     if x is None or result is None or x.dtype != result.dtype or not _uses_cudnn(x):
-        return False
-    folded = (convolution.weight().to(x.dtype), convolution.bias().to(x.dtype))
-    if not all(one.isfinite().all() for one in folded):  # beyond the range of float16
         return False
     settings = tuple(tuple(each) for each in convolution.settings)
     return _has_kernel(
