@@ -222,7 +222,9 @@ def test_the_page_judges_another_network_in_the_place_of_the_papers(folder, tmp_
     for name in ("main", "alignment"):
         rows = [measured("", value, label) for label, value in (("grad-cam", 0.772), ("equigrad-cam", 0.957))]
         write_rows(folder / f"mobilenet_v2/{name}.json", replace(kept(name, *rows), backbone="mobilenet_v2"))
-    assert list(read_kept(folder)) == ["resnet50", "resnet50-costly", "mobilenet_v2"]
+    few = [measured("", 0.703, "grad-cam", n=300), measured("", 0.7, "score-cam", n=300)]
+    write_rows(folder / "mobilenet_v2-costly/main.json", replace(kept("main", *few), backbone="mobilenet_v2"))
+    assert list(read_kept(folder)) == ["resnet50", "resnet50-costly", "mobilenet_v2", "mobilenet_v2-costly"]
     target = tmp_path / "page.md"
     write_page(target, folder)
     text = target.read_text()
@@ -231,7 +233,7 @@ def test_the_page_judges_another_network_in_the_place_of_the_papers(folder, tmp_
         in text
     )  # Grad-CAM's in two tables, EquiGrad-CAM's, Score-CAM's
     assert (
-        "MobileNetV2's measurements, judged in the place of ResNet-50's: of 4 claims, 2 match, 2 differ. With ResNet-50's own, 3 match, 1 differ. "
+        "MobileNetV2's measurements, judged in the place of ResNet-50's: of 5 claims, 2 match, 3 differ. With ResNet-50's own, 4 match, 1 differ. "
         f"Of ResNet-50's matches, MobileNetV2 has 1 too, which say little about ResNet-50: `{alignment_claims[1]}`."
         in text
     )
@@ -253,6 +255,15 @@ def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
         rows[1].note
         == "by seed 0.000, 0.900; unrelated images -0.100; 27% of the maps are constant and count 0"
     )
+    refused = Estimate(*[float("nan")] * 3, 0)
+    refusing = {"by_seed": [float("nan")] * 2, "floor": float("nan"), "constant": 0.0}
+    rows.append(
+        replace(
+            measured("", 0.5, "ablation-cam, all random: Eq"),
+            clean=refused,
+            reason=Remark("networks", refusing),
+        )
+    )
     rows.append(measured("", -0.2, "grad-cam, all random: Pearson with the map of the weights as given"))
     left = replace(
         rows[0], label="head random", clean=None, as_published=None, verdict="not run", reason=Remark("note", {"text": "later"})
@@ -265,11 +276,13 @@ def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
     assert "Eq, 1,000 images:" in text
     assert "| grad-cam | 0.500 [0.496, 0.504] |  |  |  | 0.600 [0.596, 0.604], by seed 0.000, 0.900 |" in text
     assert "| equigrad-cam |  |  |  |  | 0.700 [0.696, 0.704] |" in text
+    assert "| ablation-cam |  |  |  |  | refused |" in text
+    assert "| ablation-cam |  |  |  |  |  |" in text  # of unrelated images
     assert "| grad-cam |  |  |  | -0.200 [-0.204, -0.196] |" in text
     assert "| grad-cam |  |  |  |  | -0.100, 27% |" in text
     assert "\nlater.\n" in text
     (left,) = re.findall(r"\nNot measured here: (.+?)\. ", text)
-    assert set(left.split(", ")) == METHODS.keys() - {"grad-cam", "equigrad-cam"}
+    assert set(left.split(", ")) == METHODS.keys() - {"grad-cam", "equigrad-cam", "ablation-cam"}
     assert "SSIM" not in text  # not measured
 
 

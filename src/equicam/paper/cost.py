@@ -1,7 +1,7 @@
 """The cost of several views, in time on this machine and in forward passes."""
 
-from collections.abc import Iterator
-from statistics import median
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -15,18 +15,35 @@ from equicam.explain import explain
 from equicam.paper.claims import claims
 from equicam.paper.context import Context
 from equicam.paper.experiment import Experiment
-from equicam.paper.rows import Both, Row, compare, not_run, number
+from equicam.paper.rows import Both, Row, compare, not_run
 
 TIMINGS = 100
+"""Rounds on a GPU. On a CPU, which decides nothing, there is one for each image."""
+WARM_UP = 2
+"""Rounds that do not count: the first run of a shape includes one-time work."""
 PUBLISHED_FOR = "A100"
 ANOTHER_DEVICE = f"published for an {PUBLISHED_FOR}; a ratio on another device says nothing about it: --device cuda on such a GPU"
 SCORE_CAM_CLAIM = "cost.t6_vs_scorecam"
-SCORE_CAM = (
+SCORE_CAM_PASSES = (
     "Score-CAM takes a forward pass for every channel, 2,048 in ResNet-50, and six views take six: 341 times as many, "
-    "less the backward passes of the views. The published 6 to 9 times is reached only if a view's pass takes some 40 to 60 times as long as a mask's, "
-    "as when masks run in batches of 64 and views one by one; here both run in batches"
+    "less the backward passes of the views. The published 6 to 9 times needs passes of views that take some 40 to 60 times as long as those of masks, "
+    "as when masks run in batches and views one by one"
 )
-Seconds = list[float]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of map that is timed."""
+
+    method: str
+    views: int = 1
+    views_per_pass: int | None = None
+
+
+GRAD_CAM = Both(Kind("grad-cam"), Kind("grad-cam", views_per_pass=1))
+EQUIGRAD = {views: Both(Kind("equigrad-cam", views), Kind("equigrad-cam", views, 1)) for views in (18, 6)}
+SCORE_CAM = Kind("score-cam")
+Seconds = dict[Kind, list[float]]
 
 
 def measure(context: Context) -> Iterator[Row]:
@@ -36,82 +53,75 @@ def measure(context: Context) -> Iterator[Row]:
     Times on another device than the paper's are listed and compared with nothing.
     """
     x = context.open_some(8)
-    seconds = {
-        views: Both(
-            _seconds(context, x, views=views), _seconds(context, x, views=views, max_views_per_forward=1)
-        )
-        for views in (1, 18, 6)
-    }
-    alone = seconds.pop(1)
-    compiled = ", compiled" if context.options.get("compiled") else ""
     device = torch.cuda.get_device_name(x.device) if x.is_cuda else "a CPU"
-    how = f"on {device}{compiled}"
-    for views, taken in seconds.items():
-        over = Both(_over(taken.clean, alone.clean), _over(taken.as_published, alone.as_published))
-        yield from _over_one(views, over, how, claimed=PUBLISHED_FOR in device)
-    yield from _against_score_cam(context, x, seconds[6], how=how, claimed=PUBLISHED_FOR in device)
-
-
-def _over_one(views: int, over: Both[Estimate], how: str, *, claimed: bool) -> Iterator[Row]:
-    """A map's cost over one Grad-CAM's; both ends of the published range have the verdict of the range."""
-    ends = {"from": f"cost.T{views} lo", "to": f"cost.T{views} hi"}
-    reason = f"one view per pass {over.as_published.value:.1f}, all in one pass {over.clean.value:.1f} {how}, PEUM included"
-    for end, claim in ends.items():
-        label = f"T = {views} over one Grad-CAM, {end}"
-        if claimed:
-            yield compare(claim, over, label=label, reason=reason)
-        else:
-            yield compare("", over, label=label, reason=reason, published=claims()[claim].text)
-            yield not_run(claim, ANOTHER_DEVICE)
-
-
-def _against_score_cam(
-    context: Context, x: Float[Tensor, "b c H W"], six: Both[Seconds], *, how: str, claimed: bool
-) -> Iterator[Row]:
-    """Score-CAM's time over that of six views, on one image."""
+    how = f"on {device}" + (", compiled" if context.options.get("compiled") else "")
+    claimed = PUBLISHED_FOR in device
+    kinds = [kind for both in (GRAD_CAM, *EQUIGRAD.values()) for kind in (both.clean, both.as_published)]
+    kinds += [SCORE_CAM] * x.is_cuda
+    seconds = take_turns(context, x, kinds, rounds=TIMINGS if x.is_cuda else len(x))
+    for views, maps in EQUIGRAD.items():
+        over = Both(
+            _over(seconds, maps.clean, GRAD_CAM.clean),
+            _over(seconds, maps.as_published, GRAD_CAM.as_published),
+        )
+        yield from over_one(views, over, how, claimed=claimed)
     if x.is_cuda:
-        slow = _seconds(context, x[:1], views=1, method="score-cam", timings=3)
-        yield _score_cam_row(slow, six, how, claimed=claimed)
-    if not claimed or not x.is_cuda:
+        over = EQUIGRAD[6].map(lambda kind: _over(seconds, SCORE_CAM, kind))
+        yield score_cam_row(over, how, claimed=claimed)
+    if not claimed:
         yield not_run(SCORE_CAM_CLAIM, ANOTHER_DEVICE)
 
 
-def _score_cam_row(slow: Seconds, six: Both[Seconds], how: str, *, claimed: bool) -> Row:
-    """Score-CAM's time over that of six views, and why it is not the published one."""
+def over_one(views: int, over: Both[Estimate], how: str, *, claimed: bool) -> Iterator[Row]:
+    """A map's cost over one Grad-CAM's; both ends of the published range have the verdict of the range."""
+    ends = {"from": f"cost.T{views} lo", "to": f"cost.T{views} hi"}
+    label, reason = f"T = {views} over one Grad-CAM", f"{_both_ways(over)} {how}, PEUM included"
+    if claimed:
+        for end, claim in ends.items():
+            yield compare(claim, over, label=f"{label}, {end}", reason=reason)
+        return
+    published = "–".join(claims()[claim].text for claim in ends.values())
+    yield compare("", over, label=label, reason=reason, published=published)
+    for claim in ends.values():
+        yield not_run(claim, ANOTHER_DEVICE)
+
+
+def score_cam_row(over: Both[Estimate], how: str, *, claimed: bool) -> Row:
+    """Score-CAM's time over that of six views, and what decides it."""
     return compare(
-        SCORE_CAM_CLAIM if claimed else "", six.map(lambda seconds: number(median(slow) / median(seconds), 1)),
-        label="Score-CAM's time over that of T = 6", published=claims()[SCORE_CAM_CLAIM].text, reason=f"{how}. {SCORE_CAM}",
+        SCORE_CAM_CLAIM if claimed else "", over, label="Score-CAM over T = 6", published=claims()[SCORE_CAM_CLAIM].text,
+        reason=f"{_both_ways(over)} {how}. {SCORE_CAM_PASSES}",
     )  # fmt: skip
 
 
-def _over(taken: Seconds, alone: Seconds) -> Estimate:
-    """The ratio of two medians."""
-    return statistics.bootstrap(_ratio_of_medians, np.array(taken), np.array(alone))
+def _both_ways(over: Both[Estimate]) -> str:
+    return f"one view per pass {over.as_published.value:.1f}, all in one pass {over.clean.value:.1f}"
+
+
+def take_turns(
+    context: Context, x: Float[Tensor, "b c H W"], kinds: Sequence[Kind], *, rounds: int
+) -> Seconds:
+    """Times of one map of one image, a map of every kind in each round: a slow moment of the machine meets all of them."""
+    options = {"dtype": context.options.get("dtype"), "compiled": context.options.get("compiled", False)}
+    seconds: Seconds = {kind: [] for kind in kinds}
+    for i in range(WARM_UP + rounds):
+        for kind in kinds:
+            begin = _now(x)
+            explain(
+                context.model, x[i % len(x)][None], method=kind.method, views=kind.views,
+                max_views_per_forward=kind.views_per_pass, **options,
+            )  # fmt: skip
+            seconds[kind].append(_now(x) - begin)
+    return {kind: taken[WARM_UP:] for kind, taken in seconds.items()}
+
+
+def _over(seconds: Seconds, taken: Kind, alone: Kind) -> Estimate:
+    """The ratio of two medians; rounds are drawn as a whole."""
+    return statistics.bootstrap(_ratio_of_medians, np.array(seconds[taken]), np.array(seconds[alone]))
 
 
 def _ratio_of_medians(taken: statistics.Floats, alone: statistics.Floats) -> float:
     return float(np.median(taken) / np.median(alone))
-
-
-def _seconds(
-    context: Context,
-    x: Float[Tensor, "b c H W"],
-    *,
-    views: int,
-    max_views_per_forward: int | None = None,
-    method: str | None = None,
-    timings: int | None = None,
-) -> Seconds:
-    """Times of a map, one image at a time; on a CPU, which decides nothing, one of each image."""
-    method, seconds = method or ("equigrad-cam" if views > 1 else "grad-cam"), []
-    options = {"dtype": context.options.get("dtype"), "compiled": context.options.get("compiled", False)}
-    options["max_views_per_forward"] = max_views_per_forward
-    count = timings or (TIMINGS if x.is_cuda else len(x))
-    for i in range(count + 1):
-        begin = _now(x)
-        explain(context.model, x[i % len(x)][None], method=method, views=views, **options)
-        seconds.append(_now(x) - begin)
-    return seconds[1:]  # the first run of a shape includes one-time work
 
 
 def _now(x: Tensor) -> float:

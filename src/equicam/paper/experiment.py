@@ -25,6 +25,8 @@ class Experiment:
     measure: Callable[[Context], Iterator[Row]] = field(repr=False)
     needs: str = "an ImageNet classifier and validation images"
     missing: Callable[[Context, Claim], Remark] = field(default=another_network, repr=False)
+    prepare: Callable[[Context], Context] = field(default=lambda context: context, repr=False)
+    """The context that it is run in, and whose provenance its rows carry."""
 
     def run(self, context: Context) -> Iterator[Row]:
         """Every claim once: measured, or not run with the reason."""

@@ -112,17 +112,11 @@ def answer_claims(kept: Kept) -> dict[str, Answer]:
 
 def _answer(claim: str, found: list[Answer]) -> Answer:
     if ran := [one for one in found if one.verdict != "not run"]:
-        return max(ran, key=lambda one: images(one.row))
+        return max(ran, key=lambda one: one.row.images if one.row else 0)
     if found:
         return min(found, key=lambda one: _nearness(one.row))
     name = next(name for name in EXPERIMENTS if claim.startswith(load_experiment(name).answers or ("\0",)))
     return Answer("not run", f"needs {load_experiment(name).needs}", "", name)
-
-
-def images(row: Row | None) -> int:
-    """The images of the measurement that a verdict is about."""
-    found = row and (row.as_published or row.clean)
-    return found.n if found else 0
 
 
 def _nearness(row: Row | None) -> int:
@@ -234,7 +228,7 @@ def table(
     notes = []
     for row in kept.ran:
         theirs, ours = interval(row.as_published), interval(row.clean)
-        text += f"| {_cell(row.label)} | {_cell(row.published)} | {theirs} | {ours} | {images(row) or ''} | {_verdict(row, folder, name, answers)} |\n"
+        text += f"| {_cell(row.label)} | {_cell(row.published)} | {theirs} | {ours} | {row.images or ''} | {_verdict(row, folder, name, answers)} |\n"
         if row.note:
             notes.append(f"- {row.label}: {row.note}")
     return text + "\n" + "".join(f"{line}\n" for line in dict.fromkeys(notes)) + "\n" * bool(notes)
@@ -279,8 +273,10 @@ def _matrix(title: str, columns: Sequence[str], cells: Mapping[str, Sequence[str
 
 def _with_seeds(found: Estimate | None, networks: Mapping[str, Any]) -> str:
     """A number with its interval, and that of each network where it is a mean of several."""
-    by_seed = ", ".join(f"{eq:.3f}" for eq in networks.get("by_seed", ()))
-    return interval(found) + (f", by seed {by_seed}" if by_seed else "")
+    by_seed = networks.get("by_seed", ())
+    if found is None or math.isnan(found.value):
+        return "refused" if by_seed or networks else ""
+    return interval(found) + (f", by seed {', '.join(f'{eq:.3f}' for eq in by_seed)}" if by_seed else "")
 
 
 def _floor(networks: Mapping[str, Any]) -> str:
@@ -293,7 +289,7 @@ def _floor(networks: Mapping[str, Any]) -> str:
 def _verdict(row: Row, folder: str, experiment: str, answers: Mapping[str, Answer]) -> str:
     answer = answers.get(row.claim)
     if answer and answer.row is not None and (answer.folder, answer.experiment) != (folder, experiment):
-        return f"counted on {images(answer.row):,} images, `{answer.experiment}` of {answer.folder}"
+        return f"counted on {answer.row.images:,} images, `{answer.experiment}` of {answer.folder}"
     if row.verdict == "matches" and row.margin:
         return f"matches ± {row.margin:.2g}"
     return f"**{row.verdict}**" if row.verdict in ("differs", "artefact") else row.verdict

@@ -153,7 +153,7 @@ class Cells:
     def images(self) -> str:
         """How many images the numbers are of."""
         return " or ".join(
-            f"{n:,}" for n in sorted({e.n for _, row in self.rows for e in row if e is not None})
+            f"{n:,}" for n in sorted({e.n for _, row in self.rows for e in row if e is not None and e.n})
         )
 
     def draw(self, axes: Axes) -> None:

@@ -100,6 +100,7 @@ def zero_shot_classes(model: str, items: Sequence[Item]) -> list[str] | None:
 def run_experiment(name: str, context: Context, keep_as: str = "") -> Reproduction:
     """Measure every row and write them under the experiment's name, or `keep_as`."""
     experiment = load_experiment(name)
+    context = experiment.prepare(context)
     context.evaluated.clear()
     rows = tuple(experiment.rows(context))
     kept = KeptRows(keep_as or name, context.backbone, context.domain, provenance(context), rows)

@@ -117,6 +117,12 @@ class Row:
     )
 
     @property
+    def images(self) -> int:
+        """How many the measurement is of that a verdict is about."""
+        found = self.as_published or self.clean
+        return found.n if found else 0
+
+    @property
     def note(self) -> str:
         """Reason and verdict in words; empty without them."""
         return "; ".join(one.text for one in (self.why, self.reason) if one is not None)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -32,6 +33,13 @@ CASCADE = {"head random": 0.0, "last quarter random": 0.25, "last half random": 
 COMPARED_IMAGES = 16
 """Images whose maps with and without trained weights are compared."""
 MEASURES = {"Pearson": pearson, "SSIM": ssim}
+
+
+def not_in_float16(context: Context) -> Context:
+    """Signals fade in networks of random weights: in float16 all maps of a random MobileNetV2 become constant. The network's own precision instead."""
+    if context.options.get("dtype") != torch.float16:
+        return context
+    return replace(context, options=dict(context.options) | {"dtype": None})
 
 
 def measure(context: Context) -> Iterator[Row]:
@@ -111,4 +119,5 @@ EXPERIMENT = Experiment(
     (),
     measure,
     needs="a classifier and images",
+    prepare=not_in_float16,
 )
