@@ -752,7 +752,7 @@ def test_score_cams_time_has_its_sentence():
     assert (inside.verdict, inside.why.code) == ("undecided", "coarse")  # printed without a decimal
 
 
-def test_kinds_of_maps_are_timed_in_turns(context, monkeypatch):
+def test_kinds_of_maps_are_timed_round_by_round(context, monkeypatch):
     """A machine that gets slower by and by is as slow for either kind: the ratio stays."""
     clock, seen = [0.0], []
 
@@ -763,7 +763,7 @@ def test_kinds_of_maps_are_timed_in_turns(context, monkeypatch):
     monkeypatch.setattr(cost, "explain", explain)
     monkeypatch.setattr(cost, "perf_counter", lambda: clock[0])
     one, several = cost.Kind("grad-cam"), cost.Kind("equigrad-cam", 6)
-    seconds = cost.take_turns(context, context.open_some(2), [one, several], rounds=9)
+    seconds = cost.time_rounds(context, context.open_some(2), [one, several], rounds=9)
     assert seen == ["grad-cam", "equigrad-cam"] * (9 + cost.WARM_UP)
     assert len(seconds[one]) == len(seconds[several]) == 9
     assert max(seconds[one]) > 3 * min(seconds[one])

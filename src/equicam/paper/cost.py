@@ -58,7 +58,7 @@ def measure(context: Context) -> Iterator[Row]:
     claimed = PUBLISHED_FOR in device
     kinds = [kind for both in (GRAD_CAM, *EQUIGRAD.values()) for kind in (both.clean, both.as_published)]
     kinds += [SCORE_CAM] * x.is_cuda
-    seconds = take_turns(context, x, kinds, rounds=TIMINGS if x.is_cuda else len(x))
+    seconds = time_rounds(context, x, kinds, rounds=TIMINGS if x.is_cuda else len(x))
     for views, maps in EQUIGRAD.items():
         over = Both(
             _over(seconds, maps.clean, GRAD_CAM.clean),
@@ -98,7 +98,7 @@ def _both_ways(over: Both[Estimate]) -> str:
     return f"one view per pass {over.as_published.value:.1f}, all in one pass {over.clean.value:.1f}"
 
 
-def take_turns(
+def time_rounds(
     context: Context, x: Float[Tensor, "b c H W"], kinds: Sequence[Kind], *, rounds: int
 ) -> Seconds:
     """Times of one map of one image, a map of every kind in each round: a slow moment of the machine meets all of them."""
