@@ -12,11 +12,14 @@ from PIL import Image
 
 import equicam
 import equicam.auditing.evidence as auditing_evidence
+import equicam.auditing.sanity as auditing_sanity
 from equicam.auditing.audit import calibration_subset
 from equicam.auditing.evidence import _LEANINGS, evidence, leaning, verdict
 from equicam.auditing.log import Log
 from equicam.auditing.random_weights import RandomWeights
+from equicam.auditing.reload import reload_run
 from equicam.auditing.sanity import mean_stability
+from equicam.auditing.store import RunStore
 from equicam.cli.evidence import IN_WORDS
 from equicam.core.views import rotate
 from equicam.data.digests import file_digest
@@ -26,9 +29,11 @@ from equicam.evaluation.controls import item_seed, randomise_weights
 from equicam.evaluation.equivariance import ANGLES
 from equicam.evaluation.faithfulness import blur_out
 from equicam.evaluation.statistics import Estimate, bootstrap, mean
+from equicam.explain import explain_batch
 from equicam.models.images import preprocess_image
 from equicam.recipe import Recipe
 from equicam.report.text import RANDOM_EQ
+from equicam.runtime.executor import Executor
 from tests.audit.conftest import equicam_command
 
 
@@ -239,6 +244,24 @@ def test_evidence_measures_the_same_network_with_random_weights(run):
     run.evidence(2)
     assert len(Log(run.folder).events("sanity")) == 1  # once for a run
     assert run.verify(0).ok
+
+
+@pytest.mark.parametrize(("given", "random"), [("float16", None), ("bfloat16", "bfloat16"), (None, None)])
+def test_evidence_does_not_run_random_weights_in_float16(run, monkeypatch, given, random):
+    """In float16 the maps of a random network may all be constant, and the warning could not appear."""
+    ran = []
+
+    def recorded(executor, x):
+        ran.append((executor.model.name, executor.recipe.dtype))
+        return explain_batch(Executor(executor.model, replace(executor.recipe, dtype=None)), x)
+
+    monkeypatch.setattr(auditing_sanity, "explain_batch", recorded)
+    store = RunStore(run.folder)
+    reloaded = reload_run(store)
+    recipe = replace(reloaded.context.recipe, dtype=given)
+    auditing_sanity.log_sanity(store, replace(reloaded, context=replace(reloaded.context, recipe=recipe)))
+    assert [dtype for _, dtype in ran] == [given, random, random, random]
+    assert [name.endswith("random weights") for name, _ in ran] == [False, True, True, True]
 
 
 def test_a_blank_map_counts_as_stability_0():

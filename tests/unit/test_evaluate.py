@@ -160,6 +160,33 @@ def test_controls_run_under_their_own_condition_only(cnn):
     assert all(torch.equal(v, before[k]) for k, v in cnn.module.state_dict().items())
 
 
+def test_a_network_of_random_weights_is_not_run_in_float16():
+    """Signals fade in it: in float16 a random MobileNetV2 has constant maps, and none would say how steady it is."""
+    x = torch.rand((2, 3, 64, 64), generator=torch.Generator().manual_seed(0))
+    model = equicam.wrap(torchvision.models.mobilenet_v2().eval())
+    random = randomise_weights(model)
+    faded, kept = (
+        equicam.explain(random, x, method="grad-cam", dtype=kind).map.std().item()
+        for kind in (torch.float16, None)
+    )
+    assert faded == 0 < 0.1 < kept
+    name = "grad-cam@random-weights"
+    found, wanted = (
+        value(
+            equicam.evaluate(model, x, methods=["grad-cam", name], angles=ANGLES_2, dtype=kind),
+            "eq",
+            name,
+            "disc",
+        )[0]
+        for kind in (torch.float16, None)
+    )
+    assert min(map(abs, wanted.values())) > 0.01
+    assert found == pytest.approx(wanted, abs=1e-6)
+    narrow = replace(model, module=randomise_weights(model).module.half())
+    assert narrow.dtype == torch.float16
+    assert randomise_weights(narrow).dtype == torch.float32
+
+
 def test_the_target_is_known_where_all_probabilities_are_equal(cnn):
     """Logits of 1e-20, a deep network with random weights has such: maps do not depend on their scale."""
 

@@ -11,7 +11,7 @@ from equicam.auditing.log import Log
 from equicam.auditing.random_weights import EVENT, RandomWeights
 from equicam.auditing.reload import Reloaded, unchanged_inputs
 from equicam.auditing.store import RunStore
-from equicam.evaluation.controls import randomise_weights
+from equicam.evaluation.controls import randomise_weights, without_float16
 from equicam.explain import explain_batch
 from equicam.explanation import Explanation
 from equicam.models.images import as_batch, stack_images
@@ -36,13 +36,9 @@ def log_sanity(store: RunStore, reloaded: Reloaded) -> None:
         return
     with torch.inference_mode(False):
         x = as_batch(model, stack_images(images))
-        given, *random = (
-            explain_batch(Executor(one, recipe), x)
-            for one in (
-                model,
-                *(randomise_weights(model, seed=recipe.seed + number) for number in range(SEEDS)),
-            )
-        )
+        given = explain_batch(Executor(model, recipe), x)
+        networks = (randomise_weights(model, seed=recipe.seed + number) for number in range(SEEDS))
+        random = [explain_batch(Executor(one, without_float16(recipe)), x) for one in networks]
     found = RandomWeights(
         images=len(images),
         stability=mean_stability(given.stability),

@@ -13,6 +13,7 @@ from equicam.core.combine import grad_cam
 from equicam.core.views import Views
 from equicam.evaluation.blur import gaussian
 from equicam.readers.model import Model
+from equicam.recipe import Recipe
 
 CONTROLS = {
     "coverage": "the map times the coverage of T views: the vignette of a zero-filled average",
@@ -65,7 +66,17 @@ def randomise_weights(model: Model, *, seed: int = 0, share: int | float = 1.0) 
             for weight in layer.parameters(recurse=False):
                 order = torch.randperm(weight.numel())
                 weight.copy_(weight.flatten()[order].view_as(weight))
+    if model.dtype == torch.float16:
+        module = module.float()
     return replace(model, module=module.to(model.device), name=f"{model.name or 'model'}, random weights")
+
+
+def without_float16(recipe: Recipe) -> Recipe:
+    """For a network of random weights: signals fade in it, to numbers that float16 takes for 0, and then all maps are constant.
+
+    It runs in the type of its weights instead, of which `randomise_weights` has none narrower than bfloat16.
+    """
+    return replace(recipe, dtype=None) if recipe.dtype == "float16" else recipe
 
 
 def _has_state(layer: nn.Module) -> bool:

@@ -22,6 +22,7 @@ from equicam.evaluation.controls import (
     randomise_weights,
     shuffle_tiles,
     times_coverage,
+    without_float16,
 )
 from equicam.evaluation.fused_methods import KeptTensors, fuse_methods, trace_of, views_read
 from equicam.evaluation.similarity import size_of
@@ -61,9 +62,8 @@ class MapComputer:
         plain = Executor(model, spec.recipe, spec.max_views_per_forward)
         executors: dict[Condition, Executor] = {"plain": plain, "shuffled": plain}
         if any(one.condition == "random-weights" for one in map_specs):
-            executors["random-weights"] = replace(
-                plain, model=randomise_weights(model, seed=spec.recipe.seed)
-            )
+            random = randomise_weights(model, seed=spec.recipe.seed)
+            executors["random-weights"] = replace(plain, model=random, recipe=without_float16(spec.recipe))
         window = None if spec.recipe.context == "none" else input_size(model)
         return MapComputer(spec, map_specs, executors, window)
 
