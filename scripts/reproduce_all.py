@@ -48,7 +48,7 @@ IMAGENET = {
     "mobilenet_v2": ("MobileNetV2 (torchvision's V1 weights)", "mobilenet_v2", "mobilenet_v2.safetensors"),
 }
 OTHER_TASK = "The paper's RESISC45 numbers are of all 45 classes and 1,000 tiles, these of twelve classes: the same kind of images, not the same task, so they stand alone."
-NOT_REPEATABLE = "On a GPU two fine-tunes of this network by the same command had different weights; those of the convolutional networks had the same. Where a table shows another digest of weights, it is of another fine-tune, and may differ by more than the intervals, which are over images."
+NOT_REPEATABLE = "On a GPU two fine-tunes of this network by the same command had different weights; those of the convolutional networks had the same. Where a table shows another digest of weights, it is of another fine-tune, and may differ by more than its intervals say, which do not cover fine-tunes."
 REMARKS = {
     "aerial-resnet50": OTHER_TASK,
     "aerial-vit_small": NOT_REPEATABLE,
@@ -198,11 +198,16 @@ def imagenet_section(name: str, plan: Plan) -> tuple[Context, tuple[str, list[st
         n=plan.costly_n if costly else plan.n, costly=bool(costly), max_passes=plan.max_passes if costly else None,
         device=plan.device, options=_options(plan, COSTLY_DTYPE if costly else None, compiled=bool(costly)),
     )  # fmt: skip
-    command = f"equicam reproduce all --data imagenet-val --model {short(model)} --weights {weights} --backbone {network}"
-    command += f" --n {len(context.sample)}" + (f" --costly --max-passes {plan.max_passes}" if costly else "")
-    command += f" --dtype {_name(COSTLY_DTYPE)} --compile" if context.options.get("compiled") else ""
+    network_options = f"--data imagenet-val --model {short(model)} --weights {weights} --backbone {network}"
+    n, few = len(context.sample), min(COSTLY_SANITY_N if costly else SANITY_N, len(context.sample))
+    every, sanity = f"{network_options} --n {n}", f"{network_options} --n {few}"
+    if costly:
+        every += f" --costly --max-passes {plan.max_passes}"
+        every += f" --dtype {_name(COSTLY_DTYPE)} --compile" if context.options.get("compiled") else ""
+        sanity += f" --costly --max-passes {COSTLY_SANITY_PASSES}"
+    commands = [f"equicam reproduce all {every}", f"equicam reproduce sanity {sanity}"]
     suffix = ": methods of many forward passes" if costly else ""
-    return context, (f"{title}, ImageNet validation images, one per class{suffix}", [command])
+    return context, (f"{title}, ImageNet validation images, one per class{suffix}", commands)
 
 
 def domain_section(name: str, plan: Plan, rows: Path) -> int:
@@ -221,17 +226,21 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     ]
     extra = {f"{kind}{seed or ''}": path for (kind, seed), path in files.items()}
     shown = extra | {f"seed{seed}": files["plain", seed] for seed in seeds if len(seeds) > 1}
-    run = (
-        f"equicam reproduce all --data {data} --split test --domain {domain} --model {short(model)} --backbone {network} "
+    options = (
+        f"--data {data} --split test --domain {domain} --model {short(model)} --backbone {network} "
         "--weights plain0/weights.safetensors"
         + (f" --dtype {_name(DOMAIN_DTYPE)}" if _options(plan, DOMAIN_DTYPE) else "")
         + (f" --group-by {GROUPS[data]}" if data in GROUPS else "")
-        + "".join(f" --extra {key}={file.parent.name}/{file.name}" for key, file in shown.items())
     )
+    more = "".join(f" --extra {key}={file.parent.name}/{file.name}" for key, file in shown.items())
     describe(
         rows,
         f"{title} fine-tuned on {data}: {about}",
-        [*trained, run],
+        [
+            *trained,
+            f"equicam reproduce all {options}{more}",
+            f"equicam reproduce sanity {options} --n {SANITY_N}",
+        ],
         REMARKS.get(name, ""),
     )
     wanted = plan.only or DOMAIN_EXPERIMENTS

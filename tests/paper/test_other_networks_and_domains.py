@@ -388,11 +388,29 @@ def test_sanity_has_every_method_that_works_on_the_network(tiles, out):
 
 
 @pytest.mark.parametrize(("given", "kept"), [(torch.float16, "float64"), (torch.bfloat16, "bfloat16")])
-def test_networks_of_random_weights_are_not_run_in_float16(tiles, tmp_path, few_methods, given, kept):
+def test_networks_of_random_weights_are_not_run_in_float16(
+    tiles, tmp_path, few_methods, monkeypatch, given, kept
+):
     """Their signals leave its range; the rows say what they were measured in."""
+    evaluated, explained = [], []
+    evaluate, explain = Context.evaluate, sanity.explain
+
+    def recorded_evaluate(self, *given, **options):
+        evaluated.append(self.options["dtype"])
+        return evaluate(self, *given, **options)
+
+    def recorded_explain(*given, **options):
+        explained.append(options.get("dtype"))
+        return explain(*given, **options)
+
+    monkeypatch.setattr(Context, "evaluate", recorded_evaluate)
+    monkeypatch.setattr(sanity, "explain", recorded_explain)
     context = Context(cnn(), tiles, tmp_path, n=2, options={"dtype": given})
     assert provenance(context)["dtype"] == str(given).removeprefix("torch.")
     assert run_experiment("sanity", context).provenance["dtype"] == kept
+    assert set(evaluated) == {None if given is torch.float16 else given}
+    assert torch.float16 not in explained
+    assert (torch.bfloat16 in explained) == (given is torch.bfloat16)
     assert run_experiment("alignment", context).provenance["dtype"] == str(given).removeprefix("torch.")
 
 

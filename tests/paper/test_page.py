@@ -38,7 +38,7 @@ from equicam.paper import (
 )
 from equicam.paper.claims import claims
 from equicam.paper.context import Context, Evaluated
-from equicam.paper.control import judge_in_place
+from equicam.paper.control import controls, judge_in_place
 from equicam.paper.draws import authors_draw, authors_slots, draw_sample
 from equicam.paper.findings import findings
 from equicam.paper.kept import KeptRows, read_rows, write_rows
@@ -46,8 +46,8 @@ from equicam.paper.matched import Samples
 from equicam.paper.page import answer_claims, counts, read_kept, write_page
 from equicam.paper.provenance import COMMIT, commit, content_digest, describe, provenance
 from equicam.paper.reproduce import run_experiment, zero_shot_classes
-from equicam.paper.rows import VERDICTS, Both, Remark, Row, compare, not_run
-from equicam.paper.tables import as_csv, as_latex, escape
+from equicam.paper.rows import VERDICTS, Both, Remark, Row, compare, not_run, number, with_verdict
+from equicam.paper.tables import as_csv, as_latex, escape, interval
 from tests.conftest import Cnn, seeded
 from tests.paper.conftest import small
 
@@ -234,7 +234,7 @@ def test_the_page_judges_another_network_in_the_place_of_the_papers(folder, tmp_
     )  # Grad-CAM's in two tables, EquiGrad-CAM's, Score-CAM's
     assert (
         "MobileNetV2's measurements, judged in the place of ResNet-50's: of 5 claims, 2 match, 3 differ. With ResNet-50's own, 4 match, 1 differ. "
-        f"Of ResNet-50's matches, MobileNetV2 has 1 too, which say little about ResNet-50: `{alignment_claims[1]}`."
+        f"Of ResNet-50's matches, MobileNetV2 has 1 too (1 distinct), which say little about ResNet-50: `{alignment_claims[1]}`."
         in text
     )
 
@@ -309,6 +309,18 @@ def test_the_page_of_this_repository_is_what_its_rows_say(tmp_path, monkeypatch)
     assert shown == {path.name for path in (ROOT / "docs/reproduce").glob("*.png")}
 
 
+KEPT = sorted(
+    path for path in (ROOT / "docs/reproduce/rows").glob("*/*.json") if path.stem not in ("section", "tunes")
+)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_kept_rows_have_the_verdicts_of_the_present_rule(path, tmp_path):
+    """The page judges them again: whoever counts in the files finds what the page says."""
+    write_rows(tmp_path / path.name, read_rows(path))
+    assert (tmp_path / path.name).read_text() == path.read_text(), "read_rows and write_rows"
+
+
 def test_the_kept_rows_have_a_negative_control():
     kept_rows = read_kept(ROOT / "docs/reproduce/rows")
     judged = list(judge_in_place(kept_rows["resnet50"], kept_rows["mobilenet_v2"]))
@@ -316,6 +328,41 @@ def test_the_kept_rows_have_a_negative_control():
     assert sum(one.other.verdict == "differs" for one in judged) > sum(
         one.other.verdict == "matches" for one in judged
     )
+    sections = [(kept_rows[f"resnet50{end}"], kept_rows[f"mobilenet_v2{end}"]) for end in ("", "-costly")]
+    own = {row.claim for mine, _ in sections for one in mine.values() for row in one.ran if row.within}
+    compared = {one.own.claim for pair in sections for one in judge_in_place(*pair)}
+    assert compared < own
+    (text,) = controls(kept_rows)
+    assert f"of {len(compared)} claims" in text
+    assert f"{len(own - compared)} more of ResNet-50's have no counterpart." in text
+
+
+def test_small_numbers_are_not_shown_as_0():
+    nan = float("nan")
+    assert interval(Estimate(2.1e-7, nan, nan, 8)) == "2e-07"
+    assert interval(Estimate(0.0, nan, nan, 8)) == "0.000"
+    assert interval(Estimate(-0.0004, -0.001, 0.0002, 8)) == "-0.000 [-0.001, 0.000]"
+    assert interval(Estimate(0.0005, nan, nan, 8), 2) == "0.0005"
+
+
+def test_a_row_that_counts_elsewhere_says_where_and_nothing_about_its_own_verdict(folder, tmp_path):
+    """A constant counts in one table alone, and a small sample's interval decides nothing beside a large one's."""
+    constant = with_verdict("const.T", Both(number(18), None), "by definition", label="T = 18")
+    write_rows(folder / "resnet50/constants.json", kept("constants", constant))
+    write_rows(
+        folder / "mobilenet_v2/constants.json", replace(kept("constants", constant), backbone="mobilenet_v2")
+    )
+    wide = Estimate(0.703, 0.66, 0.74, 300)
+    few = compare(GC, Both(wide, wide), label="grad-cam", reason="of few images")
+    assert few.verdict == "undecided"
+    assert "margin" in few.note
+    write_rows(folder / "resnet50-costly/main.json", kept("main", few, n=300))
+    write_page(tmp_path / "page.md", folder)
+    text = (tmp_path / "page.md").read_text()
+    assert "| counted in `constants` of resnet50 |" in text
+    costly = text.split("counted on 1,000 images, `main` of resnet50")[1].split("###")[0]
+    assert "- grad-cam: of few images\n" in costly
+    assert "margin" not in costly.split("## ")[0]
 
 
 def test_a_page_needs_rows(tmp_path):
@@ -413,7 +460,9 @@ def test_findings_on_rotated_training_follow_every_fine_tune(raises, ahead, adds
     )
     above = [all(v > 0.004 for v in values) for values in (raises, ahead, adds)]
     assert ("Not every fine-tune with rotated images raises Grad-CAM's own Eq" in text) == (not above[0])
-    assert ("No: with every fine-tune it stays below alignment alone in 1 of 1" in text) == above[1]
+    assert (
+        "With ResNet-50, no: for every fine-tune it stays below alignment alone in 1 of 1" in text
+    ) == above[1]
     assert (f"alignment adds to it in {int(above[2])} of 1") in text
     assert "| ResNet-50, aerial | 2 | 0.600 |" in text
 
@@ -429,7 +478,7 @@ def test_one_fine_tune_is_listed_and_counted_nowhere():
     )
     assert "stays below alignment alone in 1 of 1, and alignment adds to it in 1 of 1" in text
     assert (
-        "listed and not counted: fine-tunes differ by more than an interval over images says (VGG-16, aerial)"
+        "listed and not counted: fine-tunes differ by more than the interval of one says (VGG-16, aerial)"
         in text
     )
     assert "| VGG-16, aerial | 1 | 0.600 |" in text
@@ -465,7 +514,8 @@ def test_findings_on_random_weights_and_gates_follow_the_numbers():
         )
         assert f"by {change:+.3f} [{change - 0.004:+.3f}, {change + 0.004:+.3f}] by their protocol" in every
         assert (
-            f"beyond the published 0.004 with {'ResNet-50' if beyond else 'no network'}. By their protocol:"
+            f"beyond the published 0.004 with {'ResNet-50' if beyond else 'no network'}. "
+            f"So on all classes gating is {'load-bearing with ResNet-50' if beyond else 'not shown to be load-bearing'}. By their protocol:"
             in every
         )
 

@@ -549,6 +549,17 @@ def test_capture_by_hand():
     assert bootstrap(capture_lift, badness, badness, resamples=50).n == 100
 
 
+def test_the_interval_of_a_lift_is_not_below_0():
+    """Intervals over few groups are widened, but no share can be negative."""
+    badness, signal, group = noise(60), noise(60, 3), np.arange(60) // 12
+    unbounded = bootstrap(
+        lambda *columns: capture_lift(*columns), signal, badness, group=group, resamples=200
+    )
+    found = bootstrap(capture_lift, signal, badness, group=group, resamples=200)
+    assert found.value == unbounded.value > 0 > unbounded.low
+    assert (found.low, found.high) == (0, unbounded.high)
+
+
 def test_mean_ratio_reviews_the_threshold_itself():
     assert mean_ratio(numbers(1, 2, 3, NAN), numbers(1, 3, 5, 9), threshold=2) == 4 / 3
 

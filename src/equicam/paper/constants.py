@@ -85,7 +85,7 @@ def _constants(side: int) -> Iterator[Row]:
     other = None if side == INPUT_SIDE or reach <= pad else Remark("other-input", {})
     yield with_verdict(
         "const.pad_px", Both(number(reach), None), "by definition" if reach <= pad else "undecided" if other else "differs", published=f"{pad:g}",
-        label="pixels of their padding that a rotation uses", reason="it is enough; reflection has no end here", why=other,
+        label="pixels of their padding that a rotation uses", reason="their padding is enough; ours reflects as far as a rotation reaches", why=other,
     )  # fmt: skip
     yield not_run("const.significance_star_p", NO_STARS)
 

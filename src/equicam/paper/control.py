@@ -4,7 +4,7 @@ A rule that cannot tell two networks apart says nothing with a match. Claims tha
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from equicam.paper.claims import NETWORKS, TITLES
@@ -28,18 +28,27 @@ class Judged:
 def controls(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
     """A paragraph for every network on ImageNet that the paper does not have; a claim of two sections counts by that of most images."""
     judged: dict[str, dict[str, Judged]] = {}
+    known: dict[str, set[str]] = {}
     for folder, experiments in kept.items():
         for network, domain in {(one.backbone, one.domain) for one in experiments.values()}:
             if network in NETWORKS or domain:
                 continue
+            own = kept.get(counterpart(folder, network), {})
+            known.setdefault(network, set()).update(row.claim for row in decidable(own.values()))
             claims = judged.setdefault(network, {})
-            for one in judge_in_place(kept.get(counterpart(folder, network), {}), experiments):
-                known = claims.get(one.own.claim)
-                if known is None or one.own.images > known.own.images:
+            for one in judge_in_place(own, experiments):
+                before = claims.get(one.own.claim)
+                if before is None or one.own.images > before.own.images:
                     claims[one.own.claim] = one
     for network, claims in judged.items():
         if claims:
-            yield describe_control(TITLES.get(network, network), list(claims.values()))
+            left = len(known[network] - claims.keys())
+            yield describe_control(TITLES.get(network, network), list(claims.values()), left)
+
+
+def decidable(kept: Iterable[KeptRows]) -> Iterator[Row]:
+    """Rows of claims that an interval decides."""
+    return (row for one in kept for row in one.ran if row.within is not None)
 
 
 def counterpart(folder: str, network: str) -> str:
@@ -51,24 +60,26 @@ def judge_in_place(own: Mapping[str, KeptRows], other: Mapping[str, KeptRows]) -
     """The claims that an interval decides, each with the other network's row of the same experiment and label."""
     for name in own.keys() & other.keys():
         rows = {row.label: row for row in other[name].ran}
-        for row in own[name].ran:
+        for row in decidable([own[name]]):
             found = rows.get(row.label)
-            if row.within is None or found is None:
+            if found is None:
                 continue
             swapped = replace(row, clean=found.clean, as_published=found.as_published, verdict="measured")
             yield Judged(row, judge_again(swapped))
 
 
-def describe_control(network: str, judged: list[Judged]) -> str:
+def describe_control(network: str, judged: list[Judged], left: int = 0) -> str:
     """How often the other network would match, differ or be undecided, next to ResNet-50 itself."""
     both = {one.own.claim for one in judged if one.own.verdict == one.other.verdict == "matches"}
     text = (
         f"**Can the rule say no?** {network}'s measurements, judged in the place of ResNet-50's: of {len(judged)} claims, "
         f"{_tally(one.other for one in judged)}. With ResNet-50's own, {_tally(one.own for one in judged)}. "
     )
+    if left:
+        text += f"{left} more of ResNet-50's have no counterpart. "
     if both:
         text += (
-            f"Of ResNet-50's matches, {network} has {len(both)} too, which say little about ResNet-50: "
+            f"Of ResNet-50's matches, {network} has {len(both)} too ({distinct(both)} distinct), which say little about ResNet-50: "
             f"{', '.join(f'`{claim}`' for claim in sorted(both))}."
         )
     return text.rstrip() + "\n\n"
@@ -79,6 +90,6 @@ def _tally(rows: Iterator[Row]) -> str:
     return ", ".join(f"{found[verdict]} {words}" for verdict, words in WORDS.items() if found[verdict])
 
 
-def distinct(claims: Iterator[str]) -> int:
+def distinct(claims: Iterable[str]) -> int:
     """How many measurements these claims are: several tables print the same number."""
     return len({quantity(claim) for claim in claims})

@@ -140,7 +140,7 @@ def _offset(of: dict[str, Rows]) -> str:
         numbers = value(alone, "as_published"), value(other, "as_published"), value(other, "clean")
         lines.append([name, *map(_number, numbers)])
     return (
-        "- **What zeros mean next to RISE.** The authors' code stretches most maps to [0, 1] before it rotates them and fills the corners with zeros, but not those of RISE, which are mean probabilities."
+        "- **RISE in a frame of zeros.** The authors' code stretches most maps to [0, 1] before it rotates them and fills the corners with zeros, but not those of RISE, RISE-400 and Score-CAM-80. Maps of RISE are mean probabilities, far above 0."
         f"{remark or ' Stretching changes its Eq with no network beyond the intervals.'}" + table(head, lines)
     )
 
@@ -155,13 +155,13 @@ def _four_views(of: dict[str, Rows]) -> str:
         if theirs != -1:
             continue
         if ours == 1:
-            remarks.append(f"with {network} the dip disappears where nothing is filled")
+            remarks.append(f"with {network} the dip disappears with reflection in the disc")
         elif ours == -1:
             share = value(dip, "clean") / value(dip, "as_published")
-            remarks.append(f"with {network} {share:.0%} of the dip is left where nothing is filled")
+            remarks.append(f"with {network} {share:.0%} of the dip is left with reflection in the disc")
         else:
             remarks.append(
-                f"with {network} whether any of the dip is left where nothing is filled is undecided"
+                f"with {network} whether any of the dip is left with reflection in the disc is undecided"
             )
     head = ["Eq", "T = 3, zeros", "T = 4, zeros", "T = 3, disc", "T = 4, disc"]
     return (
@@ -241,6 +241,11 @@ def _gate(of: dict[str, Rows]) -> str:
                 f" {where}, γ = 2 changes Eq, paired by image, by {shown}: by their protocol the whole interval is beyond the published {high - low:.3f} "
                 f"with {' and '.join(beyond) or 'no network'}."
             )
+            if label == soft_gate.CHANGE:
+                with_them = f"is load-bearing with {' and '.join(beyond)}"
+                sentence += (
+                    f" So on all classes gating {with_them if beyond else 'is not shown to be load-bearing'}."
+                )
     return (
         f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f} on the first 200 classes, so gating is not load-bearing.{sentence} By their protocol:"
         + table(["Eq", *gammas], [[name, *map(_number, values)] for name, values in eq.items()])
@@ -276,7 +281,8 @@ def _rotated_training(of: dict[str, Rows]) -> str:
     )
     fails = [name for name, one in raises.items() if one < 1]
     below, more = (sum(one == 1 for one in found.values()) for found in (ahead, adds))
-    answer = "No: with every fine-tune" if below == len(ahead) else "With every fine-tune"
+    answer = f"With {' and '.join(dict.fromkeys(name.partition(', ')[0] for name in ahead))}, "
+    answer += "no: for every fine-tune" if below == len(ahead) else "for every fine-tune"
     remark = ""
     if ahead and adds:
         remark = (
@@ -287,7 +293,7 @@ def _rotated_training(of: dict[str, Rows]) -> str:
         remark += f" Not every fine-tune with rotated images raises Grad-CAM's own Eq, with its whole interval, on {'; '.join(fails)}."
     alone = [name for name, rows in of.items() if fine_tunes(rows, labels[0]) == 1]
     if alone:
-        remark += f" Networks with one fine-tune of each kind are listed and not counted: fine-tunes differ by more than an interval over images says ({'; '.join(alone)})."
+        remark += f" Networks with one fine-tune of each kind are listed and not counted: fine-tunes differ by more than the interval of one says ({'; '.join(alone)})."
     head = ["disc Eq", "fine-tunes", "Grad-CAM", "with rotated training", "EquiGrad-CAM", "both"]
     lines = [
         [name, str(fine_tunes(of[name], labels[0])), *map(_number, values)] for name, values in eq.items()
@@ -336,7 +342,7 @@ def _signals(of: dict[str, Rows]) -> str:
     remark = f"PEUM is below chance with its whole interval on {'; '.join(below)}. " if below else ""
     remark += f"PEUM is not above chance with its whole interval on {'; '.join(chance)}. " if chance else ""
     if below or chance:
-        remark += "A constant map counts Eq 0 and has a PEUM of 0; `equicam triage` ranks it first. "
+        remark += "Constant maps, whose Eq counts 0 and whose PEUM is 0, lower what PEUM finds here; `equicam triage` ranks them first. "
     if tied:
         remark += (
             "Where more than a tenth of the maps are constant, the worst tenth is a random part of them, of which even a perfect signal finds only a part "
@@ -347,7 +353,7 @@ def _signals(of: dict[str, Rows]) -> str:
         "- **Which signal finds unstable maps.** The share of the worst tenth found in a tenth of the images (chance is 10 %), by PEUM, by the "
         "disagreement of all pairs of views and by 1 − stability, as the mean over fine-tunes where there are several; r is PEUM's with 1 − Eq of Grad-CAM. Stability and disagreement have the form of the "
         "target, a correlation of maps; off the grid, the target is Eq at angles that no view has. "
-        f"{remark}One fine-tune is no more than an example: another one may differ by more than an interval over images says. `equicam triage` measures all three signals on your calibration images; `--by` chooses one."
+        f"{remark}One fine-tune is no more than an example: another one may differ by more than its interval says. `equicam triage` measures all three signals on your calibration images; `--by` chooses one."
         + table(["", "fine-tunes", "r of PEUM", *names, *(f"{name}, off the grid" for name in names)], lines)
     )
 

@@ -141,3 +141,8 @@ def layer_gradient(model: Model, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "
     found = capture_layer(Network(model), x)
     (gradient,), _ = found.gradient(class_logit(found.logits, found.logits.argmax(1)))
     return gradient
+
+
+def interval_over(found: Estimate) -> str:
+    """What an interval is over."""
+    return f"the interval is over {'images' if found.groups is None else f'{found.groups} groups of images'}"

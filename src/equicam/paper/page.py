@@ -37,7 +37,6 @@ UNDECIDED = {
     "one-training": "one fine-tune each, and how far fine-tunes differ is not published",
     "no-n": "published without an interval or a number of images",
     "other-input": "another input than the paper's",
-    "other": "another reason, in its table",
 }
 """Why nothing is decided, by the code of the remark."""
 Kept = dict[str, dict[str, KeptRows]]
@@ -166,21 +165,18 @@ def count_text(answers: Mapping[str, Answer]) -> str:
     if why:
         text += "| not run: why | claims |\n|---|---|\n"
         text += "".join(f"| {_cell(reason)} | {n} |\n" for reason, n in why.most_common()) + "\n"
-    undecided = Counter(
-        one.row.why.code if one.row and one.row.why else "other"
-        for one in answers.values()
-        if one.verdict == "undecided"
-    )
+    undecided = Counter(_why(one.row) for one in answers.values() if one.verdict == "undecided")
     if undecided:
         text += "| undecided: why | claims |\n|---|---|\n"
-        text += (
-            "".join(
-                f"| {UNDECIDED.get(code, UNDECIDED['other'])} | {n} |\n"
-                for code, n in undecided.most_common()
-            )
-            + "\n"
-        )
+        text += "".join(f"| {_cell(reason)} | {n} |\n" for reason, n in undecided.most_common()) + "\n"
     return text
+
+
+def _why(row: Row | None) -> str:
+    """Why a claim is undecided, in a few words."""
+    if row is None or row.why is None:
+        return "another reason, in its table"
+    return UNDECIDED.get(row.why.code, row.why.text)
 
 
 def section(
@@ -229,8 +225,9 @@ def table(
     for row in kept.ran:
         theirs, ours = interval(row.as_published), interval(row.clean)
         text += f"| {_cell(row.label)} | {_cell(row.published)} | {theirs} | {ours} | {row.images or ''} | {_verdict(row, folder, name, answers)} |\n"
-        if row.note:
-            notes.append(f"- {row.label}: {row.note}")
+        here = _counted_elsewhere(row, folder, name, answers) is None
+        if note := row.note if here else row.reason.text if row.reason else "":
+            notes.append(f"- {row.label}: {note}")
     return text + "\n" + "".join(f"{line}\n" for line in dict.fromkeys(notes)) + "\n" * bool(notes)
 
 
@@ -275,7 +272,7 @@ def _with_seeds(found: Estimate | None, networks: Mapping[str, Any]) -> str:
     """A number with its interval, and that of each network where it is a mean of several."""
     by_seed = networks.get("by_seed", ())
     if found is None or math.isnan(found.value):
-        return "refused" if by_seed or networks else ""
+        return "refused" if networks else ""
     return interval(found) + (f", by seed {', '.join(f'{eq:.3f}' for eq in by_seed)}" if by_seed else "")
 
 
@@ -286,10 +283,19 @@ def _floor(networks: Mapping[str, Any]) -> str:
     return ", ".join(parts + ([f"{constant:.0%}"] if constant > 0 else []))
 
 
-def _verdict(row: Row, folder: str, experiment: str, answers: Mapping[str, Answer]) -> str:
+def _counted_elsewhere(
+    row: Row, folder: str, experiment: str, answers: Mapping[str, Answer]
+) -> Answer | None:
+    """The answer to a row's claim where another table has it."""
     answer = answers.get(row.claim)
-    if answer and answer.row is not None and (answer.folder, answer.experiment) != (folder, experiment):
-        return f"counted on {answer.row.images:,} images, `{answer.experiment}` of {answer.folder}"
+    here = answer is None or (answer.folder, answer.experiment) == (folder, experiment)
+    return None if here or answer is None or answer.row is None else answer
+
+
+def _verdict(row: Row, folder: str, experiment: str, answers: Mapping[str, Answer]) -> str:
+    if (other := _counted_elsewhere(row, folder, experiment, answers)) is not None and other.row is not None:
+        n = other.row.images
+        return f"counted {f'on {n:,} images, ' if n else 'in '}`{other.experiment}` of {other.folder}"
     if row.verdict == "matches" and row.margin:
         return f"matches ± {row.margin:.2g}"
     return f"**{row.verdict}**" if row.verdict in ("differs", "artefact") else row.verdict

@@ -21,8 +21,8 @@ into `--out`. `equicam reproduce all` runs every experiment of a network in one 
 **How a verdict is found** (`equicam.paper.margins`, `equicam.paper.rows`). Each published number has a margin, the smallest of
 
 - half of the published difference to what it is compared with: Grad-CAM's number for EquiGrad-CAM and the other way round, T = 3 for T = 4, the random
-  region for the drift region, EquiGrad-CAM for its filtered variant, Grad-CAM for the unaligned average; half of itself where it is a difference. Each number follows its own comparison, so one
-  measurement may match two numbers of which only one is published next to the other;
+  region for the drift region, EquiGrad-CAM for its filtered variant, Grad-CAM for the unaligned average; half of itself where it is a difference. Only numbers that the paper compares in this way have such a margin;
+  two others may be so close that one measurement matches both;
 - half of the way to 1, for Eq and shares;
 - a cap for its kind: CAPS.
 
@@ -32,8 +32,8 @@ the tables'). For a fine-tuned network it is also widened by the published sprea
 
 - **matches** if it is wholly inside the margin, less half a unit of the last printed digit;
 - **differs** if it is wholly outside the margin and that half unit;
-- is **undecided** otherwise, and whenever there are fewer than 100 images or 20 groups of images, there is no interval, the margin is smaller than the rounding of the printed
-  number, or nothing says how far the published number may be off: neither an interval nor a number of images, or no spread over seeds.
+- is **undecided** otherwise, so a number whose margin is no larger than the rounding of its print never matches, and whenever there are fewer than 100 images or 20 groups of images, there is no interval,
+  or nothing says how far the published number may be off: neither an interval nor a number of images, or no spread over seeds.
 
 Other words: **artefact**: their number comes out, but by ours the paired difference that the claim is about has the opposite sign, with its whole interval.
 **By definition**: constants, identities and quantities compared with themselves, which count as no match. **Measured**: nothing is published, or for another network, domain or device.
@@ -71,7 +71,8 @@ PCF is the paper's Predictive Confidence Filtering: views count if they predict 
 
 """.replace("CAPS", ", ".join(f"{CAPS[kind]:g} for {words}" for kind, words in _KINDS.items()))
 LEGENDS = {
-    "sanity": "Of fewer images than the other tables, because seven networks are evaluated. Intervals are over images. With all weights random, numbers are means over three networks; with only some layers random, they are of one network.\n\n",
+    "main": "A constant map counts 0; `constant-maps` has the share of them.\n\n",
+    "sanity": "Of fewer images than the other tables, because seven networks are evaluated. With all weights random, numbers are means over three networks; with only some layers random, they are of one network.\n\n",
     "rotation-augmentation": "GC is Grad-CAM, EG EquiGrad-CAM, aug training with rotated images.\n\n",
     "seeds-rotated": "`equicam reproduce seeds` with `--extra seed0=rotated0/weights.safetensors` and so on.\n\n",
 }

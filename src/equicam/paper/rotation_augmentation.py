@@ -9,7 +9,7 @@ from equicam.evaluation.statistics import Estimate
 from equicam.paper.claims import DOMAINS, Claim
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
-from equicam.paper.measure import NO_LABEL, mean_over, paired
+from equicam.paper.measure import NO_LABEL, interval_over, mean_over, paired
 from equicam.paper.rows import Both, Remark, Row, compare
 
 WEIGHTS = {"no aug": "plain", "rot aug": "rotated"}
@@ -48,7 +48,7 @@ def measure(context: Context) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """A quantity of every seed by both protocols, and its mean over the seeds with an interval over images."""
+    """A quantity of every seed by both protocols, and its mean over the seeds with an interval over images or groups of them."""
 
     mean: Both[Estimate | None]
     seeds: Sequence[Both[Estimate | None]]
@@ -64,12 +64,15 @@ class OverSeeds:
     @property
     def reason(self) -> str:
         """The range over the seeds by our protocol, or why nothing is measured."""
-        values = [one.clean.value for one in self.seeds if one.clean is not None]
-        if not values:
+        known = [one.clean for one in self.seeds if one.clean is not None]
+        if not known:
             return NO_LABEL
-        if len(values) == 1:
+        if len(known) == 1:
             return ""
-        return f"mean of {len(values)} seeds, {min(values):.3f} to {max(values):.3f}; the interval is over images"
+        values = [one.value for one in known]
+        return (
+            f"mean of {len(values)} seeds, {min(values):.3f} to {max(values):.3f}; {interval_over(known[0])}"
+        )
 
     def seed_rows(self, label: str) -> Iterator[Row]:
         """A row for every seed, where there are several."""

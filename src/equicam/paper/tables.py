@@ -23,11 +23,13 @@ def interval(found: Estimate | None, digits: int = 3) -> str:
     if found is None or math.isnan(found.value):
         return ""
     value = f"{found.value:.{digits}f}"
+    if math.isnan(found.low) and 0 < abs(found.value) < 0.5 * 10**-digits:
+        return f"{found.value:.1g}"
     return value if math.isnan(found.low) else f"{value} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Every row, also those that were not run, with all digits."""
+    """Every row, also those that were not run, with six digits."""
     buffer = io.StringIO()
     write = csv.writer(buffer, lineterminator="\n")
     numbers = [f"{name}_{field}" for name, _ in PROTOCOLS for field in ("value", "low", "high", "n")]

@@ -78,6 +78,9 @@ def capture_lift(signal: Column, badness: Column, *, budget: int | float = 0.10)
     return capture(signal, badness, budget=budget) * n / _count_reviewed(n, budget)
 
 
+BOUNDS[capture_lift] = (0.0, np.inf)
+
+
 def mean_ratio(signal: Column, badness: Column, *, threshold: int | float) -> float:
     """Mean badness where signal ≥ threshold ÷ mean badness of all."""
     s, bad = complete_rows(signal, badness)
