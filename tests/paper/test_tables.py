@@ -656,6 +656,14 @@ def test_both_ends_of_a_published_range_have_one_verdict(found, verdict):
     assert {row.verdict for row in rows} == {verdict}
 
 
+def test_a_difference_says_what_it_is_from():
+    """Where several tables print a number differently, it is from the nearest end."""
+    verdict, one = judge((0.9, 0.9), estimate(0.97, 0.001), 0.002)
+    assert (verdict, one.text) == ("differs", "off by 0.07, margin 0.002")
+    verdict, ends = judge((0.962, 0.966), estimate(0.97, 0.001), 0.002)
+    assert (verdict, ends.text) == ("differs", "off by 0.004 from 0.962 to 0.966, margin 0.002")
+
+
 def test_a_cpu_decides_nothing_about_an_a100():
     rows = list(cost.over_one(6, Both(estimate(3.0, 0.1), estimate(6.6, 0.1)), "on a CPU", claimed=False))
     assert [(row.claim, row.verdict) for row in rows] == [

@@ -34,6 +34,7 @@ VERDICTS = ("matches", "differs", "artefact", "undecided", "by definition", "mea
 SENTENCES: dict[str, str | Callable[..., str]] = {
     "note": "{text}",
     "off": "off by {distance:.3g}, margin {margin:.3g}",
+    "off-range": "off by {distance:.3g} from {low:g} to {high:g}, margin {margin:.3g}",
     "few": "{n} images: {needed} are needed to decide",
     "few-groups": "{groups} groups of images: {needed} are needed to decide",
     "artefact": "{text}: {value:+.3f} [{low:+.3f}, {high:+.3f}] by ours",
@@ -206,8 +207,10 @@ def judge(
     bottom = found.value - math.hypot(found.value - found.low, theirs)
     top = found.value + math.hypot(found.high - found.value, theirs)
     if top < low - margin - rounding or bottom > high + margin + rounding:
-        distance = max(low - found.value, found.value - high)
-        return "differs", Remark("off", {"distance": distance, "margin": margin})
+        values = {"distance": max(low - found.value, found.value - high), "margin": margin}
+        if low == high:
+            return "differs", Remark("off", values)
+        return "differs", Remark("off-range", {"low": low, "high": high} | values)
     if margin <= rounding:
         return "undecided", Remark("coarse", {"margin": margin})
     if low - (margin - rounding) <= bottom and top <= high + (margin - rounding):
