@@ -755,6 +755,7 @@ def test_score_cams_time_has_its_sentence():
         assert row.published == claims()["cost.t6_vs_scorecam"].text == "6–9"
         assert "one view per pass 48.6, all in one pass 243.0 on a GPU" in row.note
         assert "2,048 in ResNet-50, and six views take six" in row.note
+        assert "the published 6 to 9 times needs far slower passes of views" in row.note
         assert row.verdict == ("differs" if claimed else "measured")
     inside = cost.score_cam_row(Both(over.clean, estimate(7.1, 0.2)), "on a GPU", claimed=True)
     assert (inside.verdict, inside.why.code) == ("undecided", "coarse")  # printed without a decimal

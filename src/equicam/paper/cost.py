@@ -26,7 +26,7 @@ ANOTHER_DEVICE = f"published for an {PUBLISHED_FOR}; a ratio on another device s
 SCORE_CAM_CLAIM = "cost.t6_vs_scorecam"
 SCORE_CAM_PASSES = (
     "Score-CAM takes a forward pass for every channel of the layer, 2,048 in ResNet-50, and six views take six, and as many backward passes. "
-    "With passes of equal cost that is more than a hundred times as long; the published 6 to 9 times is that of masks in batches and views one by one"
+    "With passes of equal cost that is more than a hundred times as long; the published 6 to 9 times needs far slower passes of views, as with masks in batches and views one by one"
 )
 
 

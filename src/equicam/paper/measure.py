@@ -143,6 +143,8 @@ def layer_gradient(model: Model, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "
     return gradient
 
 
-def interval_over(found: Estimate) -> str:
-    """What an interval is over."""
-    return f"the interval is over {'images' if found.groups is None else f'{found.groups} groups of images'}"
+def describe_seeds(found: Sequence[Estimate]) -> str:
+    """The range of a quantity over the seeds whose mean a row has, and what its interval is over."""
+    values, groups = [one.value for one in found], found[0].groups
+    over = "images" if groups is None else f"{groups} groups of images"
+    return f"mean of {len(values)} seeds, {min(values):.3f} to {max(values):.3f}; the interval is over {over}"

@@ -9,7 +9,7 @@ from equicam.evaluation.statistics import Estimate
 from equicam.paper.claims import DOMAINS, Claim
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
-from equicam.paper.measure import NO_LABEL, interval_over, mean_over, paired
+from equicam.paper.measure import NO_LABEL, describe_seeds, mean_over, paired
 from equicam.paper.rows import Both, Remark, Row, compare
 
 WEIGHTS = {"no aug": "plain", "rot aug": "rotated"}
@@ -67,12 +67,7 @@ class OverSeeds:
         known = [one.clean for one in self.seeds if one.clean is not None]
         if not known:
             return NO_LABEL
-        if len(known) == 1:
-            return ""
-        values = [one.value for one in known]
-        return (
-            f"mean of {len(values)} seeds, {min(values):.3f} to {max(values):.3f}; {interval_over(known[0])}"
-        )
+        return describe_seeds(known) if len(known) > 1 else ""
 
     def seed_rows(self, label: str) -> Iterator[Row]:
         """A row for every seed, where there are several."""

@@ -13,7 +13,7 @@ from equicam.paper.claims import DOMAINS, Claim
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.domains import fine_tuning
 from equicam.paper.experiment import Experiment
-from equicam.paper.measure import interval_over, is_constant, mean_over
+from equicam.paper.measure import describe_seeds, is_constant, mean_over
 from equicam.paper.peum_audit import OFF_GRID
 from equicam.paper.rotation_augmentation import TRAININGS, WEIGHTS
 from equicam.paper.rows import Both, Remark, Row, compare, correlation, number, with_verdict
@@ -91,11 +91,7 @@ def _rows(
         Both(ours, theirs).map(lambda pair: over_seeds([pair], statistic))
         for ours, theirs in zip(pairs.clean, pairs.as_published, strict=True)
     ]
-    values = [one.clean.value for one in each]
-    spread = (
-        f"mean of {len(values)} seeds, {min(values):.3f} to {max(values):.3f}; {interval_over(each[0].clean)}"
-    )
-    notes = [reason, spread if len(each) > 1 else ""]
+    notes = [reason, describe_seeds([one.clean for one in each]) if len(each) > 1 else ""]
     yield compare(claim, pairs.map(over_seeds, statistic), label=label, reason="; ".join(filter(None, notes)))
     if len(each) > 1:
         yield from (compare("", found, label=f"{label}, seed {i}") for i, found in enumerate(each))
