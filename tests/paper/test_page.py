@@ -286,6 +286,34 @@ def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
     assert "SSIM" not in text  # not measured
 
 
+@pytest.mark.parametrize(("method", "said"), [("rise-400", True), ("equigrad-cam", False)])
+def test_maps_that_are_all_constant_with_random_weights_are_named(folder, tmp_path, method, said):
+    def of(name, share):
+        networks = Remark("networks", {"by_seed": [], "floor": 0.0, "constant": share})
+        return replace(measured("", 1 - share, f"{name}, all random: Eq"), reason=networks)
+
+    sane = kept("sanity", of(method, 1.0), of("grad-cam", 0.4))
+    write_rows(folder / "resnet50/sanity.json", sane)
+    write_page(tmp_path / "page.md", folder)
+    text = (tmp_path / "page.md").read_text().split("(`sanity`)")[1].split("\n#")[0]
+    assert (f"\n{method} read a class's probability" in text) == said
+    figure = plots.compose(plots.panels_of(sane), "title")
+    assert [one.get_text() for one in figure.axes[0].texts] == ["constant", ".60 ± .00"]
+
+
+def test_plots_of_fine_tunes_and_of_costs_share_no_scale_with_other_numbers():
+    labels = ("seed 0", "seed 1", "seed 2", "mean", "spread")
+    rows = [measured("", 0.5, f"grad-cam, {label}") for label in labels]
+    each, spread = plots.panels_of(kept("seeds", *rows, measured("", 0.8, "accuracy, spread in points")))
+    assert [name for name, _ in each.rows] == [f"grad-cam, {label}" for label in labels[:4]]
+    assert [name for name, _ in spread.rows] == ["grad-cam"]
+    cost = kept("cost", measured("", 9.0, "T = 18 over one Grad-CAM", n=100))
+    assert "n =" not in plots.heading(cost)
+    assert "n = 1,000" in plots.heading(kept("main"))
+    (times,) = plots.panels_of(cost)
+    assert times.title == "time of a map, median of 100 rounds"
+
+
 def test_commands_of_claims_about_costly_methods_say_so(folder, tmp_path):
     other = Remark("network", {"network": "vgg16"})
     rows = [not_run(f"main.{name}.vgg16.eq", other) for name in ("Grad-CAM", "Score-CAM")]
@@ -463,8 +491,17 @@ def test_findings_on_rotated_training_follow_every_fine_tune(raises, ahead, adds
     assert (
         "With ResNet-50, no: for every fine-tune it stays below alignment alone in 1 of 1" in text
     ) == above[1]
+    assert ("0 of 1 (not on ResNet-50, aerial)" in text) == (not above[1])
     assert (f"alignment adds to it in {int(above[2])} of 1") in text
     assert "| ResNet-50, aerial | 2 | 0.600 |" in text
+
+
+@pytest.mark.parametrize("share", [0.05, 0.28])
+def test_the_finding_on_rotated_training_says_where_maps_are_constant(share):
+    several = rotated_training(raises=(0.1, 0.2), ahead=(0.3, -0.2), adds=(0.1, 0.1))
+    blank = kept("triage", measured("", share, triage.CONSTANT))
+    text, _signals = findings({"aerial-resnet50": {"rotation-augmentation": several, "triage": blank}})
+    assert ("without rotated training, ResNet-50, aerial: 28%" in text) == (share > 0.1)
 
 
 def test_one_fine_tune_is_listed_and_counted_nowhere():

@@ -39,6 +39,9 @@ def findings(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
         everywhere[f"{title}, {data or 'ImageNet'}"] = rows
         if not data:
             networks[title] = rows
+    constant = {
+        name: value(of.get("triage", {}).get(triage.CONSTANT), "clean") for name, of in everywhere.items()
+    }
     made: tuple[tuple[str, Mapping[str, dict[str, Rows]], Callable[[dict[str, Rows]], str]], ...] = (
         ("main", networks, _coverage),
         ("main", costly, _offset),
@@ -46,7 +49,7 @@ def findings(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
         ("alignment", networks, _above_floor),
         ("causal", networks, _drift),
         ("soft-gate", networks, _gate),
-        ("rotation-augmentation", everywhere, _rotated_training),
+        ("rotation-augmentation", everywhere, lambda of: _rotated_training(of, constant)),
         ("triage", everywhere, _signals),
         ("sanity", everywhere, _sanity),
     )
@@ -268,7 +271,8 @@ def interval(found: Estimate) -> str:
     return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 
-def _rotated_training(of: dict[str, Rows]) -> str:
+def _rotated_training(of: dict[str, Rows], constant: Mapping[str, float]) -> str:
+    """Eq of both trainings; `constant` is the share of constant maps by Grad-CAM with unrotated training."""
     labels = ("GC Eq no aug", "GC Eq rot aug", "EG Eq no aug", "EG Eq rot aug")
     eq = {name: [value(rows.get(label), "clean") for label in labels] for name, rows in of.items()}
     ahead, adds, raises = (
@@ -280,14 +284,22 @@ def _rotated_training(of: dict[str, Rows]) -> str:
         )
     )
     fails = [name for name, one in raises.items() if one < 1]
-    below, more = (sum(one == 1 for one in found.values()) for found in (ahead, adds))
+    unclear = [name for name, one in ahead.items() if one < 1]
+    more = sum(one == 1 for one in adds.values())
     answer = f"With {' and '.join(dict.fromkeys(name.partition(', ')[0] for name in ahead))}, "
-    answer += "no: for every fine-tune" if below == len(ahead) else "for every fine-tune"
+    answer += "for every fine-tune" if unclear else "no: for every fine-tune"
     remark = ""
     if ahead and adds:
+        where = f" (not on {'; '.join(unclear)})" if unclear else ""
         remark = (
-            f" {answer} it stays below alignment alone in {below} of {len(ahead)}, and alignment adds to it in {more} of {len(adds)}, counted only if the whole interval "
-            "of the difference, paired by image, is above 0 for every fine-tune."
+            f" {answer} it stays below alignment alone in {len(ahead) - len(unclear)} of {len(ahead)}{where}, and alignment adds to it in {more} of {len(adds)}, counted only if the "
+            "whole interval of the difference, paired by image, is above 0 for every fine-tune."
+        )
+    blank = [f"{name}: {constant[name]:.0%}" for name in ahead if constant[name] > CHANCE]
+    if blank:
+        remark += (
+            " The Eq of a constant map counts 0: where there are many, fine-tunes differ in how often maps are constant as much as in "
+            f"how steady they are (of Grad-CAM's without rotated training, {'; '.join(blank)})."
         )
     if fails:
         remark += f" Not every fine-tune with rotated images raises Grad-CAM's own Eq, with its whole interval, on {'; '.join(fails)}."

@@ -256,6 +256,8 @@ def random_weights(kept: KeptRows) -> str:
         text += _matrix(
             "Eq of unrelated images, and the share of constant maps, which count 0", panels[0].columns, floors
         )
+        if unread := {method for method, _ in panels[0].constant} & {"rise", "rise-400", "recipro-cam"}:
+            text += f"{', '.join(sorted(unread))} read a class's probability: maps are constant where a random network's logits are too small to change it in float32.\n\n"
     measured = {name for panel in panels for name, _ in panel.rows}
     if others := [name for name in METHODS if name not in measured]:
         text += f"Not measured here: {', '.join(others)}. Methods of attention need a transformer, the others `--costly`, with `--max-passes` no smaller than their passes per map.\n\n"

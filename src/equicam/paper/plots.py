@@ -148,6 +148,7 @@ class Cells:
     limits: tuple[float, float]
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Estimate | None]]]  # name, and a number for each column
+    constant: frozenset[tuple[str, str]] = frozenset()  # rows and columns whose maps are all constant
 
     @property
     def images(self) -> str:
@@ -161,11 +162,13 @@ class Cells:
         shown = [[e.value if e is not None and _known(e) else math.nan for e in row] for _, row in self.rows]
         image = axes.imshow(shown, cmap="viridis", vmin=self.limits[0], vmax=self.limits[1], aspect="auto")
         middle = sum(self.limits) / 2
-        for i, (_, row) in enumerate(self.rows):
+        for i, (name, row) in enumerate(self.rows):
             for j, e in enumerate(row):
                 if e is not None and _known(e):
                     colour = "white" if e.value < middle else "black"
                     text = f"{e.value:.2f} ± {(e.high - e.low) / 2:.2f}".replace("0.", ".")
+                    if (name, self.columns[j]) in self.constant:
+                        text = "constant"
                     axes.text(j, i, text, ha="center", va="center", fontsize=6, color=colour)
         axes.set_xticks(
             range(len(self.columns)), [name.replace(" ", "\n") for name in self.columns], fontsize=7
@@ -234,6 +237,8 @@ def heading(kept: KeptRows) -> str:
     """Experiment, network and images."""
     name = kept.experiment.removesuffix("-rotated")
     n, where = kept.provenance.get("n"), kept.domain or kept.provenance.get("data", "")
+    if name == "cost":  # of rounds, which its panel counts
+        n = None
     return f"{load_experiment(name).title}\n{kept.backbone}, {where}" + (
         f", n = {n:,}" if isinstance(n, int) else ""
     )
@@ -484,6 +489,12 @@ def random_weights_panels(rows: Sequence[Row]) -> list[Cells]:
         ("Pearson r of the maps", "Pearson", (-1.0, 1.0), RANDOM_WEIGHTS[1:]),
         ("SSIM of the maps", "SSIM", (-1.0, 1.0), RANDOM_WEIGHTS[1:]),
     )
+    constant = frozenset(
+        (method, weights)
+        for weights in RANDOM_WEIGHTS
+        for method, row in _pick(rows, rf"(.+), {weights}: Eq")
+        if row.reason and row.reason.values.get("constant") == 1
+    )
     panels: list[Cells] = []
     for title, label, limits, columns in kinds:
         found = {weights: dict(_pick(rows, rf"(.+), {weights}: {label}(?: with .+)?")) for weights in columns}
@@ -496,7 +507,7 @@ def random_weights_panels(rows: Sequence[Row]) -> list[Cells]:
             for method in methods
         ]
         if cells:
-            panels.append(Cells(title, label, limits, columns, cells))
+            panels.append(Cells(title, label, limits, columns, cells, constant))
     return panels
 
 
@@ -527,6 +538,20 @@ def _label_region(rows: Sequence[Row]) -> list[Panel]:
     ]
 
 
+def _cost(rows: Sequence[Row]) -> list[Panel]:
+    """One bar for both ends of a published range, which have one measurement."""
+    rounds = " or ".join(f"{n:,}" for n in sorted({row.images for row in rows}))
+    by_name = {row.label.partition(", ")[0]: row for row in rows}
+    return [Bars(f"time of a map, median of {rounds} rounds", "times as long", [*by_name.items()])]
+
+
+def _seeds(rows: Sequence[Row]) -> list[Panel]:
+    return [
+        Bars("equivariance of each fine-tune, and the mean", EQ, _pick(rows, r"(.+, (?:seed \d+|mean))")),
+        Bars("spread over fine-tunes", "standard deviation of Eq", _pick(rows, r"(.+), spread")),
+    ]
+
+
 PLOTS: dict[str, Callable[[Sequence[Row]], Sequence[Panel]]] = {
     "main": _main,
     "alignment": _alignment,
@@ -548,7 +573,8 @@ PLOTS: dict[str, Callable[[Sequence[Row]], Sequence[Panel]]] = {
     "vit-attribution": _main,
     "vit-l": _main,
     "matched": lambda rows: [Bars("samples", "Eq, or share of pairs\nthat keep the top-1", [(row.label, row) for row in rows])],
-    "cost": lambda rows: [Bars("time of a map", "times as long", [*{row.label.partition(", ")[0]: row for row in rows}.items()])],
+    "cost": _cost,
+    "seeds": _seeds,
     "rotation-augmentation": _training,
     "cub-rotation": _training,
     "peum-audit": _audit,
