@@ -48,7 +48,7 @@ IMAGENET = {
     "mobilenet_v2": ("MobileNetV2 (torchvision's V1 weights)", "mobilenet_v2", "mobilenet_v2.safetensors"),
 }
 OTHER_TASK = "The paper's RESISC45 numbers are of all 45 classes and 1,000 tiles, these of twelve classes: the same kind of images, not the same task, so they stand alone."
-NOT_REPEATABLE = "On a GPU two fine-tunes of this network by the same command had different weights, where those of the convolutional networks had the same: these commands will give other numbers, which may differ by more than the intervals say, for they do not cover fine-tunes."
+NOT_REPEATABLE = "On a GPU two fine-tunes of this network by the same command had different weights, where those of the convolutional networks had the same: these commands will give other numbers, which may differ by more than the intervals say, because they do not cover fine-tunes."
 REMARKS = {
     "aerial-resnet50": OTHER_TASK,
     "aerial-vit_small": NOT_REPEATABLE,
