@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pyarrow.compute as pc
 
 from equicam.evaluation import summary
-from equicam.evaluation.statistics import Estimate
 from equicam.evaluation.summary import SummaryRow
 from equicam.paper.claims import METHODS
 from equicam.paper.context import Context, Evaluation
@@ -26,7 +25,7 @@ def measure(context: Context) -> Iterator[Row]:
     for name in PUBLISHED:
         yield eq_row(f"align.{name}.{context.backbone}.eq", found, METHODS[name])
     pairs = summary.contrast(found.clean.table, "equigrad-cam-out", "equigrad-cam")
-    gap = found.map(_paired, "equigrad-cam-out", "equigrad-cam")
+    gap = found.map(Evaluation.eq_above, "equigrad-cam-out", "equigrad-cam")
     reason = (
         f"the paper's is the largest of three networks, this is {context.backbone} alone; the paper calls the two spaces "
         f"indistinguishable; paired by image, output space is above by {pairs.mean:+.4f} "
@@ -36,7 +35,7 @@ def measure(context: Context) -> Iterator[Row]:
         "align.locus.maxdiff", gap, "undecided", label="output minus feature space", reason=reason
     )
     yield compare(
-        "", found.map(_paired, "aug-cam", "grad-cam"), label=UNALIGNED,
+        "", found.map(Evaluation.eq_above, "aug-cam", "grad-cam"), label=UNALIGNED,
         reason="paired by image; raw Eq counts what all maps have in common, the skill below does not",
     )  # fmt: skip
     for method in methods:
@@ -44,11 +43,6 @@ def measure(context: Context) -> Iterator[Row]:
         reason = f"maps of unrelated images score {lines.clean.floor:.3f} by ours, {lines.as_published.floor:.3f} by theirs"
         skill = lines.map(lambda line: line.skill or number(float("nan"), line.value.n))
         yield compare("", skill, label=f"{method}: skill above the floor", reason=reason)
-
-
-def _paired(found: Evaluation, method: str, other: str) -> Estimate:
-    """Eq of one method minus that of another, paired by image."""
-    return summary.contrast(found.table, method, other, region=found.region).difference
 
 
 def _summary(found: Evaluation, method: str) -> SummaryRow:

@@ -1,23 +1,32 @@
-"""The blur control: is averaging only smoothing?"""
+"""Blur control: is averaging only smoothing?"""
 
 from collections.abc import Iterator
 
-from equicam.paper.context import Context
+from equicam.paper.claims import claims
+from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
-from equicam.paper.measure import eq_row
-from equicam.paper.rows import Row
+from equicam.paper.rows import Row, compare
 
 SIGMAS = (2, 4, 8, 16, 32, 64)
 """Of the blur, in pixels; the paper stops at 16."""
+BLURRED = "grad-cam@blur-{}"
+CHANGE = "σ = {} − unblurred"
+"""The label of Eq with a blurred map minus Eq with the map as it is."""
 
 
 def measure(context: Context) -> Iterator[Row]:
     """Grad-CAM blurred, and Grad-CAM times the coverage of 18 views, which the paper does not try."""
-    claims = {"grad-cam": "blur.sigma0"} | {f"grad-cam@blur-{s}": f"blur.sigma{s}" for s in SIGMAS}
-    claims |= {"grad-cam@coverage": ""}
-    found = context.evaluate_both(list(claims))
-    for method, claim in claims.items():
-        yield eq_row(claim, found, method)
+    names = {sigma: BLURRED.format(sigma) for sigma in SIGMAS}
+    found = context.evaluate_both(["grad-cam", *names.values(), "grad-cam@coverage"])
+    yield compare("blur.sigma0", found.map(Evaluation.eq, "grad-cam"), label="grad-cam")
+    for sigma, name in names.items():
+        known = claims().get(f"blur.sigma{sigma}")
+        published = known.text if known else "not in the paper"
+        yield compare("", found.map(Evaluation.eq, name), label=name, published=published)
+    for sigma, name in names.items():
+        change = found.map(Evaluation.eq_above, name, "grad-cam")
+        yield compare(f"blur.sigma{sigma}", change, label=CHANGE.format(sigma), reason="paired by image")
+    yield compare("", found.map(Evaluation.eq, "grad-cam@coverage"), label="grad-cam@coverage")
 
 
 EXPERIMENT = Experiment("Blur control: is averaging only smoothing?", ("blur.",), measure)

@@ -63,6 +63,10 @@ class Evaluation:
         """Mean Eq by its protocol."""
         return self.mean("eq", method, self.region)
 
+    def eq_above(self, method: str, other: str) -> Estimate:
+        """Eq of one method minus that of another by its protocol, paired by image."""
+        return summary.contrast(self.table, method, other, region=self.region).difference
+
     def of_items(self, items: Sequence[Item]) -> "Evaluation":
         """The rows of some of the images."""
         wanted = pa.array([item.id for item in items])

@@ -66,6 +66,11 @@ OWN_EFFECT = re.compile(
     r"|const\.(imagenet|clip)|tsweep\..*\.add\.|audit\.diff|cond\.gap|cond\.max_move|cond\.corr|align\.locus|label\..*drop|causal\..*median_diff"
 )
 """Claims that are a difference themselves: half of it is the margin."""
+CHANGE_FROM = {
+    "softgate.range": "softgate.ungated",
+    **{f"blur.sigma{sigma}": "blur.sigma0" for sigma in (2, 4, 8, 16)},
+}
+"""Ranges that are published as hardly different from another number: their change from it is judged, paired by image."""
 BASELINE, OURS, GATED = (
     ("Grad-CAM", "Grad-CAM single view"),
     ("EquiGrad-CAM", "Aligned feature-space (EquiGrad-CAM)"),
@@ -82,18 +87,31 @@ def margin(claim: str) -> float:
 
 @cache
 def published_range(claim: str) -> tuple[float, float]:
-    """The least and the largest number that the paper prints for what a claim is about."""
+    """The least and the largest number that the paper prints for what a claim is about; of a change, the least and the largest change."""
     if (other := COMPLEMENTS.get(claim)) is not None:
         low, high = published_range(other)
         return 1 - high, 1 - low
     values = [value for other in _same_quantity(claim) for value in other.values]
+    if claim in CHANGE_FROM:
+        (start,) = claims()[CHANGE_FROM[claim]].values
+        return min(values) - start, max(values) - start
     return min(values), max(values)
+
+
+def published_text(claim: str) -> str:
+    """What the paper prints for a claim; of a change, both numbers that it is between."""
+    known = claims()[claim]
+    if claim not in CHANGE_FROM:
+        return known.text
+    low, high = (f"{change:+.{known.digits}f}" for change in published_range(claim))
+    return f"{low} to {high}: {known.text} against {claims()[CHANGE_FROM[claim]].text.partition(' ')[0]}"
 
 
 @cache
 def rounding(claim: str) -> float:
-    """Half a unit of the last printed digit; for a quantity of several tables that of the fewest digits."""
-    return 0.5 * 10.0 ** -min(other.digits for other in _same_quantity(claim))
+    """Half a unit of the last printed digit; for a quantity of several tables that of the fewest digits, and for a change of two numbers twice."""
+    half = 0.5 * 10.0 ** -min(other.digits for other in _same_quantity(claim))
+    return 2 * half if claim in CHANGE_FROM else half
 
 
 @cache
@@ -119,10 +137,10 @@ def _margin(claim: Claim) -> float:
 
 def _effect(claim: Claim) -> float | None:
     """The least published difference to what a claim is compared with; None where the paper compares it with nothing."""
-    if claim.id.startswith(
-        "softgate."
-    ):  # published as a gate that changes nothing: by less than its printed range
-        return max(claims()["softgate.range"].values) - min(claims()["softgate.range"].values)
+    if claim.id == "softgate.ungated":  # published next to a gate that changes nothing
+        claim = claims()["softgate.range"]
+    if claim.id in CHANGE_FROM:
+        return max(claim.values) - min(claim.values)
     if len(claim.values) != 1:
         return None
     (value,) = claim.values

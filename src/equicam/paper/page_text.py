@@ -20,12 +20,13 @@ into `--out`. `equicam reproduce all` runs every experiment of a network in one 
 
 **How a verdict is found** (`equicam.paper.margins`, `equicam.paper.rows`). Each published number has a margin, the smallest of
 
-- half of the published difference to what it is compared with: Grad-CAM's number for EquiGrad-CAM and the other way round, T = 3 for T = 4, the random
+- half of the published difference to what it is compared with, or of the range that is called as good as no change (blur, soft gate): Grad-CAM's number for EquiGrad-CAM and the other way round, T = 3 for T = 4, the random
   region for the drift region, EquiGrad-CAM for its filtered variant, Grad-CAM for the unaligned average; half of itself where it is a difference. Only numbers that the paper compares in this way have such a margin;
   two others may be so close that one measurement matches both;
 - half of the way to 1, for Eq and shares;
 - a cap for its kind: CAPS.
 
+Where a range is published as hardly different from a number, as blurred maps from maps that are not, our change from one to the other is compared with theirs, paired by image: a level that differs says nothing about it.
 A quantity that several tables print has one margin, the smallest, and is compared with the range of what they print, so that one measurement has one verdict.
 The 95 % interval of our measurement is widened by the published one or, where none is printed, by ours scaled to their number of images (the smallest of
 the tables'). For a fine-tuned network it is also widened by the published spread over seeds, once for their fine-tune and once for ours. Then it

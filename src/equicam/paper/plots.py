@@ -538,6 +538,13 @@ def _label_region(rows: Sequence[Row]) -> list[Panel]:
     ]
 
 
+def _blur(rows: Sequence[Row]) -> list[Panel]:
+    return [
+        Bars("Grad-CAM, blurred by σ pixels", EQ, _pick(rows, r"(?:grad-cam@)?([\w-]+)")),
+        Bars("change by the blur", "Eq − Eq unblurred", _pick(rows, r"(.+) − unblurred")),
+    ]
+
+
 def _cost(rows: Sequence[Row]) -> list[Panel]:
     """One bar for both ends of a published range, which have one measurement."""
     rounds = " or ".join(f"{n:,}" for n in sorted({row.images for row in rows}))
@@ -560,7 +567,7 @@ PLOTS: dict[str, Callable[[Sequence[Row]], Sequence[Panel]]] = {
     "strata": strata,
     "drift-confidence": lambda _rows: [],
     "causal": _causal,
-    "blur": lambda rows: [Bars("Grad-CAM, blurred by σ pixels", EQ, [(row.label.removeprefix("grad-cam@"), row) for row in rows])],
+    "blur": _blur,
     "soft-gate": _over_number("equivariance by the strength of the gate", "γ, views weighted by p^γ", r"γ = ([\d.]+)"),
     "t-sweep": _views,
     "angles": _angles,

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from equicam.evaluation.statistics import MIN_GROUPS, Correlation, Estimate
 from equicam.paper.claims import DOMAINS, MIN_IMAGES, NETWORKS, Claim, claims
-from equicam.paper.margins import margin, published_images, published_range, rounding
+from equicam.paper.margins import margin, published_images, published_range, published_text, rounding
 from equicam.shards import json_ready
 
 T_co = TypeVar("T_co", covariant=True)
@@ -153,7 +153,8 @@ def compare(
     note = _remark(reason)
     if known is None:
         return Row("", label, published, found.clean, found.as_published, "measured", note)
-    row = Row(claim, label or known.label, known.text, found.clean, found.as_published, "measured", note)
+    text = published_text(claim)
+    row = Row(claim, label or known.label, text, found.clean, found.as_published, "measured", note)
     measured = found.as_published or found.clean
     if measured is None:
         return replace(row, verdict="not run")
@@ -173,11 +174,10 @@ def judge_again(row: Row) -> Row:
     measured = row.as_published or row.clean
     if row.within is None or measured is None:
         return row
-    known, allowed, within = claims()[row.claim], margin(row.claim), published_range(row.claim)
-    verdict, why = judge(
-        within, measured, allowed, theirs=published_error(known, measured), rounding=rounding(row.claim)
-    )
-    row = replace(row, published=known.text, margin=allowed, within=within)
+    allowed, within = margin(row.claim), published_range(row.claim)
+    theirs = published_error(claims()[row.claim], measured)
+    verdict, why = judge(within, measured, allowed, theirs=theirs, rounding=rounding(row.claim))
+    row = replace(row, published=published_text(row.claim), margin=allowed, within=within)
     if row.verdict == "artefact" and verdict == "matches":
         return row
     return replace(row, verdict=verdict, why=why)
