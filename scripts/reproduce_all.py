@@ -19,7 +19,6 @@ from time import monotonic
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from equicam.finetune import finetune
 from equicam.paper.context import Context
@@ -49,7 +48,11 @@ IMAGENET = {
 }
 OTHER_TASK = "The paper's RESISC45 numbers are of all 45 classes and 1,000 tiles, these of twelve classes: the same kind of images, not the same task, so they stand alone."
 NOT_REPEATABLE = "On a GPU two fine-tunes of this network by the same command had different weights, where those of the convolutional networks had the same: these commands will give other numbers, which may differ by more than the intervals say, because they do not cover fine-tunes."
+OTHER_WEIGHTS = "The paper's ResNet-50 has torchvision's weights: a number that differs may differ for that, and because the images are others."
+SCORE_CAM = "Score-CAM's Eq by the authors' protocol follows from how many of its maps are constant and count 0 (`constant-maps`), more than in the paper."
 REMARKS = {
+    "resnet50": OTHER_WEIGHTS,
+    "resnet50-costly": f"{OTHER_WEIGHTS} {SCORE_CAM}",
     "aerial-resnet50": OTHER_TASK,
     "aerial-vit_small": NOT_REPEATABLE,
     "histology-vit_small": NOT_REPEATABLE,
@@ -161,7 +164,7 @@ def run_section(name: str, plan: Plan) -> int:
     wanted = plan.only or experiments_of(context)
     left = tuple(one for one in wanted if plan.again or not (rows / f"{one}.json").is_file())
     if left:
-        describe(rows, *about)
+        describe(rows, *about, REMARKS.get(name, ""))
     return run_experiments(context, plan, rows, left)
 
 
@@ -246,10 +249,7 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
     wanted = plan.only or DOMAIN_EXPERIMENTS
     kinds = {kind for name in wanted for kind in OVER_SEEDS.get(name, ())}
     needed = {one: path for one, path in files.items() if one == ("plain", 0) or one[0] in kinds}
-    try:
-        failed = tune_all(plan, data, model, start, needed)
-    finally:
-        write_tunes(rows, files)
+    failed = tune_all(plan, data, model, start, needed)
     context = open_context(
         str(plan.data / data), plan.out / name, model=model, weights=str(extra["plain"]), backbone=network, domain=domain,
         split="test", group_by=GROUPS.get(data), extra=extra, device=plan.device, options=_options(plan, DOMAIN_DTYPE),
@@ -330,22 +330,6 @@ def tune(plan: Plan, data: str, model: str, start: str, weights: Path, kind: str
             workers=LOADERS, device=plan.device,
         )  # fmt: skip
     print(f"fine-tune {kind}{seed}: {monotonic() - begin:.0f} s", flush=True)
-
-
-def write_tunes(rows: Path, files: dict[tuple[str, int], Path]) -> None:
-    """The test accuracies that the fine-tunes wrote into their files; those of fine-tunes that are not there are kept."""
-    kept = rows / "tunes.json"
-    tunes = json.loads(kept.read_text()) if kept.is_file() else {}
-    for (kind, seed), path in files.items():
-        if path.is_file():
-            with safe_open(path, "pt") as file:
-                found = json.loads(file.metadata()["measured"])
-            tunes[f"{kind}-{seed}"] = {
-                "n": found["images"],
-                "accuracy": found["accuracy"],
-                "balanced": found["balanced"],
-            }
-    kept.write_text(json.dumps(tunes, indent=1) + "\n")
 
 
 def run_seeds(context: Context, plan: Plan, rows: Path, keep_as: str) -> int:

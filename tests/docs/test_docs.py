@@ -159,6 +159,33 @@ def test_every_page_has_the_same_number_of_random_weights():
     assert f"**{measured['random']} [" in table
 
 
+def test_floors_in_the_documentation_are_those_of_the_kept_rows():
+    def of(experiment):
+        kept = read_rows(ROOT / f"docs/reproduce/rows/resnet50/{experiment}.json")
+        return {row.label: row for row in kept.ran}
+
+    def short(value):
+        return f"{value:.3f}".removeprefix("0")
+
+    page = (ROOT / "docs/scores.md").read_text()
+    rows = of("alignment")
+    for method in ("grad-cam", "aug-cam", "equigrad-cam", "equigrad-cam-out"):
+        skill = rows[f"{method}: skill above the floor"]
+        ours, theirs = re.findall(r"score (\S+) by ours, (\S+) by theirs", skill.note)[0]
+        cells = []
+        for found, above, floor in (
+            (rows[method].as_published, skill.as_published, theirs),
+            (rows[method].clean, skill.clean, ours),
+        ):
+            eq, low, high = (short(one) for one in (found.value, found.low, found.high))
+            cells += [f"{eq} [{low}, {high}]", floor.removeprefix("0"), short(above.value)]
+        line = next(line for line in page.splitlines() if re.match(rf"\| {method}( \(.*\))? \|", line))
+        assert line.endswith(f"| {' | '.join(cells)} |")
+    ignores = of("main")["coverage: a map that ignores the image"]
+    theirs, ours = short(ignores.as_published.value), short(ignores.clean.value)
+    assert f"| | **{theirs}** | {theirs} | .000 | {ours} | {ours} | .000 |" in page
+
+
 def test_every_control_is_documented():
     from equicam.evaluation.causal import CONTROLS as REGIONS
     from equicam.evaluation.controls import CONTROLS

@@ -28,6 +28,7 @@ from equicam.methods import METHODS
 from equicam.paper import (
     EXPERIMENTS,
     alignment,
+    blur,
     load_experiment,
     page,
     plots,
@@ -105,9 +106,6 @@ def folder(tmp_path):
     write_rows(tmp_path / "rows/resnet50-costly/main.json", few)
     (tmp_path / "rows/resnet50/section.json").write_text(
         json.dumps({"title": "A network", "commands": ["equicam reproduce all"]})
-    )
-    (tmp_path / "rows/resnet50/tunes.json").write_text(
-        json.dumps({"plain-0": {"n": 6, "accuracy": 0.5, "balanced": 0.25}})
     )
     return tmp_path / "rows"
 
@@ -197,7 +195,6 @@ def test_the_page_is_written_from_rows(folder, tmp_path):
     assert "## A network\n\n    equicam reproduce all\n" in text
     assert "equicam 1 at abc" in text
     assert "a GPU" in text  # the provenance of the second section
-    assert "| plain-0 | 6 | 0.500 | 0.250 |" in text
     assert "counted on 1,000 images, `main` of resnet50" in text  # one measurement, one verdict
     assert (
         text.count(
@@ -296,7 +293,7 @@ def test_maps_that_are_all_constant_with_random_weights_are_named(folder, tmp_pa
     write_rows(folder / "resnet50/sanity.json", sane)
     write_page(tmp_path / "page.md", folder)
     text = (tmp_path / "page.md").read_text().split("(`sanity`)")[1].split("\n#")[0]
-    assert (f"\n{method} read a class's probability" in text) == said
+    assert (f"Where all maps by {method} are constant" in text) == said
     figure = plots.compose(plots.panels_of(sane), "title")
     assert [one.get_text() for one in figure.axes[0].texts] == ["constant", ".60 ± .00"]
 
@@ -337,9 +334,7 @@ def test_the_page_of_this_repository_is_what_its_rows_say(tmp_path, monkeypatch)
     assert shown == {path.name for path in (ROOT / "docs/reproduce").glob("*.png")}
 
 
-KEPT = sorted(
-    path for path in (ROOT / "docs/reproduce/rows").glob("*/*.json") if path.stem not in ("section", "tunes")
-)
+KEPT = sorted(path for path in (ROOT / "docs/reproduce/rows").glob("*/*.json") if path.stem != "section")
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -487,12 +482,10 @@ def test_findings_on_rotated_training_follow_every_fine_tune(raises, ahead, adds
         }
     )
     above = [all(v > 0.004 for v in values) for values in (raises, ahead, adds)]
-    assert ("Not every fine-tune with rotated images raises Grad-CAM's own Eq" in text) == (not above[0])
-    assert (
-        "With ResNet-50, no: for every fine-tune it stays below alignment alone in 1 of 1" in text
-    ) == above[1]
-    assert ("0 of 1 (not on ResNet-50, aerial)" in text) == (not above[1])
-    assert (f"alignment adds to it in {int(above[2])} of 1") in text
+    assert f"rotated training raises Grad-CAM's own Eq in {int(above[0])} of 1. " in text
+    where = "" if above[1] else " (not on ResNet-50, aerial)"
+    assert f"stays below EquiGrad-CAM without it in {int(above[1])} of 1{where}. " in text
+    assert f"EquiGrad-CAM adds to rotated training in {int(above[2])} of 1; " in text
     assert "| ResNet-50, aerial | 2 | 0.600 |" in text
 
 
@@ -502,6 +495,9 @@ def test_the_finding_on_rotated_training_says_where_maps_are_constant(share):
     blank = kept("triage", measured("", share, triage.CONSTANT))
     text, _signals = findings({"aerial-resnet50": {"rotation-augmentation": several, "triage": blank}})
     assert ("without rotated training, ResNet-50, aerial: 28%" in text) == (share > 0.1)
+    assert "were not counted" not in text
+    (text,) = findings({"aerial-resnet50": {"rotation-augmentation": several}})
+    assert "Constant maps were not counted on ResNet-50, aerial." in text
 
 
 def test_one_fine_tune_is_listed_and_counted_nowhere():
@@ -513,7 +509,7 @@ def test_one_fine_tune_is_listed_and_counted_nowhere():
             "aerial-vgg16": {"rotation-augmentation": one},
         }
     )
-    assert "stays below alignment alone in 1 of 1, and alignment adds to it in 1 of 1" in text
+    assert "stays below EquiGrad-CAM without it in 1 of 1. " in text
     assert (
         "listed and not counted: fine-tunes differ by more than the interval of one says (VGG-16, aerial)"
         in text
@@ -535,26 +531,34 @@ def test_findings_on_random_weights_and_gates_follow_the_numbers():
         in text
     )
     assert list(findings({"vgg16": {"sanity": without}})) == []
-    for change, beyond in ((-0.02, 1), (-0.006, 0), (0.02, 1)):
-        rows = [measured("", v, f"γ = {g}") for g, v in ((0, 0.96), (2, 0.94))]
-        first = difference(soft_gate.CHANGE_FIRST, 0.001)
-        gates = kept("soft-gate", *rows, difference(soft_gate.CHANGE, change), first)
-        (text,) = findings({"resnet50": {"soft-gate": gates}})
-        same, every = text.split(" On all classes, ")
-        unchanged = "+0.001 [-0.003, +0.005]"
-        assert (
-            f"On the same classes, γ = 2 changes Eq, paired by image, by {unchanged} by their protocol, {unchanged} by ours with ResNet-50"
-            in same
-        )
-        assert same.endswith(
-            "by their protocol the whole interval is beyond the published 0.004 with no network."
-        )
-        assert f"by {change:+.3f} [{change - 0.004:+.3f}, {change + 0.004:+.3f}] by their protocol" in every
-        assert (
-            f"beyond the published 0.004 with {'ResNet-50' if beyond else 'no network'}. "
-            f"So on all classes gating is {'load-bearing with ResNet-50' if beyond else 'not shown to be load-bearing'}. By their protocol:"
-            in every
-        )
+
+
+@pytest.mark.parametrize(("change", "beyond"), [(-0.02, True), (-0.006, False), (0.02, True)])
+def test_the_finding_on_the_soft_gate_follows_the_paired_interval(change, beyond):
+    gates = kept("soft-gate", difference(soft_gate.CHANGE, change), difference(soft_gate.CHANGE_FIRST, 0.001))
+    (text,) = findings({"resnet50": {"soft-gate": gates}})
+    moved = "ResNet-50" if beyond else "no network"
+    assert "at most 0.004 on the first 200 classes" in text
+    assert f"with no network on the first fifth of the classes, and with {moved} on all classes." in text
+    assert ("is load-bearing with ResNet-50." in text) == beyond
+    assert ("is not shown to be load-bearing." in text) == (not beyond)
+    both = [
+        f"{v:+.3f} [{v - 0.004:+.3f}, {v + 0.004:+.3f}]" for v in (0.001, change) for _ in plots.PROTOCOLS
+    ]
+    assert f"| ResNet-50 | {' | '.join(both)} |" in text
+
+
+@pytest.mark.parametrize(("change", "beyond"), [(0.02, True), (0.005, False), (-0.02, True)])
+def test_the_finding_on_blur_follows_the_paired_interval(change, beyond):
+    rows = [difference(blur.CHANGE.format(sigma), change if sigma == 16 else 0.001) for sigma in (4, 16, 32)]
+    main = kept("main", measured("", 0.7, "grad-cam"), measured("", 0.95, "equigrad-cam"))
+    found = findings({"resnet50": {"blur": kept("blur", *rows), "main": main}})
+    (text,) = [one for one in found if "smoothing" in one]
+    assert f"with the whole interval, with {'ResNet-50' if beyond else 'no network'}." in text
+    assert "flat, within 0.002" in text
+    assert text.rstrip().endswith("| 0.250 |")
+    levels = kept("blur", measured("", 0.7, "grad-cam"))
+    assert list(findings({"resnet50": {"blur": levels}})) == []
 
 
 def test_findings_need_images():
@@ -605,6 +609,11 @@ def test_the_finding_on_signals_names_chance_and_constant_maps(found, constant):
         found == 0.099
     )
     assert ("(ResNet-50, aerial: 25% are constant, 40% at most)" in text) == (constant == 0.25)
+    assert ("lower what PEUM finds there" in text) == (found < 0.1)
+    assert "were not counted" not in text
+    (text,) = findings({"aerial-resnet50": {"triage": kept("triage", *rows[:1])}})
+    assert "Constant maps were not counted on ResNet-50, aerial. " in text
+    assert "lower what PEUM finds there" not in text
 
 
 def test_the_finding_on_ignoring_the_image_can_say_no():
@@ -944,17 +953,9 @@ def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, 
     assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
     assert made == [(f"plain{seed}", seed, False) for seed in range(3)]  # `triage` is over seeds
     rows = tmp_path / "rows" / f"{tiles.name}-resnet50"
-    assert {path.name for path in rows.iterdir()} == {"section.json", "tunes.json", "triage.json"}
-    assert json.loads((rows / "tunes.json").read_text())["plain-0"]["accuracy"] == 0.5
-    tunes = json.loads((rows / "tunes.json").read_text())
-    (rows / "tunes.json").write_text(
-        json.dumps(tunes | {"rotated-0": {"n": 6, "accuracy": 0.7, "balanced": 0.7}})
-    )
+    assert {path.name for path in rows.iterdir()} == {"section.json", "triage.json"}
     assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
     assert len(made) == 3  # taken from the folder
-    assert (
-        json.loads((rows / "tunes.json").read_text())["rotated-0"]["accuracy"] == 0.7
-    )  # of a fine-tune that is not there
     assert "triage" in capsys.readouterr().out
     assert page.read_kept(tmp_path / "rows")
     assert set(VERDICTS) >= {row.verdict for row in read_rows(rows / "triage.json").rows}

@@ -574,9 +574,11 @@ def test_four_views_are_an_artefact_by_the_paired_difference(context, monkeypatc
 
 
 def test_ranges_words_and_networks_the_paper_does_not_have():
-    for value, verdict in ((7.0, "matches"), (20.0, "differs")):
+    for value, verdict in ((7.5, "undecided"), (20.0, "differs")):  # printed without digits: 6–9
         found = Both(None, estimate(value, 0.1))
         assert compare("cost.t6_vs_scorecam", found).verdict == verdict
+    for value, verdict in ((0.698, "matches"), (0.72, "matches"), (0.75, "differs")):  # .697 to .711
+        assert compare(NAME, Both(None, estimate(value, 0.001))).verdict == verdict
     alone = compare("main.Grad-CAM.mobilenet_v2.eq", Both(number(0.5), None), label="grad-cam")
     assert (alone.claim, alone.published) == ("", "not in the paper")
     assert not_run(NAME, "why").verdict == "not run"
@@ -782,6 +784,8 @@ def test_a_blur_is_judged_by_what_it_changes(context, monkeypatch, level, change
     assert level_row.published == "0.700–0.702 (n = 2,000, two per class)"
     assert level_row.clean.value == pytest.approx(level + change + noise.mean())
     assert not found["σ = 32 − unblurred"].claim
+    other = {row.label: row for row in load_experiment("blur").run(replace(context, backbone="vgg16"))}
+    assert other["grad-cam@blur-16"].published.endswith(" two per class), of resnet50")
 
 
 def test_score_cams_time_has_its_sentence():

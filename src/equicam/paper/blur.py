@@ -20,8 +20,10 @@ def measure(context: Context) -> Iterator[Row]:
     found = context.evaluate_both(["grad-cam", *names.values(), "grad-cam@coverage"])
     yield compare("blur.sigma0", found.map(Evaluation.eq, "grad-cam"), label="grad-cam")
     for sigma, name in names.items():
-        known = claims().get(f"blur.sigma{sigma}")
-        published = known.text if known else "not in the paper"
+        known, published = claims().get(f"blur.sigma{sigma}"), "not in the paper"
+        if known:
+            about = known.is_about(context.backbone, context.domain)
+            published = known.text if about else f"{known.text}, of {known.about}"
         yield compare("", found.map(Evaluation.eq, name), label=name, published=published)
     for sigma, name in names.items():
         change = found.map(Evaluation.eq_above, name, "grad-cam")

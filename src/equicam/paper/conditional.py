@@ -9,7 +9,7 @@ from equicam.evaluation.statistics import Estimate
 from equicam.evaluation.summary import ConditionalEq
 from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
-from equicam.paper.rows import Both, Row, compare, number, with_verdict
+from equicam.paper.rows import Both, Remark, Row, compare, number, with_verdict
 
 KINDS = {
     "Eq unconditional": "all",
@@ -47,13 +47,13 @@ def measure(context: Context) -> Iterator[Row]:
             reason=INTRODUCTION,
             of_first_classes=of_first,
         )
-    reason = f"the paper's is over its three networks, this is {context.backbone} alone"
+    why = Remark("one-network", {"network": context.backbone})
     for claim, label, value in (
         ("cond.max_move.eg", "most that conditioning moves equigrad-cam", _largest_move),
         ("cond.gap.lo", "least gap to grad-cam", lambda of: min(_gap(of, kind) for kind in KINDS.values())),
         ("cond.gap.hi", "largest gap to grad-cam", lambda of: max(_gap(of, kind) for kind in KINDS.values())),
     ):
-        yield with_verdict(claim, found.map(value).map(number), "undecided", label=label, reason=reason)
+        yield with_verdict(claim, found.map(value).map(number), "undecided", label=label, why=why)
 
 
 def _paired_gap(found: Evaluation) -> Estimate:

@@ -6,10 +6,10 @@ that were not measured.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from equicam.evaluation.statistics import Estimate
-from equicam.paper import alignment, rotation_augmentation, soft_gate, t_sweep, tables, triage
+from equicam.paper import alignment, blur, rotation_augmentation, soft_gate, t_sweep, tables, triage
 from equicam.paper.claims import TITLES
 from equicam.paper.kept import KeptRows
 from equicam.paper.margins import published_range
@@ -18,6 +18,8 @@ from equicam.paper.rows import Row, too_few
 
 CHANCE = 0.1
 """The share of the worst tenth that a signal without information finds in a tenth."""
+MANY_CONSTANT = 0.1
+"""The share of constant maps above which the worst tenth is a part of them."""
 PROTOCOLS = ("as_published", "clean")
 Rows = dict[str, Row]
 """An experiment's rows that were run, by label."""
@@ -42,15 +44,17 @@ def findings(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
     constant = {
         name: value(of.get("triage", {}).get(triage.CONSTANT), "clean") for name, of in everywhere.items()
     }
+    gains = {name: _gain(of.get("main", {})) for name, of in networks.items()}
     made: tuple[tuple[str, Mapping[str, dict[str, Rows]], Callable[[dict[str, Rows]], str]], ...] = (
         ("main", networks, _coverage),
         ("main", costly, _offset),
         ("t-sweep", networks, _four_views),
         ("alignment", networks, _above_floor),
         ("causal", networks, _drift),
+        ("blur", networks, lambda of: _blur(of, gains)),
         ("soft-gate", networks, _gate),
         ("rotation-augmentation", everywhere, lambda of: _rotated_training(of, constant)),
-        ("triage", everywhere, _signals),
+        ("triage", everywhere, lambda of: _signals(of, constant)),
         ("sanity", everywhere, _sanity),
     )
     for experiment, sources, finding in made:
@@ -90,6 +94,22 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     """Markdown, indented for a list."""
     text = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
     return "\n\n" + "\n".join(f"  {row}" for row in text) + "\n"
+
+
+def _gain(rows: Rows) -> float:
+    """Eq of EquiGrad-CAM minus that of Grad-CAM by the authors' protocol."""
+    return value(rows.get("equigrad-cam"), "as_published") - value(rows.get("grad-cam"), "as_published")
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names that have commas themselves."""
+    return "; ".join(names)
+
+
+def _uncounted(names: Iterable[str], constant: Mapping[str, float]) -> str:
+    """On which of these networks nobody counted constant maps."""
+    missing = [name for name in names if math.isnan(constant[name])]
+    return f" Constant maps were not counted on {_listed(missing)}." if missing else ""
 
 
 def _number(found: float) -> str:
@@ -227,43 +247,57 @@ def _difference(row: Row | None) -> str:
     return "{mean:+.3f} [{low:+.3f}, {high:+.3f}]".format(**row.reason.values) if row and row.reason else ""
 
 
-def _gate(of: dict[str, Rows]) -> str:
-    gammas = ("γ = 0", "γ = 0.25", "γ = 0.5", "γ = 1", "γ = 2")
-    eq = {name: [value(rows.get(label), "as_published") for label in gammas] for name, rows in of.items()}
-    low, high = published_range("softgate.range")
-    sentence = ""
-    for label, where in (
-        (soft_gate.CHANGE_FIRST, "On the same classes"),
-        (soft_gate.CHANGE, "On all classes"),
-    ):
-        known = {name: rows[label] for name, rows in of.items() if label in rows and rows[label].as_published}
-        shown = " and ".join(f"{_by_both(row)} with {name}" for name, row in known.items())
-        beyond = [name for name, row in known.items() if _is_beyond(row.as_published, high - low)]
-        if known:
-            sentence += (
-                f" {where}, γ = 2 changes Eq, paired by image, by {shown}: by their protocol the whole interval is beyond the published {high - low:.3f} "
-                f"with {' and '.join(beyond) or 'no network'}."
-            )
-            if label == soft_gate.CHANGE:
-                with_them = f"is load-bearing with {' and '.join(beyond)}"
-                sentence += (
-                    f" So on all classes gating {with_them if beyond else 'is not shown to be load-bearing'}."
-                )
+def _blur(of: dict[str, Rows], gains: Mapping[str, float]) -> str:
+    """What a blur of the map changes; `gains` is how far EquiGrad-CAM is above Grad-CAM by the authors' protocol."""
+    labels = {f"σ = {sigma}": blur.CHANGE.format(sigma) for sigma in (4, 16, 32)}
+    if not any(label in rows for rows in of.values() for label in labels.values()):
+        return ""
+    _, flat = published_range("blur.sigma16")
+    moved = " and ".join(_changed(of, labels["σ = 16"], flat)) or "no network"
+    head, lines = _changes(of, labels)
+    for name, line in zip(of, lines, strict=True):
+        line.append(_number(gains[name]))
     return (
-        f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f} on the first 200 classes, so gating is not load-bearing.{sentence} By their protocol:"
-        + table(["Eq", *gammas], [[name, *map(_number, values)] for name, values in eq.items()])
+        f"- **Is averaging only smoothing?** Published: a blur of up to 16 pixels leaves Grad-CAM's Eq flat, within {flat:.3f}. Paired by image, by their protocol, σ = 16 changes it by more than "
+        f"that, with the whole interval, with {moved}. EquiGrad-CAM's gain, by their protocol, is in the last column."
+        + table(["change of Eq", *head, "EquiGrad-CAM"], lines)
     )
 
 
-def _by_both(row: Row) -> str:
-    """A difference by the authors' protocol, and by ours where it was measured."""
-    found = [(row.as_published, "by their protocol"), (row.clean, "by ours")]
-    return ", ".join(f"{interval(one)} {by}" for one, by in found if one is not None)
+def _gate(of: dict[str, Rows]) -> str:
+    low, high = published_range("softgate.range")
+    labels = {"first classes": soft_gate.CHANGE_FIRST, "all classes": soft_gate.CHANGE}
+    first, every = (" and ".join(_changed(of, label, high - low)) for label in labels.values())
+    head, lines = _changes(of, labels)
+    return (
+        f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f} on the first 200 classes, so gating is not load-bearing. Paired by image, by their "
+        f"protocol, γ = 2 moves it by more than that, with the whole interval, with {first or 'no network'} on the first fifth of the classes, and with {every or 'no network'} on all classes. "
+        f"So on all classes gating is {f'load-bearing with {every}' if every else 'not shown to be load-bearing'}."
+        + table(["change of Eq at γ = 2", *head], lines)
+    )
 
 
-def _is_beyond(found: Estimate | None, change: float) -> bool:
-    """Whether a change is larger than this in either direction, with its whole interval."""
-    return found is not None and (found.high < -change or found.low > change)
+def _changed(of: Mapping[str, Rows], label: str, published: float) -> list[str]:
+    """The networks whose change is larger than the published one in either direction, with its whole interval, by the authors' protocol."""
+    found = {name: rows[label].as_published for name, rows in of.items() if label in rows}
+    return [name for name, e in found.items() if e and (e.high < -published or e.low > published)]
+
+
+def _changes(of: Mapping[str, Rows], labels: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    """Differences by both protocols: the head of a table, and a line for every network."""
+    protocols = {"as_published": "zeros, full square", "clean": "reflection, disc"}
+    head = [f"{title}, {by}" for title in labels for by in protocols.values()]
+    lines = [
+        [name, *(_shown(rows.get(label), protocol) for label in labels.values() for protocol in protocols)]
+        for name, rows in of.items()
+    ]
+    return head, lines
+
+
+def _shown(row: Row | None, protocol: str) -> str:
+    """A difference with its interval by one protocol; empty where it was not measured."""
+    found: Estimate | None = getattr(row, protocol) if row else None
+    return interval(found) if found else ""
 
 
 def interval(found: Estimate) -> str:
@@ -283,29 +317,22 @@ def _rotated_training(of: dict[str, Rows], constant: Mapping[str, float]) -> str
             rotation_augmentation.TRAINED_ABOVE_PLAIN,
         )
     )
-    fails = [name for name, one in raises.items() if one < 1]
-    unclear = [name for name, one in ahead.items() if one < 1]
-    more = sum(one == 1 for one in adds.values())
-    answer = f"With {' and '.join(dict.fromkeys(name.partition(', ')[0] for name in ahead))}, "
-    answer += "for every fine-tune" if unclear else "no: for every fine-tune"
+    holds = [[name for name, one in found.items() if one == 1] for found in (ahead, adds, raises)]
     remark = ""
-    if ahead and adds:
-        where = f" (not on {'; '.join(unclear)})" if unclear else ""
+    if ahead and adds and raises:
+        others = [name for name in ahead if name not in holds[0]]
         remark = (
-            f" {answer} it stays below alignment alone in {len(ahead) - len(unclear)} of {len(ahead)}{where}, and alignment adds to it in {more} of {len(adds)}, counted only if the "
-            "whole interval of the difference, paired by image, is above 0 for every fine-tune."
+            f" With several fine-tunes, Grad-CAM after rotated training stays below EquiGrad-CAM without it in {len(holds[0])} of {len(ahead)}"
+            f"{f' (not on {_listed(others)})' * bool(others)}. EquiGrad-CAM adds to rotated training in {len(holds[1])} of {len(adds)}; rotated training raises Grad-CAM's own Eq in {len(holds[2])} of "
+            f"{len(raises)}. Each is counted only if the whole interval of the difference, paired by image, is above 0 for every fine-tune."
         )
-    blank = [f"{name}: {constant[name]:.0%}" for name in ahead if constant[name] > CHANCE]
-    if blank:
-        remark += (
-            " The Eq of a constant map counts 0: where there are many, fine-tunes differ in how often maps are constant as much as in "
-            f"how steady they are (of Grad-CAM's without rotated training, {'; '.join(blank)})."
-        )
-    if fails:
-        remark += f" Not every fine-tune with rotated images raises Grad-CAM's own Eq, with its whole interval, on {'; '.join(fails)}."
+        many = [f"{name}: {constant[name]:.0%}" for name in ahead if constant[name] > MANY_CONSTANT]
+        if many:
+            remark += f" Constant maps count 0, so part of these differences may be that fine-tunes differ in how many maps are constant (of Grad-CAM's without rotated training, {_listed(many)})."
+        remark += _uncounted(ahead, constant)
     alone = [name for name, rows in of.items() if fine_tunes(rows, labels[0]) == 1]
     if alone:
-        remark += f" Networks with one fine-tune of each kind are listed and not counted: fine-tunes differ by more than the interval of one says ({'; '.join(alone)})."
+        remark += f" Networks with one fine-tune of each kind are listed and not counted: fine-tunes differ by more than the interval of one says ({_listed(alone)})."
     head = ["disc Eq", "fine-tunes", "Grad-CAM", "with rotated training", "EquiGrad-CAM", "both"]
     lines = [
         [name, str(fine_tunes(of[name], labels[0])), *map(_number, values)] for name, values in eq.items()
@@ -331,7 +358,7 @@ def sign_of_seeds(rows: Rows, label: str) -> int | None:
     return signs[0] if len({*signs}) == 1 else 0
 
 
-def _signals(of: dict[str, Rows]) -> str:
+def _signals(of: dict[str, Rows], constant: Mapping[str, float]) -> str:
     label = "worst tenth found in a tenth"
     signals = (label, f"{label}, by disagreement of the views", f"{label}, by 1 − stability")
     lines: list[list[str]] = []
@@ -348,18 +375,19 @@ def _signals(of: dict[str, Rows]) -> str:
         peum = rows[label].clean if label in rows else None
         if peum is not None and peum.low <= CHANCE:
             (below if peum.high < CHANCE else chance).append(name)
-        constant = value(rows.get(triage.CONSTANT), "clean")
-        if constant > CHANCE:
-            tied.append(f"{name}: {constant:.0%} are constant, {CHANCE / constant:.0%} at most")
-    remark = f"PEUM is below chance with its whole interval on {'; '.join(below)}. " if below else ""
-    remark += f"PEUM is not above chance with its whole interval on {'; '.join(chance)}. " if chance else ""
-    if below or chance:
-        remark += "Constant maps, whose Eq counts 0 and whose PEUM is 0, lower what PEUM finds here; `equicam triage` ranks them first. "
+        share = constant[name]
+        if share > MANY_CONSTANT:
+            tied.append(f"{name}: {share:.0%} are constant, {CHANCE / share:.0%} at most")
+    remark = f"PEUM is below chance with its whole interval on {_listed(below)}. " if below else ""
+    remark += f"PEUM is not above chance with its whole interval on {_listed(chance)}. " if chance else ""
+    if any(constant[name] > 0 for name in (*below, *chance)):
+        remark += "Constant maps, whose Eq counts 0 and whose PEUM is 0, lower what PEUM finds there; `equicam triage` ranks them first. "
     if tied:
         remark += (
             "Where more than a tenth of the maps are constant, the worst tenth is a random part of them, of which even a perfect signal finds only a part "
-            f"({'; '.join(tied)}). "
+            f"({_listed(tied)}). "
         )
+    remark += _uncounted(of, constant).lstrip() + " " * any(math.isnan(constant[name]) for name in of)
     names = ("PEUM finds", "disagreement finds", "1 − stability finds")
     return (
         "- **Which signal finds unstable maps.** The share of the worst tenth found in a tenth of the images (chance is 10 %), by PEUM, by the "
@@ -406,7 +434,7 @@ def _sanity(of: dict[str, Rows]) -> str:
     return (
         f"- **Consistency without training.** With all weights random, EquiGrad-CAM's Eq is above that of the trained network in {higher} of {len(known)}, up to "
         f"{_number(numbers[highest][3])} ({highest}, trained {_number(numbers[highest][2])}): that much comes from aligning and averaging, and needs nothing that the network has learnt. "
-        "It is the mean of three random networks; some of them give constant maps, which count 0."
+        "It is the mean of three random networks; some of them give constant maps, which count 0. The trained network of a domain is the first of its fine-tunes, which differ."
         + table(head, lines)
     )
 

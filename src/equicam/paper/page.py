@@ -26,13 +26,14 @@ from equicam.shards import read_json, write_atomic
 
 ROTATED_SEEDS = "seeds-rotated"
 """The seeds of the networks trained with rotated images: the same experiment on other weights."""
-OTHER_FILES = ("section.json", "tunes.json", "evaluations.json")
+OTHER_FILES = ("section.json", "evaluations.json")
 UNDECIDED = {
     "few": "too few images",
     "few-groups": "too few groups of images",
     "wide": "the interval reaches across the margin",
     "coarse": "the paper prints too few digits",
     "no-interval": "a number without an interval",
+    "one-network": "published for three networks together",
     "other-sample": "published for the first classes alone",
     "one-training": "one fine-tune each, and how far fine-tunes differ is not published",
     "no-n": "published without an interval or a number of images",
@@ -153,7 +154,7 @@ def count_text(answers: Mapping[str, Answer]) -> str:
     }  # fmt: skip
     listed = ", ".join(f"{n} {words[verdict][n != 1]}" for verdict, n in counts(answers).items())
     text = f"**Of {len(answers)} claims, {listed}.** "
-    text += "A claim counts once, by its measurement on most images; rows of networks and images that the paper does not have count nowhere, except for constants of the protocol, which are the same with all.\n\n"
+    text += "A claim counts once, by its measurement on most images; rows of networks and images that the paper does not have count nowhere, except for constants of the protocol, which are the same with all. A number may differ because weights and images do: each section says which it has.\n\n"
     matched, differing = (
         distinct(name for name, one in answers.items() if one.verdict == verdict)
         for verdict in ("matches", "differs")
@@ -182,7 +183,7 @@ def _why(row: Row | None) -> str:
 def section(
     folder: str, experiments: Mapping[str, KeptRows], rows: Path, answers: Mapping[str, Answer], plots: Path
 ) -> str:
-    """A network: its title, commands, provenance and fine-tunes, and a table per experiment."""
+    """A network: its title, commands and provenance, and a table per experiment."""
     about = read_json(rows / "section.json") if (rows / "section.json").is_file() else {}
     text = f"## {about.get('title', folder)}\n\n"
     text += "".join(f"    {line}\n" for line in about.get("commands", ())) + "\n" * ("commands" in about)
@@ -191,20 +192,9 @@ def section(
     usual = Counter(describe(kept.provenance) for kept in ran.values()).most_common(1)
     common = usual[0][0] if usual else ""
     text += f"{common}.\n\n" if common else ""
-    if (rows / "tunes.json").is_file():
-        text += fine_tunes(read_json(rows / "tunes.json"))
     for name, kept in ran.items():
         text += table(name, kept, folder, answers, plots, common)
     return text
-
-
-def fine_tunes(tunes: Mapping[str, Any]) -> str:
-    """The fine-tunes behind a section."""
-    lines = "".join(
-        f"| {name} | {one['n']} | {one['accuracy']:.3f} | {one['balanced']:.3f} |\n"
-        for name, one in tunes.items()
-    )
-    return f"Measured by the fine-tunes themselves, in float32:\n\n| training, seed | test images | accuracy | balanced |\n|---|---|---|---|\n{lines}\n"
 
 
 def table(
@@ -256,8 +246,9 @@ def random_weights(kept: KeptRows) -> str:
         text += _matrix(
             "Eq of unrelated images, and the share of constant maps, which count 0", panels[0].columns, floors
         )
-        if unread := {method for method, _ in panels[0].constant} & {"rise", "rise-400", "recipro-cam"}:
-            text += f"{', '.join(sorted(unread))} read a class's probability: maps are constant where a random network's logits are too small to change it in float32.\n\n"
+        by_probability = {"rise", "rise-400", "recipro-cam"} & {method for method, _ in panels[0].constant}
+        if by_probability:
+            text += f"Where all maps by {' and '.join(sorted(by_probability))} are constant, a random network's logits are too small to change the probability that they read.\n\n"
     measured = {name for panel in panels for name, _ in panel.rows}
     if others := [name for name in METHODS if name not in measured]:
         text += f"Not measured here: {', '.join(others)}. Methods of attention need a transformer, the others `--costly`, with `--max-passes` no smaller than their passes per map.\n\n"

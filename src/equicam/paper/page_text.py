@@ -73,7 +73,7 @@ PCF is the paper's Predictive Confidence Filtering: views count if they predict 
 """.replace("CAPS", ", ".join(f"{CAPS[kind]:g} for {words}" for kind, words in _KINDS.items()))
 LEGENDS = {
     "main": "A constant map counts 0; `constant-maps` has the share of them.\n\n",
-    "cost": "n counts rounds, each with one map of every kind, of one of eight images.\n\n",
+    "cost": "n counts rounds, each with one map of every kind, of one of at most eight images.\n\n",
     "sanity": "Of fewer images than the other tables, because seven networks are evaluated. With all weights random, numbers are means over three networks; with only some layers random, they are of one network.\n\n",
     "rotation-augmentation": "GC is Grad-CAM, EG EquiGrad-CAM, aug training with rotated images.\n\n",
     "seeds-rotated": "`equicam reproduce seeds` with `--extra seed0=rotated0/weights.safetensors` and so on.\n\n",

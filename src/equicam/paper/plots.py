@@ -46,9 +46,10 @@ class Bars:
     title: str
     ylabel: str
     rows: Sequence[tuple[str, Row]]
+    fine_tunes: Sequence[tuple[str, Row]] = ()  # by the name of the bar that is their mean
 
     def draw(self, axes: Axes) -> None:
-        """Bars with 95 % intervals, diamonds where something is published."""
+        """Bars with 95 % intervals, rings for single fine-tunes, diamonds where something is published."""
         protocols = [one for one in PROTOCOLS if any(_known(getattr(row, one[0])) for _, row in self.rows)]
         shifts = (-0.2, 0.2) if len(protocols) == 2 else (0.0,)
         for (protocol, colour, legend), shift in zip(protocols, shifts, strict=True):
@@ -62,6 +63,17 @@ class Bars:
                 label=legend,
             )
             _errors(axes, found, "black")
+            places = {name: i + shift for i, (name, _) in enumerate(self.rows)}
+            single = [(places[name], getattr(row, protocol)) for name, row in self.fine_tunes]
+            axes.plot(
+                [x for x, e in single if _known(e)],
+                [e.value for _, e in single if _known(e)],
+                "o",
+                color="black",
+                markerfacecolor="white",
+                ms=3.5,
+                label="one fine-tune" if single else None,
+            )
         _diamonds(axes, [(float(i), row) for i, (_, row) in enumerate(self.rows)])
         axes.set_xticks(
             range(len(self.rows)),
@@ -450,13 +462,11 @@ def _by_metric(**ylabels: str) -> Callable[[Sequence[Row]], Sequence[Panel]]:
 
 
 def _training(rows: Sequence[Row]) -> list[Panel]:
+    eq, right = r"((?:GC|EG) Eq (?:no|rot) aug)", r"(acc (?:no|rot) aug)"
+    of_seed = r", seed \d+"
     return [
-        Bars(
-            "equivariance",
-            EQ,
-            [(f"{name}", row) for name, row in _pick(rows, r"((?:GC|EG) Eq (?:no|rot) aug|EG Eq, .+)")],
-        ),
-        Bars("accuracy", "share of test images", _pick(rows, r"(acc (?:no|rot) aug)")),
+        Bars("equivariance", EQ, _pick(rows, rf"{eq[:-1]}|EG Eq, .+)"), _pick(rows, eq + of_seed)),
+        Bars("accuracy", "share of test images", _pick(rows, right), _pick(rows, right + of_seed)),
     ]
 
 

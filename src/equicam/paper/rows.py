@@ -44,6 +44,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "other-sample": "published for {sample}, whose Eq is higher: --draw authors",
     "one-training": "one fine-tune here and one there, and how far fine-tunes differ is not published",
     "no-n": "on how many images it was measured is not published, nor how far it may be off",
+    "one-network": "the paper's is over its three networks, this is {network} alone",
     "other-input": "this model's input is not the paper's, an image resized to 256 and cropped to 224 pixels",
     "network": "of {network}: --model {network}",
     "images": "of {about}: --data with these images, and --domain only for a domain's",
@@ -211,7 +212,7 @@ def judge(
         if low == high:
             return "differs", Remark("off", values)
         return "differs", Remark("off-range", {"low": low, "high": high} | values)
-    if margin <= rounding:
+    if margin <= rounding or math.isclose(margin, rounding):
         return "undecided", Remark("coarse", {"margin": margin})
     if low - (margin - rounding) <= bottom and top <= high + (margin - rounding):
         return "matches", None

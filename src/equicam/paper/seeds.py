@@ -29,12 +29,12 @@ def measure(context: Context) -> Iterator[Row]:
         eq = Both(ours, theirs)
         for i, run in enumerate(runs):
             yield compare("", run.map(Evaluation.eq, method), label=f"{method}, seed {i}")
-        average = eq.map(lambda values: number(mean(values), len(SEEDS)))
-        deviation = eq.map(lambda values: number(stdev(values), len(SEEDS)))
+        average = eq.map(lambda values: number(mean(values)))
+        deviation = eq.map(lambda values: number(stdev(values)))
         yield compare(f"{start}.seeds.{short}", average, label=f"{method}, mean", reason=_range(ours))
         yield compare(f"{start}.seeds.{short}.sd", deviation, label=f"{method}, spread", reason=SPREAD)
     right = [100 * found.value for found in (accuracy(run).clean for run in runs) if found]
-    deviation_of_accuracy = number(stdev(right), len(right)) if len(right) == len(SEEDS) else None
+    deviation_of_accuracy = number(stdev(right)) if len(right) == len(SEEDS) else None
     yield compare(
         f"{start}.acc_seed_sd", Both(deviation_of_accuracy, None), label="accuracy, spread in points",
         reason=SPREAD if right else NO_LABEL,
