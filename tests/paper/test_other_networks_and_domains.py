@@ -1,6 +1,7 @@
 """Experiments on stand-ins: each answers every claim of its own once, and names the command for the others."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -345,10 +346,15 @@ def few_methods(monkeypatch):
 
 
 @pytest.mark.parametrize("build", [cnn, vit])
-def test_sanity(tiles, out, build, few_methods):
+def test_sanity(tiles, out, build, few_methods, monkeypatch, capsys):
     """Without the head, Eigen-CAM is what it was and Grad-CAM is not; without any weight, neither is."""
-    context = Context(build(), tiles, out, n=3)
+    context = Context(build(), tiles, out, n=3, progress=True)
+    monkeypatch.setattr("equicam.progress.LINE_SECONDS", 0.0)
     rows = {found.label: found for found in load_experiment("sanity").run(context)}
+    lines = re.findall(r"networks with and without trained weights: (\d) of 6", capsys.readouterr().err)
+    assert lines == [
+        str(i) for i in range(1, 7)
+    ]  # the one given, two random ones here, and three of the cascade
     eq, *alike = plots.panels_of(KeptRows("sanity", context.backbone, "", {}, tuple(rows.values())))
     assert [one.label for one in alike] == ["Pearson", "SSIM"]
     for one in (eq, *alike):

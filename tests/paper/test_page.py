@@ -32,6 +32,7 @@ from equicam.paper import (
     load_experiment,
     page,
     plots,
+    reproduce,
     rotation_augmentation,
     run_all,
     soft_gate,
@@ -230,8 +231,8 @@ def test_the_page_judges_another_network_in_the_place_of_the_papers(folder, tmp_
         in text
     )  # Grad-CAM's in two tables, EquiGrad-CAM's, Score-CAM's
     assert (
-        "MobileNetV2's measurements, judged in the place of ResNet-50's: of 5 claims, 2 match, 3 differ. With ResNet-50's own, 4 match, 1 differ. "
-        f"Of ResNet-50's matches, MobileNetV2 has 1 too (1 distinct), which say little about ResNet-50: `{alignment_claims[1]}`."
+        "With MobileNetV2's measurements in the place of ResNet-50's, of 5 claims 2 match, 3 differ; with ResNet-50's own, 4 match, 1 differ. "
+        f"So 1 of the 4 matches (1 of 3 distinct ones) do not tell the two networks apart, and say little about ResNet-50: `{alignment_claims[1]}` "
         in text
     )
 
@@ -281,6 +282,31 @@ def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
     (left,) = re.findall(r"\nNot measured here: (.+?)\. ", text)
     assert set(left.split(", ")) == METHODS.keys() - {"grad-cam", "equigrad-cam", "ablation-cam"}
     assert "SSIM" not in text  # not measured
+    latex = as_latex(rows, "Model randomisation", "equicam 1")
+    assert latex.count("\\begin{table}") == 3
+    assert latex.count("% equicam 1") == 1
+    assert (
+        "grad-cam & 0.500 [0.496, 0.504] &  &  &  & 0.600 [0.596, 0.604], by seed 0.000, 0.900 \\\\" in latex
+    )
+    assert "by seed" not in as_latex([measured("", 0.5, "grad-cam")], "A", "B")
+
+
+def test_the_terminal_shows_random_weights_a_line_per_method_and_cuts_no_name(monkeypatch, tmp_path):
+    methods = ("equigrad-cam+pcf", "equigrad-cam+soft", "equigrad-cam-combined", "equigrad-cam-fine")
+    rows = tuple(
+        measured("", 0.5, f"{method}, {weights}: Eq")
+        for method in methods
+        for weights in plots.RANDOM_WEIGHTS
+    )
+    found = reproduce.Reproduction("Model randomisation", rows, tmp_path / "sanity.json", {})
+    monkeypatch.setattr(reproduce, "reproduce", lambda *_a, **_k: found)
+    command = ["reproduce", "sanity", "--data", "images", "--model", "embedded"]
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, command).output
+    assert "…" not in shown
+    assert all(
+        shown.count(method.rsplit("-", 1)[-1].rsplit("+", 1)[-1]) == 2 for method in methods
+    )  # in two tables
+    assert shown.count("\n") < 60
 
 
 @pytest.mark.parametrize(("method", "said"), [("rise-400", True), ("equigrad-cam", False)])
@@ -357,7 +383,7 @@ def test_the_kept_rows_have_a_negative_control():
     assert compared < own
     (text,) = controls(kept_rows)
     assert f"of {len(compared)} claims" in text
-    assert f"{len(own - compared)} more of ResNet-50's have no counterpart." in text
+    assert f"{len(own - compared)} more claims that an interval decides have no counterpart." in text
 
 
 def test_small_numbers_are_not_shown_as_0():
@@ -461,7 +487,7 @@ def rotated_training(**of):
         if len(values) > 1:
             rows += [difference(f"{labels[name]}, seed {i}", one) for i, one in enumerate(values)]
     seeds = max(map(len, of.values()))
-    rows += [measured("", 0.6, f"GC Eq no aug, seed {i}") for i in range(seeds) if seeds > 1]
+    rows += [measured("", 0.5 + 0.1 * i, f"GC Eq no aug, seed {i}") for i in range(seeds) if seeds > 1]
     return kept("rotation-augmentation", *rows)
 
 
@@ -486,7 +512,7 @@ def test_findings_on_rotated_training_follow_every_fine_tune(raises, ahead, adds
     where = "" if above[1] else " (not on ResNet-50, aerial)"
     assert f"stays below EquiGrad-CAM without it in {int(above[1])} of 1{where}. " in text
     assert f"EquiGrad-CAM adds to rotated training in {int(above[2])} of 1; " in text
-    assert "| ResNet-50, aerial | 2 | 0.600 |" in text
+    assert "| ResNet-50, aerial | 2 | 0.600 (0.500–0.600) | 0.590 |" in text
 
 
 @pytest.mark.parametrize("share", [0.05, 0.28])
@@ -527,7 +553,7 @@ def test_findings_on_random_weights_and_gates_follow_the_numbers():
     without = kept("sanity", measured("", 0.7, "grad-cam, weights as given: Eq"))
     (text,) = findings({"vgg16": {"sanity": without}, "resnet50": {"sanity": sane}})
     assert (
-        "above that of the trained network in 1 of 1, up to 0.980 (ResNet-50, ImageNet, trained 0.970)"
+        "above that of the trained network, by intervals that do not overlap, in 1 of 1, up to 0.980 (ResNet-50, ImageNet, trained 0.970)"
         in text
     )
     assert list(findings({"vgg16": {"sanity": without}})) == []
@@ -608,12 +634,43 @@ def test_the_finding_on_signals_names_chance_and_constant_maps(found, constant):
     assert ("PEUM is not above chance with its whole interval on ResNet-50, aerial" in text) == (
         found == 0.099
     )
-    assert ("(ResNet-50, aerial: 25% are constant, 40% at most)" in text) == (constant == 0.25)
+    assert ("(ResNet-50, aerial: 25% are, as the mean" in text) == (constant == 0.25)
     assert ("lower what PEUM finds there" in text) == (found < 0.1)
     assert "were not counted" not in text
     (text,) = findings({"aerial-resnet50": {"triage": kept("triage", *rows[:1])}})
     assert "Constant maps were not counted on ResNet-50, aerial. " in text
     assert "lower what PEUM finds there" not in text
+
+
+@pytest.mark.parametrize(
+    ("seeds", "weak"), [((0.5, 0.4, 0.3), 0), ((0.5, 0.4, 0.1), 1), ((0.5, 0.1, 0.1), 2)]
+)
+def test_the_finding_on_signals_names_chance_of_single_fine_tunes(seeds, weak):
+    label = "worst tenth found in a tenth"
+    rows = [
+        measured("", 0.3, label),
+        *(measured("", one, f"{label}, seed {i}") for i, one in enumerate(seeds)),
+    ]
+    (text,) = findings({"aerial-resnet50": {"triage": kept("triage", *rows)}})
+    assert (f"whole interval on ResNet-50, aerial ({weak} of 3 fine-tunes). " in text) == bool(weak)
+    assert "below chance" not in text
+
+
+def test_plots_of_trainings_show_every_fine_tune():
+    rows = [
+        measured("", 0.6, "GC Eq no aug"),
+        measured("", 0.9, "EG Eq rot aug"),
+        measured("", 0.8, "acc no aug"),
+    ]
+    rows += [measured("", 0.5 + 0.1 * i, f"GC Eq no aug, seed {i}") for i in range(3)]
+    eq, right = plots.panels_of(kept("rotation-augmentation", *rows))
+    assert [name for name, _ in eq.rows] == ["Grad-CAM,\nnot rotated", "EquiGrad-CAM,\nrotated training"]
+    assert [name for name, _ in right.rows] == ["not rotated"]
+    axes = plots.compose([eq], "title").axes[0]
+    ours, theirs = (line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata()))
+    assert [*ours.get_ydata()] == [*theirs.get_ydata()] == pytest.approx([0.5, 0.6, 0.7])
+    assert {*ours.get_xdata(), *theirs.get_xdata()} == {-0.2, 0.2}  # on the bars that are their mean
+    assert not right.fine_tunes
 
 
 def test_the_finding_on_ignoring_the_image_can_say_no():
@@ -713,6 +770,7 @@ def test_correlations_have_p_where_rows_are_independent():
     known = Correlation(0.5, 0.4, 0.6, -30.2, 100)
     assert plots.correlation_text(known) == "r = 0.50 [0.40, 0.60], p = $10^{-30}$\nn = 100 images"
     assert "p =" not in plots.correlation_text(replace(known, log10_p=float("nan")))
+    assert "p =" not in plots.correlation_text(replace(known, n=12))  # too few for p and interval to agree
 
 
 def test_the_text_of_a_scatter_covers_no_mark():

@@ -597,6 +597,15 @@ def test_the_command_lists_runs_and_refuses(context, tmp_path):
     listing = run.invoke(app, ["reproduce", "--list"])
     assert listing.exit_code == 0
     assert all(name in listing.output for name in EXPERIMENTS)
+    of_one = run.invoke(app, ["reproduce", "main", "--list"])
+    answered = [name for name in claims() if name.startswith(load_experiment("main").answers)]
+    assert len(answered) > 10
+    assert all(name in of_one.output for name in answered)
+    assert "0.703 (n = 10,000" in of_one.output
+    assert "blur.sigma16" not in of_one.output
+    unknown = run.invoke(app, ["reproduce", "nothing", "--list"])
+    assert unknown.exit_code == 2
+    assert "equicam reproduce --list" in unknown.output
     command = ["reproduce", "alignment", "--data", str(context.data), "--n", "2", "--model", "embedded"]
     command += ["--backbone", "resnet50", "--out", str(tmp_path)]
     result = run.invoke(app, command)

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
+from rich.box import SIMPLE_HEAD, Box
 from rich.markup import escape
 from rich.table import Table
 
@@ -98,7 +98,9 @@ def reproduce(
         "reproduced"
     ),
     device: options.Device = None,
-    list_: Annotated[bool, typer.Option("--list", help="List every table, figure and claim.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List every table and figure, or with NAME its claims.")
+    ] = False,
 ) -> None:
     """Reproduce a table, figure or claim of the paper: published, by the authors' protocol, and by ours.
 
@@ -107,8 +109,12 @@ def reproduce(
     if page is not None:
         _write_page(page, rows)
         return
-    if list_ or name is None:
+    if name is None or (list_ and name == "all"):
         _print_experiments()
+        return
+    if list_:
+        with exit_on_error():
+            _print_claims(name)
         return
     with exit_on_error(interrupted="; the same command resumes"):
         from equicam.paper.reproduce import parse_extra
@@ -184,24 +190,63 @@ def _print_experiments() -> None:
         listed.append({"name": name, "claims": count, "title": experiment.title, "needs": experiment.needs})
     answer("reproduce", {"experiments": listed})
     console.print(table)
+    say("equicam reproduce NAME --list: the claims of one; a claim that two answer counts with each")
+
+
+def _print_claims(name: str) -> None:
+    """What an experiment answers: every claim with what it is about and the published number."""
+    from equicam.paper.claims import claims
+    from equicam.paper.reproduce import find_experiment
+
+    answers = find_experiment(name).answers
+    found = [claim for key, claim in claims().items() if answers and key.startswith(answers)]
+    listed = [
+        {"claim": one.id, "about": one.of, "method": one.method, "metric": one.metric, "published": one.text}
+        for one in found
+    ]
+    answer("reproduce", {"name": name, "claims": listed})
+    table = _folding_table("claim", "about", "method", "metric", "published", box=None)
+    for one in listed:
+        table.add_row(*map(escape, one.values()))
+    console.print(table)
+
+
+def _folding_table(*columns: str, box: Box | None = SIMPLE_HEAD, title: str = "") -> Table:
+    """A table that folds what is too long and cuts nothing."""
+    table = Table(box=box, title=title or None)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
 def _print_rows(result: "Reproduction") -> None:
+    from equicam.paper.tables import of_random_weights
     from equicam.report.tables import estimate, groups_remark
 
-    columns = ("row", "published", "by their protocol", "by ours", "verdict")
-    table = Table(*columns, box=SIMPLE_HEAD, title=result.title)
     measured = [row for row in result.rows if row.verdict != "not run"]
-    for row in measured:
-        values = [estimate(value) if value else "" for value in (row.as_published, row.clean)]
-        colour = COLOURS[row.verdict]
-        cells = map(escape, (row.label, row.published, *values))
-        table.add_row(*cells, f"[{colour}]{row.verdict}[/{colour}]")
-    console.print(table)
+    matrices = of_random_weights(measured)
+    for matrix in matrices:
+        table = _folding_table("method", *matrix.columns, title=matrix.title)
+        table.columns[0].no_wrap = True
+        for name, cells in matrix.rows.items():
+            table.add_row(name, *cells)
+        console.print(table)
+    if not matrices:
+        table = _folding_table(
+            "row", "published", "by their protocol", "by ours", "verdict", title=result.title
+        )
+        for row in measured:
+            values = [estimate(value) if value else "" for value in (row.as_published, row.clean)]
+            colour = COLOURS[row.verdict]
+            texts = map(escape, (row.label, row.published, *values))
+            table.add_row(*texts, f"[{colour}]{row.verdict}[/{colour}]")
+        console.print(table)
     for remark in groups_remark(result.groups):
         say(f"  {remark}")
     for row in measured:
-        if row.note:
+        if row.note and not matrices:
             say(f"  {row.label}: {row.note}")
     if skipped := len(result.rows) - len(measured):
-        note(f"{skipped} claims not run; {result.path} names the command that runs each")
+        note(
+            f"{skipped} claims not run; {result.path.with_suffix('.csv')} says of each why, or with which options it runs"
+        )

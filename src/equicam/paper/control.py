@@ -70,18 +70,19 @@ def judge_in_place(own: Mapping[str, KeptRows], other: Mapping[str, KeptRows]) -
 
 def describe_control(network: str, judged: list[Judged], left: int = 0) -> str:
     """How often the other network would match, differ or be undecided, next to ResNet-50 itself."""
-    both = {one.own.claim for one in judged if one.own.verdict == one.other.verdict == "matches"}
+    matched = {one.own.claim for one in judged if one.own.verdict == "matches"}
+    both = {one.own.claim for one in judged if one.own.claim in matched and one.other.verdict == "matches"}
     text = (
-        f"**Can the rule say no?** {network}'s measurements, judged in the place of ResNet-50's: of {len(judged)} claims, "
-        f"{_tally(one.other for one in judged)}. With ResNet-50's own, {_tally(one.own for one in judged)}. "
+        f"**Can the rule say no?** With {network}'s measurements in the place of ResNet-50's, of {len(judged)} claims {_tally(one.other for one in judged)}; "
+        f"with ResNet-50's own, {_tally(one.own for one in judged)}. "
     )
-    if left:
-        text += f"{left} more of ResNet-50's have no counterpart. "
     if both:
         text += (
-            f"Of ResNet-50's matches, {network} has {len(both)} too ({distinct(both)} distinct), which say little about ResNet-50: "
-            f"{', '.join(f'`{claim}`' for claim in sorted(both))}."
+            f"So {len(both)} of the {len(matched)} matches ({distinct(both)} of {distinct(matched)} distinct ones) do not tell the two networks apart, and say little about ResNet-50: "
+            f"{', '.join(f'`{claim}`' for claim in sorted(both))} (`equicam reproduce NAME --list` explains names). "
         )
+    if left:
+        text += f"{left} more claims that an interval decides have no counterpart. "
     return text.rstrip() + "\n\n"
 
 

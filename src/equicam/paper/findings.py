@@ -6,7 +6,7 @@ that were not measured.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from equicam.evaluation.statistics import Estimate
 from equicam.paper import alignment, blur, rotation_augmentation, soft_gate, t_sweep, tables, triage
@@ -135,7 +135,7 @@ def _coverage(of: dict[str, Rows]) -> str:
     title = "rewards" if theirs else "does not reward"
     return (
         f"- **The zero-filled full square {title} ignoring the image.** A map that ignores the image, the vignette of 18 zero-filled rotations, "
-        f"is above Grad-CAM with {theirs} of {len(of)} networks by the authors' protocol, and with {ours} inside the disc with reflection."
+        f"is above Grad-CAM with {theirs} of {len(of)} networks by the authors' protocol, and with {ours or 'none'} by ours, inside the disc with reflection."
         + table(["Eq", *head], [[name, *map(_number, values)] for name, values in numbers.items()])
     )
 
@@ -335,9 +335,20 @@ def _rotated_training(of: dict[str, Rows], constant: Mapping[str, float]) -> str
         remark += f" Networks with one fine-tune of each kind are listed and not counted: fine-tunes differ by more than the interval of one says ({_listed(alone)})."
     head = ["disc Eq", "fine-tunes", "Grad-CAM", "with rotated training", "EquiGrad-CAM", "both"]
     lines = [
-        [name, str(fine_tunes(of[name], labels[0])), *map(_number, values)] for name, values in eq.items()
+        [
+            name,
+            str(fine_tunes(of[name], labels[0])),
+            *(_with_range(v, of_seeds(of[name], label)) for v, label in zip(values, labels, strict=True)),
+        ]
+        for name, values in eq.items()
     ]
     return f"- **Is training for rotation enough?**{remark}" + table(head, lines)
+
+
+def _with_range(mean: float, seeds: Sequence[Row]) -> str:
+    """A mean over fine-tunes, with the least and the largest of them."""
+    known = [value(row, "clean") for row in seeds]
+    return f"{_number(mean)} ({min(known):.3f}–{max(known):.3f})" if len(known) > 1 else _number(mean)
 
 
 def of_seeds(rows: Rows, label: str) -> list[Row]:
@@ -365,6 +376,7 @@ def _signals(of: dict[str, Rows], constant: Mapping[str, float]) -> str:
     chance: list[str] = []
     below: list[str] = []
     tied: list[str] = []
+    blank = False
     for name, rows in of.items():
         r = value(rows.get("r of PEUM with 1 − Eq"), "clean")
         found = [value(rows.get(one), "clean") for one in signals]
@@ -373,19 +385,23 @@ def _signals(of: dict[str, Rows], constant: Mapping[str, float]) -> str:
         tunes = "" if name.endswith("ImageNet") else str(fine_tunes(rows, label))
         lines.append([name, tunes, f"{r:.2f}", *shares])
         peum = rows[label].clean if label in rows else None
+        alone = [row.clean for row in of_seeds(rows, label) if row.clean is not None]
+        weak = sum(one.low <= CHANCE for one in alone)
         if peum is not None and peum.low <= CHANCE:
             (below if peum.high < CHANCE else chance).append(name)
-        share = constant[name]
-        if share > MANY_CONSTANT:
-            tied.append(f"{name}: {share:.0%} are constant, {CHANCE / share:.0%} at most")
+            blank = blank or constant[name] > 0
+        elif weak:
+            chance.append(f"{name} ({weak} of {len(alone)} fine-tunes)")
+        if constant[name] > MANY_CONSTANT:
+            tied.append(f"{name}: {constant[name]:.0%} are")
     remark = f"PEUM is below chance with its whole interval on {_listed(below)}. " if below else ""
     remark += f"PEUM is not above chance with its whole interval on {_listed(chance)}. " if chance else ""
-    if any(constant[name] > 0 for name in (*below, *chance)):
+    if blank:
         remark += "Constant maps, whose Eq counts 0 and whose PEUM is 0, lower what PEUM finds there; `equicam triage` ranks them first. "
     if tied:
         remark += (
             "Where more than a tenth of the maps are constant, the worst tenth is a random part of them, of which even a perfect signal finds only a part "
-            f"({_listed(tied)}). "
+            f"({_listed(tied)}, as the mean over fine-tunes where there are several). "
         )
     remark += _uncounted(of, constant).lstrip() + " " * any(math.isnan(constant[name]) for name in of)
     names = ("PEUM finds", "disagreement finds", "1 − stability finds")
@@ -432,7 +448,7 @@ def _sanity(of: dict[str, Rows]) -> str:
         for name, rows in of.items()
     ]
     return (
-        f"- **Consistency without training.** With all weights random, EquiGrad-CAM's Eq is above that of the trained network in {higher} of {len(known)}, up to "
+        f"- **Consistency without training.** With all weights random, EquiGrad-CAM's Eq is above that of the trained network, by intervals that do not overlap, in {higher} of {len(known)}, up to "
         f"{_number(numbers[highest][3])} ({highest}, trained {_number(numbers[highest][2])}): that much comes from aligning and averaging, and needs nothing that the network has learnt. "
         "It is the mean of three random networks; some of them give constant maps, which count 0. The trained network of a domain is the first of its fine-tunes, which differ."
         + table(head, lines)

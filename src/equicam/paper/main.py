@@ -6,9 +6,10 @@ from equicam.methods import AS_PUBLISHED
 from equicam.paper.claims import METHODS, claims
 from equicam.paper.context import FORWARD_PASSES, Context, Evaluation
 from equicam.paper.experiment import Experiment
-from equicam.paper.measure import eq_row, gain_row, stretched_row
+from equicam.paper.measure import SCORE_CAM_WEIGHTS, eq_row, gain_row, stretched_row
 from equicam.paper.rows import Row, compare, costly, not_run
 
+REASONS = {"score-cam": SCORE_CAM_WEIGHTS}
 FIRST_CLASSES = "on images of the first fifth of the classes, as the published number is"
 
 
@@ -33,7 +34,7 @@ def measure(context: Context) -> Iterator[Row]:
             yield eq_row(claim, on_first, method, reason=FIRST_CLASSES, of_first_classes=True)
             yield eq_row("", found, method)
         elif method in methods:
-            yield eq_row(claim, found, method)
+            yield eq_row(claim, found, method, reason=REASONS.get(method, ""))
         elif claim in claims():
             yield not_run(claim, costly(FORWARD_PASSES[method]))
     yield from stretched

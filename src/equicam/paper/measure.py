@@ -41,6 +41,10 @@ def eq_row(
 STRETCHED = "{}, stretched to [0, 1]"
 """A map that the authors rotate as it is, had they stretched it as they do most others."""
 NOT_STRETCHED = "the authors do not stretch this map"
+SCORE_CAM_WEIGHTS = (
+    "by their protocol, a channel's weight is the confidence that the image masked by it gains over the whole one, mostly nothing, so that many maps are "
+    "constant and count 0; the original subtracts the confidence of a blank image, as ours does"
+)
 
 
 def stretched_row(context: Context, found: Both[Evaluation], method: str) -> Row:

@@ -1,14 +1,11 @@
 """docs/reproduce.md from kept rows: how many claims hold, what was found, a section per network, and what was not run."""
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from equicam.errors import EquicamError
-from equicam.evaluation.statistics import Estimate
 from equicam.methods import METHODS
 from equicam.paper import EXPERIMENTS, load_experiment
 from equicam.paper.claims import METHODS as METHOD_NAMES
@@ -21,7 +18,7 @@ from equicam.paper.page_text import COMMANDS, HEAD, LEGENDS, OPTIONS
 from equicam.paper.plots import FIGURES, random_weights_panels, write_page_plot
 from equicam.paper.provenance import describe
 from equicam.paper.rows import VERDICTS, Remark, Row
-from equicam.paper.tables import interval
+from equicam.paper.tables import Matrix, interval, of_random_weights
 from equicam.shards import read_json, write_atomic
 
 ROTATED_SEEDS = "seeds-rotated"
@@ -148,13 +145,13 @@ def count_text(answers: Mapping[str, Answer]) -> str:
     """The count by verdict, and the claims that were not run by reason."""
     words = {
         "matches": ("matches", "match"), "differs": ("differs", "differ"), "artefact": ("is an artefact", "are artefacts"),
-        "undecided": ("is undecided", "are undecided"), "by definition": ("holds by definition", "hold by definition"),
+        "undecided": ("is undecided", "are undecided"), "by definition": ("is a constant or an identity", "are constants or identities"),
         "measured": ("is stated in words, with no number to compare", "are stated in words, with no number to compare"),
         "not run": ("was not run", "were not run"),
     }  # fmt: skip
     listed = ", ".join(f"{n} {words[verdict][n != 1]}" for verdict, n in counts(answers).items())
     text = f"**Of {len(answers)} claims, {listed}.** "
-    text += "A claim counts once, by its measurement on most images; rows of networks and images that the paper does not have count nowhere, except for constants of the protocol, which are the same with all. A number may differ because weights and images do: each section says which it has.\n\n"
+    text += "A claim counts once, by its measurement on most images; rows of networks and images that the paper does not have are not counted. A number may differ because weights and images do: each section says which it has.\n\n"
     matched, differing = (
         distinct(name for name, one in answers.items() if one.verdict == verdict)
         for verdict in ("matches", "differs")
@@ -223,32 +220,13 @@ def table(
 
 def random_weights(kept: KeptRows) -> str:
     """A table for each measure, a line per method: more numbers than a table of claims can show. Nothing is published."""
+    text = "".join(map(_as_markdown, of_random_weights(kept.ran)))
     panels = random_weights_panels(kept.ran)
-    of_networks = {
-        row.label: row.reason.values for row in kept.ran if row.reason and row.reason.code == "networks"
+    by_probability = {"rise", "rise-400", "recipro-cam"} & {
+        method for panel in panels for method, _ in panel.constant
     }
-    text = ""
-    for panel in (one for one in panels if one.label != "SSIM"):  # which is in the plot
-        cells = {
-            name: [
-                _with_seeds(e, of_networks.get(f"{name}, {column}: {panel.label}", {}))
-                for column, e in zip(panel.columns, row, strict=True)
-            ]
-            for name, row in panel.rows
-        }
-        with_given = "" if panel is panels[0] else " with those of the weights as given"
-        text += _matrix(f"{panel.title}{with_given}, {panel.images} images", panel.columns, cells)
-    if panels:
-        floors = {
-            name: [_floor(of_networks.get(f"{name}, {column}: Eq", {})) for column in panels[0].columns]
-            for name, _ in panels[0].rows
-        }
-        text += _matrix(
-            "Eq of unrelated images, and the share of constant maps, which count 0", panels[0].columns, floors
-        )
-        by_probability = {"rise", "rise-400", "recipro-cam"} & {method for method, _ in panels[0].constant}
-        if by_probability:
-            text += f"Where all maps by {' and '.join(sorted(by_probability))} are constant, a random network's logits are too small to change the probability that they read.\n\n"
+    if by_probability:
+        text += f"Where all maps by {' and '.join(sorted(by_probability))} are constant, a random network's logits are too small to change the probability that they read.\n\n"
     measured = {name for panel in panels for name, _ in panel.rows}
     if others := [name for name in METHODS if name not in measured]:
         text += f"Not measured here: {', '.join(others)}. Methods of attention need a transformer, the others `--costly`, with `--max-passes` no smaller than their passes per map.\n\n"
@@ -256,24 +234,9 @@ def random_weights(kept: KeptRows) -> str:
     return text + "".join(f"{note}.\n\n" for note in left)
 
 
-def _matrix(title: str, columns: Sequence[str], cells: Mapping[str, Sequence[str]]) -> str:
-    lines = "".join(f"| {name} | {' | '.join(row)} |\n" for name, row in cells.items())
-    return f"{title}:\n\n| method | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}\n{lines}\n"
-
-
-def _with_seeds(found: Estimate | None, networks: Mapping[str, Any]) -> str:
-    """A number with its interval, and that of each network where it is a mean of several."""
-    by_seed = networks.get("by_seed", ())
-    if found is None or math.isnan(found.value):
-        return "refused" if networks else ""
-    return interval(found) + (f", by seed {', '.join(f'{eq:.3f}' for eq in by_seed)}" if by_seed else "")
-
-
-def _floor(networks: Mapping[str, Any]) -> str:
-    """Eq of unrelated images, and the share of constant maps where there are any."""
-    floor, constant = networks.get("floor", math.nan), networks.get("constant", 0.0)
-    parts = [] if math.isnan(floor) else [f"{floor:.3f}"]
-    return ", ".join(parts + ([f"{constant:.0%}"] if constant > 0 else []))
+def _as_markdown(matrix: Matrix) -> str:
+    lines = "".join(f"| {name} | {' | '.join(row)} |\n" for name, row in matrix.rows.items())
+    return f"{matrix.title}:\n\n| method | {' | '.join(matrix.columns)} |\n|{'---|' * (len(matrix.columns) + 1)}\n{lines}\n"
 
 
 def _counted_elsewhere(

@@ -13,12 +13,12 @@ _KINDS = {
     "eq": "Eq and areas", "share": "shares", "correlation": "correlations and AUROC", "percent": "relative gains in %",
     "points": "percentage points", "ratio": "ratios", "lift": "the lift of a triage", "mass": "shares of saliency in a region",
 }  # fmt: skip
-OPTIONS = """`equicam reproduce --list` names every table, figure and quantitative claim; `equicam reproduce NAME --data …` runs one and
+OPTIONS = """`equicam reproduce --list` names every table and figure, `equicam reproduce NAME --list` the claims of one; `equicam reproduce NAME --data …` runs one and
 prints three numbers side by side: published, by the authors' protocol (full square, zero filling, their variants), and by
 ours (inscribed disc, reflection). It writes the rows (`NAME.json`, `NAME.csv`, `NAME.tex`) and the plot (`NAME.pdf`, `NAME.svg`, `NAME.png`)
 into `--out`. `equicam reproduce all` runs every experiment of a network in one process.
 
-**How a verdict is found** (`equicam.paper.margins`, `equicam.paper.rows`). Each published number has a margin, the smallest of
+**How a verdict is found** (`equicam.paper.margins`, `equicam.paper.rows`). It is about the number *by their protocol*, and about that *by ours* only where there is no other. Each published number has a margin, the smallest of
 
 - half of the published difference to what it is compared with, or of the range that is called as good as no change (blur, soft gate): Grad-CAM's number for EquiGrad-CAM and the other way round, T = 3 for T = 4, the random
   region for the drift region, EquiGrad-CAM for its filtered variant, Grad-CAM for the unaligned average; half of itself where it is a difference. Only numbers that the paper compares in this way have such a margin;
@@ -28,7 +28,7 @@ into `--out`. `equicam reproduce all` runs every experiment of a network in one 
 
 Where a range is published as hardly different from a number, as blurred maps from maps that are not, our change from one to the other is compared with theirs, paired by image: a level that differs says nothing about it.
 A quantity that several tables print has one margin, the smallest, and is compared with the range of what they print, so that one measurement has one verdict.
-The 95 % interval of our measurement is widened by the published one or, where none is printed, by ours scaled to their number of images (the smallest of
+The 95 % interval of the measurement is widened by the published one or, where none is printed, by ours scaled to their number of images (the smallest of
 the tables'). For a fine-tuned network it is also widened by the published spread over seeds, once for their fine-tune and once for ours. Then it
 
 - **matches** if it is wholly inside the margin, less half a unit of the last printed digit;
@@ -37,7 +37,7 @@ the tables'). For a fine-tuned network it is also widened by the published sprea
   or nothing says how far the published number may be off: neither an interval nor a number of images, or no spread over seeds.
 
 Other words: **artefact**: their number comes out, but by ours the paired difference that the claim is about has the opposite sign, with its whole interval.
-**By definition**: constants, identities and quantities compared with themselves, which count as no match. **Measured**: nothing is published, or for another network, domain or device.
+**By definition**: constants, identities and quantities compared with themselves, which test nothing and count as no match. **Measured**: nothing is published, or for another network, domain or device.
 
 Numbers that are published for the first 200 classes are compared with our images of the first fifth of the classes, numbers of ImageNet's networks only
 with ImageNet's images, and those of birds with CUB-200-2011. Intervals are bootstrapped by image, or by group of images (`--group-by patient`).

@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 
 from equicam.evaluation.statistics import Correlation, Estimate, Floats
 from equicam.paper import load_experiment
-from equicam.paper.claims import claims
+from equicam.paper.claims import MIN_IMAGES, claims
 from equicam.paper.kept import KeptRows
 from equicam.paper.rows import Row, number
 
 THEIRS, OURS, PUBLISHED = "#7a8793", "#1f6f8b", "#c2571a"
 PROTOCOLS = (("as_published", THEIRS, "by the authors' protocol"), ("clean", OURS, "by ours"))
-EQ = "Eq (equivariance)\n1: the map rotates with the image"
+EQ = "Eq (equivariance)\n1: follows the image"
 STYLE: Any = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.titlelocation": "left",
     "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "equicam", "legend.frameon": False, "legend.fontsize": 8,
@@ -28,6 +28,8 @@ STYLE: Any = {
 FORMATS = ("pdf", "svg", "png")
 DPI, PAGE_DPI = 200, 110
 PANELS_PER_ROW = 2
+MANY_BARS = 10
+"""More of them need the width of two panels."""
 MAX_POINTS = 3000
 TEXT_BAND = 0.22
 """Of a scatter's height, above its marks, for r and p."""
@@ -77,7 +79,7 @@ class Bars:
         _diamonds(axes, [(float(i), row) for i, (_, row) in enumerate(self.rows)])
         axes.set_xticks(
             range(len(self.rows)),
-            [name for name, _ in self.rows],
+            [name.replace(", by ", ",\nby ") for name, _ in self.rows],
             rotation=25,
             ha="right",
             rotation_mode="anchor",
@@ -171,21 +173,45 @@ class Cells:
 
     def draw(self, axes: Axes) -> None:
         """Numbers with half of their 95 % interval, and a colour bar."""
-        shown = [[e.value if e is not None and _known(e) else math.nan for e in row] for _, row in self.rows]
-        image = axes.imshow(shown, cmap="viridis", vmin=self.limits[0], vmax=self.limits[1], aspect="auto")
+        around_zero = self.limits[0] < 0
+        blank = {
+            (i, j)
+            for i, (name, _) in enumerate(self.rows)
+            for j, column in enumerate(self.columns)
+            if (name, column) in self.constant
+        }
+        shown = [
+            [
+                e.value if e is not None and _known(e) and (i, j) not in blank else math.nan
+                for j, e in enumerate(row)
+            ]
+            for i, (_, row) in enumerate(self.rows)
+        ]
+        image = axes.imshow(
+            shown,
+            cmap="RdBu_r" if around_zero else "viridis",
+            vmin=self.limits[0],
+            vmax=self.limits[1],
+            aspect="auto",
+        )
+        axes.set_facecolor("0.92")
         middle = sum(self.limits) / 2
-        for i, (name, row) in enumerate(self.rows):
+        for i, (_, row) in enumerate(self.rows):
             for j, e in enumerate(row):
-                if e is not None and _known(e):
-                    colour = "white" if e.value < middle else "black"
+                if (i, j) in blank:
+                    axes.text(j, i, "constant", ha="center", va="center", fontsize=6, color="0.45")
+                elif e is not None and _known(e):
+                    dark = abs(e.value) > 0.65 if around_zero else e.value < middle
                     text = f"{e.value:.2f} ± {(e.high - e.low) / 2:.2f}".replace("0.", ".")
-                    if (name, self.columns[j]) in self.constant:
-                        text = "constant"
-                    axes.text(j, i, text, ha="center", va="center", fontsize=6, color=colour)
+                    axes.text(
+                        j, i, text, ha="center", va="center", fontsize=6, color="white" if dark else "black"
+                    )
         axes.set_xticks(
             range(len(self.columns)), [name.replace(" ", "\n") for name in self.columns], fontsize=7
         )
-        axes.set_yticks(range(len(self.rows)), [name for name, _ in self.rows], fontsize=7)
+        place = axes.get_subplotspec()
+        first = place is None or place.is_first_col()  # all panels have the same rows
+        axes.set_yticks(range(len(self.rows)), [name if first else "" for name, _ in self.rows], fontsize=7)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.figure.colorbar(
@@ -204,7 +230,9 @@ Panel = Bars | Lines | Scatter | Cells
 def correlation_text(found: Correlation) -> str:
     """R with its interval, p, and the number of images."""
     text = f"r = {found.r:.2f} [{found.low:.2f}, {found.high:.2f}]"
-    if not math.isnan(found.log10_p):
+    if (
+        not math.isnan(found.log10_p) and found.n >= MIN_IMAGES
+    ):  # p and interval of a few images contradict each other
         text += (
             f", p = {10**found.log10_p:.2g}" if found.log10_p > -4 else f", p = $10^{{{found.log10_p:.0f}}}$"
         )
@@ -258,13 +286,19 @@ def heading(kept: KeptRows) -> str:
 
 def compose(panels: Sequence[Panel], title: str) -> Figure:
     """Panels with letters, two in a row, and one legend."""
-    columns = min(PANELS_PER_ROW, len(panels))
+    cells = [panel for panel in panels if isinstance(panel, Cells)]
+    columns = len(cells) or min(PANELS_PER_ROW, len(panels))
     rows = -(-len(panels) // columns)
-    width = 7.6 if columns > 1 else 5.8
+    many = max((len(panel.rows) for panel in panels if isinstance(panel, Bars)), default=0) > MANY_BARS
+    width = 7.6 if columns > 1 or many else 5.8
+    ratios = None
+    if cells:
+        ratios = [len(panel.columns) for panel in cells]
+        width = 1.6 + 0.64 * sum(ratios)
     height = max(1.6 + 0.22 * len(panel.rows) if isinstance(panel, Cells) else 3.1 for panel in panels)
     figure = Figure(figsize=(width, height * rows + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    axes = list(figure.subplots(rows, columns, squeeze=False, width_ratios=ratios).flat)
     handles: dict[str, Any] = {}
     for i, (one, panel) in enumerate(zip(axes, panels, strict=False)):
         panel.draw(one)
@@ -334,7 +368,10 @@ def _everything(rows: Sequence[Row]) -> list[Panel]:
 
 
 def _main(rows: Sequence[Row]) -> list[Panel]:
-    return [Bars("equivariance of each method", EQ, _pick(rows, r"([^,:]+(?:, first classes)?)(?::.*)?"))]
+    found = _pick(rows, r"([^,:]+(?:, first classes|, stretched to \[0, 1\])?)(?::.*)?")
+    usual = max((row.images for _, row in found), default=0)
+    names = {name: name if row.images == usual else f"{name}, n = {row.images:,}" for name, row in found}
+    return [Bars("equivariance of each method", EQ, [(names[name], row) for name, row in found])]
 
 
 def _alignment(rows: Sequence[Row]) -> list[Panel]:
@@ -462,12 +499,29 @@ def _by_metric(**ylabels: str) -> Callable[[Sequence[Row]], Sequence[Panel]]:
 
 
 def _training(rows: Sequence[Row]) -> list[Panel]:
+    def named(form: str) -> list[tuple[str, Row]]:
+        return [(_name_of_training(name), row) for name, row in _pick(rows, form)]
+
     eq, right = r"((?:GC|EG) Eq (?:no|rot) aug)", r"(acc (?:no|rot) aug)"
     of_seed = r", seed \d+"
     return [
-        Bars("equivariance", EQ, _pick(rows, rf"{eq[:-1]}|EG Eq, .+)"), _pick(rows, eq + of_seed)),
-        Bars("accuracy", "share of test images", _pick(rows, right), _pick(rows, right + of_seed)),
+        Bars("equivariance", EQ, named(rf"{eq[:-1]}|EG Eq, .+)"), named(eq + of_seed)),
+        Bars("accuracy", "share of test images", named(right), named(right + of_seed)),
     ]
+
+
+def _name_of_training(name: str) -> str:
+    """A method and a training, of which the paper's tables have abbreviations."""
+    words = {
+        "GC Eq": "Grad-CAM,\n",
+        "EG Eq": "EquiGrad-CAM,\n",
+        "acc ": "",
+        "no aug": "not rotated",
+        "rot aug": "rotated training",
+    }
+    for short, long in words.items():
+        name = name.replace(short, long)
+    return name.replace("\n ", "\n").replace(",\n,", ",\n")
 
 
 def _audit(rows: Sequence[Row]) -> list[Panel]:
@@ -497,7 +551,7 @@ def random_weights_panels(rows: Sequence[Row]) -> list[Cells]:
     kinds = (
         ("Eq", "Eq", (0.0, 1.0), RANDOM_WEIGHTS),
         ("Pearson r of the maps", "Pearson", (-1.0, 1.0), RANDOM_WEIGHTS[1:]),
-        ("SSIM of the maps", "SSIM", (-1.0, 1.0), RANDOM_WEIGHTS[1:]),
+        ("SSIM of the maps", "SSIM", (0.0, 1.0), RANDOM_WEIGHTS[1:]),
     )
     constant = frozenset(
         (method, weights)

@@ -12,6 +12,7 @@ from equicam.models.load import load
 from equicam.paper import EXPERIMENTS, load_experiment
 from equicam.paper.claims import DOMAINS, NETWORKS, claims
 from equicam.paper.context import Context
+from equicam.paper.experiment import Experiment
 from equicam.paper.kept import KeptRows, write_rows
 from equicam.paper.plots import write_plots
 from equicam.paper.provenance import describe, provenance
@@ -39,13 +40,19 @@ class Reproduction:
 
 def reproduce(name: str, data: str | None, out: Path, **options: Any) -> Reproduction:
     """Measure every row of an experiment; the options are those of `open_context`."""
+    find_experiment(name)
+    if data is None:
+        raise no_data(name)
+    return run_experiment(name, open_context(data, out, **options))
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment of this name; refuses an unknown one."""
     if name not in EXPERIMENTS:
         raise EquicamError(
             "an experiment", needs=f"one of {', '.join(EXPERIMENTS)}, or all", got=repr(name), fix="equicam reproduce --list"
         )  # fmt: skip
-    if data is None:
-        raise no_data(name)
-    return run_experiment(name, open_context(data, out, **options))
+    return load_experiment(name)
 
 
 def no_data(name: str) -> EquicamError:

@@ -24,6 +24,7 @@ from equicam.paper.context import Context, Evaluation
 from equicam.paper.experiment import Experiment
 from equicam.paper.measure import constant_share, mean_over
 from equicam.paper.rows import Both, Remark, Row, compare
+from equicam.progress import progress_bar
 
 ATTENTION = ("rollout", "transformer-attribution")
 SEEDS = (0, 1, 2)
@@ -47,20 +48,30 @@ def measure(context: Context) -> Iterator[Row]:
     items = sample_by_class(context.sample, min(COMPARED_IMAGES, len(context.sample)))
     x = context.open(items)
     methods = methods_of(context, x[:1])
-    given = context.evaluate(methods)
-    for method in methods:
-        yield _eq_row(f"{method}, weights as given", [given], method)
-    target = explain(context.model, x, method="grad-cam").target
-    before = _maps(context, methods, x, target)
     networks = {"all random": [randomise_weights(context.model, seed=seed) for seed in SEEDS]}
     networks |= {name: [randomise_weights(context.model, share=share)] for name, share in CASCADE.items()}
-    for name, models in networks.items():
-        contexts = [replace(context, model=model) for model in models]
-        found = [one.evaluate(methods) for one in contexts]
-        after = [_maps(one, methods, x, target) for one in contexts]
+    total = 1 + sum(map(len, networks.values()))
+    with progress_bar(
+        "networks with and without trained weights", total, unit="networks", shown=context.progress
+    ) as bar:
+        context = replace(context, progress=False)
+        given = context.evaluate(methods)
+        bar.advance(1)
         for method in methods:
-            yield _eq_row(f"{method}, {name}", found, method)
-            yield from _alike_rows(f"{method}, {name}", items, before[method], [of[method] for of in after])
+            yield _eq_row(f"{method}, weights as given", [given], method)
+        target = explain(context.model, x, method="grad-cam").target
+        before = _maps(context, methods, x, target)
+        for name, models in networks.items():
+            found, after = [], []
+            for one in (replace(context, model=model) for model in models):
+                found.append(one.evaluate(methods))
+                after.append(_maps(one, methods, x, target))
+                bar.advance(1)
+            for method in methods:
+                yield _eq_row(f"{method}, {name}", found, method)
+                yield from _alike_rows(
+                    f"{method}, {name}", items, before[method], [of[method] for of in after]
+                )
 
 
 def methods_of(context: Context, x: Float[Tensor, "1 c H W"]) -> list[str]:

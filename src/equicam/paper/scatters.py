@@ -7,7 +7,7 @@ from equicam.evaluation.selection import pick_prediction
 from equicam.paper.context import Context
 from equicam.paper.plots import Scatter
 
-DRIFT = "drift of the single-view map, 1 − Eq"
+DRIFT = "drift of the single-view map,\n1 − Eq"
 SIGNALS = ("eq", "peum", "disagreement", "stability")
 
 

@@ -3,9 +3,12 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from equicam.evaluation.statistics import Estimate
+from equicam.paper.plots import random_weights_panels
 from equicam.paper.rows import Row
 
 PROTOCOLS = (("as_published", "their protocol"), ("clean", "our protocol"))
@@ -46,19 +49,84 @@ def as_csv(rows: Sequence[Row]) -> str:
     return buffer.getvalue()
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """A number for every method and column."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[str]]
+
+
+def of_random_weights(rows: Sequence[Row]) -> list[Matrix]:
+    """The tables of `sanity`: one for each measure, a line per method; none for the rows of another experiment."""
+    panels = random_weights_panels(rows)
+    of_networks = {
+        row.label: row.reason.values for row in rows if row.reason and row.reason.code == "networks"
+    }
+    found = []
+    for panel in (one for one in panels if one.label != "SSIM"):  # which is in the plot
+        cells = {
+            name: [
+                _with_seeds(e, of_networks.get(f"{name}, {column}: {panel.label}", {}))
+                for column, e in zip(panel.columns, row, strict=True)
+            ]
+            for name, row in panel.rows
+        }
+        with_given = "" if panel is panels[0] else " with those of the weights as given"
+        found.append(Matrix(f"{panel.title}{with_given}, {panel.images} images", panel.columns, cells))
+    for panel in panels[:1]:
+        floors = {
+            name: [_floor(of_networks.get(f"{name}, {column}: Eq", {})) for column in panel.columns]
+            for name, _ in panel.rows
+        }
+        title = "Eq of unrelated images, and the share of constant maps, which count 0"
+        found.append(Matrix(title, panel.columns, floors))
+    return found
+
+
+def _with_seeds(found: Estimate | None, networks: Mapping[str, Any]) -> str:
+    """A number with its interval, and that of each network where it is a mean of several."""
+    by_seed = networks.get("by_seed", ())
+    if found is None or math.isnan(found.value):
+        return "refused" if networks else ""
+    return interval(found) + (f", by seed {', '.join(f'{eq:.3f}' for eq in by_seed)}" if by_seed else "")
+
+
+def _floor(networks: Mapping[str, Any]) -> str:
+    """Eq of unrelated images, and the share of constant maps where there are any."""
+    floor, constant = networks.get("floor", math.nan), networks.get("constant", 0.0)
+    parts = [] if math.isnan(floor) else [f"{floor:.3f}"]
+    return ", ".join(parts + ([f"{constant:.0%}"] if constant > 0 else []))
+
+
 def as_latex(rows: Sequence[Row], title: str, provenance: str) -> str:
-    """The rows that were run, as a table for booktabs; where they come from is a comment."""
+    """The rows that were run, as a table for booktabs, those of `sanity` as several; where they come from is a comment."""
+    comment = provenance.replace("\n", " ")
+    start = f"% {comment}\n% needs \\usepackage{{booktabs}}\n"
+    if matrices := of_random_weights(rows):
+        return start + "".join(
+            _latex_table(
+                f"{title}. {one.title}",
+                ["", *one.columns],
+                [[name, *cells] for name, cells in one.rows.items()],
+            )
+            for one in matrices
+        )
     lines = [
-        rf"{escape(row.label)} & {escape(row.published)} & {escape(interval(row.as_published))} & {escape(interval(row.clean))} & {row.verdict} \\"
+        [row.label, row.published, interval(row.as_published), interval(row.clean), row.verdict]
         for row in rows
         if row.verdict != "not run" and row.label != "figure"
     ]
-    head = " & ".join(("", "published", "their protocol", "our protocol", "verdict"))
-    body = "\n".join(lines)
-    comment = provenance.replace("\n", " ")
+    head = ["", "published", "their protocol", "our protocol", "verdict"]
+    return start + _latex_table(f"{title}. Means with 95 % intervals", head, lines)
+
+
+def _latex_table(caption: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    body = "\n".join(f"{' & '.join(map(escape, line))} \\\\" for line in lines)
     return (
-        f"% {comment}\n% needs \\usepackage{{booktabs}}\n\\begin{{table}}[t]\n\\centering\\footnotesize\n"
-        f"\\caption{{{escape(title)}. Means with 95\\,\\% intervals.}}\n\\begin{{tabular}}{{@{{}}lllll@{{}}}}\n\\toprule\n{head} \\\\\n\\midrule\n"
+        f"\\begin{{table}}[t]\n\\centering\\footnotesize\n"
+        f"\\caption{{{escape(caption)}.}}\n\\begin{{tabular}}{{@{{}}{'l' * len(head)}@{{}}}}\n\\toprule\n{' & '.join(map(escape, head))} \\\\\n\\midrule\n"
         f"{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
     )
 
