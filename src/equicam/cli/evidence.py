@@ -60,7 +60,7 @@ def evidence(
     random = opened.random_weights
     if random is not None and random.as_steady and opened.manifest.weights_from != "random":
         note(
-            f"with random weights {random.random_steady} of {random.random_maps} maps are steady, with the trained ones {random.steady} of {random.images}: "
+            f"on a sample of {plural(random.images, 'image')}, with random weights {random.random_steady} of {random.random_maps} maps are steady, with the trained ones {random.steady} of {random.images}: "
             "on this run a steady map does not show that the network has learnt anything",
             style="yellow",
         )
