@@ -603,6 +603,16 @@ def test_the_command_lists_runs_and_refuses(context, tmp_path):
     assert all(name in of_one.output for name in answered)
     assert "0.703 (n = 10,000" in of_one.output
     assert "blur.sigma16" not in of_one.output
+    schema = json.loads((Path(equicam.__file__).parent / "schemas/reproduce.json").read_text())
+    for some, count in (
+        ([], len(EXPERIMENTS)),
+        (["main"], len(answered)),
+        (["sanity"], 0),
+        (["all"], len(EXPERIMENTS)),
+    ):
+        listed = json.loads(run.invoke(app, ["reproduce", *some, "--list", "--json"]).stdout)
+        jsonschema.validate(listed, schema)
+        assert len(listed["claims" if some in (["main"], ["sanity"]) else "experiments"]) == count
     unknown = run.invoke(app, ["reproduce", "nothing", "--list"])
     assert unknown.exit_code == 2
     assert "equicam reproduce --list" in unknown.output
@@ -614,9 +624,7 @@ def test_the_command_lists_runs_and_refuses(context, tmp_path):
     assert "claims not run" in result.output
     again = run.invoke(app, [*command, "--json", "--quiet"])  # resumed
     found = json.loads(again.stdout)
-    jsonschema.validate(
-        found, json.loads((Path(equicam.__file__).parent / "schemas/reproduce.json").read_text())
-    )
+    jsonschema.validate(found, schema)
     assert any(row["verdict"] != "not run" for row in found["rows"])
     kept = json.loads((tmp_path / "alignment.json").read_text())
     assert kept["experiment"] == "alignment"

@@ -106,10 +106,10 @@ def _listed(names: Iterable[str]) -> str:
     return "; ".join(names)
 
 
-def _uncounted(names: Iterable[str], constant: Mapping[str, float]) -> str:
-    """On which of these networks nobody counted constant maps."""
+def _uncounted(names: Iterable[str], constant: Mapping[str, float]) -> list[str]:
+    """The sentence about networks of which nobody counted constant maps; none where all were counted."""
     missing = [name for name in names if math.isnan(constant[name])]
-    return f" Constant maps were not counted on {_listed(missing)}." if missing else ""
+    return [f"Constant maps were not counted on {_listed(missing)}."] if missing else []
 
 
 def _number(found: float) -> str:
@@ -329,7 +329,7 @@ def _rotated_training(of: dict[str, Rows], constant: Mapping[str, float]) -> str
         many = [f"{name}: {constant[name]:.0%}" for name in ahead if constant[name] > MANY_CONSTANT]
         if many:
             remark += f" Constant maps count 0, so part of these differences may be that fine-tunes differ in how many maps are constant (of Grad-CAM's without rotated training, {_listed(many)})."
-        remark += _uncounted(ahead, constant)
+        remark = " ".join([remark, *_uncounted(ahead, constant)])
     alone = [name for name, rows in of.items() if fine_tunes(rows, labels[0]) == 1]
     if alone:
         remark += f" Networks with one fine-tune of each kind are listed and not counted: fine-tunes differ by more than the interval of one says ({_listed(alone)})."
@@ -403,7 +403,7 @@ def _signals(of: dict[str, Rows], constant: Mapping[str, float]) -> str:
             "Where more than a tenth of the maps are constant, the worst tenth is a random part of them, of which even a perfect signal finds only a part "
             f"({_listed(tied)}, as the mean over fine-tunes where there are several). "
         )
-    remark += _uncounted(of, constant).lstrip() + " " * any(math.isnan(constant[name]) for name in of)
+    remark += "".join(f"{sentence} " for sentence in _uncounted(of, constant))
     names = ("PEUM finds", "disagreement finds", "1 − stability finds")
     return (
         "- **Which signal finds unstable maps.** The share of the worst tenth found in a tenth of the images (chance is 10 %), by PEUM, by the "

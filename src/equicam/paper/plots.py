@@ -230,9 +230,8 @@ Panel = Bars | Lines | Scatter | Cells
 def correlation_text(found: Correlation) -> str:
     """R with its interval, p, and the number of images."""
     text = f"r = {found.r:.2f} [{found.low:.2f}, {found.high:.2f}]"
-    if (
-        not math.isnan(found.log10_p) and found.n >= MIN_IMAGES
-    ):  # p and interval of a few images contradict each other
+    # of a few images, p and the interval may contradict each other
+    if found.n >= MIN_IMAGES and not math.isnan(found.log10_p):
         text += (
             f", p = {10**found.log10_p:.2g}" if found.log10_p > -4 else f", p = $10^{{{found.log10_p:.0f}}}$"
         )
