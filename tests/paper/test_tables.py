@@ -745,7 +745,9 @@ def test_drift_is_correlated_with_the_authors_quantity_and_two_others(context, m
         (0.9665, -0.006, "undecided"),
     ],
 )
-def test_the_soft_gate_is_judged_by_what_it_changes(context, monkeypatch, level, change, verdict):
+def test_the_soft_gate_is_judged_by_what_its_strongest_form_changes(
+    context, monkeypatch, level, change, verdict
+):
     assert claims()["softgate.range"].values == (0.962, 0.966)
     eq = {0.0: level, 0.25: level, 0.5: level - 0.01, 1.0: level, 2.0: level + change}
     images = [f"{i:03d}" for i in range(200)]
@@ -761,10 +763,21 @@ def test_the_soft_gate_is_judged_by_what_it_changes(context, monkeypatch, level,
     found = rows["softgate.range"]
     assert found.within == pytest.approx((-0.004, 0))
     assert (found.margin, rounding("softgate.range")) == pytest.approx((0.002, 0.001))
-    assert found.published == "-0.004 to +0.000: 0.962–0.966 (n = 2,000, first 200 classes) against 0.966"
+    assert found.published == "-0.004 to +0.000: 0.962–0.966 against 0.966 (n = 2,000, first 200 classes)"
     assert found.as_published.value == pytest.approx(change)
     assert found.verdict == verdict
     assert rows["softgate.ungated"].as_published.value == pytest.approx(level + noise.mean())
+
+
+def test_without_labels_the_soft_gate_has_no_first_classes(context):
+    unlabelled = replace(context)
+    unlabelled.__dict__["sample"] = [replace(item, label=None) for item in context.sample]
+    assert context.labelled
+    assert not unlabelled.labelled
+    found = list(load_experiment("soft-gate").run(unlabelled))
+    assert not any("first classes" in row.label for row in found)
+    (change,) = [row for row in found if row.label == soft_gate.CHANGE]
+    assert (change.claim, change.verdict, change.why.code) == ("softgate.range", "undecided", "other-sample")
 
 
 def test_the_change_of_the_soft_gate_is_also_over_all_classes(context):

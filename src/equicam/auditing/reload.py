@@ -126,7 +126,7 @@ def _load_model(store: RunStore, name: str, weights: str | None, device: str | N
     manifest = store.manifest
     if weights is None and (file := weights_file(manifest.weights_from)):
         raise NotNamedError(
-            f"the run {valid_utf8(str(store.folder))}", needs="--weights, because it was made with a file of weights, and a run may name any file and is not obeyed",
+            f"the run {valid_utf8(str(store.folder))}", needs="--weights: its weights are of a file, and a run could name any, so you name it",
             got="no --weights", fix=f"--weights {shlex.quote(str(file))}",
         )  # fmt: skip
     zero_shot = name.startswith(("open_clip:", "hf:"))

@@ -190,21 +190,33 @@ def _print_experiments() -> None:
         listed.append({"name": name, "claims": count, "title": experiment.title, "needs": experiment.needs})
     answer("reproduce", {"experiments": listed})
     console.print(table)
-    say("equicam reproduce NAME --list: the claims of one; a claim that two answer counts with each")
+    say(
+        "equicam reproduce NAME --list: the claims of one; a claim that two experiments answer counts with both"
+    )
 
 
 def _print_claims(name: str) -> None:
     """What an experiment answers: every claim with what it is about and the published number."""
     from equicam.paper.claims import claims
+    from equicam.paper.margins import published_text
     from equicam.paper.reproduce import find_experiment
 
     answers = find_experiment(name).answers
     found = [claim for key, claim in claims().items() if answers and key.startswith(answers)]
     listed = [
-        {"claim": one.id, "about": one.of, "method": one.method, "metric": one.metric, "published": one.text}
+        {
+            "claim": one.id,
+            "about": one.of,
+            "method": one.method,
+            "metric": one.metric,
+            "published": published_text(one.id),
+        }
         for one in found
     ]
     answer("reproduce", {"name": name, "claims": listed})
+    if not listed:
+        say(f"{name} answers no claim: the paper has no numbers for it")
+        return
     table = _folding_table("claim", "about", "method", "metric", "published", box=None)
     for one in listed:
         table.add_row(*map(escape, one.values()))
@@ -225,6 +237,8 @@ def _print_rows(result: "Reproduction") -> None:
 
     measured = [row for row in result.rows if row.verdict != "not run"]
     matrices = of_random_weights(measured)
+    if matrices:
+        say(result.title)
     for matrix in matrices:
         table = _folding_table("method", *matrix.columns, title=matrix.title)
         table.columns[0].no_wrap = True

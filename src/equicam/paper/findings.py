@@ -109,7 +109,7 @@ def _listed(names: Iterable[str]) -> str:
 def _uncounted(names: Iterable[str], constant: Mapping[str, float]) -> list[str]:
     """The sentence about networks of which nobody counted constant maps; none where all were counted."""
     missing = [name for name in names if math.isnan(constant[name])]
-    return [f"Constant maps were not counted on {_listed(missing)}."] if missing else []
+    return [f"Constant maps were not counted in these tables on {_listed(missing)}."] if missing else []
 
 
 def _number(found: float) -> str:
@@ -267,12 +267,23 @@ def _blur(of: dict[str, Rows], gains: Mapping[str, float]) -> str:
 def _gate(of: dict[str, Rows]) -> str:
     low, high = published_range("softgate.range")
     labels = {"first classes": soft_gate.CHANGE_FIRST, "all classes": soft_gate.CHANGE}
-    first, every = (" and ".join(_changed(of, label, high - low)) for label in labels.values())
+    where = ("on the first fifth of the classes", "on all classes")
+    known = [label for label in labels.values() if any(label in rows for rows in of.values())]
+    if not known:
+        return ""
+    moved = {label: " and ".join(_changed(of, label, high - low)) for label in known}
+    shown = [
+        f"with {moved[label] or 'no network'} {place}"
+        for label, place in zip(labels.values(), where, strict=True)
+        if label in known
+    ]
+    every = moved.get(soft_gate.CHANGE)
+    answer = f"load-bearing with {every}" if every else "not shown to be load-bearing"
     head, lines = _changes(of, labels)
     return (
         f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f} on the first 200 classes, so gating is not load-bearing. Paired by image, by their "
-        f"protocol, γ = 2 moves it by more than that, with the whole interval, with {first or 'no network'} on the first fifth of the classes, and with {every or 'no network'} on all classes. "
-        f"So on all classes gating is {f'load-bearing with {every}' if every else 'not shown to be load-bearing'}."
+        f"protocol, γ = 2 moves it by more than that, with the whole interval, {', and '.join(shown)}."
+        + f" So on all classes gating is {answer}." * (every is not None)
         + table(["change of Eq at γ = 2", *head], lines)
     )
 
@@ -280,7 +291,11 @@ def _gate(of: dict[str, Rows]) -> str:
 def _changed(of: Mapping[str, Rows], label: str, published: float) -> list[str]:
     """The networks whose change is larger than the published one in either direction, with its whole interval, by the authors' protocol."""
     found = {name: rows[label].as_published for name, rows in of.items() if label in rows}
-    return [name for name, e in found.items() if e and (e.high < -published or e.low > published)]
+    return [
+        name
+        for name, e in found.items()
+        if e and too_few(e) is None and (e.high < -published or e.low > published)
+    ]
 
 
 def _changes(of: Mapping[str, Rows], labels: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
@@ -374,7 +389,6 @@ def _signals(of: dict[str, Rows], constant: Mapping[str, float]) -> str:
     signals = (label, f"{label}, by disagreement of the views", f"{label}, by 1 − stability")
     lines: list[list[str]] = []
     chance: list[str] = []
-    below: list[str] = []
     tied: list[str] = []
     blank = False
     for name, rows in of.items():
@@ -384,20 +398,21 @@ def _signals(of: dict[str, Rows], constant: Mapping[str, float]) -> str:
         shares = ["" if math.isnan(share) else f"{share:.0%}" for share in (*found, *off)]
         tunes = "" if name.endswith("ImageNet") else str(fine_tunes(rows, label))
         lines.append([name, tunes, f"{r:.2f}", *shares])
-        peum = rows[label].clean if label in rows else None
-        alone = [row.clean for row in of_seeds(rows, label) if row.clean is not None]
-        weak = sum(one.low <= CHANCE for one in alone)
-        if peum is not None and peum.low <= CHANCE:
-            (below if peum.high < CHANCE else chance).append(name)
+        own = [rows[label]] if label in rows else []
+        each = [row.clean for row in of_seeds(rows, label) or own if row.clean is not None]
+        above, below = (sum(one.low > CHANCE for one in each), sum(one.high < CHANCE for one in each))
+        if above < len(each):
+            chance.append(name + _of_fine_tunes(above, below, len(each)))
             blank = blank or constant[name] > 0
-        elif weak:
-            chance.append(f"{name} ({weak} of {len(alone)} fine-tunes)")
         if constant[name] > MANY_CONSTANT:
             tied.append(f"{name}: {constant[name]:.0%} are")
-    remark = f"PEUM is below chance with its whole interval on {_listed(below)}. " if below else ""
-    remark += f"PEUM is not above chance with its whole interval on {_listed(chance)}. " if chance else ""
+    remark = (
+        f"PEUM is not above chance with its whole interval, or not with every fine-tune, on {_listed(chance)}. "
+        if chance
+        else ""
+    )
     if blank:
-        remark += "Constant maps, whose Eq counts 0 and whose PEUM is 0, lower what PEUM finds there; `equicam triage` ranks them first. "
+        remark += "Constant maps, whose Eq counts 0 and whose PEUM is 0, lower what PEUM finds where there are any; `equicam triage` ranks them first. "
     if tied:
         remark += (
             "Where more than a tenth of the maps are constant, the worst tenth is a random part of them, of which even a perfect signal finds only a part "
@@ -414,6 +429,13 @@ def _signals(of: dict[str, Rows], constant: Mapping[str, float]) -> str:
     )
 
 
+def _of_fine_tunes(above: int, below: int, of: int) -> str:
+    """How many fine-tunes find more than chance, and how many less, each with its whole interval."""
+    if of == 1:
+        return " (below chance)" if below else ""
+    return f" (above with {above} of {of}{f', below with {below}' if below else ''})"
+
+
 def _sanity(of: dict[str, Rows]) -> str:
     """Eq without trained weights, from `equicam reproduce sanity`."""
     labels = [
@@ -427,7 +449,6 @@ def _sanity(of: dict[str, Rows]) -> str:
     known = {name: values for name, values in numbers.items() if not math.isnan(values[3])}
     if not known:
         return ""
-    highest = max(known, key=lambda name: known[name][3])
     head = [
         "disc Eq",
         "Grad-CAM",
@@ -437,7 +458,13 @@ def _sanity(of: dict[str, Rows]) -> str:
         "its random networks",
         "r of its maps with the trained ones",
     ]
-    higher = sum(is_above(of[name].get(random), of[name].get(given)) for name in known)
+    higher = [name for name in known if is_above(of[name].get(random), of[name].get(given))]
+    highest = max(higher or known, key=lambda name: known[name][3])
+    facts = [row.reason.values for rows in of.values() if (row := rows.get(random)) and row.reason]
+    seeds = max((len(one["by_seed"]) for one in facts), default=0)
+    several = f"It is the mean of {seeds} random networks" if seeds > 1 else "It is of one random network"
+    if any(one["constant"] > 0 for one in facts):
+        several += "; some maps are constant, which count 0"
     lines = [
         [
             name,
@@ -448,9 +475,9 @@ def _sanity(of: dict[str, Rows]) -> str:
         for name, rows in of.items()
     ]
     return (
-        f"- **Consistency without training.** With all weights random, EquiGrad-CAM's Eq is above that of the trained network, by intervals that do not overlap, in {higher} of {len(known)}, up to "
-        f"{_number(numbers[highest][3])} ({highest}, trained {_number(numbers[highest][2])}): that much comes from aligning and averaging, and needs nothing that the network has learnt. "
-        "It is the mean of three random networks; some of them give constant maps, which count 0. The trained network of a domain is the first of its fine-tunes, which differ."
+        f"- **Consistency without training.** With all weights random, EquiGrad-CAM's Eq is above that of the trained network, by intervals that do not overlap, in {len(higher) or 'none'} of {len(known)}, "
+        f"{'up to' if higher else 'at most'} {_number(numbers[highest][3])} ({highest}, trained {_number(numbers[highest][2])}): that much comes from aligning and averaging, and needs nothing that the network has learnt. "
+        f"{several}. The trained network of a domain is the first of its fine-tunes, which differ."
         + table(head, lines)
     )
 

@@ -104,7 +104,9 @@ def published_text(claim: str) -> str:
     if claim not in CHANGE_FROM:
         return known.text
     low, high = (f"{change:+.{known.digits}f}" for change in published_range(claim))
-    return f"{low} to {high}: {known.text} against {claims()[CHANGE_FROM[claim]].text.partition(' ')[0]}"
+    levels, _, sample = known.text.partition(" (")
+    start = claims()[CHANGE_FROM[claim]].text.partition(" ")[0]
+    return f"{low} to {high}: {levels} against {start} ({sample}"
 
 
 @cache

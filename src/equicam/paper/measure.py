@@ -42,8 +42,8 @@ STRETCHED = "{}, stretched to [0, 1]"
 """A map that the authors rotate as it is, had they stretched it as they do most others."""
 NOT_STRETCHED = "the authors do not stretch this map"
 SCORE_CAM_WEIGHTS = (
-    "by their protocol, a channel's weight is the confidence that the image masked by it gains over the whole one, mostly nothing, so that many maps are "
-    "constant and count 0; the original subtracts the confidence of a blank image, as ours does"
+    "by their protocol, a channel's weight is the confidence that the image masked by it gains over the whole one, or 0 where it gains none; a map is constant where no channel "
+    "gains any. By ours, weights are a softmax over the channels' confidences, and none is 0"
 )
 
 

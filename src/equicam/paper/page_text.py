@@ -31,7 +31,7 @@ A quantity that several tables print has one margin, the smallest, and is compar
 The 95 % interval of the measurement is widened by the published one or, where none is printed, by ours scaled to their number of images (the smallest of
 the tables'). For a fine-tuned network it is also widened by the published spread over seeds, once for their fine-tune and once for ours. Then it
 
-- **matches** if it is wholly inside the margin, less half a unit of the last printed digit;
+- **matches** if it is wholly inside the margin, less half a unit of the last printed digit (a whole unit for a change between two printed numbers, which leaves nothing that could match the paper's changes by blur);
 - **differs** if it is wholly outside the margin and that half unit;
 - is **undecided** otherwise, so a number whose margin is no larger than the rounding of its print never matches, and whenever there are fewer than 100 images or 20 groups of images, there is no interval,
   or nothing says how far the published number may be off: neither an interval nor a number of images, or no spread over seeds.

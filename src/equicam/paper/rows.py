@@ -222,7 +222,7 @@ def judge(
 def published_error(claim: Claim, found: Estimate) -> float | Remark:
     """Half of the published number's 95 % interval, or the reason why nothing says how wide it is.
 
-    Where none is printed, it is ours scaled to the published number of images. Both networks of a domain were fine-tuned
+    Where none is printed, it is ours scaled to the published number of images; of a change that takes theirs for paired by image too. Both networks of a domain were fine-tuned
     once, so how far fine-tunes differ, which the paper states for Eq and accuracy, counts twice. Costs are printed as a range.
     """
     if claim.of == "A100":

@@ -21,16 +21,18 @@ def measure(context: Context) -> Iterator[Row]:
     found = Both(_evaluate(context, as_published=False), _evaluate(context, as_published=True))
     on_first = context.on_first_classes(found)
     ungated, of_first = on_first.map(Evaluation.eq, _name(0.0)), context.labelled
-    yield compare("softgate.ungated", ungated, label="ungated, first classes", of_first_classes=of_first)
+    label = "ungated, first classes" if of_first else "ungated"
+    yield compare("softgate.ungated", ungated, label=label, of_first_classes=of_first)
     strongest = _name(2.0), _name(0.0)
     yield compare(
-        "softgate.range", on_first.map(Evaluation.eq_above, *strongest), label=CHANGE_FIRST,
-        reason="paired by image; the strongest gate tried", of_first_classes=of_first,
+        "softgate.range", on_first.map(Evaluation.eq_above, *strongest), label=CHANGE_FIRST if of_first else CHANGE,
+        reason="paired by image; of γ = 2 alone, the strongest gate tried", of_first_classes=of_first,
     )  # fmt: skip
     for gamma in GAMMAS:
         yield compare("", found.map(Evaluation.eq, _name(gamma)), label=_name(gamma))
-    change = found.map(Evaluation.eq_above, *strongest)
-    yield compare("", change, label=CHANGE, reason="paired by image")
+    if of_first:
+        change = found.map(Evaluation.eq_above, *strongest)
+        yield compare("", change, label=CHANGE, reason="paired by image")
 
 
 def _evaluate(context: Context, *, as_published: bool) -> Evaluation:
