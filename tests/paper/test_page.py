@@ -704,8 +704,11 @@ def test_plots_of_trainings_show_every_fine_tune():
     ]
     rows += [measured("", 0.5 + 0.1 * i, f"GC Eq no aug, seed {i}") for i in range(3)]
     eq, right = plots.panels_of(kept("rotation-augmentation", *rows))
-    assert [name for name, _ in eq.rows] == ["Grad-CAM,\nnot rotated", "EquiGrad-CAM,\nrotated training"]
-    assert [name for name, _ in right.rows] == ["not rotated"]
+    assert [name for name, _ in eq.rows] == [
+        "Grad-CAM,\nunrotated training",
+        "EquiGrad-CAM,\nrotated training",
+    ]
+    assert [name for name, _ in right.rows] == ["unrotated training"]
     axes = plots.compose([eq], "title").axes[0]
     ours, theirs = (line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata()))
     assert [*ours.get_ydata()] == [*theirs.get_ydata()] == pytest.approx([0.5, 0.6, 0.7])

@@ -19,6 +19,8 @@ from equicam.paper import EXPERIMENTS, load_experiment
 
 if TYPE_CHECKING:
     from equicam.paper.reproduce import Reproduction
+    from equicam.paper.rows import Row
+    from equicam.paper.tables import Matrix
 
 COLOURS = {
     "matches": "green",
@@ -179,13 +181,11 @@ def _write_page(page: Path, rows: Path | None) -> None:
 
 
 def _print_experiments() -> None:
-    from equicam.paper.claims import claims
-
     listed = []
     table = Table("name", "claims", "title", "needs", box=None)
     for name in EXPERIMENTS:
         experiment = load_experiment(name)
-        count = sum(claim.startswith(experiment.answers) for claim in claims()) if experiment.answers else 0
+        count = len(experiment.claims)
         table.add_row(name, str(count or ""), experiment.title, experiment.needs)
         listed.append({"name": name, "claims": count, "title": experiment.title, "needs": experiment.needs})
     answer("reproduce", {"experiments": listed})
@@ -197,12 +197,9 @@ def _print_experiments() -> None:
 
 def _print_claims(name: str) -> None:
     """What an experiment answers: every claim with what it is about and the published number."""
-    from equicam.paper.claims import claims
     from equicam.paper.margins import published_text
     from equicam.paper.reproduce import find_experiment
 
-    answers = find_experiment(name).answers
-    found = [claim for key, claim in claims().items() if answers and key.startswith(answers)]
     listed = [
         {
             "claim": one.id,
@@ -211,7 +208,7 @@ def _print_claims(name: str) -> None:
             "metric": one.metric,
             "published": published_text(one.id),
         }
-        for one in found
+        for one in find_experiment(name).claims.values()
     ]
     answer("reproduce", {"name": name, "claims": listed})
     if not listed:
@@ -232,35 +229,43 @@ def _folding_table(*columns: str, box: Box | None = SIMPLE_HEAD, title: str = ""
 
 
 def _print_rows(result: "Reproduction") -> None:
-    from equicam.paper.tables import of_random_weights
-    from equicam.report.tables import estimate, groups_remark
+    from equicam.paper.tables import random_weights_tables
+    from equicam.report.tables import groups_remark
 
     measured = [row for row in result.rows if row.verdict != "not run"]
-    matrices = of_random_weights(measured)
-    if matrices:
-        say(result.title)
+    if matrices := random_weights_tables(measured):
+        _print_matrices(result.title, matrices)
+        notes = []
+    else:
+        _print_claimed(result.title, measured)
+        notes = [f"{row.label}: {row.note}" for row in measured if row.note]
+    for line in (*groups_remark(result.groups), *notes):
+        say(f"  {line}")
+    if skipped := len(result.rows) - len(measured):
+        note(
+            f"{skipped} claims not run; {result.path.with_suffix('.csv')} says of each why, or with which options it runs"
+        )
+
+
+def _print_claimed(title: str, rows: Sequence["Row"]) -> None:
+    """A line per row: the published number, the measured ones and the verdict."""
+    from equicam.report.tables import estimate
+
+    table = _folding_table("row", "published", "by their protocol", "by ours", "verdict", title=title)
+    for row in rows:
+        values = [estimate(value) if value else "" for value in (row.as_published, row.clean)]
+        colour = COLOURS[row.verdict]
+        cells = map(escape, (row.label, row.published, *values))
+        table.add_row(*cells, f"[{colour}]{row.verdict}[/{colour}]")
+    console.print(table)
+
+
+def _print_matrices(title: str, matrices: Sequence["Matrix"]) -> None:
+    """A table for each measure, a line per method, whose name is never folded."""
+    say(title)
     for matrix in matrices:
         table = _folding_table("method", *matrix.columns, title=matrix.title)
         table.columns[0].no_wrap = True
         for name, cells in matrix.rows.items():
             table.add_row(name, *cells)
         console.print(table)
-    if not matrices:
-        table = _folding_table(
-            "row", "published", "by their protocol", "by ours", "verdict", title=result.title
-        )
-        for row in measured:
-            values = [estimate(value) if value else "" for value in (row.as_published, row.clean)]
-            colour = COLOURS[row.verdict]
-            texts = map(escape, (row.label, row.published, *values))
-            table.add_row(*texts, f"[{colour}]{row.verdict}[/{colour}]")
-        console.print(table)
-    for remark in groups_remark(result.groups):
-        say(f"  {remark}")
-    for row in measured:
-        if row.note and not matrices:
-            say(f"  {row.label}: {row.note}")
-    if skipped := len(result.rows) - len(measured):
-        note(
-            f"{skipped} claims not run; {result.path.with_suffix('.csv')} says of each why, or with which options it runs"
-        )

@@ -28,14 +28,19 @@ class Experiment:
     prepare: Callable[[Context], Context] = field(default=lambda context: context, repr=False)
     """The context that it is run in, and whose provenance its rows carry."""
 
+    @property
+    def claims(self) -> dict[str, Claim]:
+        """The claims it answers, by id."""
+        return {name: claim for name, claim in claims().items() if name.startswith(self.answers)}
+
     def run(self, context: Context) -> Iterator[Row]:
         """Every claim once: measured, or not run with the reason."""
         answered = set()
         for row in self.measure(context):
             answered.add(row.claim)
             yield row
-        for name, claim in claims().items():
-            if name.startswith(self.answers) and name not in answered:
+        for name, claim in self.claims.items():
+            if name not in answered:
                 yield not_run(name, self.missing(context, claim))
 
     def rows(self, context: Context) -> Iterator[Row]:

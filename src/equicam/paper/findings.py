@@ -253,8 +253,8 @@ def _blur(of: dict[str, Rows], gains: Mapping[str, float]) -> str:
     if not any(label in rows for rows in of.values() for label in labels.values()):
         return ""
     _, flat = published_range("blur.sigma16")
-    moved = " and ".join(_changed(of, labels["σ = 16"], flat)) or "no network"
-    head, lines = _changes(of, labels)
+    moved = " and ".join(_networks_beyond(of, labels["σ = 16"], flat)) or "no network"
+    head, lines = _changes_by_protocol(of, labels)
     for name, line in zip(of, lines, strict=True):
         line.append(_number(gains[name]))
     return (
@@ -271,7 +271,7 @@ def _gate(of: dict[str, Rows]) -> str:
     known = [label for label in labels.values() if any(label in rows for rows in of.values())]
     if not known:
         return ""
-    moved = {label: " and ".join(_changed(of, label, high - low)) for label in known}
+    moved = {label: " and ".join(_networks_beyond(of, label, high - low)) for label in known}
     shown = [
         f"with {moved[label] or 'no network'} {place}"
         for label, place in zip(labels.values(), where, strict=True)
@@ -279,7 +279,7 @@ def _gate(of: dict[str, Rows]) -> str:
     ]
     every = moved.get(soft_gate.CHANGE)
     answer = f"load-bearing with {every}" if every else "not shown to be load-bearing"
-    head, lines = _changes(of, labels)
+    head, lines = _changes_by_protocol(of, labels)
     return (
         f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f} on the first 200 classes, so gating is not load-bearing. Paired by image, by their "
         f"protocol, γ = 2 moves it by more than that, with the whole interval, {', and '.join(shown)}."
@@ -288,7 +288,7 @@ def _gate(of: dict[str, Rows]) -> str:
     )
 
 
-def _changed(of: Mapping[str, Rows], label: str, published: float) -> list[str]:
+def _networks_beyond(of: Mapping[str, Rows], label: str, published: float) -> list[str]:
     """The networks whose change is larger than the published one in either direction, with its whole interval, by the authors' protocol."""
     found = {name: rows[label].as_published for name, rows in of.items() if label in rows}
     return [
@@ -298,18 +298,27 @@ def _changed(of: Mapping[str, Rows], label: str, published: float) -> list[str]:
     ]
 
 
-def _changes(of: Mapping[str, Rows], labels: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+def _changes_by_protocol(
+    of: Mapping[str, Rows], labels: Mapping[str, str]
+) -> tuple[list[str], list[list[str]]]:
     """Differences by both protocols: the head of a table, and a line for every network."""
     protocols = {"as_published": "zeros, full square", "clean": "reflection, disc"}
     head = [f"{title}, {by}" for title in labels for by in protocols.values()]
     lines = [
-        [name, *(_shown(rows.get(label), protocol) for label in labels.values() for protocol in protocols)]
+        [
+            name,
+            *(
+                _with_interval(rows.get(label), protocol)
+                for label in labels.values()
+                for protocol in protocols
+            ),
+        ]
         for name, rows in of.items()
     ]
     return head, lines
 
 
-def _shown(row: Row | None, protocol: str) -> str:
+def _with_interval(row: Row | None, protocol: str) -> str:
     """A difference with its interval by one protocol; empty where it was not measured."""
     found: Estimate | None = getattr(row, protocol) if row else None
     return interval(found) if found else ""

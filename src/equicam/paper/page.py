@@ -18,7 +18,7 @@ from equicam.paper.page_text import COMMANDS, HEAD, LEGENDS, OPTIONS
 from equicam.paper.plots import FIGURES, random_weights_panels, write_page_plot
 from equicam.paper.provenance import describe
 from equicam.paper.rows import VERDICTS, Remark, Row
-from equicam.paper.tables import Matrix, interval, of_random_weights
+from equicam.paper.tables import Matrix, interval, random_weights_tables
 from equicam.shards import read_json, write_atomic
 
 ROTATED_SEEDS = "seeds-rotated"
@@ -112,7 +112,7 @@ def _answer(claim: str, found: list[Answer]) -> Answer:
         return max(ran, key=lambda one: one.row.images if one.row else 0)
     if found:
         return min(found, key=lambda one: _nearness(one.row))
-    name = next(name for name in EXPERIMENTS if claim.startswith(load_experiment(name).answers or ("\0",)))
+    name = next(name for name in EXPERIMENTS if claim.startswith(load_experiment(name).answers))
     return Answer("not run", f"needs {load_experiment(name).needs}", "", name)
 
 
@@ -220,7 +220,7 @@ def table(
 
 def random_weights(kept: KeptRows) -> str:
     """A table for each measure, a line per method: more numbers than a table of claims can show. Nothing is published."""
-    text = "".join(map(_as_markdown, of_random_weights(kept.ran)))
+    text = "".join(map(_as_markdown, random_weights_tables(kept.ran)))
     panels = random_weights_panels(kept.ran)
     by_probability = {"rise", "rise-400", "recipro-cam"} & {
         method for panel in panels for method, _ in panel.constant

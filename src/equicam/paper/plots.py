@@ -511,16 +511,11 @@ def _training(rows: Sequence[Row]) -> list[Panel]:
 
 def _name_of_training(name: str) -> str:
     """A method and a training, of which the paper's tables have abbreviations."""
-    words = {
-        "GC Eq": "Grad-CAM,\n",
-        "EG Eq": "EquiGrad-CAM,\n",
-        "acc ": "",
-        "no aug": "not rotated",
-        "rot aug": "rotated training",
-    }
-    for short, long in words.items():
-        name = name.replace(short, long)
-    return name.replace("\n ", "\n").replace(",\n,", ",\n")
+    method, _, training = name.partition(" aug")[0].rpartition(" ")
+    methods = {"GC Eq": "Grad-CAM,\n", "EG Eq": "EquiGrad-CAM,\n", "acc": ""}
+    if method not in methods:
+        return name.replace("EG Eq, ", "EquiGrad-CAM,\n")
+    return methods[method] + {"no": "unrotated training", "rot": "rotated training"}[training]
 
 
 def _audit(rows: Sequence[Row]) -> list[Panel]:

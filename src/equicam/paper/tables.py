@@ -58,7 +58,7 @@ class Matrix:
     rows: Mapping[str, Sequence[str]]
 
 
-def of_random_weights(rows: Sequence[Row]) -> list[Matrix]:
+def random_weights_tables(rows: Sequence[Row]) -> list[Matrix]:
     """The tables of `sanity`: one for each measure, a line per method; none for the rows of another experiment."""
     panels = random_weights_panels(rows)
     of_networks = {
@@ -104,7 +104,7 @@ def as_latex(rows: Sequence[Row], title: str, provenance: str) -> str:
     """The rows that were run, as a table for booktabs, those of `sanity` as several; where they come from is a comment."""
     comment = provenance.replace("\n", " ")
     start = f"% {comment}\n% needs \\usepackage{{booktabs}}\n"
-    if matrices := of_random_weights(rows):
+    if matrices := random_weights_tables(rows):
         return start + "".join(
             _latex_table(
                 f"{title}. {one.title}",
