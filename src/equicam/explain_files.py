@@ -12,7 +12,7 @@ from torch import Tensor
 from equicam import __version__
 from equicam.core.transforms import presented_index
 from equicam.core.views import Views, Window, crop_centre
-from equicam.data.image_files import open_image
+from equicam.data.items import open_image
 from equicam.errors import EquicamError
 from equicam.explain import explain
 from equicam.explanation import Explanation, describe_images

@@ -27,8 +27,10 @@ class Progress:
         self.computed += count
         self.show()
 
-    def update(self, done: int, total: int, computed: int) -> None:
-        """So much is done, of how much, and by this process."""
+    def update(self, done: int, total: int, computed: int, *, title: str = "", unit: str = "") -> None:
+        """So much is done, of how much, and by this process; another title begins another piece of the work."""
+        if title and title != self.title:
+            self.title, self.unit, self.start = title, unit, time.monotonic()
         self.done, self.total, self.computed = done, total, computed
         self.show()
 
@@ -88,7 +90,9 @@ def progress_bar(
 
         def redraw() -> None:
             rate = f"{state.rate:.1f}/s" if state.rate else ""
-            bar.update(task, completed=state.done, total=state.total or None, rate=rate)
+            bar.update(
+                task, description=state.title, completed=state.done, total=state.total or None, rate=rate
+            )
 
         state.show = redraw  # type: ignore[method-assign]
         yield state

@@ -314,6 +314,7 @@ def audit(
     weights_from: str | None = None,
     engine: "Devices | Cluster | None" = None,
     progress: Callable[[int, int, int], None] | None = None,
+    listing: Callable[[int, int, int], None] | None = None,
     notice: Callable[[str], None] = warnings.warn,
     listed: "Items | None" = None,
 ) -> Run:
@@ -327,7 +328,7 @@ def audit(
     `voi` is the window (centre, width) of DICOM images, instead of the one in each file.
     `workers` processes decode images for each device; unless it is given, one less than there are CPUs, shared by the devices, and at most 10.
     `engine` computes on several devices or a Ray cluster instead of the model's own device. `progress` is called after
-    every shard with (images done, all images, images done by this call), `notice` with a sentence on a shard that was
+    every shard with (images done, all images, images done by this call), `listing` likewise after every raster that is listed, `notice` with a sentence on a shard that was
     damaged since and is computed again. Ctrl-C finishes the current shard; the same call resumes the run. `listed` are the
     items that `list_source` found in the source, if it was listed before the model was loaded.
     """
@@ -346,7 +347,7 @@ def audit(
     compute_run(
         store, model, source, recipe, compile_if_repaid=compiled is None, split=split, tiling=tiling, target=class_index(target, model.classes), n=n, voi=voi,
         calibrate=calibrate, shard_size=shard_size, workers=workers,
-        weights_from=weights_from or model.weights_from, engine=engine, progress=progress, notice=notice,
+        weights_from=weights_from or model.weights_from, engine=engine, progress=progress, listing=listing, notice=notice,
         listed=listed,
     )  # fmt: skip
     return Run(store)

@@ -598,7 +598,7 @@ def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):
     def spoil(_module, inputs, output):
         return output.masked_fill((inputs[0][:, 0, 0, 0] == first)[:, None], torch.nan)
 
-    from equicam.data.image_files import open_image
+    from equicam.data.items import open_image
     from equicam.models.images import preprocess_image
 
     first = preprocess_image(model, open_image(patches / "00.png"))[0, 0, 0]

@@ -33,10 +33,10 @@ import pyarrow.parquet as pq
 
 import equicam
 from equicam.auditing.compute import preprocess_to_array
-from equicam.data import decoding
+from equicam.data import decoding, limited
 from equicam.data.decoding import DecodedImage, DecoderPool
 from equicam.data.items import Item
-from equicam.data.processes import limit_memory
+from equicam.data.limited import limit_memory
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.models.images import VisibleBoxes, input_bytes
@@ -221,7 +221,7 @@ def main() -> int:
     logging.disable()
     if options.only is None:  # decoders in C complain about every file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    decoding.MAX_SECONDS, decoding.MAX_MEMORY_BYTES = SECONDS, MEMORY
+    limited.MAX_SECONDS, limited.MAX_MEMORY_BYTES = SECONDS, MEMORY
     model = equicam.load("embedded")
     preprocess, boxes = partial(preprocess_to_array, model), VisibleBoxes(model)
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

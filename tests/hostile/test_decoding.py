@@ -23,9 +23,10 @@ import pytest
 import equicam
 from equicam.auditing.compute import preprocess_to_array
 from equicam.auditing.worker import AuditJob
-from equicam.data import decoding
-from equicam.data.decoding import DecoderPool, decode_image, limits_scale
+from equicam.data import decoding, limited
+from equicam.data.decoding import DecoderPool, decode_image
 from equicam.data.items import Item, read_item
+from equicam.data.limited import limits_scale
 from equicam.data.sources import find_items
 from equicam.engines.worker import ModelFromName, SharedFolder
 from equicam.errors import EquicamError
@@ -65,7 +66,7 @@ def fills_memory() -> None:
 
 KEPT_MEMORY = """
 import torch
-from equicam.data.processes import call_alone, limit_memory
+from equicam.data.limited import call_alone, limit_memory
 from equicam.runtime.memory import keep_freed_memory
 
 assert keep_freed_memory()
@@ -111,7 +112,7 @@ def check_others(items, found) -> None:
 
 
 def test_an_image_that_takes_too_long_is_a_row(items, monkeypatch):
-    monkeypatch.setattr(decoding, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(limited, "MAX_SECONDS", 0.5)
     found = decoded(items, partial(on_trigger, never_ends))
     check_others(items, found)
     assert found[2].reason.code == "decoding-timeout"
@@ -120,7 +121,7 @@ def test_an_image_that_takes_too_long_is_a_row(items, monkeypatch):
 
 
 def test_an_image_that_takes_too_much_memory_is_a_row(items, monkeypatch):
-    monkeypatch.setattr(decoding, "MAX_MEMORY_BYTES", 2**30)
+    monkeypatch.setattr(limited, "MAX_MEMORY_BYTES", 2**30)
     before = resource.getrlimit(resource.RLIMIT_AS)
     found = decoded(items, partial(on_trigger, fills_memory))
     check_others(items, found)
@@ -165,8 +166,8 @@ def test_other_engines_have_the_same_limits_and_keep_none(items, tmp_path, monke
         SharedFolder.at(run.folder / "manifest.json"), run.manifest, frozenset(), source,
         replace(source.preprocessing_only(model), preprocess=preprocess), 1, input_bytes(model),
     )  # fmt: skip
-    monkeypatch.setattr(decoding, "MAX_SECONDS", 0.5)
-    monkeypatch.setattr(decoding, "MAX_MEMORY_BYTES", 2**30)
+    monkeypatch.setattr(limited, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(limited, "MAX_MEMORY_BYTES", 2**30)
     before = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
     found = job.decode((0, items))
     assert [one.item for one in found] == items

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 import equicam
-from equicam.data.image_files import FORMATS, open_image
-from equicam.data.items import Item
+from equicam.data.image_files import FORMATS
+from equicam.data.items import Item, open_image
 from equicam.errors import EquicamError
 from equicam.evaluation.loading import load_image
 from tests.hostile.generate import PIXELS, SAVED, WITH_EXIF, encode, exif, mutate, png, write_socket

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import equicam
-from equicam.data import arrow_streams
+from equicam.data import arrow_streams, limited
 from equicam.data.items import open_item
 from equicam.data.sources import find_items
 from equicam.data.synthetic import draw_many
@@ -164,6 +164,7 @@ def test_streams_that_the_library_does_not_write_are_refused(tmp_path, monkeypat
     with pytest.raises(EquicamError, match="one column of images"):
         find_items(write_stream(tmp_path / "other", pa.table({"image": ["a.png"]})))
     monkeypatch.setattr(arrow_streams, "MAX_ROWS", 3)
+    limited.end_idle()
     with pytest.raises(EquicamError, match="at most 3 rows, got 4"):
         find_items(write_stream(tmp_path / "many", a_table(cells)))
 

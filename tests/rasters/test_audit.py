@@ -12,6 +12,7 @@ import torch
 
 import equicam
 from equicam.core.views import crop_centre
+from equicam.data import limited
 from equicam.data.items import read_item
 from equicam.data.rasters.options import RasterWindow, Tiling
 from equicam.models.surround import preprocess_window
@@ -247,6 +248,7 @@ def test_a_map_at_a_url_is_read_by_ranges(tmp_path, monkeypatch):
     assert run.read_items(columns).equals(same.read_items(columns))
     assert run.verify(2, source="memory://scenes/scene.tif").ok
     store.pipe("/scenes/slide.svs", b"no map")
+    limited.end_idle()  # whose memory is of before
     with pytest.raises(equicam.EquicamError, match="at a URL"):
         equicam.audit("memory://scenes/slide.svs", model, tmp_path / "none", tiling=tiling)
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import equicam
-from equicam.data.image_files import open_image
-from equicam.data.items import Item
+from equicam.data.items import Item, open_image
 from equicam.data.rasters.open import open_raster
 from equicam.data.rasters.options import Input, Tiling
 from equicam.data.rasters.tiling import cut_windows

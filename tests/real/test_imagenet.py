@@ -16,7 +16,7 @@ import torch
 from torchvision.transforms import v2
 
 import equicam
-from equicam.data.image_files import open_image
+from equicam.data.items import open_image
 from equicam.evaluation.equivariance import equivariance
 from equicam.evaluation.summary import summarise
 from equicam.models.images import preprocess_image

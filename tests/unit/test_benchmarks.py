@@ -10,6 +10,7 @@ import pytest
 import scipy.io
 
 from equicam import EquicamError
+from equicam.data import limited
 from equicam.data.imagenet import MAX_ANNOTATION_BYTES, read_boxes
 from equicam.data.items import Item, open_item
 from equicam.data.sources import find_items
@@ -238,6 +239,7 @@ def test_a_broken_patch_camelyon_is_reported(tmp_path, monkeypatch):
     file.with_name(file.name.replace("_x", "_y")).unlink()
     refused(file, "test_y.h5' needs an existing file")
     monkeypatch.setitem(sys.modules, "h5py", None)
+    limited.end_idle()
     refused(tmp_path / "without", r"HDF5 files needs h5py.* pip install 'equicam\[data\]'")
 
 

@@ -23,8 +23,7 @@ from typer.testing import CliRunner
 import equicam
 from equicam.cli.app import app
 from equicam.data.dicom import check_window, frames, read_frame
-from equicam.data.image_files import open_image
-from equicam.data.items import Item, digest_files, open_item, read_item
+from equicam.data.items import Item, digest_files, open_image, open_item, read_item
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from equicam import EquicamError
 from equicam.data import hdf5
-from equicam.data.items import Item, digest_items, open_item, parse_box, sample_by_class, valid_utf8
+from equicam.data.items import Item, digest_items, open_item, parse_box, read_item, sample_by_class, valid_utf8
 
 
 def item(name: str, label: int | str | None = None) -> Item:
@@ -154,7 +154,7 @@ def many(tmp_path):
 
 
 def right(i: Item) -> bool:
-    return bool(np.array_equal(open_item(i), PIXELS[i.index]))
+    return bool(np.array_equal(read_item(i).decode().image, PIXELS[i.index]))
 
 
 def test_an_image_file_is_opened(tmp_path):

@@ -126,7 +126,7 @@ def test_a_bad_parquet_list_is_refused_by_line(tmp_path):
         "a column 'path', got 'a'": {"a": [1]},
         "line 2, needs a path": {"path": ["a", None]},
         "line 1, needs text in column 'path', got 1": {"path": [1]},
-        "line 1, needs text in column 'boxes'": {"path": ["a"], "boxes": [[1, 2, 3, 4]]},
+        "needs numbers or text in column 'boxes'": {"path": ["a"], "boxes": [[1, 2, 3, 4]]},
         "line 2, needs an integer or a name as label, got 0.5": {"path": ["a", "b"], "label": [1.0, 0.5]},
         "line 2, needs a unique id": {"path": ["a", "b"], "id": ["c", "c"]},
         "whole Parquet file": {"path": pa.Array.from_buffers(pa.utf8(), 1, pa.array([b"\xff"]).buffers())},

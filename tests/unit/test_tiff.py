@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equicam.data.image_files import decode, open_image
+from equicam.data.image_files import decode
+from equicam.data.items import open_image
 from equicam.data.tiff import COPY_FIX, GEO_FIX, SLIDE_FIX, read_pages
 from equicam.errors import EquicamError
 

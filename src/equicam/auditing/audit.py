@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import is_dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from equicam.auditing.store import RunStore
 from equicam.auditing.worker import AuditJob, versions
 from equicam.core.transforms import canvas_size
 from equicam.core.views import Views
-from equicam.data.decoding import DecoderPool, decoder_count
+from equicam.data.decoding import DecoderPool, decoder_count, need_network
 from equicam.data.dicom import check_window
 from equicam.data.digests import content_digest
 from equicam.data.item_table import Items
@@ -81,6 +82,7 @@ def compute_run(
     weights_from: str | None,
     engine: "Devices | Cluster | None",
     progress: Progress | None,
+    listing: Progress | None,
     notice: Notice,
     listed: Items | None = None,
 ) -> None:
@@ -97,7 +99,9 @@ def compute_run(
     voi = None if voi is None else check_window(voi)
     with ThreadPoolExecutor(1) as other_thread:  # while images are listed
         weights = other_thread.submit(fingerprint, model.module)
-        found, rasters = list_items(source, split, tiling, recipe.context, voi, listed=listed)
+        found, rasters = list_items(
+            source, split, tiling, recipe.context, voi, listed=listed, listing=listing
+        )
         items = found.sample(n)
     workers = decoder_count(workers, len(items), len(engine.names) if isinstance(engine, Devices) else 1)
     device = engine.kind if engine else model.device.type
@@ -188,13 +192,18 @@ def list_items(
     *,
     from_user: bool = True,
     listed: Items | None = None,
+    listing: Progress | None = None,
 ) -> tuple[Items, list[RasterRow]]:
     """The items of a source; with a tiling, windows of its rasters, with the margin that context needs."""
     found = listed or list_source(source, split=split, from_user=from_user, frames=tiling is None)
     if tiling is None:
         return replace(found, voi=voi), []
     margin = 0 if context == "none" else (canvas_size((tiling.tile, tiling.tile))[0] - tiling.tile) // 2
-    return cut_windows(found, tiling, margin)
+    done = count(1)
+    tick = (
+        (lambda _one: listing(number := next(done), len(found), number)) if listing else (lambda _one: None)
+    )
+    return cut_windows(found, tiling, margin, tick)
 
 
 def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
@@ -271,6 +280,7 @@ def _compute_here(
     decoders = DecoderPool(
         compact_preprocessing(model, context.recipe.context), VisibleBoxes(model), workers=workers,
         image_bytes=surround_bytes(model, context.recipe.context, tiling), shard_size=max(len(items) for _, items in shards), lock=lock,
+        network=need_network(items for _, items in shards),
     )  # fmt: skip
     with closing(decoders), ThreadPoolExecutor(1) as writer:
         writing: Future[dict[str, str]] | None = None

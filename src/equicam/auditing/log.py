@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ class Log:
             row = (number, time, who, kind, text, previous)
             event = (*row, _hash(row))
             database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", event)
+            if database.execute(f"{_ALL} WHERE number = ?", (number,)).fetchall() != [event]:
+                raise OSError(f"{self.path}: an event was not written as it was added")
             database.execute("COMMIT")
         return Event(number, time, who, kind, json.loads(text), previous, event[-1])
 
@@ -119,15 +122,35 @@ class Log:
             _refuse_odd(row)
         return rows
 
+    def _refuse_foreign(self, database: sqlite3.Connection) -> None:
+        """Refuse a database with anything but our table, index and triggers: others could drop or change events."""
+        found = dict(
+            database.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_autoindex%'")
+        )
+        odd = [name for name in {*found, *_schema()} if found.get(name) != _schema().get(name)]
+        if odd:
+            raise EquicamError(
+                "events.sqlite", needs="the table, index and triggers of a log alone", got=f"another {min(odd)[:80]!r}", fix="restoring it"
+            )  # fmt: skip
+
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
             with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as database:
                 database.execute("PRAGMA synchronous = FULL")
                 database.executescript(_TABLE)
+                self._refuse_foreign(database)
                 yield database
         except sqlite3.DatabaseError as error:  # a full disk, a stuck lock, or a file that is not a database
             raise OSError(f"{self.path}: {error}") from error
+
+
+@cache
+def _schema() -> dict[str, str]:
+    """The objects of a log's database, by name, as SQLite keeps them."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(_TABLE)
+        return dict(database.execute("SELECT name, sql FROM sqlite_master"))
 
 
 def _hash(row: tuple[Any, ...]) -> str:

@@ -13,7 +13,8 @@ from equicam.auditing.compute import AuditContext
 from equicam.auditing.store import RunStore
 from equicam.core.views import crop_centre
 from equicam.data.item_table import Items
-from equicam.data.items import Item, ItemContent, read_item, valid_utf8
+from equicam.data.items import Item, LoadedItem, load_item, valid_utf8
+from equicam.data.rasters.windows import WindowPixels
 from equicam.errors import EquicamError, NotNamedError
 from equicam.models.images import preprocess_image
 from equicam.models.load import load
@@ -89,19 +90,19 @@ def unchanged_inputs(
     ids, images = [], []
     for item in items:
         try:
-            content = read_item(item)
-            if item.id in rows and content.sha256 == rows[item.id].get("sha256"):
-                images.append(_input(model, content))
+            loaded = load_item(item)
+            if item.id in rows and loaded.sha256 == rows[item.id].get("sha256"):
+                images.append(_input(model, loaded))
                 ids.append(item.id)
         except (EquicamError, OSError, ValueError):
             continue
     return ids, images
 
 
-def _input(model: Model, content: ItemContent) -> Tensor:
-    if content.pixels is None:
-        return preprocess_image(model, content.decode().image)
-    return crop_centre(preprocess_window(model, content.pixels), (content.pixels.tile,) * 2)
+def _input(model: Model, loaded: LoadedItem) -> Tensor:
+    if isinstance(loaded.content, WindowPixels):
+        return crop_centre(preprocess_window(model, loaded.content), (loaded.content.tile,) * 2)
+    return preprocess_image(model, loaded.content.image)
 
 
 def library_model(store: RunStore) -> str:

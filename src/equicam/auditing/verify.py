@@ -18,8 +18,7 @@ from equicam.auditing.reload import Reloaded
 from equicam.auditing.signing import verify_seals
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
-from equicam.data.decoding import decode_image
-from equicam.data.digests import content_digest
+from equicam.data.decoding import decode_alone
 from equicam.errors import EquicamError, NotNamedError
 from equicam.models.images import VisibleBoxes
 from equicam.models.weights import fingerprint
@@ -190,10 +189,10 @@ def recompute(
     visible_box = VisibleBoxes(model)
     for item in chosen:
         row = rows[item.id]
-        if content_digest(item) != row["sha256"]:
+        decoded = decode_alone(item, preprocess, visible_box)
+        if decoded.sha256 != row["sha256"]:
             problems.append(f"{item.id!r}: the image is not the one that was explained")
             continue
-        decoded = decode_image(item, preprocess, visible_box)
         now_rows, now_maps = compute_shard(context, [decoded])
         recomputed += 1
         problems += _compare(item.id, row, now_rows, before.get(item.id), now_maps, worst)

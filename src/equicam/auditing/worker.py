@@ -15,7 +15,7 @@ from equicam import __version__
 from equicam.auditing.compute import AuditContext, compact_preprocessing, compute_shard
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.store import RunStore
-from equicam.data.decoding import DecodedImage, DecoderPool
+from equicam.data.decoding import DecodedImage, DecoderPool, need_network
 from equicam.data.digests import file_digest
 from equicam.engines.worker import ModelSource, Shard, SharedFolder, load_checked, load_preprocessing
 from equicam.errors import EquicamError
@@ -44,13 +44,17 @@ class AuditJob:
     def decode(self, shard: Shard) -> list[DecodedImage]:
         """The images of a shard, decoded by a child process: its limits and its death are not this process's."""
         _, items = shard
-        (found,) = self._lone_decoder.decode_shards([items])
+        network = need_network([items])
+        if network not in self._lone_decoders:
+            self._lone_decoders[network] = self._decoders(1, network=network)
+        (found,) = self._lone_decoders[network].decode_shards([items])
         # copied, because the next shard's pixels take their place
         return [one if one.x is None else replace(one, x=one.x.copy()) for one in found]
 
     def decode_ahead(self, shards: Sequence[Shard]) -> Iterator[list[DecodedImage]]:
         """Shards decoded by child processes, ahead of the caller."""
-        with closing(self._decoders(self.workers)) as decoders:
+        network = need_network(items for _, items in shards)
+        with closing(self._decoders(self.workers, network=network)) as decoders:
             yield from decoders.decode_shards([items for _, items in shards])
 
     def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], dict[str, str]]:
@@ -80,11 +84,11 @@ class AuditJob:
         return compute
 
     @cached_property
-    def _lone_decoder(self) -> DecoderPool:
-        """One child process for all shards that this process decodes; it ends with this process."""
-        return self._decoders(workers=1)
+    def _lone_decoders(self) -> dict[bool, DecoderPool]:
+        """One child process for all shards that this process decodes, and one for those at URLs; they end with this process."""
+        return {}
 
-    def _decoders(self, workers: int) -> DecoderPool:
+    def _decoders(self, workers: int, *, network: bool) -> DecoderPool:
         model = self.preprocessing or load_preprocessing(self.model_source)
         return DecoderPool(
             compact_preprocessing(model, self.manifest.recipe.context),
@@ -92,6 +96,7 @@ class AuditJob:
             workers=workers,
             image_bytes=self.image_bytes,
             shard_size=self.manifest.shard_size,
+            network=network,
         )
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +20,8 @@ from equicam.cli.audit_output import (
     verification_document,
 )
 from equicam.cli.gates import failed_gate, parse_gates, refuse_unreachable
-from equicam.cli.output import FAILED, GATE_FAILED, answer, complain, note, say
+from equicam.cli.output import FAILED, GATE_FAILED, answer, complain, note, say, show_progress
 from equicam.cli.shared import (
-    audit_progress,
     count_progress,
     exit_on_error,
     load_on_engine,
@@ -130,7 +130,10 @@ def audit(
 
     Example: `equicam audit slides/ --model resnet50 --weights mine.safetensors --calibrate 200 --out run`
     """
-    with exit_on_error(interrupted=f"; the same command resumes ({out})"), audit_progress() as progress:
+    with (
+        exit_on_error(interrupted=f"; the same command resumes ({out})"),
+        show_progress("listing", unit="files") as progress,
+    ):
         import equicam
         from equicam.data.sources import list_source
         from equicam.models.names import absolute_weights
@@ -143,7 +146,8 @@ def audit(
         run_in, compiled = parse_speed(fast, dtype, compile_, device)
         may_compile = compiled or (compiled is None and resolve_device(device).startswith("cuda"))
         chosen_views, window = parse_views(views), parse_window(voi)
-        listed = list_source(source, split=split, frames=tiling is None)  # before the model, which takes long
+        # before the model, which takes long
+        listed = list_source(source, split=split, frames=tiling is None, tick=progress.advance)
         if tiling is None:
             refuse_unreachable(gates, len(listed) if n is None else min(n, len(listed)))
         loaded, chosen = load_on_engine(
@@ -155,7 +159,8 @@ def audit(
             target=target, tiling=tiling, listed=listed,
             fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=run_in, compiled=compiled,
             seed=seed, shard_size=shard_size, workers=workers, weights_from=absolute_weights(weights),
-            engine=chosen, progress=progress, notice=note,
+            engine=chosen, progress=partial(progress.update, title="auditing", unit="images"),
+            listing=partial(progress.update, title="listing", unit="rasters"), notice=note,
         )  # fmt: skip
         refuse_unreachable(gates, run.manifest.images)
         document = audit_document(run, gates)

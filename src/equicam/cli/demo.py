@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from equicam.cli.audit_output import audit_document, print_audit, print_triage, print_verification
-from equicam.cli.output import FAILED, answer, note, say
-from equicam.cli.shared import audit_progress, exit_on_error
+from equicam.cli.output import FAILED, answer, note, say, show_progress
+from equicam.cli.shared import exit_on_error
 
 
 def demo(
@@ -18,11 +18,11 @@ def demo(
 
     Example: `equicam demo --out demo`
     """
-    with exit_on_error(interrupted="; the same command resumes"), audit_progress() as progress:
+    with exit_on_error(interrupted="; the same command resumes"), show_progress("auditing") as progress:
         from equicam.demo import run_demo, worst_tenth_sentence
         from equicam.reasons import describe, from_rows
 
-        result = run_demo(out, count, progress=progress)
+        result = run_demo(out, count, progress=progress.update)
     audited = audit_document(result.run, ())
     counts = ("run", "images", "explained", "bad", "steady", "unsteady", "cannot_say")
     worst_tenth, verified = worst_tenth_sentence(result.triage), result.verification

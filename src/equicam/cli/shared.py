@@ -315,13 +315,6 @@ def resolve_engine(
 
 
 @contextmanager
-def audit_progress() -> Iterator[Callable[[int, int, int], None]]:
-    """Progress of an audit, as `equicam.audit` reports it."""
-    with show_progress("auditing") as progress:
-        yield progress.update
-
-
-@contextmanager
 def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Progress that the yielded function advances."""
     with show_progress(title, total) as progress:

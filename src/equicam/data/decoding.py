@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
@@ -27,17 +27,23 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from equicam.data.item_table import Items
 from equicam.data.items import Box, Item, ItemContent, read_item
 from equicam.data.levels import LevelPixels
-from equicam.data.processes import (
+from equicam.data.limited import (
+    ATTEMPTS,
+    KilledError,
+    TimeLimitError,
     call_alone,
     end_with_parent,
+    enter,
     give_back_freed_memory,
-    limit_memory,
     limit_time,
+    limits,
+    limits_scale,
 )
 from equicam.data.rasters.windows import WindowPixels
-from equicam.data.remote import FileStat, file_stat
+from equicam.data.remote import FileStat, RemotePath, file_stat
 from equicam.errors import EquicamError, ModelError, error_text
 from equicam.reasons import Reason
 
@@ -50,16 +56,8 @@ MAX_DECODERS = 10
 """For one device, unless the caller wants more: next to an H200 they kept up with 1,420 images of 640 × 480 a second, and starting each takes time."""
 MAX_IMAGES_PER_MESSAGE = 8
 """Of those that a worker decodes in a row."""
-MAX_SECONDS = 120.0
-"""For one image: fetching, decoding and preprocessing it."""
 MAX_UPLOAD_SECONDS = 30.0
-"""The same for bytes that somebody sent and waits for."""
-MAX_MEMORY_BYTES = 4 * 2**30
-"""Of a worker, beyond what it starts with; the largest images allowed need up to 3.4 GiB."""
-LIMITS = "EQUICAM_DECODE_LIMITS"
-"""The environment variable that multiplies both, for a slow store or a preprocessing of one's own."""
-ATTEMPTS = 3
-"""Times an image is decoded alone before its row says that it kills the process: others may have killed it."""
+"""For one image that somebody sent and waits for."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,10 @@ def failure_reason(error: Exception) -> Reason:
     """Why an image could not be decoded or preprocessed; every exception counts."""
     if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
         return Reason("out-of-memory")
+    if isinstance(error, TimeLimitError):
+        return Reason("decoding-timeout", {"seconds": limits()[0]})
+    if isinstance(error, KilledError):
+        return Reason("killed-decoder")
     if isinstance(error, ModelError):  # the file is fine
         return Reason("refused", error.to_plain())
     return Reason("unreadable", {"error": type(error).__name__, "message": error_text(error)})
@@ -139,15 +141,33 @@ def _with_pixels(found: DecodedImage, pixels: NDArray[np.float32] | LevelPixels)
 
 def decode_upload(data: bytes, name: str, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
     """Decode bytes that somebody sent, in a process of its own with limits of time and memory; they touch no disk."""
-    scale, item = limits_scale(), Item(name, Path(name))
-    settings = Settings(
-        preprocess, input_box, -1, os.getpid(), MAX_UPLOAD_SECONDS * scale, int(MAX_MEMORY_BYTES * scale)
-    )
+    item = Item(name, Path(name))
+    settings = replace(_settings(preprocess, input_box), seconds=MAX_UPLOAD_SECONDS * limits_scale())
     found, exit_code = call_alone(_decode_bytes, item, data, settings)
-    if isinstance(found, DecodedImage):
-        return found
-    timeout = Reason("decoding-timeout", {"seconds": settings.seconds})
-    return DecodedImage(item, reason=timeout if exit_code == -signal.SIGALRM else Reason("killed-decoder"))
+    return (
+        found if isinstance(found, DecodedImage) else DecodedImage(item, reason=_death(exit_code, settings))
+    )
+
+
+def decode_alone(
+    item: Item, preprocess: Preprocess, input_box: InputBox, settings: "Settings | None" = None
+) -> DecodedImage:
+    """`decode_image` in a process of its own, whose exit says whether the time was up."""
+    settings = settings or _settings(preprocess, input_box, network=isinstance(item.path, RemotePath))
+    exit_code = None
+    for _ in range(ATTEMPTS):
+        found, exit_code = call_alone(_decode_one, item, settings)
+        if isinstance(found, DecodedImage):
+            return found
+        if exit_code == -signal.SIGALRM:
+            break
+    return DecodedImage(item, **asdict(file_stat(item.path)), reason=_death(exit_code, settings))
+
+
+def _death(exit_code: int | None, settings: "Settings") -> Reason:
+    if exit_code == -signal.SIGALRM:
+        return Reason("decoding-timeout", {"seconds": settings.seconds})
+    return Reason("killed-decoder")
 
 
 class SharedBuffer:
@@ -186,12 +206,10 @@ class DecoderPool:
         image_bytes: int = 0,
         shard_size: int = 0,
         lock: int = -1,
+        network: bool = False,
     ) -> None:
-        """Images of more than `image_bytes` once preprocessed are pickled instead of shared."""
-        scale = limits_scale()
-        self._settings = Settings(
-            preprocess, input_box, lock, os.getpid(), MAX_SECONDS * scale, int(MAX_MEMORY_BYTES * scale)
-        )
+        """Images of more than `image_bytes` once preprocessed are pickled instead of shared; those at URLs need the network."""
+        self._settings = _settings(preprocess, input_box, lock=lock, network=network)
         self._workers = workers
         self._image_bytes, self._shard_size = image_bytes, shard_size
         self._start_pool()
@@ -231,19 +249,11 @@ class DecoderPool:
         if len(replies) < len(submitted.shard) and submitted.pool is self._pool:
             self._start_pool()
         # an image of this shard or of one ahead killed a worker: decoding each alone finds it
-        return [replies.get(i) or self._decode_alone(item) for i, item in enumerate(submitted.shard)]
-
-    def _decode_alone(self, item: Item) -> DecodedImage:
-        """Decode an image in a process of its own, whose exit says whether the time was up."""
-        reason = Reason("killed-decoder")
-        for _ in range(ATTEMPTS):
-            found, exit_code = call_alone(_decode_one, item, self._settings)
-            if isinstance(found, DecodedImage):
-                return found
-            if exit_code == -signal.SIGALRM:
-                reason = Reason("decoding-timeout", {"seconds": self._settings.seconds})
-                break
-        return DecodedImage(item, **asdict(file_stat(item.path)), reason=reason)
+        one = self._settings
+        return [
+            replies.get(i) or decode_alone(item, one.preprocess, one.input_box, one)
+            for i, item in enumerate(submitted.shard)
+        ]
 
     def _start_pool(self) -> None:
         # a new buffer as well: workers of a broken pool may still be writing to the old one
@@ -254,6 +264,14 @@ class DecoderPool:
         self._pool = ProcessPoolExecutor(
             self._workers, context, _start_worker, (self._settings, self._buffer)
         )
+
+
+def need_network(shards: Iterable[Sequence[Item]]) -> bool:
+    """Whether some of the images are at URLs."""
+    return any(
+        items.has_urls if isinstance(items, Items) else any(isinstance(i.path, RemotePath) for i in items)
+        for items in shards
+    )
 
 
 def decoder_count(wanted: int | None, images: int, devices: int = 1) -> int:
@@ -271,15 +289,6 @@ def decoder_count(wanted: int | None, images: int, devices: int = 1) -> int:
     return max(1, min(MAX_DECODERS, (cpus - 1) // devices, images))
 
 
-def limits_scale() -> float:
-    """The factor of the limits of time and memory that the user sets in the environment."""
-    text = os.environ.get(LIMITS) or "1"
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise EquicamError(LIMITS, needs="a factor above 0", got=repr(text), fix=f"{LIMITS}=4")
-
-
 @dataclass(frozen=True)
 class Settings:
     """What a worker needs besides the images."""
@@ -290,6 +299,13 @@ class Settings:
     parent: int
     seconds: float
     memory_bytes: int
+    network: bool  # whether its images are at URLs
+
+
+def _settings(
+    preprocess: Preprocess, input_box: InputBox, *, lock: int = -1, network: bool = False
+) -> Settings:
+    return Settings(preprocess, input_box, lock, os.getpid(), *limits(), network)
 
 
 @dataclass(frozen=True)
@@ -313,7 +329,7 @@ def _start_worker(settings: Settings, buffer: SharedBuffer | None) -> None:
     end_with_parent(settings.parent)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    limit_memory(settings.memory_bytes)
+    enter(settings.memory_bytes, network=settings.network)
     _worker.update(settings=settings, buffer=buffer)
 
 

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from equicam.data.files import open_regular
-from equicam.data.items import Item, read_item
+from equicam.data.items import Item, item_digest
 
 
 def file_digest(path: Path) -> str:
@@ -16,6 +16,6 @@ def file_digest(path: Path) -> str:
 def content_digest(item: Item) -> str | None:
     """SHA-256 of an image's file, or of its pixels if the file holds several images; None if it cannot be read."""
     try:
-        return read_item(item).sha256
+        return item_digest(item)
     except (OSError, ValueError):
         return None

@@ -5,6 +5,7 @@ import os
 import stat
 from pathlib import Path
 
+from equicam.data.limited import restart_clock
 from equicam.data.remote import AnyPath, FileStat, RemotePath, file_stat
 from equicam.errors import EquicamError
 
@@ -24,6 +25,7 @@ def read_file(path: AnyPath, *, what: str, limit: int) -> tuple[bytes, FileStat]
 
     Every failure is an EquicamError, in which `what` names the file.
     """
+    restart_clock()
     try:
         if isinstance(path, RemotePath):
             return _read_remote(path, what, limit)

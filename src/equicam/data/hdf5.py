@@ -62,11 +62,11 @@ def _dataset(path: Path, name: str) -> Iterator[Any]:
     h5py = _h5py()
     with _LOCKS.setdefault(os.getpid(), Lock()):
         try:
-            file, dataset = _open(os.path.abspath(path), name, os.getpid())  # noqa: PTH100  # links stay links
+            dataset = _open(os.path.abspath(path), name, os.getpid())  # noqa: PTH100  # links stay links
             if not isinstance(dataset, h5py.Dataset):
                 raise _invalid(path, f"a dataset {name!r}", f"a {type(dataset).__name__}")
-            if dataset.file != file or dataset.external or dataset.is_virtual:
-                raise _invalid(path, f"the data of {name!r} in it", "a reference to another file")
+            if dataset.external or dataset.is_virtual:
+                raise _invalid(path, f"the data of {name!r} in it", "a reference to another place")
             yield dataset
         except EquicamError:
             raise
@@ -77,11 +77,15 @@ def _dataset(path: Path, name: str) -> Iterator[Any]:
 
 
 @lru_cache(maxsize=MAX_OPEN_FILES)
-def _open(path: str, name: str, pid: int) -> tuple[Any, Any]:  # noqa: ARG001  # a forked process opens its own files
-    """File and dataset; the dataset caches the chunk that neighbouring images share."""
+def _open(path: str, name: str, pid: int) -> Any:  # noqa: ARG001  # a forked process opens its own files
+    """The dataset, which caches the chunk that neighbouring images share."""
+    h5py = _h5py()
     refuse_irregular(os.stat(path), f"file {path!r}")  # noqa: PTH116
-    file = _h5py().File(path, "r")
-    return file, file[name]
+    file = h5py.File(path, "r")
+    link = file.get(name, getlink=True)
+    if link is not None and not isinstance(link, h5py.HardLink):  # following it may open another file
+        raise _invalid(Path(path), f"the data of {name!r} in it", "a reference to another place")
+    return file[name]
 
 
 def _h5py() -> ModuleType:

@@ -6,15 +6,12 @@ import struct
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
 from equicam.data import tiff
-from equicam.data.files import MAX_IMAGE_BYTES, read_file
-from equicam.data.remote import RemotePath
 from equicam.errors import EquicamError
 
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "GIF", "WEBP", "PPM", "JPEG2000")
@@ -56,16 +53,6 @@ class UprightImage:
     orientation: int | None
 
 
-def open_image(path: str | Path | RemotePath, voi: tuple[float, float] | None = None) -> Image.Image:
-    """The first frame of an image file as upright 8-bit RGB; an EquicamError says why it cannot be had.
-
-    `voi` is the window (centre and width) of a DICOM image, instead of its own.
-    """
-    what = f"image {str(path)!r}"
-    data, _ = read_file(Path(path) if isinstance(path, str) else path, what=what, limit=MAX_IMAGE_BYTES)
-    return warn_if_as_stored(decode(data, what, voi), what)
-
-
 def decode(data: bytes, what: str, voi: tuple[float, float] | None = None) -> UprightImage:
     """The first frame in the bytes of an image file; every failure is an EquicamError, in which `what` names it."""
     if data[128:132] == b"DICM":
@@ -79,6 +66,8 @@ def decode(data: bytes, what: str, voi: tuple[float, float] | None = None) -> Up
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow warns at half its limit
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 refuse_size(*image.size, what)
+                if image.format == "JPEG2000":
+                    _refuse_deep_colours(data, what)
                 return upright(image, ours=True)
     except EquicamError:
         raise
@@ -114,6 +103,17 @@ def _too_large(what: str, got: object) -> EquicamError:
     return EquicamError(what, needs=f"at most {MAX_PIXELS:,} pixels", got=got, fix="tiling it first")
 
 
+def _refuse_deep_colours(data: bytes, what: str) -> None:
+    """Refuse a JPEG 2000 in colour of more than 8 bits, whose white Pillow would decode as black."""
+    start = data.find(b"\xff\x4f\xff\x51")  # the codestream, and its sizes
+    (count,) = struct.unpack_from(">H", data, start + 40)
+    depths = [1 + (one & 0x7F) for one in data[start + 42 : start + 42 + 3 * count : 3]]
+    if count > 1 and max(depths, default=8) > 8:
+        raise EquicamError(
+            what, needs="at most 8 bits, in colour", got=f"{count} components of {max(depths)} bits", fix=tiff.COPY_FIX
+        )  # fmt: skip
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """8-bit RGB, upright by the EXIF tag; transparency over white, 16 bits scaled to 8, CMYK and palettes converted."""
     return warn_if_as_stored(upright(image), "an image")
@@ -146,7 +146,15 @@ def upright(image: Image.Image, *, ours: bool = False) -> UprightImage:
 
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
-        return Image.fromarray(_to_8_bits(np.asarray(image), image.mode)).convert("RGB")
+        # Pillow scales PGM to 16 bits, whatever its own largest value is
+        mode = "I;16" if image.format == "PPM" and image.mode == "I" else image.mode
+        values = np.asarray(image)
+        grey = _to_8_bits(values, mode)
+        if isinstance(
+            clear := image.info.get("transparency"), int
+        ):  # of a PNG: the value that is no image, over white
+            grey[values == clear] = 255
+        return Image.fromarray(grey).convert("RGB")
     if "A" in image.getbands() or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")

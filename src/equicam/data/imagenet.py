@@ -20,7 +20,6 @@ from equicam.data.folders import (
     subfolders,
 )
 from equicam.data.items import Box, Item, parse_box, valid_utf8
-from equicam.data.processes import call_alone, limit_memory, limit_time
 from equicam.errors import EquicamError
 
 IMAGES = ("", "val", "ILSVRC2012_img_val")
@@ -30,7 +29,6 @@ NOT_IMAGES = {*ANNOTATIONS, "data", "ILSVRC2012_devkit_t12"}
 TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 SYNSET, NUMBERED = re.compile("n[0-9]{8}"), re.compile(r"ILSVRC2012_val_([0-9]{8})\.[A-Za-z]+")
 MAX_ANNOTATION_BYTES = 2**20  # the published ones have about a thousand
-MAX_META_SECONDS, MAX_META_MEMORY = 60.0, 2**30  # to read meta.mat, which takes a second
 
 Annotations = Mapping[tuple[str, str], Path]
 """XML files by synset folder ("" for none) and stem."""
@@ -104,27 +102,17 @@ def _numbered(root: Path) -> list[tuple[Path, str, int]]:
 def _synsets_by_class(meta: Path) -> dict[str, str]:
     """WNID by ILSVRC2012_ID as text, as in the ground truth; ids above 1000 are groups of classes."""
     data, _ = read_file(meta, what=f"file {str(meta)!r}", limit=MAX_LIST_BYTES)
-    found, exit_code = call_alone(_read_synsets, data)  # SciPy crashes on damaged files
-    if not isinstance(found, dict):
-        raise EquicamError(
-            f"file {str(meta)!r}", needs="synsets with ILSVRC2012_ID and WNID",
-            got=found or f"a file that ends the process reading it ({exit_code})", fix="a fresh copy of the devkit",
-        )  # fmt: skip
-    return found
-
-
-def _read_synsets(data: bytes) -> dict[str, str] | str:
-    """The synsets, or what is wrong with them."""
-    import scipy.io
-
-    limit_time(MAX_META_SECONDS)
-    limit_memory(MAX_META_MEMORY)
     try:
+        import scipy.io
+
         rows = np.atleast_1d(scipy.io.loadmat(io.BytesIO(data), squeeze_me=True)["synsets"])
         pairs = [(int(row["ILSVRC2012_ID"]), str(row["WNID"])) for row in rows]
         return {str(number): valid_utf8(synset) for number, synset in pairs if 1 <= number <= 1000}
-    except Exception as error:  # noqa: BLE001  # whatever is wrong with it
-        return valid_utf8(repr(error)[:200])
+    except Exception as error:  # whatever is wrong with it; SciPy may also end this process
+        raise EquicamError(
+            f"file {str(meta)!r}", needs="synsets with ILSVRC2012_ID and WNID", got=valid_utf8(repr(error)[:200]),
+            fix="a fresh copy of the devkit",
+        ) from error  # fmt: skip
 
 
 def _in_devkit(root: Path, name: str) -> Path | None:

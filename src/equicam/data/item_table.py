@@ -137,6 +137,14 @@ class Items(Sequence[Item]):
         prefix = _prefix(self.root)
         return [file_stat(name if name[:1] == "/" else prefix + name) for name in self.ids.to_pylist()]
 
+    @property
+    def has_urls(self) -> bool:
+        """Whether some of the files are at URLs."""
+        if isinstance(self.root, RemotePath):
+            return True
+        found = pc.any(pc.match_substring_regex(self.column("path"), "^[A-Za-z][A-Za-z0-9+.-]*://"))
+        return bool(found.as_py())
+
     def dicom_places(self) -> list[int]:
         """Where files are DICOM by their suffix."""
         found = pc.or_(

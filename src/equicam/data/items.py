@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from equicam.data import arrow_streams, dicom, hdf5
+from equicam.data import arrow_streams, dicom, hdf5, limited
 from equicam.data.files import MAX_IMAGE_BYTES, read_file
-from equicam.data.image_files import UprightImage, decode, open_image
+from equicam.data.image_files import UprightImage, decode, warn_if_as_stored
 from equicam.data.rasters.options import RasterWindow, raster_id
 from equicam.data.remote import AnyPath, FileStat, RemotePath, file_stat, file_stats
 from equicam.errors import EquicamError
@@ -51,7 +52,7 @@ def scan_order(item: Item) -> tuple[str, float, float]:
 
 @dataclass(frozen=True)
 class ItemContent:
-    """What an item's file holds, read once: digest and image come from the same bytes, even if the file changes.
+    """What an item's file holds, as a process that opens files has it: digest and image come from the same bytes.
 
     The digest is that of the encoded image; if a file contains many images as pixels, that of the pixels.
     """
@@ -80,8 +81,65 @@ class ItemContent:
         return UprightImage(Image.frombytes("RGB", self.size, self.data), 1)
 
 
+@dataclass(frozen=True)
+class LoadedItem:
+    """An item's image and the digest of the very bytes it comes from, read in a process that opens files."""
+
+    sha256: str
+    content: "UprightImage | WindowPixels"
+
+    @property
+    def upright(self) -> UprightImage:
+        """The image, which a window of a raster is not."""
+        if isinstance(self.content, UprightImage):
+            return self.content
+        raise EquicamError("an image", needs="to be a file", got="a window of a raster", fix="equicam audit")
+
+
+def load_item(item: Item) -> LoadedItem:
+    """An item's image; raises an EquicamError if it cannot be read or decoded."""
+    if not isinstance(item.path, RemotePath):
+        return limited.call(_load, item)
+    if item.window is not None:
+        return limited.call_connected(_load, item)
+    # the bytes are fetched here, so that the process that decodes them cannot connect
+    return limited.call(_loaded, read_item(item))
+
+
+def open_item(item: Item) -> Image.Image:
+    """The item's image as upright 8-bit RGB; raises an EquicamError if it cannot be read."""
+    return warn_if_as_stored(load_item(item).upright, f"image {str(item.path)!r}")
+
+
+def open_image(path: str | Path | RemotePath, voi: tuple[float, float] | None = None) -> Image.Image:
+    """The first frame of an image file as upright 8-bit RGB; an EquicamError says why it cannot be had.
+
+    `voi` is the window (centre and width) of a DICOM image, instead of its own.
+    """
+    return open_item(Item(str(path), Path(path) if isinstance(path, str) else path, voi=voi))
+
+
+def item_digest(item: Item) -> str:
+    """SHA-256 of an item's data; raises an EquicamError if it cannot be read."""
+    if isinstance(item.path, RemotePath) and item.window is None:
+        return read_item(item).sha256
+    return (limited.call_connected if isinstance(item.path, RemotePath) else limited.call)(_digest, item)
+
+
+def _load(item: Item) -> LoadedItem:
+    return _loaded(read_item(item))
+
+
+def _loaded(content: ItemContent) -> LoadedItem:
+    return LoadedItem(content.sha256, content.pixels or content.decode())
+
+
+def _digest(item: Item) -> str:
+    return read_item(item).sha256
+
+
 def read_item(item: Item) -> ItemContent:
-    """Read an item's file, once; raises an EquicamError if it cannot be read."""
+    """Read an item's file here, once; raises an EquicamError if it cannot be read. Only a process that opens files calls it."""
     what = f"image {str(item.path)!r}"
     if item.window is not None:
         from equicam.data.rasters.windows import read_window
@@ -101,12 +159,6 @@ def read_item(item: Item) -> ItemContent:
     else:
         pixels = hdf5.read_image(item.path, item.index)
     return ItemContent(item, pixels.tobytes(), file_stat(item.path), (pixels.shape[1], pixels.shape[0]))
-
-
-def open_item(item: Item) -> Image.Image:
-    """The item's image as upright 8-bit RGB; raises an EquicamError if it cannot be read."""
-    plain = item.index is None and item.window is None
-    return open_image(item.path, item.voi) if plain else read_item(item).decode().image
 
 
 def upright_box(orientation: int | None, size: tuple[int, int], box: Box) -> Box:

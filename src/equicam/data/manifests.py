@@ -3,13 +3,15 @@
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from equicam.data import limited
 from equicam.data.files import open_regular
 from equicam.data.folders import quote_names
 from equicam.data.item_table import BATCH_ROWS, Items, as_json, encode_path, join_tables, table_of
@@ -29,6 +31,12 @@ NAMES = ("items.csv", "items.parquet")
 COLUMNS = ("path", "id", "label", "boxes", "region", "split", "group")
 MAX_LINE = 2**20
 """Characters of a CSV line."""
+PARQUET_ROWS = 1024
+"""Decoded at a time."""
+MAX_ROWS_PER_BYTE, FREE_ROWS = 4, 100_000
+"""Of a Parquet file, which can repeat or count up rows in no bytes at all; a list of real paths has a few bytes a row."""
+Tick = Callable[[int], None]
+File = io.BytesIO | io.BufferedReader
 
 _EMPTY_PART = re.compile(r"(?:^|/)\.(?:/|$)|//|/$")  # a path is written without them
 Row = tuple[int, Mapping[str, Any]]
@@ -40,19 +48,39 @@ def find_manifest(folder: AnyPath) -> AnyPath | None:
     return next((folder / name for name in NAMES if (folder / name).is_file()), None)
 
 
-def read_manifest(path: AnyPath, *, split: str | None, group_by: str | None = None) -> Items:
+def read_manifest(
+    path: AnyPath, *, split: str | None, group_by: str | None = None, tick: Tick = lambda _count: None
+) -> Items:
     """The items of an image list in its order, all or those of one split; the image files need not exist.
 
-    `group_by` names the column that holds each image's group, if it is not `group`.
+    `group_by` names the column that holds each image's group, if it is not `group`; `tick` counts rows.
     """
+    try:
+        data = path.read_bytes() if isinstance(path, RemotePath) else None
+    except OSError as error:
+        raise _wrong(path, "a file that can be read", error, "a fresh copy of it") from error
+    tables = []
+    for table in limited.stream(_tables, path, data, split, group_by):
+        tables.append(table)
+        tick(table.num_rows)
+    items = Items(join_tables(tables).drop_columns("line"), path.parent)
+    if not items:
+        raise _wrong(path, "at least one row", "none", "one row per image")
+    _refuse_strangers(items, path)
+    return items
+
+
+def _tables(path: AnyPath, data: bytes | None, split: str | None, group_by: str | None) -> Iterator[pa.Table]:
+    """The rows of a list in batches; of a list at a URL, `data` is the file."""
     column = group_by or "group"
-    rows = _parquet(path, column) if path.suffix.lower() == ".parquet" else _csv(path)
     tables: list[pa.Table] = []
     batch: list[dict[str, Any]] = []
     known: set[int] = set()
     splits: set[str] = set()
     try:
-        for line, cells in rows:
+        file = io.BytesIO(data) if data is not None else open_regular(Path(str(path)), _name(path))
+        read = _parquet if path.suffix.lower() == ".parquet" else _csv
+        for line, cells in read(path, file, column):
             if split is not None:
                 if "split" not in cells:
                     raise _wrong(path, "a column 'split'", quote_names(cells), "no split, or that column")
@@ -73,16 +101,13 @@ def read_manifest(path: AnyPath, *, split: str | None, group_by: str | None = No
             batch.append(row | {"line": line})
             if len(batch) == BATCH_ROWS:
                 tables.append(_table(batch))
+                yield tables[-1]
                 batch = []
     except OSError as error:
         raise _wrong(path, "a file that can be read", error, "a fresh copy of it") from error
-    items = Items(join_tables([*tables, _table(batch)]).drop_columns("line"), path.parent)
-    if split is not None and splits and not items:
+    if splits and not known:
         raise _wrong(path, f"rows of split {split!r}", f"splits {quote_names(splits - {''})}", "one of these")
-    if not items:
-        raise _wrong(path, "at least one row", "none", "one row per image")
-    _refuse_strangers(items, path)
-    return items
+    yield _table(batch)
 
 
 def _table(batch: list[dict[str, Any]]) -> pa.Table:
@@ -96,9 +121,9 @@ def _line_of(name: str, tables: list[pa.Table]) -> int | None:
     return next((table["line"][place].as_py() for table, place in places if place >= 0), None)
 
 
-def _csv(path: AnyPath) -> Iterator[Row]:
+def _csv(path: AnyPath, data: File, _group: str) -> Iterator[Row]:
     """Rows of text; invalid UTF-8 is kept, because a path may contain it."""
-    with io.TextIOWrapper(_file(path), "utf-8-sig", "surrogateescape", newline="") as file:
+    with io.TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline="") as file:
         reader = csv.reader(_lines(file, path), strict=True)
         try:
             columns = [name.strip() for name in next(reader, [])]
@@ -126,22 +151,56 @@ def _lines(file: io.TextIOWrapper, path: AnyPath) -> Iterator[str]:
         yield line
 
 
-def _parquet(path: AnyPath, group: str) -> Iterator[Row]:
+def _parquet(path: AnyPath, file: File, group: str) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     try:
-        with _file(path) as file:
-            source = pq.ParquetFile(file)
-            columns = list(source.schema_arrow.names)
+        with file:
+            bytes_ = file.seek(0, io.SEEK_END)
+            schema = pq.read_schema(file)
+            columns = list(schema.names)
             _check(columns, path)
-            batches = source.iter_batches(
-                1024, columns=[name for name in dict.fromkeys((*COLUMNS, group)) if name in columns]
+            wanted = [name for name in dict.fromkeys((*COLUMNS, group)) if name in columns]
+            # a cell that is repeated stays one cell until its length is known
+            source = pq.ParquetFile(
+                file, read_dictionary=[n for n in wanted if _is_text(schema.field(n).type)]
             )
-            yield from enumerate((cells for batch in batches for cells in batch.to_pylist()), 1)
+            if (rows := source.metadata.num_rows) > FREE_ROWS + MAX_ROWS_PER_BYTE * bytes_:
+                raise _wrong(
+                    path, f"at most {MAX_ROWS_PER_BYTE} rows a byte", f"{rows:,} in {bytes_:,} bytes", "CSV"
+                )
+            batches = source.iter_batches(PARQUET_ROWS, columns=wanted)
+            yield from enumerate(
+                (cells for batch in batches for cells in _checked(batch, path).to_pylist()), 1
+            )
     except (EquicamError, OSError):
         raise
     except Exception as error:  # Arrow reports damage as one of a dozen exceptions
         raise _wrong(path, "a whole Parquet file", error, "a fresh copy of it") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _checked(batch: pa.RecordBatch, path: AnyPath) -> pa.RecordBatch:
+    """Rows whose cells are numbers, or texts that are not too long: they become objects, each of its own."""
+    most = csv.field_size_limit()
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        values = column.dictionary if pa.types.is_dictionary(column.type) else column
+        if pa.types.is_nested(values.type):
+            raise _wrong(
+                path, f"numbers or text in column {name!r}", str(values.type)[:80], "a column of strings"
+            )
+        binary = (
+            _is_text(values.type) or pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
+        )
+        longest = (pc.max(pc.binary_length(values)).as_py() or 0) if binary else 0
+        if longest > most:
+            raise _wrong(
+                path, f"at most {most:,} characters in column {name!r}", f"{longest:,}", "a shorter text"
+            )
+    return batch
 
 
 def _check(columns: list[str], path: AnyPath) -> None:
@@ -192,12 +251,6 @@ def _path_columns(manifest: AnyPath, path: str, name: str, what: str) -> dict[st
         )
     plain = path == name and not _EMPTY_PART.search(path)
     return {} if plain else encode_path(manifest.parent / path)
-
-
-def _file(path: AnyPath) -> io.BytesIO | io.BufferedReader:
-    if isinstance(path, RemotePath):
-        return io.BytesIO(path.read_bytes())
-    return open_regular(path, _name(path))
 
 
 def _text(cells: Mapping[str, Any], column: str, what: str) -> str:

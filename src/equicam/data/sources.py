@@ -1,7 +1,7 @@
 """Sources of images: a folder, a published data set, an image list, a glob pattern or one file."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from glob import has_magic
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
+from equicam.data import limited
 from equicam.data.arrow_datasets import arrow_dataset, refuse_in_memory
 from equicam.data.benchmarks import LAYOUTS, patch_camelyon_file
 from equicam.data.dicom import frames as count_frames
@@ -31,6 +32,7 @@ from equicam.data.manifests import find_manifest, read_manifest
 from equicam.data.remote import AnyPath, RemotePath, as_path, may_open
 from equicam.errors import EquicamError, NotNamedError
 
+Tick = Callable[[int], None]
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
 
@@ -53,28 +55,29 @@ def list_source(
     group_by: str | None = None,
     from_user: bool = True,
     frames: bool = True,
+    tick: Tick = lambda _count: None,
 ) -> Items:
     """The items of a source, with unique ids in valid UTF-8; no image is opened but the headers of DICOM files.
 
     `group_by` names the column of an image list that holds the group of each image (its patient, slide or scene), if it is
-    not `group`. Every frame of a DICOM file is an item, unless files are wanted as they are (`frames` False). A URL that does not come from the user (`from_user`) but from a file is refused, unless its protocol is allowed.
+    not `group`. Every frame of a DICOM file is an item, unless files are wanted as they are (`frames` False). `tick` counts what was listed. A URL that does not come from the user (`from_user`) but from a file is refused, unless its protocol is allowed.
     """
     refuse_in_memory(source, "source")
     if not isinstance(source, str | Path | RemotePath):
         raise EquicamError(
             "source", needs="a folder, a file, a glob pattern or a URL", got=f"an object of type {type(source).__name__}", fix='"folder/"'
         )  # fmt: skip
-    found = _find(as_path(source), source, split, group_by, from_user)
+    found = _find(as_path(source), source, split, group_by, from_user, tick)
     if group_by is not None and "group" not in found.table.column_names:
         raise EquicamError(
             f"group_by {group_by!r}", needs="an image list (items.csv) with groups in that column", got="no group",
             fix="no group_by, or that column",
         )  # fmt: skip
-    return _by_frame(found) if frames else found
+    return _by_frame(found, tick) if frames else found
 
 
 def _find(
-    path: AnyPath, source: str | Path, split: str | None, group_by: str | None, from_user: bool
+    path: AnyPath, source: str | Path, split: str | None, group_by: str | None, from_user: bool, tick: Tick
 ) -> Items:
     if not from_user and isinstance(path, RemotePath) and not may_open(str(path), Path()):
         raise NotNamedError(
@@ -91,9 +94,9 @@ def _find(
             fix="another",
         ) from error
     if is_folder:
-        return _in_folder(path, split, group_by)
+        return _in_folder(path, split, group_by, tick)
     if is_file:
-        return _in_file(path, split, group_by)
+        return _in_file(path, split, group_by, tick)
     if has_magic(str(source)):
         return _matching(path, split)
     raise EquicamError(
@@ -101,14 +104,12 @@ def _find(
     )
 
 
-def _in_folder(root: AnyPath, split: str | None, group_by: str | None) -> Items:
+def _in_folder(root: AnyPath, split: str | None, group_by: str | None, tick: Tick) -> Items:
     """Items by the folder's image list, else by a published layout, else every image with its subfolder as label."""
     if manifest := find_manifest(root):
-        return read_manifest(manifest, split=split, group_by=group_by)
-    if isinstance(root, Path):
-        for layout in (arrow_dataset, *LAYOUTS):
-            if (items := layout(root, split)) is not None:
-                return Items.of(items)
+        return read_manifest(manifest, split=split, group_by=group_by, tick=tick)
+    if isinstance(root, Path) and (items := limited.call(_published, root, split)) is not None:
+        return items
     folders = subfolders(root)
     if split is not None:
         if split not in folders:
@@ -116,7 +117,7 @@ def _in_folder(root: AnyPath, split: str | None, group_by: str | None) -> Items:
                 f"split {split!r}", needs=f"a folder of that name in {str(root)!r}",
                 got=f"folders {quote_names(folders)}", fix="one of these" if folders else "no split",
             )  # fmt: skip
-        return _in_folder(root / split, None, group_by)
+        return _in_folder(root / split, None, group_by, tick)
     found = list_items(root)
     if not found:
         raise EquicamError(
@@ -132,12 +133,24 @@ def _in_folder(root: AnyPath, split: str | None, group_by: str | None) -> Items:
     return found
 
 
-def _in_file(path: AnyPath, split: str | None, group_by: str | None) -> Items:
+def _published(root: Path, split: str | None) -> Items | None:
+    """Items by the layout of a published or saved data set; None if it has none of them."""
+    for layout in (arrow_dataset, *LAYOUTS) if root.is_dir() else (patch_camelyon_file,):
+        if (items := layout(root, split)) is not None:
+            return Items.of(items)
+    return None
+
+
+def _in_file(path: AnyPath, split: str | None, group_by: str | None, tick: Tick) -> Items:
     suffix = path.suffix.lower()
     if suffix in (".csv", ".parquet"):
-        return read_manifest(path, split=split, group_by=group_by)
-    if isinstance(path, Path) and (items := patch_camelyon_file(path, split)) is not None:
-        return Items.of(items)
+        return read_manifest(path, split=split, group_by=group_by, tick=tick)
+    if (
+        suffix == ".h5"
+        and isinstance(path, Path)
+        and (items := limited.call(_published, path, split)) is not None
+    ):
+        return items
     if not has_image_suffix(path.name) and not (isinstance(path, Path) and is_dicom_file(path)):
         raise EquicamError(
             f"source {str(path)!r}", needs=f"an image ({' '.join(SUFFIXES)}) or a list (.csv .parquet)",
@@ -147,16 +160,20 @@ def _in_file(path: AnyPath, split: str | None, group_by: str | None) -> Items:
     return Items.of([make_item((path.name,), path)])
 
 
-def _by_frame(items: Items) -> Items:
+def _by_frame(items: Items, tick: Tick) -> Items:
     """One item for every frame of a DICOM file on a disk; a header that cannot be read is a reason when it is opened."""
     # by content only a single file, so that a million PNGs are not opened
     alone = len(items) == 1 and isinstance(path := items[0].path, Path) and is_dicom_file(path)
     dicom = {0} if alone else set(items.dicom_places())
     if not dicom:
         return items
-    found = Items.of(
-        one for place, item in enumerate(items) for one in (_frames(item) if place in dicom else [item])
-    )
+
+    def frames() -> Iterator[Item]:
+        for place, item in enumerate(items):
+            yield from _frames(item) if place in dicom else [item]
+            tick(1)
+
+    found = Items.of(frames())
     if len(found) > len(items) and pc.count_distinct(found.ids).as_py() < len(found):
         raise EquicamError(
             "the frames of DICOM files", needs="ids of their own", got="an item with the id of a frame",
@@ -169,7 +186,7 @@ def _frames(item: Item) -> list[Item]:
     count = 1
     if item.index is None and isinstance(item.path, Path):
         with contextlib.suppress(EquicamError):
-            count = count_frames(item.path)
+            count = limited.call(count_frames, item.path)
     return [replace(item, id=f"{item.id}#frame={i}", index=i) for i in range(count)] if count > 1 else [item]
 
 

@@ -18,7 +18,7 @@ from equicam.data.image_files import to_rgb, warn_if_as_stored
 from equicam.data.items import (
     Item,
     digest_files,
-    read_item,
+    load_item,
     sample_by_class,
     upright_box,
     valid_utf8,
@@ -141,7 +141,7 @@ def load_image(
 
     With context, the input is in the middle of its surround.
     """
-    upright = read_item(item).decode()
+    upright = load_item(item).upright
     image = warn_if_as_stored(upright, f"image {item.id!r}")
     if not with_regions:
         return preprocess_pixels(model, image, context), GroundTruth()

@@ -6,6 +6,7 @@ value. Patient and study are those of the source. No text of a source enters a m
 """
 
 import hashlib
+import io
 import re
 import warnings
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
+from equicam.data import limited
 from equicam.data.dicom import SUFFIXES
 from equicam.data.files import MAX_IMAGE_BYTES, read_file
 from equicam.errors import EquicamError
@@ -66,6 +68,19 @@ def map_in_frame(
     return np.where(inside, found, np.nan)  # fmt: skip
 
 
+def encode_map(image: ImageMap) -> dict[str, bytes]:
+    """The files of one map, by their ending; the source is read in a process that opens files."""
+    return limited.call(_encode_map, image)
+
+
+def _encode_map(image: ImageMap) -> dict[str, bytes]:
+    found = {}
+    for ending, made in dicom_objects(image).items():
+        made.save_as(buffer := io.BytesIO(), enforce_file_format=True)
+        found[ending] = buffer.getvalue()
+    return found
+
+
 def dicom_objects(image: ImageMap) -> dict[str, Any]:
     """The DICOM objects of one map, by the ending of their files."""
     with needing("dicom-out", "--to dicom"):
@@ -95,8 +110,6 @@ def dicom_objects(image: ImageMap) -> dict[str, Any]:
 
 
 def _objects(highdicom: Any, image: ImageMap, data: bytes) -> dict[str, Any]:
-    import io
-
     import pydicom
 
     source = pydicom.dcmread(io.BytesIO(data))
@@ -173,8 +186,6 @@ def _segmentation(highdicom: Any, image: ImageMap, source: Any, values: NDArray[
 
 
 def _overlay(highdicom: Any, image: ImageMap, source: Any, values: NDArray[np.float64], data: bytes) -> Any:
-    import io
-
     from highdicom.sc import SCImage
 
     from equicam.report.overlay import overlay

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from equicam.data import limited
 from equicam.data.dicom import SUFFIXES
+from equicam.data.files import open_regular
 from equicam.errors import EquicamError
 from equicam.export.dicom import OUTSIDE, equipment, object_uids
 from equicam.export.libraries import needing
@@ -24,7 +26,8 @@ def write_dicom_slide(path: Path, stitched: StitchedMap, source: Path, uid: str,
         from pydicom.sr.codedict import codes
 
     what = f"raster {stitched.raster.id!r}"
-    slide = _finest_level(source, stitched, what)
+    size = stitched.raster.width, stitched.raster.height
+    slide = limited.call(_finest_level, source, size, what)
     values = np.where(np.isfinite(stitched.bands[0]), stitched.bands[0], OUTSIDE).astype(np.float32)
     largest = max(float(values.max()), 1e-30)
     mapping = RealWorldValueMapping(
@@ -60,23 +63,20 @@ def write_dicom_slide(path: Path, stitched: StitchedMap, source: Path, uid: str,
         ) from error
 
 
-def _finest_level(source: Path, stitched: StitchedMap, what: str) -> Any:
+def _finest_level(source: Path, wanted: tuple[int, int], what: str) -> Any:
     """The header of the file of this series that has the whole size."""
-    import pydicom
-
-    raster = stitched.raster
     if source.suffix.lower() not in SUFFIXES:
         raise EquicamError(what, needs="a DICOM slide", got=f"a file {source.suffix}", fix="--to ome-tiff")
     try:
-        series = pydicom.dcmread(source, stop_before_pixels=True).SeriesInstanceUID
+        series = _header(source).SeriesInstanceUID
         files = [
             source,
             *sorted(p for p in source.parent.iterdir() if p.suffix.lower() in SUFFIXES and p != source),
         ]
         for file in files[:MAX_FILES_READ]:
-            found = pydicom.dcmread(file, stop_before_pixels=True)
+            found = _header(file)
             size = (found.get("TotalPixelMatrixColumns"), found.get("TotalPixelMatrixRows"))
-            if found.get("SeriesInstanceUID") == series and size == (raster.width, raster.height):
+            if found.get("SeriesInstanceUID") == series and size == wanted:
                 return found
     except Exception as error:  # libraries raise exceptions of every kind on damaged files
         raise EquicamError(
@@ -84,7 +84,14 @@ def _finest_level(source: Path, stitched: StitchedMap, what: str) -> Any:
         ) from error
     raise EquicamError(
         what,
-        needs=f"its level of {raster.width} × {raster.height} pixels",
+        needs=f"its level of {wanted[0]} × {wanted[1]} pixels",
         got="none next to it",
         fix="restoring it",
     )
+
+
+def _header(path: Path) -> Any:
+    import pydicom
+
+    with open_regular(path, str(path)) as file:
+        return pydicom.dcmread(file, stop_before_pixels=True)

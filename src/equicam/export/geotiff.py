@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from equicam.data.rasters.raster import plain_crs
 from equicam.errors import EquicamError
 from equicam.export.libraries import needing
 from equicam.export.stitch import BANDS, ROWS_AT_ONCE
@@ -32,7 +33,7 @@ def write_geotiff(path: Path, stitched: StitchedMap) -> None:
     plain = path.with_name("plain.tif")  # the driver COG only copies
     profile = {
         "driver": "GTiff", "dtype": "float32", "count": count, "width": columns, "height": rows, "nodata": np.nan,
-        "crs": raster.crs, "transform": transform, "tiled": True, "blockxsize": BLOCK_PX, "blockysize": BLOCK_PX,
+        "crs": raster.crs and plain_crs(raster.crs, f"the GeoTIFF of {raster.id!r}"), "transform": transform, "tiled": True, "blockxsize": BLOCK_PX, "blockysize": BLOCK_PX,
         "BIGTIFF": "IF_SAFER", "interleave": "band",
     }  # fmt: skip
     try:

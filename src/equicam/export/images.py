@@ -10,7 +10,7 @@ from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.data.remote import as_path
 from equicam.errors import EquicamError
-from equicam.export.dicom import ImageMap, dicom_objects, is_single_frame
+from equicam.export.dicom import ImageMap, encode_map, is_single_frame
 from equicam.export.files import ExportFolder, safe_names
 from equicam.export.libraries import needing
 from equicam.export.windows import Row, run_facts, stored_planes
@@ -35,13 +35,13 @@ def write_images(
     refused: list[EquicamError] = []
     for name, plane, _ in stored_planes(store, wanted):
         try:
-            made_of = dicom_objects(_image_map(store, wanted[name], plane))
+            files = encode_map(_image_map(store, wanted[name], plane))
         except EquicamError as error:
             refused.append(error)
             continue
-        for ending, made in made_of.items():
+        for ending, data in files.items():
             with folder.writing(f"{names[name]}.{ending}") as path:
-                made.save_as(path, enforce_file_format=True)
+                path.write_bytes(data)
         tick(1)
     if len(refused) == len(wanted):
         raise refused[0]

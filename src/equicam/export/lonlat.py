@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equicam.data.rasters.raster import plain_crs
 from equicam.errors import EquicamError
 from equicam.export.libraries import needing
 
@@ -20,7 +21,7 @@ class LonLat:
     """From pixels of a raster to degrees."""
 
     def __init__(self, crs: str, transform: Sequence[float]) -> None:
-        self._crs, self._transform = crs, transform
+        self._crs, self._transform = plain_crs(crs, "a raster"), transform
 
     def polygons(self, rings: Sequence[Sequence[Point]]) -> list[dict[str, Any]]:
         """A geometry for every closed ring of pixels, which is convex."""

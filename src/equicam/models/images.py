@@ -14,8 +14,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from equicam.data.arrow_datasets import refuse_in_memory
-from equicam.data.image_files import open_image, to_rgb
-from equicam.data.items import Box
+from equicam.data.image_files import to_rgb
+from equicam.data.items import Box, open_image
 from equicam.errors import EquicamError
 from equicam.readers.failures import named_failure
 from equicam.readers.finite import finite, not_finite

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from equicam import __version__
-from equicam.data.items import Item, digest_items, read_item
+from equicam.data.items import Item, digest_items, item_digest
 from equicam.errors import EquicamError
 from equicam.paper.draws import describe_draw
 
@@ -78,7 +78,7 @@ def content_digest(items: Sequence[Item]) -> str:
     total = hashlib.sha256(digest_items(items).encode())
     for item in items:
         try:
-            total.update(read_item(item).sha256.encode())
+            total.update(item_digest(item).encode())
         except EquicamError:
             total.update(b"unreadable")
     return total.hexdigest()

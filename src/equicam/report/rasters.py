@@ -19,6 +19,7 @@ from PIL import Image
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.signals import FLAT, flagged, signal_values
 from equicam.auditing.store import RunStore
+from equicam.data import limited
 from equicam.data.rasters.options import raster_id
 from equicam.data.remote import as_path
 from equicam.report import render
@@ -209,7 +210,7 @@ def _read_raster(items: pa.Table, manifest: Manifest, size: render.Size) -> RgbI
         from equicam.data.rasters.windows import show_raster
 
         path = windows["path"][0].as_py()
-        thumbnail = show_raster(as_path(path), manifest.tiling.input, THUMB_PX)
+        thumbnail = limited.call(show_raster, as_path(path), manifest.tiling.input, THUMB_PX)
     except Exception:  # noqa: BLE001  # libraries raise exceptions of every kind on damaged files
         return "The file can no longer be read."
     return np.asarray(thumbnail.resize((size[1], size[0]), Image.Resampling.BILINEAR))

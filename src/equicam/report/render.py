@@ -3,7 +3,7 @@
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from scipy import ndimage
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.core.transforms import Transform, inner_radius, presented_index
+from equicam.data import limited
 from equicam.data.items import Item, ItemContent, read_item
 from equicam.data.rasters.windows import show_original, show_window
 from equicam.data.remote import as_path, file_stat, is_url
@@ -133,56 +134,62 @@ def read_input(
 ) -> RgbImage | str:
     """The part of the file that the model saw, or why it cannot be shown; never another image than the one explained.
 
-    A URL in a run is opened only if the caller allows it (`fetch`), because anybody may have written the run. `voi` is
-    the run's window of DICOM images.
+    A URL in a run is opened only if the caller allows it (`fetch`), because anybody may have written the run.
     """
-    try:
-        content = _read_explained(row, manifest, fetch=fetch)
-        if isinstance(content, str):
-            return content
-        image = content.decode().image
-    except Exception:  # noqa: BLE001  # readers of rasters raise exceptions of every kind on damaged files
-        return UNREADABLE
-    return _crop(image, row["input_box"], size)
+    return _in_child(_input, row, size, manifest, fetch)
 
 
 def read_original(
     row: Mapping[str, Any], manifest: Manifest | None = None, *, fetch: bool = False
 ) -> RgbImage | str:
     """The pixels of the file in the part that the model saw, reduced only beyond MAX_ORIGINAL_PX, or why there are none."""
-    try:
-        content = _read_explained(row, manifest, fetch=fetch)
-        if isinstance(content, str):
-            return content
-        window, path = content.item.window, content.item.path
-        scale = 1.0
-        if window is not None and isinstance(path, Path):
-            image = show_original(path, window, MAX_ORIGINAL_PX)
-            scale = image.width / window.tiling.tile  # the box is in pixels of the tile
-        else:
-            image = content.decode().image
-        box = [scale * v for v in row["input_box"]] if row["input_box"] else [0, 0, *image.size]
-        box = [float(round(v)) for v in box]  # whole pixels stay as they are
-        height, width = max(1.0, box[3] - box[1]), max(1.0, box[2] - box[0])
-        scale = min(1.0, MAX_ORIGINAL_PX / max(height, width))
-        size = max(1, round(scale * height)), max(1, round(scale * width))
-    except Exception:  # noqa: BLE001  # as above
-        return UNREADABLE
-    return _crop(image, box, size)
+    return _in_child(_original, row, manifest, fetch)
 
 
 def read_surroundings(row: Mapping[str, Any], manifest: Manifest) -> RgbImage | str:
     """A window with its side around it and its outline, or why it cannot be shown: the window has to be the one explained."""
+    return _in_child(_surroundings, row, manifest)
+
+
+def _in_child(read: Callable[..., RgbImage | str], row: Mapping[str, Any], *arguments: Any) -> RgbImage | str:
+    call = limited.call_connected if is_url(row["path"]) else limited.call
     try:
-        content = _read_explained(row, manifest, fetch=False)  # rasters lie on a disk
-        if isinstance(content, str):
-            return content
-        window, path = content.item.window, content.item.path
-        if window is None or not isinstance(path, Path):
-            return "Only windows of rasters have surroundings."
-        image = show_window(path, window, around=1.0)
-    except Exception:  # noqa: BLE001  # as above
+        return call(read, row, *arguments)
+    except Exception:  # noqa: BLE001  # readers raise exceptions of every kind on damaged files, or end their process
         return UNREADABLE
+
+
+def _input(row: Mapping[str, Any], size: Size, manifest: Manifest | None, fetch: bool) -> RgbImage | str:
+    content = _read_explained(row, manifest, fetch=fetch)
+    return content if isinstance(content, str) else _crop(content.decode().image, row["input_box"], size)
+
+
+def _original(row: Mapping[str, Any], manifest: Manifest | None, fetch: bool) -> RgbImage | str:
+    content = _read_explained(row, manifest, fetch=fetch)
+    if isinstance(content, str):
+        return content
+    window, path = content.item.window, content.item.path
+    scale = 1.0
+    if window is not None and isinstance(path, Path):
+        image = show_original(path, window, MAX_ORIGINAL_PX)
+        scale = image.width / window.tiling.tile  # the box is in pixels of the tile
+    else:
+        image = content.decode().image
+    box = [scale * v for v in row["input_box"]] if row["input_box"] else [0, 0, *image.size]
+    box = [float(round(v)) for v in box]  # whole pixels stay as they are
+    height, width = max(1.0, box[3] - box[1]), max(1.0, box[2] - box[0])
+    scale = min(1.0, MAX_ORIGINAL_PX / max(height, width))
+    return _crop(image, box, (max(1, round(scale * height)), max(1, round(scale * width))))
+
+
+def _surroundings(row: Mapping[str, Any], manifest: Manifest) -> RgbImage | str:
+    content = _read_explained(row, manifest, fetch=False)  # rasters lie on a disk
+    if isinstance(content, str):
+        return content
+    window, path = content.item.window, content.item.path
+    if window is None or not isinstance(path, Path):
+        return "Only windows of rasters have surroundings."
+    image = show_window(path, window, around=1.0)
     low, high = round(image.width / 3), round(image.width * 2 / 3) - 1
     draw, line = ImageDraw.Draw(image), max(1, round(image.width / 160))
     draw.rectangle(

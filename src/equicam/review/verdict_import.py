@@ -15,6 +15,7 @@ from equicam.auditing.feature_ids import feature_id
 from equicam.auditing.queue_files import read_queue
 from equicam.auditing.review_log import VERDICTS, ReviewLog, Source, Verdict, clean_text, reviewer_name
 from equicam.auditing.store import RunStore
+from equicam.data import limited
 from equicam.data.files import read_file
 from equicam.data.geojson import MAX_BYTES, read_features
 from equicam.data.items import valid_utf8
@@ -64,7 +65,7 @@ def import_verdicts(store: RunStore, path: Path, *, reviewer: str, replace: bool
     what = f"the import of {visible(valid_utf8(path.name), 120)!r}"
     images = _Images(store)
     data, _ = read_file(path, what=what, limit=MAX_BYTES)
-    features, collection = read_features(data, what)
+    features, collection = limited.call(read_features, data, what)
     ours = collection.get("equicam")
     blind = isinstance(ours, dict) and ours.get("blind") is True
     found = _match(images, features)

@@ -78,7 +78,7 @@ def _open(path: Path, head: bytes, what: str) -> Raster:
     if _is_jpeg2000(head):
         return _with("geo", lambda: _geo(path, jpeg2000=True), what)
     if not is_tiff(head) or head[128:132] == b"DICM":
-        vendor = _with("wsi", lambda: _vendor(path), what)
+        vendor = _with("wsi", lambda: _vendor(path, head), what)
         if vendor is None:
             raise EquicamError(
                 what, needs="a slide (svs, ndpi, mrxs, scn, bif, DICOM, OME-TIFF), a GeoTIFF or a JPEG 2000",
@@ -89,13 +89,13 @@ def _open(path: Path, head: bytes, what: str) -> Raster:
     pages = _opening(lambda: _pages(path), what)
     first = pages[0]
     if first.is_ome:
-        return _with("wsi", lambda: _ome(path), what)
+        return _with("wsi", lambda: _ome(path, pages), what)
     images = [page for page in pages if page.is_tiled and not page.is_copy]
     if not first.georeferenced and (len(images) > 1 or "Aperio" in first.description):
         # slides have several images of their own; OpenSlide knows which vendor's
-        if _with("wsi", lambda: _vendor(path), what) not in (None, "generic-tiff"):
+        if _with("wsi", lambda: _vendor(path, head), what) not in (None, "generic-tiff"):
             return _with("wsi", lambda: _slide(path), what)
-    elif not first.georeferenced and first.is_tiled and first.is_rgb8 and _slide_vendor(path):
+    elif not first.georeferenced and first.is_tiled and first.is_rgb8 and _slide_vendor(path, head):
         return _with("wsi", lambda: _slide(path), what)
     return _with("geo", lambda: _geo(path, jpeg2000=False), what)
 
@@ -105,10 +105,10 @@ def _pages(path: Path) -> list[Page]:
         return read_pages(data)
 
 
-def _slide_vendor(path: Path) -> str | None:
+def _slide_vendor(path: Path, head: bytes) -> str | None:
     """OpenSlide's name of the format of a plain tiled RGB TIFF; None without OpenSlide, where rasterio reads it as well."""
     try:
-        return _vendor(path)
+        return _vendor(path, head)
     except ImportError:
         return None
 
@@ -134,9 +134,12 @@ def _opening(call: Callable[[], T], what: str) -> T:
         ) from error  # fmt: skip
 
 
-def _vendor(path: Path) -> str | None:
+def _vendor(path: Path, head: bytes) -> str | None:
     import openslide
 
+    from equicam.data.rasters.slides import refuse_companions
+
+    refuse_companions(path, head)
     found: str | None = openslide.OpenSlide.detect_format(str(path))
     return found
 
@@ -147,10 +150,10 @@ def _slide(path: Path) -> Raster:
     return OpenSlideRaster(path)
 
 
-def _ome(path: Path) -> Raster:
+def _ome(path: Path, pages: list[Page]) -> Raster:
     from equicam.data.rasters.slides import OmeTiffRaster
 
-    return OmeTiffRaster(path)
+    return OmeTiffRaster(path, pages)
 
 
 def _geo(path: AnyPath, *, jpeg2000: bool) -> Raster:

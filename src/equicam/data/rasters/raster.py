@@ -5,6 +5,7 @@ the next finer level and resampled once by the exact ratio, so that a window is 
 """
 
 import math
+import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -17,10 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from equicam.data.remote import AnyPath
 from equicam.errors import EquicamError
 
 MAX_READ_PIXELS = 64_000_000
-"""Of one level, for one window: a raster without coarser levels is not read whole to shrink it."""
+"""Of one level, for one window: a raster without coarser levels is not read whole to shrink it. Of one tile, which is decoded whole."""
+MAX_CRS = 100_000
+_CRS = re.compile(r"[A-Za-z]{2,12}:[0-9]{1,9}$|\s*[A-Za-z_]{4,20}\s*[\[(]")
+_CRS_FILES = re.compile(r"PARAMETERFILE|grids\s*=|grid(shift)?_?file|\+init|://|/vsi", re.IGNORECASE)
 THUMBNAIL_PX = 1024
 BLOCK_PX = 256
 
@@ -47,6 +52,7 @@ class RasterInfo:
     )
     origin: tuple[Number, Number] = (0.0, 0.0)  # where QuPath's coordinates begin, in ours
     series: str | None = None  # of a slide in several DICOM files, the same for each of them
+    notes: tuple[str, ...] = ()  # what of the file is not applied, for people
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,25 @@ class Thumbnail:
     pixels: Pixels
     shrink: Number  # pixels of level 0 for one of it
     unread: NDArray[np.bool_]  # where the file cannot be read
+
+
+def refuse_large_tile(path: AnyPath, width: int, height: int) -> None:
+    """Raise an EquicamError for a tile or strip that would take gigabytes to decode, whatever part of it is wanted."""
+    if width * height > MAX_READ_PIXELS:
+        raise EquicamError(
+            f"raster {str(path)!r}", needs=f"tiles of at most {MAX_READ_PIXELS:,} pixels", got=f"{width:,} × {height:,}",
+            fix="a tiled copy (gdal_translate -co TILED=YES)",
+        )  # fmt: skip
+
+
+def plain_crs(crs: str, what: str) -> str:
+    """A coordinate system as a code or as WKT; one that names files or addresses is refused, because GDAL would open them."""
+    if len(crs) > MAX_CRS or not _CRS.match(crs) or _CRS_FILES.search(crs):
+        raise EquicamError(
+            what, needs="a coordinate system by its code, or as WKT without grid files", got=repr(crs[:80]),
+            fix="assigning one by its EPSG code (gdal_translate -a_srs EPSG:32618)",
+        )  # fmt: skip
+    return crs
 
 
 @lru_cache(maxsize=64)

@@ -1,8 +1,11 @@
 """Slides: OpenSlide for the scanners' formats, tifffile for OME-TIFF."""
 
 import logging
+import math
+import re
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,14 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-from equicam.data.rasters.raster import Pixels, Raster, RasterInfo
+from equicam.data.files import read_file
+from equicam.data.rasters.raster import Pixels, Raster, RasterInfo, refuse_large_tile
+from equicam.data.tiff import Page
 from equicam.errors import EquicamError
 
 CACHE_BYTES = 64 << 20
 """Of decoded tiles, in each process."""
-MAX_OME_XML = 10_000_000
+MAX_OME_XML, MAX_INDEX_BYTES = 10_000_000, 2**20
 RGB = ("red", "green", "blue")
 
 
@@ -29,6 +34,11 @@ class OpenSlideRaster(Raster):
         self._slide = openslide.OpenSlide(str(path))
         self._slide.set_cache(openslide.OpenSlideCache(CACHE_BYTES))
         properties = self._slide.properties
+        for level in range(self._slide.level_count):
+            wide, high = (
+                _float(properties.get(f"openslide.level[{level}].tile-{one}")) for one in ("width", "height")
+            )
+            refuse_large_tile(path, int(wide or 0), int(high or 0))
         width, height = self._slide.dimensions
         version = f"openslide {openslide.__library_version__}, openslide-python {openslide.__version__}"
         self.info = RasterInfo(
@@ -69,12 +79,13 @@ class OpenSlideRaster(Raster):
 class OmeTiffRaster(Raster):
     """An OME-TIFF: planes of one time and depth, and its pyramid; tiles are decoded as they are needed, and kept."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pages: Sequence[Page]) -> None:
         import tifffile
 
         _refuse_to_print()
-        self._file = tifffile.TiffFile(path)
+        self._file = tifffile.TiffFile(path, _multifile=False, is_mmstack=False, is_ndtiff=False)
         try:
+            _refuse_other_files(self._file.ome_metadata or "", path, len(pages), pages[0].bands)
             self._levels, self.info = self._describe(path)
         except BaseException:
             self._file.close()
@@ -104,6 +115,13 @@ class OmeTiffRaster(Raster):
                 fix="another copy",
             )
         self._refuse_codec(levels, path)
+        for frame in (planes[0].keyframe for planes in levels):
+            tiles = (
+                (frame.tilewidth, frame.tilelength)
+                if frame.is_tiled
+                else (frame.imagewidth, frame.rowsperstrip)
+            )
+            refuse_large_tile(path, *tiles)
         named, mpp = _read_ome(self._file.ome_metadata or "", path)
         count = channels * samples
         bands = RGB if samples == 3 else tuple(named[:count]) if len(named) >= count else ()
@@ -220,15 +238,59 @@ def _refuse_to_print() -> None:
         log.propagate = False
 
 
+def _ome_root(text: str) -> ElementTree.Element | None:
+    """The description as XML; None where it is none, or may grow."""
+    if len(text) > MAX_OME_XML or "<!DOCTYPE" in text or "<!ENTITY" in text:
+        return None
+    try:
+        return ElementTree.fromstring(text)  # noqa: S314  # without entities, which could grow
+    except ElementTree.ParseError:
+        return None
+
+
+def _refuse_other_files(text: str, path: Path, pages: int, samples: int) -> None:
+    """Refuse planes that lie in other files, which tifffile would open, and more planes than there are pages."""
+    what = f"raster {str(path)!r}"
+    root = _ome_root(text)
+    if root is None:
+        raise EquicamError(
+            what, needs="a description in OME-XML", got="none that can be read", fix="writing it again"
+        )
+    own = root.get("UUID")
+    elsewhere = root.find("{*}BinaryOnly")
+    for named in root.iterfind(".//{*}UUID"):
+        name = named.get("FileName", "")
+        if own is None and name.lower() == path.name.lower():
+            own = named.text
+        if named.text != own:
+            elsewhere = named
+            break
+    if elsewhere is not None:
+        name = elsewhere.get("FileName") or elsewhere.get("MetadataFile") or "another file"
+        raise EquicamError(
+            what, needs="all its planes in it", got=f"some in {name[:120]!r}",
+            fix="one file with all of them (bfconvert), or this file under its first name",
+        )  # fmt: skip
+    for pixels in root.iterfind(".//{*}Pixels"):
+        planes = math.prod(_count(pixels, f"Size{axis}", what) for axis in "CZT")
+        places = [_count(data, name, what) for data in pixels.iterfind("{*}TiffData") for name in data.attrib]
+        if max(planes / samples, *places, 1) > pages:
+            raise EquicamError(
+                what, needs="a page for each plane", got=f"{planes:,} planes on {pages:,} pages", fix="a whole copy of it"
+            )  # fmt: skip
+
+
+def _count(element: ElementTree.Element, name: str, what: str) -> int:
+    text = element.get(name, "1")
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise EquicamError(what, needs=f"a number in {name}", got=repr(text[:40]), fix="writing it again")
+    return int(text)
+
+
 def _read_ome(text: str, path: Path) -> tuple[list[str], float | None]:
     """Names of the channels of the first image, and micrometres a pixel; a file may hold anything there."""
-    if len(text) > MAX_OME_XML or "<!DOCTYPE" in text or "<!ENTITY" in text:
-        return [], None
-    try:
-        root = ElementTree.fromstring(text)  # noqa: S314  # without entities, which could grow
-    except ElementTree.ParseError:
-        return [], None
-    pixels = root.find(".//{*}Image/{*}Pixels")
+    root = _ome_root(text)
+    pixels = None if root is None else root.find(".//{*}Image/{*}Pixels")
     if pixels is None:
         return [], None
     names = [channel.get("Name") or "" for channel in pixels.iterfind("{*}Channel")]
@@ -237,6 +299,58 @@ def _read_ome(text: str, path: Path) -> tuple[list[str], float | None]:
     if units - {"µm", "um", "μm"}:
         return named, None
     return named, _mpp(pixels.get("PhysicalSizeX"), pixels.get("PhysicalSizeY"), path)
+
+
+def refuse_companions(path: Path, head: bytes) -> None:
+    """Refuse a slide in several files unless all of them are regular files next to it: OpenSlide opens what it finds there.
+
+    An index (MRXS, VMS, VMU) names its files; of DICOM, every file of the folder is looked at. A pipe would be waited for,
+    a link or a path could lead anywhere.
+    """
+    what = f"raster {str(path)!r}"
+    if path.suffix.lower() == ".mrxs":
+        folder = path.with_suffix("")
+        index = folder / "Slidedat.ini"
+        if not index.exists():
+            return
+        homes = {path.parent.resolve(), path.resolve().parent}
+        if not any(folder.resolve().is_relative_to(home) for home in homes):
+            raise _bad_companion(what, folder.name, "a link to another place")
+        text = read_file(index, what=what, limit=MAX_INDEX_BYTES)[0]
+        _refuse_named(what, folder, re.findall(rb"(?m)^\s*(?:INDEXFILE|FILE_\d+)\s*=[ \t]*(.*?)\s*$", text))
+    elif head[128:132] == b"DICM":
+        for entry in path.parent.iterdir():
+            if entry.is_symlink() or not entry.is_dir():
+                _refuse_odd(what, path.parent, entry)
+    elif b"irtual Microscope Specimen]" in head:
+        text = read_file(path, what=what, limit=MAX_INDEX_BYTES)[0]
+        _refuse_named(
+            what, path.parent, re.findall(rb"(?m)^[^=\n]*(?:File|Image)[^=\n]*=[ \t]*(.*?)\s*$", text)
+        )
+
+
+def _refuse_named(what: str, folder: Path, names: Sequence[bytes]) -> None:
+    for raw in names:
+        name = raw.decode("utf-8", "surrogateescape")
+        if re.search(r"[/\\\0]", name) or name in (".", ".."):
+            raise _bad_companion(what, name, "a path")
+        if name:
+            _refuse_odd(what, folder, folder / name)
+
+
+def _refuse_odd(what: str, folder: Path, file: Path) -> None:
+    if not file.exists():
+        return
+    if not file.is_file():
+        raise _bad_companion(what, file.name, "a pipe or device")
+    if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
+        raise _bad_companion(what, file.name, "a link to another place")
+
+
+def _bad_companion(what: str, name: str, got: str) -> EquicamError:
+    return EquicamError(
+        what, needs="regular files next to it", got=f"{got}: {name[:120]!r}", fix="a folder with this slide alone, copied whole"
+    )  # fmt: skip
 
 
 def _float(text: str | None) -> float | None:

@@ -1,7 +1,9 @@
 """Rasters cut into windows: a grid, what of it is tissue or data, and regions that people have drawn."""
 
+import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +13,11 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from equicam.data import limited
 from equicam.data.dicom import has_dicom_suffix
 from equicam.data.files import read_file
 from equicam.data.geojson import MAX_BYTES, read_features
-from equicam.data.item_table import Items
+from equicam.data.item_table import Items, join_tables
 from equicam.data.items import Item
 from equicam.data.rasters.open import open_raster
 from equicam.data.rasters.options import RasterWindow, Tiling, window_id
@@ -31,6 +34,7 @@ LONGITUDE_LATITUDE = "EPSG:4326"
 THUMBNAIL_PX_A_WINDOW, MAX_THUMBNAIL_PX = 4, 4096
 
 Tick = Callable[[int], None]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,23 +69,22 @@ def cut_windows(
     if (
         tiling.regions is not None and not Path(tiling.regions).is_dir()
     ):  # refused before any raster is opened
-        what = f"regions {tiling.regions!r}"
-        read_features(read_file(Path(tiling.regions), what=what, limit=MAX_BYTES)[0], what)
-    rows: list[RasterRow] = []
-    errors: list[EquicamError] = []
-    known: dict[str, str] = {}  # the file that stands for each slide in several DICOM files
-
-    def cut() -> Iterator[Item]:
-        for item in items:
-            series = _series(item)
-            if series is None or known.setdefault(series, item.id) == item.id:
-                found, row, error = _cut(item, tiling, margin)
-                errors.extend([] if error is None else [error])
-                rows.append(row)
-                yield from found
-            tick(1)
-
-    windows = Items.of(cut())
+        limited.call(_check_regions, Path(tiling.regions))
+    cuts: list[_Cut] = []
+    known: set[str] = set()  # slides in several DICOM files, of which one stands for all
+    for item in items:
+        found = _cut_in_child(item, tiling, margin, known)
+        if found is not None:
+            cuts.append(found)
+        tick(1)
+    rows, errors = [one.row for one in cuts], [one.error for one in cuts if one.error]
+    windows = Items.of([])
+    for one in cuts:
+        windows = replace(one.windows, margin=max(windows.margin, one.windows.margin))
+    windows = replace(windows, table=join_tables([one.windows.table for one in cuts]))
+    for note, count in Counter(note for one in cuts for note in one.notes).items():
+        path = next(one.row.path for one in cuts if note in one.notes)
+        _log.warning("raster %r%s: %s", path, f" and {count - 1:,} more" if count > 1 else "", note)
     if not (pc.max(windows.column("side")).as_py() or 0):
         if errors and len(errors) == len(rows):
             more = f"; {len(errors) - 1:,} more rasters could not be cut either" if len(errors) > 1 else ""
@@ -98,51 +101,93 @@ def cut_windows(
     return windows, rows
 
 
-def _series(item: Item) -> str | None:
-    """What the files of one DICOM slide have in common."""
-    if not has_dicom_suffix(item.path) or not isinstance(item.path, Path):
-        return None
+@dataclass(frozen=True)
+class _Cut:
+    """A raster as it was listed."""
+
+    windows: Items
+    row: RasterRow
+    error: EquicamError | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _check_regions(path: Path) -> None:
+    what = f"regions {str(path)!r}"
+    read_features(read_file(path, what=what, limit=MAX_BYTES)[0], what)
+
+
+def _cut_in_child(item: Item, tiling: Tiling, margin: int, known: set[str]) -> _Cut | None:
+    """A raster listed in a process that opens files; None for a further file of a slide in several."""
+    call = limited.call_connected if isinstance(item.path, RemotePath) else limited.call
     try:
-        return open_raster(item.path).info.series
+        if has_dicom_suffix(item.path) and isinstance(item.path, Path):
+            series = call(_series, item.path)
+            if series in known:
+                return None
+            known.update([series] if series else [])
+        return call(_cut, item, tiling, margin)
+    except (limited.TimeLimitError, limited.KilledError, MemoryError) as error:
+        refused = error if isinstance(error, EquicamError) else EquicamError(
+            f"raster {str(item.path)!r}", needs="less memory to be listed", got="a raster too large for it", fix="a tiled copy with coarser levels"
+        )  # fmt: skip
+        return _bad(item, tiling, refused)
+
+
+def _series(path: Path) -> str | None:
+    """What the files of one DICOM slide have in common."""
+    try:
+        return open_raster(path).info.series
     except EquicamError:
         return None
 
 
-def _cut(item: Item, tiling: Tiling, margin: int) -> tuple[list[Item], RasterRow, EquicamError | None]:
+def _bad(item: Item, tiling: Tiling, error: EquicamError, row: RasterRow | None = None) -> _Cut:
+    """A raster without windows: one bad item, which says why when it is read."""
+    row = row or _unknown(item)
+    window = replace(item, window=RasterWindow(0.0, 0.0, 0.0, tiling))
+    return _Cut(Items.of([window]), replace(row, error=str(error)), error)
+
+
+def _unknown(item: Item) -> RasterRow:
     stat = file_stat(item.path)
-    if isinstance(item.path, RemotePath):  # not requested again for every window
-        item = replace(item, path=replace(item.path, stat=stat))
-    nothing = RasterRow(
+    return RasterRow(
         item.id, str(item.path), None, None, None, (), None, None, None, None, (0.0, 0.0), None, stat.bytes,
         stat.mtime_ns, 0, 0, 0, 0,
     )  # fmt: skip
-    bad = replace(item, window=RasterWindow(0.0, 0.0, 0.0, tiling))
+
+
+def _cut(item: Item, tiling: Tiling, margin: int) -> _Cut:
+    stat = file_stat(item.path)
+    if isinstance(item.path, RemotePath):  # not requested again for every window
+        item = replace(item, path=replace(item.path, stat=stat))
+    known = _unknown(item)
     try:
         raster = open_raster(item.path)
         info = raster.info
         known = replace(
-            nothing, kind=info.kind, width=info.width, height=info.height, bands=info.bands, dtype=info.dtype,
+            known, kind=info.kind, width=info.width, height=info.height, bands=info.bands, dtype=info.dtype,
             mpp=tiling.mpp_is or info.mpp, crs=info.crs, transform=info.transform, origin=info.origin, reader=info.reader,
         )  # fmt: skip
-        nothing = known
         resolve_input(info, tiling.input, str(item.path))
         places, side, dropped = _places(raster, item.path, tiling)
     except EquicamError as error:
-        return [bad], replace(nothing, error=str(error)), error
+        return _bad(item, tiling, error, known)
     except Exception as error:  # noqa: BLE001  # libraries raise exceptions of every kind on damaged files
         text = f"{type(error).__name__}: {error}"[:300]
         refused = EquicamError(
             f"raster {str(item.path)!r}", needs="a file that can be read", got=text, fix="a fresh copy of it"
         )
-        return [bad], replace(nothing, error=text), refused
-    found: list[Item] = []
-    for x, y, label in places:
-        window = RasterWindow(x, y, side, tiling, margin)
-        name = window_id(item.id, window)
-        found.append(replace(item, id=name, window=window, label=item.label if label is None else label))
+        return _bad(item, tiling, refused, known)
+
+    def windows() -> Iterator[Item]:
+        for x, y, label in places:
+            window = RasterWindow(x, y, side, tiling, margin)
+            name = window_id(item.id, window)
+            yield replace(item, id=name, window=window, label=item.label if label is None else label)
+
     background, nodata, outside = dropped
-    counted = replace(known, windows=len(found), background=background, nodata=nodata, outside=outside)
-    return found, counted, None
+    counted = replace(known, windows=len(places), background=background, nodata=nodata, outside=outside)
+    return _Cut(Items.of(windows()), counted, notes=info.notes)
 
 
 def _places(

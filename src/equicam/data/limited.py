@@ -1,0 +1,404 @@
+"""The one place where files are opened: processes with limits of time and memory, without network and programs.
+
+Anybody may have written a file, and the libraries that read it are written in C. So this process opens none of them: a
+child does, whose death is an error that names the file. A child forgets every file descriptor of its parent, may map 4 GiB
+more than it starts with, has two minutes for each answer, and cannot connect anywhere or start a program.
+
+    upright = limited.call(decode, data, what, what=what)
+
+Where a process is itself such a child, and where there is no fork, the function is simply called.
+"""
+
+import contextlib
+import ctypes
+import errno
+import logging
+import math
+import multiprocessing
+import os
+import pickle
+import platform
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import GeneratorType
+from typing import Any, ClassVar, NoReturn, ParamSpec, TypeVar
+
+from equicam.errors import EquicamError, error_text
+
+MAX_SECONDS = 120.0
+"""For one image, raster or batch of a list: the largest images allowed take a fifth of it."""
+MAX_MEMORY_BYTES = 4 * 2**30
+"""Of a child, beyond what it starts with; the largest images allowed need up to 3.4 GiB."""
+LIMITS = "EQUICAM_DECODE_LIMITS"
+"""The environment variable that multiplies both, for a slow store or a preprocessing of one's own."""
+ATTEMPTS = 3
+"""Times a file is tried before an error says that it kills the process: others may have killed it."""
+MAX_IDLE = 16
+"""Children kept for the next file; one thread at a time uses each."""
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TimeLimitError(EquicamError):
+    """A file that takes longer to read than it may."""
+
+
+class KilledError(EquicamError):
+    """A file whose reading ends the process that reads it."""
+
+
+def in_child() -> bool:
+    """Whether this process is one that opens files for another."""
+    return _in_child
+
+
+def inside() -> bool:
+    """Whether files are opened in this process: it is such a child, or there is no fork."""
+    return _in_child or not hasattr(os, "fork")
+
+
+def call(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """What a function of a module returns in a child that stays for the next call; its exceptions are raised here."""
+    if inside():
+        return function(*arguments, **options)
+    (found,) = _answers(function, arguments, options, network=False)
+    return found  # type: ignore[no-any-return]
+
+
+def call_connected(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """The same in a child that may connect: for rasters at a URL, of which only parts are fetched."""
+    if inside():
+        return function(*arguments, **options)
+    (found,) = _answers(function, arguments, options, network=True)
+    return found  # type: ignore[no-any-return]
+
+
+def stream(function: Callable[P, Iterator[T]], *arguments: P.args, **options: P.kwargs) -> Iterator[T]:
+    """What a generator of a module yields in a child; the limit of time is for each value."""
+    if inside():
+        yield from function(*arguments, **options)
+    else:
+        yield from _answers(function, arguments, options, network=False)
+
+
+def limits() -> tuple[float, int]:
+    """Seconds and bytes that a child has."""
+    return MAX_SECONDS * limits_scale(), int(MAX_MEMORY_BYTES * limits_scale())
+
+
+def limits_scale() -> float:
+    """The factor of the limits of time and memory that the user sets in the environment."""
+    text = os.environ.get(LIMITS) or "1"
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise EquicamError(LIMITS, needs="a factor above 0", got=repr(text), fix=f"{LIMITS}=4")
+
+
+def enter(memory_bytes: int, *, network: bool = False) -> None:
+    """Make this process one that opens files: what it may map, connect to and start is limited until it ends."""
+    global _in_child
+    _in_child = True
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
+    limit_memory(memory_bytes)
+    forbid(network=network)
+
+
+def end_idle() -> None:
+    """End the children that wait for a call."""
+    with _lock:
+        while _idle:
+            _idle.pop().end()
+
+
+def call_alone(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int | None]:
+    """What any function returns in a forked process of its own, and that process's exit code; None if it died."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_result, args=(sender, function, arguments))
+    process.start()
+    sender.close()
+    found = None
+    with receiver, contextlib.suppress(EOFError, OSError):
+        found = receiver.recv()
+    process.join()
+    return found, process.exitcode
+
+
+def end_with_parent(parent: int) -> None:
+    """Kill this process when its parent ends, however it ends; only the parent handles Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def limit_time(seconds: int | float) -> None:
+    """End this process by SIGALRM after so many seconds, even inside C code; 0 takes the limit back."""
+    # the signal's default action ends the process; a handler in Python would wait for C code to return
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def limit_memory(extra: int) -> None:
+    """Let this process map no more than `extra` bytes beyond what it maps now; more raises a MemoryError.
+
+    Only Linux reports and limits what a process maps. Memory that a parent freed and kept is given back first, because a
+    forked process would use it without mapping any.
+    """
+    give_back_freed_memory()
+    with contextlib.suppress(OSError, ValueError):
+        present = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        wanted = present + extra
+        if hard == resource.RLIM_INFINITY or wanted < hard:
+            resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+
+
+def restart_clock() -> None:
+    """Give this answer all its seconds again: a data set of a thousand files has them for each."""
+    if _seconds:
+        limit_time(_seconds)
+
+
+def give_back_freed_memory() -> None:
+    """Give the system what this process freed and keeps; forking takes about 20 ms for each GB that it holds."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+_SYSTEM_CALLS = {
+    # audit number of the machine; socket and connect; execve, execveat, ptrace and io_uring_setup
+    "x86_64": (0xC000003E, (41, 42), (59, 322, 101, 425)),
+    "aarch64": (0xC00000B7, (198, 203), (221, 281, 117, 425)),
+}
+
+
+def forbid(*, network: bool) -> None:
+    """Let the kernel refuse connections (unless `network`) and programs to this process and its children, on Linux.
+
+    A reader that is talked into following an address or starting a helper gets "operation not permitted".
+    """
+    if sys.platform != "linux" or platform.machine() not in _SYSTEM_CALLS:
+        return
+    machine, connecting, starting = _SYSTEM_CALLS[platform.machine()]
+    refused = [*starting, *(() if network else connecting)]
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06  # instructions of the kernel's filters
+    allow, refuse = 0x7FFF0000, 0x00050000 | errno.EPERM
+    rest = len(refused)
+    program = [
+        (load, 0, 0, 4),  # the machine: calls of another kind have other numbers
+        (equal, 0, rest + 3, machine),
+        (load, 0, 0, 0),  # the number of the call
+        (at_least, rest + 1, 0, 0x40000000),
+        *((equal, rest - i, 0, number) for i, number in enumerate(refused)),
+        (answer, 0, 0, allow),
+        (answer, 0, 0, refuse),
+    ]
+
+    class Instruction(ctypes.Structure):
+        _fields_ = (("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("k", ctypes.c_uint32))  # fmt: skip
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(Instruction)))
+
+    code = (Instruction * len(program))(*(Instruction(*line) for line in program))
+    prctl = ctypes.CDLL(None).prctl
+    # a kernel without filters refuses; the limits of the libraries themselves remain
+    if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
+        prctl(PR_SET_SECCOMP, 2, ctypes.byref(Program(len(program), code)), 0, 0)
+
+
+class _DiedError(Exception):
+    """A child that ended before it answered."""
+
+
+class _Child:
+    """A process that answers calls, one after another."""
+
+    def __init__(self, *, network: bool) -> None:
+        self.network, self.calls = network, 0
+        seconds, memory = limits()
+        give_back_freed_memory()
+        self._ours, theirs = multiprocessing.Pipe()
+        # not a multiprocessing.Process: a daemon may not start one, and the interpreter would wait for it to end
+        self._pid = os.fork()
+        if self._pid == 0:
+            _serve(theirs, seconds, memory, network=network)
+        theirs.close()
+
+    def request(self, call: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+        """Kinds and values of its answers, until the last."""
+        self.calls += 1
+        waiting, kind = [ForkingPickler.dumps(call)], _NEXT
+        while kind == _NEXT:
+            try:
+                while waiting:
+                    self._ours.send_bytes(waiting.pop())
+                answer = self._ours.recv_bytes()
+            except (EOFError, OSError) as error:
+                raise _DiedError from error
+            kind, value, records = pickle.loads(answer)  # noqa: S301  # of our own child
+            for record in records:
+                logging.getLogger(record.name).handle(record)
+            yield kind, value
+
+    def end(self) -> int:
+        """End it at once; the signal that had ended it before, if it was dead."""
+        self._ours.close()
+        with contextlib.suppress(OSError):
+            os.kill(self._pid, signal.SIGKILL)
+            _, status = os.waitpid(self._pid, 0)
+            return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        return 0
+
+
+_NEXT, _VALUE, _DONE, _FAILED = "next", "value", "done", "failed"
+_in_child = False
+_seconds = 0.0
+_idle: list[_Child] = []
+_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):  # they are its parent's
+    os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _answers(
+    function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any], *, network: bool
+) -> Iterator[Any]:
+    """What a child answers to a call: one value, or those of a generator."""
+    attempt, begun = 0, False
+    while not begun:
+        attempt += 1
+        child, keep = _borrow(network=network), False
+        try:
+            for kind, value in child.request((function, arguments, options)):
+                keep = kind in (_VALUE, _DONE) or (kind == _FAILED and not isinstance(value, MemoryError))
+                if kind == _FAILED:
+                    if isinstance(value, MemoryError) and child.calls > 1:
+                        break  # what it had read before may have taken the memory
+                    raise value
+                if kind != _DONE:
+                    begun = True
+                    yield value
+                if kind != _NEXT:
+                    return
+        except _DiedError:
+            ended_by = child.end()
+            if ended_by == signal.SIGALRM or begun or attempt == ATTEMPTS:
+                raise _refusal(ended_by, arguments) from None
+        finally:
+            if keep:
+                _return(child)
+            else:
+                child.end()
+
+
+def _borrow(*, network: bool) -> _Child:
+    with _lock:
+        for place, child in enumerate(_idle):
+            if child.network == network:
+                return _idle.pop(place)
+    return _Child(network=network)
+
+
+def _return(child: _Child) -> None:
+    with _lock:
+        if len(_idle) < MAX_IDLE:
+            _idle.append(child)
+            return
+    child.end()
+
+
+def _refusal(ended_by: int, arguments: tuple[Any, ...]) -> EquicamError:
+    """Why a child has not answered, with the name of what it was reading."""
+    named = (one if isinstance(one, str | os.PathLike) else getattr(one, "path", None) for one in arguments)
+    what = next((str(one) for one in named if one), "a file")
+    what = what if " " in what else f"file {what!r}"
+    if ended_by == signal.SIGALRM:
+        return TimeLimitError(
+            what, needs=f"to be read within {limits()[0]:g} s", got="more time", fix=f"{LIMITS}=4, if you trust it"
+        )  # fmt: skip
+    return KilledError(
+        what, needs="to be read", got="the end of the process that reads it", fix="a fresh copy of it"
+    )
+
+
+def _serve(connection: Connection, seconds: float, memory: int, *, network: bool) -> NoReturn:
+    """The life of a child: it answers until its parent has gone."""
+    with contextlib.suppress(BaseException):
+        log = logging.getLogger("equicam")
+        log.handlers, log.propagate = [_Records()], False
+        kept = connection.fileno()
+        os.closerange(3, kept)  # locks, sockets and other files of its parent
+        os.closerange(kept + 1, 2**31 - 1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        enter(memory, network=network)
+        while True:
+            function, arguments, options = connection.recv()
+            _answer(connection, seconds, partial(function, *arguments, **options))
+    os._exit(0)
+
+
+def _answer(connection: Connection, seconds: float, function: Callable[[], Any]) -> None:
+    global _seconds
+    _seconds = seconds
+    try:
+        limit_time(seconds)
+        found = function()
+        if isinstance(found, GeneratorType):
+            for value in found:
+                _send(connection, _NEXT, value)
+                limit_time(seconds)
+            found = None
+            _send(connection, _DONE, None)
+        else:
+            _send(connection, _VALUE, found)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the parent raises it
+        limit_time(0)
+        _send(connection, _FAILED, error)
+
+
+def _send(connection: Connection, kind: str, value: Any) -> None:
+    records = _Records.taken()
+    try:
+        data = ForkingPickler.dumps((kind, value, records))
+    except MemoryError:
+        data = ForkingPickler.dumps((_FAILED, MemoryError(), ()))
+    except Exception as error:  # noqa: BLE001  # an exception that cannot be pickled
+        text = f"{type(value).__name__}: {error_text(value) if isinstance(value, BaseException) else error}"
+        data = ForkingPickler.dumps((_FAILED, OSError(text), ()))
+    limit_time(0)  # the parent may take its time
+    connection.send_bytes(data)
+
+
+class _Records(logging.Handler):
+    """What a child would log, which its parent logs with the next answer."""
+
+    _waiting: ClassVar[list[logging.LogRecord]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record, as text."""
+        record.msg, record.args, record.exc_info = record.getMessage(), (), None
+        self._waiting.append(record)
+
+    @classmethod
+    def taken(cls) -> tuple[logging.LogRecord, ...]:
+        """The records since the last answer."""
+        found = tuple(cls._waiting)
+        cls._waiting.clear()
+        return found
+
+
+def _send_result(sender: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    sender.send(function(*arguments))

@@ -1,0 +1,340 @@
+"""Rasters and lists that name other files, or that are larger than they look: each made here, none from anywhere."""
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.rasters.conftest import scene, write_geotiff
+from tests.rasters.test_hostile import tiff
+
+
+@dataclass(frozen=True)
+class Bait:
+    """What a hostile file names: a readable raster that the command line does not, and a server."""
+
+    file: Path
+    url: str
+
+
+def _overviews(name: Callable[[Bait], str]) -> Callable[[Path, Bait], Path]:
+    def make(folder: Path, bait: Bait) -> Path:
+        import rasterio
+
+        path = write_geotiff(folder / "a.tif", scene())
+        with rasterio.open(path, "r+") as file:
+            file.update_tags(ns="OVERVIEWS", OVERVIEW_FILE=name(bait))
+        return path
+
+    return make
+
+
+def _beside(suffix: str, text: Callable[[Bait], str]) -> Callable[[Path, Bait], Path]:
+    def make(folder: Path, bait: Bait) -> Path:
+        path = write_geotiff(folder / "a.tif", scene())
+        (folder / f"a.tif{suffix}").write_text(text(bait))
+        return path
+
+    return make
+
+
+def vrt(name: object, size: tuple[int, int] = (500, 380)) -> str:
+    """A mosaic of another file."""
+    source = f"<SimpleSource><SourceFilename>{name}</SourceFilename><SourceBand>1</SourceBand></SimpleSource>"
+    bands = "".join(f'<VRTRasterBand dataType="Byte" band="{i}">{source}</VRTRasterBand>' for i in (1, 2, 3))
+    return f'<VRTDataset rasterXSize="{size[0]}" rasterYSize="{size[1]}">{bands}</VRTDataset>'
+
+
+def ome(path: Path, change: Callable[[str], str], planes: int = 1) -> Path:
+    """An OME-TIFF whose description was changed."""
+    import tifffile
+
+    image = scene(planes)
+    with tifffile.TiffWriter(path, ome=True) as file:
+        file.write(image, tile=(128, 128), photometric="minisblack", metadata={"axes": "CYX"})
+    with tifffile.TiffFile(path) as file:
+        text = file.ome_metadata
+    with tifffile.TiffWriter(path, ome=False) as file:
+        for number, plane in enumerate(image):
+            description = None if number else change(text)
+            file.write(
+                plane, tile=(128, 128), photometric="minisblack", description=description, metadata=None
+            )
+    return path
+
+
+def _ome_elsewhere(folder: Path, bait: Bait) -> Path:
+    named = f'<UUID FileName="{os.path.relpath(bait.file, folder)}">urn:uuid:other</UUID>'
+    return ome(folder / "a.ome.tif", lambda text: text.replace("<TiffData", f'<TiffData IFD="0" PlaneCount="1">{named}</TiffData><TiffData', 1))  # fmt: skip
+
+
+def _ome_binary_only(folder: Path, bait: Bait) -> Path:
+    only = f'<BinaryOnly MetadataFile="{bait.file}" UUID="urn:uuid:other"/>'
+    return ome(folder / "a.ome.tif", lambda text: text.replace("<Image", f"{only}<Image", 1))
+
+
+def _ome_sizes(name: str, count: int) -> Callable[[Path, Bait], Path]:
+    def make(folder: Path, _bait: Bait) -> Path:
+        change = (
+            (lambda text: text.replace("<TiffData", f'<TiffData PlaneCount="{count}"/><TiffData', 1))
+            if name == "PlaneCount"
+            else (lambda text: text.replace(f'{name}="1"', f'{name}="{count}"'))
+        )
+        return ome(folder / "a.ome.tif", change)
+
+    return make
+
+
+def mrxs(index: Callable[[Path, Bait], str], *, pipe: str = "") -> Callable[[Path, Bait], Path]:
+    """A MIRAX slide: an empty file, and a folder of its name with an index."""
+
+    def make(folder: Path, bait: Bait) -> Path:
+        path = folder / "a.mrxs"
+        path.write_bytes(b"")
+        (folder / "a").mkdir()
+        (folder / "a" / "Index.dat").write_bytes(b"01.02" + bytes(200))
+        if pipe == "Slidedat.ini":
+            os.mkfifo(folder / "a" / pipe)
+            return path
+        if pipe:
+            os.mkfifo(folder / "a" / pipe)
+        (folder / "a" / "Slidedat.ini").write_text(index(folder, bait))
+        return path
+
+    return make
+
+
+def _slidedat(index: str, data: str) -> str:
+    return (
+        "[GENERAL]\nSLIDE_VERSION = 01.02\nSLIDE_ID = A\nIMAGENUMBER_X = 2\nIMAGENUMBER_Y = 2\n"
+        "CURRENT_SLIDE_VERSION = 1.0\nOBJECTIVE_MAGNIFICATION = 20\nCAMERA_IMAGE_DIVISIONS_PER_SIDE = 1\n"
+        f"[HIERARCHICAL]\nHIER_COUNT = 0\nINDEXFILE = {index}\n[DATAFILE]\nFILE_COUNT = 1\nFILE_0 = {data}\n"
+    )
+
+
+def _mrxs_link(folder: Path, bait: Bait) -> Path:
+    path = mrxs(lambda _f, _b: _slidedat("Index.dat", "Data0000.dat"))(folder, bait)
+    (folder / "a" / "Data0000.dat").symlink_to(bait.file)
+    return path
+
+
+def _mrxs_folder_link(folder: Path, bait: Bait) -> Path:
+    (folder / "a.mrxs").write_bytes(b"")
+    elsewhere = bait.file.parent / "slide"
+    elsewhere.mkdir(exist_ok=True)
+    (elsewhere / "Slidedat.ini").write_text(_slidedat("Index.dat", "Data0000.dat"))
+    (folder / "a").symlink_to(elsewhere)
+    return folder / "a.mrxs"
+
+
+def _vms(folder: Path, bait: Bait) -> Path:
+    path = folder / "a.vms"
+    name = os.path.relpath(bait.file, folder)
+    path.write_text(
+        "[Virtual Microscope Specimen]\nNoLayers=1\nNoJpegColumns=1\nNoJpegRows=1\n"
+        f"ImageFile={name}\nMapFile={name}\nOptimisationFile={name}\nMacroImage={name}\n"
+    )
+    return path
+
+
+def dicom(path: Path) -> Path:
+    """The head of a DICOM slide, which makes OpenSlide look at every file of the folder."""
+    import pydicom
+    from pydicom.dataset import FileDataset, FileMetaDataset
+    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.77.1.6"
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    made = FileDataset(str(path), {}, file_meta=meta, preamble=bytes(128))
+    made.SOPClassUID, made.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    made.SeriesInstanceUID, made.Modality = generate_uid(), "SM"
+    made.Rows = made.Columns = 64
+    made.TotalPixelMatrixRows = made.TotalPixelMatrixColumns = 64
+    made.SamplesPerPixel, made.PhotometricInterpretation, made.PlanarConfiguration = 3, "RGB", 0
+    made.BitsAllocated = made.BitsStored = 8
+    made.HighBit, made.PixelRepresentation = 7, 0
+    made.NumberOfFrames, made.ImageType = 1, ["ORIGINAL", "PRIMARY", "VOLUME", "NONE"]
+    made.PixelData = bytes(64 * 64 * 3)
+    pydicom.dcmwrite(path, made, enforce_file_format=True)
+    return path
+
+
+def _dicom_pipe(folder: Path, _bait: Bait) -> Path:
+    os.mkfifo(folder / "b.dcm")
+    return dicom(folder / "a.dcm")
+
+
+def _dicom_link(folder: Path, bait: Bait) -> Path:
+    (folder / "b.dcm").symlink_to(bait.file)
+    return dicom(folder / "a.dcm")
+
+
+def _vrt_as_tif(folder: Path, bait: Bait) -> Path:
+    (folder / "a.tif").write_text(vrt(bait.file))
+    return folder / "a.tif"
+
+
+def _mask_beside(folder: Path, _bait: Bait) -> Path:
+    path = write_geotiff(folder / "a.tif", scene())
+    write_geotiff(folder / "mask.tif", np.zeros((1, 760, 1000), np.uint8)).rename(folder / "a.tif.msk")
+    return path
+
+
+def _grids(folder: Path, bait: Bait) -> Path:
+    import rasterio
+
+    path = write_geotiff(folder / "a.tif", scene())
+    with rasterio.open(path, "r+") as file:
+        file.crs = rasterio.CRS.from_string(f"+proj=longlat +ellps=bessel +nadgrids={bait.file} +no_defs")
+    return path
+
+
+def one_tile(side: int, tile: int, *, shared: bool, bits: int = 8) -> bytes:
+    """A grey TIFF whose tiles all have the same few bytes: deflate of zeros."""
+    import zlib
+
+    data = zlib.compress(bytes(tile * tile * bits // 8), 9)
+    count = (-(-side // tile)) ** 2 if shared else 1
+    tags = {
+        256: (4, 1, side), 257: (4, 1, side), 258: (3, 1, bits), 259: (3, 1, 8), 262: (3, 1, 1), 277: (3, 1, 1),
+        322: (4, 1, tile), 323: (4, 1, tile), 324: (4, count, 0), 325: (4, count, 0),
+    }  # fmt: skip
+    start = 8 + 2 + 12 * len(tags) + 4
+    if count == 1:
+        tags[324], tags[325] = (4, 1, start), (4, 1, len(data))
+        return tiff(tags, data)
+    place = start + 8 * count
+    tags[324], tags[325] = (4, count, start), (4, count, start + 4 * count)
+    return tiff(tags, struct.pack("<I", place) * count + struct.pack("<I", len(data)) * count + data)
+
+
+def _large_tile(folder: Path, _bait: Bait) -> Path:
+    (folder / "a.tif").write_bytes(one_tile(30_000, 30_000, shared=False))
+    return folder / "a.tif"
+
+
+RASTERS: dict[str, Callable[[Path, Bait], Path]] = {
+    "overviews at an address": _overviews(lambda bait: f"/vsicurl/{bait.url}/a.tif"),
+    "overviews that send a file": _overviews(
+        lambda bait: f"/vsicurl?header_file={bait.file}&url={bait.url}/a.tif"
+    ),
+    "overviews at a plain address": _overviews(lambda bait: f"{bait.url}/a.tif"),
+    "overviews in a file": _overviews(lambda bait: str(bait.file)),
+    "overviews in a mosaic": _overviews(lambda bait: vrt(bait.file)),
+    "aux.xml with overviews": _beside(
+        ".aux.xml",
+        lambda bait: (
+            f'<PAMDataset><Metadata domain="OVERVIEWS"><MDI key="OVERVIEW_FILE">{bait.file}</MDI></Metadata></PAMDataset>'
+        ),
+    ),
+    "aux.xml with nodata": _beside(
+        ".aux.xml",
+        lambda _: (
+            '<PAMDataset><PAMRasterBand band="1"><NoDataValue>0</NoDataValue></PAMRasterBand></PAMDataset>'
+        ),
+    ),
+    "mask beside": _mask_beside,
+    "mosaic as a map": _vrt_as_tif,
+    "grid files": _grids,
+    "OME-TIFF in several files": _ome_elsewhere,
+    "OME-TIFF described elsewhere": _ome_binary_only,
+    "OME-TIFF of many times": _ome_sizes("SizeT", 500_000_000),
+    "OME-TIFF of many planes": _ome_sizes("PlaneCount", 500_000_000),
+    "MRXS whose index leads away": mrxs(lambda f, b: _slidedat(os.path.relpath(b.file, f / "a"), "D.dat")),
+    "MRXS whose data leads away": mrxs(lambda _f, b: _slidedat("Index.dat", str(b.file))),
+    "MRXS with a link": _mrxs_link,
+    "MRXS whose folder is a link": _mrxs_folder_link,
+    "MRXS with a pipe as index": mrxs(lambda _f, _b: "", pipe="Slidedat.ini"),
+    "MRXS with a pipe as data": mrxs(
+        lambda _f, _b: _slidedat("Index.dat", "Data0000.dat"), pipe="Data0000.dat"
+    ),
+    "VMS that leads away": _vms,
+    "DICOM beside a pipe": _dicom_pipe,
+    "DICOM beside a link": _dicom_link,
+    "a tile of 900 Mpx": _large_tile,
+}
+"""Rasters of which no window may be read."""
+
+READ: dict[str, Callable[[Path, Bait], Path]] = {
+    "overviews beside, a mosaic of a file": _beside(".ovr", lambda bait: vrt(bait.file)),
+    "overviews beside, a mosaic of an address": _beside(".ovr", lambda bait: vrt(f"/vsicurl/{bait.url}/a.tif")),
+    "aux.xml with statistics": _beside(
+        ".aux.xml",
+        lambda _: '<PAMDataset><PAMRasterBand band="1"><Metadata><MDI key="STATISTICS_MEAN">9</MDI></Metadata></PAMRasterBand></PAMDataset>',
+    ),
+    "a world file": lambda folder, _: (
+        (folder / "a.tfw").write_text("2\n0\n0\n-2\n5\n6\n"), write_geotiff(folder / "a.tif", scene())
+    )[1],
+}  # fmt: skip
+"""Rasters of which the pixels in the file itself are read, whatever lies beside."""
+
+
+def _camelyon(folder: Path, make: Callable[[object, Path], None]) -> Path:
+    import h5py
+
+    with h5py.File(folder / "camelyonpatch_level_2_split_test_y.h5", "w") as file:
+        file["y"] = np.zeros((4, 1, 1, 1), np.uint8)
+    path = folder / "camelyonpatch_level_2_split_test_x.h5"
+    with h5py.File(path, "w") as file:
+        make(file, path)
+    return path
+
+
+def _hdf5(make: Callable[[object, Bait], None]) -> Callable[[Path, Bait], Path]:
+    return lambda folder, bait: _camelyon(folder, lambda file, _path: make(file, bait))
+
+
+def _external_storage(file: object, bait: Bait) -> None:
+    file.create_dataset("x", (4, 8, 8, 3), np.uint8, external=[(str(bait.file), 0, 4 * 8 * 8 * 3)])
+
+
+def _virtual(file: object, bait: Bait) -> None:
+    import h5py
+
+    layout = h5py.VirtualLayout((4, 8, 8, 3), np.uint8)
+    layout[:] = h5py.VirtualSource(str(bait.file), "x", (4, 8, 8, 3))
+    file.create_virtual_dataset("x", layout)
+
+
+def _link(kind: str) -> Callable[[object, Bait], None]:
+    def make(file: object, bait: Bait) -> None:
+        import h5py
+
+        file["away"] = h5py.ExternalLink(str(bait.file), "x")
+        file["x"] = h5py.ExternalLink(str(bait.file), "x") if kind == "external" else h5py.SoftLink("/away")
+
+    return make
+
+
+def parquet_of_one_cell(path: Path, *, cell: int = 30_000_000, rows: int = 1024) -> Path:
+    """A list of a few kilobytes: one long path, which every row repeats."""
+    long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["a" * cell]))
+    pq.write_table(pa.table({"path": long, "id": [str(i) for i in range(rows)]}), path, compression="zstd")
+    return path
+
+
+def parquet_of_many_rows(path: Path, *, rows: int = 50_000_000) -> Path:
+    """A list of a few kilobytes: one path, and ids that only count up."""
+    same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int8)), pa.array(["a.png"]))
+    table = pa.table({"path": same, "id": np.arange(rows)})
+    options = {"use_dictionary": ["path"], "column_encoding": {"id": "DELTA_BINARY_PACKED"}}
+    pq.write_table(table, path, compression="zstd", row_group_size=rows, **options)
+    return path
+
+
+LISTS: dict[str, Callable[[Path, Bait], Path]] = {
+    "HDF5 with an external link": _hdf5(_link("external")),
+    "HDF5 with a soft link": _hdf5(_link("soft")),
+    "HDF5 with external storage": _hdf5(_external_storage),
+    "HDF5 that is virtual": _hdf5(_virtual),
+    "Parquet of one long cell": lambda folder, _: parquet_of_one_cell(folder / "items.parquet"),
+    "Parquet of many rows": lambda folder, _: parquet_of_many_rows(folder / "items.parquet"),
+}
+"""Lists that are refused."""
