@@ -1,9 +1,11 @@
-"""Damage generated images and source lists at random, and decode them as an audit's workers do.
+"""Damage generated images, rasters and source lists at random, and open them as an audit does.
 
     python tests/hostile/fuzz.py --minutes 3
 
-A finding is an exception other than EquicamError, an image that takes too long or kills its worker, or memory above the
-limit. Every case has a number; seed and number make it again: --seed S --only N.
+A finding is an exception other than EquicamError, an image that takes too long or kills its worker, a list or raster that
+does so to the process that asks for it, or memory above the limit. Rasters and lists that end the limited process that
+opens them are rows with that reason; they are counted. Every case has a number; seed and number make it again:
+--seed S --only N.
 """
 
 import argparse
@@ -33,10 +35,12 @@ import pyarrow.parquet as pq
 
 import equicam
 from equicam.auditing.compute import preprocess_to_array
-from equicam.data import decoding, limited
+from equicam.data import limited
 from equicam.data.decoding import DecodedImage, DecoderPool
-from equicam.data.items import Item
-from equicam.data.limited import limit_memory
+from equicam.data.items import Item, load_item
+from equicam.data.limited import limit_memory, limit_time
+from equicam.data.rasters.options import Input, Tiling
+from equicam.data.rasters.tiling import cut_windows
 from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.models.images import VisibleBoxes, input_bytes
@@ -47,6 +51,8 @@ from tests.hostile.generate import SAVED, WITH_EXIF, encode, exif, mutate
 SHARD = 250
 SOURCES_PER_SHARD = 50
 SECONDS, MEMORY = 20.0, 4 * 2**30
+ENDED = ("killed", "slow")
+"""Of sources: the limited process that opened one was ended by it, or by the limit of time."""
 EXPECTED = {"unreadable", "out-of-memory"}
 """Reasons that are no finding; an unreadable image must be so by an EquicamError."""
 
@@ -75,8 +81,22 @@ def make_image(seed: int, number: int) -> tuple[str, bytes]:
 def make_source(seed: int, number: int, folder: Path) -> str:
     """Source `number`, written into the folder; returns its kind."""
     random = Random(f"source {seed} {number}")
-    kind = random.choice(("csv", "parquet", "cub", "xml", "mat", "hdf5"))
-    if kind == "csv":
+    kind = random.choice(("csv", "parquet", "cub", "xml", "mat", "hdf5", "arrow", *RASTERS, *RASTERS))
+    if kind in RASTERS:
+        make_raster(kind, random, folder)
+    elif kind == "arrow":
+        image = encode("png", np.zeros((8, 9, 3), np.uint8))
+        table = pa.table({"image": [{"bytes": image, "path": None}] * 5, "label": list(range(5))})
+        buffer = io.BytesIO()
+        with pa.ipc.new_stream(buffer, table.schema) as stream:
+            stream.write_table(table)
+        lists = {"state.json": '{"_data_files": [{"filename": "data.arrow"}]}', "dataset_info.json": "{}"}
+        (folder / "data.arrow").write_bytes(mutate(buffer.getvalue(), random))
+        for name, text in lists.items():
+            (folder / name).write_bytes(
+                text.encode() if random.random() < 0.8 else mutate(text.encode(), random)
+            )
+    elif kind == "csv":
         rows = [
             ["path", "id", "label", "boxes", "region", "split"],
             ["a.png", "1", "cat", "0 0 1 1;2 2 3 3", "0 0 9 9", "test"],
@@ -128,6 +148,85 @@ def make_source(seed: int, number: int, folder: Path) -> str:
     return kind
 
 
+RASTERS = ("geotiff", "cog", "jp2", "ome", "pyramid", "aperio", "dicom", "mrxs")
+"""Kinds of raster; regions, companions and metadata are damaged with them."""
+
+
+def raster_templates() -> dict[str, bytes]:
+    """A whole raster of each kind, as bytes: written once, and damaged in each case."""
+    import rasterio
+    from rasterio.io import MemoryFile
+
+    from tests.hostile.rasters import dicom
+    from tests.rasters.conftest import scene, write_pyramid
+
+    image, found = scene(size=(300, 420)), {}
+    place = {"crs": "EPSG:32618", "transform": rasterio.Affine(10, 0, 500_000, 0, -10, 4_500_000)}
+    profile = {"count": 3, "height": 300, "width": 420, "dtype": "uint8"} | place
+    tiled = {"tiled": True, "blockxsize": 128, "blockysize": 128, "nodata": 0, "compress": "deflate"}
+    for kind, options in (("geotiff", {"driver": "GTiff"} | tiled), ("cog", {"driver": "COG"}), ("jp2", {"driver": "JP2OpenJPEG"})):  # fmt: skip
+        with MemoryFile() as memory:
+            with memory.open(**profile, **options) as file:
+                file.write(image)
+                if kind == "geotiff":
+                    file.update_tags(ns="OTHERS", OTHER_FILE="/vsimem/a.tif")
+            found[kind] = memory.read()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.tif"
+        for kind in ("ome", "pyramid"):
+            write_pyramid(path, image, ome=kind == "ome")
+            found[kind] = path.read_bytes()
+        found["aperio"] = found["pyramid"].replace(b"tifffile.py", b"Aperio Imag")
+        found["dicom"] = dicom(path).read_bytes()
+    found["mrxs"] = (
+        b"[GENERAL]\nSLIDE_VERSION = 01.02\nSLIDE_ID = A\nIMAGENUMBER_X = 2\nIMAGENUMBER_Y = 2\n[HIERARCHICAL]\n"
+        b"HIER_COUNT = 0\nINDEXFILE = Index.dat\n[DATAFILE]\nFILE_COUNT = 1\nFILE_0 = Data0000.dat\n"
+    )
+    return found
+
+
+_templates: dict[str, bytes] = {}
+
+
+def make_raster(kind: str, random: Random, folder: Path) -> None:
+    """Write a damaged raster of this kind, perhaps with damaged companions."""
+    if not _templates:
+        _templates.update(raster_templates())
+    data = _templates[kind]
+    for _ in range(random.choice((0, 1, 1, 2, 4))):
+        data = mutate(data, random)
+    if kind == "mrxs":
+        (folder / "a").mkdir()
+        (folder / "a" / "Slidedat.ini").write_bytes(data)
+        (folder / "a" / "Index.dat").write_bytes(mutate(b"01.02A" + bytes(200), random))
+        (folder / "a" / "Data0000.dat").write_bytes(random.randbytes(300))
+        data = b""
+    suffix = {"dicom": ".dcm", "mrxs": ".mrxs", "jp2": ".jp2", "ome": ".ome.tif"}.get(kind, ".tif")
+    (folder / f"a{suffix}").write_bytes(data)
+    if random.random() < 0.2:
+        text = (
+            b'<PAMDataset><PAMRasterBand band="1"><NoDataValue>0</NoDataValue></PAMRasterBand></PAMDataset>'
+        )
+        (folder / f"a{suffix}.aux.xml").write_bytes(mutate(text, random))
+    if random.random() < 0.2:
+        area = '{"type":"FeatureCollection","features":[{"type":"Feature","properties":{},"geometry":{"type":"Polygon","coordinates":[[[0,0],[300,0],[300,300],[0,0]]]}}]}'
+        (folder / "regions.geojson").write_bytes(mutate(area.encode(), random))
+
+
+def open_source(kind: str, folder: Path) -> None:
+    """List a source and open some of it, as an audit does."""
+    if kind not in RASTERS:
+        for item in find_items(folder)[:3]:
+            with contextlib.suppress(EquicamError):
+                load_item(item)
+        return
+    regions = folder / "regions.geojson"
+    tiling = Tiling(96, 96, regions=str(regions) if regions.exists() else None, input=Input(scale=255))
+    windows, _ = cut_windows(find_items(folder, frames=False), tiling, 20)
+    for item in windows[:2]:
+        load_item(item)
+
+
 def check_image(found: DecodedImage) -> str:
     """What is wrong with the outcome; empty if nothing."""
     if found.reason is None:
@@ -141,24 +240,24 @@ def check_image(found: DecodedImage) -> str:
 
 def read_sources(seed: int, numbers: Sequence[int], sender: object) -> None:
     """In a process of its own: read each source, and send the number before and the outcome after."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     limit_memory(MEMORY)
     for number in numbers:
         folder = Path(tempfile.mkdtemp(prefix="source-"))
         try:
             kind = make_source(seed, number, folder)
             sender.send((number, kind, None))
-            signal.setitimer(signal.ITIMER_REAL, SECONDS)
+            limit_time(8 * SECONDS)
             outcome = ""
             try:
-                for item in find_items(folder)[:3]:
-                    with contextlib.suppress(EquicamError):
-                        decoding.read_item(item).decode()
+                open_source(kind, folder)
             except EquicamError as error:
-                str(error).encode()
+                text = str(error)
+                text.encode()
+                ended = "the end of the process" in text, "to be read within" in text
+                outcome = "killed" if ended[0] else "slow" if ended[1] else ""
             except Exception as error:  # noqa: BLE001  # the finding
                 outcome = f"{type(error).__name__}: {error}"[:300]
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            limit_time(0)
             sender.send((number, kind, outcome))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -179,7 +278,7 @@ def try_sources(seed: int, numbers: Sequence[int]) -> Iterator[tuple[int, str]]:
                 at, kind, outcome = receiver.recv()
                 if outcome is not None:
                     left.remove(at)
-                    yield at, f"{kind} source: {outcome}" if outcome else ""
+                    yield at, outcome if outcome in ENDED else f"{kind} source: {outcome}" if outcome else ""
         process.join()
         if left:  # it died on this one
             left.remove(at)
@@ -228,6 +327,7 @@ def main() -> int:
     start = time.monotonic()
     findings: list[str] = []
     outcomes: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
     done = sources = 0
 
     def find(what: str, number: int, problem: str) -> None:
@@ -258,12 +358,15 @@ def main() -> int:
                     else range(sources, sources + SOURCES_PER_SHARD)
                 )
                 for number, problem in try_sources(options.seed, numbers):
+                    if problem in ENDED:
+                        ends[problem] += 1
+                        problem = ""
                     find("source", number, problem)
                     sources += 1
                 rate = done / (time.monotonic() - start)
                 text = ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
                 print(
-                    f"\r{done} images ({text}), {sources} sources, {rate:.0f} images/s, {len(findings)} findings",
+                    f"\r{done} images ({text}), {sources} lists and rasters ({ends['killed']} killed their process, {ends['slow']} slow), {rate:.0f} images/s, {len(findings)} findings",
                     end=" ",
                     flush=True,
                 )

@@ -18,7 +18,15 @@ from PIL import Image
 
 from equicam import EquicamError
 from equicam.data import hdf5
-from equicam.data.items import Item, digest_items, open_item, parse_box, read_item, sample_by_class, valid_utf8
+from equicam.data.items import (
+    Item,
+    digest_items,
+    open_item,
+    parse_box,
+    read_item,
+    sample_by_class,
+    valid_utf8,
+)
 
 
 def item(name: str, label: int | str | None = None) -> Item:

@@ -123,7 +123,19 @@ class Raster(ABC):
                 "a window", needs=f"at most {MAX_READ_PIXELS:,} pixels of the file", got=f"{width:,} × {height:,}",
                 fix="a raster with coarser levels (a pyramid), or a smaller --mpp",
             )  # fmt: skip
-        return self.read_level(level, x, y, width, height, bands)
+        try:
+            return self.read_level(level, x, y, width, height, bands)
+        except EquicamError:
+            raise
+        except MemoryError as error:
+            raise EquicamError(
+                "a window", needs="less memory to be read", got="a part of the file too large for it", fix="a tiled copy"
+            ) from error  # fmt: skip
+        except Exception as error:  # libraries raise exceptions of every kind on damaged files
+            text = str(error)[:200] or type(error).__name__
+            raise EquicamError(
+                "a window", needs="a part of the file that can be read", got=text, fix="a fresh copy of it"
+            ) from error
 
     def thumbnail(self, bands: tuple[int, ...], side: int = THUMBNAIL_PX) -> "Thumbnail":
         """The whole raster in a small image; cheap, not exact, and with holes where the file cannot be read."""
