@@ -329,12 +329,33 @@ def parquet_of_many_rows(path: Path, *, rows: int = 50_000_000) -> Path:
     return path
 
 
+def _arrow(folder: Path, name: str) -> Path:
+    """A data set saved to disk, whose state names its data."""
+    (folder / "state.json").write_text(f'{{"_data_files": [{{"filename": "{name}"}}]}}')
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def _arrow_bomb(folder: Path, _bait: Bait) -> Path:
+    """One image of 2 GB that is a few kilobytes in the file."""
+    table = pa.table({"image": [{"bytes": bytes(2**31 - 2**20), "path": None}]})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        pa.OSFile(str(folder / "data.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema, options=options) as stream,
+    ):
+        stream.write_table(table)
+    return _arrow(folder, "data.arrow")
+
+
 LISTS: dict[str, Callable[[Path, Bait], Path]] = {
     "HDF5 with an external link": _hdf5(_link("external")),
     "HDF5 with a soft link": _hdf5(_link("soft")),
     "HDF5 with external storage": _hdf5(_external_storage),
     "HDF5 that is virtual": _hdf5(_virtual),
     "Parquet of one long cell": lambda folder, _: parquet_of_one_cell(folder / "items.parquet"),
+    "Arrow with data elsewhere": lambda folder, bait: _arrow(folder, os.path.relpath(bait.file, folder)),
+    "Arrow of a packed image": _arrow_bomb,
     "Parquet of many rows": lambda folder, _: parquet_of_many_rows(folder / "items.parquet"),
 }
 """Lists that are refused."""

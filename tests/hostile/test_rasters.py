@@ -5,6 +5,7 @@ Whether a file is opened is what the kernel says (inotify), whatever library or 
 
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import shutil
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +141,23 @@ def test_a_list_that_names_data_elsewhere_or_is_a_bomb_is_refused(tmp_path, trap
     assert not witness.seen()
 
 
+@pytest.mark.parametrize(
+    "crs", ["+proj=longlat +ellps=bessel +nadgrids={file} +no_defs", "{url}/crs", "{file}"]
+)
+def test_regions_name_no_file_and_no_address(tmp_path, trap, crs):
+    bait, witness = trap
+    path = write_geotiff(tmp_path / "in" / "a.tif", scene())
+    ring = [[500_000, 4_500_000], [505_000, 4_500_000], [505_000, 4_495_000], [500_000, 4_500_000]]
+    feature = {"type": "Feature", "properties": {}, "geometry": {"type": "Polygon", "coordinates": [ring]}}
+    name = {"type": "name", "properties": {"name": crs.format(file=bait.file, url=bait.url)}}
+    regions = {"type": "FeatureCollection", "crs": name, "features": [feature]}
+    (tmp_path / "regions.geojson").write_text(json.dumps(regions))
+    witness.seen()
+    with pytest.raises(EquicamError):
+        cut_windows([Item("a", path)], replace(TILING, regions=str(tmp_path / "regions.geojson")), 0)
+    assert not witness.seen()
+
+
 def write_all(folder: Path, bait: Bait) -> Path:
     """All of them and a good raster; but for links that would be images of the folder, which the user does name."""
     for name, make in {**RASTERS, **READ}.items():
@@ -166,6 +185,57 @@ def test_no_command_touches_what_a_raster_names(tmp_path, trap):
     run.export("geotiff")
     run.export("geojson")
     assert not witness.seen()
+
+
+WATCHED = """
+import os, sys
+from typer.testing import CliRunner
+from equicam.cli.app import app
+
+here, parent, busy = os.getcwd(), os.getpid(), False
+
+def note(event, arguments):
+    global busy
+    if event in ("open", "socket.connect") and not busy:
+        busy = True
+        who = "parent" if os.getpid() == parent else "child"
+        what = os.path.join(here, os.fsdecode(arguments[0])) if event == "open" and isinstance(arguments[0], (str, bytes)) else "?"
+        file = os.open("events", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, f"{who} {event} {what}\\n".encode(errors="replace"))
+        os.close(file)
+        busy = False
+
+sys.addaudithook(note)
+for command in sys.argv[1:]:
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, (command, done.output, done.exception)
+"""
+
+
+def test_only_limited_processes_open_images_and_rasters(tmp_path, trap):
+    """By Python's audit events: the process that computes opens no file of the sources, and nothing connects."""
+    bait, _ = trap
+    for name in ("overviews that send a file", "OME-TIFF in several files", "MRXS whose data leads away"):
+        (tmp_path / "in" / name).mkdir()
+        RASTERS[name](tmp_path / "in" / name, bait)
+    write_geotiff(tmp_path / "in" / "good.tif", scene(size=(200, 200)))
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "b.jpg", "c.png"):
+        Image.fromarray(scene(size=(120, 120)).transpose(1, 2, 0)).save(tmp_path / "images" / name)
+    commands = [
+        "audit in --model embedded --tile 96 --bands 1,1,1 --scale 255 --views 4 --out run",
+        "triage run --budget 2", "report run", "verify run", "export run --to geotiff",
+        "audit images --model embedded --views 4 --out run2", "triage run2 --budget 2", "report run2", "verify run2",
+        "explain images/a.png --model embedded --out explained",
+        "evaluate images --model embedded --methods grad-cam --scores eq --out scores.parquet",
+    ]  # fmt: skip
+    subprocess.run([sys.executable, "-c", WATCHED, *commands], cwd=tmp_path, check=True, timeout=300)
+    events = (tmp_path / "events").read_text().splitlines()
+    sources = [str(tmp_path / one) for one in ("in/", "images/", "elsewhere/")]
+    opened = [line.split(" ", 2) for line in events if any(f" {one}" in line for one in sources)]
+    assert {path for who, _, path in opened if who == "child"} >= {str(tmp_path / "images" / "a.png")}
+    assert not [path for who, _, path in opened if who == "parent" or "elsewhere/" in path]
+    assert not [line for line in events if "socket.connect" in line]
 
 
 @pytest.mark.parametrize("name", ["overviews that send a file", "overviews in a file", "VMS that leads away"])
