@@ -11,13 +11,13 @@ BIN := .venv/bin
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-setup: .venv/.ready ## make .venv with everything in it
+setup: .venv/.ready ## make .venv with everything in it, equicam and equicam-paper
 
 # Installed again only when the requirements change.
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml paper/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "equicam needs Python 3.11 or newer, got " + sys.version.split()[0] + "; try make PYTHON=python3.12 setup")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e paper
 	@touch $@
 
 demo: setup ## audit synthetic patches with the embedded model: run, queue, report
@@ -68,9 +68,10 @@ bench: setup ## time us and the peers in one run on this machine's CPU
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/scaling.py
 
-dist: setup ## build wheel and sdist, and try each in an environment with its declared dependencies only
+dist: setup ## build wheels and sdists, and try equicam's in an environment with its declared dependencies only
 	rm -rf dist .venv-dist
 	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --outdir dist/paper paper
 	$(PYTHON) -m venv .venv-dist
 	$(BIN)/python scripts/link_dependencies.py dist/*.whl .venv-dist --extra review
 	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check --no-index "$$(ls dist/*.whl)[review]"

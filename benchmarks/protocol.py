@@ -20,7 +20,7 @@ from equicam.core.correlation import pearson
 from equicam.data.items import open_item, sample_by_class
 from equicam.data.sources import find_items
 from equicam.models.images import preprocess_image
-from equicam.paper.context import Evaluation
+from equicam_paper.context import Evaluation
 
 LIMITS = {"TF32": 11, "bf16": 9}
 MASKED_IMAGES = 24

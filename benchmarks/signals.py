@@ -31,7 +31,7 @@ from equicam.data.sources import find_items
 from equicam.evaluation import statistics
 from equicam.evaluation.selection import pick
 from equicam.evaluation.statistics import Floats
-from equicam.paper.triage import IN_TENTH, Pair, over_seeds
+from equicam_paper.triage import IN_TENTH, Pair, over_seeds
 
 NAMES = {
     "stability": "1 − stability",

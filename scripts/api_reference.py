@@ -40,7 +40,6 @@ GROUPS = {
         "engines.devices.Devices",
         "engines.ray.Cluster",
     ],
-    "Train": ["finetune.finetune"],
     "Errors": ["EquicamError"],
 }
 

@@ -1,6 +1,6 @@
 """Write requirements-hashed.txt: every package that `make setup` installs, with the SHA-256 of its file.
 
-    python -m pip install --dry-run --ignore-installed --report report.json -c constraints.txt '.[dev]'
+    python -m pip install --dry-run --ignore-installed --report report.json -c constraints.txt '.[dev]' ./paper
     python scripts/hashes.py report.json
 
 The report is pip's own account of what it would install here; only names, versions and hashes are kept.

@@ -26,7 +26,7 @@ from equicam.core.views import rotate
 from equicam.evaluation.equivariance import equivariance
 from equicam.models.embedded import EmbeddedNet
 from equicam.models.images import standard_preprocessing
-from equicam.report.overlay import enlarge, overlay
+from equicam.overlay import enlarge, overlay
 
 SEED = 5
 CLASSES = ("aircraft", "ship", "lorry", "pool")

@@ -1,7 +1,7 @@
 """Run every section of docs/reproduce.md: networks on ImageNet, fine-tunes on both domains, and the costly methods.
 
 python scripts/reproduce_all.py --data DATA --weights WEIGHTS --out OUT --rows docs/reproduce/rows --minutes 9
-equicam reproduce --page docs/reproduce.md --rows docs/reproduce/rows
+equicam-paper reproduce --page docs/reproduce.md --rows docs/reproduce/rows
 
 DATA holds the folders imagenet-val, aerial and histology; WEIGHTS the files that the sections below name. Experiments on ImageNet whose
 rows are there already are not run again (`--again` does), and evaluations in OUT are resumed. Domain sections fine-tune their networks first, so
@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from equicam.finetune import finetune
-from equicam.paper.context import Context
-from equicam.paper.reproduce import open_context, run_experiment
-from equicam.paper.run_all import DOMAIN_EXPERIMENTS, TimeUp, experiments_of, run_all, time_limit
+from equicam_paper.context import Context
+from equicam_paper.finetune import finetune
+from equicam_paper.reproduce import open_context, run_experiment
+from equicam_paper.run_all import DOMAIN_EXPERIMENTS, TimeUp, experiments_of, run_all, time_limit
 
 NETS = Path(__file__).with_name("nets.py")
 DATA = {
@@ -215,7 +215,7 @@ def imagenet_section(name: str, plan: Plan) -> tuple[Context, tuple[str, list[st
         every += f" --costly --max-passes {plan.max_passes}"
         every += f" --dtype {_name(COSTLY_DTYPE)} --compile" if context.options.get("compiled") else ""
         sanity += f" --costly --max-passes {COSTLY_SANITY_PASSES}"
-    commands = [f"equicam reproduce all {every}", f"equicam reproduce sanity {sanity}"]
+    commands = [f"equicam-paper reproduce all {every}", f"equicam-paper reproduce sanity {sanity}"]
     suffix = ": methods of many forward passes" if costly else ""
     return context, (f"{title}, ImageNet validation images, one per class{suffix}", commands)
 
@@ -231,7 +231,7 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
         for kind in ("plain", "rotated")
     }
     trained = [
-        f"equicam finetune {data} --arch {short(model)} --weights {start}" + of_training(*one)
+        f"equicam-paper finetune {data} --arch {short(model)} --weights {start}" + of_training(*one)
         for one in files
     ]
     extra = {f"{kind}{seed or ''}": path for (kind, seed), path in files.items()}
@@ -248,8 +248,8 @@ def domain_section(name: str, plan: Plan, rows: Path) -> int:
         f"{title} fine-tuned on {data}: {about}",
         [
             *trained,
-            f"equicam reproduce all {options}{more}",
-            f"equicam reproduce sanity {options} --n {SANITY_N}",
+            f"equicam-paper reproduce all {options}{more}",
+            f"equicam-paper reproduce sanity {options} --n {SANITY_N}",
         ],
         REMARKS.get(name, ""),
     )

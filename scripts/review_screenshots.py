@@ -28,7 +28,7 @@ from equicam import review
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.store import RunStore
 from equicam.data.synthetic import draw_many
-from equicam.report.overlay import heat
+from equicam.overlay import heat
 from equicam.review.queue import QueueLoader
 
 COMMAND = [sys.executable, "-c", "from equicam.cli.app import app; app()"]

@@ -13,7 +13,6 @@ EXTRAS = {
     "clip": ("open_clip", "open_clip zero-shot models"),
     "hf": ("transformers", "Hugging Face models"),
     "review": ("fastapi", "the review page"),
-    "data": ("h5py", "PatchCamelyon in its published HDF5 files"),
     "wsi": ("openslide", "whole slides"),
     "geo": ("rasterio", "GeoTIFF and satellite scenes"),
     "dicom": ("pydicom", "DICOM images"),

@@ -170,7 +170,7 @@ class Explanation:
 
     def overlay(self) -> UInt8[np.ndarray, "b H W 3"]:
         """The maps as colours over the images, 8-bit RGB; `PIL.Image.fromarray(e.overlay()[0])` is an image."""
-        from equicam.report.overlay import overlay
+        from equicam.overlay import overlay
 
         maps = self.map.detach().float().cpu().numpy()
         found = self._images()
@@ -263,8 +263,8 @@ class Explanation:
 
     def _drawings(self, count: int) -> "list[ImageDrawing]":
         """The first images as arrays and text."""
+        from equicam.overlay import overlay, stretch
         from equicam.report.explanation_drawing import ImageDrawing
-        from equicam.report.overlay import overlay, stretch
 
         some, several = self[:count], len(self.views) > 1
         images, overlays, arrays = some._images(), some.overlay(), some.to_numpy()

@@ -10,6 +10,7 @@ import equicam
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "equicam"
+PACKAGES = {"equicam": SOURCE, "equicam_paper": ROOT / "paper/src/equicam_paper"}
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 ROW = re.compile(
     r"^\|[^|]*\| (`[^|]+`) \| \[([\w/]+\.py)\]\(\.\./src/equicam/([\w/]+\.py)\) \|$", re.MULTILINE
@@ -82,9 +83,10 @@ def test_the_diagram_agrees_with_the_import_rules():
 def test_scripts_and_benchmarks_import_what_exists(script):
     missing = []
     for node in ast.walk(ast.parse(script.read_text())):
-        if not isinstance(node, ast.ImportFrom) or (node.module or "").partition(".")[0] != "equicam":
+        package, *parts = (node.module or "").split(".") if isinstance(node, ast.ImportFrom) else [""]
+        if package not in PACKAGES:
             continue
-        path = SOURCE.joinpath(*node.module.split(".")[1:])
+        path = PACKAGES[package].joinpath(*parts)
         source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
         known = defined(source) | imported(source) if source.exists() else set()
         known |= {p.stem for p in path.glob("*")} | (set(equicam.__all__) if path == SOURCE else set())

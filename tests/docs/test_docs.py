@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 import equicam
 from equicam.cli.app import app
 from equicam.data.synthetic import draw_many
-from equicam.paper.kept import read_rows
 from equicam.report.text import RANDOM_EQ
+from equicam_paper import cli as paper
+from equicam_paper.kept import read_rows
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("paper/*.md")]
 TEXT = "\n".join(p.read_text() for p in PAGES)
 
 
@@ -226,14 +227,15 @@ def test_every_public_function_is_documented(name):
     assert re.search(rf"\b{name}\(|`equicam\.{name}`|`{name}`", TEXT)
 
 
-COMMANDS = sorted(typer.main.get_command(app).commands)
+APPS = {"equicam": app, "equicam-paper": paper.app}
+COMMANDS = [(name, one) for name, of in APPS.items() for one in sorted(typer.main.get_command(of).commands)]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_and_stands_in_the_docs(command):
-    result = CliRunner().invoke(app, [command, "--help"])
+@pytest.mark.parametrize(("program", "command"), COMMANDS)
+def test_every_command_has_help_and_stands_in_the_docs(program, command):
+    result = CliRunner().invoke(APPS[program], [command, "--help"])
     assert result.exit_code == 0
-    assert f"equicam {command}" in TEXT
+    assert f"{program} {command}" in TEXT
 
 
 def test_every_make_target_is_in_its_help():

@@ -95,6 +95,7 @@ def sources() -> list[Path]:
     found += ROOT.glob("examples/*.ipynb")
     for ending in ("py", "j2", "js", "css"):
         found += ROOT.glob(f"src/equicam/**/*.{ending}")
+    found += [*ROOT.glob("paper/*.md"), *ROOT.glob("paper/src/**/*.py")]
     return sorted(found)
 
 

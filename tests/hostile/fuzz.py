@@ -41,9 +41,9 @@ from equicam.data.items import Item, load_item
 from equicam.data.limited import limit_memory, limit_time
 from equicam.data.rasters.options import Input, Tiling
 from equicam.data.rasters.tiling import cut_windows
-from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.models.images import VisibleBoxes, input_bytes
+from equicam_paper.benchmarks import find_items
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.hostile.generate import SAVED, WITH_EXIF, encode, exif, mutate

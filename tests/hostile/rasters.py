@@ -276,43 +276,6 @@ READ: dict[str, Callable[[Path, Bait], Path]] = {
 """Rasters of which the pixels in the file itself are read, whatever lies beside."""
 
 
-def _camelyon(folder: Path, make: Callable[[object, Path], None]) -> Path:
-    import h5py
-
-    with h5py.File(folder / "camelyonpatch_level_2_split_test_y.h5", "w") as file:
-        file["y"] = np.zeros((4, 1, 1, 1), np.uint8)
-    path = folder / "camelyonpatch_level_2_split_test_x.h5"
-    with h5py.File(path, "w") as file:
-        make(file, path)
-    return path
-
-
-def _hdf5(make: Callable[[object, Bait], None]) -> Callable[[Path, Bait], Path]:
-    return lambda folder, bait: _camelyon(folder, lambda file, _path: make(file, bait))
-
-
-def _external_storage(file: object, bait: Bait) -> None:
-    file.create_dataset("x", (4, 8, 8, 3), np.uint8, external=[(str(bait.file), 0, 4 * 8 * 8 * 3)])
-
-
-def _virtual(file: object, bait: Bait) -> None:
-    import h5py
-
-    layout = h5py.VirtualLayout((4, 8, 8, 3), np.uint8)
-    layout[:] = h5py.VirtualSource(str(bait.file), "x", (4, 8, 8, 3))
-    file.create_virtual_dataset("x", layout)
-
-
-def _link(kind: str) -> Callable[[object, Bait], None]:
-    def make(file: object, bait: Bait) -> None:
-        import h5py
-
-        file["away"] = h5py.ExternalLink(str(bait.file), "x")
-        file["x"] = h5py.ExternalLink(str(bait.file), "x") if kind == "external" else h5py.SoftLink("/away")
-
-    return make
-
-
 def parquet_of_one_cell(path: Path, *, cell: int = 30_000_000, rows: int = 1024) -> Path:
     """A list of a few kilobytes: one long path, which every row repeats."""
     long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["a" * cell]))
@@ -349,10 +312,6 @@ def _arrow_bomb(folder: Path, _bait: Bait) -> Path:
 
 
 LISTS: dict[str, Callable[[Path, Bait], Path]] = {
-    "HDF5 with an external link": _hdf5(_link("external")),
-    "HDF5 with a soft link": _hdf5(_link("soft")),
-    "HDF5 with external storage": _hdf5(_external_storage),
-    "HDF5 that is virtual": _hdf5(_virtual),
     "Parquet of one long cell": lambda folder, _: parquet_of_one_cell(folder / "items.parquet"),
     "Arrow with data elsewhere": lambda folder, bait: _arrow(folder, os.path.relpath(bait.file, folder)),
     "Arrow of a packed image": _arrow_bomb,

@@ -32,7 +32,7 @@ from equicam.errors import EquicamError
 from tests.hostile.rasters import LISTS, RASTERS, READ, Bait, one_tile, parquet_of_one_cell
 from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 
-for library in ("openslide", "rasterio", "tifffile", "pydicom", "h5py"):
+for library in ("openslide", "rasterio", "tifffile", "pydicom"):
     pytest.importorskip(library)
 
 TILING = Tiling(96, 96, input=Input(bands="1,1,1", scale=255))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
-from equicam.cli.shared import as_typed, exit_on_error
+from equicam.console import as_typed, exit_on_error
 from equicam.data.decoding import MAX_DECODERS
 from equicam.data.synthetic import draw
 from equicam.models.names import absolute_model, absolute_weights

@@ -20,7 +20,7 @@ from equicam import Views
 from equicam.cli import app as cli
 from equicam.cli.audit_output import evidence_command
 from equicam.cli.gates import check_gates, failed_gate, parse_gates, refuse_unreachable
-from equicam.cli.output import console, notices
+from equicam.console import console, notices
 from equicam.data.synthetic import draw
 from equicam.peum_reference import place_peum
 from equicam.reasons import from_rows
@@ -210,7 +210,6 @@ def test_lists_answer():
     assert answer("models")["models"][0]["name"] == "embedded"
     assert answer("models", "no such name")["models"] == []
     assert "torch" in {one["name"] for one in answer("doctor")["findings"]}
-    assert "main" in {one["name"] for one in answer("reproduce", "--list")["experiments"]}
 
 
 def test_an_error_under_json_is_text_on_stderr(tmp_path):

@@ -26,9 +26,9 @@ def known(items: list[Item]) -> dict[str, int | str | None]:
     return {i.id: i.label for i in items}
 
 
-def refused(source, match: str, **options) -> None:
+def refused(source, match: str, *, find=find_items, **options) -> None:
     with pytest.raises(EquicamError, match=match) as caught:
-        find_items(source, **options)
+        find(source, **options)
     assert (
         str(caught.value).encode().count(b"; try ") == 1
     )  # one error, not one in another; any terminal prints it

@@ -21,8 +21,8 @@ from equicam.auditing.log import Log
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.store import ITEMS, RunStore
 from equicam.data.digests import file_digest
+from equicam.overlay import stretch
 from equicam.peum_reference import place_peum
-from equicam.report.overlay import stretch
 from equicam.report.text import VERDICT_MEANINGS
 from equicam.review.images import LAYER_PX
 from equicam.review.queue import MAX_ITEMS_PER_RESPONSE, QueueLoader

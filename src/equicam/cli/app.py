@@ -11,19 +11,17 @@ from equicam.cli.evaluate import evaluate
 from equicam.cli.evidence import evidence
 from equicam.cli.explain import explain
 from equicam.cli.export import export
-from equicam.cli.finetune import finetune
 from equicam.cli.list import doctor, methods, models, scores
 from equicam.cli.open import open  # noqa: A004  # the command's name
-from equicam.cli.output import say, with_output_options
-from equicam.cli.reproduce import reproduce
 from equicam.cli.review import review
+from equicam.console import say, with_output_options
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 PANELS = {
     "Explain": (demo, explain, open),
     "Audit": (audit, triage, evidence, review, report, export, compare, verify, seal),
-    "Measure": (evaluate, reproduce),
-    "Models and setup": (finetune, models, methods, scores, doctor),
+    "Measure": (evaluate,),
+    "Models and setup": (models, methods, scores, doctor),
 }
 """Commands in order of use."""
 WITHOUT_ANSWER = {open}

@@ -20,16 +20,24 @@ from equicam.cli.audit_output import (
     verification_document,
 )
 from equicam.cli.gates import failed_gate, parse_gates, refuse_unreachable
-from equicam.cli.output import FAILED, GATE_FAILED, answer, complain, note, say, show_progress
 from equicam.cli.shared import (
     count_progress,
-    exit_on_error,
     load_on_engine,
     parse_speed,
     parse_tiling,
     parse_views,
     parse_window,
+)
+from equicam.console import (
+    FAILED,
+    GATE_FAILED,
+    answer,
+    complain,
+    exit_on_error,
+    note,
     resolve_device,
+    say,
+    show_progress,
 )
 
 _GATES = "Gates"

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from equicam.cli.gates import Gate, check_gates
-from equicam.cli.output import console, note, plain, plural, say
+from equicam.console import console, note, plain, plural, say
 
 if TYPE_CHECKING:
     from equicam.auditing.triage import Triage

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from equicam.cli.output import GATE_FAILED, answer, note, say
-from equicam.cli.shared import exit_on_error
+from equicam.console import GATE_FAILED, answer, exit_on_error, note, say
 
 
 def compare(

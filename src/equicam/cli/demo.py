@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from equicam.cli.audit_output import audit_document, print_audit, print_triage, print_verification
-from equicam.cli.output import FAILED, answer, note, say, show_progress
-from equicam.cli.shared import exit_on_error
+from equicam.console import FAILED, answer, exit_on_error, note, say, show_progress
 
 
 def demo(

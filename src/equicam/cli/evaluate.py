@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equicam.cli import options
-from equicam.cli.output import FAILED, answer, complain, console, output, say
-from equicam.cli.shared import exit_on_error, load_on_engine, parse_speed, parse_views, split_commas
+from equicam.cli.shared import load_on_engine, parse_speed, parse_views
+from equicam.console import FAILED, answer, complain, console, exit_on_error, output, say, split_commas
 
 if TYPE_CHECKING:
     import pyarrow as pa

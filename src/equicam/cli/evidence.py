@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from equicam.cli import options
-from equicam.cli.output import FAILED, answer, note, plural, say
-from equicam.cli.shared import count_progress, exit_on_error
+from equicam.cli.shared import count_progress
+from equicam.console import FAILED, answer, exit_on_error, note, plural, say
 
 IN_WORDS = {
     "leans to signal": ["signal"],

@@ -8,14 +8,19 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from equicam.cli import options
-from equicam.cli.output import FAILED, answer, complain, console, note, plain, say, show_progress
-from equicam.cli.shared import (
+from equicam.cli.shared import parse_views, parse_window, set_preprocessing
+from equicam.console import (
+    FAILED,
+    answer,
     as_typed,
+    complain,
+    console,
     exit_on_error,
-    parse_views,
-    parse_window,
+    note,
+    plain,
     resolve_device,
-    set_preprocessing,
+    say,
+    show_progress,
     split_commas,
 )
 

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from equicam.cli import options
-from equicam.cli.output import answer, note, say, show_progress
-from equicam.cli.shared import exit_on_error
+from equicam.console import answer, exit_on_error, note, say, show_progress
 
 MAX_REFUSED = 5  # reasons printed
 

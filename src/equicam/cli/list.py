@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from equicam.cli.output import answer, console, note
+from equicam.console import answer, console, note
 
 MODELS = {
     "embedded": "the small synthetic model in the package",

@@ -8,14 +8,8 @@ from typing import Annotated
 import typer
 
 from equicam.cli import options
-from equicam.cli.output import say
-from equicam.cli.shared import (
-    exit_on_error,
-    needing_web_server,
-    resolve_device,
-    set_preprocessing,
-    split_commas,
-)
+from equicam.cli.shared import needing_web_server, set_preprocessing
+from equicam.console import exit_on_error, resolve_device, say, split_commas
 from equicam.errors import EquicamError
 
 

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 Source = Annotated[
     str,
-    Argument(help="Folder, glob pattern, CSV or Parquet manifest, or benchmark.", show_default=False),
+    Argument(help="Folder, glob pattern, or CSV or Parquet manifest.", show_default=False),
 ]
 RunFolder = Annotated[
     Path, Argument(metavar="RUN", help="Folder that `equicam audit` wrote.", show_default=False)
@@ -241,18 +241,4 @@ Address = Annotated[
 Actors = Annotated[
     int | None,
     Option(min=1, help="Ray actors, each with its own model.", show_default="one per GPU, or per CPU"),
-]
-
-_OUTPUT = "Output"
-Json = Annotated[
-    bool,
-    Option("--json", help="Print the result as one JSON document.", rich_help_panel=_OUTPUT),
-]
-Quiet = Annotated[
-    bool,
-    Option("--quiet", help="Print results only: no notices, no progress.", rich_help_panel=_OUTPUT),
-]
-Verbose = Annotated[
-    bool,
-    Option("--verbose", help="Print what the library logs, and tracebacks.", rich_help_panel=_OUTPUT),
 ]

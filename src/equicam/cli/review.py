@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from equicam.cli import options
-from equicam.cli.output import answer, note, notices, output, say
-from equicam.cli.shared import exit_on_error, needing_web_server
+from equicam.cli.shared import needing_web_server
+from equicam.console import answer, exit_on_error, note, notices, output, say
 from equicam.errors import EquicamError
 
 if TYPE_CHECKING:

@@ -1,30 +1,12 @@
-"""Helpers of every command: errors as one sentence, values parsed from text, the model and the engine."""
+"""Helpers of several commands: values parsed from text, the model and the engine."""
 
-import errno
-import logging
-import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
-from equicam.cli.output import (
-    FAILED,
-    INTERRUPTED,
-    USAGE,
-    complain,
-    errors,
-    note,
-    output,
-    plain,
-    show_progress,
-)
-from equicam.cli.output import console as console  # commands take their helpers from here
-from equicam.cli.output import say as say
-from equicam.errors import EquicamError, ModelError
+from equicam.console import note, parse_dtype, resolve_device, show_progress, split_commas
+from equicam.errors import EquicamError
 
 if TYPE_CHECKING:
     import torch
@@ -36,92 +18,8 @@ if TYPE_CHECKING:
     from equicam.engines.worker import ModelFromName
     from equicam.readers.model import Model
 
-LOG = logging.getLogger(__name__)
-FULL_DISK = {errno.EFBIG, errno.ENOSPC, errno.EDQUOT}
-TYPED = {
-    "views": "--views",
-    "fill": "--fill",
-    "context": "--context",
-    "method": "--method",
-    "layer": "--layer",
-    "weights": "--weights",
-    "classes": "--classes",
-    "target": "--target",
-    "tau": "--tau",
-    "gamma": "--gamma",
-    "dtype": "--dtype",
-    "compiled": "--compile",
-    "as_published": "--as-published",
-    "group": "--group",
-    "split": "--split",
-    "group_by": "--group-by",
-    "n": "--n",
-    "device": "--device",
-    "seed": "--seed",
-    "calibrate": "--calibrate",
-    "by": "--by",
-    "control": "--control",
-    "unstable": "--unstable",
-    "more": "--more",
-    "tile": "--tile",
-    "stride": "--stride",
-    "tissue": "--tissue",
-    "bands": "--bands",
-    "scale": "--scale",
-    "mpp": "--mpp",
-    "display": "--display",
-    "size": "--size",
-    "crop": "--crop",
-    "mean": "--mean",
-    "std": "--std",
-}
-"""How an argument of the library is typed on the command line."""
 NAMED_VIEWS = {"dihedral": "dihedral:18", "scales": "scales:0.8,1,1.25", "shifts": "shifts:0.05"}
 """Sets of views that have a name, as they are typed."""
-ARGUMENT = re.compile(rf"\b({'|'.join(TYPED)})=(\"[^\"]*\"|\S+)")
-
-
-@contextmanager
-def exit_on_error(interrupted: str = "") -> Iterator[None]:
-    """End the command with one sentence on stderr and an exit code.
-
-    2 is for what the user can correct on the command line or in a file it names, 1 for a model that raises and a full
-    disk, 130 for Ctrl-C.
-    """
-    try:
-        yield
-    except (EquicamError, OSError) as error:
-        full = isinstance(error, OSError) and error.errno in FULL_DISK
-        resume = "; finished work is kept, and the same command resumes it" if full else ""
-        traceback = "; --verbose prints the traceback" if error.__cause__ and not output.verbose else ""
-        LOG.debug("traceback of the error", exc_info=error)
-        in_model = isinstance(error, ModelError)
-        complain(f"{as_typed(error)}{resume}{traceback if in_model else ''}")
-        raise typer.Exit(FAILED if in_model or full else USAGE) from error
-    except KeyboardInterrupt:
-        errors.print(f"stopped{plain(interrupted)}", soft_wrap=True, markup=False, highlight=False)
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def as_typed(error: Exception) -> str:
-    """An error's sentence; its fix names options as they are typed, not as Python spells them."""
-    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str | os.PathLike):
-        in_the_way = isinstance(error, FileExistsError)
-        error = EquicamError(
-            repr(os.fspath(error.filename)), needs="to be a folder" if in_the_way else "to be a path that can be read and written",
-            got="a file" if in_the_way else error.strerror, fix="another path",
-        )  # fmt: skip
-    if isinstance(error, EquicamError):
-        fix = ARGUMENT.sub(lambda found: _as_option(found[1], found[2].strip('"')), error.fix)
-        error = EquicamError(error.what, needs=error.needs, got=error.got, fix=fix)
-    return plain(error)
-
-
-def _as_option(argument: str, value: str) -> str:
-    option = TYPED[argument]
-    return (
-        f"no {option}" if value in ("None", "False") else option if value == "True" else f"{option} {value}"
-    )
 
 
 def parse_views(text: str | None) -> "int | Literal['auto'] | Views | None":
@@ -220,16 +118,6 @@ def set_preprocessing(
     return model
 
 
-def parse_dtype(name: str | None) -> "torch.dtype | None":
-    """The type to run the network in."""
-    import torch
-
-    known = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in known:
-        raise EquicamError("dtype", needs="bfloat16 or float16", got=repr(name), fix="--dtype bfloat16")
-    return known[name]
-
-
 def parse_speed(
     fast: bool, dtype: str | None, compiled: bool | None, device: str | None
 ) -> "tuple[torch.dtype | None, bool | None]":
@@ -244,18 +132,6 @@ def parse_speed(
         got = "--no-compile" if compiled is False else f"--device {where}"
         raise EquicamError("--fast", needs="a GPU, and to compile", got=got, fix="leaving --fast out")
     return chosen or torch.bfloat16, True
-
-
-def split_commas(text: str | None) -> list[str] | None:
-    """Names separated by commas."""
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def resolve_device(device: str | None) -> str:
-    """The given device; else a GPU, where torch can use one."""
-    import torch
-
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def load_on_engine(

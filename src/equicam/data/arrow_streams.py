@@ -46,15 +46,6 @@ class Stream:
     label_columns: tuple[str, ...]
 
 
-def is_arrow_stream(path: Path) -> bool:
-    """Whether a file starts as an Arrow stream does."""
-    try:
-        with open_regular(path, f"file {str(path)!r}") as file:
-            return file.read(4) == struct.pack("<I", MARKER)
-    except (EquicamError, OSError, ValueError):
-        return False
-
-
 def read_image_bytes(path: Path, index: int) -> bytes:
     """The encoded image in a row; a path in the file is never followed."""
     what, image = f"row {index} of {str(path)!r}", image_column(path)

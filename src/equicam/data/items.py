@@ -10,9 +10,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from equicam.data import arrow_streams, dicom, hdf5, limited
+from equicam.data import arrow_streams, dicom, limited
 from equicam.data.files import MAX_IMAGE_BYTES, read_file
 from equicam.data.image_files import UprightImage, decode, warn_if_as_stored
 from equicam.data.rasters.options import RasterWindow, raster_id
@@ -36,6 +38,9 @@ class Item:
     boxes: tuple[Box, ...] = ()
     region: Box | None = None  # the area of the image that decides the label, where a data set defines one
     index: int | None = None  # the position in a file that contains many images
+    read: Callable[[Path, int], NDArray[np.uint8]] | None = (
+        None  # reads it from a file of a format of one's own
+    )
     window: RasterWindow | None = None  # the part of a raster
     voi: tuple[float, float] | None = None  # the window (centre, width) of a DICOM image, instead of its own
     group: str | None = (
@@ -151,13 +156,13 @@ def read_item(item: Item) -> ItemContent:
         raise EquicamError(
             "a file of images", needs="to be on a disk", got=str(item.path), fix="a copy of it"
         )
-    if dicom.is_dicom_file(item.path):
+    if item.read is not None:
+        pixels = item.read(item.path, item.index)
+    elif dicom.is_dicom_file(item.path):
         pixels = dicom.read_frame(item.path, item.index, item.voi).rgb
-    elif arrow_streams.is_arrow_stream(item.path):
+    else:
         data = arrow_streams.read_image_bytes(item.path, item.index)
         return ItemContent(item, data, file_stat(item.path))
-    else:
-        pixels = hdf5.read_image(item.path, item.index)
     return ItemContent(item, pixels.tobytes(), file_stat(item.path), (pixels.shape[1], pixels.shape[0]))
 
 

@@ -1,4 +1,4 @@
-"""Sources of images: a folder, a published data set, an image list, a glob pattern or one file."""
+"""Sources of images: a folder, a saved data set, an image list, a glob pattern or one file."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 
 from equicam.data import limited
 from equicam.data.arrow_datasets import arrow_dataset, refuse_in_memory
-from equicam.data.benchmarks import LAYOUTS, patch_camelyon_file
 from equicam.data.dicom import frames as count_frames
 from equicam.data.dicom import is_dicom_file
 from equicam.data.folders import (
@@ -105,11 +104,11 @@ def _find(
 
 
 def _in_folder(root: AnyPath, split: str | None, group_by: str | None, tick: Tick) -> Items:
-    """Items by the folder's image list, else by a published layout, else every image with its subfolder as label."""
+    """Items by the folder's image list, else as a saved data set, else every image with its subfolder as label."""
     if manifest := find_manifest(root):
         return read_manifest(manifest, split=split, group_by=group_by, tick=tick)
-    if isinstance(root, Path) and (items := limited.call(_published, root, split)) is not None:
-        return items
+    if isinstance(root, Path) and (found := limited.call(_saved, root, split)) is not None:
+        return found
     folders = subfolders(root)
     if split is not None:
         if split not in folders:
@@ -133,24 +132,16 @@ def _in_folder(root: AnyPath, split: str | None, group_by: str | None, tick: Tic
     return found
 
 
-def _published(root: Path, split: str | None) -> Items | None:
-    """Items by the layout of a published or saved data set; None if it has none of them."""
-    for layout in (arrow_dataset, *LAYOUTS) if root.is_dir() else (patch_camelyon_file,):
-        if (items := layout(root, split)) is not None:
-            return Items.of(items)
-    return None
+def _saved(root: Path, split: str | None) -> Items | None:
+    """Items of a saved data set; None if it is none."""
+    found = arrow_dataset(root, split)
+    return None if found is None else Items.of(found)
 
 
 def _in_file(path: AnyPath, split: str | None, group_by: str | None, tick: Tick) -> Items:
     suffix = path.suffix.lower()
     if suffix in (".csv", ".parquet"):
         return read_manifest(path, split=split, group_by=group_by, tick=tick)
-    if (
-        suffix == ".h5"
-        and isinstance(path, Path)
-        and (items := limited.call(_published, path, split)) is not None
-    ):
-        return items
     if not has_image_suffix(path.name) and not (isinstance(path, Path) and is_dicom_file(path)):
         raise EquicamError(
             f"source {str(path)!r}", needs=f"an image ({' '.join(SUFFIXES)}) or a list (.csv .parquet)",

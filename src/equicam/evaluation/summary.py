@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,7 @@ from equicam.evaluation.selection import MetricColumn, equals, pick, pick_predic
 from equicam.evaluation.statistics import Comparison, Correlation, Estimate, HeldOut
 
 __all__ = [
-    "by_angle", "by_confidence", "conditional", "contrast", "count_groups", "drift_and_confidence", "mean_of", "occlusion_effects", "pick",
+    "by_angle", "by_confidence", "conditional", "contrast", "count_groups", "drift_and_confidence", "groups_remark", "mean_of", "occlusion_effects", "pick",
     "pick_prediction", "signals", "summarise",
 ]  # fmt: skip
 
@@ -105,6 +105,13 @@ def count_groups(table: pa.Table) -> int | None:
         return None
     pairs = some.select(["id", "group"]).group_by(["id", "group"]).aggregate([]).to_pylist()
     return len({(one["group"], one["id"] if one["group"] is None else "") for one in pairs})
+
+
+def groups_remark(groups: int | None) -> Iterator[str]:
+    """That intervals are by group, and whether there are enough groups."""
+    if groups is not None:
+        few = f"; with fewer than {statistics.MIN_GROUPS} groups they are unreliable (too narrow)"
+        yield f"intervals are over {groups} groups of images{few if groups < statistics.MIN_GROUPS else ''}"
 
 
 def by_angle(

@@ -188,7 +188,7 @@ def _segmentation(highdicom: Any, image: ImageMap, source: Any, values: NDArray[
 def _overlay(highdicom: Any, image: ImageMap, source: Any, values: NDArray[np.float64], data: bytes) -> Any:
     from highdicom.sc import SCImage
 
-    from equicam.report.overlay import overlay
+    from equicam.overlay import overlay
 
     grey = highdicom.imread(io.BytesIO(data)).get_frame(
         1, apply_voi_transform=None, apply_presentation_lut=True, dtype=np.float64

@@ -26,10 +26,10 @@ from equicam.live.images import OpenedImage
 from equicam.methods import METHODS
 from equicam.models.images import to_display_images
 from equicam.models.layers import spatial_layers
+from equicam.overlay import MAX_DEVIATION
 from equicam.readers.classes import output_name
 from equicam.readers.model import Model
 from equicam.reasons import describe
-from equicam.report.overlay import MAX_DEVIATION
 from equicam.report.text import FLAGS
 from equicam.report.view_curve import view_curve
 from equicam.review.images import Encoded, encode_input, encode_layer

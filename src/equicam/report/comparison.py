@@ -16,8 +16,8 @@ from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
+from equicam.overlay import overlay
 from equicam.report import render
-from equicam.report.overlay import overlay
 from equicam.report.text import visible
 from equicam.shards import json_ready, write_atomic
 from equicam.steadiness import STEADY_FROM, WORDS

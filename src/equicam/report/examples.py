@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
+from equicam.overlay import RgbImage, overlay
 from equicam.report import render
-from equicam.report.overlay import RgbImage, overlay
 
 MAX_EXAMPLES = 4  # of each word
 MAX_VIEWS = 6  # of each example

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from equicam.report.overlay import MAX_DEVIATION, RgbImage, heat, overlay, panel, stretch
+from equicam.overlay import MAX_DEVIATION, RgbImage, heat, overlay, panel, stretch
 
 VIEWS_PER_ROW = 9
 LONGEST_IN_LINE = 8  # letters of a label before the probability

@@ -30,12 +30,12 @@ from equicam.auditing.signals import FLAT, column_values, queue_arm, reduce_view
 from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
+from equicam.overlay import MAX_DEVIATION, RgbImage
 from equicam.reasons import SIGNALS, Reason, describe, from_rows, name_views
 from equicam.report import plots, render
 from equicam.report.answer import COLUMNS as TABLE_COLUMNS
 from equicam.report.answer import MAX_TABLE_ROWS, image_table, steadiness_counts
 from equicam.report.examples import choose_examples, draw_thumbnails
-from equicam.report.overlay import MAX_DEVIATION, RgbImage
 from equicam.report.rasters import PLACED, raster_overview
 from equicam.report.render import RenderedImages
 from equicam.report.rows import peum_reference, peum_scores, peum_undefined, share_below

@@ -22,8 +22,8 @@ from equicam.auditing.store import RunStore
 from equicam.data import limited
 from equicam.data.rasters.options import raster_id
 from equicam.data.remote import as_path
+from equicam.overlay import RgbImage, heat
 from equicam.report import render
-from equicam.report.overlay import RgbImage, heat
 
 MAX_RASTERS = 12
 THUMB_PX = 640  # the longer side of a raster's thumbnail

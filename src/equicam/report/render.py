@@ -14,6 +14,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
+from equicam import overlay as overlays
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.core.transforms import Transform, inner_radius, presented_index
@@ -21,8 +22,7 @@ from equicam.data import limited
 from equicam.data.items import Item, ItemContent, read_item
 from equicam.data.rasters.windows import show_original, show_window
 from equicam.data.remote import as_path, file_stat, is_url
-from equicam.report import overlay as overlays
-from equicam.report.overlay import MAX_DEVIATION, RgbImage, enlarge, overlay
+from equicam.overlay import MAX_DEVIATION, RgbImage, enlarge, overlay
 
 IMAGE_PX = 224  # the longer side of an image in the page
 TILE_PX = 96  # of one view in the strip

@@ -70,15 +70,8 @@ def _main(rows: pa.Table) -> Iterator[Table | str]:
     by = "image" if summary.count_groups(rows) is None else "group"
     table.caption = f"mean over images [95 %, bootstrap by {by}]; floor: unrelated images, or a trivial map"
     yield table
-    yield from groups_remark(summary.count_groups(rows))
+    yield from summary.groups_remark(summary.count_groups(rows))
     yield from remarks
-
-
-def groups_remark(groups: int | None) -> Iterator[str]:
-    """That intervals are by group, and whether there are enough groups."""
-    if groups is not None:
-        few = f"; with fewer than {statistics.MIN_GROUPS} groups they are unreliable (too narrow)"
-        yield f"intervals are over {groups} groups of images{few if groups < statistics.MIN_GROUPS else ''}"
 
 
 def _causal(rows: pa.Table, method: str) -> Table:

@@ -124,8 +124,8 @@ class ImageRenderer:
         return _encode_jpeg(np.concatenate(tiles, axis=1)) if len(tiles) > 1 else None
 
     def _thumb(self, image: Any, maps: "StoredMaps | None", kind: str) -> Encoded:
+        from equicam.overlay import overlay
         from equicam.report import render
-        from equicam.report.overlay import overlay
 
         if maps is None or kind == "thumb-plain":
             return _encode_jpeg(image)
@@ -162,7 +162,7 @@ def _input_side(row: dict[str, Any]) -> int:
 
 def encode_layer(values: Any) -> Encoded:
     """Colours that are transparent where the map is low, to lie over the input image."""
-    from equicam.report.overlay import heat, opacity
+    from equicam.overlay import heat, opacity
 
     alpha = opacity(values)[..., None] * 255
     return _encode_png(np.concatenate([heat(values), alpha.round().astype(np.uint8)], axis=-1))

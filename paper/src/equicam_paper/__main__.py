@@ -1,0 +1,3 @@
+from equicam_paper.cli import app
+
+app(prog_name="equicam-paper")

@@ -1,0 +1,314 @@
+"""The network and images an experiment runs on, and the evaluations kept between experiments."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from jaxtyping import Float
+from torch import Tensor
+
+from equicam import __version__
+from equicam.core.views import Views
+from equicam.data.items import Item, digest_files, digest_groups, digest_items, open_item, sample_by_class
+from equicam.evaluation import summary
+from equicam.evaluation.evaluate import evaluate
+from equicam.evaluation.statistics import Estimate
+from equicam.methods import AS_PUBLISHED, METHODS, Method
+from equicam.models.images import as_batch, preprocess_image, stack_images
+from equicam.models.load import load
+from equicam.models.weights import fingerprint
+from equicam.readers.masked_scores import remember_masked_scores
+from equicam.readers.model import Model
+from equicam.shards import write_atomic
+from equicam_paper.benchmarks import find_items, is_cub
+from equicam_paper.claims import MIN_IMAGES
+from equicam_paper.draws import draw_sample
+from equicam_paper.provenance import commit, content_digest
+from equicam_paper.rows import Both
+from equicam_paper.score_files import ScoreFiles
+
+FORWARD_PASSES = {"score-cam": 2048, "aug-score-cam": 6 * 2048, "rise": 8000, "recipro-cam": 50}
+"""Forward passes per map of the methods that run only with --costly."""
+FIRST_CLASSES_SHARE = 0.2
+"""Of the images: 2,000 of the paper's 10,000."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The table of one evaluation, and whether it follows the authors' protocol."""
+
+    table: pa.Table
+    as_published: bool = False
+
+    @property
+    def region(self) -> str:
+        """Where its protocol compares maps."""
+        return "full" if self.as_published else "disc"
+
+    def mean(self, metric: str, method: str | None = None, region: str | None = None) -> Estimate:
+        """The mean over images with its interval."""
+        return summary.mean_of(summary.pick(self.table, metric, method, region))
+
+    def eq(self, method: str) -> Estimate:
+        """Mean Eq by its protocol."""
+        return self.mean("eq", method, self.region)
+
+    def eq_above(self, method: str, other: str) -> Estimate:
+        """Eq of one method minus that of another by its protocol, paired by image."""
+        return summary.contrast(self.table, method, other, region=self.region).difference
+
+    def of_items(self, items: Sequence[Item]) -> "Evaluation":
+        """The rows of some of the images."""
+        wanted = pa.array([item.id for item in items])
+        return replace(self, table=self.table.filter(pc.is_in(self.table["id"], value_set=wanted)))
+
+
+class Evaluated(NamedTuple):
+    """The weights and images of an evaluation, by their SHA-256."""
+
+    weights: str
+    images: str
+    n: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """A network in the place of one of the paper's, images, and the folder that keeps evaluations and figures."""
+
+    model: Model
+    data: str | Path
+    out: Path
+    backbone: str = "resnet50"  # the network whose published numbers to compare with
+    domain: str = ""  # PatchCamelyon or RESISC45, where the images come from one
+    n: int | None = None
+    split: str | None = None
+    draw: str = ""  # `authors`, or a class-spread sample
+    group_by: str | None = None  # the column of an image list that holds the group of each image
+    costly: bool = False
+    max_passes: int | None = None  # of one map by a costly method
+    progress: bool = False
+    options: dict[str, Any] = field(default_factory=dict)  # dtype, compiled, …: passed to `evaluate`
+    extra: dict[str, Path] = field(default_factory=dict)  # more weights of the same architecture, by name
+    evaluated: set["Evaluated"] = field(
+        default_factory=set, repr=False
+    )  # what evaluations were of, for their provenance
+
+    @property
+    def claimed_domain(self) -> str:
+        """The domain as claims name it; they are about ResNet-50, another network's rows stand alone."""
+        return self.domain if self.backbone == "resnet50" else f"{self.domain} by {self.backbone}"
+
+    @cached_property
+    def listing(self) -> list[Item]:
+        """Every image of the source, listed once."""
+        return find_items(self.data, split=self.split, group_by=self.group_by)
+
+    @cached_property
+    def sample(self) -> list[Item]:
+        """The sample of `n` images, or all of them, in the order of the draw."""
+        return draw_sample(self.listing, self.n, self.draw)
+
+    @cached_property
+    def of_cub(self) -> bool:
+        """Whether the images are those of CUB-200-2011, as it is unpacked."""
+        return is_cub(Path(self.data))
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every image of the sample has a label."""
+        return all(item.label is not None for item in self.sample)
+
+    @cached_property
+    def by_class(self) -> list[Item]:
+        """The sample in the order of its classes."""
+        return sorted(self.sample, key=_by_class)
+
+    @cached_property
+    def first_images(self) -> list[Item]:
+        """Images of the first fifth of the classes: the sample's, and others of the source if they are too few to decide anything."""
+        own = self.by_class[: round(FIRST_CLASSES_SHARE * len(self.sample))]
+        ordered = sorted(self.listing, key=_by_class)[: round(FIRST_CLASSES_SHARE * len(self.listing))]
+        taken = {item.id for item in own}
+        others = [item for item in ordered if item.id not in taken]
+        missing = min(MIN_IMAGES - len(own), len(others))
+        return [*own, *(sample_by_class(others, missing) if missing > 0 else ())]
+
+    def on_first_classes(self, found: Both[Evaluation]) -> Both[Evaluation]:
+        """An evaluation on the first fifth of the images by class, as the samples of some published numbers are.
+
+        Without labels it is on all images.
+        """
+        if not self.labelled:
+            return found
+        return found.map(Evaluation.of_items, self.by_class[: round(FIRST_CLASSES_SHARE * len(self.sample))])
+
+    @cached_property
+    def weights_digest(self) -> str:
+        """SHA-256 of the network's tensors."""
+        return fingerprint(self.model.module)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """SHA-256 of the sample: ids, annotations and contents."""
+        return content_digest(self.sample)
+
+    @cached_property
+    def groups(self) -> int | None:
+        """How many groups the sample comes from, an image without one being its own; None if no image has a group."""
+        named = {item.group for item in self.sample} - {None}
+        return len(named) + sum(item.group is None for item in self.sample) if named else None
+
+    @cached_property
+    def _setting(self) -> dict[str, Any]:
+        """Everything but the method and the metrics that decides the rows of an evaluation."""
+        return {
+            "model": self.model.name, "weights": self.weights_digest, "layer": self.model.layer,
+            "images": [digest_items(self.sample), digest_files(self.sample)],
+            "version": __version__, "commit": commit(),
+            **({} if self.groups is None else {"groups": digest_groups(self.sample)}),
+        }  # fmt: skip
+
+    def with_weights(self, weights: Path) -> "Context":
+        """The same with other weights, and evaluations in a folder of their own."""
+        old = self.model
+        model = load(old.name or "", weights=weights, classes=old.classes, layer=old.layer, device=old.device)
+        return replace(self, model=model, out=self.out / f"{weights.parent.name}-{weights.stem}")
+
+    def evaluate(
+        self,
+        methods: Sequence[str] | Mapping[str, Method],
+        metrics: Sequence[str] = ("eq",),
+        *,
+        as_published: bool = False,
+        views: int | Views | None = None,
+        items: Sequence[Item] | None = None,
+    ) -> Evaluation:
+        """Evaluate the sample, or these items; a kept evaluation with all the methods and metrics is reused.
+
+        Methods of many forward passes are evaluated and kept each on its own.
+        """
+        if isinstance(methods, Mapping):  # kept tables go by name
+            known = METHODS | AS_PUBLISHED if as_published else METHODS
+            if taken := [name for name, method in methods.items() if known.get(name, method) != method]:
+                raise ValueError(f"names of other methods: {', '.join(taken)}")
+        sets: list[Sequence[str] | Mapping[str, Method]] = (
+            [methods] if isinstance(methods, Mapping) else [*_apart_if_many_passes(methods)]
+        )
+        found = [self._evaluate(one, metrics, as_published, views, items) for one in sets]
+        # rows of the images and of the model alone are the same in each
+        more = [table.filter(pc.is_valid(table["method"])) for table in found[1:]]
+        return Evaluation(pa.concat_tables([found[0], *more]), as_published)
+
+    def _evaluate(
+        self,
+        methods: Sequence[str] | Mapping[str, Method],
+        metrics: Sequence[str],
+        as_published: bool,
+        views: int | Views | None,
+        items: Sequence[Item] | None,
+    ) -> pa.Table:
+        options = self.options
+        given = methods.values() if isinstance(methods, Mapping) else methods
+        if self.costly and not any(map(_many_passes, given)):  # compiling would take longer than it saves
+            options = options | {"compiled": False}
+        setting = self._setting | {
+            "as_published": as_published, "views": str(views), "options": str(options),
+        }  # fmt: skip
+        of = (self.data_digest, len(self.sample)) if items is None else (content_digest(items), len(items))
+        self.evaluated.add(Evaluated(self.weights_digest, *of))
+        if items is not None:
+            setting |= {"images": [digest_items(items), digest_files(items)]}
+        self.out.mkdir(parents=True, exist_ok=True)
+        index = self.out / "evaluations.json"
+        known: dict[str, Any] = json.loads(index.read_text()) if index.is_file() else {}
+        for key, entry in known.items():
+            enough = set(methods) <= set(entry["methods"]) and set(metrics) <= set(entry["metrics"])
+            if enough and entry["setting"] == setting and not isinstance(methods, Mapping):
+                return _of_methods(pq.read_table(self._file(key)), methods)
+        entry = {"setting": setting, "methods": list(methods), "metrics": list(metrics)}
+        key = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
+        table = evaluate(
+            self.model, list(self.sample if items is None else items), methods=methods, scores=metrics,
+            as_published=as_published, views=views, out=self._file(key), progress=self.progress, **options,
+        )  # fmt: skip
+        write_atomic(index, json.dumps(known | {key: entry}, indent=1).encode())
+        return table
+
+    def evaluate_both(
+        self,
+        methods: Sequence[str],
+        metrics: Sequence[str] = ("eq",),
+        *,
+        views: int | None = None,
+        items: Sequence[Item] | None = None,
+    ) -> Both[Evaluation]:
+        """The same evaluation by our protocol and by the authors'."""
+        with self.masked_scores():
+            return Both(
+                self.evaluate(methods, metrics, views=views, items=items),
+                self.evaluate(methods, metrics, views=views, items=items, as_published=True),
+            )
+
+    @contextmanager
+    def masked_scores(self) -> Iterator[None]:
+        """Inside, scores of masked images are computed once; with `costly` they are kept in files, for the same code and options."""
+        if not self.costly:
+            with remember_masked_scores():
+                yield
+            return
+        of = (self.weights_digest, __version__, commit(), str(self.options))
+        name = hashlib.sha256(repr(of).encode()).hexdigest()[:16]
+        with (
+            ScoreFiles(self.out / "scores" / name) as files,
+            remember_masked_scores(self.model.module, files),
+        ):
+            yield
+
+    def open(self, items: Sequence[Item]) -> Float[Tensor, "b c H W"]:
+        """These images as the model's input."""
+        return as_batch(
+            self.model, stack_images([preprocess_image(self.model, open_item(item)) for item in items])
+        )
+
+    def open_some(self, count: int) -> Float[Tensor, "b c H W"]:
+        """A class-spread handful of the sample as the model's input."""
+        return self.open(sample_by_class(self.sample, count))
+
+    def affordable(self, methods: Sequence[str]) -> list[str]:
+        """The methods that run: those of many forward passes only with `costly`, up to `max_passes`."""
+        most = (self.max_passes or math.inf) if self.costly else 0
+        return [m for m in dict.fromkeys(methods) if FORWARD_PASSES.get(m, 0) <= most]
+
+    def _file(self, key: str) -> Path:
+        return self.out / f"evaluation-{key}.parquet"
+
+
+def _by_class(item: Item) -> tuple[bool, Any, str]:
+    return isinstance(item.label, str), item.label, item.id
+
+
+def _many_passes(method: str | Method) -> bool:
+    """Whether a map takes more than a pass for each view."""
+    known = METHODS.get(method) if isinstance(method, str) else method
+    return known is not None and not known.reader.one_pass
+
+
+def _apart_if_many_passes(methods: Sequence[str]) -> Iterator[list[str]]:
+    """The methods in one list, except those of many forward passes, which have one each."""
+    if few := [m for m in methods if not _many_passes(m)]:
+        yield few
+    yield from ([m] for m in methods if _many_passes(m))
+
+
+def _of_methods(table: pa.Table, methods: Sequence[str]) -> pa.Table:
+    wanted = pc.is_in(table["method"], value_set=pa.array(list(methods)))
+    return table.filter(pc.or_(pc.is_null(table["method"]), wanted))

@@ -1,0 +1,363 @@
+"""One row of a reproduced table: the published number, the measured ones, and the verdict.
+
+Every row has three numbers side by side: published, measured by the authors' protocol (`as_published`), and measured by
+ours (the disc, reflection, a floor). The verdict compares the authors' protocol where it was run, because that is the
+number they claim. If their number comes out but the paired difference by our protocol, with its whole interval, has the
+opposite sign of the claim, it is an artefact.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from equicam.evaluation.statistics import MIN_GROUPS, Correlation, Estimate
+from equicam.shards import json_ready
+from equicam_paper.claims import DOMAINS, MIN_IMAGES, NETWORKS, Claim, claims
+from equicam_paper.margins import margin, published_images, published_range, published_text, rounding
+
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
+P = ParamSpec("P")
+
+
+def _networks_sentence(by_seed: Sequence[float], floor: float, constant: float) -> str:
+    """Eq of each of several networks, of unrelated images, and the share of constant maps; parts without a number are left out."""
+    parts = [f"by seed {', '.join(f'{eq:.3f}' for eq in by_seed)}"] if by_seed else []
+    parts += [] if math.isnan(floor) else [f"unrelated images {floor:.3f}"]
+    return "; ".join(
+        parts + ([f"{constant:.0%} of the maps are constant and count 0"] if constant > 0 else [])
+    )
+
+
+VERDICTS = ("matches", "differs", "artefact", "undecided", "by definition", "measured", "not run")
+SENTENCES: dict[str, str | Callable[..., str]] = {
+    "note": "{text}",
+    "off": "off by {distance:.3g}, margin {margin:.3g}",
+    "off-range": "off by {distance:.3g} from {low:g} to {high:g}, margin {margin:.3g}",
+    "few": "{n} images: {needed} are needed to decide",
+    "few-groups": "{groups} groups of images: {needed} are needed to decide",
+    "artefact": "{text}: {value:+.3f} [{low:+.3f}, {high:+.3f}] by ours",
+    "wide": "the interval reaches across the margin of {margin:.3g}",
+    "no-interval": "no interval, so nothing is decided",
+    "coarse": "the paper prints too few digits for a margin of {margin:.2g}",
+    "other-sample": "published for {sample}, whose Eq is higher: --draw authors",
+    "one-training": "one fine-tune here and one there, and how far fine-tunes differ is not published",
+    "no-n": "on how many images it was measured is not published, nor how far it may be off",
+    "one-network": "the paper's is over its three networks, this is {network} alone",
+    "other-input": "this model's input is not the paper's, an image resized to 256 and cropped to 224 pixels",
+    "network": "of {network}: --model {network}",
+    "images": "of {about}: --data with these images, and --domain only for a domain's",
+    "costly": "{passes} forward passes per map: --costly, with --n",
+    "command": "of {of}: {command}",
+    "control": "drift minus this {mean:+.3f} [{low:+.3f}, {high:+.3f}]; drift costs more on {wins:.0%} of the images",
+    "networks": _networks_sentence,
+}
+"""How a table words each remark: a format, or a function of the values."""
+
+
+@dataclass(frozen=True)
+class Both(Generic[T_co]):
+    """The same quantity by our protocol (`clean`) and by the authors' (`as_published`)."""
+
+    clean: T_co
+    as_published: T_co
+
+    def map(self, measure: Callable[Concatenate[T_co, P], U], *args: P.args, **kwargs: P.kwargs) -> "Both[U]":
+        """`measure` applied to either."""
+        return Both(measure(self.clean, *args, **kwargs), measure(self.as_published, *args, **kwargs))
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A remark on a row: a code that programs compare, and the values of its sentence."""
+
+    code: str
+    values: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """As a table words it."""
+        words = SENTENCES[self.code]
+        return words.format(**self.values) if isinstance(words, str) else words(**self.values)
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """By our protocol, the paired difference that a claim says is above 0: the claim is contradicted if it lies below."""
+
+    difference: Estimate
+    text: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the whole interval is below 0, over enough images and groups."""
+        return too_few(self.difference) is None and self.difference.high < 0
+
+    @property
+    def remark(self) -> Remark:
+        """The contradiction with its interval."""
+        d = self.difference
+        return Remark("artefact", {"text": self.text, "value": d.value, "low": d.low, "high": d.high})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One claim compared with its measurements."""
+
+    claim: str  # empty: the paper has no such number
+    label: str
+    published: str
+    clean: Estimate | None
+    as_published: Estimate | None
+    verdict: str  # one of VERDICTS
+    reason: Remark | None = None  # what a reader should know of the measurement, or why there is none
+    why: Remark | None = None  # what the verdict follows from
+    margin: float | None = None  # within which the whole interval of a match lies
+    within: tuple[float, float] | None = (
+        None  # the published range that was compared with, the same number twice if it is one
+    )
+
+    @property
+    def images(self) -> int:
+        """How many the measurement is of that a verdict is about."""
+        found = self.as_published or self.clean
+        return found.n if found else 0
+
+    @property
+    def note(self) -> str:
+        """Reason and verdict in words; empty without them."""
+        return "; ".join(one.text for one in (self.why, self.reason) if one is not None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, null where undefined."""
+        found: dict[str, Any] = json_ready(asdict(self) | {"note": self.note})
+        return found
+
+
+def compare(
+    claim: str,
+    found: Both[Estimate | None],
+    *,
+    label: str = "",
+    artefact: Contradiction | None = None,
+    reason: str | Remark = "",
+    published: str = "not in the paper",
+    of_first_classes: bool = False,
+) -> Row:
+    """A claim with its measurements and the verdict that follows.
+
+    Without a claim, or with one that the paper does not make, the measurements stand alone. `of_first_classes` says that
+    they are of the first classes, as some published numbers are.
+    """
+    known = claims().get(claim)
+    note = _remark(reason)
+    if known is None:
+        return Row("", label, published, found.clean, found.as_published, "measured", note)
+    text = published_text(claim)
+    row = Row(claim, label or known.label, text, found.clean, found.as_published, "measured", note)
+    measured = found.as_published or found.clean
+    if measured is None:
+        return replace(row, verdict="not run")
+    if not known.values:
+        return row
+    if known.of_first_classes and not of_first_classes:
+        other = Remark("other-sample", {"sample": "the first classes"})
+        return replace(row, verdict="undecided", why=other)
+    row = judge_again(replace(row, within=published_range(claim)))
+    if artefact is not None and artefact.holds and row.verdict == "matches":
+        row = replace(row, verdict="artefact", why=artefact.remark)
+    return row
+
+
+def judge_again(row: Row) -> Row:
+    """The row with the verdict of the present rule; one that no interval decided stays as it is, and so does an artefact."""
+    measured = row.as_published or row.clean
+    if row.within is None or measured is None:
+        return row
+    allowed, within = margin(row.claim), published_range(row.claim)
+    theirs = published_error(claims()[row.claim], measured)
+    verdict, why = judge(within, measured, allowed, theirs=theirs, rounding=rounding(row.claim))
+    row = replace(row, published=published_text(row.claim), margin=allowed, within=within)
+    if row.verdict == "artefact" and verdict == "matches":
+        return row
+    return replace(row, verdict=verdict, why=why)
+
+
+def judge(
+    published: tuple[float, float],
+    found: Estimate,
+    margin: float,
+    *,
+    theirs: float | Remark = 0.0,
+    rounding: float = 0.0,
+) -> tuple[str, Remark | None]:
+    """Equivalence by interval: whole inside the margin it matches, whole outside it differs, else nothing is decided.
+
+    `theirs` is half of the published number's own interval, or why that is unknown: errors add in quadrature. `rounding` is
+    how far the printed number may be from the measured one: a match has to be inside the margin and a difference outside of it
+    wherever in this range the measured one is. Two one-sided tests at 5 % would use the narrower 90 % interval; ours has 95 %.
+    """
+    low, high = published
+    if math.isnan(found.value) or math.isnan(found.low) or math.isnan(found.high):
+        return "undecided", Remark("no-interval", {})
+    if few := too_few(found):
+        return "undecided", few
+    if isinstance(theirs, Remark):
+        return "undecided", theirs
+    bottom = found.value - math.hypot(found.value - found.low, theirs)
+    top = found.value + math.hypot(found.high - found.value, theirs)
+    if top < low - margin - rounding or bottom > high + margin + rounding:
+        values = {"distance": max(low - found.value, found.value - high), "margin": margin}
+        if low == high:
+            return "differs", Remark("off", values)
+        return "differs", Remark("off-range", {"low": low, "high": high} | values)
+    if margin <= rounding or math.isclose(margin, rounding):
+        return "undecided", Remark("coarse", {"margin": margin})
+    if low - (margin - rounding) <= bottom and top <= high + (margin - rounding):
+        return "matches", None
+    return "undecided", Remark("wide", {"margin": margin})
+
+
+def published_error(claim: Claim, found: Estimate) -> float | Remark:
+    """Half of the published number's 95 % interval, or the reason why nothing says how wide it is.
+
+    Where none is printed, it is ours scaled to the published number of images; of a change that takes theirs for paired by image too. Both networks of a domain were fine-tuned
+    once, so how far fine-tunes differ, which the paper states for Eq and accuracy, counts twice. Costs are printed as a range.
+    """
+    if claim.of == "A100":
+        return 0.0
+    theirs = published_images(claim.id)
+    if claim.ci95 is not None:
+        images = (claim.ci95[1] - claim.ci95[0]) / 2
+    elif theirs is not None:
+        images = (found.high - found.low) / 2 * math.sqrt(found.n / theirs)
+    else:
+        return Remark("no-n", {})
+    if claim.domain not in DOMAINS:
+        return images
+    spread = _spread_of_trainings(claim)
+    return (
+        Remark("one-training", {}) if math.isnan(spread) else math.hypot(images, 1.96 * math.sqrt(2) * spread)
+    )
+
+
+def _spread_of_trainings(claim: Claim) -> float:
+    """The published standard deviation over fine-tunes of what a claim is about; NaN where there is none."""
+    start, percent = f"app.{claim.domain}", 100.0
+    if "acc" in claim.metric:
+        return claims()[f"{start}.acc_seed_sd"].values[0] / percent
+    if "Eq" not in claim.metric.split():
+        return math.nan
+    aligned = claim.method.startswith(("EquiGrad-CAM", "EG"))
+    return claims()[f"{start}.seeds.{'eg' if aligned else 'gc'}.sd"].values[0]
+
+
+def too_few(found: Estimate) -> Remark | None:
+    """The remark that there are too few images, or groups of them, for an interval to decide anything."""
+    if few := few_images(found.n):
+        return few
+    if found.groups is not None and found.groups < MIN_GROUPS:
+        return Remark("few-groups", {"groups": found.groups, "needed": MIN_GROUPS})
+    return None
+
+
+def few_images(n: int) -> Remark | None:
+    """The remark that there are too few images to decide anything."""
+    return Remark("few", {"n": n, "needed": MIN_IMAGES}) if n < MIN_IMAGES else None
+
+
+def by_definition(
+    claim: str,
+    value: int | float,
+    *,
+    label: str,
+    reason: str = "",
+    near: float = 1e-4,
+    unless: Remark | None = None,
+) -> Row:
+    """A constant of the protocol or an identity: it is checked, and is not counted as a match.
+
+    `unless` is why another value decides nothing: too few images, or another input than the paper's.
+    """
+    known = claims()[claim]
+    (published,) = known.values
+    row = Row(claim, label, known.text, number(value), None, "by definition", _remark(reason))
+    if math.isclose(value, published, rel_tol=near):
+        return row
+    return (
+        replace(row, verdict="differs") if unless is None else replace(row, verdict="undecided", why=unless)
+    )
+
+
+def with_verdict(
+    claim: str,
+    found: Both[Estimate | None],
+    verdict: str,
+    *,
+    label: str,
+    reason: str = "",
+    published: str = "",
+    why: Remark | None = None,
+) -> Row:
+    """A claim whose verdict follows from more than the distance to the published number."""
+    shown = published or claims()[claim].text
+    return Row(claim, label, shown, found.clean, found.as_published, verdict, _remark(reason), why)
+
+
+def only_of_the_papers(row: Row, backbone: str, domain: str, *, cub: bool = True) -> tuple[Row, ...]:
+    """The row, or, where its claim is about another network or other images, the row without it and the claim as not run.
+
+    `cub` says that the images may be those of CUB-200-2011.
+    """
+    known = claims().get(row.claim)
+    if known is None or row.verdict == "not run":
+        return (row,)
+    if known.is_about(backbone, domain) and (cub or not known.of_cub):
+        return (row,)
+    alone = replace(
+        row, claim="", published=f"{row.published}, of {known.about}", verdict="measured", why=None, margin=None, within=None
+    )  # fmt: skip
+    network = known.network or NETWORKS[0]
+    other_network = backbone != network and not domain and not known.of_cub
+    remark = (
+        Remark("network", {"network": network}) if other_network else Remark("images", {"about": known.about})
+    )
+    return alone, not_run(row.claim, remark)
+
+
+def not_run(claim: str, reason: str | Remark) -> Row:
+    """A claim that this run does not answer, and the option or command that would."""
+    known = claims()[claim]
+    return Row(claim, known.label, known.text, None, None, "not run", _remark(reason))
+
+
+def note(text: str) -> Remark:
+    """A remark that no program compares."""
+    return Remark("note", {"text": text})
+
+
+def costly(passes: int | str) -> Remark:
+    """A method that runs only with --costly because a map takes this many forward passes."""
+    return Remark("costly", {"passes": f"{passes:,}" if isinstance(passes, int) else passes})
+
+
+def number(value: int | float, n: int = 0) -> Estimate:
+    """A value without an interval."""
+    return Estimate(float(value), float("nan"), float("nan"), n)
+
+
+def correlation(c: Correlation) -> Estimate:
+    """A correlation as a number with its interval."""
+    return Estimate(c.r, c.low, c.high, c.n, c.groups)
+
+
+def minus(e: Estimate) -> Estimate:
+    """A number with the opposite sign."""
+    return Estimate(-e.value, -e.high, -e.low, e.n, e.groups)
+
+
+def _remark(given: str | Remark) -> Remark | None:
+    if isinstance(given, Remark):
+        return given
+    return note(given) if given else None

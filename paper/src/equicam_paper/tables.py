@@ -1,0 +1,154 @@
+"""The rows of an experiment as CSV and as a LaTeX table."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from equicam.evaluation.statistics import Estimate
+from equicam_paper.plots import random_weights_panels
+from equicam_paper.rows import Row
+
+PROTOCOLS = (("as_published", "their protocol"), ("clean", "our protocol"))
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "−": "$-$", "–": "--", "—": "---", "×": r"$\times$", "±": r"$\pm$", "°": r"$^\circ$", "≥": r"$\geq$", "≤": r"$\leq$",
+    "γ": r"$\gamma$", "τ": r"$\tau$", "σ": r"$\sigma$", "θ": r"$\theta$", "₀": "$_0$", "²": "$^2$", "…": r"\ldots{}", "→": r"$\to$", "·": r"$\cdot$",
+    "“": "``", "”": "''", "’": "'", "½": r"$\frac12$", "∈": r"$\in$", "‘": "`",
+}  # fmt: skip
+
+
+def interval(found: Estimate | None, digits: int = 3) -> str:
+    """A number with its interval; empty without one."""
+    if found is None or math.isnan(found.value):
+        return ""
+    value = f"{found.value:.{digits}f}"
+    if math.isnan(found.low) and 0 < abs(found.value) < 0.5 * 10**-digits:
+        return f"{found.value:.1g}"
+    return value if math.isnan(found.low) else f"{value} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Every row, also those that were not run, with six digits."""
+    buffer = io.StringIO()
+    write = csv.writer(buffer, lineterminator="\n")
+    numbers = [f"{name}_{field}" for name, _ in PROTOCOLS for field in ("value", "low", "high", "n")]
+    write.writerow(["claim", "what", "published", *numbers, "margin", "verdict", "note"])
+    for row in rows:
+        cells = [
+            _cell(getattr(row, name), field)
+            for name, _ in PROTOCOLS
+            for field in ("value", "low", "high", "n")
+        ]
+        texts = [_text(value) for value in (row.claim, row.label, row.published)]
+        margin = "" if row.margin is None else f"{row.margin:g}"
+        write.writerow([*texts, *cells, margin, row.verdict, _text(row.note)])
+    return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A number for every method and column."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[str]]
+
+
+def random_weights_tables(rows: Sequence[Row]) -> list[Matrix]:
+    """The tables of `sanity`: one for each measure, a line per method; none for the rows of another experiment."""
+    panels = random_weights_panels(rows)
+    of_networks = {
+        row.label: row.reason.values for row in rows if row.reason and row.reason.code == "networks"
+    }
+    found = []
+    for panel in (one for one in panels if one.label != "SSIM"):  # which is in the plot
+        cells = {
+            name: [
+                _with_seeds(e, of_networks.get(f"{name}, {column}: {panel.label}", {}))
+                for column, e in zip(panel.columns, row, strict=True)
+            ]
+            for name, row in panel.rows
+        }
+        with_given = "" if panel is panels[0] else " with those of the weights as given"
+        found.append(Matrix(f"{panel.title}{with_given}, {panel.images} images", panel.columns, cells))
+    for panel in panels[:1]:
+        floors = {
+            name: [_floor(of_networks.get(f"{name}, {column}: Eq", {})) for column in panel.columns]
+            for name, _ in panel.rows
+        }
+        title = "Eq of unrelated images, and the share of constant maps, which count 0"
+        found.append(Matrix(title, panel.columns, floors))
+    return found
+
+
+def _with_seeds(found: Estimate | None, networks: Mapping[str, Any]) -> str:
+    """A number with its interval, and that of each network where it is a mean of several."""
+    by_seed = networks.get("by_seed", ())
+    if found is None or math.isnan(found.value):
+        return "refused" if networks else ""
+    return interval(found) + (f", by seed {', '.join(f'{eq:.3f}' for eq in by_seed)}" if by_seed else "")
+
+
+def _floor(networks: Mapping[str, Any]) -> str:
+    """Eq of unrelated images, and the share of constant maps where there are any."""
+    floor, constant = networks.get("floor", math.nan), networks.get("constant", 0.0)
+    parts = [] if math.isnan(floor) else [f"{floor:.3f}"]
+    return ", ".join(parts + ([f"{constant:.0%}"] if constant > 0 else []))
+
+
+def as_latex(rows: Sequence[Row], title: str, provenance: str) -> str:
+    """The rows that were run, as a table for booktabs, those of `sanity` as several; where they come from is a comment."""
+    comment = provenance.replace("\n", " ")
+    start = f"% {comment}\n% needs \\usepackage{{booktabs}}\n"
+    if matrices := random_weights_tables(rows):
+        return start + "".join(
+            _latex_table(
+                f"{title}. {one.title}",
+                ["", *one.columns],
+                [[name, *cells] for name, cells in one.rows.items()],
+            )
+            for one in matrices
+        )
+    lines = [
+        [row.label, row.published, interval(row.as_published), interval(row.clean), row.verdict]
+        for row in rows
+        if row.verdict != "not run" and row.label != "figure"
+    ]
+    head = ["", "published", "their protocol", "our protocol", "verdict"]
+    return start + _latex_table(f"{title}. Means with 95 % intervals", head, lines)
+
+
+def _latex_table(caption: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    body = "\n".join(f"{' & '.join(map(escape, line))} \\\\" for line in lines)
+    return (
+        f"\\begin{{table}}[t]\n\\centering\\footnotesize\n"
+        f"\\caption{{{escape(caption)}.}}\n\\begin{{tabular}}{{@{{}}{'l' * len(head)}@{{}}}}\n\\toprule\n{' & '.join(map(escape, head))} \\\\\n\\midrule\n"
+        f"{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
+    )
+
+
+def escape(text: str) -> str:
+    """Text for LaTeX: its special characters, and signs that need mathematics."""
+    return "".join(LATEX.get(sign, sign) for sign in text)
+
+
+def _cell(found: Estimate | None, field: str) -> str:
+    if found is None:
+        return ""
+    value = getattr(found, field)
+    return (
+        ""
+        if isinstance(value, float) and math.isnan(value)
+        else f"{value:.6g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def _text(value: str) -> str:
+    """Text that a spreadsheet does not take for a formula."""
+    return f"'{value}" if value[:1] in ("=", "+", "-", "@", "\t") else value

@@ -1,0 +1,273 @@
+"""What every command has: where it writes, how it ends, and the values of options as they are typed.
+
+Results go to stdout, as text or one JSON document; notices, progress and errors to stderr.
+"""
+
+import errno
+import inspect
+import json
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from equicam.errors import EquicamError, ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+    from equicam.progress import Progress
+
+for stream in (sys.stdout, sys.stderr):
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="replace")  # print ? for letters the terminal cannot encode
+console = Console()
+"""Results; silent with --json."""
+notices = Console(stderr=True)
+"""Notices and progress; silent with --quiet."""
+errors = Console(stderr=True)
+
+FAILED, USAGE, GATE_FAILED, INTERRUPTED = 1, 2, 3, 130
+"""Exit codes."""
+_OUTPUT = "Output"
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print the result as one JSON document.", rich_help_panel=_OUTPUT),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", help="Print results only: no notices, no progress.", rich_help_panel=_OUTPUT),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", help="Print what the library logs, and tracebacks.", rich_help_panel=_OUTPUT),
+]
+
+LOG = logging.getLogger(__name__)
+FULL_DISK = {errno.EFBIG, errno.ENOSPC, errno.EDQUOT}
+TYPED = {
+    "views": "--views",
+    "fill": "--fill",
+    "context": "--context",
+    "method": "--method",
+    "layer": "--layer",
+    "weights": "--weights",
+    "classes": "--classes",
+    "target": "--target",
+    "tau": "--tau",
+    "gamma": "--gamma",
+    "dtype": "--dtype",
+    "compiled": "--compile",
+    "as_published": "--as-published",
+    "group": "--group",
+    "split": "--split",
+    "group_by": "--group-by",
+    "n": "--n",
+    "device": "--device",
+    "seed": "--seed",
+    "calibrate": "--calibrate",
+    "by": "--by",
+    "control": "--control",
+    "unstable": "--unstable",
+    "more": "--more",
+    "tile": "--tile",
+    "stride": "--stride",
+    "tissue": "--tissue",
+    "bands": "--bands",
+    "scale": "--scale",
+    "mpp": "--mpp",
+    "display": "--display",
+    "size": "--size",
+    "crop": "--crop",
+    "mean": "--mean",
+    "std": "--std",
+}
+"""How an argument of the library is typed on the command line."""
+ARGUMENT = re.compile(rf"\b({'|'.join(TYPED)})=(\"[^\"]*\"|\S+)")
+
+
+@dataclass
+class Output:
+    """The options of the command that runs."""
+
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+
+output = Output()
+
+
+class LogLines(logging.Handler):
+    """Lines of the library's log among the notices."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record; a traceback has several lines."""
+        for line in self.format(record).splitlines():
+            note(line, style="dim")
+
+
+def _show_warning(message: Warning | str, *_where: Any, **_options: Any) -> None:
+    note(str(message))
+
+
+def with_output_options(command: Callable[..., None], *, answers: bool) -> Callable[..., None]:
+    """The command with --quiet and --verbose, and --json if it answers."""
+    extra: dict[str, Any] = {"json_": Json} if answers else {}
+    extra |= {"quiet": Quiet, "verbose": Verbose}
+    signature = inspect.signature(command)
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        chosen = Output(given.pop("json_", False), given.pop("quiet"), given.pop("verbose"))
+        if chosen.quiet and chosen.verbose:
+            raise typer.BadParameter("--quiet and --verbose exclude each other")
+        with _output(chosen):
+            command(**given)
+
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in extra.items()
+    ]
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
+    run.__annotations__ = command.__annotations__ | extra
+    return run
+
+
+@contextmanager
+def _output(chosen: Output) -> Iterator[None]:
+    log, lines = logging.getLogger("equicam"), LogLines()
+    level = log.level
+    output.json, output.quiet, output.verbose = chosen.json, chosen.quiet, chosen.verbose
+    console.quiet, notices.quiet = chosen.json, chosen.quiet
+    lines.setFormatter(logging.Formatter("%(name)s: %(message)s" if chosen.verbose else "%(message)s"))
+    log.addHandler(lines)
+    log.setLevel(logging.DEBUG if chosen.verbose else logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield
+    finally:
+        log.removeHandler(lines)
+        log.setLevel(level)
+        output.json = output.quiet = output.verbose = console.quiet = notices.quiet = False
+
+
+def answer(command: str, document: Mapping[str, Any]) -> None:
+    """With --json, print the result as one document; `schemas/` has the schema of each command's."""
+    if not output.json:
+        return
+    from equicam import __version__
+    from equicam.shards import json_ready
+
+    whole = {"command": command, "equicam": __version__} | dict(document)
+    # letters outside ASCII are escaped: a file name may hold bytes that are no text
+    sys.stdout.write(json.dumps(json_ready(whole), indent=1, allow_nan=False) + "\n")
+
+
+def say(text: str, style: str | None = None) -> None:
+    """Print a line of the result; it may hold file names: no markup, no wrapping, no control characters."""
+    console.print(plain(text), style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def note(text: str, style: str | None = None) -> None:
+    """The same for a notice."""
+    notices.print(plain(text), style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def complain(text: str) -> None:
+    """The same for an error."""
+    errors.print(plain(text), style="red", soft_wrap=True, highlight=False, markup=False)
+
+
+def plain(text: object) -> str:
+    """A file name or message without control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def plural(count: int, noun: str) -> str:
+    """A number and its noun: 1 image, 2 images."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+@contextmanager
+def show_progress(title: str, total: int | None = None, *, unit: str = "images") -> "Iterator[Progress]":
+    """A bar on a terminal, a line every ten seconds anywhere else, nothing with --quiet."""
+    from equicam.progress import progress_bar
+
+    with progress_bar(title, total, unit=unit, shown=not output.quiet, console=notices) as progress:
+        yield progress
+
+
+@contextmanager
+def exit_on_error(interrupted: str = "") -> Iterator[None]:
+    """End the command with one sentence on stderr and an exit code.
+
+    2 is for what the user can correct on the command line or in a file it names, 1 for a model that raises and a full
+    disk, 130 for Ctrl-C.
+    """
+    try:
+        yield
+    except (EquicamError, OSError) as error:
+        full = isinstance(error, OSError) and error.errno in FULL_DISK
+        resume = "; finished work is kept, and the same command resumes it" if full else ""
+        traceback = "; --verbose prints the traceback" if error.__cause__ and not output.verbose else ""
+        LOG.debug("traceback of the error", exc_info=error)
+        in_model = isinstance(error, ModelError)
+        complain(f"{as_typed(error)}{resume}{traceback if in_model else ''}")
+        raise typer.Exit(FAILED if in_model or full else USAGE) from error
+    except KeyboardInterrupt:
+        errors.print(f"stopped{plain(interrupted)}", soft_wrap=True, markup=False, highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def as_typed(error: Exception) -> str:
+    """An error's sentence; its fix names options as they are typed, not as Python spells them."""
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str | os.PathLike):
+        in_the_way = isinstance(error, FileExistsError)
+        error = EquicamError(
+            repr(os.fspath(error.filename)), needs="to be a folder" if in_the_way else "to be a path that can be read and written",
+            got="a file" if in_the_way else error.strerror, fix="another path",
+        )  # fmt: skip
+    if isinstance(error, EquicamError):
+        fix = ARGUMENT.sub(lambda found: _as_option(found[1], found[2].strip('"')), error.fix)
+        error = EquicamError(error.what, needs=error.needs, got=error.got, fix=fix)
+    return plain(error)
+
+
+def _as_option(argument: str, value: str) -> str:
+    option = TYPED[argument]
+    return (
+        f"no {option}" if value in ("None", "False") else option if value == "True" else f"{option} {value}"
+    )
+
+
+def parse_dtype(name: str | None) -> "torch.dtype | None":
+    """The type to run the network in."""
+    import torch
+
+    known = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise EquicamError("dtype", needs="bfloat16 or float16", got=repr(name), fix="--dtype bfloat16")
+    return known[name]
+
+
+def split_commas(text: str | None) -> list[str] | None:
+    """Names separated by commas."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def resolve_device(device: str | None) -> str:
+    """The given device; else a GPU, where torch can use one."""
+    import torch
+
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
