@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -26,16 +26,9 @@ from equicam.peum_reference import has_reference
 from equicam.readers.external import external
 from equicam.readers.model import Model
 from equicam.recipe import CONTEXTS, Recipe
-from equicam.runtime.adaptive import merge_images, until_converged
 from equicam.runtime.executor import Executor
 from equicam.runtime.streams import join_side_stream, side_stream
 from equicam.runtime.view_reader import Target, ViewReader, as_targets
-
-UNUSED_VIEW = {
-    "view_confidence": torch.nan, "view_flips": 0, "view_kept": 0, "view_used": 0, "view_top1": -1, "view_maps": 0,
-    "stability_by_view": torch.nan,
-}  # fmt: skip
-"""The value of a view that views="auto" did not need."""
 
 
 def explain(
@@ -43,7 +36,7 @@ def explain(
     images: Images | Sequence[Surround],
     *,
     method: str | Fusion | Method = "equigrad-cam",
-    views: int | Views | Literal["auto"] | None = None,
+    views: int | Views | None = None,
     target: Target = None,
     fill: Fill | None = None,
     as_published: bool = False,
@@ -59,11 +52,10 @@ def explain(
 
     `target` is a class by number or name, one for all images or a list with one for each; or a function of the model's
     output that returns one value per image. Arrays and tensors of 8-bit pixels are preprocessed like image files.
-    `views` is how many or which; "auto" uses 6, 12 or 24, as many as each image's mean needs to converge. `fill` is
-    "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and variants). `context="auto"` cuts views
-    from what the model's preprocessing crops away; `window` is the height and width in the middle of a larger tensor
-    that the model sees, the rest being its context. `dtype` runs the network under autocast. `compiled` compiles the
-    network for each new batch size, and on CUDA captures calls as graphs.
+    `views` is how many or which. `fill` is "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and
+    variants). `context="auto"` cuts views from what the model's preprocessing crops away; `window` is the height and
+    width in the middle of a larger tensor that the model sees, the rest being its context. `dtype` runs the network
+    under autocast. `compiled` compiles the network for each new batch size, and on CUDA captures calls as graphs.
     """
     images = read_arrays(images)
     if not isinstance(model, Model):
@@ -219,9 +211,6 @@ def explain_group(
 ) -> dict[str, Tensor]:
     """The paper's procedure, on images whose views fit one forward pass."""
     fusion = method.fusion
-    if fusion.adaptive is not None:
-        parts = list(until_converged(reader, x, target, method.combine, fusion, fill))
-        return merge_images(parts, measure, fusion.views, UNUSED_VIEW)
     # Read every view. The presented view's top-1 class is the target, unless one is given, and is fixed for all views.
     readings = reader.read(x, fusion.views, target)
     # Weigh the views, align them, average them, and finish the chain once.
@@ -255,7 +244,6 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
         "view_top1": top1.T,
         "view_flips": flips.T,
         "view_kept": kept.T,
-        "view_used": torch.ones_like(kept.T),
         "layer_map": fused.layer_map,
         "flags": health(fused, low, width == torch.inf, flips),
     }

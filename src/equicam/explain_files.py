@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equicam import __version__
 from equicam.core.transforms import presented_index
-from equicam.core.views import Views, Window, crop_centre
+from equicam.core.views import Window, crop_centre
 from equicam.data.items import open_image
 from equicam.errors import EquicamError
 from equicam.explain import explain
@@ -92,12 +92,11 @@ def explained_image(
     window: Window | None = None,
 ) -> ExplainedImage:
     """Image `i` of an explanation as arrays and plain values; `facts` come first in its JSON."""
-    used = explanation.view_used[i].nonzero().flatten()
-    shown = Views([explanation.views.transforms[t] for t in used.tolist()])
+    shown = explanation.views
     inputs = to_display_images(model, shown.act(x[i : i + 1].float(), window)[:, 0])
-    confidences = explanation.view_confidence[i, used].tolist()
-    flips, kept = explanation.view_flips[i, used].tolist(), explanation.view_kept[i, used].tolist()
-    maps = explanation.view_maps[i, used].cpu().numpy()
+    confidences = explanation.view_confidence[i].tolist()
+    flips, kept = explanation.view_flips[i].tolist(), explanation.view_kept[i].tolist()
+    maps = explanation.view_maps[i].cpu().numpy()
     views = tuple(map(ViewImage, shown.labels, inputs, maps, confidences, flips, kept))
     target, confidence = int(explanation.target[i]), float(explanation.confidence[i])
     name = model.classes[target] if model.classes else str(target)

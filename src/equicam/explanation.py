@@ -58,17 +58,14 @@ class Explanation:
     stability: Float[
         Tensor, " b"
     ]  # mean Pearson of the presented view's own map with every other's, aligned; NaN for one view
-    stability_by_view: Float[Tensor, "b t"]  # the same for each view; NaN where the view was not used
+    stability_by_view: Float[Tensor, "b t"]  # the same for each view
     disagreement: Float[Tensor, " b"]  # 1 − mean Pearson over all pairs of views; NaN for one view
     target: Int[Tensor, " b"]  # the class explained
     confidence: Float[Tensor, " b"]  # its probability in the presented image; NaN where a value is explained
-    view_confidence: Float[Tensor, "b t"]  # its probability in each view; NaN where the view was not used
-    view_top1: Int[
-        Tensor, "b t"
-    ]  # each view's most probable class (of labels: the target where the view has it); −1 where the view was not used
+    view_confidence: Float[Tensor, "b t"]  # its probability in each view
+    view_top1: Int[Tensor, "b t"]  # each view's top-1 (of labels: the target where the view has it)
     view_flips: Bool[Tensor, "b t"]  # views whose top-1 is not the presented image's
     view_kept: Bool[Tensor, "b t"]  # views the weigher kept
-    view_used: Bool[Tensor, "b t"]  # views that were read: all, except with views="auto"
     layer_map: Float[Tensor, "b h w"]  # raw at the layer's resolution, rectified
     view_maps: Float[
         Tensor, "b t h w"
@@ -109,14 +106,8 @@ class Explanation:
     def peum_places(self) -> tuple[PeumPlace | None, ...]:
         """Of each image: where its PEUM stands among those of reference images in equally many views; None without such."""
         return tuple(
-            place_peum(
-                score, [one for one, is_used in zip(self.views.transforms, used, strict=True) if is_used]
-            )
-            if self.has_peum_reference and has_peum
-            else None
-            for score, used, has_peum in zip(
-                self.peum_score.tolist(), self.view_used.tolist(), self.has_peum, strict=True
-            )
+            place_peum(score, self.views.transforms) if self.has_peum_reference and has_peum else None
+            for score, has_peum in zip(self.peum_score.tolist(), self.has_peum, strict=True)
         )
 
     def __getitem__(self, index: Any) -> "Explanation":
@@ -306,13 +297,13 @@ def describe_images(e: Explanation) -> list[list[str]]:
     outputs = [math.nan] * len(e) if e.output is None else e.output.tolist()
     explained = zip(e.target.tolist(), e.confidence.tolist(), outputs, strict=True)
     found = [[_title(e, *one)] for one in explained]
-    flips, used = e.view_flips.sum(1).tolist(), e.view_used.sum(1).tolist()
+    flips, others = e.view_flips.sum(1).tolist(), len(e.views) - 1
     for i, facts in enumerate(found):
         facts.append(str(e.steadiness[i]))
         facts += [_describe_peum(e, i)] if len(e.views) > 1 else []
         reason = e.steadiness[i].reason
         known = reason.code == "prediction-changes" or reason.values.get("changed")
-        facts += [f"{flips[i]} of {used[i] - 1} other views flip"] if flips[i] and not known else []
+        facts += [f"{flips[i]} of {others} other views flip"] if flips[i] and not known else []
         flags = sorted(e.flags[i] - {"flipped"})  # the line before says it
         facts += [f"flags {', '.join(flags)}"] if flags else []
     return found

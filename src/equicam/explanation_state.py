@@ -56,7 +56,7 @@ def _refuse_shapes(given: dict[str, Any], kind: Any, what: str) -> None:
                 if isinstance(value, Tensor):
                     got = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
                 raise not_stored(what, f"{one.name} {got} next to {about}")
-    images, views = given["view_used"].shape
+    images, views = given["view_kept"].shape
     if (images, views) != (len(given["flags"]), len(given["views"])):
         raise not_stored(what, f"tensors of {images} images in {views} views next to {about}")
 

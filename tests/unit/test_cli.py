@@ -344,7 +344,7 @@ def test_scores_and_controls_are_listed():
         (["explain", "IMAGE", "--method", "gradcam"], "try 'grad-cam'"),
         (["triage", "FOLDER/none"], "got no such folder"),
         (["triage", "FOLDER"], "got no manifest.json in it"),
-        (["audit", "FOLDER", "--out", "FOLDER/run", "--views", "auto"], "try --views 12"),
+        (["audit", "FOLDER", "--out", "FOLDER/run", "--views", "auto"], "got 'auto'; try --views 18"),
     ],
 )
 def test_refusals_advise_in_options(tmp_path, arguments, message):
@@ -405,10 +405,8 @@ def test_a_file_with_the_name_of_a_model_does_not_replace_it(tmp_path, patches, 
         (tmp_path / name).write_text("a file")
         assert absolute_model(name) == name
         assert absolute_weights(name) == name
-    result = RUN.invoke(
-        app, ["audit", str(patches), "--out", "run", "--model", "embedded", "--views", "auto"]
-    )
-    assert "try --views 12" in result.output, result.output  # refused only after the model was loaded
+    result = RUN.invoke(app, ["audit", str(patches), "--out", "run", "--model", "embedded", "--tau", "0.2"])
+    assert "equigrad-cam+pcf" in result.output, result.output  # refused only after the model was loaded
 
 
 def test_names_of_files_hold_in_every_folder(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ def audit(
     model: options.ModelName = "embedded",
     weights: options.Weights = None,
     method: options.MethodName = "equigrad-cam",
-    views: options.FixedViews = None,
+    views: options.Views = None,
     calibrate: Annotated[
         int,
         typer.Option(

@@ -96,8 +96,6 @@ def explain(
     found = {"out": str(out), "model": model, "layer": ready.layer, "preprocessing": facts}
     answer("explain", found | {"images": explained, "skipped": skipped})
     note(f"layer {ready.layer}")
-    if views == "auto" and table.row_count > 1:
-        note("PEUM over different numbers of views does not rank images; to rank, give --views a number")
     if skipped:
         complain(f"{len(skipped)} of {len(images)} images skipped")
         raise typer.Exit(FAILED)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -124,12 +124,10 @@ def _as_option(argument: str, value: str) -> str:
     )
 
 
-def parse_views(text: str | None) -> "int | Literal['auto'] | Views | None":
-    """A number of views, auto, or a set of them by name."""
+def parse_views(text: str | None) -> "int | Views | None":
+    """A number of views, or a set of them by name."""
     if text is None:
         return None
-    if text == "auto":
-        return "auto"
     if text.isdecimal() and int(text):
         return int(text)
     name, _, values = text.partition(":")
@@ -137,7 +135,7 @@ def parse_views(text: str | None) -> "int | Literal['auto'] | Views | None":
         return _named_views(name, values)
     except ValueError as error:
         raise EquicamError(
-            "--views", needs="a number from 1 on, auto, dihedral: and an even number, scales: and factors above 0, or shifts: and a share below 0.5",
+            "--views", needs="a number from 1 on, dihedral: and an even number, scales: and factors above 0, or shifts: and a share below 0.5",
             got=repr(text), fix=f"--views {NAMED_VIEWS.get(name, '18')}",
         ) from error  # fmt: skip
 
