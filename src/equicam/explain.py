@@ -22,7 +22,6 @@ from equicam.methods import Method, resolve, resolve_fill
 from equicam.models.images import Images, as_batch, open_images, read_arrays
 from equicam.models.surround import Surround, preprocess_surround, stack_surrounds
 from equicam.models.wrap import wrap
-from equicam.peum_reference import has_reference
 from equicam.readers.external import external
 from equicam.readers.model import Model
 from equicam.recipe import CONTEXTS, Recipe
@@ -174,7 +173,6 @@ def start_explaining(
     facts: dict[str, Any] = {"inputs": presented, "views": views}
     if model is not None:
         facts |= {name: getattr(model, name) for name in ("layer", "mean", "std", "classes", "task")}
-        facts["has_peum_reference"] = has_reference(executor.recipe)
         # of several values, one must be named
         facts["is_only_output"] = not model.has_probabilities and target is None
 

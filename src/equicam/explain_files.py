@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,6 @@ def explained_image(
     name = model.classes[target] if model.classes else str(target)
     if not model.has_probabilities:
         name = output_name(target, model.classes, model.task, is_only=explanation.is_only_output)
-    place = explanation.peum_places[i]
     facts = facts | {
         "model": model.name,
         "layer": model.layer,
@@ -115,7 +114,6 @@ def explained_image(
         "view_flips": flips,
         "view_kept": kept,
         "peum_score": float(explanation.peum_score[i]) if explanation.has_peum[i] else None,
-        "peum_reference": None if place is None else asdict(place),
         "stability": _number_or_none(float(explanation.stability[i])),
         "steadiness": explanation.steadiness[i].word,
         "steadiness_reason": describe(explanation.steadiness[i].reason),

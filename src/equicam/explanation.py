@@ -20,8 +20,8 @@ from equicam.errors import EquicamError
 from equicam.explanation_state import not_stored, read_state
 from equicam.models.images import denormalise
 from equicam.models.weights import UNREADABLE
-from equicam.peum_reference import PEUM_NOTE, PeumPlace, place_peum
 from equicam.readers.classes import Task, output_name
+from equicam.reasons import PEUM_NOTE
 from equicam.steadiness import UNJUDGED_FLAGS, Steadiness, judge
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ class Explanation:
     classes: tuple[str, ...] | None = None
     task: Task | None = None  # the model's
     is_only_output: bool = False  # whether the value explained is the only one there is
-    has_peum_reference: bool = False  # whether PEUM is of the kind measured on the reference images
 
     def __len__(self) -> int:
         return len(self.target)
@@ -100,14 +99,6 @@ class Explanation:
         return tuple(
             len(self.views) > 1 and count > 1 and flags.isdisjoint(UNJUDGED_FLAGS)
             for count, flags in zip(kept, self.flags, strict=True)
-        )
-
-    @cached_property
-    def peum_places(self) -> tuple[PeumPlace | None, ...]:
-        """Of each image: where its PEUM stands among those of reference images in equally many views; None without such."""
-        return tuple(
-            place_peum(score, self.views.transforms) if self.has_peum_reference and has_peum else None
-            for score, has_peum in zip(self.peum_score.tolist(), self.has_peum, strict=True)
         )
 
     def __getitem__(self, index: Any) -> "Explanation":
@@ -243,7 +234,7 @@ class Explanation:
 
     def _plain(self) -> dict[str, Any]:
         """Everything but the tensors, as values that torch reads without running code."""
-        names = ("layer", "mean", "std", "classes", "task", "is_only_output", "has_peum_reference")
+        names = ("layer", "mean", "std", "classes", "task", "is_only_output")
         flags, views = [sorted(one) for one in self.flags], list(self.views.to_plain())
         plain = {name: getattr(self, name) for name in names}
         return {"equicam": __version__, "views": views, "flags": flags} | plain
@@ -310,11 +301,8 @@ def describe_images(e: Explanation) -> list[list[str]]:
 
 
 def _describe_peum(e: Explanation, i: int) -> str:
-    """The PEUM of an image of several views, and its place among reference images."""
-    if not e.has_peum[i]:
-        return "PEUM undefined"
-    place = e.peum_places[i]
-    return f"PEUM {float(e.peum_score[i]):.4f}" + ("" if place is None else f" ({place})")
+    """The PEUM of an image of several views."""
+    return f"PEUM {float(e.peum_score[i]):.4f}" if e.has_peum[i] else "PEUM undefined"
 
 
 def _title(e: Explanation, target: int, confidence: float, output: float) -> str:

@@ -20,6 +20,13 @@ SIGNALS = {
 """The signals that rank images, as sentences name them."""
 
 
+PEUM_NOTE = (
+    "PEUM (per-image explanation uncertainty) is the variance of the views' aligned maps, mean over pixels; "
+    "it depends on the number of views"
+)
+"""What is printed where PEUM is."""
+
+
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # made once: there are hundreds of thousands of reasons
 
 

@@ -90,7 +90,7 @@ def test_one_view_has_no_uncertainty_to_draw(tmp_path, patch):
         f"patch.{kind}" for kind in ("overlay.png", "views.png", "json")
     }
     facts = json.loads((tmp_path / "out" / "patch.json").read_text())
-    assert (facts["peum_score"], facts["peum_reference"], facts["steadiness"]) == (None, None, "cannot say")
+    assert (facts["peum_score"], facts["steadiness"]) == (None, "cannot say")
     assert re.search(r"cannot say +│ – +│", result.output)
     assert "cannot say: too few views" in result.output
 

@@ -38,7 +38,7 @@ from equicam.report.examples import choose_examples, draw_thumbnails
 from equicam.report.overlay import MAX_DEVIATION, RgbImage
 from equicam.report.rasters import PLACED, raster_overview
 from equicam.report.render import RenderedImages
-from equicam.report.rows import peum_reference, peum_scores, peum_undefined, share_below
+from equicam.report.rows import peum_scores, peum_undefined, share_below
 from equicam.report.text import FLAGS, RANDOM_EQ, SIGNAL_MEANINGS, verdict_meanings, visible
 from equicam.report.view_curve import curve_order, view_curve
 from equicam.shards import json_ready, write_atomic
@@ -174,7 +174,6 @@ def _facts(
             "bad": bad.num_rows,
             "queue": queue.num_rows,
             **medians,
-            "median_peum_reference": peum_reference(manifest, medians["median_peum"]),
             "flipping": float((flips > 0).mean()) if len(flips) else None,
             "calibrated": len(eq),
         },
@@ -336,7 +335,6 @@ def _image_facts(
         "steadiness_reason": describe(judged.reason),
         "peum_undefined": undefined,
         "peum_above": None if undefined else share_below(scores, row["peum_score"]),
-        "peum_reference": None if undefined else peum_reference(manifest, row["peum_score"]),
         "reasons": [describe(reason) for reason in from_rows(ranked["reasons"])],
         "evidence": None if evidence is None else dict(evidence),
     }

@@ -20,7 +20,7 @@ from equicam.auditing.queue_files import read_evidence
 from equicam.auditing.review_log import VERDICTS, Note, Verdict
 from equicam.auditing.signals import FLAT
 from equicam.reasons import SIGNALS, describe, from_rows
-from equicam.report.rows import peum_reference, peum_undefined, share_below
+from equicam.report.rows import peum_undefined, share_below
 from equicam.report.text import MAX_CHARACTERS, visible
 from equicam.review.queue import Queue, QueueFilter, QueueItem, awaits_second
 from equicam.shards import json_ready
@@ -182,7 +182,6 @@ def _revealed(row: Mapping[str, Any], item: QueueItem, manifest: Manifest) -> di
         },
         "peum_score": None if undefined else row["peum_score"],
         "peum_undefined": undefined,
-        "peum_reference": None if undefined else peum_reference(manifest, row["peum_score"]),
         "top5": [
             {"class": visible(manifest.output_name(target)), "confidence": confidence}
             for target, confidence in zip(row["top5"] or (), row["top5_confidence"] or (), strict=False)
