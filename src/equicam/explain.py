@@ -224,11 +224,13 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
         planes = readings.chain_of_each_view(fused.combine)
         own = planes["rectified" if "rectified" in planes else readings.stage]
         variance = peum(fused.aligned_maps, fused.alignment)
+        correlations = correlate_views(fused.maps_in_presented_frame, radius=fused.views.radius)
         uncertainty = {
             "peum": variance,
             "peum_score": variance.mean((-2, -1)),
             "view_maps": select(own, order).transpose(0, 1),
-            **view_correlations(fused),
+            "stability": correlations.stability,
+            "stability_by_view": select(correlations.with_presented, order).T,
         }
     top1 = select(readings.top1, order)
     kept, flips = fused.gate > 0, top1 != readings.top1[0]
@@ -251,20 +253,6 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
         found["output"] = readings.logits.gather(1, readings.target[:, None])[:, 0]
     join_side_stream()
     return found | uncertainty
-
-
-def view_correlations(fused: FusedMap) -> dict[str, Tensor]:
-    """Stability, whole and by view, and disagreement."""
-    order, radius = fused.order, fused.views.radius
-    every = correlate_views(fused.maps_in_presented_frame, radius=radius)
-    # disagreement is of the maps as they are averaged, and of the fusion's views alone
-    same = fused.alignment.enabled and len(order) == len(every.with_presented)
-    averaged = every if same else correlate_views(select(fused.aligned_maps, order), radius=radius)
-    return {
-        "stability": every.stability,
-        "stability_by_view": select(every.with_presented, order).T,
-        "disagreement": averaged.disagreement,
-    }
 
 
 @runtime_checkable

@@ -59,7 +59,6 @@ class Explanation:
         Tensor, " b"
     ]  # mean Pearson of the presented view's own map with every other's, aligned; NaN for one view
     stability_by_view: Float[Tensor, "b t"]  # the same for each view
-    disagreement: Float[Tensor, " b"]  # 1 − mean Pearson over all pairs of views; NaN for one view
     target: Int[Tensor, " b"]  # the class explained
     confidence: Float[Tensor, " b"]  # its probability in the presented image; NaN where a value is explained
     view_confidence: Float[Tensor, "b t"]  # its probability in each view

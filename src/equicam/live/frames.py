@@ -219,7 +219,6 @@ def make_frame(
         facts |= {
             "peum_score": _finite(found.peum_score[0]) if found.has_peum[0] else None,
             "stability": _finite(found.stability[0]),
-            "disagreement": _finite(found.disagreement[0]),
             "flips": int(found.view_flips[0].sum()),
             "views": len(found.views),
             "steadiness": {"word": steadiness.word, "reason": describe(steadiness.reason)},

@@ -143,7 +143,7 @@ def item_facts(
         facts["revealed"] = _revealed(row, item, manifest)
         facts["revealed"] |= {
             "ranked_by": SIGNALS[queue.ranked_by],
-            **{name: triage.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
+            **{name: triage.get(name) for name in ("stability", "risk")},
             "steadiness": _steadiness(row, manifest),
             "peum_above": None if facts["revealed"]["peum_undefined"] else _peum_above(queue, triage, row),
             # a flat map cannot move
