@@ -136,7 +136,7 @@ def test_bad_and_hostile_files_are_named_and_the_rest_is_explained(tmp_path, pat
         (["--method", "gradcam"], "one of grad-cam"),
         (["--layer", "layer9"], "got 'layer9'; try 'layer"),
         (["--target", "7"], "classes from 0 to 1, got"),
-        (["--views", "0"], "a number from 1 on, auto, dihedral: and"),
+        (["--views", "0"], "a number from 1 on, dihedral: and"),
         (["--classes", "only one"], "one for each of 2 classes, got 1"),
         (["--weights", "nothing"], "an existing file or"),
         (["--tau", "0.5"], "tau needs"),
