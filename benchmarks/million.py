@@ -191,7 +191,6 @@ def random_shard(
         "peum_score": rng.gamma(2, 0.01, n),
         "stability": mean,
         "stability_by_view": _lists(by_view),
-        "disagreement": 1 - mean,
         "flip_rate": flips.mean(1),
         "views_kept": np.full(n, VIEWS),
         "view_confidence": _lists(confidence),

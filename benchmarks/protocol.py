@@ -1,10 +1,10 @@
 """The whole equivariance protocol on one GPU, what fewer views give, and how far low precision is off.
 
-    python benchmarks/protocol.py DATA [--model resnet50] [--weights FILE] [--n 1000] [--parts protocol fewer precision masked]
+    python benchmarks/protocol.py DATA [--model resnet50] [--weights FILE] [--n 1000] [--parts protocol precision masked]
 
 Every EquiGrad variant, Grad-CAM and the unaligned average at seven angles with their floors, compiled, in TF32 and in
-bf16: the first images compile and are timed separately. Then `views="auto"` compared with 18 views, and the correlation of every
-EquiGrad-CAM map, eager and compiled, with that of float32; the same of maps by RISE and Score-CAM on a few images.
+bf16: the first images compile and are timed separately. Then the correlation of every EquiGrad-CAM map, eager and
+compiled, with that of float32; the same of maps by RISE and Score-CAM on a few images.
 """
 
 import argparse
@@ -44,21 +44,6 @@ def protocol(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[s
         )
         found[name] = {m: Evaluation(rows).eq(m).value for m in methods} | {"seconds": elapsed}
         print("  disc Eq " + ", ".join(f"{m} {found[name][m]:.4f}" for m in methods), flush=True)
-    return found
-
-
-def fewer(model: equicam.Model, data: str, n: int | None) -> dict[str, dict[str, float]]:
-    """Disc Eq and the mean number of views: as many as each image needs, compared with 18."""
-    found: dict[str, dict[str, float]] = {}
-    for method in ("equigrad-cam", "equigrad-cam+pcf"):
-        for views in (18, "auto"):
-            rows = equicam.evaluate(
-                model, data, n=n, methods=[method], scores=["eq", "views"], views=views, dtype=torch.bfloat16
-            )
-            used = Evaluation(rows).mean("views", method).value if views == "auto" else 18.0
-            one = {"eq": Evaluation(rows).eq(method).value, "views": used}
-            found[f"{method}, {views}"] = one
-            print(f"{method}, views {views}: disc Eq {one['eq']:.4f} at {used:.2f} views", flush=True)
     return found
 
 
@@ -114,7 +99,7 @@ def masked(model: equicam.Model, data: str, n: int | None) -> dict[str, list[flo
     return found
 
 
-PARTS = {"protocol": protocol, "fewer": fewer, "precision": precision, "masked": masked}
+PARTS = {"protocol": protocol, "precision": precision, "masked": masked}
 
 
 def main() -> None:

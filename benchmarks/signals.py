@@ -5,7 +5,7 @@
 
 An audit of every image, with Eq measured at the seven angles on all of them, gives the rows that `equicam triage` ranks
 by. Of every signal: does it find maps that are unstable (Grad-CAM's Eq at seven angles, and at those five of them that
-neither 18 nor 6 views have: stability and disagreement are correlations of aligned maps, as Eq is), maps of EquiGrad-CAM whose
+neither 18 nor 6 views have: stability is a correlation of aligned maps, as Eq is), maps of EquiGrad-CAM whose
 maximum lies outside every box of the object, and wrong predictions? Flat maps, which stand first in a queue whatever the
 signal, are counted and left out. Intervals are 95 %, bootstrapped by image, or by patient where the images have patients;
 those of shares found are Wilson's where images are not grouped.
@@ -34,10 +34,8 @@ from equicam.evaluation.statistics import Floats
 from equicam_paper.triage import IN_TENTH, Pair, over_seeds
 
 NAMES = {
-    "stability": "1 − stability",
+    "stability": "low stability",
     "peum": "PEUM",
-    "disagreement": "disagreement",
-    "doubt": "doubt",
     "risk": "risk",
     "confidence": "1 − confidence",
 }

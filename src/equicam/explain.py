@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -22,20 +22,12 @@ from equicam.methods import Method, resolve, resolve_fill
 from equicam.models.images import Images, as_batch, open_images, read_arrays
 from equicam.models.surround import Surround, preprocess_surround, stack_surrounds
 from equicam.models.wrap import wrap
-from equicam.peum_reference import has_reference
 from equicam.readers.external import external
 from equicam.readers.model import Model
 from equicam.recipe import CONTEXTS, Recipe
-from equicam.runtime.adaptive import merge_images, until_converged
 from equicam.runtime.executor import Executor
 from equicam.runtime.streams import join_side_stream, side_stream
 from equicam.runtime.view_reader import Target, ViewReader, as_targets
-
-UNUSED_VIEW = {
-    "view_confidence": torch.nan, "view_flips": 0, "view_kept": 0, "view_used": 0, "view_top1": -1, "view_maps": 0,
-    "stability_by_view": torch.nan,
-}  # fmt: skip
-"""The value of a view that views="auto" did not need."""
 
 
 def explain(
@@ -43,7 +35,7 @@ def explain(
     images: Images | Sequence[Surround],
     *,
     method: str | Fusion | Method = "equigrad-cam",
-    views: int | Views | Literal["auto"] | None = None,
+    views: int | Views | None = None,
     target: Target = None,
     fill: Fill | None = None,
     as_published: bool = False,
@@ -59,11 +51,10 @@ def explain(
 
     `target` is a class by number or name, one for all images or a list with one for each; or a function of the model's
     output that returns one value per image. Arrays and tensors of 8-bit pixels are preprocessed like image files.
-    `views` is how many or which; "auto" uses 6, 12 or 24, as many as each image's mean needs to converge. `fill` is
-    "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and variants). `context="auto"` cuts views
-    from what the model's preprocessing crops away; `window` is the height and width in the middle of a larger tensor
-    that the model sees, the rest being its context. `dtype` runs the network under autocast. `compiled` compiles the
-    network for each new batch size, and on CUDA captures calls as graphs.
+    `views` is how many or which. `fill` is "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and
+    variants). `context="auto"` cuts views from what the model's preprocessing crops away; `window` is the height and
+    width in the middle of a larger tensor that the model sees, the rest being its context. `dtype` runs the network
+    under autocast. `compiled` compiles the network for each new batch size, and on CUDA captures calls as graphs.
     """
     images = read_arrays(images)
     if not isinstance(model, Model):
@@ -182,7 +173,6 @@ def start_explaining(
     facts: dict[str, Any] = {"inputs": presented, "views": views}
     if model is not None:
         facts |= {name: getattr(model, name) for name in ("layer", "mean", "std", "classes", "task")}
-        facts["has_peum_reference"] = has_reference(executor.recipe)
         # of several values, one must be named
         facts["is_only_output"] = not model.has_probabilities and target is None
 
@@ -219,9 +209,6 @@ def explain_group(
 ) -> dict[str, Tensor]:
     """The paper's procedure, on images whose views fit one forward pass."""
     fusion = method.fusion
-    if fusion.adaptive is not None:
-        parts = list(until_converged(reader, x, target, method.combine, fusion, fill))
-        return merge_images(parts, measure, fusion.views, UNUSED_VIEW)
     # Read every view. The presented view's top-1 class is the target, unless one is given, and is fixed for all views.
     readings = reader.read(x, fusion.views, target)
     # Weigh the views, align them, average them, and finish the chain once.
@@ -237,11 +224,13 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
         planes = readings.chain_of_each_view(fused.combine)
         own = planes["rectified" if "rectified" in planes else readings.stage]
         variance = peum(fused.aligned_maps, fused.alignment)
+        correlations = correlate_views(fused.maps_in_presented_frame, radius=fused.views.radius)
         uncertainty = {
             "peum": variance,
             "peum_score": variance.mean((-2, -1)),
             "view_maps": select(own, order).transpose(0, 1),
-            **view_correlations(fused),
+            "stability": correlations.stability,
+            "stability_by_view": select(correlations.with_presented, order).T,
         }
     top1 = select(readings.top1, order)
     kept, flips = fused.gate > 0, top1 != readings.top1[0]
@@ -255,7 +244,6 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
         "view_top1": top1.T,
         "view_flips": flips.T,
         "view_kept": kept.T,
-        "view_used": torch.ones_like(kept.T),
         "layer_map": fused.layer_map,
         "flags": health(fused, low, width == torch.inf, flips),
     }
@@ -265,20 +253,6 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
         found["output"] = readings.logits.gather(1, readings.target[:, None])[:, 0]
     join_side_stream()
     return found | uncertainty
-
-
-def view_correlations(fused: FusedMap) -> dict[str, Tensor]:
-    """Stability, whole and by view, and disagreement."""
-    order, radius = fused.order, fused.views.radius
-    every = correlate_views(fused.maps_in_presented_frame, radius=radius)
-    # disagreement is of the maps as they are averaged, and of the fusion's views alone
-    same = fused.alignment.enabled and len(order) == len(every.with_presented)
-    averaged = every if same else correlate_views(select(fused.aligned_maps, order), radius=radius)
-    return {
-        "stability": every.stability,
-        "stability_by_view": select(every.with_presented, order).T,
-        "disagreement": averaged.disagreement,
-    }
 
 
 @runtime_checkable

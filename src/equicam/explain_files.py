@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equicam import __version__
 from equicam.core.transforms import presented_index
-from equicam.core.views import Views, Window, crop_centre
+from equicam.core.views import Window, crop_centre
 from equicam.data.items import open_image
 from equicam.errors import EquicamError
 from equicam.explain import explain
@@ -92,18 +92,16 @@ def explained_image(
     window: Window | None = None,
 ) -> ExplainedImage:
     """Image `i` of an explanation as arrays and plain values; `facts` come first in its JSON."""
-    used = explanation.view_used[i].nonzero().flatten()
-    shown = Views([explanation.views.transforms[t] for t in used.tolist()])
+    shown = explanation.views
     inputs = to_display_images(model, shown.act(x[i : i + 1].float(), window)[:, 0])
-    confidences = explanation.view_confidence[i, used].tolist()
-    flips, kept = explanation.view_flips[i, used].tolist(), explanation.view_kept[i, used].tolist()
-    maps = explanation.view_maps[i, used].cpu().numpy()
+    confidences = explanation.view_confidence[i].tolist()
+    flips, kept = explanation.view_flips[i].tolist(), explanation.view_kept[i].tolist()
+    maps = explanation.view_maps[i].cpu().numpy()
     views = tuple(map(ViewImage, shown.labels, inputs, maps, confidences, flips, kept))
     target, confidence = int(explanation.target[i]), float(explanation.confidence[i])
     name = model.classes[target] if model.classes else str(target)
     if not model.has_probabilities:
         name = output_name(target, model.classes, model.task, is_only=explanation.is_only_output)
-    place = explanation.peum_places[i]
     facts = facts | {
         "model": model.name,
         "layer": model.layer,
@@ -116,7 +114,6 @@ def explained_image(
         "view_flips": flips,
         "view_kept": kept,
         "peum_score": float(explanation.peum_score[i]) if explanation.has_peum[i] else None,
-        "peum_reference": None if place is None else asdict(place),
         "stability": _number_or_none(float(explanation.stability[i])),
         "steadiness": explanation.steadiness[i].word,
         "steadiness_reason": describe(explanation.steadiness[i].reason),

@@ -20,8 +20,8 @@ from equicam.errors import EquicamError
 from equicam.explanation_state import not_stored, read_state
 from equicam.models.images import denormalise
 from equicam.models.weights import UNREADABLE
-from equicam.peum_reference import PEUM_NOTE, PeumPlace, place_peum
 from equicam.readers.classes import Task, output_name
+from equicam.reasons import PEUM_NOTE
 from equicam.steadiness import UNJUDGED_FLAGS, Steadiness, judge
 
 if TYPE_CHECKING:
@@ -58,17 +58,13 @@ class Explanation:
     stability: Float[
         Tensor, " b"
     ]  # mean Pearson of the presented view's own map with every other's, aligned; NaN for one view
-    stability_by_view: Float[Tensor, "b t"]  # the same for each view; NaN where the view was not used
-    disagreement: Float[Tensor, " b"]  # 1 − mean Pearson over all pairs of views; NaN for one view
+    stability_by_view: Float[Tensor, "b t"]  # the same for each view
     target: Int[Tensor, " b"]  # the class explained
     confidence: Float[Tensor, " b"]  # its probability in the presented image; NaN where a value is explained
-    view_confidence: Float[Tensor, "b t"]  # its probability in each view; NaN where the view was not used
-    view_top1: Int[
-        Tensor, "b t"
-    ]  # each view's most probable class (of labels: the target where the view has it); −1 where the view was not used
+    view_confidence: Float[Tensor, "b t"]  # its probability in each view
+    view_top1: Int[Tensor, "b t"]  # each view's top-1 (of labels: the target where the view has it)
     view_flips: Bool[Tensor, "b t"]  # views whose top-1 is not the presented image's
     view_kept: Bool[Tensor, "b t"]  # views the weigher kept
-    view_used: Bool[Tensor, "b t"]  # views that were read: all, except with views="auto"
     layer_map: Float[Tensor, "b h w"]  # raw at the layer's resolution, rectified
     view_maps: Float[
         Tensor, "b t h w"
@@ -84,7 +80,6 @@ class Explanation:
     classes: tuple[str, ...] | None = None
     task: Task | None = None  # the model's
     is_only_output: bool = False  # whether the value explained is the only one there is
-    has_peum_reference: bool = False  # whether PEUM is of the kind measured on the reference images
 
     def __len__(self) -> int:
         return len(self.target)
@@ -103,20 +98,6 @@ class Explanation:
         return tuple(
             len(self.views) > 1 and count > 1 and flags.isdisjoint(UNJUDGED_FLAGS)
             for count, flags in zip(kept, self.flags, strict=True)
-        )
-
-    @cached_property
-    def peum_places(self) -> tuple[PeumPlace | None, ...]:
-        """Of each image: where its PEUM stands among those of reference images in equally many views; None without such."""
-        return tuple(
-            place_peum(
-                score, [one for one, is_used in zip(self.views.transforms, used, strict=True) if is_used]
-            )
-            if self.has_peum_reference and has_peum
-            else None
-            for score, used, has_peum in zip(
-                self.peum_score.tolist(), self.view_used.tolist(), self.has_peum, strict=True
-            )
         )
 
     def __getitem__(self, index: Any) -> "Explanation":
@@ -252,7 +233,7 @@ class Explanation:
 
     def _plain(self) -> dict[str, Any]:
         """Everything but the tensors, as values that torch reads without running code."""
-        names = ("layer", "mean", "std", "classes", "task", "is_only_output", "has_peum_reference")
+        names = ("layer", "mean", "std", "classes", "task", "is_only_output")
         flags, views = [sorted(one) for one in self.flags], list(self.views.to_plain())
         plain = {name: getattr(self, name) for name in names}
         return {"equicam": __version__, "views": views, "flags": flags} | plain
@@ -306,24 +287,21 @@ def describe_images(e: Explanation) -> list[list[str]]:
     outputs = [math.nan] * len(e) if e.output is None else e.output.tolist()
     explained = zip(e.target.tolist(), e.confidence.tolist(), outputs, strict=True)
     found = [[_title(e, *one)] for one in explained]
-    flips, used = e.view_flips.sum(1).tolist(), e.view_used.sum(1).tolist()
+    flips, others = e.view_flips.sum(1).tolist(), len(e.views) - 1
     for i, facts in enumerate(found):
         facts.append(str(e.steadiness[i]))
         facts += [_describe_peum(e, i)] if len(e.views) > 1 else []
         reason = e.steadiness[i].reason
         known = reason.code == "prediction-changes" or reason.values.get("changed")
-        facts += [f"{flips[i]} of {used[i] - 1} other views flip"] if flips[i] and not known else []
+        facts += [f"{flips[i]} of {others} other views flip"] if flips[i] and not known else []
         flags = sorted(e.flags[i] - {"flipped"})  # the line before says it
         facts += [f"flags {', '.join(flags)}"] if flags else []
     return found
 
 
 def _describe_peum(e: Explanation, i: int) -> str:
-    """The PEUM of an image of several views, and its place among reference images."""
-    if not e.has_peum[i]:
-        return "PEUM undefined"
-    place = e.peum_places[i]
-    return f"PEUM {float(e.peum_score[i]):.4f}" + ("" if place is None else f" ({place})")
+    """The PEUM of an image of several views."""
+    return f"PEUM {float(e.peum_score[i]):.4f}" if e.has_peum[i] else "PEUM undefined"
 
 
 def _title(e: Explanation, target: int, confidence: float, output: float) -> str:

@@ -30,8 +30,7 @@ def read_state(found: Any, kind: Any, what: str) -> dict[str, Any]:
     except (EquicamError, *NOT_VIEWS) as error:
         raise not_stored(what, "views that cannot be read") from error
     given["flags"] = tuple(frozenset(one) for one in given["flags"])
-    for name in YES_OR_NO:
-        given[name] = given.get(name) is True
+    given["is_only_output"] = given.get("is_only_output") is True
     _refuse_shapes(given, kind, what)
     return given
 
@@ -46,7 +45,7 @@ def not_stored(what: str, got: str) -> EquicamError:
 def _refuse_shapes(given: dict[str, Any], kind: Any, what: str) -> None:
     """Refuse tensors whose types are others, or whose shapes do not agree with each other, the views and the flags."""
     about = f"{len(given['flags'])} images in {len(given['views'])} views"
-    tensors = [f for f in fields(kind) if f.name not in (*PLAIN, *YES_OR_NO)]
+    tensors = [f for f in fields(kind) if f.name not in (*PLAIN, "is_only_output")]
     with jaxtyped("context"):  # b, t, H and W are the same in all annotations
         for one in tensors:
             value: Any = given.get(one.name)
@@ -56,7 +55,7 @@ def _refuse_shapes(given: dict[str, Any], kind: Any, what: str) -> None:
                 if isinstance(value, Tensor):
                     got = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
                 raise not_stored(what, f"{one.name} {got} next to {about}")
-    images, views = given["view_used"].shape
+    images, views = given["view_kept"].shape
     if (images, views) != (len(given["flags"]), len(given["views"])):
         raise not_stored(what, f"tensors of {images} images in {views} views next to {about}")
 
@@ -71,7 +70,6 @@ def _are_numbers(values: Any) -> bool:
     )
 
 
-YES_OR_NO = ("is_only_output", "has_peum_reference")
 NOT_VIEWS = (TypeError, ValueError, LookupError)
 PLAIN: dict[str, tuple[Callable[[Any], bool], str]] = {
     "views": (lambda value: isinstance(value, list | tuple), "a list"),

@@ -13,7 +13,7 @@ from equicam.core.combine import (
     layer_cam,
     xgrad_cam,
 )
-from equicam.core.fusion import AdaptiveViews, Fusion
+from equicam.core.fusion import Fusion
 from equicam.core.views import Fill, Views, as_fill
 from equicam.core.weights import KeepConfident, SoftGate, uniform
 from equicam.errors import EquicamError
@@ -45,13 +45,13 @@ class Method:
     def capturable(self, fill: Fill) -> bool:
         """Whether it can run as a CUDA graph.
 
-        A custom combine or weigher may synchronise with the device, which capture forbids; adaptive views do, and so does
-        coverage with weights that depend on the image.
+        A custom combine or weigher may synchronise with the device, which capture forbids; coverage with weights that
+        depend on the image does.
         """
         fusion = self.fusion
         gated = isinstance(fusion.weigh, _GATES) and fill != "coverage"
         ours = self.combine in _COMBINES and (fusion.weigh is uniform or gated)
-        return self.reader is GRADIENTS and ours and fusion.adaptive is None
+        return self.reader is GRADIENTS and ours
 
 
 _COMBINES = (grad_cam, grad_cam_pp, grad_cam_pp_as_published, xgrad_cam, layer_cam)
@@ -158,9 +158,7 @@ def resolve(recipe: Recipe) -> Method:
     method = _find(recipe)
     if recipe.views is recipe.tau is recipe.gamma is None and not _authors_grid(recipe):
         return method
-    fusion = replace(
-        method.fusion, views=_views(recipe, method.fusion), adaptive=_adaptive(recipe, method.fusion)
-    )
+    fusion = replace(method.fusion, views=_views(recipe, method.fusion))
     for option, value, gate in (("tau", recipe.tau, KeepConfident), ("gamma", recipe.gamma, SoftGate)):
         if value is not None:
             if not isinstance(fusion.weigh, gate):
@@ -205,31 +203,14 @@ def _find(recipe: Recipe) -> Method:
     return AS_PUBLISHED.get(method, METHODS[method]) if recipe.as_published else METHODS[method]
 
 
-FINE_TOLERANCE = 0.12
-"""Of `views="auto"` where maps are aligned at the image's resolution."""
-
-
-def _adaptive(recipe: Recipe, fusion: Fusion) -> AdaptiveViews | None:
-    if recipe.views != "auto":
-        return fusion.adaptive if recipe.views is None and not _authors_grid(recipe) else None
-    if recipe.as_published:
-        raise EquicamError("views", needs="the authors' fixed grid", got="'auto'", fix="as_published=False")
-    # aligned at the image's resolution nothing is lost to a coarse grid: the mean may err more at the same Eq
-    return AdaptiveViews(tolerance=FINE_TOLERANCE) if fusion.align_at == "upsampled" else AdaptiveViews()
-
-
 def _views(recipe: Recipe, fusion: Fusion) -> Views:
     views = recipe.views
-    if views == "auto":
-        return Views.evenly(AdaptiveViews.counts[-1])
     if isinstance(views, tuple):
         return Views(views)
     if views is None and not _authors_grid(recipe):
         return fusion.views
     if not isinstance(views, int | None) or isinstance(views, bool):
-        raise EquicamError(
-            "views", needs='a number of views, Views or "auto"', got=repr(views), fix="Views((0, 90))"
-        )
+        raise EquicamError("views", needs="a number of views or Views", got=repr(views), fix="Views((0, 90))")
     count = len(fusion.views) if views is None else views
     # one view is the presented one in the authors' code too
     return Views.evenly(count, start=-180.0 if recipe.as_published and count > 1 else 0.0)

@@ -10,14 +10,15 @@ from typing import Any
 
 from equicam.errors import EquicamError
 
-SIGNALS = {
-    "stability": "instability",
-    "peum": "PEUM",
-    "disagreement": "disagreement",
-    "doubt": "doubt",
-    "risk": "risk",
-}
+SIGNALS = {"stability": "stability", "peum": "PEUM", "risk": "risk"}
 """The signals that rank images, as sentences name them."""
+
+
+PEUM_NOTE = (
+    "PEUM (per-image explanation uncertainty) is the variance of the views' aligned maps, mean over pixels; "
+    "it depends on the number of views"
+)
+"""What is printed where PEUM is."""
 
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # made once: there are hundreds of thousands of reasons
@@ -60,8 +61,8 @@ def from_rows(rows: Iterable[Mapping[str, Any]] | None) -> list[Reason]:
 
 
 def _percentile(v: Mapping[str, Any]) -> str:
-    name, value = SIGNALS[v["signal"]], v["value"]
-    return f"{name} {value:.3g}: higher than on {v['above_percent']} % of the images"
+    name, value, side = SIGNALS[v["signal"]], v["value"], "lower" if v["signal"] == "stability" else "higher"
+    return f"{name} {value:.3g}: {side} than on {v['above_percent']} % of the images"
 
 
 def name_views(labels: Sequence[str], most: int) -> str:
@@ -97,10 +98,6 @@ def _map_moves(v: Mapping[str, Any]) -> str:
     moved, others = len(v["views"]), v["of"] - 1  # the presented view is compared with the others
     share = f"all {others} other views" if moved == others else f"{moved} of {others} other views"
     return f"the map moves in {share if others > 1 else 'the other view'}: {_least_alike(v)}"
-
-
-def _peak_jumps(v: Mapping[str, Any]) -> str:
-    return f"its peak jumps by {100 * v['share']:.0f} % of the image's diagonal in the view {v['view']}"
 
 
 def _stability(v: Mapping[str, Any]) -> str:
@@ -145,7 +142,6 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "signal-undefined": lambda v: f"{SIGNALS[v['signal']]} is undefined here",
     "prediction-changes": _prediction_changes,
     "map-moves": _map_moves,
-    "peak-jumps": _peak_jumps,
     "views-disagree": _views_disagree,
     # how steady a map is
     "follows": lambda v: (

@@ -16,7 +16,7 @@ class Recipe:
     """Every option that is recorded with a map. A new one is a field here; `explain`, `audit` and the commands pass it."""
 
     method: Any = "equigrad-cam"  # a name from `equicam.methods()`, or a Method or Fusion of the caller's
-    views: Any = None  # how many, plain values of `Views`, or "auto"; None: as many as the method has
+    views: Any = None  # how many, or plain values of `Views`; None: as many as the method has
     fill: str | None = (
         None  # reflect, zeros or coverage; None: chosen from views and context, or zeros as published
     )

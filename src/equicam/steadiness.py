@@ -42,7 +42,7 @@ def judge(
     flags: Iterable[str],
     presented: int | None,
 ) -> Steadiness:
-    """Judge one map by its views; those that were not used have NaN or None, and −1 as their top-1.
+    """Judge one map by its views; a correlation that is NaN or None does not count.
 
     `presented` is the index of the presented view, with which the others are compared.
     """
@@ -58,12 +58,12 @@ def judge(
         return Steadiness(
             "cannot say", Reason("too-few-views", {"views": len(others), "needed": MIN_OTHER_VIEWS})
         )
-    changed, used = [], 0
+    changed, views = [], len(view_top1)
     if presented is not None and view_top1:
-        of_views = [(top, label) for top, label in zip(view_top1, labels, strict=True) if top >= 0]
-        changed, used = [label for top, label in of_views if top != view_top1[presented]], len(of_views)
-        if len(changed) > MAX_FLIPPED * (used - 1):
-            return Steadiness("unsteady", Reason("prediction-changes", {"views": changed, "of": used}))
+        of_views = zip(view_top1, labels, strict=True)
+        changed = [label for top, label in of_views if top != view_top1[presented]]
+        if len(changed) > MAX_FLIPPED * (views - 1):
+            return Steadiness("unsteady", Reason("prediction-changes", {"views": changed, "of": views}))
     values = [r for r, _ in others]
     mean = math.fsum(values) / len(values)
     spread = math.sqrt(math.fsum((r - mean) ** 2 for r in values) / (len(values) - 1))
@@ -76,7 +76,7 @@ def judge(
         "lowest": lowest,
         "view": view,
         "changed": len(changed),
-        "of": used,
+        "of": views,
     }
     if mean - uncertainty >= STEADY_FROM:
         return Steadiness("steady", Reason("follows", facts))

@@ -64,7 +64,7 @@ class Worth:
     sentence: str
     n: int
     comparison: str = "share of the worst tenth found in a tenth: PEUM 30 %"
-    advice: str | None = "--by disagreement finds maps with an Eq below 0.5 better here"
+    advice: str | None = "--by peum finds maps with an Eq below 0.5 better here"
     check: None = None
 
 
@@ -128,7 +128,6 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
                 "peum_score": float(peum.mean()),
                 "stability": float(stable[1 : len(angles)].mean()) if len(angles) > 1 else None,
                 "stability_by_view": stable[: len(angles)].tolist(),
-                "disagreement": float(1 - agree.mean()) if len(angles) > 1 else None,
                 "flip_rate": flips.mean(),
                 "views_kept": len(angles),
                 "view_confidence": probs.tolist(),

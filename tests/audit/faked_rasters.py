@@ -65,7 +65,7 @@ def fake_raster_run(folder, *, names=("north.tif", "south<b>.tif")):
                 "height": TILE, "input_box": [0.0, 0.0, float(TILE), float(TILE)], "target": target,
                 "confidence": 0.5 + 0.4 * rng.random(), "peum_score": float(peum.mean()),
                 "stability": float(stable[1:].mean()), "stability_by_view": stable.tolist(),
-                "disagreement": float(1 - agree.mean()), "flip_rate": 0.0, "views_kept": len(ANGLES),
+                "flip_rate": 0.0, "views_kept": len(ANGLES),
                 "view_confidence": [0.7] * len(ANGLES), "view_top1": [target] * len(ANGLES),
                 "view_agreement": agree.tolist(), "flags": [],
             }

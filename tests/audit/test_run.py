@@ -589,7 +589,7 @@ def test_a_run_without_a_good_picture_and_one_of_one_view_say_so(patches, tmp_pa
     assert equicam_command("audit", patches, "--out", tmp_path / "one", "--views", "1", "--n", "2")[0] == 0
     code, said = equicam_command("triage", tmp_path / "one")
     assert code == 2
-    assert "one view, which has no instability" in said
+    assert "one view, which has no stability" in said
 
 
 def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):

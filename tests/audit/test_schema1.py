@@ -30,7 +30,7 @@ OLD_ITEMS = {
 }  # fmt: skip
 OLD_TRIAGE = {
     "id": "id", "arm": "arm", "rank": "rank", "place": "place", "by": "by", "peum": "peum_score",
-    "disagreement": "disagreement", "target": "target", "class": "class", "prob": "confidence", "flags": "flags",
+    "target": "target", "class": "class", "prob": "confidence", "flags": "flags",
 }  # fmt: skip
 PEUM_SENTENCE = "PEUM 0.03: more uncertain than 90 % of the pictures"
 
@@ -94,13 +94,13 @@ def old(new, tmp_path):
 def test_rows_have_the_present_names_and_values(new, old):
     found, expected = equicam.open_run(old.folder).items, new.read_items()
     assert found.column_names == ITEMS.names
-    for column in ("disagreement", "stability", "stability_by_view", "steadiness"):
-        assert found[column].null_count == found.num_rows  # another formula there, or none
+    for column in ("stability", "stability_by_view", "steadiness"):
+        assert found[column].null_count == found.num_rows
     codes = {code for code in found["reason"].to_pylist() if code}
     assert codes == {"text"}
     assert [why(row) for row in found.to_pylist()] == [why(row) for row in expected.to_pylist()]
     other = (
-        "disagreement", "stability", "stability_by_view", "reason", "reason_values", "steadiness", "steadiness_reason",
+        "stability", "stability_by_view", "reason", "reason_values", "steadiness", "steadiness_reason",
     )  # fmt: skip
     same = [n for n in ITEMS.names if n not in other]
     assert found.select(same).to_pylist() == expected.select(same).to_pylist()
@@ -131,7 +131,7 @@ def test_it_is_ranked_by_peum_as_before_and_reported(new, old):
     expected = triage(new.read_items(), by="peum", budget=8, **options)
     same = ["id", "arm", "rank", "place", "peum_score", "reasons"]
     assert found.rows.select(same).equals(expected.rows.select(same))
-    assert set(found.quality.signals) == {"stability", "peum", "doubt", "risk"}
+    assert set(found.quality.signals) == {"stability", "peum", "risk"}
     assert run.report().is_file()
 
 
@@ -155,11 +155,7 @@ def test_its_stability_comes_from_its_maps_and_ranks_by_default(new, old):
         run.report()
 
 
-def test_disagreement_and_resuming_are_refused_with_a_way_out(old, new, tmp_path):
-    with pytest.raises(
-        EquicamError, match=r"as in runs of equicam 0\.1\.0; try equicam triage --by stability, or equicam"
-    ):
-        equicam.open_run(old.folder).triage(8, by="disagreement")
+def test_resuming_is_refused_with_a_way_out(old, new):
     with pytest.raises(EquicamError, match=r"can be read but not continued; try equicam audit with another"):
         old.begin(new.manifest, [], [])
 
@@ -177,15 +173,6 @@ def test_its_verdicts_are_read(old):
     log.refresh()
     assert log.standing("ana")["a"].verdict == "second-reviewer"
     assert log.second_requested() == {"a"}
-
-
-def test_a_queue_by_its_disagreement_is_not_reported_and_the_advice_is_a_command(old):
-    (old.folder / "triage.json").write_text(json.dumps({"options": {"by": "disagreement", "budget": 8}}))
-    code, output = equicam_command("report", old.folder)
-    assert code == 2
-    assert "try equicam triage --by stability, or equicam audit with another --out" in output
-    assert equicam_command("triage", old.folder, "--by", "stability")[0] == 0
-    assert equicam_command("report", old.folder)[0] == 0
 
 
 @pytest.mark.parametrize("column", ["prob", "class"])

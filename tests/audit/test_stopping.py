@@ -470,7 +470,7 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
     for row in first:
         said(log, row["id"], "ana", "shortcut" if row["arm"] == "queue" else "supports")
     assert run.remainder().counts.queue_left == 0
-    for given in ({"by": "disagreement"}, {"budget": 3}, {"seed": 3}):
+    for given in ({"by": "risk"}, {"budget": 3}, {"seed": 3}):
         with pytest.raises(EquicamError, match=f"no other option.*got {next(iter(given))}"):
             run.triage(more=5, **given)
     assert read_queue(run.store).to_pylist() == first

@@ -46,7 +46,7 @@ NAME_WORDS = {
     "undo": "align", "undone": "aligned",
     "shelf": "queue", "door": "auth", "stranger": "foreign origin",
     "aside": "side stream", "beside": "compare", "bench": "Context",
-    "insist": "check", "insisted": "checked", "gathered": "deferred", "settle": "raise_failed", "settled": "until_converged",
+    "insist": "check", "insisted": "checked", "gathered": "deferred", "settle": "raise_failed", "settled": "converged",
     "pin": "the target and logits of the presented view as data", "pinned": "fixed",
     "seen": "ViewReadings", "said": "logits", "asked": "spec", "told": "a noun for the data", "drawn": "StoredMaps",
     "worth": "signal_quality", "tells": "finds", "likeness": "similarity", "look": "predict, maps", "looked": "read",
@@ -55,7 +55,7 @@ NAME_WORDS = {
 
 # Identifiers as a whole, too common as words of longer ones.
 NAMES = {
-    "ask": "predict", "ask_at": "predict_from", "see": "read_views", "see_more": "extend", "tap": "capture_layer",
+    "ask": "predict", "ask_at": "predict_from", "see": "read_views", "tap": "capture_layer",
     "channels_first": "contract_then_warp", "views_a_pass": "max_views_per_forward", "write_whole": "write_atomic",
     "Readings": "ReviewLog", "MOST": "a name with what and unit", "FEW": "a name with what and unit",
     "ENOUGH": "a name with what and unit", "WARM": "WARMUP_RUNS", "SMALL": "a name with what and unit",

@@ -67,7 +67,7 @@ def fake_raster_run(
                     "id": name, "path": raster.path, "x": x, "y": y, "side": side, "width": tile, "height": tile,
                     "input_box": [0.0, 0.0, tile, tile], "target": targets(i), "confidence": 0.9, "top5": [targets(i), 1 - targets(i)],
                     "top5_confidence": [0.9, 0.1], "peum_score": 0.02 + i / 1e4, "stability": 0.5 + i / 1e4,
-                    "stability_by_view": [1.0, 0.5], "disagreement": 0.5, "flip_rate": 0.25, "views_kept": 2,
+                    "stability_by_view": [1.0, 0.5], "flip_rate": 0.25, "views_kept": 2,
                     "view_confidence": [0.9, 0.8], "view_top1": [targets(i)] * 2, "view_agreement": [0.5, 0.5],
                     "flags": [], "status": "ok",
                 } | facts(i)

@@ -270,7 +270,7 @@ def test_a_file_written_again_after_a_signed_seal_is_found(whole, tmp_path):
     out, (private, public) = tmp_path / "run", write_keys(tmp_path, "ours")
     shutil.copytree(whole, out)
     equicam.open_run(out).seal(private)
-    rewrite(out / ITEMS, disagreement=lambda _: 0.0)
+    rewrite(out / ITEMS, flip_rate=lambda _: 0.0)
     log_and_complete_again(out)  # appended: nothing of the log is cut or rewritten
     assert equicam.open_run(out).verify(0).ok
     problems = equicam.open_run(out).verify(0, public_key=public).problems

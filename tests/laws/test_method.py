@@ -127,6 +127,16 @@ def test_the_order_of_views_changes_nothing(order, weigh):
     assert torch.equal(one.view_kept[:, list(order)], two.view_kept)
 
 
+def test_where_views_are_averaged_does_not_change_their_peum():
+    model, x = net("cnn"), pictures(2)
+    expected = equicam.explain(model, x, method="grad-cam", views=6).peum_score
+    assert expected.min() > 1e-4
+    for end in ("", "-combined", "-fine", "-out"):
+        close(equicam.explain(model, x, method=f"equigrad-cam{end}", views=6).peum_score, expected)
+    not_aligned = equicam.explain(model, x, method="aug-cam", views=6).peum_score
+    assert (not_aligned - expected).abs().min() > 1e-4
+
+
 @pytest.mark.parametrize("method", methods_for("cnn"))
 def test_one_view_gives_no_uncertainty(method):
     found = equicam.explain(net("cnn"), pictures(), method=light(method), views=1)

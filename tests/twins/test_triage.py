@@ -12,54 +12,11 @@ from equicam.auditing.signals import ROWS, flagged, signal_values
 from equicam.auditing.store import ITEMS
 from equicam.auditing.stored_maps import MAPS, StoredMaps
 from equicam.auditing.triage import _by_class, triage
-from equicam.auditing.triage_reasons import peak_jump, peak_jumps
-from equicam.core.transforms import Transform, inner_radius, presented_index
 from equicam.core.views import Views
 from equicam.reasons import from_rows
 from equicam.shards import finite_table, json_ready
 
 TRANSFORMS = Views([0, 60, 120, 180, 240, 300]).transforms
-
-
-def slow_peak_jump(maps, transforms):
-    """One image, view by view, cell by cell."""
-    height, width = maps.map.shape
-    side, peaks = min(height, width), []
-    for one, plane in zip(transforms, maps.view_maps, strict=True):
-        cells = []
-        for i in range(height):
-            for j in range(width):
-                x, y = one.inverse().move(j - (width - 1) / 2, i - (height - 1) / 2, side=side)
-                if math.hypot(x, y) <= inner_radius(transforms) * side / 2 + 1e-9:
-                    cells.append((plane[i, j], (x, y)))
-        values = [value for value, _ in cells]
-        peaks.append(None if not cells or max(values) == min(values) else cells[int(np.argmax(values))][1])
-    presented = presented_index(transforms)
-    if presented is None or peaks[presented] is None:
-        return 0.0, ""
-    jumps = [
-        0.0 if peak is None else math.dist(peak, peaks[presented]) / math.hypot(height, width)
-        for peak in peaks
-    ]
-    return max(jumps), transforms[int(np.argmax(jumps))].label
-
-
-def test_the_jumps_of_many_maps_are_those_of_each():
-    rng = np.random.default_rng(2)
-    views = (*TRANSFORMS, Transform(90, mirrored=True), Transform(shift=(0.1, 0.0)))
-    every = {}
-    for i in range(40):
-        grid = ((7, 7), (5, 8), (1, 1))[i % 3]
-        planes = rng.integers(0, 4, (len(views), *grid)).astype(np.float32)  # with ties
-        planes[i % len(views)] = 1
-        every[str(i)] = StoredMaps(planes[0], planes[0], planes)
-    found = peak_jumps(every, views)
-    assert len({share for share, _ in found.values()}) > 10
-    for name, maps in every.items():
-        assert found[name] == peak_jump(maps, views)
-        assert found[name] == pytest.approx(slow_peak_jump(maps, views), abs=1e-12) or found[name][
-            0
-        ] == pytest.approx(slow_peak_jump(maps, views)[0], abs=1e-12)
 
 
 def test_stored_maps_of_a_table_are_those_of_its_rows():
@@ -101,7 +58,7 @@ def random_items(count):
             {
                 "id": f"{(7 * i) % count:04d}", "status": "bad" if i % 11 == 5 else "ok", "target": i % 3,
                 "confidence": rng.random(), "peum_score": float("nan") if i % 31 == 3 else rng.random(),
-                "stability": rng.random(), "stability_by_view": [1.0, *rng.random(5)], "disagreement": rng.random(),
+                "stability": rng.random(), "stability_by_view": [1.0, *rng.random(5)],
                 "views_kept": i % 7, "view_confidence": rng.random(6).tolist(), "view_top1": top1,
                 "view_agreement": rng.random(6).tolist(), "flags": ["blank"] if i % 17 == 2 else [], "eq": None,
             }
@@ -120,7 +77,8 @@ def test_rows_of_a_triage_are_what_each_image_says(by):
     if by == "peum":
         for name, row in known.items():
             undefined[name] |= not math.isfinite(signal[name]) or row["views_kept"] <= 1
-    score = {name: math.inf if undefined[name] else value for name, value in signal.items()}
+    review_first = {name: 1 - value if by == "stability" else value for name, value in signal.items()}
+    score = {name: math.inf if undefined[name] else value for name, value in review_first.items()}
     peum = [
         row["peum_score"]
         for row in known.values()
@@ -171,7 +129,7 @@ def test_of_reasons_those_that_were_computed_are_compared():
             None if some is None else [{"code": code, "values": "{}"} for code in some]
             for some in (first, second)
         ]
-        row = {"arm": "queue", "rank": rank, "place": 1, "doubt": math.nan}
+        row = {"arm": "queue", "rank": rank, "place": 1, "risk": math.nan}
         return pa.Table.from_pylist(
             [row | {"id": n, "reasons": r} for n, r in zip("ab", reasons, strict=True)], ROWS
         )

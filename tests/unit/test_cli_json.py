@@ -4,7 +4,7 @@ import json
 import logging
 import shlex
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -16,13 +16,11 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import equicam
-from equicam import Views
 from equicam.cli import app as cli
 from equicam.cli.audit_output import evidence_command
 from equicam.cli.gates import check_gates, failed_gate, parse_gates, refuse_unreachable
 from equicam.console import console, notices
 from equicam.data.synthetic import draw
-from equicam.peum_reference import place_peum
 from equicam.reasons import from_rows
 
 SCHEMAS = Path(equicam.__file__).parent / "schemas"
@@ -95,14 +93,8 @@ def test_explain_answers(tmp_path, patches):
     assert (tmp_path / "out" / image["files"]["overlay"]).is_file()
     assert document["preprocessing"]["crop"] == [96, 96]
     assert document["skipped"] == []
-    assert image["peum_reference"] is None  # of two views
-    document = answer("explain", patches / "0.png", "--views", 6, "--out", tmp_path / "out")
-    (image,) = document["images"]
-    place = place_peum(image["peum_score"], Views.evenly(6).transforms)
-    assert image["peum_reference"] == asdict(place)
-    text = invoke("explain", patches / "0.png", "--views", 6, "--out", tmp_path / "out").stdout
-    assert f"{image['peum_score']:.4f} ({place.higher_than:.0%})" in text
-    assert f"of {place.images:,} ImageNet images with {place.network} and 6 views" in " ".join(text.split())
+    text = invoke("explain", patches / "0.png", "--views", 2, "--out", tmp_path / "out").stdout
+    assert f"{image['peum_score']:.4f}" in text
     partly = answer("explain", patches / "0.png", patches / "broken.png", "--views", 2, "--out", tmp_path / "out", code=1)  # fmt: skip
     assert [Path(one["image"]).name for one in partly["skipped"]] == ["broken.png"]
     assert len(partly["images"]) == 1

@@ -11,10 +11,7 @@ import torch
 from torch import nn
 
 import equicam
-from equicam.core.fusion import AdaptiveViews
-from equicam.methods import resolve
 from equicam.readers.checks import Check, raise_failed
-from equicam.recipe import Recipe
 from equicam.runtime import streams
 from equicam.runtime.compiled import CompiledLayer, _compiled, padded_size
 from equicam.runtime.graphs import MAX_PACKED_VALUES, CompiledCall, PackedTensors, Replayed, graphs_of
@@ -110,18 +107,6 @@ def test_a_failure_over_values_is_told_by_the_check():
         model.module.trunk[0].weight.fill_(torch.nan)
     with pytest.raises(equicam.EquicamError, match="finite class logits"):
         equicam.explain(model, pictures(1), method="eigen-cam")
-
-
-def test_views_and_auto_must_agree():
-    with pytest.raises(equicam.EquicamError, match="all views that `adaptive` may use"):
-        equicam.Fusion(equicam.Views.evenly(18), "features", "features", adaptive=AdaptiveViews())
-    with pytest.raises(equicam.EquicamError, match="each a multiple"):
-        AdaptiveViews((6, 9))
-    auto = resolve(Recipe("equigrad-cam", views="auto"))
-    assert auto.fusion.adaptive is not None
-    assert resolve(Recipe(auto)).fusion.adaptive is not None
-    assert resolve(Recipe(auto, views=12)).fusion.adaptive is None
-    assert resolve(Recipe(auto, views=equicam.Views((0, 90)))).fusion.adaptive is None
 
 
 @pytest.mark.parametrize(

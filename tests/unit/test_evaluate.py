@@ -19,6 +19,7 @@ from torch import nn
 
 import equicam
 from equicam import evaluation
+from equicam.core.uncertainty import correlate_views
 from equicam.core.views import Views, disc, rotate
 from equicam.data.items import Item
 from equicam.errors import EquicamError
@@ -93,7 +94,12 @@ def test_peum_disagreement_and_predictions(cnn):
     assert list(found.values()) == pytest.approx(e.peum_score.tolist(), rel=1e-9)
     assert not value(table, "peum", "grad-cam", "full")[0]
     found, _ = value(table, "disagreement", "equigrad-cam", "disc")
-    assert list(found.values()) == pytest.approx(e.disagreement.tolist(), rel=1e-9)
+    own = (
+        rotate(equicam.explain(cnn, rotate(x, angle), method="grad-cam", target=e.target).map, -angle)
+        for angle in e.views.to_plain()
+    )
+    expected = correlate_views(torch.stack(list(own))).disagreement
+    assert list(found.values()) == pytest.approx(expected.tolist(), rel=1e-9)
     found, _ = value(table, "stability", "equigrad-cam", "disc")
     assert list(found.values()) == pytest.approx(e.stability.tolist(), rel=1e-9)
     presented, _ = value(table, "presented-confidence")

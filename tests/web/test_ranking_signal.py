@@ -2,10 +2,8 @@
 
 import json
 
-import pyarrow as pa
 import pytest
 
-from equicam.auditing.store import RunStore
 from equicam.review.queue import QueueLoader
 from equicam.shards import read_table, write_table
 from tests.audit.faked import BLANK, Page, fake_run
@@ -13,46 +11,37 @@ from tests.web.conftest import Server, large_run, rank
 
 
 @pytest.fixture(scope="module")
-def by_disagreement(tmp_path_factory):
-    """A run ranked by disagreement, with views that agree so little that reasons name them."""
-    run = fake_run(tmp_path_factory.mktemp("by-disagreement"), calibrate=0)
-    path = run.path("items", 0)
-    rows = read_table(path).to_pylist()
-    for row in rows:
-        if row["view_agreement"]:
-            row["view_agreement"] = [r - 0.5 for r in row["view_agreement"]]
-            row["disagreement"] += 0.5
-    write_table(path, pa.Table.from_pylist(rows, schema=read_table(path).schema))
-    return rank(RunStore(run.folder), by="disagreement")
+def by_risk(tmp_path_factory):
+    return rank(fake_run(tmp_path_factory.mktemp("by-risk"), calibrate=0), by="risk")
 
 
-def test_blinding_names_the_signal_and_hides_its_values(by_disagreement):
-    client = Server(by_disagreement).client()
-    assert "chosen by disagreement, shown in random order" in Page(client.get("/").text).text
+def test_blinding_names_the_signal_and_hides_its_values(by_risk):
+    client = Server(by_risk).client()
+    assert "chosen by risk, shown in random order" in Page(client.get("/").text).text
     for one in client.list():
         facts = client.get(f"/api/item/{one['key']}").json()
-        assert not any(r.startswith(("disagreement ", "the view")) for r in facts["reasons"])
+        assert not any(r.startswith(("risk ", "the map moves")) for r in facts["reasons"])
         assert "higher than on" not in client.get(f"/item/{one['key']}").text
-        assert "<dt>Disagreement</dt>" not in client.get(f"/item/{one['key']}").text
+        assert "<dt>Risk</dt>" not in client.get(f"/item/{one['key']}").text
 
 
-def test_open_values_and_rank_are_those_of_the_signal(by_disagreement):
-    client = Server(by_disagreement, blind=False).client()
-    triage = {row["id"]: row for row in read_table(by_disagreement.folder / "triage.parquet").to_pylist()}
+def test_open_values_and_rank_are_those_of_the_signal(by_risk):
+    client = Server(by_risk, blind=False).client()
+    triage = {row["id"]: row for row in read_table(by_risk.folder / "triage.parquet").to_pylist()}
     facts = [client.get(f"/api/item/{one['key']}").json() for one in client.list()]
     ranks = [f["rank"] for f in facts]
     assert ranks[:-1] == sorted(ranks[:-1])
     assert (ranks[-1], facts[-1]["flat"]) == (1, True)  # a blank map comes last
-    assert any(r.startswith("the view") for f in facts for r in f["reasons"])
-    values = [f["revealed"]["disagreement"] for f in facts if f["revealed"]["disagreement"] is not None]
+    assert any(r.startswith("the map moves") for f in facts for r in f["reasons"])
+    values = [f["revealed"]["risk"] for f in facts if f["revealed"]["risk"] is not None]
     assert values == sorted(values, reverse=True)
-    assert values == [row["disagreement"] for row in sorted(triage.values(), key=lambda r: r["rank"])
-                      if row["disagreement"] is not None]  # fmt: skip
+    assert values == [row["risk"] for row in sorted(triage.values(), key=lambda r: r["rank"])
+                      if row["risk"] is not None]  # fmt: skip
     for one, known in zip(client.list(), facts, strict=True):
         page = Page(client.get(f"/item/{one['key']}").text).text
-        assert f"{known['rank']} by disagreement" in page
-        value = known["revealed"]["disagreement"]
-        assert ("Disagreement undefined" if value is None else f"Disagreement {value:.4f}") in page
+        assert f"{known['rank']} by risk" in page
+        value = known["revealed"]["risk"]
+        assert value is None or f"Risk {value:.3f}" in page
         assert (value is None) == (known["revealed"]["name"] == BLANK)
 
 
@@ -65,32 +54,30 @@ def test_a_queue_ranked_by_peum_says_so(run):
 
 def test_a_queue_without_a_recorded_signal_is_ranked_by_peum(run, tmp_path):
     path = run.folder / "triage.parquet"
-    write_table(path, read_table(path).drop_columns(["by", "disagreement"]))
+    write_table(path, read_table(path).drop_columns(["by", "risk"]))
     client = Server(run, blind=False).client()
     assert "ranked by PEUM" in Page(client.get("/").text).text
     facts = client.get(f"/api/item/{client.list()[0]['key']}").json()
-    assert (facts["revealed"]["ranked_by"], facts["revealed"]["disagreement"]) == ("PEUM", None)
-    assert "<dt>Disagreement</dt>" not in client.get(f"/item/{client.list()[0]['key']}").text
+    assert (facts["revealed"]["ranked_by"], facts["revealed"]["risk"]) == ("PEUM", None)
+    assert "<dt>Risk</dt>" not in client.get(f"/item/{client.list()[0]['key']}").text
     assert QueueLoader(large_run(tmp_path / "large", 20), blind=True).current().ranked_by == "peum"
 
 
-def test_exported_verdicts_name_the_signal(by_disagreement):
-    client = Server(by_disagreement, blind=False).client("bo")
+def test_exported_verdicts_name_the_signal(by_risk):
+    client = Server(by_risk, blind=False).client("bo")
     client.decide(client.list()[1]["key"], "supports")
     row = json.loads(client.get("/export/verdicts.json").text)["verdicts"][0]
-    assert row["by"] == "disagreement"
-    assert row["disagreement"] > 0
+    assert row["by"] == "risk"
+    assert row["risk"] > 0
 
 
 def test_stability_and_its_curve_are_shown_open_and_hidden_under_blinding(tmp_path):
     run = rank(fake_run(tmp_path, calibrate=0), by="stability")
     blinded = Server(run).client()
-    assert "chosen by instability, shown in random order" in Page(blinded.get("/").text).text
+    assert "chosen by stability, shown in random order" in Page(blinded.get("/").text).text
     for one in blinded.list():
         page = blinded.get(f"/item/{one['key']}").text
-        assert not any(
-            word in page for word in ('class="curve"', "<dt>Stability</dt>", "the map moves", "its peak")
-        )
+        assert not any(word in page for word in ('class="curve"', "<dt>Stability</dt>", "the map moves"))
         assert blinded.get(f"/api/item/{one['key']}").json()["revealed"] is None
     client = Server(run, blind=False).client()
     rows = {row["id"]: row for row in run.read_items().to_pylist()}

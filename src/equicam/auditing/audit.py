@@ -209,11 +209,6 @@ def list_items(
 def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
     """The recipe with its views, fill and autocast type spelled out, and a description of its method."""
     method = resolve(recipe)
-    if method.fusion.adaptive is not None:
-        raise EquicamError(
-            "an audit", needs="the same views of every image, because PEUM ranks them against each other",
-            got="views='auto'", fix="views=12",
-        )  # fmt: skip
     dtype = None if recipe.dtype == str(model.dtype).removeprefix("torch.") else recipe.dtype
     resolved = replace(recipe, views=method.fusion.views, fill=resolve_fill(recipe), dtype=dtype)
     if not are_views(resolved.views):

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from equicam.auditing.manifest import Manifest
-from equicam.auditing.signals import column_values, ranking_scores
+from equicam.auditing.signals import ranking_scores, signal_values
 from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
 from equicam.evaluation import statistics
@@ -215,7 +215,7 @@ def _class_name(target: int | None, manifest: Manifest) -> str:
 def _values(items: pa.Table, name: str) -> Floats:
     """A metric of every row, NaN where it is undefined."""
     if name == "stability":
-        return column_values(items, "stability")
+        return signal_values(items, "stability")
     if name == "peum":
         found = ranking_scores(items, "peum")
         return np.where(np.isfinite(found), found, np.nan)

@@ -51,8 +51,8 @@ FILES = (
     "stability.parquet",
 )
 RANKED = (
-    "id", "status", "target", "confidence", "output", "peum_score", "stability", "disagreement", "view_confidence", "views_kept",
-    "flags", "eq",
+    "id", "status", "target", "confidence", "output", "peum_score", "stability", "view_confidence", "views_kept", "flags",
+    "eq",
 )  # fmt: skip
 PLACES = ("x", "y", "side")  # of windows in their raster
 EVIDENCE = "evidence.json"
@@ -85,7 +85,6 @@ def _rank(
         classes=manifest.classes,
         name_output=manifest.output_name if manifest.has_values else None,
         key=key,
-        read_maps=store.view_maps,
         read_rows=store.select,
         top=top,
         **options,

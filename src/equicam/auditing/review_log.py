@@ -29,9 +29,7 @@ COLUMNS = (
     "number", "time", "reviewer", "item", "verdict", "reason", "blind", "blind_class", "changes", "first", "stands",
     "source", "previous", "hash",
 )  # fmt: skip
-TRIAGE_COLUMNS = (
-    "arm", "rank", "by", "stability", "peum_score", "disagreement", "doubt", "risk", "class", "confidence",
-)  # fmt: skip
+TRIAGE_COLUMNS = ("arm", "rank", "by", "stability", "peum_score", "risk", "class", "confidence")
 RENAMED = {"second-reader": "second-reviewer"}  # verdicts of 0.1.0
 MAX_TEXT_CHARS, MAX_NAME_CHARS = 2000, 60
 

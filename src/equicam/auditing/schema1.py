@@ -1,7 +1,7 @@
 """Runs that equicam 0.1.0 wrote (schema 1): their names translated to ours on reading.
 
 Such a run can be read, reported, reviewed, verified and ranked. It stores no stability, which `Run.triage` measures on
-its maps, and no disagreement over all pairs of views; and it cannot be resumed.
+its maps; and it cannot be resumed.
 """
 
 import json
@@ -15,7 +15,6 @@ from equicam.steadiness import judge_row
 NOT_STORED = {
     "stability": pa.float64(),
     "stability_by_view": pa.list_(pa.float32()),
-    "disagreement": pa.float64(),
     "output": pa.float32(),
     "x": pa.float64(),
     "y": pa.float64(),
@@ -102,7 +101,7 @@ def wrote_triage(table: pa.Table) -> bool:
 
 
 def translate_triage(table: pa.Table) -> pa.Table:
-    """A queue, translated if 0.1.0 wrote it: names, sentences, and no disagreement, which had another formula there."""
+    """A queue, translated if 0.1.0 wrote it: names and sentences."""
     if not wrote_triage(table):
         return table
     table = rename(table, TRIAGE)
@@ -110,11 +109,7 @@ def translate_triage(table: pa.Table) -> pa.Table:
         [{"code": "text", "values": json.dumps({"text": s}, ensure_ascii=False)} for s in some or ()]
         for some in table["reasons"].to_pylist()
     ]
-    table = table.set_column(table.column_names.index("reasons"), "reasons", pa.array(cells, REASONS))
-    if "disagreement" in table.column_names:
-        at = table.column_names.index("disagreement")
-        table = table.set_column(at, "disagreement", pa.nulls(table.num_rows, pa.float64()))
-    return table
+    return table.set_column(table.column_names.index("reasons"), "reasons", pa.array(cells, REASONS))
 
 
 def rename(table: pa.Table, names: Mapping[str, str]) -> pa.Table:

@@ -16,13 +16,13 @@ from equicam.reasons import SIGNALS
 
 MIN_IMAGES, MIN_UNSTABLE = 100, 10  # with fewer, no signal is judged
 TENTH = 0.10
-RESAMPLES = 1000  # of each interval; there are five signals
+RESAMPLES = 1000  # of each interval
 UNKNOWN = Estimate(NAN, NAN, NAN, 0)
 
 
 @dataclass(frozen=True)
 class SignalScores:
-    """How well one signal finds unstable maps."""
+    """How well one signal finds unstable maps: the order of review that it gives, of stability that of 1 − stability."""
 
     spearman: Correlation  # with 1 − Eq; where the signal is undefined it ranks highest
     auroc: Estimate  # for unstable
@@ -116,7 +116,7 @@ def signal_quality(
         differences=differences,
         better=better,
         advice=None if better is None else _advice(signals, differences, better, by, low_eq),
-        check=_check(scores["stability"][known], eq[known]),
+        check=_check(1 - scores["stability"][known], eq[known]),
     )
 
 
@@ -182,11 +182,11 @@ def _advice(
     )
 
 
-def _check(instability: Floats, eq: Floats) -> StabilityCheck | None:
-    defined = np.isfinite(instability)
+def _check(stability: Floats, eq: Floats) -> StabilityCheck | None:
+    defined = np.isfinite(stability)
     if not defined.any():
         return None
-    stability, eq = 1 - instability[defined], eq[defined]
+    stability, eq = stability[defined], eq[defined]
     r, apart = statistics.pearson(stability, eq), float(np.abs(stability - eq).mean())
     bias = float((stability - eq).mean())
     sentence = (

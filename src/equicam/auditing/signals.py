@@ -1,7 +1,8 @@
-"""Signals that rank a queue, each read from a run's rows alone; a high value stands for a map that deserves less trust.
+"""Signals that rank a queue, each read from a run's rows alone.
 
-Instability is measured: 1 − stability, the rotation test of the presented view's own map. PEUM and disagreement are of
-all views, doubt is of the prediction, and risk is the mean of the ranks of instability and doubt.
+Stability is the rotation test of the presented view's own map: the lowest deserves least trust. PEUM is of all views.
+Risk is the mean of two ranks, by low stability and by low mean confidence over the views. The highest of both deserves
+least trust.
 """
 
 from typing import Any
@@ -14,13 +15,7 @@ from numpy.typing import NDArray
 from equicam.errors import EquicamError
 
 Floats = NDArray[np.float64]
-COLUMNS = {
-    "stability": "stability",
-    "peum": "peum_score",
-    "disagreement": "disagreement",
-    "doubt": "doubt",
-    "risk": "risk",
-}
+COLUMNS = {"stability": "stability", "peum": "peum_score", "risk": "risk"}
 """The column of the triage table, by the name of the signal."""
 ROWS = pa.schema(
     [
@@ -32,8 +27,6 @@ ROWS = pa.schema(
         pa.field("by", pa.string()),  # the signal it is ranked by
         pa.field("stability", pa.float64()),
         pa.field("peum_score", pa.float64()),
-        pa.field("disagreement", pa.float64()),
-        pa.field("doubt", pa.float64()),
         pa.field("risk", pa.float64()),
         pa.field("peum_above", pa.float64()),  # share of the run's images with a lower PEUM
         pa.field("target", pa.int32()),
@@ -48,17 +41,11 @@ ROWS = pa.schema(
     ]
 )
 """The triage table: a row for every image under review."""
-STORED = ("stability", "disagreement")
-"""Signals of all views that runs of equicam 0.1.0 did not store."""
-OF_CONFIDENCE = ("doubt", "risk")
-"""Signals made of the confidence of a class."""
 ALWAYS_REVEALING = frozenset({"signal-percentile", "signal-undefined", "text"})
 REVEALING = {
-    "stability": ALWAYS_REVEALING | {"map-moves", "peak-jumps"},
+    "stability": ALWAYS_REVEALING | {"map-moves"},
     "peum": ALWAYS_REVEALING | {"views-disagree", "one-kept", "none-kept"},
-    "disagreement": ALWAYS_REVEALING | {"views-disagree"},
-    "doubt": ALWAYS_REVEALING | {"low-confidence", "prediction-changes"},
-    "risk": ALWAYS_REVEALING | {"map-moves", "peak-jumps", "low-confidence", "prediction-changes"},
+    "risk": ALWAYS_REVEALING | {"map-moves", "low-confidence", "prediction-changes"},
 }
 """Codes of reasons that tell a blinded reviewer how an image ranks; a 0.1.0 sentence ("text") may."""
 FLAT = {"blank", "constant"}
@@ -68,17 +55,15 @@ def refuse_unknown(by: str, items: pa.Table, *, views: int) -> None:
     """Refuse a signal that does not exist, or that the rows do not hold."""
     if by not in COLUMNS:
         raise EquicamError("by", needs=f"one of {', '.join(COLUMNS)}", got=repr(by), fix="stability")
-    needed = "stability" if by == "risk" else by
-    if needed in STORED and views > 1 and items[needed].null_count == items.num_rows > 0:
+    if by != "peum" and views > 1 and items["stability"].null_count == items.num_rows > 0:
         raise EquicamError(
             f"by={by!r}", needs="a run that stores it", got="none, as in runs of equicam 0.1.0",
-            fix=f"equicam triage --by {'peum' if needed == 'stability' else 'stability'}, or equicam audit with another --out",
+            fix="equicam triage --by peum, or equicam audit with another --out",
         )  # fmt: skip
-    if by in OF_CONFIDENCE and items.num_rows and not np.isfinite(signal_values(items, "doubt")).any():
-        others = [name for name in COLUMNS if name not in OF_CONFIDENCE]
+    if by == "risk" and items.num_rows and not np.isfinite(_mean_confidence(items)).any():
         raise EquicamError(
             f"by={by!r}", needs="the confidence of classes", got="none in this run: a value has no confidence",
-            fix=f"by={others[0]}, or {' or '.join(others[1:])}",
+            fix="by=stability, or peum",
         )  # fmt: skip
 
 
@@ -93,39 +78,30 @@ def queue_arm(rows: pa.Table) -> pa.Table:
 
 
 def reduce_views(items: pa.Table) -> pa.Table:
-    """The items with their doubt instead of the confidence of each view."""
-    doubt = pa.array(signal_values(items, "doubt"))
-    return items.drop_columns("view_confidence").append_column("doubt", doubt)
+    """The items with the mean confidence over the views instead of that of each view."""
+    mean = pa.array(_mean_confidence(items))
+    return items.drop_columns("view_confidence").append_column("mean_confidence", mean)
 
 
 def signal_values(items: pa.Table, by: str) -> Floats:
-    """The signal of every row, NaN where it is undefined; for `stability` it is instability, 1 − stability."""
+    """The signal of every row, NaN where it is undefined."""
     if by == "peum":
         return _numbers(items["peum_score"])
-    if by == "doubt":
-        stored = "doubt" in items.column_names
-        return _numbers(items["doubt"]) if stored else 1 - _means(items["view_confidence"])
-    if by == "risk":
-        instability, doubt = signal_values(items, "stability"), signal_values(items, "doubt")
-        return (_rank_shares(instability) + _rank_shares(doubt)) / 2
+    # correlations with a flat map mean nothing
+    stability = np.where(flagged(items, FLAT), np.nan, _numbers(items["stability"]))
     if by == "stability":
-        return 1 - column_values(items, by)
-    return _correlations(items, by)
-
-
-def column_values(items: pa.Table, by: str) -> Floats:
-    """The signal as the triage table holds it: its column has stability itself."""
-    return _correlations(items, by) if by == "stability" else signal_values(items, by)
-
-
-def _correlations(items: pa.Table, column: str) -> Floats:
-    """A column made of correlations, which mean nothing with a flat map."""
-    return np.where(flagged(items, FLAT), np.nan, _numbers(items[column]))
+        return stability
+    return (_rank_shares(1 - stability) + _rank_shares(1 - _mean_confidence(items))) / 2
 
 
 def ranking_scores(items: pa.Table, by: str) -> Floats:
-    """The signal for ranking: ∞ where it says nothing, because an image nothing is known of is not certain."""
+    """The order of review, the highest first: the signal, 1 − stability; ∞ where it says nothing.
+
+    An image nothing is known of is not certain.
+    """
     values = signal_values(items, by)
+    if by == "stability":
+        values = 1 - values
     undefined = flagged(items, FLAT) | ~np.isfinite(values)
     if by == "peum":  # no variance without two kept views; the other signals use all views, kept or not
         kept = items["views_kept"].fill_null(2).to_numpy()
@@ -141,6 +117,12 @@ def flagged(items: pa.Table, flags: set[str]) -> NDArray[np.bool_]:
     found = np.zeros(items.num_rows, dtype=bool)
     found[rows[hit.to_numpy(zero_copy_only=False)]] = True
     return found
+
+
+def _mean_confidence(items: pa.Table) -> Floats:
+    """Over the views; the column that `reduce_views` makes, if it is there."""
+    reduced = "mean_confidence" in items.column_names
+    return _numbers(items["mean_confidence"]) if reduced else _means(items["view_confidence"])
 
 
 def _numbers(column: pa.ChunkedArray) -> Floats:

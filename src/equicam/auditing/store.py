@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from equicam.auditing import schema1
 from equicam.auditing.manifest import SCHEMA_VERSION, Manifest, read_manifest, refuse_difference
-from equicam.auditing.stored_maps import MAPS, OF_VIEWS, StoredMaps, ViewMaps
+from equicam.auditing.stored_maps import MAPS, StoredMaps
 from equicam.data.digests import file_digest
 from equicam.data.item_table import Items
 from equicam.data.items import Item, valid_utf8
@@ -78,7 +78,6 @@ ITEMS = pa.schema(
         # mean Pearson of the presented view's own map with every other view's, aligned; null for one view
         pa.field("stability", pa.float64()),
         pa.field("stability_by_view", pa.list_(pa.float32())),
-        pa.field("disagreement", pa.float64()),  # 1 − mean Pearson over all pairs of views; null for one view
         pa.field("flip_rate", pa.float32()),
         pa.field("views_kept", pa.int32()),  # views with a weight above 0
         pa.field("view_confidence", pa.list_(pa.float32())),
@@ -312,11 +311,6 @@ class RunStore:
     def maps(self, ids: Iterable[str]) -> dict[str, StoredMaps]:
         """The maps of these images by id."""
         return {name: one for table in self._maps(ids) for name, one in StoredMaps.from_table(table).items()}
-
-    def view_maps(self, ids: Iterable[str]) -> dict[str, ViewMaps]:
-        """The maps of these images' views by id."""
-        tables = self._maps(ids, OF_VIEWS)
-        return {name: one for table in tables for name, one in ViewMaps.from_table(table).items()}
 
     def _maps(self, ids: Iterable[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         wanted = pa.array(list(ids), pa.string())

@@ -23,8 +23,6 @@ MAPS = pa.schema(
         pa.field("view_maps_scale", pa.float32()),
     ]
 )
-OF_VIEWS = ("id", "height", "width", "view_maps", "view_maps_scale")
-"""The columns of view maps."""
 
 
 def _read(row: dict[str, Any], name: str) -> NDArray[np.float32]:
@@ -50,18 +48,6 @@ def _arrays(lists: pa.ListArray) -> list[NDArray[np.float16] | None]:
     values, ends = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().tolist()
     null = lists.is_null().to_pylist()
     return [None if none else values[a:b] for none, a, b in zip(null, ends, ends[1:], strict=False)]
-
-
-@dataclass(frozen=True)
-class ViewMaps:
-    """The maps of one image's views alone."""
-
-    view_maps: NDArray[np.float32]  # [t, h, w]
-
-    @staticmethod
-    def from_table(table: pa.Table) -> dict[str, "ViewMaps"]:
-        """Those of a maps table, by id."""
-        return {row["id"]: ViewMaps(_read(row, "view_maps")) for row in _rows(table, ("view_maps",))}
 
 
 @dataclass(frozen=True)

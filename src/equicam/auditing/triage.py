@@ -1,7 +1,7 @@
 """Which maps to review first: a queue ranked by a signal, a blind random control arm, and how good the queue is.
 
 Rank 1 is the least trustworthy image. Where the signal says nothing (a blank or constant map; for PEUM, fewer than two
-views kept) an image is not certain: it ranks before the highest. Ties are broken by a permutation seeded by `seed`,
+views kept) an image is not certain: it ranks before all others. Ties are broken by a permutation seeded by `seed`,
 not by name.
 """
 
@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -26,14 +26,12 @@ from equicam.auditing.signal_quality import SignalQuality, signal_quality
 from equicam.auditing.signals import (
     COLUMNS,
     ROWS,
-    column_values,
     queue_arm,
     ranking_scores,
     refuse_unknown,
     signal_values,
 )
-from equicam.auditing.stored_maps import StoredMaps, ViewMaps
-from equicam.auditing.triage_reasons import PeakJump, peak_jumps, triage_reasons, view_column
+from equicam.auditing.triage_reasons import triage_reasons, view_column
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.evaluation.statistics import Floats, Indices
@@ -41,8 +39,6 @@ from equicam.reasons import SIGNALS
 from equicam.shards import finite_table, json_ready, map_concurrently
 
 READ_AT_A_TIME = 4096  # images
-ReadMaps = Callable[[Iterable[str]], Mapping[str, StoredMaps | ViewMaps]]
-"""The stored maps of these images, by id."""
 ReadRows = Callable[[Sequence[str], Sequence[str]], pa.Table]
 """The rows of these images, in any order; these columns."""
 
@@ -101,16 +97,15 @@ def triage(
     seed: int = 0,
     extended: Sequence[int] = (),
     key: ReviewKey | None = None,
-    read_maps: ReadMaps = lambda _ids: {},
     read_rows: ReadRows | None = None,
     top: int | None = None,
 ) -> Triage:
     """Rank images by a signal and deal `budget` reviews: a share `control` to a random arm, the rest to the queue.
 
     Each number of `extended` deals as many reviews more, after those before. With the run's `key`, nobody without it can
-    compute which images the seed draws for the control arm. `read_maps` gives the maps whose peaks are compared in the
-    reasons, `read_rows` the columns with a value for each view, which `items` then need not have. With `top`, only the
-    queue's first images have reasons; the others have null. `name_output` names what is explained, where it is no class.
+    compute which images the seed draws for the control arm. `read_rows` gives the columns with a value for each view,
+    which `items` then need not have. With `top`, only the queue's first images have reasons; the others have null.
+    `name_output` names what is explained, where it is no class.
     """
     status = np.flatnonzero(pc.equal(items["status"], "ok").to_numpy())
     place = status[pc.sort_indices(items["id"].take(pa.array(status))).to_numpy()]  # in the run, by id
@@ -147,9 +142,7 @@ def triage(
     rank = np.argsort(order) + 1
     explained = arms.chosen if top is None else arms.queue[np.argsort(rank[arms.queue])][: max(0, top)]
     read = read_rows or partial(_rows_of, items)
-    reasons = _reasons(
-        ok, explained[np.argsort(place[explained])], scores[by], by, transforms, read, read_maps
-    )
+    reasons = _reasons(ok, explained[np.argsort(place[explained])], scores[by], by, transforms, read)
     reviews, queue = arms.chosen.size, np.concatenate([arms.queue, arms.passed])
     eq, named = ok["eq"].to_numpy(), Counter[str]()
     name = name_output or partial(_class_name, classes=classes)
@@ -158,7 +151,7 @@ def triage(
     return Triage(
         rows=_rows(ok, rank, arms, scores, by, name, reasons),
         by=by,
-        unstable=_unstable_maps(column_values(ok, "stability"), queue, below=unstable),
+        unstable=_unstable_maps(signal_values(ok, "stability"), queue, below=unstable),
         quality=signal_quality(
             scores, eq, queue, by=by, share=reviews / max(len(score), 1), unstable=unstable
         ),
@@ -290,8 +283,8 @@ def _rows(
     rows = ok.take(pa.array(chosen))
     names = {target: name_of(target) for target in pc.unique(rows["target"]).to_pylist()}
     columns = {
-        **{column: _defined(column_values(ok, name)[chosen]) for name, column in COLUMNS.items()},
-        "peum_above": _defined(_share_below(scores["peum"], column_values(ok, "peum")[chosen])),
+        **{column: _defined(signal_values(ok, name)[chosen]) for name, column in COLUMNS.items()},
+        "peum_above": _defined(_share_below(scores["peum"], signal_values(ok, "peum")[chosen])),
         "arm": np.where(np.isin(chosen, arms.queue), "queue", "control"),
         "rank": rank[chosen],
         "place": np.arange(1, len(chosen) + 1),
@@ -317,7 +310,6 @@ def _reasons(
     by: str,
     transforms: Sequence[Transform],
     read_rows: ReadRows,
-    read_maps: ReadMaps,
 ) -> dict[int, list[dict[str, str]]]:
     """The reasons of these images, by index; they are in the run's order, so that each shard is read once."""
     views, columns = (
@@ -327,26 +319,21 @@ def _reasons(
     lower = 100 * np.searchsorted(np.sort(score), score) // max(len(score), 1)
     signal, facts = signal_values(ok, by), ok.select(["id", "target", "confidence", "views_kept", "flags"])
 
-    def read(some: Indices) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], dict[str, PeakJump]]:
+    def read(some: Indices) -> list[dict[str, Any]]:
         rows = facts.take(pa.array(some)).to_pylist()
-        ids = [row["id"] for row in rows]
-        of_views = {row["id"]: row for row in read_rows(ids, columns).to_pylist()}
-        # the other signals are not of where the presented view's own map lies
-        return rows, of_views, peak_jumps(read_maps(ids), transforms) if by in ("stability", "risk") else {}
+        of_views = {row["id"]: row for row in read_rows([row["id"] for row in rows], columns).to_pylist()}
+        return [row | of_views[row["id"]] for row in rows]
 
     found: dict[int, list[dict[str, str]]] = {}
     batches = [chosen[start : start + READ_AT_A_TIME] for start in range(0, len(chosen), READ_AT_A_TIME)]
-    for some, (rows, of_views, jumps) in zip(
-        batches, map_concurrently(read, batches, threads=1), strict=True
-    ):
+    for some, rows in zip(batches, map_concurrently(read, batches, threads=1), strict=True):
         for i, row in zip(some.tolist(), rows, strict=True):
             reasons = triage_reasons(
-                row | of_views[row["id"]],
+                row,
                 by,
                 views,
                 value=float(signal[i]),
                 above_percent=None if np.isinf(score[i]) else int(lower[i]),
-                jump=jumps.get(row["id"]),
             )
             found[i] = [reason.to_row() for reason in reasons]
     return found

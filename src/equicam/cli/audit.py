@@ -49,7 +49,7 @@ def audit(
     model: options.ModelName = "embedded",
     weights: options.Weights = None,
     method: options.MethodName = "equigrad-cam",
-    views: options.FixedViews = None,
+    views: options.Views = None,
     calibrate: Annotated[
         int,
         typer.Option(
@@ -190,7 +190,7 @@ def triage(
     run: options.RunFolder,
     by: Annotated[
         str,
-        typer.Option(help="Signal to rank by: stability, peum (uncertainty), disagreement, doubt or risk."),
+        typer.Option(help="Signal to rank by: stability, peum (uncertainty) or risk."),
     ] = "stability",
     budget: Annotated[str, typer.Option(help="Images that can be reviewed: 10% or a number.")] = "10%",
     control: Annotated[float, typer.Option(help="Share of the budget for the random control arm.")] = 0.20,

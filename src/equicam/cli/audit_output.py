@@ -82,8 +82,6 @@ def triage_document(run: "Run", ranked: "Triage") -> dict[str, Any]:
         "output",
         "stability",
         "peum_score",
-        "disagreement",
-        "doubt",
         "risk",
         "flags",
     )

@@ -65,8 +65,8 @@ def explain(
         import equicam
         from equicam.explain_files import explain_files
         from equicam.models.preprocessing import preprocessing_facts
-        from equicam.peum_reference import PEUM_NOTE
         from equicam.readers.classes import class_index
+        from equicam.reasons import PEUM_NOTE
 
         window = parse_window(voi)
         ready = equicam.load(
@@ -94,35 +94,14 @@ def explain(
                 console.print(table)
                 for one in explained:
                     say(f"{Path(one['image']).name}: {one['steadiness']}: {one['steadiness_reason']}")
-                for line in _references(explained):
-                    say(line)
                 say(f"files are in {out}")
         facts = preprocessing_facts(ready)
     found = {"out": str(out), "model": model, "layer": ready.layer, "preprocessing": facts}
     answer("explain", found | {"images": explained, "skipped": skipped})
     note(f"layer {ready.layer}")
-    if views == "auto" and table.row_count > 1:
-        note("PEUM over different numbers of views does not rank images; to rank, give --views a number")
     if skipped:
         complain(f"{len(skipped)} of {len(images)} images skipped")
         raise typer.Exit(FAILED)
-
-
-def _peum(facts: dict[str, Any]) -> str:
-    if facts["peum_score"] is None:
-        return "–"
-    place = facts["peum_reference"]
-    return f"{facts['peum_score']:.4f}" + ("" if place is None else f" ({place['higher_than']:.0%})")
-
-
-def _references(explained: list[dict[str, Any]]) -> list[str]:
-    """What the shares in the table are of."""
-    places = [one["peum_reference"] for one in explained if one["peum_reference"] is not None]
-    found = sorted({(one["views"], one["images"], one["network"]) for one in places})
-    return [
-        f"in brackets: the share of {images:,} ImageNet images with {network} and {views} views whose PEUM is lower"
-        for views, images, network in found
-    ]
 
 
 def _row(result: "ExplainedFile") -> tuple[str, ...]:
@@ -131,7 +110,8 @@ def _row(result: "ExplainedFile") -> tuple[str, ...]:
     shown = (
         f"{p:.2f}" if p is not None else "–" if value is None else f"{value:.4g}"
     )  # a value has no confidence
+    peum = "–" if facts["peum_score"] is None else f"{facts['peum_score']:.4f}"
     return (
-        plain(result.path.name), facts["class"], shown, facts["steadiness"], _peum(facts),
+        plain(result.path.name), facts["class"], shown, facts["steadiness"], peum,
         "–" if p is None or len(flips) < 2 else f"{sum(flips)} of {len(flips) - 1}", ", ".join(facts["flags"]) or "none",
     )  # fmt: skip

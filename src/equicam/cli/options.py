@@ -35,14 +35,6 @@ MethodName = Annotated[str, Option("--method", help="Name from `equicam methods`
 Views = Annotated[
     str | None,
     Option(
-        help="Number of views, auto, or a set: dihedral:18, scales:0.8,1,1.25 or shifts:0.05.",
-        show_default="as many as the method has",
-    ),
-]
-FixedViews = Annotated[
-    str | None,
-    Option(
-        "--views",
         help="Number of views, or a set: dihedral:18, scales:0.8,1,1.25 or shifts:0.05.",
         show_default="as many as the method has",
     ),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from equicam.console import note, parse_dtype, resolve_device, show_progress, split_commas
 from equicam.errors import EquicamError
@@ -22,12 +22,10 @@ NAMED_VIEWS = {"dihedral": "dihedral:18", "scales": "scales:0.8,1,1.25", "shifts
 """Sets of views that have a name, as they are typed."""
 
 
-def parse_views(text: str | None) -> "int | Literal['auto'] | Views | None":
-    """A number of views, auto, or a set of them by name."""
+def parse_views(text: str | None) -> "int | Views | None":
+    """A number of views, or a set of them by name."""
     if text is None:
         return None
-    if text == "auto":
-        return "auto"
     if text.isdecimal() and int(text):
         return int(text)
     name, _, values = text.partition(":")
@@ -35,7 +33,7 @@ def parse_views(text: str | None) -> "int | Literal['auto'] | Views | None":
         return _named_views(name, values)
     except ValueError as error:
         raise EquicamError(
-            "--views", needs="a number from 1 on, auto, dihedral: and an even number, scales: and factors above 0, or shifts: and a share below 0.5",
+            "--views", needs="a number from 1 on, dihedral: and an even number, scales: and factors above 0, or shifts: and a share below 0.5",
             got=repr(text), fix=f"--views {NAMED_VIEWS.get(name, '18')}",
         ) from error  # fmt: skip
 

@@ -7,10 +7,8 @@ With M_t aligning view t and weights w_t (sum 1), feature-space EquiGrad-CAM is
 Every other method stops the same chain elsewhere: `Fusion` says where views are aligned and where they are averaged.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, TypeVar
 
 from jaxtyping import Float, Int
@@ -28,28 +26,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class AdaptiveViews:
-    """Numbers of views to try in order, each a multiple of the one before, and when they are enough.
-
-    They are once their mean has converged, or once the presented view's own map is plainly unstable: an audit calls it so
-    whatever further views show.
-    """
-
-    counts: tuple[int, ...] = (6, 12, 24)
-    tolerance: float = 0.10  # of the map's own standard deviation
-    unstable_below: float = 0.5  # stability, with two standard errors over the views added
-    unstable_from: int = 12  # views; fewer do not show it
-
-    def __post_init__(self) -> None:
-        nested = all(a > 1 and b % a == 0 and b > a for a, b in pairwise(self.counts))
-        if not self.counts or not nested or not 0 < self.tolerance < math.inf:
-            raise EquicamError(
-                "AdaptiveViews", needs="numbers of views, each a multiple of the one before, and a finite tolerance above 0",
-                got=self, fix="AdaptiveViews((6, 12, 24))",
-            )  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Fusion:
     """Which views, where they are aligned, where they are averaged, how they are weighted."""
 
@@ -57,7 +33,6 @@ class Fusion:
     align_at: Stage | None  # None: never aligned
     mean_at: Stage
     weigh: Weigher = uniform
-    adaptive: AdaptiveViews | None = None  # use only as many of the views as an image needs
 
     def __post_init__(self) -> None:
         for name, stage in (("align_at", self.align_at), ("mean_at", self.mean_at)):
@@ -69,11 +44,6 @@ class Fusion:
             raise EquicamError(
                 "views", needs="a part of the image that all of them show", got=", ".join(self.views.labels[:3]),
                 fix="Views.shifts((0.05, 0))",
-            )  # fmt: skip
-        if self.adaptive is not None and self.views != Views.evenly(self.adaptive.counts[-1]):
-            raise EquicamError(
-                "Fusion", needs="all views that `adaptive` may use",
-                got=f"{len(self.views)} views with {self.adaptive}", fix='explain(…, views="auto")',
             )  # fmt: skip
         if self.align_at is not None and STAGES.index(self.align_at) > STAGES.index(self.mean_at):
             raise EquicamError(
@@ -118,19 +88,6 @@ class ViewReadings:
             ),
         )
 
-    def of_images(self, rows: slice | Int[Tensor, " r"]) -> "ViewReadings":
-        """Some of the images alone."""
-        return replace(
-            self,
-            values=tuple(v[:, rows] for v in self.values),
-            confidence=self.confidence[:, rows],
-            top1=self.top1[:, rows],
-            target=self.target[rows],
-            logits=None if self.logits is None else self.logits[rows],
-            probabilities=None if self.probabilities is None else self.probabilities[rows],
-            _computed={},
-        )
-
     def chain_of_each_view(self, combine: Combine) -> dict[Stage, Tensor]:
         """Every named plane of each view's own chain."""
         return self._once(
@@ -170,17 +127,6 @@ class FusedMap:
     order: list[int]  # the index of each of the fusion's views in `readings`
     raw: Float[Tensor, "b H W"]
     layer_map: Float[Tensor, "b h w"]  # the same at the layer's resolution
-
-    def of_images(self, rows: slice | Int[Tensor, " r"]) -> "FusedMap":
-        """Some of the images alone."""
-        return replace(
-            self,
-            readings=self.readings.of_images(rows),
-            alignment=replace(self.alignment, weights=self.alignment.weights[:, rows]),
-            gate=self.gate[:, rows],
-            raw=self.raw[rows],
-            layer_map=self.layer_map[rows],
-        )
 
     @property
     def map(self) -> Float[Tensor, "b H W"]:

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from equicam.core.alignment import Alignment
 from equicam.core.correlation import CONSTANT_BELOW, Region, select_pixels
-from equicam.core.views import disc_pixels
 
 
 def peum(aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment) -> Float[Tensor, "b H W"]:
@@ -27,12 +26,6 @@ class ViewCorrelations:
     def stability(self) -> Float[Tensor, " b"]:
         """The rotation test of the presented view's own map: its mean correlation with the others; NaN for one view."""
         return self.with_presented[1:].mean(0)
-
-    def below(self, limit: float) -> Bool[Tensor, " b"]:
-        """Where the stability is below a limit with two standard errors over the views added; nowhere below three views."""
-        others = self.with_presented[1:]
-        upper: Tensor = others.mean(0) + 2 * others.std(0) / len(others) ** 0.5  # NaN for two views
-        return upper < limit
 
     @property
     def disagreement(self) -> Float[Tensor, " b"]:
@@ -58,30 +51,3 @@ def correlate_views(
     total = torch.linalg.vector_norm(z.sum(0), dim=-1, dtype=torch.float64)
     pairs: Tensor = total.square() - (~constant).sum(0)
     return ViewCorrelations(with_presented, pairs / (views * (views - 1)) if views > 1 else pairs * torch.nan)
-
-
-def mean_error(aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment) -> Float[Tensor, " b"]:
-    """How far more views would change the mean, relative to the map: √(mean σ²) / (n · sd(h̄)), in the disc.
-
-    Evenly spaced rotations cover the circle, so their mean errs as 1/n and not as 1/√n. Weighted views count as
-    n = 1 / Σ w². It is NaN for an image with fewer than two views to compare.
-    """
-    inside = disc_pixels((aligned_maps.shape[-2], aligned_maps.shape[-1]), aligned_maps.device)
-    variance, mean = (
-        plane.flatten(1)[:, inside].double()
-        for plane in (
-            peum(aligned_maps, alignment),
-            alignment.mean(aligned_maps),
-        )
-    )
-    count = 1 / (alignment.weights.double() ** 2).sum(0)
-    error, spread = variance.mean(1).sqrt() / count, mean.std(1, correction=0)
-    relative = torch.where((error == 0) & (spread == 0), 0.0, error / spread)  # constant maps agree
-    return relative.where(count >= 2, torch.nan)
-
-
-def mean_converged(
-    aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment, tolerance: int | float
-) -> Bool[Tensor, " b"]:
-    """Where more views would change the mean by less than the tolerance."""
-    return mean_error(aligned_maps, alignment) <= tolerance

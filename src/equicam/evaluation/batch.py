@@ -53,7 +53,6 @@ class MethodMaps:
     peum: Float[Tensor, "b H W"] | None = None
     disagreement: Float[Tensor, " b"] | None = None
     stability: Float[Tensor, " b"] | None = None
-    views_used: Int[Tensor, " b"] | None = None  # of the presented images, where images differ
     traces: Sequence[LayerTrace] = ()
     combine: Combine | None = None
     raw: Float[Tensor, "v b H W"] | None = None  # maps as they are, where Eq compares those

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from equicam.core.transforms import Degrees, Transform
-from equicam.core.views import Fill
+from equicam.core.views import Fill, Views
 from equicam.data.items import Item
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, Shard, SharedFolder
@@ -34,7 +34,6 @@ from equicam.evaluation.spec import (
     EvaluationSpec,
     MapSpec,
     Methods,
-    ViewCount,
 )
 from equicam.evaluation.worker import EvaluationJob, start_shard
 from equicam.models.images import Images, as_batch, read_arrays
@@ -60,7 +59,7 @@ def evaluate(
     n: int | None = None,
     split: str | None = None,
     group_by: str | None = None,
-    views: ViewCount = None,
+    views: int | Views | None = None,
     group: str = "rotation",
     angles: Sequence[Degrees] | None = None,
     fill: Fill | None = None,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +15,6 @@ from equicam.core.uncertainty import correlate_views, peum
 from equicam.core.views import Fill, Views, select
 from equicam.evaluation.stages import LayerTrace
 from equicam.methods import Method
-from equicam.runtime.adaptive import merge_images, until_converged
 from equicam.runtime.graphs import Tensors
 from equicam.runtime.view_reader import ViewReader
 
@@ -33,9 +32,8 @@ class KeptTensors:
 
 
 def views_read(methods: Mapping[str, Method]) -> int:
-    """The most views of an image in one call."""
-    fixed = {name: method for name, method in methods.items() if method.fusion.adaptive is None}
-    return max(len(_union(fixed)), *(len(method.fusion.views) for method in methods.values()), 1)
+    """The views of an image in one call."""
+    return len(_union(methods))
 
 
 def fuse_methods(
@@ -48,24 +46,13 @@ def fuse_methods(
     kept: KeptTensors,
 ) -> Tensors:
     """Every method's tensors as `METHOD.NAME`, and the probabilities of the presented view."""
-    by_method: dict[str, Tensors] = {}
-    fixed = {name: method for name, method in methods.items() if method.fusion.adaptive is None}
-    if fixed:
-        readings = reader.read(x, _union(fixed), target)
-        target = readings.target
-        for name, method in fixed.items():
-            fused = fuse(readings, method.combine, method.fusion, fills[name])
-            by_method[name] = _measure(fused, method=method, kept=kept)
+    readings = reader.read(x, _union(methods), target)
+    found: Tensors = {"target": readings.target}
+    if readings.probabilities is not None:
+        found["probabilities"] = readings.probabilities
     for name, method in methods.items():
-        if name not in fixed:
-            by_count = list(until_converged(reader, x, target, method.combine, method.fusion, fills[name]))
-            measure = partial(_measure, method=method, kept=kept)
-            by_method[name] = merge_images(by_count, measure, method.fusion.views, {})
-    found: Tensors = {}
-    for name, tensors in by_method.items():
-        for shared in ("probabilities", "target"):  # the same for every method
-            if shared in tensors:
-                found[shared] = tensors.pop(shared)
+        fused = fuse(readings, method.combine, method.fusion, fills[name])
+        tensors = _measure(fused, method=method, kept=kept)
         found |= {f"{name}.{key}": tensor for key, tensor in tensors.items()}
     return found
 
@@ -78,13 +65,9 @@ def trace_of(found: Tensors, name: str) -> tuple[LayerTrace, Combine | None]:
 
 def _measure(fused: FusedMap, *, method: Method, kept: KeptTensors) -> Tensors:
     readings, order = fused.readings, fused.order
-    found = {"map": fused.map, "target": readings.target}
+    found = {"map": fused.map}
     if not method.stretched:
         found["raw"] = fused.raw
-    if method.fusion.adaptive is not None:
-        found["views_used"] = torch.full_like(readings.target, len(order))
-    if readings.probabilities is not None:
-        found["probabilities"] = readings.probabilities
     if kept.uncertainty and len(order) > 1:
         compared = order[:AUTHORS_VIEWS_COMPARED] if kept.as_published else order
         maps = select(fused.aligned_maps, compared)

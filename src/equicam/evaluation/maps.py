@@ -249,7 +249,6 @@ class MapComputer:
             presented.get(f"{one.name}.peum"),
             presented.get(f"{one.name}.disagreement"),
             presented.get(f"{one.name}.stability"),
-            presented.get(f"{one.name}.views_used"),
             [trace for trace, _ in traces],
             traces[0][1] or one.method.combine if traces else None,
             torch.stack([found[raw] for found in by_angle])

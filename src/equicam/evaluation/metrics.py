@@ -184,12 +184,6 @@ def _stability(batch: EvaluatedBatch) -> Iterator[MetricRows]:
             yield MetricRows("stability", method, own.stability, None, "disc")
 
 
-def _views(batch: EvaluatedBatch) -> Iterator[MetricRows]:
-    for method, own in batch.methods.items():
-        if own.views_used is not None:
-            yield MetricRows("views", method, own.views_used.double())
-
-
 def _calibration(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, own in batch.methods.items():
         if own.peum is not None:
@@ -215,7 +209,6 @@ METRICS: dict[str, Metric] = {
     "peum": Metric("PEUM (per-image explanation uncertainty): variance of the aligned views, mean over pixels", _peum, applies_to="several views"),
     "disagreement": Metric("1 − mean Pearson over all pairs of aligned views", _disagreement, applies_to="several views"),
     "stability": Metric("mean Pearson of the presented view's own map with every other view's, aligned", _stability, applies_to="several views"),
-    "views": Metric('number of views used for the presented image, with views="auto"', _views, applies_to="several views"),
     "calibration": Metric("does PEUM lie where the map drifts: Spearman over pixels", _calibration, applies_to="several views"),
 }  # fmt: skip
 

@@ -21,8 +21,6 @@ from equicam.recipe import Recipe
 Methods = Sequence[str] | Mapping[str, Any]
 Condition = Literal["plain", "random-weights", "shuffled"]
 """The network and images a map is computed from: the model's and the caller's, or those of a control."""
-ViewCount = int | Views | Literal["auto"] | None
-"""How many views, or which."""
 COVERAGE = "coverage"
 """The control that is a method of its own: a map that does not depend on the image."""
 IMAGES_PER_SHARD = 16
@@ -160,7 +158,7 @@ def describe(spec: MapSpec) -> str:
     parts = [
         _name(spec.explainer or m.reader.read),
         _name(m.combine),
-        f"{list(f.views.to_plain())}" if f.adaptive is None else f"{f.adaptive}",
+        f"{list(f.views.to_plain())}",
         f"{f.align_at}→{f.mean_at}",
         _name(f.weigh),
         *([] if m.stretched else ["not stretched"]),

@@ -231,7 +231,7 @@ class SignalSummary:
     spearman: Correlation
     auroc: Estimate  # of the worst tenth
     capture: Estimate  # share of the worst found, over chance
-    held_out: HeldOut  # mean instability of the reviewed over that of all
+    held_out: HeldOut  # mean 1 − Eq of the reviewed over that of all
     wrong: Estimate  # AUROC for misclassified images
     behind_peum: Estimate | None = None  # PEUM's Pearson minus this one's
 
@@ -240,7 +240,7 @@ def signals(
     table: pa.Table, method: str = "equigrad-cam", *, of: str = "grad-cam", region: str = "disc", budget: float = 0.10,
     resamples: int = 1000, angles: Collection[int | float] | None = None,
 ) -> list[SignalSummary]:  # fmt: skip
-    """PEUM and its baselines against the instability 1 − Eq (equivariance) of a single-view map, over all angles or over these.
+    """PEUM and its baselines against 1 − Eq (equivariance) of a single-view map, over all angles or over these.
 
     Disagreement and stability are correlations of aligned maps, as Eq is, and share its form. At angles that the views have
     (`angles=None` may hold some), they compare the very maps that Eq compares.

@@ -218,9 +218,7 @@ def make_frame(
         by_view = [value if math.isfinite(value) else None for value in found.stability_by_view[0].tolist()]
         facts |= {
             "peum_score": _finite(found.peum_score[0]) if found.has_peum[0] else None,
-            "peum_place": None if (place := found.peum_places[0]) is None else str(place),
             "stability": _finite(found.stability[0]),
-            "disagreement": _finite(found.disagreement[0]),
             "flips": int(found.view_flips[0].sum()),
             "views": len(found.views),
             "steadiness": {"word": steadiness.word, "reason": describe(steadiness.reason)},

@@ -23,7 +23,7 @@ from PIL import Image
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.overlay import COLOURMAP, MAX_DEVIATION, RgbImage, overlay
-from equicam.peum_reference import PEUM_NOTE
+from equicam.reasons import PEUM_NOTE
 from equicam.report.plots import INK
 from equicam.report.view_curve import curve_order, view_curve
 

@@ -26,7 +26,7 @@ from equicam.auditing.manifest import Manifest
 from equicam.auditing.queue_files import ranked_columns
 from equicam.auditing.random_weights import logged_random_weights
 from equicam.auditing.review_log import VERDICTS, ReviewLog
-from equicam.auditing.signals import FLAT, column_values, queue_arm, reduce_views, signal_values
+from equicam.auditing.signals import FLAT, queue_arm, reduce_views, signal_values
 from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
@@ -38,7 +38,7 @@ from equicam.report.answer import MAX_TABLE_ROWS, image_table, steadiness_counts
 from equicam.report.examples import choose_examples, draw_thumbnails
 from equicam.report.rasters import PLACED, raster_overview
 from equicam.report.render import RenderedImages
-from equicam.report.rows import peum_reference, peum_scores, peum_undefined, share_below
+from equicam.report.rows import peum_scores, peum_undefined, share_below
 from equicam.report.text import FLAGS, RANDOM_EQ, SIGNAL_MEANINGS, verdict_meanings, visible
 from equicam.report.view_curve import curve_order, view_curve
 from equicam.shards import json_ready, write_atomic
@@ -158,7 +158,7 @@ def _facts(
     event_log = Log(store.folder)
     events, ok = event_log.events(), items.filter(pc.equal(items["status"], "ok"))
     bad, random = items.filter(pc.not_equal(items["status"], "ok")), logged_random_weights(events)
-    columns = {f"median_{name}": column_values(ok, name) for name in SIGNALS}
+    columns = {f"median_{name}": signal_values(ok, name) for name in SIGNALS}
     medians = {
         name: float(np.median(known)) if len(known := values[np.isfinite(values)]) else None
         for name, values in columns.items()
@@ -174,7 +174,6 @@ def _facts(
             "bad": bad.num_rows,
             "queue": queue.num_rows,
             **medians,
-            "median_peum_reference": peum_reference(manifest, medians["median_peum"]),
             "flipping": float((flips > 0).mean()) if len(flips) else None,
             "calibrated": len(eq),
         },
@@ -272,7 +271,7 @@ def _plots(items: pa.Table, queue: pa.Table, triage: RankedQueue, views: int) ->
     signal, flips, eq = signal_values(ok, triage.by), _numbers(ok["flip_rate"]), _numbers(ok["eq"])
     queued, name = pc.is_in(ok["id"], queue["id"]).to_numpy(), SIGNALS[triage.by]
     below = float(triage.unstable.below)
-    found = {"stability": plots.stability_histogram(column_values(ok, "stability"), queued, unstable=below)}
+    found = {"stability": plots.stability_histogram(signal_values(ok, "stability"), queued, unstable=below)}
     if triage.by != "stability":
         found["signal"] = plots.signal_histogram(signal, queued, name=name)
     found["flips"] = plots.flip_histogram(np.rint(views * flips[np.isfinite(flips)]).astype(np.int64), views)
@@ -329,14 +328,13 @@ def _image_facts(
         "rank": ranked["rank"],
         "class": manifest.output_name(row["target"]),
         **{name: row[name] for name in copied},
-        **{name: ranked.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
+        **{name: ranked.get(name) for name in ("stability", "risk")},
         "stability_by_view": row["stability_by_view"],
         "flags": list(row["flags"] or []),
         "steadiness": judged.word,
         "steadiness_reason": describe(judged.reason),
         "peum_undefined": undefined,
         "peum_above": None if undefined else share_below(scores, row["peum_score"]),
-        "peum_reference": None if undefined else peum_reference(manifest, row["peum_score"]),
         "reasons": [describe(reason) for reason in from_rows(ranked["reasons"])],
         "evidence": None if evidence is None else dict(evidence),
     }

@@ -120,8 +120,10 @@ def signal_against_drift(
             f"Eq = {1 - unstable:g}", (0, unstable), (5, 3), xycoords=("axes fraction", "data"),
             textcoords="offset points", fontsize=8,
         )  # fmt: skip
+        low, top = min(0.0, float(signal.min(initial=0.0))), _top(signal)
         axes.set(
-            xlim=(-0.03 * _top(signal), 1.04 * _top(signal)), ylim=(0, 1.08 * max(_top(drift), unstable))
+            xlim=(low - 0.03 * (top - low), top + 0.04 * (top - low)),
+            ylim=(0, 1.08 * max(_top(drift), unstable)),
         )
         _legend(figure, axes)
         return _svg(

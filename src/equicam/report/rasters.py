@@ -95,11 +95,14 @@ def raster_overview(
         values["peum"] = np.where(flagged(items, FLAT), np.nan, signal_values(items, "peum"))
     scales = {name: _scale(column) for name, column in values.items()}
     facts = [_facts(row, members[row["id"]], items, signal, len(queued.get(row["id"], ()))) for row in rows]
+    shades = dict(scales)
+    if by == "stability" and scales["signal"]:  # bright is what to review
+        shades["signal"] = (scales["signal"][1], scales["signal"][0])
     placed = items.select(PLACED)
     shown_cards = tuple(
         _card(
             row, one, placed.take(members[row["id"]]), {name: column[members[row["id"]]] for name, column in values.items()},
-            queued.get(row["id"], ()), scales, manifest, cards,
+            queued.get(row["id"], ()), shades, manifest, cards,
         )
         for row, one in zip(shown, facts, strict=False)
     )  # fmt: skip

@@ -8,9 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from equicam.auditing.manifest import Manifest
 from equicam.auditing.signals import ranking_scores
-from equicam.peum_reference import has_reference, place_peum
 
 PEUM_UNDEFINED_FLAGS = {"blank", "constant", "none-kept"}
 
@@ -27,14 +25,6 @@ def peum_scores(items: pa.Table) -> NDArray[np.float64]:
     ok = items.select(["peum_score", "flags", "views_kept"]).filter(pc.equal(items["status"], "ok"))
     scores = ranking_scores(ok, "peum")
     return np.sort(scores[np.isfinite(scores)])
-
-
-def peum_reference(manifest: Manifest, score: float | None) -> str | None:
-    """Where a PEUM of the run stands among reference images; None where they do not compare."""
-    if score is None or not has_reference(manifest.recipe):
-        return None
-    place = place_peum(score, manifest.transforms)
-    return None if place is None else str(place)
 
 
 def share_below(scores: NDArray[np.float64], value: float | None) -> float | None:

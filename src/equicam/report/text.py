@@ -48,11 +48,9 @@ STEADINESS_REASONS = {
 """The reasons for a word of steadiness, in short, by code."""
 
 SIGNAL_MEANINGS = {
-    "stability": "1 − the mean correlation of the presented view’s own map with every other view’s, aligned",
+    "stability": "the mean correlation of the presented view’s own map with every other view’s, aligned",
     "peum": "the variance between the views’ maps of an image",
-    "disagreement": "1 − the mean correlation over all pairs of the views’ aligned maps",
-    "doubt": "1 − the mean probability of the predicted class over the views",
-    "risk": "the mean of the ranks of instability and doubt",
+    "risk": "the mean of two ranks, by low stability and by a low mean probability of the class over the views",
 }
 
 

@@ -20,7 +20,7 @@ from equicam.auditing.queue_files import read_evidence
 from equicam.auditing.review_log import VERDICTS, Note, Verdict
 from equicam.auditing.signals import FLAT
 from equicam.reasons import SIGNALS, describe, from_rows
-from equicam.report.rows import peum_reference, peum_undefined, share_below
+from equicam.report.rows import peum_undefined, share_below
 from equicam.report.text import MAX_CHARACTERS, visible
 from equicam.review.queue import Queue, QueueFilter, QueueItem, awaits_second
 from equicam.shards import json_ready
@@ -143,7 +143,7 @@ def item_facts(
         facts["revealed"] = _revealed(row, item, manifest)
         facts["revealed"] |= {
             "ranked_by": SIGNALS[queue.ranked_by],
-            **{name: triage.get(name) for name in ("stability", "disagreement", "doubt", "risk")},
+            **{name: triage.get(name) for name in ("stability", "risk")},
             "steadiness": _steadiness(row, manifest),
             "peum_above": None if facts["revealed"]["peum_undefined"] else _peum_above(queue, triage, row),
             # a flat map cannot move
@@ -182,7 +182,6 @@ def _revealed(row: Mapping[str, Any], item: QueueItem, manifest: Manifest) -> di
         },
         "peum_score": None if undefined else row["peum_score"],
         "peum_undefined": undefined,
-        "peum_reference": None if undefined else peum_reference(manifest, row["peum_score"]),
         "top5": [
             {"class": visible(manifest.output_name(target)), "confidence": confidence}
             for target, confidence in zip(row["top5"] or (), row["top5_confidence"] or (), strict=False)

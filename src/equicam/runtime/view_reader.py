@@ -41,35 +41,7 @@ class ViewReader:
     ) -> ViewReadings:
         """Every view of the images, the presented view first. It gives the target, unless the caller names one."""
         views, _ = views.presented_first()
-        return self._read(x, views, target, None)
-
-    def extend(self, readings: ViewReadings, x: Float[Tensor, "b c H W"], views: Views) -> ViewReadings:
-        """The same readings, with those of the views that are not among them yet."""
-        every = readings.views.union(views)
-        added = Views(every.transforms[len(readings.views) :])
-        more = self._read(x, added, readings.target, readings.logits)
-        pairs = zip(readings.values, more.values, strict=True)
-        return ViewReadings(
-            views=every,
-            stage=readings.stage,
-            values=tuple(torch.cat(pair) for pair in pairs),
-            confidence=torch.cat((readings.confidence, more.confidence)),
-            top1=torch.cat((readings.top1, more.top1)),
-            target=readings.target,
-            logits=readings.logits,
-            probabilities=readings.probabilities,
-            size=readings.size,
-            rectify_weights=readings.rectify_weights,
-        )
-
-    def _read(
-        self,
-        x: Float[Tensor, "b c H W"],
-        views: Views,
-        target: Int[Tensor, " b"] | None,
-        presented: Float[Tensor, "b y"] | None,
-    ) -> ViewReadings:
-        """`presented` are the presented view's logits where it has been read before and is not among these views."""
+        presented: Float[Tensor, "b y"] | None = None
         b = len(x)
         views_of_x = views.act(x, self.window)
         # only the views of a single image are split: a group of several images already fits one pass

@@ -257,10 +257,9 @@ const renderFacts = () => {
     $("steadiness").hidden = true;
     return;
   }
-  const place = facts.peum_place ? ` ${facts.peum_place[0].toUpperCase()}${facts.peum_place.slice(1)}.` : "";
   $("facts").replaceChildren(
     ...fact("Stability", number(facts.stability, 2), "mean correlation of the views’ own maps with that at 0°"),
-    ...fact("PEUM", number(facts.peum_score, 4), `per-image explanation uncertainty: variance of the ${facts.views} views’ aligned maps; it depends on their number.${place}`),
+    ...fact("PEUM", number(facts.peum_score, 4), `per-image explanation uncertainty: variance of the ${facts.views} views’ aligned maps; it depends on their number`),
     ...(facts.value === null
       ? [...fact("Flips", `${facts.flips} of ${facts.views}`, "views that change the prediction"), ...fact("p", number(facts.confidence, 3), `of ${className(chosen.target)}`)]
       : fact("Value", facts.value.toPrecision(4), `of ${className(chosen.target)}`)),
