@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from equicam.cli.audit import audit, report, seal, triage, verify
+from equicam.cli.causal import causal
 from equicam.cli.compare import compare
 from equicam.cli.demo import demo
 from equicam.cli.evaluate import evaluate
-from equicam.cli.evidence import evidence
 from equicam.cli.explain import explain
 from equicam.cli.export import export
 from equicam.cli.finetune import finetune
@@ -21,7 +21,7 @@ from equicam.cli.review import review
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 PANELS = {
     "Explain": (demo, explain, open),
-    "Audit": (audit, triage, evidence, review, report, export, compare, verify, seal),
+    "Audit": (audit, triage, causal, review, report, export, compare, verify, seal),
     "Measure": (evaluate, reproduce),
     "Models and setup": (finetune, models, methods, scores, doctor),
 }
