@@ -64,7 +64,6 @@ bench: setup ## time us and the peers in one run on this machine's CPU
 	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/gradient_free.py
 	$(BIN)/python benchmarks/evaluate.py
-	$(BIN)/python benchmarks/evidence.py
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/scaling.py
 

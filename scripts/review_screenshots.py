@@ -121,7 +121,7 @@ def make_run(folder: Path) -> Path:
     for arguments in (
         ["audit", str(images), "--model", "embedded", "--calibrate", "80", "--out", str(run)],
         ["triage", str(run), "--budget", "60%"],
-        ["evidence", str(run), "--top", "4"],
+        ["causal", str(run)],
     ):
         subprocess.run([*COMMAND, *arguments], check=True, stdout=subprocess.DEVNULL)
     log, names = ReviewLog(run), list(VERDICTS)

@@ -1,4 +1,4 @@
-"""The whole workflow on synthetic images and the embedded model: audit, rank, test, verify, report. Needs no network."""
+"""The whole workflow on synthetic images and the embedded model: audit, rank, verify, report. Needs no network."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,5 +52,4 @@ def run_demo(
     model = load("embedded", device="cpu")
     run = audit(images, model, folder, calibrate=count // 2, progress=progress)
     triage = run.triage()
-    run.evidence(20, model=model)
     return DemoResult(run, triage, run.verify(5, device="cpu"), run.report())

@@ -4,6 +4,7 @@ Programs compare codes. `describe` is the only place that writes a sentence from
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,6 +115,23 @@ def _unreadable(v: Mapping[str, Any]) -> str:
     return str(v["message"] or v["error"])
 
 
+def _tested(v: Mapping[str, Any]) -> str:
+    """The images of a causal test; a run may have fewer than it needs."""
+    if v["of"] >= v["requested"]:
+        return f"on {v['images']:,} random images"
+    count = f"all {v['of']:,}" if v["images"] == v["of"] else f"{v['images']:,} of {v['of']:,}"
+    return f"on {count} images (fewer than {v['requested']:,})"
+
+
+def _effect(v: Mapping[str, Any]) -> str:
+    effect, low, high, random = (f"{round(v[k], 3) + 0.0:+.3f}" for k in ("effect", "low", "high", "random"))
+    interval = "" if math.isnan(v["low"]) else f" [{low}, {high}]"
+    return (
+        f"{_tested(v)}, blurring what drifts, minus blurring as much elsewhere, costs {effect}{interval} of the "
+        f"probability ({random} with random weights)"
+    )
+
+
 _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     # a bad image
     "unreadable": _unreadable,
@@ -157,6 +175,16 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"too few views: {v['views'] or 'none'} besides the presented one, {v['needed']} are needed"
     ),
     "low-confidence": lambda v: f"low confidence (p = {v['confidence']:.2f})",
+    # whether the network uses what drifts
+    "signal": lambda v: f"Signal, because the network uses what drifts: {_effect(v)}.",
+    "noise": lambda v: f"Noise, because the network does not use what drifts: {_effect(v)}.",
+    "undecided": lambda v: f"The test could not tell: {_effect(v)}.",
+    "as-random": lambda v: f"The test could not tell, because random weights pass it too: {_effect(v)}.",
+    "no-effect": lambda v: (
+        f"The test could not tell: {_tested(v)}, blurring a tenth of the image, wherever, changes the probability by "
+        f"less than {v['least']:g}."
+    ),
+    "all-blank": lambda v: f"The test could not tell: {_tested(v)}, every map is blank.",
     # a sentence of a 0.1.0 run, which stored no codes
     "text": lambda v: str(v["text"]),
 }

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from equicam.auditing import SHARD_SIZE
+from equicam.auditing import CAUSAL_IMAGES, SHARD_SIZE
 from equicam.auditing.queue_files import (
     extend_run,
     rank_again,
     rank_run,
-    read_evidence,
     read_queue,
     write_queue,
 )
@@ -34,8 +33,8 @@ from equicam.recipe import Recipe
 from equicam.shards import write_table
 
 if TYPE_CHECKING:
+    from equicam.auditing.causal_result import CausalTest
     from equicam.auditing.manifest import Manifest
-    from equicam.auditing.random_weights import RandomWeights
     from equicam.auditing.signing import Seal
     from equicam.auditing.stopping import Remainder
     from equicam.auditing.triage import Triage
@@ -122,39 +121,32 @@ class Run:
         write_queue(self.store, found, options)
         return found
 
-    def evidence(
+    def causal(
         self,
-        top: int = 40,
+        n: int = CAUSAL_IMAGES,
         *,
+        seed: int = 0,
         model: "Model | str | None" = None,
         source: str | None = None,
         weights: str | None = None,
         device: str | None = None,
         tick: Tick = lambda _count: None,
-    ) -> dict[str, Any]:
-        """Signal or noise: test the queue's first `top` images causally, and return the evidence by id.
+    ) -> "CausalTest":
+        """Signal or noise: does the network use what drifts? The paper's causal test on `n` random images, or all if there are fewer.
 
-        `evidence.json` is written as it grows: a second call continues, and images that have evidence keep it. An image
-        that has changed since the audit or cannot be read has none.
+        `causal.json` keeps it, and a second call with the same `n` and `seed` returns it. An image that has changed
+        since the audit or cannot be read is left out.
 
         The run's own model is loaded by name only if a library publishes it, because anybody may have written the run;
         give any other. `source` and `weights` say where moved images and weights are now.
         """
-        from equicam.auditing.evidence import collect_evidence
+        from equicam.auditing.causal import run_causal_test
         from equicam.auditing.reload import reload_run
 
         reload = partial(
             reload_run, self.store, model=model, source=source, weights=weights, device=device
         )  # loaded only if there is something to compute
-        return collect_evidence(self.store, [row["id"] for row in self.queue()[:top]], reload, tick)
-
-    @property
-    def random_weights(self) -> "RandomWeights | None":
-        """How steady maps of the same network with random weights are, on a few images; None before `evidence`."""
-        from equicam.auditing.log import Log
-        from equicam.auditing.random_weights import logged_random_weights
-
-        return logged_random_weights(Log(self.folder).events())
+        return run_causal_test(self.store, reload, n=n, seed=seed, tick=tick)
 
     def stored_stability(self, *, side: int | None = 224) -> pa.Table:
         """id, stability and stability_by_view of every image, from the stored maps enlarged to `side` pixels.
@@ -172,7 +164,7 @@ class Run:
 
         items = read_rows(self.store)
         ranked = rank_again(self.store, top, items)
-        return write_report(self.store, ranked, evidence=read_evidence(self.store), top=top, items=items)
+        return write_report(self.store, ranked, top=top, items=items)
 
     def export(
         self,
@@ -223,7 +215,7 @@ class Run:
     ) -> "Verification":
         """Check every file, the log's chain and the rows, and if nothing differs compute a random sample again.
 
-        `public_key` also checks the seals that `seal` signed. As in `evidence`, a model that is not a library's must be
+        `public_key` also checks the seals that `seal` signed. As in `causal`, a model that is not a library's must be
         given; without it nothing is computed again, `left_out_reason` says why, and the result is not `ok`.
         """
         from equicam.auditing.reload import reload_run

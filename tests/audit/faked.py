@@ -219,18 +219,6 @@ def triaged(run, *, queue=16, controls=3):
     )
 
 
-def evidence_of(triage, every=2):
-    lines = [
-        "Hiding the pixels whose saliency moves costs 0.118 [0.064, 0.171] of the probability; hiding those where it stays, 0.249 [0.190, 0.305].",
-        "That is +0.043 [+0.011, +0.078] above pixels of the same shape elsewhere, and +0.006 [-0.021, +0.034] above pixels of the same saliency.",
-        "Another prediction in 28% of the views (12% to 51%).",
-        "Pooled features of turned and presented picture: cosine 0.91; with other pictures 0.48 <b>.",
-    ]
-    verdict = "Undecided: the pixels whose saliency moves matter somewhat, within what these angles can tell (+0.043 [+0.011, +0.078] and +0.006 [-0.021, +0.034] of the probability)."
-    ids = triage.rows["id"].to_pylist()[::every]
-    return {name: {"verdict": verdict, "lines": lines, "alike": float("nan")} for name in ids}
-
-
 class Page(HTMLParser):
     """What a browser would make of the page: elements with attributes, and the text between them."""
 

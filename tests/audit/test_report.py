@@ -33,14 +33,14 @@ from equicam.report.page import write_report
 from equicam.report.text import visible
 from equicam.shards import read_table, write_table
 from equicam.steadiness import STEADY_FROM, WORDS, judge_row
-from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, evidence_of, fake_run, triaged
+from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, fake_run, triaged
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     run = fake_run(tmp_path_factory.mktemp("made"))
     triage = triaged(run)
-    path = write_report(run, triage, evidence=evidence_of(triage))
+    path = write_report(run, triage)
     return SimpleNamespace(
         run=run,
         triage=triage,
@@ -133,7 +133,6 @@ def test_undefined_numbers_are_null(made):
 
     json.loads(made.path.with_suffix(".json").read_text(), parse_constant=refuse)
     assert made.facts["unstable"]["undefined"] is None
-    assert any(q["evidence"] and q["evidence"]["alike"] is None for q in made.facts["queue"])
 
 
 def test_the_page_shows_the_numbers_of_the_json(made):
@@ -144,7 +143,6 @@ def test_the_page_shows_the_numbers_of_the_json(made):
     for q in made.facts["queue"]:
         assert q["peum_undefined"] or f"{q['peum_score']:.4f}" in text
         assert all(reason in text for reason in q["reasons"])
-        assert not q["evidence"] or all(line in text for line in q["evidence"]["lines"])
     assert made.run.manifest.weights[:12] in text
     assert Log(made.run.folder).last() in text
     assert "Consistent is not correct." in text
@@ -165,7 +163,7 @@ def test_the_control_arm_is_not_revealed(made, tmp_path):
         rows=pa.Table.from_pylist(swapped, schema=made.triage.rows.schema), by="peum",
         unstable=made.triage.unstable, quality=made.triage.quality,
     )  # fmt: skip
-    again = write_report(made.run, other, evidence=evidence_of(made.triage), out=tmp_path / "other.html")
+    again = write_report(made.run, other, out=tmp_path / "other.html")
 
     def timeless(text):
         return re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d\+00:00)?", "", text)
@@ -426,9 +424,7 @@ def test_a_real_triage_is_taken_as_it_is(made, tmp_path):
 
 
 def test_the_same_run_gives_the_same_bytes_but_for_the_time(made, tmp_path):
-    again = write_report(
-        made.run, made.triage, evidence=evidence_of(made.triage), out=tmp_path / "again.html"
-    )
+    again = write_report(made.run, made.triage, out=tmp_path / "again.html")
 
     def timeless(text):
         return re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d\+00:00)?", "", text)

@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import shutil
 import signal
 import sqlite3
@@ -287,7 +286,7 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
         row["id"].encode()  # ids are text that any tool can read
     for command in (
         ("triage", out, "--budget", "5"),
-        ("evidence", out, "--top", "5"),
+        ("causal", out),
         ("report", out),
         ("verify", out, "--sample", "4"),
     ):
@@ -496,7 +495,7 @@ def test_verify_lists_garbage_as_a_difference(whole, tmp_path, name):
 def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, whole, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    for command in (("triage", out, "--budget", "8"), ("evidence", out, "--top", "2")):
+    for command in (("triage", out, "--budget", "8"), ("causal", out)):
         code, said = equicam_command(*command)
         assert code == 0, said
     noted = Log(out).last()
@@ -566,7 +565,7 @@ def test_everything_is_found_from_another_folder_and_after_a_move(patches, tmp_p
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    for command in (("triage", home / "run", "--budget", "4"), ("evidence", home / "run", "--top", "2")):
+    for command in (("triage", home / "run", "--budget", "4"), ("causal", home / "run")):
         code, said = equicam_command(*command)
         assert code == 0, said
     (home / "pics").rename(home / "moved")
@@ -704,22 +703,6 @@ def test_nothing_recomputed_agrees_with_nothing(whole, tmp_path):
     code, output = equicam_command("verify", out, "--sample", "2", "--source", source)
     assert code == 1, output
     assert "0 recomputed images: 2 differences" in output
-
-
-def test_images_without_evidence_are_counted(whole, tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(RunStore(whole).manifest.source, source)
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
-    ranked = equicam.open_run(out).triage(8)
-    first = ranked.queue()[0]["id"]
-    Image.new("RGB", (96, 96), "red").save(source / first)
-    found = equicam.open_run(out).evidence(2, source=str(source))
-    assert list(found) == [ranked.queue()[1]["id"]]
-    code, output = equicam_command("evidence", out, "--top", "2", "--source", source)
-    assert code == 0, output
-    assert re.search(r"evidence on 1 of 2 images: [a-z ]+: 1\n", output)
-    assert "no evidence on 1 image that changed since the audit or cannot be read" in output
 
 
 @pytest.fixture

@@ -68,11 +68,11 @@ def test_a_factory_in_a_run_is_not_executed_by_any_command(strangers_run):
     assert "evil.py:build" in said
     assert "--model" in said
     assert equicam_command("triage", out, "--budget", "4")[0] == 0
-    code, said = equicam_command("evidence", out, "--top", "2")
+    code, said = equicam_command("causal", out)
     assert code == 2, said
     assert "evil.py:build" in said
     assert "--model" in said
-    assert not (out / "evidence.json").exists()
+    assert not (out / "causal.json").exists()
     for command in (("report", out), ("verify", out, "--sample", "0"), ("seal", out)):
         assert equicam_command(*command)[0] == 0
     assert not left.exists()
@@ -86,9 +86,9 @@ def test_the_command_line_may_name_it(strangers_run):
     assert "4 recomputed images" in said
     assert left.exists()
     assert equicam_command("triage", out, "--budget", "4")[0] == 0
-    code, said = equicam_command("evidence", out, "--top", "2", "--model", name)
+    code, said = equicam_command("causal", out, "--model", name)
     assert code == 0, said
-    assert (out / "evidence.json").is_file()
+    assert (out / "causal.json").is_file()
     code, said = equicam_command("verify", out, "--sample", "4", "--model", "embedded")  # the same weights
     assert code == 0, said
 
@@ -176,10 +176,10 @@ def test_a_weights_file_that_only_a_run_names_is_not_opened(patches, tmp_path):
     assert code == 0, said
     assert "2 recomputed images" in said
     assert equicam_command("triage", out, "--budget", "2")[0] == 0
-    code, said = equicam_command("evidence", out, "--top", "1")
+    code, said = equicam_command("causal", out)
     assert code == 2, said
     assert f"--weights {tmp_path / 'w.safetensors'}" in said  # it names the file to trust
-    code, said = equicam_command("evidence", out, "--top", "1", "--weights", tmp_path / "w.safetensors")
+    code, said = equicam_command("causal", out, "--weights", tmp_path / "w.safetensors")
     assert code == 0, said
 
 
@@ -302,7 +302,7 @@ def ranked(whole, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("ranked") / "run"
     shutil.copytree(whole, out)
     equicam.open_run(out).triage(budget="100%")
-    equicam.open_run(out).evidence(2)
+    equicam.open_run(out).causal()
     return out
 
 
@@ -315,10 +315,11 @@ def ranked(whole, tmp_path_factory) -> Path:
         ("triage.json", {"options": {"budget": {"a": 1}}}),
         ("triage.json", {"options": {"seed": 1e308}}),
         ("triage.json", {"options": {"evil": 1}}),
-        ("evidence.json", {"00.png": [[]]}),
-        ("evidence.json", {"00.png": {"lines": -1}}),
-        ("evidence.json", {"00.png": {"lines": ["a"], "verdict": {}}}),
-        ("evidence.json", {"00.png": None}),
+        ("causal.json", {"trained": [[]]}),
+        ("causal.json", {"random": {"drift": -1}}),
+        ("causal.json", {"images": -1}),
+        ("causal.json", {"explained": "x"}),
+        ("causal.json", {"recipe": None}),
     ],
     ids=str,
 )

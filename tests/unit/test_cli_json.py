@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import equicam
 from equicam.cli import app as cli
-from equicam.cli.audit_output import evidence_command
+from equicam.cli.audit_output import causal_command
 from equicam.cli.gates import check_gates, failed_gate, parse_gates, refuse_unreachable
 from equicam.console import console, notices
 from equicam.data.synthetic import draw
@@ -104,9 +104,8 @@ def test_the_commands_of_a_run_answer(run, tmp_path):
     ranked = answer("triage", run, "--budget", 3)
     assert ranked["queue"][0]["rank"] == 1
     assert len(ranked["queue"]) + ranked["controls"] == ranked["budget"] == 3
-    tested = answer("evidence", run, "--top", 2)
-    assert sum(tested["leanings"].values()) == len(tested["images"]) == 2
-    assert tested["without"] == []
+    tested = answer("causal", run)
+    assert (len(tested["images"]), tested["explained"], tested["left_out"]) == (6, 6, 0)
     compared = answer("compare", run, run)
     assert (compared["direction"], compared["images"]) == ("no difference shown", 6)
     found = answer("report", run)
@@ -141,8 +140,8 @@ def test_a_run_with_a_weights_file_needs_it_named_and_says_so(patches, tmp_path)
     ]
     hint = invoke("triage", out, "--budget", 2).stderr
     command = shlex.split(hint.strip().splitlines()[-1].partition("noise: ")[2])
-    assert command[:4] == ["equicam", "evidence", str(out), "--weights"]
-    assert invoke(*command[1:]).stdout.startswith("evidence on 2 of 2 images: lea")
+    assert command[:4] == ["equicam", "causal", str(out), "--weights"]
+    assert invoke(*command[1:]).stdout.count("images (fewer than 100)") == 1
     found = answer("verify", out, "--sample", 20, code=1)
     assert (found["ok"], found["problems"], found["recomputed"], found["left_out"]) == (
         False,
@@ -158,14 +157,14 @@ def test_a_run_with_a_weights_file_needs_it_named_and_says_so(patches, tmp_path)
     invoke("report", out)
     assert f"equicam verify {out} --weights &#39;{weights}&#39;" in (out / "report.html").read_text()
     weights.unlink()
-    assert "evidence" not in invoke("triage", out, "--budget", 2).stderr
+    assert "equicam causal" not in invoke("triage", out, "--budget", 2).stderr
 
 
 def test_a_hint_names_what_must_be_named_or_nothing(run, tmp_path):
     opened = equicam.open_run(run)
     manifest = opened.manifest
     assert manifest.reload_options() == {}
-    assert evidence_command(opened) == f"equicam evidence {run}"
+    assert causal_command(opened) == f"equicam causal {run}"
     factory = tmp_path / "nets.py"
     for changed, named in [
         ({"model": None}, None),
@@ -181,10 +180,10 @@ def test_a_hint_names_what_must_be_named_or_nothing(run, tmp_path):
         ({"task": "regression"}, False),
     ]:
         (copy / "manifest.json").write_text(replace(manifest, **changed).dumps())
-        assert (evidence_command(equicam.open_run(copy)) is not None) is hinted
+        assert (causal_command(equicam.open_run(copy)) is not None) is hinted
     factory.touch()
     (copy / "manifest.json").write_text(replace(manifest, model=f"{factory}:build").dumps())
-    assert evidence_command(equicam.open_run(copy)) == f"equicam evidence {copy} --model {factory}:build"
+    assert causal_command(equicam.open_run(copy)) == f"equicam causal {copy} --model {factory}:build"
 
 
 def test_evaluate_answers(patches):
@@ -265,18 +264,6 @@ def test_an_evaluation_of_nothing_is_a_failure(tmp_path):
     assert (found["images"], found["unreadable"], found["summary"]) == (1, 1, [])
     result = invoke("evaluate", tmp_path, "--n", 1, "--methods", "grad-cam", code=1)
     assert "no image could be read; the first:" in result.stderr
-
-
-def test_evidence_on_nothing_is_a_failure(tmp_path):
-    images, out = tmp_path / "images", tmp_path / "run"
-    images.mkdir()
-    Image.fromarray(draw(0, seed=3).image).save(images / "a.png")
-    invoke("audit", images, "--out", out, "--views", 4)
-    invoke("triage", out)
-    Image.fromarray(draw(1, seed=3).image).save(images / "a.png")  # another image by the same name
-    found = answer("evidence", out, code=1)
-    assert (found["images"], found["without"]) == ([], ["a.png"])
-    assert "next" not in invoke("evidence", out, code=1).output
 
 
 def test_predictions_are_compared_with_each_other_and_not_with_the_explained_class(tmp_path):

@@ -448,7 +448,7 @@ def test_an_audit_of_dicom_images(tmp_path):
     assert run.manifest.voi == (-50.0, 3000.0)
     assert {row["status"] for row in run.items.to_pylist()} == {"ok"}
     run.triage(budget=5, control=0.0)
-    assert len(run.evidence(2, model=model)) == 2
+    assert len(run.causal(model=model).images) == 5
     found = run.verify(5, model=model)
     assert found.ok, found.problems
     assert found.recomputed == 5

@@ -428,6 +428,6 @@ def test_a_run_of_values_has_no_confidence_and_can_be_ranked_and_reported(folder
         assert row["stability"] is not None
     run.triage(budget=2)
     with pytest.raises(EquicamError, match="class probabilities"):
-        run.evidence(1, model=model)
+        run.causal(model=model)
     assert run.report().is_file()
     assert run.verify(sample=1, model=model).recomputed == 1

@@ -33,9 +33,6 @@ def rank(run, *, budget="60%", by="peum"):
         items, by=by, budget=budget, transforms=run.manifest.transforms, classes=run.manifest.classes
     )
     write_table(run.folder / "triage.parquet", found.rows)
-    ids = found.rows["id"].to_pylist()
-    evidence = {ids[0]: {"verdict": "Leans to signal: evidence words", "lines": ["a line of evidence"]}}
-    (run.folder / "evidence.json").write_text(json.dumps(evidence))
     return run
 
 

@@ -31,7 +31,7 @@ from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, fake_run
 from tests.docs.test_abbreviations import unspelled
 from tests.web.conftest import Server, key_of, large_run, rank
 
-HIDDEN = ("label", "class", "confidence", "peum_score", "rank", "arm", "evidence", "top5", "eq", "flip_rate")
+HIDDEN = ("label", "class", "confidence", "peum_score", "rank", "arm", "top5", "eq", "flip_rate")
 
 
 def arms(run):
@@ -70,7 +70,6 @@ def test_blinding_hides_everything_before_the_verdict_and_only_the_arm_after(run
             for secret in (
                 "tumour",
                 "normal",
-                "evidence words",
                 f"{rows[name]['confidence']:.3f}",
                 f"{rows[name]['peum_score']:.4f}",
             ):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from equicam.auditing.log import Log
-from equicam.auditing.queue_files import logged_queue_files
+from equicam.auditing.queue_files import logged_files
 from equicam.auditing.store import RunStore
 from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
@@ -141,7 +141,7 @@ def check_files(store: RunStore) -> tuple[int, list[str]]:
         if finished and not is_complete(store, log):
             problems.append("digests.json is not the one the log was sealed with")
         logged = logged_digests(store, log) if store.manifest.schema > 1 else known
-        queued = logged_queue_files(log)
+        queued = logged_files(log)
     except (EquicamError, OSError) as error:
         return 0, [*problems, str(error)]
     names = store.names()

@@ -55,7 +55,9 @@ RANKED = (
     "eq",
 )  # fmt: skip
 PLACES = ("x", "y", "side")  # of windows in their raster
-EVIDENCE = "evidence.json"
+CAUSAL = "causal.json"
+LOGGED = {"triaged": FILES, "causal": (CAUSAL,)}
+"""Files whose digests an event holds, by its kind."""
 REMOVED_OPTIONS = {"alpha"}
 SHA256 = "triage.parquet"
 """The key of triage.json with the SHA-256 of that file."""
@@ -108,7 +110,7 @@ def extend_run(store: RunStore, more: int) -> tuple["Triage", dict[str, Any]]:
 
 
 def write_queue(store: RunStore, found: "Triage", options: Mapping[str, Any]) -> None:
-    """Write the queue and its exports, and log their digests; evidence stays as it is."""
+    """Write the queue and its exports, and log their digests."""
     write_parquet(found, store.folder / "triage.parquet")
     write_csv(found, store.folder / "queue.csv")
     write_atomic(store.folder / "triage.json", _encode(store, found, options))
@@ -218,48 +220,12 @@ def _same(now: pa.Table, before: pa.Table) -> bool:
     )
 
 
-def write_evidence(store: RunStore, evidence: Mapping[str, Any]) -> None:
-    """Write evidence.json, and log its digest."""
-    write_atomic(store.folder / EVIDENCE, json.dumps(evidence, indent=1).encode())
-    digest = file_digest(store.folder / EVIDENCE)
-    Log(store.folder).add("evidence", {"images": len(evidence), "files": {EVIDENCE: digest}})
-
-
-def logged_queue_files(log: Log) -> dict[str, Any]:
-    """The digests that the log holds of the last queue's files and of the last evidence, by name."""
-    queue: dict[str, Any] = {}
-    evidence: dict[str, Any] = {}
+def logged_files(log: Log) -> dict[str, Any]:
+    """The digests that the log holds of the last queue's files and of the last causal test's, by name."""
+    by_kind: dict[str, Any] = {}
     for event in log.events():
         files = event.payload.get("files")
-        if event.kind not in ("triaged", "evidence") or not isinstance(files, dict):
-            continue
-        if event.kind == "triaged":
-            queue = files
-        if EVIDENCE in files:  # also in events of `triage`, which once computed it
-            evidence = {EVIDENCE: files[EVIDENCE]}
-    # a stranger may have written the log: only names that a queue has
-    return {name: queue[name] for name in FILES if name in queue} | evidence
-
-
-def logged_evidence(store: RunStore) -> dict[str, Any]:
-    """The evidence by image id if it is as the log has it; otherwise empty, because it must be computed again."""
-    path = store.folder / EVIDENCE
-    if path.is_file() and logged_queue_files(Log(store.folder)).get(EVIDENCE) == file_digest(path):
-        return read_evidence(store)
-    return {}
-
-
-def read_evidence(store: RunStore) -> dict[str, Any]:
-    """The signal-or-noise evidence by image id; empty if none was computed."""
-    path = store.folder / EVIDENCE
-    found = read_json(path) if path.is_file() else {}
-    for name, one in found.items():
-        lines = one.get("lines") if isinstance(one, dict) else None
-        if not isinstance(lines, list) or not all(
-            isinstance(line, str) for line in (*lines, one.get("verdict"))
-        ):
-            raise EquicamError(
-                valid_utf8(str(path)), needs="a verdict and lines for every image", got=f"none for {name!r}",
-                fix="removing it, then equicam evidence",
-            )  # fmt: skip
-    return found
+        if event.kind in LOGGED and isinstance(files, dict):
+            by_kind[event.kind] = files
+    # a stranger may have written the log: only names that such an event has
+    return {name: files[name] for kind, files in by_kind.items() for name in LOGGED[kind] if name in files}

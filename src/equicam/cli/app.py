@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from equicam.cli.audit import audit, report, seal, triage, verify
+from equicam.cli.causal import causal
 from equicam.cli.compare import compare
 from equicam.cli.demo import demo
 from equicam.cli.evaluate import evaluate
-from equicam.cli.evidence import evidence
 from equicam.cli.explain import explain
 from equicam.cli.export import export
 from equicam.cli.list import doctor, methods, models, scores
@@ -19,7 +19,7 @@ from equicam.console import say, with_output_options
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 PANELS = {
     "Explain": (demo, explain, open),
-    "Audit": (audit, triage, evidence, review, report, export, compare, verify, seal),
+    "Audit": (audit, triage, causal, review, report, export, compare, verify, seal),
     "Measure": (evaluate,),
     "Models and setup": (models, methods, scores, doctor),
 }

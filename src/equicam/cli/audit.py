@@ -12,7 +12,7 @@ from equicam.auditing import SHARD_SIZE
 from equicam.cli import options
 from equicam.cli.audit_output import (
     audit_document,
-    evidence_command,
+    causal_command,
     print_audit,
     print_triage,
     print_verification,
@@ -229,7 +229,7 @@ def triage(
         answer("triage", triage_document(opened, ranked))
         print_triage(opened, ranked)
     if ranked.queue():
-        first = evidence_command(opened)
+        first = causal_command(opened)
         trusted = ", if you trust the code of that model" if first and " --model " in first else ""
         note(
             f"next: equicam review {shlex.quote(str(run))}"

@@ -161,8 +161,8 @@ def print_queue(ranked: "Triage") -> None:
             say(more)
 
 
-def evidence_command(run: "Run") -> str | None:
-    """The command that collects evidence, with the files it must name; None where it would be refused."""
+def causal_command(run: "Run") -> str | None:
+    """The command of the causal test, with the files it must name; None where it would be refused."""
     manifest = run.manifest
     named = manifest.reload_options()
     if named is None or manifest.task == "regression":
@@ -172,7 +172,7 @@ def evidence_command(run: "Run") -> str | None:
     if any(file is not None and not Path(file).is_file() for file in (code, weights)):
         return None
     options = [text for pair in named.items() for text in pair]
-    return shlex.join(["equicam", "evidence", str(run.folder), *options])
+    return shlex.join(["equicam", "causal", str(run.folder), *options])
 
 
 def verification_document(found: "Verification") -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Rows of one metric, selected from a table of rows and brought into the order of another metric's."""
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,11 +26,8 @@ class MetricColumn:
 
     @property
     def group(self) -> NDArray[np.object_] | None:
-        """What intervals resample instead of images: groups, an image without one alone; None if no image has a group."""
-        if not any(one is not None for one in self.groups):
-            return None
-        pairs = zip(self.ids, self.groups, strict=True)
-        return np.array([f"image {i}" if g is None else f"group {g}" for i, g in pairs], dtype=object)
+        """What intervals resample instead of images."""
+        return resampled_groups(self.ids, self.groups)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -43,6 +41,14 @@ class MetricColumn:
         """Its values for the images and angles of another column."""
         values = dict(zip(zip(self.ids, self.angles, strict=True), self.value, strict=True))
         return np.array([values[key] for key in zip(other.ids, other.angles, strict=True)], dtype=np.float64)
+
+
+def resampled_groups(ids: Iterable[str], groups: Collection[str | None]) -> NDArray[np.object_] | None:
+    """What intervals resample instead of images: groups, an image without one alone; None if no image has a group."""
+    if all(one is None for one in groups):
+        return None
+    pairs = zip(ids, groups, strict=True)
+    return np.array([f"image {i}" if g is None else f"group {g}" for i, g in pairs], dtype=object)
 
 
 def pick(

@@ -88,16 +88,6 @@ def stages(
     return made
 
 
-def pooled_cosine(presented: LayerTrace, moved: Sequence[LayerTrace]) -> StageEq:
-    """The stage `pooled-cosine` alone: of the features' mean over the grid."""
-    pairs = [own_and_others(_pooled(one, presented)) for one in moved]
-    return _stage_eq("pooled-cosine", pairs)
-
-
-def _pooled(one: LayerTrace, presented: LayerTrace) -> Float[Tensor, "i j"]:
-    return _cosines(*(trace.activations.mean((-2, -1)) for trace in (one, presented)))
-
-
 def _compare_features(
     one: LayerTrace, presented: LayerTrace, transform: Transform, region: Region, radius: float, fill: Fill
 ) -> dict[str, Float[Tensor, "i j"]]:
@@ -109,7 +99,7 @@ def _compare_features(
     return {
         "activations": _channels(one.activations, activations, inside),
         "gradients": _channels(one.gradients, gradients, inside),
-        "pooled-cosine": _pooled(one, presented),
+        "pooled-cosine": _cosines(*(trace.activations.mean((-2, -1)) for trace in (one, presented))),
         "logits-cosine": _cosines(one.logits, presented.logits),
     }
 

@@ -21,10 +21,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from equicam.auditing.causal_result import read_causal
 from equicam.auditing.log import Log
 from equicam.auditing.manifest import Manifest
 from equicam.auditing.queue_files import ranked_columns
-from equicam.auditing.random_weights import logged_random_weights
 from equicam.auditing.review_log import VERDICTS, ReviewLog
 from equicam.auditing.signals import FLAT, queue_arm, reduce_views, signal_values
 from equicam.auditing.store import RunStore
@@ -47,8 +47,6 @@ from equicam.steadiness import STEADY_FROM, judge_row
 MAX_BAD_ROWS = 100  # of the table of bad images
 COUNTED = ("reason", "reason_values", "flip_rate", "steadiness", "steadiness_reason")
 """The columns of all images that the report reads and triage does not."""
-Evidence = Mapping[str, Any]
-"""`verdict`, a sentence, and `lines`, sentences with numbers and intervals; other keys go to the JSON."""
 
 
 @runtime_checkable
@@ -91,7 +89,6 @@ def write_report(
     store: RunStore,
     triage: RankedQueue,
     *,
-    evidence: Mapping[str, Evidence] = {},
     out: Path | None = None,
     top: int = 40,
     items: pa.Table | None = None,
@@ -109,7 +106,7 @@ def write_report(
     queue = queue_arm(triage.rows)
     log = ReviewLog(store.folder)
     log.refresh()
-    cards = _cards(store, manifest, items, queue.slice(0, max(0, top)).to_pylist(), evidence, log)
+    cards = _cards(store, manifest, items, queue.slice(0, max(0, top)).to_pylist(), log)
     ranks = queue.select(["id", "rank"]).to_pylist() if manifest.tiling else []
     rasters = raster_overview(store, manifest, items, ranks, by=triage.by, cards=len(cards))
     facts = _facts(store, manifest, items, queue, triage, log) | {
@@ -125,25 +122,13 @@ def write_report(
         thinned=len(manifest.transforms) > render.MAX_TILES, class_name=manifest.output_name,
         verdicts=VERDICTS, rotations=all(one.is_rotation for one in manifest.transforms), ranked_by=SIGNALS[triage.by],
         curve_order=curve_order(manifest.transforms),
-        leanings=_leanings(evidence), signal_meaning=SIGNAL_MEANINGS[triage.by], rasters=rasters, examples=choose_examples(store, manifest, items),
+        signal_meaning=SIGNAL_MEANINGS[triage.by], rasters=rasters, examples=choose_examples(store, manifest, items),
         thumbnails=draw_thumbnails(store, manifest, items),
     )  # fmt: skip
     page.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(json_file, json.dumps(json_ready(facts), indent=1, allow_nan=False).encode())
     write_atomic(page, text.encode())
     return page
-
-
-def _leanings(evidence: Mapping[str, Evidence]) -> dict[str, int]:
-    """How many of the maps that were tested lean to signal, to noise or to neither."""
-    codes = [str(one.get("leaning")) for one in evidence.values()]
-    counts = {
-        "leaning to signal": codes.count("signal"),
-        "leaning to noise": codes.count("noise"),
-        "undecided": codes.count("undecided"),
-    }
-    counts["not to be judged"] = len(codes) - sum(counts.values())
-    return {words: count for words, count in counts.items() if count}
 
 
 def _facts(
@@ -157,7 +142,7 @@ def _facts(
     """Every number of the report except those of single images."""
     event_log = Log(store.folder)
     events, ok = event_log.events(), items.filter(pc.equal(items["status"], "ok"))
-    bad, random = items.filter(pc.not_equal(items["status"], "ok")), logged_random_weights(events)
+    bad, causal = items.filter(pc.not_equal(items["status"], "ok")), read_causal(store)
     columns = {f"median_{name}": signal_values(ok, name) for name in SIGNALS}
     medians = {
         name: float(np.median(known)) if len(known := values[np.isfinite(values)]) else None
@@ -189,9 +174,7 @@ def _facts(
         "quality": None if triage.quality is None else asdict(triage.quality),
         "remainder": _remainder(log, triage, ok.num_rows),
         "review": _review(log, triage),
-        "sanity": None
-        if random is None
-        else asdict(random) | {"random_maps": random.random_maps, "as_steady": random.as_steady},
+        "causal": None if causal is None else causal.to_json() | {"sentence": causal.sentence},
         "bad": [
             {"id": row["id"], "reason": describe(_reason(row))}
             for row in bad.select(["id", "reason", "reason_values"]).to_pylist()
@@ -287,7 +270,6 @@ def _cards(
     manifest: Manifest,
     items: pa.Table,
     queue: Sequence[Mapping[str, Any]],
-    evidence: Mapping[str, Evidence],
     log: ReviewLog,
 ) -> list[Card]:
     ids = [row["id"] for row in queue]
@@ -300,7 +282,7 @@ def _cards(
     maps, scores = store.maps(ids), peum_scores(items)
     return [
         Card(
-            _image_facts(ranked, rows[name], evidence.get(name), manifest, scores)
+            _image_facts(ranked, rows[name], manifest, scores)
             | {"verdicts": _verdicts(log, name), "notes": [asdict(n) for n in log.notes(name)]},
             render.render_images(
                 rows[name], maps.get(name), manifest.transforms, manifest, fetch=name in store.moved
@@ -314,7 +296,6 @@ def _cards(
 def _image_facts(
     ranked: Mapping[str, Any],
     row: Mapping[str, Any],
-    evidence: Evidence | None,
     manifest: Manifest,
     scores: NDArray[np.float64],
 ) -> dict[str, Any]:
@@ -336,7 +317,6 @@ def _image_facts(
         "peum_undefined": undefined,
         "peum_above": None if undefined else share_below(scores, row["peum_score"]),
         "reasons": [describe(reason) for reason in from_rows(ranked["reasons"])],
-        "evidence": None if evidence is None else dict(evidence),
     }
 
 

@@ -3,9 +3,8 @@
 Under blinding, a reviewer sees an image, its map and the class that the map is of, and of a window its surroundings. Everything
 that tells how the image ranks or what else the model made of it is visible after the reviewer's own first verdict: name
 (which often contains the label), label, probabilities, signals, steadiness, flags, reasons, PEUM and the maps of single
-views, and the verdicts and notes of others. With `blind_class` the class is one of them. Rank, arm, evidence (only the
-head of the queue has any) and the statement on the maps nobody opened are visible once that reviewer has given a verdict
-on every image.
+views, and the verdicts and notes of others. With `blind_class` the class is one of them. Rank, arm
+and the statement on the maps nobody opened are visible once that reviewer has given a verdict on every image.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,7 +15,6 @@ from itertools import chain, islice
 from typing import Any
 
 from equicam.auditing.manifest import Manifest
-from equicam.auditing.queue_files import read_evidence
 from equicam.auditing.review_log import VERDICTS, Note, Verdict
 from equicam.auditing.signals import FLAT
 from equicam.reasons import SIGNALS, describe, from_rows
@@ -137,7 +135,6 @@ def item_facts(
         "revealed": None,
         "arm": None,
         "rank": None,
-        "evidence": None,
     }
     if not blinded:
         facts["revealed"] = _revealed(row, item, manifest)
@@ -150,7 +147,7 @@ def item_facts(
             "stability_by_view": None if FLAT & {*(row["flags"] or ())} else row["stability_by_view"],
         }
     if queue_filter.reveals_arms(queue, reviewer):
-        facts |= {"arm": item.arm, "rank": triage["rank"], "evidence": _evidence(queue, item)}
+        facts |= {"arm": item.arm, "rank": triage["rank"]}
     return json_ready(facts)  # type: ignore[no-any-return]
 
 
@@ -210,11 +207,3 @@ def _views(row: Mapping[str, Any], manifest: Manifest) -> list[dict[str, Any]]:
         }
         for label, confidence, top in zip(manifest.labels, confidences, top1, strict=True)
     ]
-
-
-def _evidence(queue: Queue, item: QueueItem) -> dict[str, Any] | None:
-    found = read_evidence(queue.store).get(item.id)
-    return found and {
-        "verdict": visible(found["verdict"], 600),
-        "lines": [visible(line, 600) for line in found["lines"]],
-    }
