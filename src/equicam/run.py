@@ -36,7 +36,6 @@ from equicam.shards import write_table
 if TYPE_CHECKING:
     from equicam.auditing.manifest import Manifest
     from equicam.auditing.random_weights import RandomWeights
-    from equicam.auditing.signing import Seal
     from equicam.auditing.stopping import Remainder
     from equicam.auditing.triage import Triage
     from equicam.auditing.verify import Verification
@@ -214,7 +213,6 @@ class Run:
         *,
         seed: int | None = None,
         noted_hash: str | None = None,
-        public_key: str | Path | None = None,
         model: "Model | str | None" = None,
         source: str | None = None,
         weights: str | None = None,
@@ -223,8 +221,9 @@ class Run:
     ) -> "Verification":
         """Check every file, the log's chain and the rows, and if nothing differs compute a random sample again.
 
-        `public_key` also checks the seals that `seal` signed. As in `evidence`, a model that is not a library's must be
-        given; without it nothing is computed again, `left_out_reason` says why, and the result is not `ok`.
+        `noted_hash` is the `last_hash` of an earlier call or report, kept elsewhere: the log must still hold its event.
+        As in `evidence`, a model that is not a library's must be given; without it nothing is computed again,
+        `left_out_reason` says why, and the result is not `ok`.
         """
         from equicam.auditing.reload import reload_run
         from equicam.auditing.verify import verify_run
@@ -232,15 +231,7 @@ class Run:
         reload = partial(
             reload_run, self.store, model=model, source=source, weights=weights, device=device
         )  # loaded only if the files are the run's own
-        return verify_run(
-            self.store, reload, sample=sample, seed=seed, noted_hash=noted_hash, public_key=public_key, tick=tick
-        )  # fmt: skip
-
-    def seal(self, sign: str | Path | None = None) -> "Seal":
-        """The number and hash of the log's last event, to be noted elsewhere; `sign` is an Ed25519 key to sign it with."""
-        from equicam.auditing.signing import seal_run
-
-        return seal_run(self.store, sign)
+        return verify_run(self.store, reload, sample=sample, seed=seed, noted_hash=noted_hash, tick=tick)
 
 
 def _refuse_other_bands(tiling: Tiling, model: "Model") -> None:

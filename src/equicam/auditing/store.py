@@ -180,7 +180,7 @@ class RunStore:
         return f"{kind}/{stem}-{number:06d}.parquet"
 
     def names(self) -> list[str]:
-        """The names of all files that a finished run is sealed with."""
+        """The names of all files whose digests a finished run lists."""
         shards = [self.name(kind, n) for kind in ("items", "maps") for n in range(self.shard_count)]
         return [*self.heads(), *shards]
 

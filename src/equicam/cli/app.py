@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from equicam.cli.audit import audit, report, seal, triage, verify
+from equicam.cli.audit import audit, report, triage, verify
 from equicam.cli.compare import compare
 from equicam.cli.demo import demo
 from equicam.cli.evaluate import evaluate
@@ -21,7 +21,7 @@ from equicam.cli.review import review
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 PANELS = {
     "Explain": (demo, explain, open),
-    "Audit": (audit, triage, evidence, review, report, export, compare, verify, seal),
+    "Audit": (audit, triage, evidence, review, report, export, compare, verify),
     "Measure": (evaluate, reproduce),
     "Models and setup": (finetune, models, methods, scores, doctor),
 }
