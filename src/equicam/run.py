@@ -23,7 +23,7 @@ from equicam.auditing.queue_files import (
     write_queue,
 )
 from equicam.auditing.signals import queue_arm
-from equicam.auditing.store import STABILITY_FILE, RunStore
+from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.data.rasters.options import Tiling
 from equicam.data.remote import is_allowed
@@ -31,7 +31,6 @@ from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.readers.classes import class_index
 from equicam.recipe import Recipe
-from equicam.shards import write_table
 
 if TYPE_CHECKING:
     from equicam.auditing.manifest import Manifest
@@ -110,9 +109,6 @@ class Run:
         options: dict[str, Any] = {
             "by": by, "budget": budget, "control": control, "unstable": unstable, "quotas": quotas, "seed": seed,
         }  # fmt: skip
-        stability = self.folder / STABILITY_FILE
-        if self.manifest.schema == 1 and not stability.is_file():
-            write_table(stability, self.stored_stability())
         if more is not None:
             _refuse_with_more(options)
             found, options = extend_run(self.store, more)
@@ -154,16 +150,6 @@ class Run:
         from equicam.auditing.random_weights import logged_random_weights
 
         return logged_random_weights(Log(self.folder).events())
-
-    def stored_stability(self, *, side: int | None = 224) -> pa.Table:
-        """id, stability and stability_by_view of every image, from the stored maps enlarged to `side` pixels.
-
-        The rows of a run have both already, from maps at pixel size; this is for runs of 0.1.0, which have
-        neither. `side` None compares the maps as they are stored.
-        """
-        from equicam.auditing.stored_stability import stored_stability
-
-        return stored_stability(self.store, side=side)
 
     def report(self, top: int = 40) -> Path:
         """Write report.html and report.json on the queue's first `top` images; returns the page's path."""

@@ -140,7 +140,7 @@ def check_files(store: RunStore) -> tuple[int, list[str]]:
         known = read_json(path) if finished else {}
         if finished and not is_complete(store, log):
             problems.append("digests.json is not the one whose digest the log holds")
-        logged = logged_digests(store, log) if store.manifest.schema > 1 else known
+        logged = logged_digests(store, log)
         queued = logged_queue_files(log)
     except (EquicamError, OSError) as error:
         return 0, [*problems, str(error)]

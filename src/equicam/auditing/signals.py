@@ -48,8 +48,6 @@ ROWS = pa.schema(
     ]
 )
 """The triage table: a row for every image under review."""
-STORED = ("stability", "disagreement")
-"""Signals of all views that runs of equicam 0.1.0 did not store."""
 OF_CONFIDENCE = ("doubt", "risk")
 """Signals made of the confidence of a class."""
 ALWAYS_REVEALING = frozenset({"signal-percentile", "signal-undefined", "text"})
@@ -60,20 +58,14 @@ REVEALING = {
     "doubt": ALWAYS_REVEALING | {"low-confidence", "prediction-changes"},
     "risk": ALWAYS_REVEALING | {"map-moves", "peak-jumps", "low-confidence", "prediction-changes"},
 }
-"""Codes of reasons that tell a blinded reviewer how an image ranks; a 0.1.0 sentence ("text") may."""
+"""Codes of reasons that tell a blinded reviewer how an image ranks, or may, as those of another version do ("text")."""
 FLAT = {"blank", "constant"}
 
 
-def refuse_unknown(by: str, items: pa.Table, *, views: int) -> None:
+def refuse_unknown(by: str, items: pa.Table) -> None:
     """Refuse a signal that does not exist, or that the rows do not hold."""
     if by not in COLUMNS:
         raise EquicamError("by", needs=f"one of {', '.join(COLUMNS)}", got=repr(by), fix="stability")
-    needed = "stability" if by == "risk" else by
-    if needed in STORED and views > 1 and items[needed].null_count == items.num_rows > 0:
-        raise EquicamError(
-            f"by={by!r}", needs="a run that stores it", got="none, as in runs of equicam 0.1.0",
-            fix=f"equicam triage --by {'peum' if needed == 'stability' else 'stability'}, or equicam audit with another --out",
-        )  # fmt: skip
     if by in OF_CONFIDENCE and items.num_rows and not np.isfinite(signal_values(items, "doubt")).any():
         others = [name for name in COLUMNS if name not in OF_CONFIDENCE]
         raise EquicamError(
@@ -83,8 +75,8 @@ def refuse_unknown(by: str, items: pa.Table, *, views: int) -> None:
 
 
 def ranked_by(rows: pa.Table) -> str:
-    """The signal a triage table is ranked by; the first 0.1.0 tables had only PEUM and do not name it."""
-    return str(rows["by"][0]) if "by" in rows.column_names and rows.num_rows else "peum"
+    """The signal a triage table is ranked by; an empty one does not name it."""
+    return str(rows["by"][0]) if rows.num_rows else "stability"
 
 
 def queue_arm(rows: pa.Table) -> pa.Table:
