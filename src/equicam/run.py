@@ -169,6 +169,7 @@ class Run:
         regions: float | None = None,
         blind: bool = False,
         compress: bool = False,
+        force: bool = False,
         tick: Tick = lambda _count: None,
     ) -> "Exported":
         """Write a run of slides, maps or DICOM images for other programs, a file for each, into its folder `export` or another.
@@ -176,12 +177,13 @@ class Run:
         `to` is geotiff or ome-tiff (the maps of all windows of one class put together), qupath or geojson (windows with
         their measurements), or dicom (the map of each DICOM image). `class_` takes only windows explained for a class; `every` is the side of a cell of the
         stitched map in pixels of the model's. `regions` writes, for QuPath, the highest share of the stitched map as
-        annotations instead of windows. `blind` writes the windows under review without what blinding hides.
+        annotations instead of windows. `blind` writes the windows under review without what blinding hides. A file that
+        is there is replaced only with `force`.
         """
         from equicam.export.export import ExportOptions, export_run
 
         target = class_index(class_, self.manifest.classes, "class")
-        options = ExportOptions(to, target, every, regions, blind, compress)
+        options = ExportOptions(to, target, every, regions, blind, compress, force)
         return export_run(self.store, options, None if out is None else Path(out), tick)
 
     def remainder(self) -> "Remainder":
