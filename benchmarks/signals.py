@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 import equicam
@@ -87,8 +86,7 @@ def measure(spec: str, views: tuple[int, ...], device: str, n: int | None) -> di
             flat = flagged(items, FLAT)
             found |= {"images": items.num_rows, "mean_eq": float(np.mean(items["eq"].to_numpy()))}
             items = items.filter(pa.array(~flat))
-            more = {"flat": int(flat.sum()), "stored": _stored(run, items)}
-            found["views"][str(count)] = _figures(items, truth, other, groups) | more
+            found["views"][str(count)] = _figures(items, truth, other, groups) | {"flat": int(flat.sum())}
     return found
 
 
@@ -136,19 +134,6 @@ def _share_found(signal: Floats, drift: Floats, group: NDArray[np.object_] | Non
 
 def _auroc(signal: Floats, positive: Floats, group: NDArray[np.object_] | None) -> dict[str, Any]:
     return asdict(statistics.bootstrap(statistics.auroc, signal, positive, group=group))
-
-
-def _stored(run: Any, items: pa.Table) -> dict[str, float]:
-    """How far stability from the stored maps is from that of maps at pixel size."""
-    exact, found = items["stability"].to_numpy(), {}
-    for name, side in (("enlarged", 224), ("layer", None)):
-        stored = run.stored_stability(side=side)
-        stored = stored.filter(pc.is_in(stored["id"], items["id"])).sort_by("id")
-        other = stored["stability"].to_numpy()
-        found[f"{name}_r"] = statistics.pearson_r(other, exact)
-        found[f"{name}_difference"] = statistics.mean(np.abs(other - exact))
-        found[f"{name}_r_with_eq"] = statistics.pearson_r(other, items["eq"].to_numpy())
-    return found
 
 
 def table(figures: dict[str, Any], question: str) -> list[str]:
@@ -239,18 +224,7 @@ def section(figures: dict[str, Any]) -> str:
     parts += ["", *findings(figures), ""]
     for question, title in QUESTIONS.items():
         parts += [f"### {title[0].upper()}{title[1:]}", "", *table(figures, question), ""]
-    parts += ["### Stability from the maps that a run stores", ""]
-    parts += ["| network | views | r with stability at pixel size | mean difference | r with Eq (pixel size) | at layer resolution: r, difference, r with Eq |"]  # fmt: skip
-    parts += ["|---" * 6 + "|"]
-    for network, of in figures.items():
-        for views, found in of["views"].items():
-            s = found["stored"]
-            parts.append(
-                f"| {network} | {views} | {s['enlarged_r']:.5f} | {s['enlarged_difference']:.4f} | "
-                f"{s['enlarged_r_with_eq']:.3f} ({found['signals']['stability']['r']['value']:.3f}) | "
-                f"{s['layer_r']:.4f}, {s['layer_difference']:.3f}, {s['layer_r_with_eq']:.3f} |"
-            )
-    parts += ["", "### What we promise", "", *promises(figures)]
+    parts += ["### What we promise", "", *promises(figures)]
     return "\n".join(parts)
 
 

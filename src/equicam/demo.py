@@ -6,7 +6,6 @@ from pathlib import Path
 
 from PIL import Image
 
-from equicam.auditing.store import RunStore
 from equicam.auditing.triage import Triage
 from equicam.auditing.verify import Verification
 from equicam.data.synthetic import draw_many
@@ -43,7 +42,6 @@ def run_demo(
     """Draw `count` images into OUT/images and audit them into OUT/run; other counts than the default get a suffix."""
     suffix = "" if count == DEFAULT_COUNT else f"-{count}"
     images, folder = Path(out) / f"images{suffix}", Path(out) / f"run{suffix}"
-    RunStore(folder).refuse_schema1(fix="equicam demo --out with another folder")
     images.mkdir(parents=True, exist_ok=True)
     for i, patch in enumerate(draw_many(count, seed=7)):
         path = images / f"patch-{i:03d}.png"

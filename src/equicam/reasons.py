@@ -44,7 +44,7 @@ class Reason:
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> "Reason":
-        """The reason `to_row` wrote; a code of a later version becomes its values as text."""
+        """The reason `to_row` wrote; a code of another version becomes its values as text."""
         values = json.loads(row["values"] or "{}")
         if row["code"] not in _SENTENCES:
             return Reason("text", {"text": f"{row['code']} {json.dumps(values)}"})
@@ -185,6 +185,6 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"less than {v['least']:g}."
     ),
     "all-blank": lambda v: f"The test could not tell: {_tested(v)}, every map is blank.",
-    # a sentence of a 0.1.0 run, which stored no codes
+    # a code of another version
     "text": lambda v: str(v["text"]),
 }

@@ -22,7 +22,7 @@ from equicam.auditing.queue_files import (
     write_queue,
 )
 from equicam.auditing.signals import queue_arm
-from equicam.auditing.store import STABILITY_FILE, RunStore
+from equicam.auditing.store import RunStore
 from equicam.data.items import valid_utf8
 from equicam.data.rasters.options import Tiling
 from equicam.data.remote import is_allowed
@@ -30,12 +30,10 @@ from equicam.data.sources import find_items
 from equicam.errors import EquicamError
 from equicam.readers.classes import class_index
 from equicam.recipe import Recipe
-from equicam.shards import write_table
 
 if TYPE_CHECKING:
     from equicam.auditing.causal_result import CausalTest
     from equicam.auditing.manifest import Manifest
-    from equicam.auditing.signing import Seal
     from equicam.auditing.stopping import Remainder
     from equicam.auditing.triage import Triage
     from equicam.auditing.verify import Verification
@@ -110,9 +108,6 @@ class Run:
         options: dict[str, Any] = {
             "by": by, "budget": budget, "control": control, "unstable": unstable, "quotas": quotas, "seed": seed,
         }  # fmt: skip
-        stability = self.folder / STABILITY_FILE
-        if self.manifest.schema == 1 and not stability.is_file():
-            write_table(stability, self.stored_stability())
         if more is not None:
             _refuse_with_more(options)
             found, options = extend_run(self.store, more)
@@ -148,16 +143,6 @@ class Run:
         )  # loaded only if there is something to compute
         return run_causal_test(self.store, reload, n=n, seed=seed, tick=tick)
 
-    def stored_stability(self, *, side: int | None = 224) -> pa.Table:
-        """id, stability and stability_by_view of every image, from the stored maps enlarged to `side` pixels.
-
-        The rows of a run have both already, from maps at pixel size; this is for runs of 0.1.0, which have
-        neither. `side` None compares the maps as they are stored.
-        """
-        from equicam.auditing.stored_stability import stored_stability
-
-        return stored_stability(self.store, side=side)
-
     def report(self, top: int = 40) -> Path:
         """Write report.html and report.json on the queue's first `top` images; returns the page's path."""
         from equicam.report.page import read_rows, write_report
@@ -176,6 +161,7 @@ class Run:
         regions: float | None = None,
         blind: bool = False,
         compress: bool = False,
+        force: bool = False,
         tick: Tick = lambda _count: None,
     ) -> "Exported":
         """Write a run of slides, maps or DICOM images for other programs, a file for each, into its folder `export` or another.
@@ -183,12 +169,13 @@ class Run:
         `to` is geotiff or ome-tiff (the maps of all windows of one class put together), qupath or geojson (windows with
         their measurements), or dicom (the map of each DICOM image). `class_` takes only windows explained for a class; `every` is the side of a cell of the
         stitched map in pixels of the model's. `regions` writes, for QuPath, the highest share of the stitched map as
-        annotations instead of windows. `blind` writes the windows under review without what blinding hides.
+        annotations instead of windows. `blind` writes the windows under review without what blinding hides. A file that
+        is there is replaced only with `force`.
         """
         from equicam.export.export import ExportOptions, export_run
 
         target = class_index(class_, self.manifest.classes, "class")
-        options = ExportOptions(to, target, every, regions, blind, compress)
+        options = ExportOptions(to, target, every, regions, blind, compress, force)
         return export_run(self.store, options, None if out is None else Path(out), tick)
 
     def remainder(self) -> "Remainder":
@@ -206,7 +193,6 @@ class Run:
         *,
         seed: int | None = None,
         noted_hash: str | None = None,
-        public_key: str | Path | None = None,
         model: "Model | str | None" = None,
         source: str | None = None,
         weights: str | None = None,
@@ -215,8 +201,9 @@ class Run:
     ) -> "Verification":
         """Check every file, the log's chain and the rows, and if nothing differs compute a random sample again.
 
-        `public_key` also checks the seals that `seal` signed. As in `causal`, a model that is not a library's must be
-        given; without it nothing is computed again, `left_out_reason` says why, and the result is not `ok`.
+        `noted_hash` is the `last_hash` of an earlier call or report, kept elsewhere: the log must still hold its event.
+        As in `causal`, a model that is not a library's must be given; without it nothing is computed again,
+        `left_out_reason` says why, and the result is not `ok`.
         """
         from equicam.auditing.reload import reload_run
         from equicam.auditing.verify import verify_run
@@ -224,15 +211,7 @@ class Run:
         reload = partial(
             reload_run, self.store, model=model, source=source, weights=weights, device=device
         )  # loaded only if the files are the run's own
-        return verify_run(
-            self.store, reload, sample=sample, seed=seed, noted_hash=noted_hash, public_key=public_key, tick=tick
-        )  # fmt: skip
-
-    def seal(self, sign: str | Path | None = None) -> "Seal":
-        """The number and hash of the log's last event, to be noted elsewhere; `sign` is an Ed25519 key to sign it with."""
-        from equicam.auditing.signing import seal_run
-
-        return seal_run(self.store, sign)
+        return verify_run(self.store, reload, sample=sample, seed=seed, noted_hash=noted_hash, tick=tick)
 
 
 def _refuse_other_bands(tiling: Tiling, model: "Model") -> None:

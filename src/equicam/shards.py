@@ -202,9 +202,8 @@ class Shards:
         write_table(self.path(number), table)
 
     def read(self, count: int) -> pa.Table:
-        """All shards in order; null in a column that a shard of an earlier version lacks."""
-        tables = [read_table(self.path(number)) for number in range(count)]
-        return pa.concat_tables(tables, promote_options="default")
+        """All shards in order."""
+        return pa.concat_tables(read_table(self.path(number)) for number in range(count))
 
 
 def shorten(value: Any) -> str:

@@ -96,7 +96,4 @@ def count_words(items: pa.Table) -> dict[Word, int]:
     """How many of the explained images of a run have each word."""
     found = pc.value_counts(items["steadiness"].filter(pc.equal(items["status"], "ok"))).to_pylist()
     counts = {one["values"]: one["counts"] for one in found}
-    counts["cannot say"] = counts.get("cannot say", 0) + counts.pop(
-        None, 0
-    )  # rows of 0.1.0 without stability
     return {word: counts.get(word, 0) for word in WORDS}

@@ -46,6 +46,7 @@ RANKED = pa.schema(
         ("arm", pa.string()),
         ("rank", pa.int32()),
         ("place", pa.int32()),
+        ("represents_rest", pa.bool_()),
         ("reasons", pa.list_(pa.struct([("code", pa.string()), ("values", pa.string())]))),
     ]
 )
@@ -202,7 +203,8 @@ def triaged(run, *, queue=16, controls=3):
         if rank % 3 == 1:
             told.append(Reason("views-disagree", {"views": ["140°"], "correlations": [0.31], "of": 18}))
         reasons = [reason.to_row() for reason in told]
-        rows.append({"id": row["id"], "arm": arm, "rank": rank, "place": place, "reasons": reasons})
+        dealt = {"arm": arm, "rank": rank, "place": place, "represents_rest": arm == "control"}
+        rows.append({"id": row["id"], **dealt, "reasons": reasons})
     calibrated = sum(row["eq"] is not None for row in ok)
     worth = Worth(
         f"measured on {calibrated} pictures: 0.17 [0.12, 0.23] have an Eq below 0.5, outside the queue 0.12 "

@@ -1,6 +1,7 @@
 """One recipe travels whole into the manifest, and equal settings give equal manifests."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 import equicam
 from equicam.auditing.audit import resolve_recipe
 from equicam.auditing.manifest import read_manifest, refuse_difference
+from equicam.auditing.store import RunStore
 from equicam.core.views import Views
 from equicam.errors import EquicamError
 from equicam.recipe import Recipe
@@ -32,10 +34,25 @@ def test_a_manifest_reads_back_whole(run):
     assert (found.labels[1], found.presented) == ("20°", 0)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}', '{"schema": 3}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}'])
 def test_another_manifest_is_refused(text):
     with pytest.raises(EquicamError, match="the run here needs"):
         read_manifest(text, where="here")
+
+
+@pytest.mark.parametrize("schema", [1, 3, None])
+def test_a_run_of_another_schema_is_refused_and_not_written_over(run, tmp_path, schema):
+    folder = shutil.copytree(run.folder, tmp_path / "run")
+    for path in folder.glob("*/shard-*.parquet"):
+        path.rename(path.with_name(path.name.replace("shard", "part")))
+    text = json.dumps(run.manifest.to_json() | {"schema": schema})
+    (folder / "manifest.json").write_text(text)
+    sentence = f"needs schema version 2, got {schema}; try equicam audit again with another --out, or"
+    with pytest.raises(EquicamError, match=sentence):
+        equicam.open_run(folder).report()
+    with pytest.raises(EquicamError, match=sentence):
+        RunStore(folder).begin(run.manifest, [], [])
+    assert (folder / "manifest.json").read_text() == text
 
 
 def test_views_read_back_as_transforms(run):
@@ -110,6 +127,8 @@ def test_reading_a_run_imports_no_torch(run):
     code = (
         "import sys, equicam\n"
         f"run = equicam.open_run({str(run.folder)!r})\n"
+        "from equicam.auditing.queue_files import rank_run\n"
+        "rank_run(run.store, {'budget': '50%'})\n"
         "print(run.items.num_rows, run.manifest.images, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, check=False)

@@ -22,7 +22,7 @@ VALUES = {
     },
     "too-few-views": {"views": 3, "needed": 5},
     "low-confidence": {"confidence": 0.34},
-    "text": {"text": "as 0.1.0 wrote it"},
+    "text": {"text": "as it was written"},
 }
 
 

@@ -486,9 +486,9 @@ def test_other_sets_of_views(tmp_path, angles):
 
 def test_an_unfinished_run_says_so(tmp_path):
     run = fake_run(tmp_path)
-    sample = read_table(run.folder / "sample.parquet")
+    manifest, sample = run.manifest, read_table(run.folder / "sample.parquet")
     write_table(run.folder / "sample.parquet", pa.concat_tables([sample, sample]))
-    (run.folder / "manifest.json").write_text(replace(run.manifest, images=2 * len(sample)).dumps())
+    (run.folder / "manifest.json").write_text(replace(manifest, images=2 * len(sample)).dumps())
     run = RunStore(run.folder)
     assert "This run is not finished." in Page(write_report(run, triaged(run, queue=1)).read_text()).text
 

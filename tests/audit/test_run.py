@@ -444,7 +444,7 @@ def test_commands_refuse_what_is_no_run(tmp_path):
         assert "no manifest.json in it; try equicam audit first" in said
 
 
-def test_a_lost_part_is_computed_again_and_sealed_again(patches, whole, tmp_path):
+def test_a_lost_part_is_computed_again_and_the_run_completed_again(patches, whole, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
     RunStore(out).path("maps", 3).unlink()

@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 
 from equicam.auditing.exports import write_csv
 from equicam.auditing.log import Log
-from equicam.auditing.review_log import TRIAGE_COLUMNS, ReviewLog, verdict_rows
 from equicam.auditing.signal_quality import UNKNOWN, SignalScores, _better
 from equicam.auditing.signals import REVEALING, ranked_by, ranking_scores, signal_values
 from equicam.auditing.store import ITEMS
-from equicam.auditing.triage import ROWS, triage
+from equicam.auditing.triage import triage
 from equicam.cli.app import app
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
@@ -25,7 +24,7 @@ from equicam.evaluation import statistics
 from equicam.evaluation.statistics import Correlation, Estimate
 from equicam.reasons import SIGNALS, describe, from_rows
 from equicam.report.page import write_report
-from equicam.shards import read_json, read_table, write_table
+from equicam.shards import read_json, read_table
 from tests.audit.faked import Page, fake_run
 
 VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
@@ -201,14 +200,11 @@ def test_a_flat_map_has_no_stability():
     assert told["c"]["rank"] == 3
 
 
-def test_another_signal_is_refused_and_so_is_one_the_run_does_not_hold():
+def test_another_signal_is_refused():
     with pytest.raises(
         EquicamError, match=r"by needs one of stability, peum, risk, got 'entropy'; try stability"
     ):
         triage(table([picture("a")]), by="entropy", transforms=VIEWS)
-    for by in ("stability", "risk"):
-        with pytest.raises(EquicamError, match=r"needs a run that stores it.*try equicam triage --by peum"):
-            triage(table([picture("a", stability=None)]), by=by, transforms=VIEWS)
     with pytest.raises(EquicamError, match="one view, which has no stability to rank by"):
         triage(table([picture("a")]), transforms=VIEWS[:1])
     for by in SIGNALS:
@@ -378,8 +374,7 @@ def test_the_signal_is_ranked_by(by):
     told = found.to_json()
     assert (found.by, told["by"], ranked_by(found.rows)) == (by, by, by)
     assert {row["by"] for row in told["rows"]} == {by}
-    assert ranked_by(found.rows.drop_columns(["by"])) == "peum"
-    assert ranked_by(found.rows.slice(0, 0)) == "peum"
+    assert ranked_by(found.rows.slice(0, 0)) == "stability"
 
 
 @pytest.mark.parametrize("by", SIGNALS)
@@ -486,32 +481,3 @@ def test_the_command_refuses_another_signal(run):
     assert (done.code, done.said) == (
         2, "by needs one of stability, peum, risk, got 'entropy'; try stability",
     )  # fmt: skip
-
-
-def test_a_triage_made_before_there_was_a_choice_is_by_peum(run):
-    assert command("triage", run.folder, "--by", "peum", "--budget", "50%").code == 0
-    told = read_json(run.folder / "triage.json")
-    for key in (told, told["options"]):
-        del key["by"]
-    told["options"]["alpha"] = 0.1  # an option of that time
-    told["rows"] = [{k: v for k, v in row.items() if k != "by"} for row in told["rows"]]
-    (run.folder / "triage.json").write_text(json.dumps(told))
-    old = read_table(run.folder / "triage.parquet").drop_columns(["by"])
-    write_table(run.folder / "triage.parquet", old)
-    done = command("report", run.folder)
-    assert done.code == 0, done.said
-    assert read_json(run.folder / "report.json")["by"] == "peum"
-    assert "the least trustworthy by PEUM first" in Page((run.folder / "report.html").read_text()).text
-    readings = ReviewLog(run.folder)
-    readings.add_verdict(
-        old["id"][0].as_py(),
-        "ana",
-        "supports",
-        reason="",
-        blind=True,
-        previous_event=0,
-        mark="one-mark-of-ana",
-    )
-    row = verdict_rows(readings, old)[0]
-    assert (row["by"], row["peum_score"]) == (None, old["peum_score"][0].as_py())
-    assert {"by", "peum_score"} <= {*TRIAGE_COLUMNS} <= {*ROWS.names}

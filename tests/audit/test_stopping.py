@@ -231,13 +231,13 @@ def test_verdicts_are_counted_by_arm_and_by_what_they_represent(tmp_path):
     for name, verdict in given.items():
         said(log, name, "ana", verdict)
     said(log, "c0", "ana", "shortcut")  # the first verdict counts
-    rows = pa.table({"id": list(arm), "arm": list(arm.values())})
+    columns = {"id": list(arm), "arm": list(arm.values())}
+    rows = pa.table(columns | {"represents_rest": [one == "control" for one in arm.values()]})
     usual = {"outside": 97, "controls": 6, "reviewed": 4, "wrong": 2, "undecided": 1}
     assert count_verdicts(log, rows, 100) == Counts(
         **usual, found=4, undecided_everywhere=2, queue_left=1, elsewhere=1, wrong_elsewhere=1
-    )  # a queue without the column
-    represents = [name in ("c0", "c1", "c2", "c3") for name in arm]
-    extended = rows.append_column("represents_rest", pa.array(represents))
+    )
+    extended = pa.table(columns | {"represents_rest": [name in ("c0", "c1", "c2", "c3") for name in arm]})
     usual = {"outside": 95, "controls": 4, "reviewed": 3, "wrong": 1, "undecided": 1}
     assert count_verdicts(log, extended, 100) == Counts(
         **usual, found=4, undecided_everywhere=2, queue_left=2, elsewhere=1, wrong_elsewhere=1

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import equicam
 from equicam.cli.app import app
 from equicam.data.synthetic import draw_many
 from equicam.errors import EquicamError
-from equicam.shards import read_table, write_table
 from tests.web.conftest import Server, key_of
 
 RUN = CliRunner()
@@ -158,13 +156,3 @@ def test_an_explanation_names_it():
     assert "  1  output 0 = " in str(equicam.explain(regressor(3), x, views=2, target=0))
     of_a_function = equicam.explain(regressor(3), x, views=2, target=lambda y: y.mean(1))
     assert "  0  the output = " in str(of_a_function)
-
-
-def test_rows_written_before_there_was_a_value_are_read(run, tmp_path):
-    shutil.copytree(run.folder, tmp_path / "run")
-    file = tmp_path / "run" / "items" / "shard-000000.parquet"
-    write_table(file, read_table(file).drop_columns("output"))
-    old = equicam.open_run(tmp_path / "run")
-    assert old.items["output"].null_count == 6
-    old.triage(budget="100%")
-    assert "–" in old.report().read_text()

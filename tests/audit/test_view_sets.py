@@ -43,13 +43,6 @@ def test_rows_and_manifest_are_of_the_set(audited):
         assert -1 <= row["stability"] <= 1
 
 
-def test_stored_maps_give_the_stability_that_was_measured(audited):
-    _, run = audited
-    stored, measured = run.stored_stability(), run.items
-    assert stored["id"].to_pylist() == measured["id"].to_pylist()
-    np.testing.assert_allclose(stored["stability"].to_numpy(), measured["stability"].to_numpy(), atol=0.02)
-
-
 def test_the_report_names_the_views(audited):
     views, run = audited
     text = run.report().read_text()

@@ -3,6 +3,7 @@
 import builtins
 import gzip
 import json
+import re
 import uuid
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from equicam.auditing.log import Log
 from equicam.auditing.verify import check_files, check_log
 from equicam.errors import EquicamError
 from equicam.export.export import FORMATS, ExportOptions
-from equicam.export.features import qupath_regions
+from equicam.export.features import qupath_regions, write_features
 from equicam.export.geotiff import write_geotiff
 from equicam.export.lonlat import geometry
 from equicam.export.ome_tiff import write_ome_tiff
@@ -404,26 +405,59 @@ def test_names_are_safe_and_the_rasters_apart(tmp_path):
     assert {p.parent for p in files} == {folder}
     assert len({p.name.casefold() for p in files}) == len(names)
     assert all(p.name.isascii() and len(p.name) < 130 and not p.name.startswith(".") for p in files)
-    assert sorted(p.name for p in folder.iterdir()) == sorted([*(p.name for p in files), "exports.json"])
+    assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in files)
 
 
-def test_files_of_others_are_not_replaced(tmp_path):
+def test_a_file_that_is_there_is_replaced_by_force_alone(tmp_path):
     store = fake_raster_run(tmp_path)
     run = Run(store)
     (path,) = run.export("qupath").files
-    assert run.export("qupath").files == (path,)  # ours: written again
-    path.write_text(path.read_text().replace("tumour", "shortcut"))
-    with pytest.raises(EquicamError, match="changed since; try another --out"):
+    written = path.read_text()
+    drawn = written.replace("tumour", "shortcut")
+    path.write_text(drawn)
+    with pytest.raises(
+        EquicamError, match=rf"{re.escape(path.name)} needs to be absent.*--force to replace it"
+    ):
         run.export("qupath")
+    assert path.read_text() == drawn
+    code, said = equicam_command("export", store.folder, "--to", "qupath")
+    assert (code, path.read_text()) == (2, drawn)
+    assert "try --force" in said
+    assert run.export("qupath", force=True).files == (path,)
+    assert path.read_text() == written
+    path.write_text(drawn)
+    assert equicam_command("export", store.folder, "--to", "qupath", "--force")[0] == 0
+    assert path.read_text() == written
     other = tmp_path / "other"
     other.mkdir()
-    (other / path.name).write_text("mine")
-    with pytest.raises(EquicamError, match="another origin"):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    (other / path.name).symlink_to(mine)
+    with pytest.raises(EquicamError, match="an existing file"):
         run.export("qupath", out=other)
-    assert (other / path.name).read_text() == "mine"
+    run.export("qupath", out=other, force=True)  # the link is replaced, not the file behind it
+    assert mine.read_text() == "mine"
+    assert not (other / path.name).is_symlink()
+    (tmp_path / "taken" / path.name).mkdir(parents=True)
+    with pytest.raises(EquicamError, match="a folder"):
+        run.export("qupath", out=tmp_path / "taken", force=True)
     (tmp_path / "link").symlink_to(other)
     with pytest.raises(EquicamError, match="to be a folder"):
         run.export("qupath", out=tmp_path / "link")
+
+
+def test_a_file_that_comes_while_an_export_is_written_stays(tmp_path, monkeypatch):
+    store = fake_raster_run(tmp_path)
+    real, folder = write_features, store.folder / "export"
+
+    def slow(path, features):
+        real(path, features)
+        (folder / path.name).write_text("mine")
+
+    monkeypatch.setattr("equicam.export.export.write_features", slow)
+    with pytest.raises(EquicamError, match="--force"):
+        Run(store).export("qupath")
+    assert [path.read_text() for path in folder.iterdir()] == ["mine"]
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
-"""A run's files are damaged, forged or lost, before and after it is finished: every case is healed or found, none is sealed."""
+"""A run's files are damaged, forged or lost, before and after it is finished: every case is healed or found, none passes for whole."""
 
 import json
 import os
+import re
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,7 +20,7 @@ from equicam.auditing import log as logging
 from equicam.auditing.log import Log
 from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
-from tests.audit.conftest import OPTIONS, equicam_command
+from tests.audit.conftest import ENV, OPTIONS, equicam_command
 from tests.audit.test_run import drawn, log_and_complete_again, rows
 
 ITEMS, MAPS = "items/shard-000001.parquet", "maps/shard-000001.parquet"
@@ -115,7 +118,7 @@ def test_damage_to_a_finished_run_is_found(whole, tmp_path, name, damage):
     assert name in said or (name == "events.sqlite" and "log" in said)
 
 
-def test_a_forged_row_is_not_sealed_while_the_run_is_computed(patches, tmp_path):
+def test_a_forged_row_is_refused_while_the_run_is_computed(patches, tmp_path):
     """Somebody writes another shard over one of ours before the last is computed."""
     out = tmp_path / "run"
 
@@ -180,81 +183,33 @@ def test_a_clock_that_went_back_is_noted(whole, tmp_path, monkeypatch):
     assert found.notes[0].startswith("the clock went back by 2:59:59.")
 
 
-def write_keys(folder: Path, name: str) -> tuple[Path, Path]:
-    """A new private key as PEM, and its public key as OpenSSH writes it."""
-    pytest.importorskip("cryptography")
-    from cryptography.hazmat.primitives import serialization as files
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    key = Ed25519PrivateKey.generate()
-    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
-    private.write_bytes(
-        key.private_bytes(files.Encoding.PEM, files.PrivateFormat.PKCS8, files.NoEncryption())
-    )
-    public.write_bytes(key.public_key().public_bytes(files.Encoding.OpenSSH, files.PublicFormat.OpenSSH))
-    return private, public
-
-
-def test_a_signed_seal_finds_a_cut_and_a_rewritten_log(whole, tmp_path):
-    (private, public), (other_private, other_public) = (
-        write_keys(tmp_path, "ours"),
-        write_keys(tmp_path, "others"),
-    )
+def test_a_noted_hash_finds_a_cut_and_a_rewritten_log(whole, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    code, said = equicam_command("seal", out)
+    code, said = equicam_command("verify", out, "--sample", "0")
     assert code == 0, said
-    assert Log(out).last() in said
-    assert not (out / "seals.json").exists()
-    assert "no seal by the key" in " ".join(equicam.open_run(out).verify(0, public_key=public).problems)
-    code, said = equicam_command("seal", out, "--sign", private)
-    assert code == 0, said
-    code, said = equicam_command("verify", out, "--sample", "0", "--public-key", public)
-    assert code == 0, said
-    assert "later events are not covered" not in said  # sealed last
-    found = equicam.open_run(out).verify(0, public_key=public)  # the event of the check before
+    noted = Log(out).last()  # of the check itself
+    assert re.findall("[0-9a-f]{64}", said) == [noted]
+    number = len(Log(out).events())
+    found = equicam.open_run(out).verify(0, noted_hash=f" {noted.upper()}\n")
     assert found.ok
-    assert "later events are not covered: 1 × verified" in found.notes[-1]
-    assert not equicam.open_run(out).verify(0, public_key=other_public).ok
+    assert found.notes == (f"the log holds event {number}, whose hash was noted; no event came after it",)
+    found = equicam.open_run(out).verify(0, noted_hash=noted)
+    assert found.ok
+    assert found.notes[0].endswith("what came after it is not covered: 1 × verified")
 
     events = Log(out).events()
-
-    def rewritten(keep: int) -> Path:
-        """The log with its first events, chained anew by somebody with write access."""
+    for keep in (len(events), number - 1):
         copy = tmp_path / f"rewritten-{keep}"
         shutil.copytree(out, copy)
         (copy / "events.sqlite").unlink()
-        log = Log(copy)
+        log = Log(copy)  # chained anew by somebody with write access
         for event in events[:keep]:
             log.add(event.kind, event.payload, who=event.who)
-        assert log.problems() == []
-        return copy
-
-    for keep in (len(events), len(events) - 3):
-        copy = rewritten(keep)
         assert equicam.open_run(copy).verify(0).ok  # the chain alone does not show it
-        problems = equicam.open_run(copy).verify(0, public_key=public).problems
+        problems = equicam.open_run(copy).verify(0, noted_hash=noted).problems
         assert any("the log was cut off or rewritten" in problem for problem in problems), problems
-    # signed again by somebody else, with our key's name on it
-    seal = equicam.open_run(copy).seal(other_private)
-    text = (copy / "seals.json").read_text()
-    (copy / "seals.json").write_text(
-        text.replace(str(seal.public_key), str(equicam.open_run(out).seal(private).public_key))
-    )
-    problems = equicam.open_run(copy).verify(0, public_key=public).problems
-    assert any("was not signed with the key" in problem for problem in problems), problems
-
-
-@pytest.mark.parametrize(
-    "text", ["", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----", "x" * 100_000]
-)
-def test_a_key_that_is_none_is_refused_in_a_sentence(whole, tmp_path, text):
-    pytest.importorskip("cryptography")
-    (tmp_path / "key.pem").write_text(text)
-    code, said = equicam_command("seal", whole, "--sign", tmp_path / "key.pem")
-    assert code == 2
-    assert "openssl genpkey -algorithm ed25519" in said
-    assert equicam_command("seal", whole, "--sign", tmp_path / "none.pem")[0] == 2
+    assert not equicam.open_run(out).verify(0, noted_hash="").ok
 
 
 def rewrite(path: Path, **columns) -> None:
@@ -266,24 +221,53 @@ def rewrite(path: Path, **columns) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
 
 
-def test_a_file_written_again_after_a_signed_seal_is_found(whole, tmp_path):
-    out, (private, public) = tmp_path / "run", write_keys(tmp_path, "ours")
+def test_a_file_written_again_after_the_noted_event_is_found(whole, tmp_path):
+    out = tmp_path / "run"
     shutil.copytree(whole, out)
-    equicam.open_run(out).seal(private)
+    noted = Log(out).last()
     rewrite(out / ITEMS, flip_rate=lambda _: 0.0)
     log_and_complete_again(out)  # appended: nothing of the log is cut or rewritten
     assert equicam.open_run(out).verify(0).ok
-    problems = equicam.open_run(out).verify(0, public_key=public).problems
-    assert f"{ITEMS} was written again after the last seal" in problems
+    problems = equicam.open_run(out).verify(0, noted_hash=noted).problems
+    assert f"{ITEMS} was written again after the noted event" in problems
 
 
-def test_a_damaged_run_is_not_sealed(whole, tmp_path):
+def test_the_hash_of_a_damaged_run_is_not_given(whole, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
     flip(out / MAPS, out)
-    code, said = equicam_command("seal", out)
-    assert code == 2
-    assert MAPS in said
+    assert equicam.open_run(out).verify(0).last_hash is None
+    assert not re.search("[0-9a-f]{64}", equicam_command("verify", out, "--sample", "0")[1])
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+def test_the_commands_of_the_docs_sign_and_check_the_log(whole, tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    block = next(block for block in text.split("\n\n") if block.startswith("    equicam verify RUN | grep"))
+    sign, check = (block.index(line) for line in ("    equicam verify", "    echo"))
+    shutil.copytree(whole, tmp_path / "RUN")
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "equicam"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m equicam "$@"\n')
+    command.chmod(0o755)
+    home = {"HOME": str(tmp_path), "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}"}
+    (tmp_path / ".ssh").mkdir()
+    key = tmp_path / ".ssh" / "id_ed25519"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+
+    def run(commands: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            ["sh", "-c", commands], cwd=tmp_path, env=ENV | home, capture_output=True, text=True
+        )
+
+    done = run(block[sign:check])
+    assert (tmp_path / "run.hash.sig").is_file(), done.stderr
+    done = run(block[check:])
+    assert done.returncode == 0, done.stderr
+    assert "what came after it is not covered" not in done.stderr
+    hashed = tmp_path / "run.hash"
+    hashed.write_text("f" * 64 + "\n")  # with a hash of somebody else's
+    assert run(block[check:]).returncode != 0
 
 
 @pytest.mark.parametrize(
@@ -362,8 +346,7 @@ def test_an_odd_table_of_events_is_refused_in_a_sentence(whole, tmp_path, values
         database.execute("CREATE TABLE events (number, time, who, kind, payload, previous, hash)")
         database.execute(f"INSERT INTO events VALUES {values}")
     database.close()
-    for command in (("verify", out, "--sample", "0"), ("seal", out)):
-        code, said = equicam_command(*command)
-        assert code in (1, 2), said
-        assert "Traceback" not in said
+    code, said = equicam_command("verify", out, "--sample", "0")
+    assert code in (1, 2), said
+    assert "Traceback" not in said
     assert "Traceback" not in equicam_command("triage", out)[1]  # it only adds an event

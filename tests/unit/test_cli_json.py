@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import equicam
+from equicam.auditing.log import Log
 from equicam.cli import app as cli
 from equicam.cli.audit_output import causal_command
 from equicam.cli.gates import check_gates, failed_gate, parse_gates, refuse_unreachable
@@ -110,11 +111,12 @@ def test_the_commands_of_a_run_answer(run, tmp_path):
     assert (compared["direction"], compared["images"]) == ("no difference shown", 6)
     found = answer("report", run)
     assert Path(found["report"]).is_file()
+    assert found["last_hash"] == Log(run).last()
     assert (found["ok"], found["bad"]) == (6, 1)
     verified = answer("verify", run, "--sample", 1, "--device", "cpu")
     assert verified["ok"]
     assert verified["recomputed"] == 1
-    assert len(answer("seal", run)["hash"]) == 64
+    assert verified["last_hash"] == Log(run).last()
     exported = answer("review", run, "--export", tmp_path / "verdicts.csv")
     assert exported["exported"]["verdicts"] == 0
     result = invoke("review", run, "--json", code=2)

@@ -3,7 +3,6 @@
 import math
 import statistics
 
-import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
@@ -96,10 +95,3 @@ def test_an_explanation_and_a_run_have_the_same_words(tmp_path, monkeypatch):
     assert run.items["steadiness_reason"].to_pylist() == [one.reason.code for one in explained.steadiness]
     counts = count_words(run.items)
     assert counts == {word: words.count(word) for word in WORDS}
-
-
-def test_rows_without_a_word_cannot_be_judged():
-    table = pa.table(
-        {"status": ["ok", "ok", "bad"], "steadiness": pa.array([None, "steady", None], pa.string())}
-    )
-    assert count_words(table) == {"unsteady": 0, "cannot say": 1, "steady": 1}

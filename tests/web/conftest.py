@@ -132,7 +132,6 @@ def large_run(folder, count=100_000):
         "peum_score": [0.01] * count, "target": [0] * count, "class": ["normal"] * count, "confidence": [0.9] * count,
         "flags": [[]] * count, "reasons": [[]] * count,
     }  # fmt: skip
-    write_table(
-        run.folder / "triage.parquet", pa.table(rows, schema=pa.schema([ROWS.field(name) for name in rows]))
-    )
+    rows |= {name: [None] * count for name in ROWS.names if name not in rows}
+    write_table(run.folder / "triage.parquet", pa.table(rows, schema=ROWS))
     return run

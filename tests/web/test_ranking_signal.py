@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from equicam.review.queue import QueueLoader
-from equicam.shards import read_table, write_table
+from equicam.shards import read_table
 from tests.audit.faked import BLANK, Page, fake_run
-from tests.web.conftest import Server, large_run, rank
+from tests.web.conftest import Server, rank
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +49,6 @@ def test_a_queue_ranked_by_peum_says_so(run):
     assert "ranked by PEUM" in Page(client.get("/").text).text
     first = next(one for one in client.list() if one["flat"])
     assert "1 by PEUM" in Page(client.get(f"/item/{first['key']}").text).text
-
-
-def test_a_queue_without_a_recorded_signal_is_ranked_by_peum(run, tmp_path):
-    path = run.folder / "triage.parquet"
-    write_table(path, read_table(path).drop_columns(["by", "risk"]))
-    client = Server(run, blind=False).client()
-    assert "ranked by PEUM" in Page(client.get("/").text).text
-    facts = client.get(f"/api/item/{client.list()[0]['key']}").json()
-    assert (facts["revealed"]["ranked_by"], facts["revealed"]["risk"]) == ("PEUM", None)
-    assert "<dt>Risk</dt>" not in client.get(f"/item/{client.list()[0]['key']}").text
-    assert QueueLoader(large_run(tmp_path / "large", 20), blind=True).current().ranked_by == "peum"
 
 
 def test_exported_verdicts_name_the_signal(by_risk):

@@ -1,11 +1,11 @@
-"""The files of a run against its log: digests enter it as files are written, and are compared on resuming and sealing.
+"""The files of a run against its log: digests enter it as files are written, and are compared on resuming, completing and verifying.
 
     started, resumed   digests of manifest.json, sample.parquet and rasters.parquet
     shard              digests of a shard's items and maps
     completed          digest of digests.json, which lists all of them
 
-A file that the log does not know, or knows otherwise, is never sealed: a shard is computed again, the sample is written
-again, and anything else is refused.
+A file that the log does not know, or knows otherwise, is never taken over: a shard is computed again, the sample is
+written again, and anything else is refused.
 """
 
 import hashlib
@@ -133,14 +133,14 @@ def check_files(store: RunStore) -> tuple[int, list[str]]:
             f"the run is not finished: {missing} of {store.shard_count} shards are missing; equicam audit goes on"
         )
     elif not path.is_file():
-        problems.append("digests.json is missing; equicam audit seals the run again")
+        problems.append("digests.json is missing; equicam audit writes it again")
     try:
         log = Log(store.folder)
         finished = path.is_file()
         known = read_json(path) if finished else {}
         if finished and not is_complete(store, log):
-            problems.append("digests.json is not the one the log was sealed with")
-        logged = logged_digests(store, log) if store.manifest.schema > 1 else known
+            problems.append("digests.json is not the one whose digest the log holds")
+        logged = logged_digests(store, log)
         queued = logged_files(log)
     except (EquicamError, OSError) as error:
         return 0, [*problems, str(error)]

@@ -64,8 +64,6 @@ class ReviewSummary:
 def arms_now(queue: pa.Table) -> dict[str, str]:
     """The arm of every image; a control that an extended queue has reached is of the queue."""
     arms = dict(zip(queue["id"].to_pylist(), queue["arm"].to_pylist(), strict=True))
-    if "represents_rest" not in queue.column_names:  # older queues were never extended
-        return arms
     rest = dict(zip(arms, queue["represents_rest"].to_pylist(), strict=True))
     return {name: "control" if arm == "control" and rest[name] else "queue" for name, arm in arms.items()}
 

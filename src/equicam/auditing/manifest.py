@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
-from equicam.auditing.schema1 import translate_manifest
 from equicam.core.transforms import Transform, as_transform, canvas_size, presented_index
 from equicam.data.dicom import MAX_VALUE
 from equicam.data.items import Item
@@ -91,7 +90,6 @@ class Manifest:
     data: str  # digest of ids, labels, boxes and order
     versions: tuple[tuple[str, str], ...]
     voi: tuple[float, float] | None = None  # the window (centre, width) of DICOM images, instead of their own
-    schema: int = SCHEMA_VERSION
     tiling: Tiling | None = None  # how rasters were cut into windows
     target: int | None = None  # the class explained in every image; None: each image's top-1
     task: Task | None = None  # what the model's outputs are; None: multiclass, or binary where there is one
@@ -154,7 +152,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Plain values that JSON keeps."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(replace(self, recipe=Recipe()))))
-        return {"schema": self.schema} | plain | {"recipe": self.recipe.to_json()}
+        return {"schema": SCHEMA_VERSION} | plain | {"recipe": self.recipe.to_json()}
 
     def dumps(self) -> str:
         """Indented, and the same text for the same run."""
@@ -162,23 +160,14 @@ class Manifest:
 
 
 def read_manifest(text: str | bytes, *, where: str) -> Manifest:
-    """A manifest read back; that of a 0.1.0 run is translated, that of a later version is refused."""
+    """A manifest read back; that of a version with another layout is refused."""
     try:
         found = parse_object(text)
-        if found.get("schema") == 1:
-            found = translate_manifest(found)
-        elif found.get("schema") != SCHEMA_VERSION:
+        if found.get("schema") != SCHEMA_VERSION:
             raise EquicamError(
-                f"the run {where}", needs=f"schema version 1 or {SCHEMA_VERSION}", got=found.get("schema"),
-                fix="the equicam version that wrote it",
+                f"the run {where}", needs=f"schema version {SCHEMA_VERSION}", got=found.get("schema"),
+                fix="equicam audit again with another --out, or the equicam version that wrote it",
             )  # fmt: skip
-        found = {
-            "tiling": None,
-            "target": None,
-            "voi": None,
-            "task": None,
-            "given_preprocessing": None,
-        } | found
         for name, check in VALID.items():
             if not check(found[name]):
                 raise ValueError(f"{name} = {shorten(found[name])}")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from equicam.auditing import schema1
 from equicam.auditing.exports import write_csv, write_parquet
 from equicam.auditing.log import Log
 from equicam.auditing.manifest import Manifest
@@ -29,27 +28,8 @@ from equicam.shards import (
 if TYPE_CHECKING:
     from equicam.auditing.triage import Triage
 
-OLDEST_COLUMNS = (
-    "id",
-    "arm",
-    "rank",
-    "place",
-    "peum_score",
-    "target",
-    "class",
-    "confidence",
-    "flags",
-    "reasons",
-)
-"""Every queue has these; later ones have more."""
 ORDER = ("id", "arm", "rank", "by", "class", "flags")
-FILES = (
-    "triage.parquet",
-    "triage.json",
-    "queue.csv",
-    "fiftyone/samples.json",  # of queues written before 0.2
-    "stability.parquet",
-)
+FILES = ("triage.parquet", "triage.json", "queue.csv")
 RANKED = (
     "id", "status", "target", "confidence", "output", "peum_score", "stability", "view_confidence", "views_kept", "flags",
     "eq",
@@ -58,7 +38,6 @@ PLACES = ("x", "y", "side")  # of windows in their raster
 CAUSAL = "causal.json"
 LOGGED = {"triaged": FILES, "causal": (CAUSAL,)}
 """Files whose digests an event holds, by its kind."""
-REMOVED_OPTIONS = {"alpha"}
 SHA256 = "triage.parquet"
 """The key of triage.json with the SHA-256 of that file."""
 MAX_HEAD_BYTES = 2**20  # of triage.json without its rows
@@ -93,16 +72,11 @@ def _rank(
     )
 
 
-def _present_options(written: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a triage.json; queues made before there was a choice are by PEUM, and some options are gone."""
-    return {"by": "peum"} | {k: v for k, v in written["options"].items() if k not in REMOVED_OPTIONS}
-
-
 def extend_run(store: RunStore, more: int) -> tuple["Triage", dict[str, Any]]:
     """The queue that was written, with `more` reviews after it, and the options that rank it so."""
     refuse_unranked(store, "extend")
     before = rank_again(store, 0)  # only a queue of the present rows can be extended
-    options = _present_options(read_options(store))
+    options = read_options(store)["options"]
     options["extended"] = [*options.get("extended", ()), more]
     return _rank(
         store, options, read_review_key(store.folder, create=False) if before.keyed else None
@@ -155,22 +129,19 @@ def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triag
 
 
 def read_queue(store: RunStore, data: bytes | None = None) -> pa.Table:
-    """triage.parquet as written; a queue of 0.1.0 gets present names. `data` is the file, if it was read already."""
+    """triage.parquet as written. `data` is the file, if it was read already."""
     refuse_unranked(store)
-    return _translated(store, read_table(store.folder / "triage.parquet", data=data))
+    path = store.folder / "triage.parquet"
+    found = read_table(path, data=data)
+    refuse_other_columns(path, found, ROWS, ROWS.names)
+    return found
 
 
 def read_order(store: RunStore, data: bytes) -> pa.Table:
     """The columns of triage.parquet that say what is under review, in which order; without reasons it is read sooner."""
     path = store.folder / "triage.parquet"
     found = read_table(path, ORDER, data=data)
-    refuse_other_columns(path, found, ROWS, [name for name in ORDER if name != "by"])  # not in old queues
-    return found
-
-
-def _translated(store: RunStore, written: pa.Table) -> pa.Table:
-    found = schema1.translate_triage(written)
-    refuse_other_columns(store.folder / "triage.parquet", found, ROWS, OLDEST_COLUMNS)
+    refuse_other_columns(path, found, ROWS, ORDER)
     return found
 
 
@@ -190,17 +161,12 @@ def rank_again(store: RunStore, top: int | None = None, items: pa.Table | None =
     before = read_options(store)
     key = read_review_key(store.folder, create=False) if before.get("keyed") else None
     try:
-        found = _rank(store, _present_options(before), key, top=top, items=items)
+        found = _rank(store, before["options"], key, top=top, items=items)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:  # anybody may have written the file
         raise EquicamError(
             valid_utf8(str(store.folder / "triage.json")), needs="the options of a triage", got=error, fix="equicam triage again"
         ) from error  # fmt: skip
-    written = read_table(store.folder / "triage.parquet")
-    rows = _translated(store, written)
-    shared = [name for name in found.rows.column_names if name in rows.column_names]  # old queues have fewer
-    if schema1.wrote_triage(written):
-        shared.remove("reasons")  # sentences there
-    if not _same(found.rows.select(shared), rows.select(shared)):
+    if not _same(found.rows, read_queue(store)):
         raise EquicamError(
             valid_utf8(str(store.folder)), needs="the queue of the present rows", got="one made before the run went on",
             fix="equicam triage again",
@@ -211,7 +177,7 @@ def rank_again(store: RunStore, top: int | None = None, items: pa.Table | None =
 def _same(now: pa.Table, before: pa.Table) -> bool:
     """Whether two queues are the same, of the reasons those that were computed."""
     now, before = finite_table(now), finite_table(before)
-    computed = now["reasons"].is_valid() if "reasons" in now.column_names else None
+    computed = now["reasons"].is_valid()
     return now.num_rows == before.num_rows and all(
         now[name].filter(computed).equals(before[name].filter(computed))
         if name == "reasons"

@@ -72,8 +72,7 @@ def reload_run(
             fix="--source with their present place",
         )  # fmt: skip
     recipe, description = resolve_recipe(model, replace(manifest.recipe, dtype=manifest.dtype))
-    # 0.1.0 described methods in other words; there, recomputing shows whether the method is the same
-    if description != manifest.method_description and manifest.schema > 1:
+    if description != manifest.method_description:
         raise EquicamError(
             where, needs=f"the method it was computed with ({manifest.method_description})", got="another of that name",
             fix="the equicam version that wrote it",
@@ -136,7 +135,5 @@ def _load_model(store: RunStore, name: str, weights: str | None, device: str | N
         classes=manifest.classes if zero_shot else None, task=manifest.task,
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
     )  # fmt: skip
-    # weights of a file had no class names in 0.1.0
-    model = model if manifest.classes is not None else replace(model, classes=None)
     given = manifest.given_preprocessing
     return model if given is None else Preprocessing.from_json(given).of(model)

@@ -30,7 +30,6 @@ COLUMNS = (
     "source", "previous", "hash",
 )  # fmt: skip
 TRIAGE_COLUMNS = ("arm", "rank", "by", "stability", "peum_score", "risk", "class", "confidence")
-RENAMED = {"second-reader": "second-reviewer"}  # verdicts of 0.1.0
 MAX_TEXT_CHARS, MAX_NAME_CHARS = 2000, 60
 
 
@@ -270,8 +269,8 @@ class ReviewLog:
         if not isinstance(item, str):
             return
         added: Verdict | Note
-        verdict = RENAMED.get(str(payload.get("verdict")), payload.get("verdict"))
-        if event.kind == "verdict" and verdict in VERDICTS:
+        verdict = payload.get("verdict")
+        if event.kind == "verdict" and isinstance(verdict, str) and verdict in VERDICTS:
             added = Verdict(
                 event.number, event.time, event.who, item, verdict, str(payload.get("reason") or ""),
                 bool(payload.get("blind")), payload.get("changes"), event.previous, event.hash, _file_name(payload.get("source")),
@@ -294,9 +293,8 @@ class ReviewLog:
 
 
 def _blind_class(payload: dict[str, Any]) -> bool:
-    """Whether the class was hidden; before there was a choice, blinding hid it always."""
-    blind = bool(payload.get("blind"))
-    return blind and bool(payload.get("blind_class", blind))
+    """Whether the class was hidden."""
+    return bool(payload.get("blind") and payload.get("blind_class"))
 
 
 def _file_name(source: object) -> str | None:
@@ -331,8 +329,7 @@ def verdict_rows(
     last = {(v.reviewer, v.item): v.number for v in given}
     first = {(v.reviewer, v.item): v.number for v in reversed(given)}
     added = TRIAGE_COLUMNS if with_triage else ()
-    names = [name for name in added if name in triage.column_names]
-    known = {row["id"]: row for row in triage.select(["id", *names]).to_pylist()} if with_triage else {}
+    known = {row["id"]: row for row in triage.select(["id", *added]).to_pylist()}
     rows = []
     for v in given:
         about, facts = (v.reviewer, v.item), known.get(v.item, {})

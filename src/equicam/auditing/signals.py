@@ -47,19 +47,14 @@ REVEALING = {
     "peum": ALWAYS_REVEALING | {"views-disagree", "one-kept", "none-kept"},
     "risk": ALWAYS_REVEALING | {"map-moves", "low-confidence", "prediction-changes"},
 }
-"""Codes of reasons that tell a blinded reviewer how an image ranks; a 0.1.0 sentence ("text") may."""
+"""Codes of reasons that tell a blinded reviewer how an image ranks, or may, as those of another version do ("text")."""
 FLAT = {"blank", "constant"}
 
 
-def refuse_unknown(by: str, items: pa.Table, *, views: int) -> None:
+def refuse_unknown(by: str, items: pa.Table) -> None:
     """Refuse a signal that does not exist, or that the rows do not hold."""
     if by not in COLUMNS:
         raise EquicamError("by", needs=f"one of {', '.join(COLUMNS)}", got=repr(by), fix="stability")
-    if by != "peum" and views > 1 and items["stability"].null_count == items.num_rows > 0:
-        raise EquicamError(
-            f"by={by!r}", needs="a run that stores it", got="none, as in runs of equicam 0.1.0",
-            fix="equicam triage --by peum, or equicam audit with another --out",
-        )  # fmt: skip
     if by == "risk" and items.num_rows and not np.isfinite(_mean_confidence(items)).any():
         raise EquicamError(
             f"by={by!r}", needs="the confidence of classes", got="none in this run: a value has no confidence",
@@ -68,8 +63,8 @@ def refuse_unknown(by: str, items: pa.Table, *, views: int) -> None:
 
 
 def ranked_by(rows: pa.Table) -> str:
-    """The signal a triage table is ranked by; the first 0.1.0 tables had only PEUM and do not name it."""
-    return str(rows["by"][0]) if "by" in rows.column_names and rows.num_rows else "peum"
+    """The signal a triage table is ranked by; an empty one does not name it."""
+    return str(rows["by"][0]) if rows.num_rows else "stability"
 
 
 def queue_arm(rows: pa.Table) -> pa.Table:

@@ -7,7 +7,6 @@
     maps/shard-*.parquet    its map, PEUM and view maps at layer resolution, float16
     digests.json            SHA-256 of manifest, sample and shards, once all shards are there
     events.sqlite           the log: each event is chained to the one before
-    stability.parquet       only for a run of 0.1.0: stability, measured on its maps by triage
 
 A shard is written atomically, so it is there whole or not at all; pending shards are those that are not there, and
 resuming needs no order. A shard's maps are written before its items: if the items are there, so are the maps.
@@ -29,8 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from equicam.auditing import schema1
-from equicam.auditing.manifest import SCHEMA_VERSION, Manifest, read_manifest, refuse_difference
+from equicam.auditing.manifest import Manifest, read_manifest, refuse_difference
 from equicam.auditing.stored_maps import MAPS, StoredMaps
 from equicam.data.digests import file_digest
 from equicam.data.item_table import Items
@@ -49,8 +47,6 @@ from equicam.shards import (
 )
 
 SHARDS_AT_A_TIME = 64  # whose rows are reduced together
-STABILITY_FILE = "stability.parquet"
-"""Stability measured on the stored maps of a run that has none in its rows."""
 ITEMS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -95,8 +91,7 @@ ITEMS = pa.schema(
         pa.field("seconds", pa.float32()),
     ]
 )
-LATER_COLUMNS = ("output",)
-"""Columns of items that runs begun before them do not have."""
+SHARD_COLUMNS = {"items": ITEMS, "maps": MAPS}
 SAMPLE = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -175,11 +170,10 @@ class RunStore:
 
     def name(self, kind: str, number: int) -> str:
         """The name of a shard's file within the run."""
-        stem = "part" if self.manifest.schema == 1 else "shard"
-        return f"{kind}/{stem}-{number:06d}.parquet"
+        return f"{kind}/shard-{number:06d}.parquet"
 
     def names(self) -> list[str]:
-        """The names of all files that a finished run is sealed with."""
+        """The names of all files whose digests a finished run lists."""
         shards = [self.name(kind, n) for kind in ("items", "maps") for n in range(self.shard_count)]
         return [*self.heads(), *shards]
 
@@ -212,41 +206,21 @@ class RunStore:
         return digests
 
     def read_shard(self, kind: str, number: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of a shard of items or maps, with present names."""
-        path = self.path(kind, number)
-        if self.manifest.schema > 1:
-            table, schema = read_table(path, columns), ITEMS if kind == "items" else MAPS
-            table = _with_later_columns(table, schema, columns or schema.names)
-            refuse_other_columns(path, table, schema, columns or schema.names)
-            return table
-        names = schema1.ITEMS if kind == "items" else schema1.MAPS
-        old = None if columns is None else schema1.old_columns(columns, names)
-        if kind == "maps":
-            return schema1.rename(read_table(path, old), names)
-        known = old and [name for name in old if name not in schema1.NOT_STORED]
-        found = schema1.translate_items(read_table(path, known))
-        for name, kind_of_value in schema1.NOT_STORED.items():
-            found = found.append_column(name, pa.nulls(found.num_rows, kind_of_value))
-        return found.select(
-            [n for n in ITEMS.names if n in found.column_names] if columns is None else columns
-        )
+        """The rows of a shard of items or maps; all columns or these."""
+        path, schema = self.path(kind, number), SHARD_COLUMNS[kind]
+        table = read_table(path, columns)
+        refuse_other_columns(path, table, schema, columns or schema.names)
+        return table
 
     def refuse_other_columns(self, kind: str, number: int) -> None:
         """Refuse a shard without the columns it was written with, without reading it."""
-        path, schema = self.path(kind, number), ITEMS if kind == "items" else MAPS
-        if self.manifest.schema > 1:
-            found = _with_later_columns(pq.read_schema(path).empty_table(), schema, schema.names)
-            refuse_other_columns(path, found, schema, schema.names)
+        path, schema = self.path(kind, number), SHARD_COLUMNS[kind]
+        refuse_other_columns(path, pq.read_schema(path).empty_table(), schema, schema.names)
 
     def sample(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Every image of the run, in order; all columns or these."""
-        old = self.manifest.schema == 1
-        if old and columns is not None:
-            columns = schema1.old_columns(columns, schema1.SAMPLE)
         path = self.folder / "sample.parquet"
         found = read_table(path, columns)
-        if old:
-            return schema1.rename(found, schema1.SAMPLE)
         refuse_other_columns(path, found, SAMPLE, columns or SAMPLE.names)
         return found
 
@@ -279,19 +253,11 @@ class RunStore:
         written = [n for n in numbers if self.path("items", n).is_file()]
         if not written:
             return reduce(ITEMS.empty_table().select(list(columns or ITEMS.names)))
-
-        measured = self.folder / STABILITY_FILE
-        if self.manifest.schema == 1 and measured.is_file():
-            found = pa.concat_tables(self.read_shard("items", n) for n in written)
-            manifest = self.manifest
-            found = schema1.fill_stability(found, read_table(measured), manifest.labels, manifest.presented)
-            found = reduce(found if columns is None else found.select(list(columns)))
-        else:
-            tables = map_concurrently(lambda n: self.read_shard("items", n, columns), written)
-            reduced = []
-            while some := list(islice(tables, SHARDS_AT_A_TIME)):
-                reduced.append(reduce(pa.concat_tables(some)))
-            found = pa.concat_tables(reduced)
+        tables = map_concurrently(lambda n: self.read_shard("items", n, columns), written)
+        reduced = []
+        while some := list(islice(tables, SHARDS_AT_A_TIME)):
+            reduced.append(reduce(pa.concat_tables(some)))
+        found = pa.concat_tables(reduced)
         if self.moved and "path" in found.column_names:
             ids, paths = found["id"].to_pylist(), found["path"].to_pylist()
             now = [self.moved.get(raster_id(name), path) for name, path in zip(ids, paths, strict=True)]
@@ -356,7 +322,6 @@ class RunStore:
     ) -> None:
         """Lay out the folder, or check that it holds the same run; a run without any shard may be replaced."""
         if self.started():
-            self.refuse_schema1()
             before = self.manifest
             if (before.data, before.images) != (manifest.data, manifest.images):
                 self._refuse_other_images(items)
@@ -391,15 +356,6 @@ class RunStore:
     def started(self) -> bool:
         """Whether a shard was written."""
         return (self.folder / "manifest.json").is_file() and any(self.folder.glob("*/*-*.parquet"))
-
-    def refuse_schema1(self, fix: str = "equicam audit with another --out") -> None:
-        """Refuse to continue a run that equicam 0.1.0 wrote."""
-        if self.started() and self.manifest.schema != SCHEMA_VERSION:
-            raise EquicamError(
-                f"resuming {valid_utf8(str(self.folder))}", needs=f"a run of schema {SCHEMA_VERSION}",
-                got="one that equicam 0.1.0 wrote, which can be read but not continued",
-                fix=fix,
-            )  # fmt: skip
 
     def _refuse_other_images(self, items: Sequence[Item]) -> None:
         before, now = set(self.sample()["id"].to_pylist()), {item.id for item in items}
@@ -441,14 +397,6 @@ def _row_count(path: Path) -> int | None:
         return int(pq.read_metadata(path).num_rows)
     except (OSError, ValueError, pa.ArrowException):
         return None
-
-
-def _with_later_columns(table: pa.Table, schema: pa.Schema, needed: Sequence[str]) -> pa.Table:
-    """The table with null in the columns that it was written before."""
-    for name in LATER_COLUMNS:
-        if name in needed and name in schema.names and name not in table.column_names:
-            table = table.append_column(schema.field(name), pa.nulls(table.num_rows, schema.field(name).type))
-    return table
 
 
 def _with_ids(table: pa.Table, ids: pa.Array) -> pa.Table:

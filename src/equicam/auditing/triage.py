@@ -110,7 +110,7 @@ def triage(
     status = np.flatnonzero(pc.equal(items["status"], "ok").to_numpy())
     place = status[pc.sort_indices(items["id"].take(pa.array(status))).to_numpy()]  # in the run, by id
     ok = items.take(pa.array(place))
-    refuse_unknown(by, ok, views=len(transforms))
+    refuse_unknown(by, ok)
     if len(transforms) < 2:
         raise EquicamError(
             "triage",

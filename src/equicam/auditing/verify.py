@@ -1,10 +1,10 @@
 """Is a run what it claims to be: files against their digests, the log's chain, and a sample computed again."""
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from equicam.auditing.compute import compute_shard, preprocess_to_array
-from equicam.auditing.integrity import check_files
-from equicam.auditing.log import Log
+from equicam.auditing.integrity import check_files, logged_digests
+from equicam.auditing.log import Event, Log
 from equicam.auditing.reload import Reloaded
-from equicam.auditing.signing import verify_seals
 from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.data.decoding import decode_alone
@@ -39,6 +38,7 @@ class Verification:
     problems: tuple[str, ...]
     worst: Mapping[str, float] = field(default_factory=dict)  # largest differences, and least Pearson of maps
     notes: tuple[str, ...] = ()  # what is no difference, but good to know
+    last_hash: str | None = None  # of the log, to be kept elsewhere; None where something differs
     log_error: str | None = None  # why the result is not in the log; an archived run may be read-only
     left_out: int = (
         0  # maps of the sample that were not recomputed, because their model or source was not named
@@ -58,7 +58,6 @@ def verify_run(
     sample: int,
     seed: int | None = None,
     noted_hash: str | None = None,
-    public_key: str | Path | None = None,
     tick: Callable[[int], None] = lambda _count: None,
 ) -> Verification:
     """Check files, log and rows, then recompute a sample; the result goes into the log.
@@ -68,9 +67,8 @@ def verify_run(
     """
     seed = secrets.randbelow(2**32) if seed is None else seed
     files, problems = check_files(store)
-    events, chain = check_log(store, noted_hash)
-    seals, notes = check_seals(store, public_key)
-    problems = [*problems, *chain, *seals]
+    events, chain, notes = check_log(store, noted_hash)
+    problems = [*problems, *chain]
     if not problems:
         problems = check_rows(store)
     recomputed, worst, left_out, why = 0, dict[str, float](), 0, None
@@ -83,14 +81,17 @@ def verify_run(
             left_out, why = min(sample, _explained_count(store)), str(error)
         except EquicamError as error:
             problems = [f"nothing could be computed again: {error}"]
-    found = Verification(files, events, recomputed, tuple(problems), worst, tuple(notes), None, left_out, why)
+    found = Verification(
+        files, len(events), recomputed, tuple(problems), worst, tuple(notes), left_out=left_out, left_out_reason=why,
+        last_hash=None if problems else events[-1].hash,
+    )  # fmt: skip
     try:
-        Log(store.folder).add(
+        last = Log(store.folder).add(
             "verified", {"problems": len(found.problems), "recomputed": recomputed, "seed": seed}
         )
     except OSError as error:
         return replace(found, log_error=str(error))
-    return found
+    return found if problems else replace(found, last_hash=last.hash)
 
 
 def _explained_count(store: RunStore) -> int:
@@ -134,33 +135,36 @@ def check_rows(store: RunStore) -> list[str]:
     return problems
 
 
-def check_seals(store: RunStore, public_key: str | Path | None) -> tuple[list[str], list[str]]:
-    """Signed seals against the log; and notes on events after the last seal and on a clock that went back."""
-    notes: list[str] = []
-    try:
-        notes = Log(store.folder).clock_jumps()
-        if public_key is None:
-            return [], notes
-        problems, more = verify_seals(store, public_key)
-    except (EquicamError, OSError) as error:
-        return ([] if public_key is None else [str(error)]), notes
-    return problems, notes + more
-
-
-def check_log(store: RunStore, noted_hash: str | None = None) -> tuple[int, list[str]]:
-    """The chain of events, and that it still holds a hash noted elsewhere."""
+def check_log(store: RunStore, noted_hash: str | None = None) -> tuple[list[Event], list[str], list[str]]:
+    """The events, what is wrong with their chain and with a hash noted elsewhere, and what is only good to know."""
     log = Log(store.folder)
     try:
-        events, problems = log.events(), log.problems()
+        events, problems, notes = log.events(), log.problems(), log.clock_jumps()
     except (OSError, ValueError) as error:
-        return 0, [f"log: {error}"]
+        return [], [f"log: {error}"], []
     if not events:
         problems.append("events.sqlite holds no event")
-    if noted_hash and noted_hash not in {event.hash for event in events}:
-        problems.append(
-            f"the event with hash {noted_hash[:12]}… is not there: the log was cut off or rewritten"
-        )
-    return len(events), [f"log: {problem}" for problem in problems]
+    problems = [f"log: {problem}" for problem in problems]
+    if noted_hash is not None:
+        changed, covered = check_noted_hash(store, log, noted_hash.strip().lower())
+        problems, notes = problems + changed, notes + covered
+    return events, problems, notes
+
+
+def check_noted_hash(store: RunStore, log: Log, noted_hash: str) -> tuple[list[str], list[str]]:
+    """Whether the log still holds the event with this hash, and every file as that event knew it; what came after is noted."""
+    event = next((event for event in log.events() if event.hash == noted_hash), None)
+    if event is None:
+        return [
+            f"log: the event with hash {noted_hash[:12]}… is not there: the log was cut off or rewritten"
+        ], []
+    before, now = logged_digests(store, log, until=event.number), logged_digests(store, log)
+    changed = [name for name in before if now[name] != before[name]]
+    later = Counter(one.kind for one in log.events(after=event.number))
+    kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(later.items()))
+    after = f"what came after it is not covered: {kinds}" if later else "no event came after it"
+    problems = [f"{name} was written again after the noted event" for name in changed]
+    return problems, [f"the log holds event {event.number}, whose hash was noted; {after}"]
 
 
 def recompute(

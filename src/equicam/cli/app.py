@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from equicam.cli.audit import audit, report, seal, triage, verify
+from equicam.cli.audit import audit, report, triage, verify
 from equicam.cli.causal import causal
 from equicam.cli.compare import compare
 from equicam.cli.demo import demo
@@ -19,7 +19,7 @@ from equicam.console import say, with_output_options
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 PANELS = {
     "Explain": (demo, explain, open),
-    "Audit": (audit, triage, causal, review, report, export, compare, verify, seal),
+    "Audit": (audit, triage, causal, review, report, export, compare, verify),
     "Measure": (evaluate,),
     "Models and setup": (models, methods, scores, doctor),
 }

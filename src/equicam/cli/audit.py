@@ -1,7 +1,6 @@
-"""The commands of an audit: audit, triage, report, verify, seal."""
+"""The commands of an audit: audit, triage, report, verify."""
 
 import shlex
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import typer
 from equicam.auditing import SHARD_SIZE
 from equicam.cli import options
 from equicam.cli.audit_output import (
+    LAST_HASH,
     audit_document,
     causal_command,
     print_audit,
@@ -259,11 +259,15 @@ def report(
     words = facts["steadiness"]["words"]
     answer(
         "report",
-        files | counts | {"unstable": facts["unstable"]["count"], "steadiness": words, "remainder": sentence},
+        files
+        | counts
+        | {"unstable": facts["unstable"]["count"], "steadiness": words, "remainder": sentence}
+        | {"last_hash": facts["log"]["last_hash"]},
     )
     if sentence:
         say(sentence)
     say(f"report: {path}")
+    say(LAST_HASH.format(facts["log"]["last_hash"]))
 
 
 def verify(
@@ -275,12 +279,10 @@ def verify(
     noted_hash: Annotated[
         str | None,
         typer.Option(
-            "--hash", help="Hash of an event, noted elsewhere as the report prints it.", show_default=False
+            "--hash",
+            help="Last hash of the log, kept elsewhere since an earlier verify or report: its event must still be there.",
+            show_default=False,
         ),
-    ] = None,
-    public_key: Annotated[
-        Path | None,
-        typer.Option(help="Public key of the seals that `equicam seal --sign` made.", show_default=False),
     ] = None,
     model: options.TrustedModel = None,
     source: options.MovedSource = None,
@@ -291,7 +293,8 @@ def verify(
 
     Exits with 1 and names the differences, if there are any; then nothing is loaded or explained again. Exits with 1, too,
     if the sample cannot be explained again because a file of the run's must be named (--weights, --model, --source);
-    --sample 0 checks the files alone.
+    --sample 0 checks the files alone. If nothing differs, the log's last hash is printed: keep it elsewhere, because a log
+    whose end was cut off is found by --hash alone.
 
     Example: `equicam verify run --sample 50`
     """
@@ -301,34 +304,10 @@ def verify(
         opened = equicam.open_run(run)
         with count_progress("recomputing", min(sample, opened.manifest.images)) as tick:
             found = opened.verify(
-                sample, seed=seed, noted_hash=noted_hash, public_key=public_key, model=model, source=source,
-                weights=weights, device=device, tick=tick,
+                sample, seed=seed, noted_hash=noted_hash, model=model, source=source, weights=weights, device=device,
+                tick=tick,
             )  # fmt: skip
     answer("verify", {"run": str(run)} | verification_document(found))
     print_verification(found)
     if not found.ok:
         raise typer.Exit(FAILED)
-
-
-def seal(
-    run: options.RunFolder,
-    sign: Annotated[
-        Path | None,
-        typer.Option(help="Ed25519 private key (PEM or OpenSSH) to sign the seal with.", show_default=False),
-    ] = None,
-) -> None:
-    """Print the hash of the log's last event, to be noted elsewhere, and sign it.
-
-    `equicam verify --hash` and `equicam verify --public-key` show later whether the log was cut off or rewritten.
-
-    Example: `equicam seal run --sign key.pem`
-    """
-    with exit_on_error():
-        import equicam
-
-        found = equicam.open_run(run).seal(sign)
-    answer("seal", {"run": str(run)} | asdict(found))
-    say(f"event {found.event} of {found.time}: {found.hash}")
-    note("note this hash where nobody can change it; equicam verify --hash takes it")
-    if found.signature:
-        say(f"signed by {found.public_key}; seals.json keeps the signature: {found.signature}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ROWS = 10
 REASONS_COLUMN_WIDTH = 110
 """Terminal columns from which reasons get a column of their own."""
+LAST_HASH = "last hash of the log, for verify --hash: {}"
 
 
 def audit_document(run: "Run", gates: Sequence[Gate]) -> dict[str, Any]:
@@ -177,7 +178,7 @@ def causal_command(run: "Run") -> str | None:
 
 def verification_document(found: "Verification") -> dict[str, Any]:
     """What was checked, and what differs."""
-    fields = ("ok", "files", "events", "recomputed", "left_out", "left_out_reason", "log_error")
+    fields = ("ok", "files", "events", "recomputed", "left_out", "left_out_reason", "last_hash", "log_error")
     lists = {name: list(getattr(found, name)) for name in ("problems", "notes")}
     return {name: getattr(found, name) for name in fields} | lists | {"worst": dict(found.worst)}
 
@@ -200,6 +201,8 @@ def print_verification(found: "Verification") -> None:
         )
     for one in found.notes:
         note(f"note: {one}")
+    if found.last_hash:
+        say(LAST_HASH.format(found.last_hash))
     if found.log_error:
         note(f"note: this result is not in the log, which could not be written: {found.log_error}")
 

@@ -7,8 +7,8 @@ import typer
 
 from equicam.auditing import CAUSAL_IMAGES
 from equicam.cli import options
-from equicam.cli.output import answer, note, output, plural, say
-from equicam.cli.shared import count_progress, exit_on_error
+from equicam.cli.shared import count_progress
+from equicam.console import answer, exit_on_error, note, output, plural, say
 
 if TYPE_CHECKING:
     from equicam.auditing.causal_result import CausalTest

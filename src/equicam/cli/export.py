@@ -36,11 +36,13 @@ def export(
         typer.Option("--blind", help="Only windows under review, by place, without class, scores or rank."),
     ] = False,
     compress: Annotated[bool, typer.Option("--gzip", help="Compress GeoJSON; QuPath reads it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:  # fmt: skip
     """Write a run of slides, maps or DICOM images for other programs, a file for each.
 
     geotiff and ome-tiff hold the maps of all windows put together; qupath and geojson (QGIS) hold the windows with
-    their measurements; dicom holds the map of each DICOM image.
+    their measurements; dicom holds the map of each DICOM image. A file that is there, into which verdicts may have been
+    drawn, is replaced only with --force.
 
     Example: `equicam export run --to geotiff --class forest`
     """
@@ -55,6 +57,7 @@ def export(
             regions=regions,
             blind=blind,
             compress=compress,
+            force=force,
             tick=progress.advance,
         )
     files = {"run": str(run), "to": to, "files": [str(path) for path in found.files]}

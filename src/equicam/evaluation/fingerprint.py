@@ -23,8 +23,6 @@ def evaluation_fingerprint(
 ) -> dict[str, Any]:
     """Everything that decides the rows, by name, as JSON values."""
     options = {name: value for name, value in spec.recipe.to_json().items() if name != "method"}
-    if options["context"] == "none":  # as evaluations were written before there was a choice
-        del options["context"]
     return {
         "model": model.name,
         "weights": fingerprint(model.module),
@@ -34,14 +32,14 @@ def evaluation_fingerprint(
         "methods": {one.name: describe(one) for one in map_specs},
         "scores": list(spec.scores),
         "angles": [one.to_plain() for one in spec.presentations],
-        **({} if spec.group == "rotation" else {"group": spec.group}),
-        **({} if model.task is None else {"task": model.task}),
+        "group": spec.group,
+        "task": model.task,
         **options,
         "fill": spec.fill,
         "images": len(sample.items),
         "sample": digest_items(sample.items),
         "content": sample.content_digest(),
-        **({"groups": digest_groups(sample.items)} if any(item.group for item in sample.items) else {}),
+        "groups": digest_groups(sample.items),
         "equicam": __version__,
         "torch": torch.__version__,
     }

@@ -76,8 +76,8 @@ def pick(
         np.asarray(some[name].to_numpy(), dtype=np.float64) for name in ("angle", "value", "floor")
     )
     ids, reason = (np.array(some[name].to_pylist(), dtype=object) for name in ("id", "reason"))
-    groups = some["group"].to_pylist() if "group" in some.column_names else [None] * len(some)
-    return MetricColumn(ids, angle, value, floor, reason, np.array(groups, dtype=object), score)
+    groups = np.array(some["group"].to_pylist(), dtype=object)
+    return MetricColumn(ids, angle, value, floor, reason, groups, score)
 
 
 def pick_prediction(table: pa.Table, score: str, method: str, *, each_angle: bool = False) -> MetricColumn:

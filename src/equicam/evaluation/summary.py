@@ -101,7 +101,7 @@ def mean_of(
 def count_groups(table: pa.Table) -> int | None:
     """How many groups the readable images come from, an image without one being its own; None if none has a group."""
     some = table.filter(pc.is_valid(table["score"]))
-    if "group" not in some.column_names or some["group"].null_count == len(some):
+    if some["group"].null_count == len(some):
         return None
     pairs = some.select(["id", "group"]).group_by(["id", "group"]).aggregate([]).to_pylist()
     return len({(one["group"], one["id"] if one["group"] is None else "") for one in pairs})

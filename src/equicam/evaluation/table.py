@@ -20,7 +20,7 @@ SCHEMA = pa.schema(
         pa.field("method", pa.string()),  # null: a property of the model or the image alone
         pa.field("score", pa.string()),  # the metric; null: the image could not be read
         pa.field("angle", pa.float64()),  # of the presentation; null: over all of them, or none applies
-        pa.field("presentation", pa.string()),  # the same in words; evaluations of 0.1.0 do not have it
+        pa.field("presentation", pa.string()),  # the same in words
         pa.field("region", pa.string()),
         pa.field("value", pa.float64()),  # NaN: undefined, see the reason
         pa.field("floor", pa.float64()),  # value of an unrelated image or a trivial map; null: none exists

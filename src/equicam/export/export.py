@@ -52,6 +52,7 @@ class ExportOptions:
     )
     blind: bool = False  # the windows under review only, without what blinding hides
     compress: bool = False  # GeoJSON with gzip
+    force: bool = False  # replace files that are there
 
     def __post_init__(self) -> None:
         if self.to not in FORMATS:
@@ -97,7 +98,7 @@ def export_run(
     """Write one file for each raster or image, into RUN/export unless a folder is given; `tick` counts them."""
     slides = options.to == "dicom" and store.manifest.tiling is not None
     if options.to == "dicom" and not slides:
-        folder = _open_folder(store, out)
+        folder = _open_folder(store, options, out)
         written, left, refused = write_images(store, options.target, folder, tick)
         return replace(_exported(store, options, folder, written, left), refused=refused)
     rasters = read_windows(store)
@@ -116,8 +117,8 @@ def export_run(
         refuse_unplaced(rasters)
     sources = {row["id"]: Path(row["path"]) for row in store.rasters().to_pylist()}
     names = _file_names(rasters, options, target)
-    folder = _open_folder(store, out)
-    folder.refuse_foreign(list(names.values()))
+    folder = _open_folder(store, options, out)
+    folder.refuse_existing(list(names.values()))
     for raster in rasters:
         with folder.writing(names[raster.id]) as path:
             if stitches and target is not None:
@@ -136,8 +137,8 @@ def export_run(
     return _exported(store, options, folder, count, before - count, target)
 
 
-def _open_folder(store: RunStore, out: Path | None) -> ExportFolder:
-    return ExportFolder(store.folder / "export" if out is None else Path(out))
+def _open_folder(store: RunStore, options: ExportOptions, out: Path | None) -> ExportFolder:
+    return ExportFolder(store.folder / "export" if out is None else out, force=options.force)
 
 
 def _exported(

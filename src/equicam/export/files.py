@@ -1,7 +1,6 @@
-"""Names and files of an export: safe on any system, written whole, and never over something that is not ours."""
+"""Names and files of an export: safe on any system, written whole, and over another file only by force."""
 
 import hashlib
-import json
 import re
 import tempfile
 from collections import Counter
@@ -12,10 +11,8 @@ from pathlib import Path
 from equicam.data.digests import file_digest
 from equicam.data.items import valid_utf8
 from equicam.errors import EquicamError
-from equicam.shards import TEMPORARY_SUFFIX, read_json, write_atomic
+from equicam.shards import TEMPORARY_SUFFIX
 
-LIST_FILE = "exports.json"
-"""SHA-256 of every file that exports wrote into a folder: a file that differs from it is somebody's work."""
 MAX_NAME_CHARS = 80
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # on Windows
 
@@ -39,43 +36,38 @@ def _safe(text: str) -> str:
 
 
 class ExportFolder:
-    """A folder that exports write into, which may hold files of others."""
+    """A folder that exports write into, which may hold files of others and verdicts that were drawn into exports."""
 
-    def __init__(self, folder: Path, *, fix: str = "another --out") -> None:
-        self.path, self._fix = folder, fix
-        self.written: dict[str, str] = {}  # by this export
+    def __init__(self, folder: Path, *, force: bool = False) -> None:
+        self.path, self._force = folder, force
+        self.written: dict[str, str] = {}  # SHA-256 by name
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise EquicamError(
                 valid_utf8(str(folder)), needs="to be a folder", got="a link or a file", fix="another --out"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        listed = folder / LIST_FILE
-        self._known = read_json(listed) if listed.is_file() else {}
 
-    def refuse_foreign(self, names: Sequence[str]) -> None:
-        """Refuse names of files that we did not write, or that were changed since."""
-        for name in names:
-            path = self.path / name
-            if path.is_symlink() or path.exists():
-                ours = path.is_file() and not path.is_symlink() and name in self._known
-                if not ours or file_digest(path) != self._known[name]:
-                    raise EquicamError(
-                        valid_utf8(str(path)), needs="to be absent, or as an export wrote it",
-                        got="a file that was changed since" if ours else "a file of another origin", fix=self._fix,
-                    )  # fmt: skip
+    def refuse_existing(self, names: Sequence[str]) -> None:
+        """Refuse names that are taken, unless files are to be replaced by force."""
+        for path in (self.path / name for name in names):
+            if path.is_dir() or (not self._force and (path.is_symlink() or path.exists())):
+                raise EquicamError(
+                    valid_utf8(str(path)), needs="to be absent, because verdicts may have been drawn into it",
+                    got="a folder" if path.is_dir() else "an existing file",
+                    fix="another --out" if path.is_dir() else "--force to replace it, or another --out",
+                )  # fmt: skip
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
         """A path to write to; the file appears under its name when it is whole."""
-        self.refuse_foreign([name])
+        self.refuse_existing([name])
         with tempfile.TemporaryDirectory(dir=self.path, prefix=".export-", suffix=TEMPORARY_SUFFIX) as folder:
             temporary = Path(folder) / name
             yield temporary
             digest = file_digest(temporary)
+            self.refuse_existing([name])  # it may have come while ours was written
             temporary.replace(self.path / name)
         self.written[name] = digest
-        self._known[name] = digest
-        write_atomic(self.path / LIST_FILE, json.dumps(self._known, indent=1, sort_keys=True).encode())
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -189,10 +189,10 @@ def predicted_class(row: Mapping[str, Any], manifest: Manifest) -> tuple[int | N
 
 def run_facts(store: RunStore, target: int) -> dict[str, str]:
     """Where a map comes from, for the tags of its file."""
-    manifest, sealed = store.folder / "manifest.json", store.folder / "digests.json"
+    manifest, digests = store.folder / "manifest.json", store.folder / "digests.json"
     return {
         "version": __version__,
-        "run digest": file_digest(sealed if sealed.is_file() else manifest),
+        "run digest": file_digest(digests if digests.is_file() else manifest),
         "manifest digest": file_digest(manifest),
         "class": store.manifest.output_name(target),
         "method": store.manifest.recipe.method,

@@ -162,7 +162,7 @@ def compare_runs(first: RunStore, second: RunStore) -> Comparison:
         raise EquicamError(
             "two runs to compare", needs="images with a stability in both",
             got=f"{pairs.first.num_rows:,} images explained in both, none of them with a stability in both",
-            fix="runs on the same images, by the same ids (paths within the source), with several views; for a run of 0.1.0, equicam triage first",
+            fix="runs on the same images, by the same ids (paths within the source), with several views",
         )  # fmt: skip
     other = comparison.other_targets(pairs, *manifests)
     return Comparison(

@@ -28,7 +28,6 @@ from equicam.auditing.store import RunStore
 from equicam.auditing.stored_maps import StoredMaps
 from equicam.data.rasters.options import raster_id
 from equicam.errors import EquicamError
-from equicam.report.rows import peum_scores
 
 MAX_ITEMS_PER_RESPONSE = 200
 MAX_CACHED_SELECTIONS = 32
@@ -130,11 +129,6 @@ class Queue:
             ahead = [(sign * (at - here), key) for at, key in line if 1e-3 < sign * (at - here) <= reach]
             found[name] = min(ahead)[1] if ahead else None
         return found
-
-    @cached_property
-    def peum_scores(self) -> NDArray[np.float64]:
-        """The PEUM of the run's images, sorted."""
-        return peum_scores(self.store.read_items(["peum_score", "flags", "views_kept", "status"]))
 
     @cached_property
     def flag_counts(self) -> Mapping[str, int]:
@@ -292,11 +286,7 @@ class QueueFilter:
         written = (queue.version, self.log.last_event, path.stat().st_mtime_ns)
         if self._remainder is None or self._remainder[0] != written:
             triage, sentence = read_options(queue.store), None
-            if SHA256 in triage:
-                same = triage[SHA256] == queue.sha256
-            else:  # written by an earlier version
-                same = [row["id"] for row in triage.get("rows", ())] == queue.triage["id"].to_pylist()
-            if same:
+            if triage.get(SHA256) == queue.sha256:
                 sentence = remainder(count_verdicts(self.log, queue.triage, triage["ok"])).sentence
             self._remainder = (written, sentence)
         return self._remainder[1]

@@ -18,7 +18,7 @@ from equicam.auditing.manifest import Manifest
 from equicam.auditing.review_log import VERDICTS, Note, Verdict
 from equicam.auditing.signals import FLAT
 from equicam.reasons import SIGNALS, describe, from_rows
-from equicam.report.rows import peum_undefined, share_below
+from equicam.report.rows import peum_undefined
 from equicam.report.text import MAX_CHARACTERS, visible
 from equicam.review.queue import Queue, QueueFilter, QueueItem, awaits_second
 from equicam.shards import json_ready
@@ -142,7 +142,7 @@ def item_facts(
             "ranked_by": SIGNALS[queue.ranked_by],
             **{name: triage.get(name) for name in ("stability", "risk")},
             "steadiness": _steadiness(row, manifest),
-            "peum_above": None if facts["revealed"]["peum_undefined"] else _peum_above(queue, triage, row),
+            "peum_above": None if facts["revealed"]["peum_undefined"] else triage["peum_above"],
             # a flat map cannot move
             "stability_by_view": None if FLAT & {*(row["flags"] or ())} else row["stability_by_view"],
         }
@@ -151,17 +151,8 @@ def item_facts(
     return json_ready(facts)  # type: ignore[no-any-return]
 
 
-def _peum_above(queue: Queue, triage: Mapping[str, Any], row: Mapping[str, Any]) -> float | None:
-    """The share of the run's images with a lower PEUM; queues of earlier versions do not hold it."""
-    if "peum_above" in triage:
-        return triage["peum_above"]  # type: ignore[no-any-return]
-    return share_below(queue.peum_scores, row["peum_score"])
-
-
-def _steadiness(row: Mapping[str, Any], manifest: Manifest) -> dict[str, str] | None:
-    """The word for the map and its reason; None for rows of 0.1.0, which hold no stability."""
-    if row["stability_by_view"] is None and manifest.schema == 1:
-        return None
+def _steadiness(row: Mapping[str, Any], manifest: Manifest) -> dict[str, str]:
+    """The word for the map and its reason."""
     judged = judge_row(row, manifest.labels, manifest.presented)
     return {"word": judged.word, "reason": visible(describe(judged.reason))}
 
