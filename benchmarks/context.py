@@ -23,8 +23,8 @@ import torchvision
 
 import equicam
 from equicam.core.views import Window, crop_centre
-from equicam.evaluation import statistics
-from equicam.evaluation.selection import pick
+from equicam.evaluate import statistics
+from equicam.evaluate.selection import pick
 from equicam.explain import explain_batch
 from equicam.models.images import standard_preprocessing
 from equicam.recipe import Recipe

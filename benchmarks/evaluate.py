@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import equicam
-from equicam.evaluation.equivariance import ANGLES
+from equicam.evaluate.equivariance import ANGLES
 from equicam.readers.batch_size import views_that_fit
 
 VARIANTS = ["grad-cam", "aug-cam", *(m for m in equicam.methods() if m.startswith("equigrad"))]

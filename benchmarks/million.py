@@ -138,7 +138,7 @@ _writer: dict[str, Any] = {}
 
 
 def _start_writer(job: Any) -> None:
-    from equicam.auditing.store import RunStore
+    from equicam.runs.store import RunStore
 
     _writer.update(job=job, store=RunStore(Path(job.folder.folder)), digests={})
 
@@ -153,8 +153,8 @@ def random_shard(
     number: int, items: Sequence[Any], calibration: frozenset[str], digests: dict[int, str]
 ) -> tuple[pa.Table, pa.Table]:
     """Rows and maps of a shard as an audit writes them; one image of a thousand is bad, one of two hundred blank."""
-    from equicam.auditing.store import ITEMS
-    from equicam.auditing.stored_maps import MAPS
+    from equicam.runs.store import ITEMS
+    from equicam.runs.stored_maps import MAPS
 
     rng, n = np.random.default_rng(number), len(items)
     ids, stats = [item.id for item in items], [item.path.stat() for item in items]
@@ -282,7 +282,7 @@ def _cpu_seconds(process: int) -> float:
 def audit(folder: Path, name: str) -> Figures:
     """The driver of an audit."""
     import equicam
-    import equicam.auditing.audit  # torch, before the clock starts
+    import equicam.audit.audit  # torch, before the clock starts
 
     model = equicam.load("embedded")
     found: Figures = {}
@@ -304,7 +304,7 @@ def list_images(folder: Path) -> Figures:
 
 def list_file(folder: Path) -> Figures:
     """The same images by a Parquet file, with a label and a box each."""
-    from equicam.data.sources import list_source
+    from equicam.images.sources import list_source
 
     paths = pq.read_table(folder / "run" / "sample.parquet", columns=["path", "label"])
     boxes = pa.array(["10 20 110 120"] * len(paths))
@@ -350,7 +350,7 @@ def report(folder: Path) -> Figures:
 def verify(folder: Path) -> Figures:
     """`Run.verify` of files, log and rows."""
     import equicam
-    import equicam.auditing.verify
+    import equicam.audit.verify
 
     clock = Clock()
     found = equicam.open_run(folder / "run").verify(sample=0)

@@ -17,8 +17,8 @@ import torch
 
 import equicam
 from equicam.core.correlation import pearson
-from equicam.data.items import open_item, sample_by_class
-from equicam.data.sources import find_items
+from equicam.images.items import open_item, sample_by_class
+from equicam.images.sources import find_items
 from equicam.models.images import preprocess_image
 from equicam_paper.context import Evaluation
 

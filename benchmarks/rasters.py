@@ -13,12 +13,12 @@ from statistics import median
 
 import numpy as np
 
-from equicam.data.items import Item
-from equicam.data.rasters import open as opening
-from equicam.data.rasters.open import open_raster
-from equicam.data.rasters.options import Input, Tiling
-from equicam.data.rasters.tiling import cut_windows
-from equicam.data.rasters.windows import read_window
+from equicam.images.items import Item
+from equicam.rasters import open as opening
+from equicam.rasters.open import open_raster
+from equicam.rasters.options import Input, Tiling
+from equicam.rasters.tiling import cut_windows
+from equicam.rasters.windows import read_window
 
 TILE, MARGIN = 224, 47
 

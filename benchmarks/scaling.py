@@ -21,11 +21,11 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from equicam.auditing.compute import preprocess_to_array
-from equicam.data.decoding import decode_image
-from equicam.data.sources import find_items
+from equicam.audit.compute import preprocess_to_array
 from equicam.engines.ray import Cluster
 from equicam.engines.worker import ModelFromName
+from equicam.images.decoding import decode_image
+from equicam.images.sources import find_items
 from equicam.models.images import VisibleBoxes
 from equicam.readers.model import Model
 

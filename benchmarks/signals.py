@@ -25,11 +25,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import equicam
-from equicam.auditing.signals import COLUMNS, FLAT, flagged, ranking_scores
-from equicam.data.sources import find_items
-from equicam.evaluation import statistics
-from equicam.evaluation.selection import pick
-from equicam.evaluation.statistics import Floats
+from equicam.evaluate import statistics
+from equicam.evaluate.selection import pick
+from equicam.evaluate.statistics import Floats
+from equicam.images.sources import find_items
+from equicam.runs.signals import COLUMNS, FLAT, flagged, ranking_scores
 from equicam_paper.triage import IN_TENTH, Pair, over_seeds
 
 NAMES = {

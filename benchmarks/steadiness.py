@@ -13,9 +13,9 @@ import torch
 
 import equicam
 from equicam.core.views import rotate_all
-from equicam.data.items import open_item, sample_by_class
-from equicam.data.sources import find_items
-from equicam.evaluation.equivariance import equivariance
+from equicam.evaluate.equivariance import equivariance
+from equicam.images.items import open_item, sample_by_class
+from equicam.images.sources import find_items
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.steadiness import WORDS
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from equicam.core.views import Views, Window, crop_centre, rotate
-from equicam.data.synthetic import draw
+from equicam.images.synthetic import draw
 
 OUT = Path(__file__).parents[1] / "docs" / "context.png"
 SIDE, DEGREES, INK = 64, 30.0, "#17131f"

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from equicam.data.synthetic import draw
+from equicam.images.synthetic import draw
 from equicam.models.embedded import MEAN, STD, WEIGHTS, EmbeddedNet
 
 HELD_OUT_SEED, HELD_OUT = 1_000_003, 1_000

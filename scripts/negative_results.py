@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 import equicam
-from equicam.data.items import open_image
+from equicam.images.items import open_image
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 CROP = v2.Compose(

@@ -16,8 +16,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import equicam
-from equicam.data.rasters.windows import show_raster
-from equicam.data.remote import as_path
+from equicam.images.remote import as_path
+from equicam.rasters.windows import show_raster
 
 
 def main() -> None:

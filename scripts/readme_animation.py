@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import equicam
 from equicam.core.views import rotate
-from equicam.evaluation.equivariance import equivariance
+from equicam.evaluate.equivariance import equivariance
 from equicam.models.embedded import EmbeddedNet
 from equicam.models.images import standard_preprocessing
 from equicam.overlay import enlarge, overlay

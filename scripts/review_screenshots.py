@@ -25,11 +25,11 @@ from PIL import Image, ImageColor
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from equicam import review
-from equicam.auditing.review_log import VERDICTS, ReviewLog
-from equicam.auditing.store import RunStore
-from equicam.data.synthetic import draw_many
+from equicam.images.synthetic import draw_many
 from equicam.overlay import heat
-from equicam.review.queue import QueueLoader
+from equicam.runs.review.queue import QueueLoader
+from equicam.runs.store import RunStore
+from equicam.runs.verdicts import VERDICTS, ReviewLog
 
 COMMAND = [sys.executable, "-c", "from equicam.cli.app import app; app()"]
 CHROMIUM = Path("/usr/bin/chromium")

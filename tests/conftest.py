@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import equicam
-from equicam.data import limited
+from equicam.images import limited
 from equicam.methods import METHODS, Method
 from equicam.readers.masking import rise
 from equicam.readers.noise import smooth_grad_cam_pp

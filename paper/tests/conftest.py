@@ -10,8 +10,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import equicam
-from equicam.data.synthetic import draw_many
-from equicam.evaluation import statistics, summary
+from equicam.evaluate import statistics, summary
+from equicam.images.synthetic import draw_many
 from equicam_paper.context import Context
 from tests.conftest import Cnn, Vit, _fresh_children, seeded
 

@@ -10,7 +10,7 @@ import pytest
 import scipy.io
 
 from equicam import EquicamError
-from equicam.data.items import Item, open_item
+from equicam.images.items import Item, open_item
 from equicam_paper.benchmarks import find_items
 from equicam_paper.imagenet import MAX_ANNOTATION_BYTES, read_boxes
 from tests.unit import test_sources

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from equicam import EquicamError
-from equicam.data.items import Item, open_item, read_item
+from equicam.images.items import Item, open_item, read_item
 from equicam_paper import hdf5
 
 PIXELS = np.random.default_rng(1).integers(0, 255, (20, 8, 9, 3), dtype=np.uint8)

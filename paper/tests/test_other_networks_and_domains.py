@@ -15,8 +15,8 @@ from torchvision.models import VisionTransformer
 
 import equicam
 from conftest import cnn, small, vit
-from equicam.data.items import Item
-from equicam.evaluation import statistics
+from equicam.evaluate import statistics
+from equicam.images.items import Item
 from equicam.methods import AS_PUBLISHED, METHODS
 from equicam.models.zeroshot import ZeroShot
 from equicam.readers import masking

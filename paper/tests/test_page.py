@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 import equicam
 import equicam_paper
 from conftest import small
-from equicam.data.items import Item
 from equicam.errors import EquicamError
-from equicam.evaluation.statistics import Correlation, Estimate
+from equicam.evaluate.statistics import Correlation, Estimate
+from equicam.images.items import Item
 from equicam.methods import METHODS
 from equicam_paper import (
     EXPERIMENTS,

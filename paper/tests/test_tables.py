@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 import equicam
 import equicam_paper
 from conftest import LEVELS
-from equicam.data.items import Item
-from equicam.evaluation import statistics
-from equicam.evaluation.statistics import Estimate
-from equicam.evaluation.table import SCHEMA
+from equicam.evaluate import statistics
+from equicam.evaluate.statistics import Estimate
+from equicam.evaluate.table import SCHEMA
+from equicam.images.items import Item
 from equicam_paper import EXPERIMENTS, causal, cost, load_experiment, plots, soft_gate, t_sweep
 from equicam_paper.claims import DOMAINS, NETWORKS, Claim, claims
 from equicam_paper.cli import app

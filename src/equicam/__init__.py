@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
+    from equicam.audit.run import Run as Run
+    from equicam.audit.run import audit as audit
+    from equicam.audit.run import compare as compare
+    from equicam.audit.run import open_run as open_run
     from equicam.core.fusion import Fusion as Fusion
     from equicam.core.transforms import Transform as Transform
     from equicam.core.views import Views as Views
@@ -18,11 +22,9 @@ if TYPE_CHECKING:
     from equicam.core.weights import KeepConfident as KeepConfident
     from equicam.core.weights import SoftGate as SoftGate
     from equicam.core.weights import uniform as uniform
-    from equicam.data.rasters.options import Input as Input
-    from equicam.data.rasters.options import Tiling as Tiling
     from equicam.errors import EquicamError as EquicamError
-    from equicam.evaluation.evaluate import evaluate as evaluate
-    from equicam.evaluation.metrics import scores as scores
+    from equicam.evaluate.evaluate import evaluate as evaluate
+    from equicam.evaluate.metrics import scores as scores
     from equicam.explain import equivariant as equivariant
     from equicam.explain import explain as explain
     from equicam.explanation import Explanation as Explanation
@@ -30,37 +32,35 @@ if TYPE_CHECKING:
     from equicam.methods import methods as methods
     from equicam.models.load import load as load
     from equicam.models.wrap import wrap as wrap
+    from equicam.rasters.options import Input as Input
+    from equicam.rasters.options import Tiling as Tiling
     from equicam.readers.layout import Layout as Layout
     from equicam.readers.model import Model as Model
-    from equicam.run import Run as Run
-    from equicam.run import audit as audit
-    from equicam.run import compare as compare
-    from equicam.run import open_run as open_run
 
 _HOME = {
     "EquicamError": "errors",
     "Explanation": "explanation",
     "Fusion": "core.fusion",
-    "Input": "data.rasters.options",
+    "Input": "rasters.options",
     "KeepConfident": "core.weights",
     "Layout": "readers.layout",
     "Method": "methods",
     "Model": "readers.model",
-    "Run": "run",
+    "Run": "audit.run",
     "SoftGate": "core.weights",
-    "Tiling": "data.rasters.options",
+    "Tiling": "rasters.options",
     "Transform": "core.transforms",
     "Views": "core.views",
-    "audit": "run",
-    "compare": "run",
+    "audit": "audit.run",
+    "compare": "audit.run",
     "equivariant": "explain",
-    "evaluate": "evaluation.evaluate",
+    "evaluate": "evaluate.evaluate",
     "explain": "explain",
     "load": "models.load",
     "methods": "methods",
-    "open_run": "run",
+    "open_run": "audit.run",
     "rotate": "core.views",
-    "scores": "evaluation.metrics",
+    "scores": "evaluate.metrics",
     "uniform": "core.weights",
     "wrap": "models.wrap",
 }

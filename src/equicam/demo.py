@@ -6,12 +6,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from equicam.auditing.triage import Triage
-from equicam.auditing.verify import Verification
-from equicam.data.synthetic import draw_many
+from equicam.audit.run import Run, audit
+from equicam.audit.verify import Verification
+from equicam.images.synthetic import draw_many
 from equicam.models.load import load
 from equicam.reasons import SIGNALS
-from equicam.run import Run, audit
+from equicam.runs.triage import Triage
 
 DEFAULT_COUNT = 200
 

@@ -12,16 +12,16 @@ from torch import Tensor
 from equicam import __version__
 from equicam.core.transforms import presented_index
 from equicam.core.views import Window, crop_centre
-from equicam.data.items import open_image
+from equicam.drawing.explanation_files import ExplainedImage, ViewImage, safe_stem, write_files
 from equicam.errors import EquicamError
 from equicam.explain import explain
 from equicam.explanation import Explanation, describe_images
+from equicam.images.items import open_image
 from equicam.models.images import preprocess_image, stack_images, to_display_images
 from equicam.models.surround import preprocess_surround, stack_surrounds
 from equicam.readers.classes import output_name
 from equicam.readers.model import Model
 from equicam.reasons import describe
-from equicam.report.explanation_files import ExplainedImage, ViewImage, safe_stem, write_files
 
 IMAGES_PER_BATCH = 8
 

@@ -27,7 +27,7 @@ from equicam.steadiness import UNJUDGED_FLAGS, Steadiness, judge
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from equicam.report.explanation_drawing import ImageDrawing
+    from equicam.drawing.explanation_figure import ImageDrawing
 
 MAX_LINES = 32
 """Images that are printed."""
@@ -163,13 +163,13 @@ class Explanation:
 
     def plot(self, *, images: int = MAX_PLOTTED) -> "Figure":
         """A figure of the first images, a row each: image, own map of one view, map, PEUM, and stability over the views."""
-        from equicam.report.explanation_drawing import draw_figure
+        from equicam.drawing.explanation_figure import draw_figure
 
         return draw_figure(self._drawings(images), len(self))
 
     def show(self, *, images: int = MAX_PLOTTED) -> None:
         """Show the figure: in a notebook's cell, or in a window."""
-        from equicam.report.explanation_drawing import show_figure
+        from equicam.drawing.explanation_figure import show_figure
 
         show_figure(self.plot(images=images))
 
@@ -178,7 +178,7 @@ class Explanation:
 
         A folder gets an overlay and a figure for each image, and `explanation.pt`.
         """
-        from equicam.report.explanation_drawing import write_figure, write_image
+        from equicam.drawing.explanation_figure import write_figure, write_image
 
         path = Path(path)
         kind = path.suffix.lower()
@@ -244,8 +244,8 @@ class Explanation:
 
     def _drawings(self, count: int) -> "list[ImageDrawing]":
         """The first images as arrays and text."""
+        from equicam.drawing.explanation_figure import ImageDrawing
         from equicam.overlay import overlay, stretch
-        from equicam.report.explanation_drawing import ImageDrawing
 
         some, several = self[:count], len(self.views) > 1
         images, overlays, arrays = some._images(), some.overlay(), some.to_numpy()
@@ -274,7 +274,7 @@ class Explanation:
         ]
 
     def _repr_html_(self) -> str:
-        from equicam.report.explanation_drawing import draw_html
+        from equicam.drawing.explanation_figure import draw_html
 
         return draw_html(self._drawings(MAX_IN_NOTEBOOK), len(self))
 

@@ -18,6 +18,7 @@ from equicam.reasons import Reason, describe
 Word = Literal["steady", "unsteady", "cannot say"]
 WORDS: tuple[Word, ...] = ("unsteady", "cannot say", "steady")
 STEADY_FROM = 0.7  # stability: half of the map's variance is the same in every view (0.7² ≈ 0.5)
+LOW_CORRELATION = 0.5  # of a view with the presented one, or with the mean of the others
 STANDARD_ERRORS = 2
 MIN_OTHER_VIEWS = 5
 MAX_FLIPPED = 0.5  # share of the other views that change the prediction

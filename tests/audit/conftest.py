@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
-from equicam.data.synthetic import draw_many
+from equicam.images.synthetic import draw_many
 
 COMMAND = [sys.executable, "-c", "from equicam.cli.app import app; app()"]
 SOURCES = str(Path(__file__).parents[2] / "src")

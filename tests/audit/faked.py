@@ -10,15 +10,15 @@ import pyarrow as pa
 from PIL import Image
 from scipy import ndimage
 
-from equicam.auditing.log import Log
-from equicam.auditing.manifest import Manifest
-from equicam.auditing.store import ITEMS, RunStore
-from equicam.auditing.stored_maps import MAPS, StoredMaps
-from equicam.data.digests import file_digest
-from equicam.data.items import Item
-from equicam.data.synthetic import draw
+from equicam.images.digests import file_digest
+from equicam.images.items import Item
+from equicam.images.synthetic import draw
 from equicam.reasons import Reason
 from equicam.recipe import Recipe
+from equicam.runs.log import Log
+from equicam.runs.manifest import Manifest
+from equicam.runs.store import ITEMS, RunStore
+from equicam.runs.stored_maps import MAPS, StoredMaps
 from equicam.steadiness import judge_row
 
 ANGLES = tuple(20.0 * t for t in range(18))

@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from equicam.auditing.log import Log
-from equicam.auditing.store import ITEMS, RunStore
-from equicam.auditing.stored_maps import MAPS, StoredMaps
-from equicam.data.items import Item, read_item
-from equicam.data.rasters.options import Tiling
-from equicam.data.rasters.tiling import cut_windows
+from equicam.images.items import Item, read_item
+from equicam.rasters.options import Tiling
+from equicam.rasters.tiling import cut_windows
 from equicam.reasons import Reason
+from equicam.runs.log import Log
+from equicam.runs.store import ITEMS, RunStore
+from equicam.runs.stored_maps import MAPS, StoredMaps
 from tests.audit.faked import ANGLES, fake_run, views_of
 
 TILE = 48

@@ -11,21 +11,21 @@ import torch
 from PIL import Image
 
 import equicam
-import equicam.auditing.causal as auditing_causal
-from equicam.auditing.causal import REGIONS, cost_computer, measure_costs, summarise_costs
-from equicam.auditing.causal_result import CausalTest, Costs, logged_causal, read_causal
-from equicam.auditing.log import Log
-from equicam.auditing.reload import reload_run
+import equicam.audit.causal as auditing_causal
+from equicam.audit.causal import REGIONS, cost_computer, measure_costs, summarise_costs
+from equicam.audit.reload import reload_run
 from equicam.core.views import rotate
-from equicam.data.sources import find_items
 from equicam.errors import EquicamError
-from equicam.evaluation import causal
-from equicam.evaluation.controls import item_seed
-from equicam.evaluation.equivariance import ANGLES
-from equicam.evaluation.faithfulness import blur_out
-from equicam.evaluation.statistics import Estimate, bootstrap, mean
+from equicam.evaluate import causal
+from equicam.evaluate.controls import item_seed
+from equicam.evaluate.equivariance import ANGLES
+from equicam.evaluate.faithfulness import blur_out
+from equicam.evaluate.statistics import Estimate, bootstrap, mean
+from equicam.images.sources import find_items
 from equicam.models.images import preprocess_image
 from equicam.recipe import Recipe
+from equicam.runs.causal_result import CausalTest, Costs, logged_causal, read_causal
+from equicam.runs.log import Log
 from tests.audit.conftest import PATCHES, equicam_answer, equicam_command
 
 

@@ -13,8 +13,8 @@ import torch
 
 import equicam
 from equicam import EquicamError
-from equicam.auditing.comparison import MIN_PAIRS, _difference, direction
-from equicam.auditing.store import RunStore
+from equicam.runs.comparison import MIN_PAIRS, _difference, direction
+from equicam.runs.store import RunStore
 from tests.audit.conftest import PATCHES, equicam_command
 from tests.audit.faked import HOSTILE, Page, fake_run
 

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.auditing.compute import preprocess_to_array
-from equicam.data.decoding import SHARDS_AHEAD, DecoderPool, SharedBuffer, decode_image, decoder_count
-from equicam.data.sources import find_items
+from equicam.audit.compute import preprocess_to_array
 from equicam.errors import EquicamError
-from equicam.evaluation.loading import load_or_reason
+from equicam.evaluate.loading import load_or_reason
+from equicam.images.decoding import SHARDS_AHEAD, DecoderPool, SharedBuffer, decode_image, decoder_count
+from equicam.images.sources import find_items
 from equicam.models.images import VisibleBoxes, input_bytes
 from equicam.reasons import describe
 
@@ -175,7 +175,7 @@ def test_workers_below_one_are_refused_before_anything_is_written(workers, tmp_p
 
 
 def test_an_audit_starts_as_many_decoders_as_there_should_be(items, tmp_path, monkeypatch):
-    from equicam.auditing import audit as module
+    from equicam.audit import audit as module
 
     started, pool = [], module.DecoderPool
 

@@ -19,16 +19,16 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.auditing import worker
-from equicam.auditing.store import RunStore
-from equicam.auditing.worker import AuditJob
-from equicam.data.synthetic import draw_many
+from equicam.audit import worker
+from equicam.audit.worker import AuditJob
 from equicam.engines import devices
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, ModelFromName, SharedFolder
 from equicam.errors import EquicamError
+from equicam.images.synthetic import draw_many
 from equicam.models.images import VisibleBoxes
 from equicam.reasons import Reason, describe
+from equicam.runs.store import RunStore
 from tests.audit.conftest import ENV, OPTIONS, equicam_command, equicam_process
 from tests.audit.test_run import drawn, rows
 
@@ -102,7 +102,7 @@ def test_a_worker_that_is_killed_is_named_and_what_is_written_stays(patches, who
 
 @pytest.mark.slow
 def test_a_worker_says_what_is_wrong_with_it(patches, whole, tmp_path):
-    parts = [(0, equicam.data.sources.find_items(patches)[:4])]
+    parts = [(0, equicam.images.sources.find_items(patches)[:4])]
     for changed, word in (
         ({"manifest": replace(RunStore(whole).manifest, weights="0" * 64)}, "the run's weights"),
         ({"folder": SharedFolder(str(tmp_path), "manifest.json", "0")}, "a folder that all machines share"),
@@ -116,14 +116,14 @@ def test_a_worker_says_what_is_wrong_with_it(patches, whole, tmp_path):
 def test_a_part_that_is_there_is_not_written_again(patches, whole):
     path = RunStore(whole).path("items", 0)
     before = path.stat().st_mtime_ns
-    items = equicam.data.sources.find_items(patches)[:4]
+    items = equicam.images.sources.find_items(patches)[:4]
     work = job(whole)
     work.prepare("cpu")(0, work.decode((0, items)))
     assert path.stat().st_mtime_ns == before
 
 
 def test_a_picture_that_kills_its_opener_is_a_row(patches, whole):
-    items = equicam.data.sources.find_items(patches)[:3]
+    items = equicam.images.sources.find_items(patches)[:3]
     deadly = replace(equicam.load("embedded"), preprocess=_dies_of_one(np.asarray(Image.open(items[1].path))))
     work = job(whole, preprocessing=deadly)
     found = work.decode((99, items))
@@ -135,7 +135,7 @@ def test_a_picture_that_kills_its_opener_is_a_row(patches, whole):
 def test_the_visible_boxes_of_a_shard_are_computed_once_per_size(patches, whole, monkeypatch):
     built = []
     monkeypatch.setattr(worker, "VisibleBoxes", lambda model: built.append(1) or VisibleBoxes(model))
-    items = equicam.data.sources.find_items(patches)[:4]
+    items = equicam.images.sources.find_items(patches)[:4]
     assert len(job(whole).decode((98, items))) == 4
     assert len(built) == 1
 

@@ -9,13 +9,13 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.auditing.compute import _send, compact_preprocessing, preprocess_to_array
-from equicam.data.decoding import DecodedImage, DecoderPool, decode_image
-from equicam.data.items import Item
-from equicam.data.levels import LevelPixels
-from equicam.data.rasters.windows import WindowPixels
+from equicam.audit.compute import _send, compact_preprocessing, preprocess_to_array
+from equicam.images.decoding import DecodedImage, DecoderPool, decode_image
+from equicam.images.items import Item
+from equicam.images.levels import LevelPixels
 from equicam.models.images import VisibleBoxes
 from equicam.models.surround import window_levels
+from equicam.rasters.windows import WindowPixels
 from equicam.runtime.transfers import numbers_of_levels, to_device
 
 CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ from contextlib import closing
 
 import pytest
 
-from equicam.auditing.log import FIRST, Log
+from equicam.runs.log import FIRST, Log
 
 ADDING = """
 import sys
 from pathlib import Path
-from equicam.auditing.log import Log
+from equicam.runs.log import Log
 log = Log(Path(sys.argv[1]))
 for i in range(int(sys.argv[3])):
     log.add("verdict", {"by": sys.argv[2], "i": i, "text": "ü" * 200}, who=sys.argv[2])

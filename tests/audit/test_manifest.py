@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 import equicam
-from equicam.auditing.audit import resolve_recipe
-from equicam.auditing.manifest import read_manifest, refuse_difference
-from equicam.auditing.store import RunStore
+from equicam.audit.audit import resolve_recipe
 from equicam.core.views import Views
 from equicam.errors import EquicamError
 from equicam.recipe import Recipe
+from equicam.runs.manifest import read_manifest, refuse_difference
+from equicam.runs.store import RunStore
 from tests.audit.conftest import ENV
 from tests.audit.faked import fake_run
 
@@ -127,7 +127,7 @@ def test_reading_a_run_imports_no_torch(run):
     code = (
         "import sys, equicam\n"
         f"run = equicam.open_run({str(run.folder)!r})\n"
-        "from equicam.auditing.queue_files import rank_run\n"
+        "from equicam.runs.queue_files import rank_run\n"
         "rank_run(run.store, {'budget': '50%'})\n"
         "print(run.items.num_rows, run.manifest.images, 'torch' in sys.modules)"
     )

@@ -11,8 +11,8 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "million.py"
 FIRST_PAGE = """
 import sys; from pathlib import Path
-from equicam.auditing.store import RunStore
-from equicam.review.queue import QueueLoader
+from equicam.runs.store import RunStore
+from equicam.runs.review.queue import QueueLoader
 queue = QueueLoader(RunStore(Path(sys.argv[1])), blind=True).current()
 queue.row(queue.items[0]), queue.maps(queue.items[0])
 sys.exit(", ".join({"torch", "scipy", "matplotlib"} & sys.modules.keys()))
@@ -47,7 +47,7 @@ def test_every_measurement_runs_and_the_first_page_loads_little(million, tmp_pat
 
 
 def test_the_body_of_an_answer_does_not_wait_for_its_header():
-    from equicam.review.server import listen
+    from equicam.runs.review.server import listen
 
     with listen("127.0.0.1", None) as listener, socket.create_connection(listener.getsockname()) as client:
         connection, _ = listener.accept()

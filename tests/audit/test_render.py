@@ -7,17 +7,18 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
-from equicam.auditing.stored_maps import StoredMaps
 from equicam.core.chain import Chain, unit
 from equicam.core.combine import grad_cam
 from equicam.core.transforms import Transform
 from equicam.core.views import Views
-from equicam.data.digests import file_digest
-from equicam.data.synthetic import draw
+from equicam.drawing import plots
+from equicam.drawing.text import visible
+from equicam.images.digests import file_digest
+from equicam.images.synthetic import draw
 from equicam.readers.classes import output_name
-from equicam.report import plots, render
-from equicam.report.rows import peum_undefined
-from equicam.report.text import visible
+from equicam.runs.report import render
+from equicam.runs.report.rows import peum_undefined
+from equicam.runs.stored_maps import StoredMaps
 
 
 def test_more_views_than_a_strip_holds_are_thinned():

@@ -21,16 +21,16 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-from equicam.auditing.log import Log
-from equicam.auditing.review_log import ReviewLog
-from equicam.auditing.store import RunStore
-from equicam.auditing.triage import triage
+from equicam.drawing.text import visible
 from equicam.errors import EquicamError
 from equicam.reasons import describe
-from equicam.report import examples, render
-from equicam.report.examples import MAX_EXAMPLES, MAX_VIEWS, choose_examples, draw_thumbnails
-from equicam.report.page import write_report
-from equicam.report.text import visible
+from equicam.runs.log import Log
+from equicam.runs.report import examples, render
+from equicam.runs.report.examples import MAX_EXAMPLES, MAX_VIEWS, choose_examples, draw_thumbnails
+from equicam.runs.report.page import write_report
+from equicam.runs.store import RunStore
+from equicam.runs.triage import triage
+from equicam.runs.verdicts import ReviewLog
 from equicam.shards import read_table, write_table
 from equicam.steadiness import STEADY_FROM, WORDS, judge_row
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, fake_run, triaged
@@ -300,7 +300,7 @@ def test_the_table_has_the_own_map_of_every_image(made, monkeypatch):
 
 
 def test_a_large_run_has_no_table(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("equicam.report.answer.MAX_TABLE_ROWS", 5)
+    monkeypatch.setattr("equicam.runs.report.answer.MAX_TABLE_ROWS", 5)
     path = write_report(made.run, made.triage, out=tmp_path / "large.html", top=1)
     assert json.loads(path.with_suffix(".json").read_text())["images"] is None
     assert "too many for a table here" in Page(path.read_text()).text
@@ -522,8 +522,8 @@ def test_a_report_needs_no_torch(made, tmp_path):
         from types import SimpleNamespace
         import pyarrow as pa
         from dataclasses import make_dataclass
-        from equicam.auditing.store import RunStore
-        from equicam.report.page import write_report
+        from equicam.runs.store import RunStore
+        from equicam.runs.report.page import write_report
         unstable = make_dataclass("Unstable", ["sentence", "below", "count"])("None.", 0.5, 0)
         rows = pa.ipc.open_file({str(tmp_path / "rows.arrow")!r}).read_all()
         triage = SimpleNamespace(rows=rows, by="peum", unstable=unstable, quality=None)

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from equicam.auditing.store import RASTERS, RunStore
-from equicam.auditing.triage import triage
-from equicam.report import rasters
-from equicam.report.page import write_report
-from equicam.report.rasters import _label_place, _outlines, mean_over_windows, raster_overview
+from equicam.runs.report import rasters
+from equicam.runs.report.page import write_report
+from equicam.runs.report.rasters import _label_place, _outlines, mean_over_windows, raster_overview
+from equicam.runs.store import RASTERS, RunStore
+from equicam.runs.triage import triage
 from equicam.shards import read_table, write_table
 from tests.audit.faked import Page, fake_run, triaged
 from tests.audit.faked_rasters import TILE, fake_raster_run, write_map

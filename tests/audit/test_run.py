@@ -19,17 +19,17 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.auditing import compute
-from equicam.auditing import verify as verifying
-from equicam.auditing.integrity import complete, log_shard
-from equicam.auditing.log import Log
-from equicam.auditing.store import RunStore
-from equicam.auditing.stored_maps import StoredMaps
-from equicam.data import decoding
-from equicam.data.digests import file_digest
-from equicam.data.sources import find_items
+from equicam.audit import compute
+from equicam.audit import verify as verifying
 from equicam.errors import EquicamError
+from equicam.images import decoding
+from equicam.images.digests import file_digest
+from equicam.images.sources import find_items
 from equicam.reasons import Reason, describe
+from equicam.runs.integrity import complete, log_shard
+from equicam.runs.log import Log
+from equicam.runs.store import RunStore
+from equicam.runs.stored_maps import StoredMaps
 from tests.audit.conftest import ENV, OPTIONS, PATCHES, equicam_command, equicam_process
 
 
@@ -398,7 +398,7 @@ def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
                 "peum_score": rng.random(),
             }
         )
-    from equicam.auditing.stored_maps import MAPS
+    from equicam.runs.stored_maps import MAPS
     from equicam.shards import write_table
 
     grids = [
@@ -597,7 +597,7 @@ def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):
     def spoil(_module, inputs, output):
         return output.masked_fill((inputs[0][:, 0, 0, 0] == first)[:, None], torch.nan)
 
-    from equicam.data.items import open_image
+    from equicam.images.items import open_image
     from equicam.models.images import preprocess_image
 
     first = preprocess_image(model, open_image(patches / "00.png"))[0, 0, 0]

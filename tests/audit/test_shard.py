@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.auditing.compute import AuditContext, compute_shard
-from equicam.auditing.stored_maps import StoredMaps
+from equicam.audit.compute import AuditContext, compute_shard
 from equicam.core import views
-from equicam.data.decoding import DecodedImage, decode_image
-from equicam.data.items import Item
+from equicam.images.decoding import DecodedImage, decode_image
+from equicam.images.items import Item
 from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
+from equicam.runs.stored_maps import StoredMaps
 from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 

@@ -11,19 +11,19 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from equicam.auditing.exports import write_csv
-from equicam.auditing.log import Log
-from equicam.auditing.signal_quality import UNKNOWN, SignalScores, _better
-from equicam.auditing.signals import REVEALING, ranked_by, ranking_scores, signal_values
-from equicam.auditing.store import ITEMS
-from equicam.auditing.triage import triage
 from equicam.cli.app import app
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
-from equicam.evaluation import statistics
-from equicam.evaluation.statistics import Correlation, Estimate
+from equicam.evaluate import statistics
+from equicam.evaluate.statistics import Correlation, Estimate
 from equicam.reasons import SIGNALS, describe, from_rows
-from equicam.report.page import write_report
+from equicam.runs.exports import write_csv
+from equicam.runs.log import Log
+from equicam.runs.report.page import write_report
+from equicam.runs.signal_quality import UNKNOWN, SignalScores, _better
+from equicam.runs.signals import REVEALING, ranked_by, ranking_scores, signal_values
+from equicam.runs.store import ITEMS
+from equicam.runs.triage import triage
 from equicam.shards import read_json, read_table
 from tests.audit.faked import Page, fake_run
 

@@ -12,15 +12,15 @@ import pytest
 from scipy.stats import chisquare
 
 import equicam
-from equicam.auditing.interrater import arms_now
-from equicam.auditing.log import Log
-from equicam.auditing.queue_files import rank_again, read_queue
-from equicam.auditing.review_key import ReviewKey
-from equicam.auditing.review_log import ReviewLog
-from equicam.auditing.stopping import Counts, count_verdicts, is_wrong, more_readings, remainder
-from equicam.auditing.triage import triage
 from equicam.errors import EquicamError
-from equicam.evaluation.statistics import upper_bound
+from equicam.evaluate.statistics import upper_bound
+from equicam.runs.bounds import Counts, count_verdicts, is_wrong, more_readings, remainder
+from equicam.runs.log import Log
+from equicam.runs.queue_files import rank_again, read_queue
+from equicam.runs.review_key import ReviewKey
+from equicam.runs.review_statistics import arms_now
+from equicam.runs.triage import triage
+from equicam.runs.verdicts import ReviewLog
 from tests.audit.conftest import equicam_command
 from tests.audit.faked import Page, fake_run
 from tests.audit.test_triage import VIEWS, picture, table
@@ -155,7 +155,7 @@ def test_where_nothing_is_left_the_count_is_exact():
 
 @pytest.mark.parametrize("share", [0.004, 0.0203, 0.05, 0.3, 0.777, 0.99951])
 def test_sentences_round_to_the_safe_side(share):
-    from equicam.auditing.stopping import _percent_down, _percent_up
+    from equicam.runs.bounds import _percent_down, _percent_up
 
     up, down = (float(text.removesuffix(" %")) / 100 for text in (_percent_up(share), _percent_down(share)))
     assert down <= share + 1e-12

@@ -15,14 +15,14 @@ import pytest
 from rich.console import Console
 from scipy.stats import chisquare
 
-from equicam.auditing.exports import write_csv, write_parquet
-from equicam.auditing.store import ITEMS
-from equicam.auditing.triage import class_quotas
-from equicam.auditing.triage import triage as rank
 from equicam.cli import audit_output
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
+from equicam.runs.exports import write_csv, write_parquet
+from equicam.runs.store import ITEMS
+from equicam.runs.triage import class_quotas
+from equicam.runs.triage import triage as rank
 
 VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
-from equicam.data.synthetic import draw_many
 from equicam.errors import EquicamError
+from equicam.images.synthetic import draw_many
 from tests.web.conftest import Server, key_of
 
 RUN = CliRunner()

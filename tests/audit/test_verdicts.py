@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from equicam.auditing.interrater import majority, summarise_reviews
-from equicam.auditing.log import Log
-from equicam.auditing.review_log import VERDICTS, ReviewLog, StaleError, reviewer_name
 from equicam.errors import EquicamError
-from equicam.report.examples import choose_examples
-from equicam.report.page import write_report
+from equicam.runs.log import Log
+from equicam.runs.report.examples import choose_examples
+from equicam.runs.report.page import write_report
+from equicam.runs.review_statistics import majority, summarise_reviews
+from equicam.runs.verdicts import VERDICTS, ReviewLog, StaleError, reviewer_name
 from tests.audit.faked import HOSTILE, Page, fake_run, triaged
 
 ARMS = {f"q{i}": "queue" for i in range(20)} | {f"c{i}": "control" for i in range(10)}
@@ -202,8 +202,6 @@ def test_a_report_without_verdicts_has_no_such_section(tmp_path):
 
 
 def test_verdicts_are_read_without_torch():
-    code = (
-        "import sys, equicam.auditing.review_log, equicam.auditing.interrater; print('torch' in sys.modules)"
-    )
+    code = "import sys, equicam.runs.verdicts, equicam.runs.review_statistics; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "False")

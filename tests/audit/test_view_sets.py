@@ -7,7 +7,8 @@ import pytest
 
 import equicam
 from equicam.core.views import Views
-from equicam.report import render, view_curve
+from equicam.drawing import view_curve
+from equicam.runs.report import render
 from tests.audit.faked import Page
 from tests.web.conftest import Server
 

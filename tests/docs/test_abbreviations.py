@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from equicam.cli.app import app
-from equicam.report.comparison import METRICS
+from equicam.runs.report.comparison import METRICS
 
 ROOT = Path(__file__).parents[2]
 MEANINGS = {"PEUM": "uncertainty", "Eq": "equivariance"}

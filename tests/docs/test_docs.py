@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
-from equicam.data.synthetic import draw_many
-from equicam.report.text import RANDOM_EQ
+from equicam.drawing.text import RANDOM_EQ
+from equicam.images.synthetic import draw_many
 from equicam_paper import cli as paper
 from equicam_paper.kept import read_rows
 
@@ -87,7 +87,7 @@ def test_the_code_about_explainers_runs():
 
 
 def test_the_code_about_extending_runs(monkeypatch):
-    from equicam.evaluation.metrics import METRICS
+    from equicam.evaluate.metrics import METRICS
 
     before = dict(METRICS)
     code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)
@@ -188,8 +188,8 @@ def test_floors_in_the_documentation_are_those_of_the_kept_rows():
 
 
 def test_every_control_is_documented():
-    from equicam.evaluation.causal import CONTROLS as REGIONS
-    from equicam.evaluation.controls import CONTROLS
+    from equicam.evaluate.causal import CONTROLS as REGIONS
+    from equicam.evaluate.controls import CONTROLS
 
     page = (ROOT / "docs/scores.md").read_text()
     for name in CONTROLS:

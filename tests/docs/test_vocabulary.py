@@ -64,7 +64,7 @@ NAMES = {
 
 # A shard is the unit of resuming; elsewhere a part is a part.
 SHARDED = (
-    "src/equicam/auditing",
+    "src/equicam/runs",
     "src/equicam/engines",
     "src/equicam/shards.py",
     "docs/scale.md",

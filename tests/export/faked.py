@@ -5,15 +5,15 @@ import hashlib
 import numpy as np
 import pyarrow as pa
 
-from equicam.auditing.log import Log
-from equicam.auditing.manifest import Manifest
-from equicam.auditing.store import ITEMS, RunStore
-from equicam.auditing.stored_maps import MAPS, StoredMaps
-from equicam.data.items import Item
-from equicam.data.rasters.options import Input, RasterWindow, Tiling, window_id
-from equicam.data.rasters.tiling import RasterRow, _starts
-from equicam.export.windows import WindowMaps
+from equicam.images.items import Item
+from equicam.rasters.options import Input, RasterWindow, Tiling, window_id
+from equicam.rasters.tiling import RasterRow, _starts
 from equicam.recipe import Recipe
+from equicam.runs.export.windows import WindowMaps
+from equicam.runs.log import Log
+from equicam.runs.manifest import Manifest
+from equicam.runs.store import ITEMS, RunStore
+from equicam.runs.stored_maps import MAPS, StoredMaps
 
 GRID = 12  # a side of the layer
 

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from equicam.auditing.log import Log
-from equicam.auditing.store import ITEMS, RunStore
-from equicam.auditing.stored_maps import MAPS, StoredMaps
-from equicam.data.items import Item
+from equicam.audit.run import Run
 from equicam.errors import EquicamError
-from equicam.export.dicom import OUTSIDE, map_in_frame
-from equicam.run import Run
+from equicam.images.items import Item
+from equicam.runs.export.dicom import OUTSIDE, map_in_frame
+from equicam.runs.log import Log
+from equicam.runs.store import ITEMS, RunStore
+from equicam.runs.stored_maps import MAPS, StoredMaps
 from tests.export.faked import fake_raster_run, raster_row
 
 highdicom = pytest.importorskip("highdicom")

@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equicam.auditing.feature_ids import feature_id
-from equicam.auditing.log import Log
-from equicam.auditing.verify import check_files, check_log
+from equicam.audit.run import Run
+from equicam.audit.verify import check_files, check_log
 from equicam.errors import EquicamError
-from equicam.export.export import FORMATS, ExportOptions
-from equicam.export.features import qupath_regions, write_features
-from equicam.export.geotiff import write_geotiff
-from equicam.export.lonlat import geometry
-from equicam.export.ome_tiff import write_ome_tiff
-from equicam.export.outlines import trace
-from equicam.export.stitch import BANDS
-from equicam.export.stitched import StitchedMap
-from equicam.export.windows import RasterWindows
-from equicam.run import Run
+from equicam.runs.export.export import FORMATS, ExportOptions
+from equicam.runs.export.features import qupath_regions, write_features
+from equicam.runs.export.geotiff import write_geotiff
+from equicam.runs.export.lonlat import geometry
+from equicam.runs.export.ome_tiff import write_ome_tiff
+from equicam.runs.export.outlines import trace
+from equicam.runs.export.stitched import StitchedMap
+from equicam.runs.export.stitching import BANDS
+from equicam.runs.export.windows import RasterWindows
+from equicam.runs.feature_ids import feature_id
+from equicam.runs.log import Log
 from tests.audit.conftest import equicam_answer, equicam_command
 from tests.export.faked import fake_raster_run, raster_row
 
@@ -152,7 +152,7 @@ def test_ome_tiff_is_a_pyramid_with_names_and_sizes(tmp_path):
 
 def test_ome_tiff_is_read_by_us_as_a_slide(tmp_path):
     pytest.importorskip("tifffile")
-    from equicam.data.rasters.open import open_raster
+    from equicam.rasters.open import open_raster
 
     write_ome_tiff(tmp_path / "a.ome.tif", stitched(some_bands(300, 300)))
     raster = open_raster(tmp_path / "a.ome.tif")
@@ -454,7 +454,7 @@ def test_a_file_that_comes_while_an_export_is_written_stays(tmp_path, monkeypatc
         real(path, features)
         (folder / path.name).write_text("mine")
 
-    monkeypatch.setattr("equicam.export.export.write_features", slow)
+    monkeypatch.setattr("equicam.runs.export.export.write_features", slow)
     with pytest.raises(EquicamError, match="--force"):
         Run(store).export("qupath")
     assert [path.read_text() for path in folder.iterdir()] == ["mine"]
@@ -466,7 +466,7 @@ def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("no space")
 
-    monkeypatch.setattr("equicam.export.features.feature_id", fail)
+    monkeypatch.setattr("equicam.runs.export.features.feature_id", fail)
     with pytest.raises(OSError, match="no space"):
         Run(store).export("qupath")
     assert list((store.folder / "export").iterdir()) == []
@@ -545,8 +545,8 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize("to", ["qupath", "geojson"])
 @pytest.mark.parametrize("blind", [True, False])
 def test_verdicts_come_back_from_what_was_exported(tmp_path, to, blind):
-    from equicam.auditing.log import Log
-    from equicam.review.verdict_import import import_verdicts
+    from equicam.runs.log import Log
+    from equicam.runs.review.verdict_import import import_verdicts
 
     pytest.importorskip("rasterio")
     place = (10.0, 0.0, 5e5, 0.0, -10.0, 4.6e6)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equicam.errors import EquicamError
-from equicam.export import stitch as module
-from equicam.export.stitch import MIN_WEIGHT, Grid, make_grid, stitch
-from equicam.export.windows import RasterWindows, WindowMaps
+from equicam.runs.export import stitching as module
+from equicam.runs.export.stitching import MIN_WEIGHT, Grid, make_grid, stitch
+from equicam.runs.export.windows import RasterWindows, WindowMaps
 from tests.export.faked import GRID, places, window_maps
 
 

@@ -34,15 +34,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import equicam
-from equicam.auditing.compute import preprocess_to_array
-from equicam.data import limited
-from equicam.data.decoding import DecodedImage, DecoderPool
-from equicam.data.items import Item, load_item
-from equicam.data.limited import limit_memory, limit_time
-from equicam.data.rasters.options import Input, Tiling
-from equicam.data.rasters.tiling import cut_windows
+from equicam.audit.compute import preprocess_to_array
 from equicam.errors import EquicamError
+from equicam.images import limited
+from equicam.images.decoding import DecodedImage, DecoderPool
+from equicam.images.items import Item, load_item
+from equicam.images.limited import limit_memory, limit_time
 from equicam.models.images import VisibleBoxes, input_bytes
+from equicam.rasters.options import Input, Tiling
+from equicam.rasters.tiling import cut_windows
 from equicam_paper.benchmarks import find_items
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

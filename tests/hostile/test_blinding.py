@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from equicam.auditing.exports import write_csv
-from equicam.auditing.interrater import summarise_reviews
-from equicam.auditing.log import Log
-from equicam.auditing.queue_files import rank_again, rank_run, write_queue
-from equicam.auditing.review_key import ReviewKey, read_review_key
-from equicam.auditing.review_log import ReviewLog
-from equicam.auditing.triage import _controls, _entropy, triage
 from equicam.errors import EquicamError
-from equicam.review.images import ImageRenderer
-from equicam.review.queue import QueueLoader
+from equicam.runs.exports import write_csv
+from equicam.runs.log import Log
+from equicam.runs.queue_files import rank_again, rank_run, write_queue
+from equicam.runs.review.images import ImageRenderer
+from equicam.runs.review.queue import QueueLoader
+from equicam.runs.review_key import ReviewKey, read_review_key
+from equicam.runs.review_statistics import summarise_reviews
+from equicam.runs.triage import _controls, _entropy, triage
+from equicam.runs.verdicts import ReviewLog
 from equicam.shards import read_table
 from tests.audit.faked import fake_run
 from tests.audit.test_triage import VIEWS, table

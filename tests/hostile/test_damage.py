@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import equicam
-from equicam.auditing import log as logging
-from equicam.auditing.log import Log
-from equicam.auditing.store import RunStore
 from equicam.errors import EquicamError
+from equicam.runs import log as logging
+from equicam.runs.log import Log
+from equicam.runs.store import RunStore
 from tests.audit.conftest import ENV, OPTIONS, equicam_command
 from tests.audit.test_run import drawn, log_and_complete_again, rows
 

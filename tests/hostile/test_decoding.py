@@ -21,18 +21,18 @@ import numpy as np
 import pytest
 
 import equicam
-from equicam.auditing.compute import preprocess_to_array
-from equicam.auditing.worker import AuditJob
-from equicam.data import decoding, limited
-from equicam.data.decoding import DecoderPool, decode_image
-from equicam.data.items import Item, read_item
-from equicam.data.limited import limits_scale
-from equicam.data.sources import find_items
+from equicam.audit.compute import preprocess_to_array
+from equicam.audit.worker import AuditJob
 from equicam.engines.worker import ModelFromName, SharedFolder
 from equicam.errors import EquicamError
+from equicam.images import decoding, limited
+from equicam.images.decoding import DecoderPool, decode_image
+from equicam.images.items import Item, read_item
+from equicam.images.limited import limits_scale
+from equicam.images.sources import find_items
 from equicam.models.images import input_bytes
 from equicam.reasons import describe
-from equicam.report.render import read_input
+from equicam.runs.report.render import read_input
 from equicam.runtime.memory import CHOSEN_BY_USER
 from tests.hostile.generate import encode, png, write_socket
 
@@ -66,7 +66,7 @@ def fills_memory() -> None:
 
 KEPT_MEMORY = """
 import torch
-from equicam.data.limited import call_alone, limit_memory
+from equicam.images.limited import call_alone, limit_memory
 from equicam.runtime.memory import keep_freed_memory
 
 assert keep_freed_memory()

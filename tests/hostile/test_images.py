@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 import equicam
-from equicam.data.image_files import FORMATS
-from equicam.data.items import Item, open_image
 from equicam.errors import EquicamError
-from equicam.evaluation.loading import load_image
+from equicam.evaluate.loading import load_image
+from equicam.images.formats import FORMATS
+from equicam.images.items import Item, open_image
 from tests.hostile.generate import PIXELS, SAVED, WITH_EXIF, encode, exif, mutate, png, write_socket
 
 OTHERS = ("EPS", "TGA", "PCX", "SGI", "ICO", "SPIDER", "DDS", "QOI")

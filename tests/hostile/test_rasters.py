@@ -23,12 +23,12 @@ import pytest
 from PIL import Image
 
 import equicam
-from equicam.data import limited
-from equicam.data.items import Item
-from equicam.data.rasters.options import Input, Tiling
-from equicam.data.rasters.tiling import cut_windows
-from equicam.data.sources import list_source
 from equicam.errors import EquicamError
+from equicam.images import limited
+from equicam.images.items import Item
+from equicam.images.sources import list_source
+from equicam.rasters.options import Input, Tiling
+from equicam.rasters.tiling import cut_windows
 from tests.hostile.rasters import LISTS, RASTERS, READ, Bait, one_tile, parquet_of_one_cell
 from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 
@@ -116,7 +116,7 @@ def test_a_raster_that_names_others_or_is_a_bomb_is_refused(tmp_path, trap, name
 
 @pytest.mark.parametrize("name", READ)
 def test_pixels_are_those_of_the_file_itself_whatever_lies_beside(tmp_path, trap, name):
-    from equicam.data.rasters.windows import read_window
+    from equicam.rasters.windows import read_window
 
     bait, witness = trap
     path = READ[name](tmp_path / "in", bait)
@@ -314,7 +314,7 @@ def test_a_plain_raster_has_the_pixels_of_its_reader(tmp_path):
     """The checks above refuse nothing that is whole: rasterio and tifffile read the same from a pyramid and a GeoTIFF."""
     import rasterio
 
-    from equicam.data.rasters.windows import read_window
+    from equicam.rasters.windows import read_window
 
     write_geotiff(tmp_path / "a.tif", scene(), overviews=(2, 4), mask=np.full((760, 1000), 255, np.uint8))
     write_pyramid(tmp_path / "b.ome.tif", scene(), ome=True)

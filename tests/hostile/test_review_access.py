@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.testclient import TestClient
 
-from equicam.auditing.log import Log
+from equicam.runs.log import Log
 from tests.audit.conftest import equicam_command
 from tests.audit.faked import fake_run
 from tests.web.conftest import HOME, PORT, Server, rank

@@ -184,7 +184,7 @@ def slow_post(reviewer, *, cookie=True):
 
 @pytest.mark.parametrize(("connections", "seconds"), [(60, 1), pytest.param(300, 10, marks=pytest.mark.slow)])
 def test_slow_bodies_of_a_reviewer_end_at_the_deadline(run, connections, seconds):
-    shorter = f"import equicam.review.auth as auth; auth.MAX_BODY_SECONDS = {seconds}"
+    shorter = f"import equicam.runs.review.auth as auth; auth.MAX_BODY_SECONDS = {seconds}"
     with ServerProcess(run, before=shorter) as server:
         reviewer = Reviewer(server)
         with Flood(server.port, connections, slow_post(reviewer), trickle=b" ") as flood:
@@ -198,7 +198,7 @@ def test_slow_bodies_of_a_reviewer_end_at_the_deadline(run, connections, seconds
 
 
 def test_a_request_must_arrive_whole_within_its_deadline(run):
-    shorter = "import equicam.review.connections as c; c.MAX_ARRIVAL_SECONDS = 1"
+    shorter = "import equicam.runs.review.connections as c; c.MAX_ARRIVAL_SECONDS = 1"
     with ServerProcess(run, before=shorter) as server:
         reviewer = Reviewer(server)
         whole = f"GET /static/review.css HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from equicam.data.items import Item, open_item
-from equicam.data.sources import find_items
 from equicam.errors import EquicamError
+from equicam.images.items import Item, open_item
+from equicam.images.sources import find_items
 from tests.hostile.generate import encode
 
 LISTS = {

@@ -7,13 +7,13 @@ import threading
 import pytest
 
 import equicam
-from equicam.data import remote
-from equicam.data.decoding import decode_image
-from equicam.data.items import Item
-from equicam.data.remote import RemotePath, as_path
-from equicam.data.sources import find_items
 from equicam.errors import EquicamError
-from equicam.report.render import read_input
+from equicam.images import remote
+from equicam.images.decoding import decode_image
+from equicam.images.items import Item
+from equicam.images.remote import RemotePath, as_path
+from equicam.images.sources import find_items
+from equicam.runs.report.render import read_input
 from tests.hostile.generate import encode
 from tests.hostile.test_decoding import box, plain
 

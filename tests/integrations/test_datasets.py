@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 import equicam
-from equicam.data import arrow_streams, limited
-from equicam.data.items import open_item
-from equicam.data.sources import find_items
-from equicam.data.synthetic import draw_many
 from equicam.errors import EquicamError
+from equicam.images import arrow_streams, limited
+from equicam.images.items import open_item
+from equicam.images.sources import find_items
+from equicam.images.synthetic import draw_many
 
 NAMES = ["negative", "positive"]
 DATA = "data-00000-of-00001.arrow"

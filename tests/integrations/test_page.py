@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import equicam
-from equicam.data.synthetic import draw_many
+from equicam.images.synthetic import draw_many
 
 PAGE = (Path(__file__).parents[2] / "docs/integrations.md").read_text()
 

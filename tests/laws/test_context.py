@@ -10,9 +10,9 @@ import equicam
 from equicam.core.correlation import pearson
 from equicam.core.transforms import Transform, canvas_size, margin_needed
 from equicam.core.views import Views, Window, crop_centre, rotate, transform_all
-from equicam.data.synthetic import draw_many
 from equicam.errors import EquicamError
 from equicam.explain import explain_batch
+from equicam.images.synthetic import draw_many
 from equicam.models.images import preprocess_image, standard_preprocessing
 from equicam.models.surround import preprocess_surround
 from equicam.recipe import Recipe

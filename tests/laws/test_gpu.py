@@ -9,7 +9,8 @@ import torchvision
 
 import equicam
 from equicam.recipe import Recipe
-from equicam.runtime import call_size, graphs, traced
+from equicam.runtime import call_size, graphs
+from equicam.runtime.compile import traced
 from equicam.runtime.executor import Executor
 from equicam.runtime.transfers import to_device
 from tests.conftest import Cnn, Vit, assert_alive, light, methods_for, pictures, seeded

@@ -12,10 +12,10 @@ import torch
 
 import equicam
 from equicam.core.views import crop_centre
-from equicam.data import limited
-from equicam.data.items import read_item
-from equicam.data.rasters.options import RasterWindow, Tiling
+from equicam.images import limited
+from equicam.images.items import read_item
 from equicam.models.surround import preprocess_window
+from equicam.rasters.options import RasterWindow, Tiling
 from tests.audit.conftest import equicam_command, equicam_process
 from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 
@@ -223,7 +223,7 @@ def test_options_of_rasters_need_a_tile(slide, tmp_path):
 def test_reading_by_all_processes_after_a_fork_is_safe(slide, tmp_path):
     """The parent has the raster open when decoders are forked; each opens its own."""
     model = equicam.load("embedded")
-    from equicam.data.rasters.open import open_raster
+    from equicam.rasters.open import open_raster
 
     open_raster(slide).read((0, 0, 100, 100), (100, 100), (0, 1, 2))
     one = equicam.audit(slide, model, tmp_path / "one", views=4, tiling=Tiling(96), workers=1)
@@ -237,7 +237,7 @@ def test_a_map_at_a_url_is_read_by_ranges(tmp_path, monkeypatch):
     store = fsspec.filesystem("memory")
     store.pipe("/scenes/scene.tif", local.read_bytes())
     whole = []
-    monkeypatch.setattr("equicam.data.remote.RemotePath.read_bytes", lambda self: whole.append(self))
+    monkeypatch.setattr("equicam.images.remote.RemotePath.read_bytes", lambda self: whole.append(self))
     model, tiling = equicam.load("embedded"), Tiling(96, 150)
     run = equicam.audit("memory://scenes/scene.tif", model, tmp_path / "run", views=4, tiling=tiling)
     assert set(run.items["status"].to_pylist()) == {"ok"}

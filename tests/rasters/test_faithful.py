@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from equicam.data.rasters.open import open_raster
-from equicam.data.rasters.options import Input
-from equicam.data.rasters.tiling import read_regions
 from equicam.errors import EquicamError
+from equicam.rasters.open import open_raster
+from equicam.rasters.options import Input
+from equicam.rasters.tiling import read_regions
 from tests.rasters.conftest import scene, write_pyramid
 from tests.rasters.test_tiling import cut
 
@@ -162,7 +162,7 @@ def test_a_compression_that_nothing_decodes_is_refused_once(tmp_path, monkeypatc
 
 
 def test_channel_names_are_those_of_the_first_image(tmp_path):
-    from equicam.data.rasters.slides import _read_ome
+    from equicam.rasters.slides import _read_ome
 
     text = """<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06">
     <Image><Pixels PhysicalSizeX="0.5" PhysicalSizeY="0.5"><Channel Name="DAPI &amp; co"/><Channel/></Pixels></Image>

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import equicam
-from equicam.data.items import Item
-from equicam.data.rasters.open import open_raster
-from equicam.data.rasters.options import Input, Tiling
-from equicam.data.rasters.tiling import cut_windows
-from equicam.data.rasters.windows import read_window
 from equicam.errors import EquicamError
+from equicam.images.items import Item
+from equicam.rasters.open import open_raster
+from equicam.rasters.options import Input, Tiling
+from equicam.rasters.tiling import cut_windows
+from equicam.rasters.windows import read_window
 from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 
 pytest.importorskip("openslide")
@@ -217,9 +217,9 @@ import resource, numpy as np
 from contextlib import suppress
 from equicam.errors import EquicamError
 from pathlib import Path
-from equicam.data.rasters.open import open_raster
-from equicam.data.rasters.options import RasterWindow, Tiling, Input
-from equicam.data.rasters.windows import read_window
+from equicam.rasters.open import open_raster
+from equicam.rasters.options import RasterWindow, Tiling, Input
+from equicam.rasters.windows import read_window
 path = Path({str(path)!r})
 raster = open_raster(path)
 raster.thumbnail((0, 1, 2))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from equicam.data import limited
-from equicam.data.image_files import FORMATS
-from equicam.data.items import open_image
-from equicam.data.rasters.open import open_raster
+from equicam.images import limited
+from equicam.images.formats import FORMATS
+from equicam.images.items import open_image
+from equicam.rasters.open import open_raster
 from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 
 rasterio = pytest.importorskip("rasterio")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equicam.data.rasters.open import MAX_OPEN, open_raster
-from equicam.data.rasters.options import Input, RasterWindow, Tiling
-from equicam.data.rasters.raster import Pixels, resample
-from equicam.data.rasters.windows import read_window, show_raster, show_window
 from equicam.errors import EquicamError
+from equicam.rasters.open import MAX_OPEN, open_raster
+from equicam.rasters.options import Input, RasterWindow, Tiling
+from equicam.rasters.raster import Pixels, resample
+from equicam.rasters.windows import read_window, show_raster, show_window
 from tests.rasters.conftest import HEIGHT, WIDTH, halved, scene, write_geotiff, write_pyramid
 
 pytest.importorskip("openslide")

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import equicam
-from equicam.data.items import Item, open_image
-from equicam.data.rasters.open import open_raster
-from equicam.data.rasters.options import Input, Tiling
-from equicam.data.rasters.tiling import cut_windows
-from equicam.data.rasters.windows import show_raster
 from equicam.errors import EquicamError
+from equicam.images.items import Item, open_image
+from equicam.rasters.open import open_raster
+from equicam.rasters.options import Input, Tiling
+from equicam.rasters.tiling import cut_windows
+from equicam.rasters.windows import show_raster
 
 FOLDER = Path(os.environ.get("EQUICAM_RASTERS", Path(__file__).parents[2] / ".rasters"))
 pytestmark = pytest.mark.real

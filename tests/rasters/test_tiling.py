@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equicam.data.items import Item, scan_order
-from equicam.data.rasters import tiling as tilings
-from equicam.data.rasters.open import open_raster
-from equicam.data.rasters.options import Input, RasterWindow, Tiling, raster_id, window_id
-from equicam.data.rasters.tiling import cut_windows, otsu, tissue
 from equicam.errors import EquicamError
+from equicam.images.items import Item, scan_order
+from equicam.rasters import tiling as tilings
+from equicam.rasters.open import open_raster
+from equicam.rasters.options import Input, RasterWindow, Tiling, raster_id, window_id
+from equicam.rasters.tiling import cut_windows, otsu, tissue
 from tests.rasters.conftest import HEIGHT, WIDTH, scene, write_geotiff, write_pyramid
 
 pytest.importorskip("openslide")

@@ -16,9 +16,9 @@ import torch
 from torchvision.transforms import v2
 
 import equicam
-from equicam.data.items import open_image
-from equicam.evaluation.equivariance import equivariance
-from equicam.evaluation.summary import summarise
+from equicam.evaluate.equivariance import equivariance
+from equicam.evaluate.summary import summarise
+from equicam.images.items import open_image
 from equicam.models.images import preprocess_image
 
 pytestmark = pytest.mark.real

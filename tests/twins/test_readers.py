@@ -9,7 +9,7 @@ import torch
 
 import equicam
 from equicam.core.views import rotate
-from equicam.evaluation.controls import blur_maps
+from equicam.evaluate.controls import blur_maps
 from equicam.methods import AS_PUBLISHED, METHODS, Method
 from equicam.readers.masking import rise, score_cam
 from equicam.readers.noise import smooth_grad_cam_pp

@@ -17,9 +17,9 @@ from equicam.core.combine import grad_cam, grad_cam_rectified, layer_cam
 from equicam.core.correlation import pearson
 from equicam.core.uncertainty import correlate_views
 from equicam.core.views import Views, disc, rotate, transform_all
-from equicam.evaluation import causal, controls, faithfulness, localisation, uncertainty
-from equicam.evaluation.blur import gaussian
-from equicam.evaluation.equivariance import (
+from equicam.evaluate import causal, controls, faithfulness, localisation, uncertainty
+from equicam.evaluate.blur import gaussian
+from equicam.evaluate.equivariance import (
     ANGLES,
     GROUPS,
     confidence_kept,
@@ -28,9 +28,9 @@ from equicam.evaluation.equivariance import (
     mean_where,
     weighted_mean,
 )
-from equicam.evaluation.reasons import ReasonCode
-from equicam.evaluation.similarity import MEASURES, cosine, ranks, spearman, ssim
-from equicam.evaluation.stages import LayerTrace, stages
+from equicam.evaluate.reasons import ReasonCode
+from equicam.evaluate.similarity import MEASURES, cosine, ranks, spearman, ssim
+from equicam.evaluate.stages import LayerTrace, stages
 from tests.conftest import Cnn, assert_alive, seeded
 
 SIZE = 28
@@ -620,7 +620,7 @@ def test_all_angles_in_one_call_are_the_same_as_one_by_one(monkeypatch):
         "angles": (45, 90),
     }
     one_by_one = equicam.evaluate(model, x, views=4, **options).to_pylist()
-    monkeypatch.setattr(import_module("equicam.evaluation.maps"), "fits_one_call", lambda *_: True)
+    monkeypatch.setattr(import_module("equicam.evaluate.maps"), "fits_one_call", lambda *_: True)
     at_once = equicam.evaluate(model, x, views=4, **options).to_pylist()
     assert len(at_once) == len(one_by_one) > 100
     values = [row["value"] for row in one_by_one if row["score"] == "eq"]

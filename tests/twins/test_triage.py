@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from equicam.auditing.queue_files import _same
-from equicam.auditing.signals import ROWS, flagged, signal_values
-from equicam.auditing.store import ITEMS
-from equicam.auditing.stored_maps import MAPS, StoredMaps
-from equicam.auditing.triage import _by_class, triage
 from equicam.core.views import Views
 from equicam.reasons import from_rows
+from equicam.runs.queue_files import _same
+from equicam.runs.signals import ROWS, flagged, signal_values
+from equicam.runs.store import ITEMS
+from equicam.runs.stored_maps import MAPS, StoredMaps
+from equicam.runs.triage import _by_class, triage
 from equicam.shards import finite_table, json_ready
 
 TRANSFORMS = Views([0, 60, 120, 180, 240, 300]).transforms

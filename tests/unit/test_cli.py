@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 import equicam
 from equicam.cli.app import app
 from equicam.console import as_typed, exit_on_error
-from equicam.data.decoding import MAX_DECODERS
-from equicam.data.synthetic import draw
+from equicam.drawing.explanation_files import safe_stem
+from equicam.images.decoding import MAX_DECODERS
+from equicam.images.synthetic import draw
 from equicam.models.names import absolute_model, absolute_weights
-from equicam.report.explanation_files import safe_stem
 
 RUN = CliRunner(env={"COLUMNS": "200"})
 
@@ -196,7 +196,7 @@ def test_the_default_demo_finds_three_times_as_many_of_the_worst_as_chance(tmp_p
 
 def test_a_demo_with_differences_ends_with_1(tmp_path, monkeypatch):
     from equicam import run
-    from equicam.auditing.verify import Verification
+    from equicam.audit.verify import Verification
 
     differs = Verification(files=1, events=1, recomputed=0, problems=("queue.csv is not as it was written",))
     monkeypatch.setattr(run.Run, "verify", lambda *_args, **_options: differs)

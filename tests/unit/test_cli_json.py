@@ -16,13 +16,13 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import equicam
-from equicam.auditing.log import Log
 from equicam.cli import app as cli
 from equicam.cli.audit_output import causal_command
 from equicam.cli.gates import check_gates, failed_gate, parse_gates, refuse_unreachable
 from equicam.console import console, notices
-from equicam.data.synthetic import draw
+from equicam.images.synthetic import draw
 from equicam.reasons import from_rows
+from equicam.runs.log import Log
 
 SCHEMAS = Path(equicam.__file__).parent / "schemas"
 RUN = CliRunner(env={"COLUMNS": "200"})
@@ -240,7 +240,7 @@ def test_files_that_are_no_images_are_a_notice(patches, tmp_path):
 def test_verbose_prints_the_log(patches, tmp_path):
     result = invoke("audit", patches, "--out", tmp_path / "run", "--views", 2, "--verbose")
     for words in (
-        "equicam.auditing.audit: shard 0: 7 images, ",
+        "equicam.audit.audit: shard 0: 7 images, ",
         "views in a forward pass",
         "'broken.png' could not be",
     ):

@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
-from equicam.data.dicom import check_window, frames, read_frame
-from equicam.data.items import Item, digest_files, open_image, open_item, read_item
-from equicam.data.sources import find_items
 from equicam.errors import EquicamError
+from equicam.images.dicom import check_window, frames, read_frame
+from equicam.images.items import Item, digest_files, open_image, open_item, read_item
+from equicam.images.sources import find_items
 
 pydicom = pytest.importorskip("pydicom")
 from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import equicam
-from equicam.data.synthetic import CENTRE, MIN_TUMOUR_PIXELS, SIZE, draw, draw_many
+from equicam.images.synthetic import CENTRE, MIN_TUMOUR_PIXELS, SIZE, draw, draw_many
 from equicam.models.embedded import CLASSES, WEIGHTS
 from equicam.models.layers import choose_layer
 

@@ -21,16 +21,16 @@ import equicam
 from equicam import evaluation
 from equicam.core.uncertainty import correlate_views
 from equicam.core.views import Views, disc, rotate
-from equicam.data.items import Item
 from equicam.errors import EquicamError
-from equicam.evaluation import summary
-from equicam.evaluation.controls import randomise_weights, shuffle_tiles
-from equicam.evaluation.equivariance import ANGLES, equivariance
-from equicam.evaluation.loading import Sample, load_image
-from equicam.evaluation.metrics import METRICS, Metric
-from equicam.evaluation.table import MetricRows
+from equicam.evaluate import summary
+from equicam.evaluate.controls import randomise_weights, shuffle_tiles
+from equicam.evaluate.equivariance import ANGLES, equivariance
+from equicam.evaluate.loading import Sample, load_image
+from equicam.evaluate.metrics import METRICS, Metric
+from equicam.evaluate.table import MetricRows
+from equicam.images.items import Item
 from equicam.models.images import box_mask
-from equicam.report.tables import evaluation_tables
+from equicam.runs.report.tables import evaluation_tables
 from equicam.runtime.ahead import finish_in_order
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
@@ -473,9 +473,9 @@ def test_labels_by_name_by_order_and_unknown(small, folder):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_an_interrupted_evaluation_resumes_with_the_same_rows(small, folder, tmp_path, monkeypatch, ahead):
-    module = import_module("equicam.evaluation.evaluate")
+    module = import_module("equicam.evaluate.evaluate")
     monkeypatch.setattr(module, "finish_in_order", lambda started, _ahead: finish_in_order(started, ahead))
-    monkeypatch.setattr(import_module("equicam.evaluation.evaluate"), "IMAGES_PER_SHARD", 2)
+    monkeypatch.setattr(import_module("equicam.evaluate.evaluate"), "IMAGES_PER_SHARD", 2)
     options = {"methods": ["grad-cam", "equigrad-cam"], "angles": ANGLES_2, "views": 4}
     whole = equicam.evaluate(small, folder, out=tmp_path / "whole.parquet", **options)
     out = tmp_path / "cut.parquet"
@@ -737,7 +737,7 @@ def test_names_that_do_not_match_are_no_labels(small, folder):
 
 
 def test_no_image_is_alone_in_a_shard(cnn, monkeypatch):
-    monkeypatch.setattr(import_module("equicam.evaluation.evaluate"), "IMAGES_PER_SHARD", 4)
+    monkeypatch.setattr(import_module("equicam.evaluate.evaluate"), "IMAGES_PER_SHARD", 4)
     table = equicam.evaluate(cnn, pictures(9), methods=["grad-cam"], angles=(90,))
     _, floor = value(table, "eq", "grad-cam", "disc")
     assert len(floor) == 9
@@ -841,7 +841,7 @@ def test_images_that_are_not_finite_are_named(methods):
 
 
 @pytest.mark.parametrize(
-    "name", [m.name for m in pkgutil.walk_packages(evaluation.__path__, "equicam.evaluation.")]
+    "name", [m.name for m in pkgutil.walk_packages(evaluation.__path__, "equicam.evaluate.")]
 )
 def test_every_module_can_be_imported_as_a_name(name):
     """No function of a package hides a module of the same name."""

@@ -5,8 +5,8 @@ import torch
 import torchvision
 from torch import nn
 
-from equicam.runtime import fused_convolutions
-from equicam.runtime.traced import TracedCall
+from equicam.runtime.compile import fused_convolutions
+from equicam.runtime.compile.traced import TracedCall
 
 FUSED = torch.ops.equicam.convolution_relu.default
 

@@ -9,8 +9,8 @@ import torch
 import equicam
 from equicam.core.views import transform_all
 from equicam.errors import EquicamError
-from equicam.evaluation.equivariance import GROUPS
-from equicam.evaluation.selection import pick
+from equicam.evaluate.equivariance import GROUPS
+from equicam.evaluate.selection import pick
 from tests.conftest import assert_alive, pictures
 
 EVERY = tuple(GROUPS)

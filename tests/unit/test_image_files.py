@@ -9,8 +9,8 @@ from PIL import Image
 
 import equicam
 from equicam import EquicamError
-from equicam.data.image_files import to_rgb
-from equicam.data.items import open_image
+from equicam.images.formats import to_rgb
+from equicam.images.items import open_image
 
 RAMP = np.linspace(0, 255, 40 * 30).reshape(40, 30).astype(np.uint8)
 COLOUR = np.stack([RAMP, RAMP[::-1], np.full_like(RAMP, 90)], -1)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from equicam import EquicamError
-from equicam.data.items import (
+from equicam.images.items import (
     Item,
     digest_items,
     open_item,

@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 import equicam
-from equicam.data import remote
-from equicam.data.items import digest_items, open_item, read_item
-from equicam.data.remote import RemotePath, as_path, file_stat, is_url
-from equicam.data.sources import find_items
-from equicam.data.synthetic import draw_many
 from equicam.errors import EquicamError
+from equicam.images import remote
+from equicam.images.items import digest_items, open_item, read_item
+from equicam.images.remote import RemotePath, as_path, file_stat, is_url
+from equicam.images.sources import find_items
+from equicam.images.synthetic import draw_many
 
 FREE = ("seconds", "path", "mtime_ns")
 

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from equicam import EquicamError
-from equicam.data.items import Item, open_item
-from equicam.data.sources import find_items
+from equicam.images.items import Item, open_item
+from equicam.images.sources import find_items
 
 
 def touch(root: Path, *names: str) -> Path:
@@ -328,5 +328,5 @@ def test_an_unreadable_folder_is_reported(tmp_path, monkeypatch):
 
 
 def test_finding_images_needs_no_torch():
-    code = "import equicam.data.sources, sys; assert 'torch' not in sys.modules; assert 'h5py' not in sys.modules"
+    code = "import equicam.images.sources, sys; assert 'torch' not in sys.modules; assert 'h5py' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

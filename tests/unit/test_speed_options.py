@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import equicam
-from equicam.auditing.audit import is_repaid
+from equicam.audit.audit import is_repaid
 from equicam.cli.shared import parse_speed
 
 

@@ -12,7 +12,7 @@ from scipy.integrate import quad
 from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
 from equicam.errors import EquicamError
-from equicam.evaluation.statistics import (
+from equicam.evaluate.statistics import (
     Estimate,
     auroc,
     bonferroni,

@@ -9,7 +9,7 @@ from PIL import Image
 
 import equicam
 from equicam import steadiness
-from equicam.data.synthetic import draw_many
+from equicam.images.synthetic import draw_many
 from equicam.reasons import Reason, describe
 from equicam.steadiness import MIN_OTHER_VIEWS, WORDS, Steadiness, count_words, judge
 

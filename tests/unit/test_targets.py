@@ -12,10 +12,10 @@ from torch import nn
 
 import equicam
 from equicam import EquicamError
-from equicam.auditing.manifest import read_manifest
-from equicam.data.synthetic import draw_many
+from equicam.images.synthetic import draw_many
 from equicam.models.images import as_batch, read_arrays
 from equicam.readers.classes import class_index
+from equicam.runs.manifest import read_manifest
 from tests.conftest import Cnn, assert_alive, light, pictures, seeded
 
 NAMES = ("benign", "malignant", "crane", "crane", "Other")

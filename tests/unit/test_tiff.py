@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equicam.data.image_files import decode
-from equicam.data.items import open_image
-from equicam.data.tiff import COPY_FIX, GEO_FIX, SLIDE_FIX, read_pages
 from equicam.errors import EquicamError
+from equicam.images.formats import decode
+from equicam.images.items import open_image
+from equicam.images.tiff import COPY_FIX, GEO_FIX, SLIDE_FIX, read_pages
 
 RASTERS = Path(os.environ.get("EQUICAM_PICTURES", "/nowhere")) / "rasters"
 RAMP = np.linspace(0, 255, 48 * 32).reshape(48, 32).astype(np.uint8)
@@ -147,7 +147,7 @@ def test_a_damaged_tiff_is_an_error(tmp_path, name):
 
 
 def test_a_long_chain_of_pages_ends(monkeypatch):
-    monkeypatch.setattr("equicam.data.tiff.MAX_PAGES", 200)
+    monkeypatch.setattr("equicam.images.tiff.MAX_PAGES", 200)
     entry = struct.pack("<HHHII", 1, 256, 4, 1, 8)
     size = len(entry) + 4
     pages = b"".join(entry + struct.pack("<I", 8 + (i + 1) * size) for i in range(201))

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from equicam.auditing.review_key import read_review_key
-from equicam.auditing.store import SAMPLE, RunStore
-from equicam.auditing.triage import ROWS, triage
-from equicam.review.app import make_app
-from equicam.review.auth import Access
-from equicam.review.queue import item_key
+from equicam.runs.review.app import make_app
+from equicam.runs.review.auth import Access
+from equicam.runs.review.queue import item_key
+from equicam.runs.review_key import read_review_key
+from equicam.runs.store import SAMPLE, RunStore
+from equicam.runs.triage import ROWS, triage
 from equicam.shards import write_table
 from tests.audit.faked import fake_run
 

@@ -5,8 +5,8 @@ import shutil
 import pytest
 from starlette.testclient import TestClient
 
-from equicam.auditing.log import Log
-from equicam.auditing.store import RunStore
+from equicam.runs.log import Log
+from equicam.runs.store import RunStore
 from tests.web.conftest import HOME, PORT, Server
 
 PATHS = [

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equicam.auditing.log import Log
-from equicam.report.page import write_report
-from equicam.report.text import VERDICT_MEANINGS
-from equicam.review.queue import QueueLoader
+from equicam.drawing.text import VERDICT_MEANINGS
+from equicam.runs.log import Log
+from equicam.runs.report.page import write_report
+from equicam.runs.review.queue import QueueLoader
 from equicam.shards import read_table
 from tests.audit.faked import CHANGED, HOSTILE, MISSING, triaged
 from tests.audit.faked_rasters import fake_raster_run

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from equicam.auditing.log import Log
-from equicam.auditing.review_log import VERDICTS, ReviewLog
+from equicam.runs.log import Log
+from equicam.runs.verdicts import VERDICTS, ReviewLog
 from tests.audit.conftest import equicam_command
 from tests.audit.faked import fake_run
 from tests.web.server_process import ServerProcess
@@ -103,7 +103,7 @@ def test_without_fastapi_it_names_the_package_to_install(run, monkeypatch, capsy
     from equicam.cli.review import review
 
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    for module in ("equicam.review.app", "equicam.review.server"):
+    for module in ("equicam.runs.review.app", "equicam.runs.review.server"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(typer.Exit):
         review(run.folder, None, True, False, None, "127.0.0.1", False, None, None, False, None, None)

@@ -19,13 +19,13 @@ from starlette.testclient import TestClient
 
 import equicam
 from equicam.core.views import rotate
-from equicam.data import decoding
-from equicam.data.synthetic import draw
-from equicam.evaluation.equivariance import equivariance
+from equicam.evaluate.equivariance import equivariance
+from equicam.images import decoding
+from equicam.images.synthetic import draw
 from equicam.live.app import LiveContext, make_app
 from equicam.live.frames import LIVE_METHODS, FrameComputer, Settings, SupersededError, single_view_method
 from equicam.live.images import MAX_UPLOADS, OpenedImages
-from equicam.review.auth import Access
+from equicam.runs.review.auth import Access
 from tests.audit.conftest import equicam_command, equicam_process
 from tests.web.test_browser import chromium, until, watched  # noqa: F401
 

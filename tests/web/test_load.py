@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from equicam.auditing.log import Log
+from equicam.runs.log import Log
 from tests.audit.faked import fake_run
 from tests.web.conftest import rank
 from tests.web.server_process import ServerProcess

@@ -17,15 +17,15 @@ import pyarrow.compute as pc
 import pytest
 from PIL import Image
 
-from equicam.auditing.log import Log
-from equicam.auditing.review_log import VERDICTS, ReviewLog
-from equicam.auditing.store import ITEMS, RunStore
-from equicam.data.digests import file_digest
+from equicam.audit.run import Run
+from equicam.drawing.text import VERDICT_MEANINGS
+from equicam.images.digests import file_digest
 from equicam.overlay import stretch
-from equicam.report.text import VERDICT_MEANINGS
-from equicam.review.images import LAYER_PX
-from equicam.review.queue import MAX_ITEMS_PER_RESPONSE, QueueLoader
-from equicam.run import Run
+from equicam.runs.log import Log
+from equicam.runs.review.images import LAYER_PX
+from equicam.runs.review.queue import MAX_ITEMS_PER_RESPONSE, QueueLoader
+from equicam.runs.store import ITEMS, RunStore
+from equicam.runs.verdicts import VERDICTS, ReviewLog
 from equicam.shards import read_table, write_table
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, fake_run
 from tests.docs.test_abbreviations import unspelled
@@ -601,7 +601,7 @@ def test_every_image_and_control_has_a_label(ana):
 
 
 def test_the_page_never_imports_torch():
-    code = "import sys; sys.modules['torch'] = None; import equicam.cli.app, equicam.review.app, equicam.review.images; import equicam.report.render; print('scipy.stats' in sys.modules)"
+    code = "import sys; sys.modules['torch'] = None; import equicam.cli.app, equicam.runs.review.app, equicam.runs.review.images; import equicam.runs.report.render; print('scipy.stats' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "False"

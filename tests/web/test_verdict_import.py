@@ -8,15 +8,15 @@ from uuid import UUID
 
 import pytest
 
-from equicam.auditing.feature_ids import feature_id
-from equicam.auditing.log import Log
-from equicam.auditing.review_log import VERDICTS, ReviewLog
-from equicam.auditing.store import RunStore
-from equicam.data import geojson
 from equicam.errors import EquicamError
-from equicam.review import verdict_import
-from equicam.review.verdict_files import write_verdicts
-from equicam.review.verdict_import import import_verdicts
+from equicam.rasters import geojson
+from equicam.runs.feature_ids import feature_id
+from equicam.runs.log import Log
+from equicam.runs.review import verdict_import
+from equicam.runs.review.verdict_files import write_verdicts
+from equicam.runs.review.verdict_import import import_verdicts
+from equicam.runs.store import RunStore
+from equicam.runs.verdicts import VERDICTS, ReviewLog
 from equicam.shards import read_table
 from tests.audit.conftest import equicam_answer, equicam_command
 from tests.audit.faked import fake_run
@@ -349,6 +349,6 @@ def test_a_run_without_a_queue_names_the_command(tmp_path):
 
 
 def test_importing_needs_no_torch_and_no_web_server():
-    code = "import sys; sys.modules['torch'] = sys.modules['fastapi'] = None; import equicam.review.verdict_import"
+    code = "import sys; sys.modules['torch'] = sys.modules['fastapi'] = None; import equicam.runs.review.verdict_import"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equicam.auditing.store import RunStore
-from equicam.data.rasters.options import raster_id
-from equicam.review.images import BLOCK_BYTES
-from equicam.review.queue import QueueLoader
+from equicam.rasters.options import raster_id
+from equicam.runs.review.images import BLOCK_BYTES
+from equicam.runs.review.queue import QueueLoader
+from equicam.runs.store import RunStore
 from equicam.shards import read_table
 from tests.audit.faked_rasters import TILE, fake_raster_run, write_map
 from tests.web.conftest import Server, key_of, rank
@@ -169,7 +169,7 @@ def test_the_page_links_only_to_neighbours_in_the_queue(run, ana):
 
 def test_a_last_column_nearer_than_a_step_is_still_a_neighbour(tmp_path):
     """The grid ends at the border, so its last windows overlap the ones before."""
-    from equicam.review.queue import Place, _thousandths
+    from equicam.runs.review.queue import Place, _thousandths
 
     run = rank(fake_raster_run(tmp_path))
     queue = QueueLoader(run, blind=True).current()

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pyarrow.compute as pc
 
-from equicam.evaluation import summary
-from equicam.evaluation.summary import SummaryRow
+from equicam.evaluate import summary
+from equicam.evaluate.summary import SummaryRow
 from equicam_paper.claims import METHODS
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.experiment import Experiment

@@ -5,12 +5,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from equicam.data import limited, sources
-from equicam.data.folders import list_files, list_items, quote_names, read_lines, subfolders
-from equicam.data.items import Box, Item, parse_box, valid_utf8
-from equicam.data.manifests import find_manifest
-from equicam.data.remote import as_path
 from equicam.errors import EquicamError
+from equicam.images import limited, sources
+from equicam.images.folders import list_files, list_items, quote_names, read_lines, subfolders
+from equicam.images.items import Box, Item, parse_box, valid_utf8
+from equicam.images.lists import find_manifest
+from equicam.images.remote import as_path
 from equicam_paper import hdf5
 from equicam_paper.imagenet import imagenet
 

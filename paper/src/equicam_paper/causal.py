@@ -6,9 +6,9 @@ from operator import attrgetter, itemgetter
 
 import numpy as np
 
-from equicam.evaluation import statistics, summary
-from equicam.evaluation.selection import MetricColumn
-from equicam.evaluation.statistics import Estimate, Floats
+from equicam.evaluate import statistics, summary
+from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.statistics import Estimate, Floats
 from equicam_paper.claims import claims
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.experiment import Experiment

@@ -269,7 +269,7 @@ def _folding_table(*columns: str, box: Box | None = SIMPLE_HEAD, title: str = ""
 
 
 def _print_rows(result: "Reproduction") -> None:
-    from equicam.evaluation import summary
+    from equicam.evaluate import summary
     from equicam_paper.tables import random_weights_tables
 
     measured = [row for row in result.rows if row.verdict != "not run"]

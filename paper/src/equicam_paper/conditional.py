@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter, itemgetter
 
-from equicam.evaluation import summary
-from equicam.evaluation.statistics import Estimate
-from equicam.evaluation.summary import ConditionalEq
+from equicam.evaluate import summary
+from equicam.evaluate.statistics import Estimate
+from equicam.evaluate.summary import ConditionalEq
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.experiment import Experiment
 from equicam_paper.rows import Both, Remark, Row, compare, number, with_verdict

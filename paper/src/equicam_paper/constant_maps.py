@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from equicam.evaluation import statistics
-from equicam.evaluation.statistics import Floats
+from equicam.evaluate import statistics
+from equicam.evaluate.statistics import Floats
 from equicam.explain import explain
 from equicam_paper.claims import claims
 from equicam_paper.context import FORWARD_PASSES, Context

@@ -8,9 +8,9 @@ import torch
 from equicam.core.correlation import CONSTANT_BELOW
 from equicam.core.transforms import as_transform
 from equicam.core.weights import KeepConfident
-from equicam.evaluation import faithfulness, statistics, summary
-from equicam.evaluation.equivariance import ANGLES
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate import faithfulness, statistics, summary
+from equicam.evaluate.equivariance import ANGLES
+from equicam.evaluate.statistics import Estimate
 from equicam.explain import explain
 from equicam.methods import resolve
 from equicam.recipe import Recipe

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from equicam import __version__
 from equicam.core.views import Views
-from equicam.data.items import Item, digest_files, digest_groups, digest_items, open_item, sample_by_class
-from equicam.evaluation import summary
-from equicam.evaluation.evaluate import evaluate
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate import summary
+from equicam.evaluate.evaluate import evaluate
+from equicam.evaluate.statistics import Estimate
+from equicam.images.items import Item, digest_files, digest_groups, digest_items, open_item, sample_by_class
 from equicam.methods import AS_PUBLISHED, METHODS, Method
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.models.load import load

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.evaluation import statistics
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate import statistics
+from equicam.evaluate.statistics import Estimate
 from equicam.explain import explain
 from equicam_paper.claims import claims
 from equicam_paper.context import Context

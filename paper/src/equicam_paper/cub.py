@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from equicam.evaluation import statistics, summary
+from equicam.evaluate import statistics, summary
 from equicam_paper.claims import Claim
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.experiment import Experiment, another_network

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate.statistics import Estimate
 from equicam_paper.context import Context
 from equicam_paper.experiment import Experiment
 from equicam_paper.rotation_augmentation import (

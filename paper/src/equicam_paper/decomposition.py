@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from equicam.core.chain import is_constant
-from equicam.evaluation import summary
-from equicam.evaluation.selection import MetricColumn
+from equicam.evaluate import summary
+from equicam.evaluate.selection import MetricColumn
 from equicam_paper.claims import claims
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.experiment import Experiment

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from equicam.evaluation import summary
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate import summary
+from equicam.evaluate.statistics import Estimate
 from equicam_paper.claims import DOMAINS, METHODS, METRICS, Claim, claims
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.experiment import Experiment

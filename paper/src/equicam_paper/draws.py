@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equicam.data.items import Item, sample_by_class
 from equicam.errors import EquicamError
+from equicam.images.items import Item, sample_by_class
 
 AUTHORS_SEED = 42
 FILES_PER_CLASS, TAKEN_PER_CLASS = 15, 10

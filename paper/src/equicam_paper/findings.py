@@ -8,7 +8,7 @@ that were not measured.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate.statistics import Estimate
 from equicam_paper import alignment, blur, rotation_augmentation, soft_gate, t_sweep, tables, triage
 from equicam_paper.claims import TITLES
 from equicam_paper.kept import KeptRows

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from equicam.data.items import Item, digest_items, open_item
 from equicam.errors import EquicamError
+from equicam.images.items import Item, digest_items, open_item
 from equicam.models.heads import head_name, resize_head
 from equicam.models.images import preprocess_image
 from equicam.models.load import load

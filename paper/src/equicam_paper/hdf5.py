@@ -12,9 +12,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from equicam.data.files import refuse_irregular
-from equicam.data.image_files import refuse_size
 from equicam.errors import EquicamError
+from equicam.images.files import refuse_irregular
+from equicam.images.formats import refuse_size
 
 MAX_OPEN_FILES = 8
 MAX_IMAGES = 10_000_000

@@ -6,8 +6,8 @@ from dataclasses import replace
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.evaluation import statistics
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate import statistics
+from equicam.evaluate.statistics import Estimate
 from equicam.explain import explain
 from equicam.readers.layout import is_block_norm
 from equicam.readers.model import Model

@@ -9,8 +9,9 @@ from xml.parsers import expat
 
 import numpy as np
 
-from equicam.data.files import MAX_LIST_BYTES, read_file
-from equicam.data.folders import (
+from equicam.errors import EquicamError
+from equicam.images.files import MAX_LIST_BYTES, read_file
+from equicam.images.folders import (
     SUFFIXES,
     PathParts,
     item_at,
@@ -19,8 +20,7 @@ from equicam.data.folders import (
     report_skipped,
     subfolders,
 )
-from equicam.data.items import Box, Item, parse_box, valid_utf8
-from equicam.errors import EquicamError
+from equicam.images.items import Box, Item, parse_box, valid_utf8
 
 IMAGES = ("", "val", "ILSVRC2012_img_val")
 DEVKIT = ("", "data", "ILSVRC2012_devkit_t12/data")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equicam.errors import EquicamError
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate.statistics import Estimate
 from equicam.shards import json_ready, read_json, write_atomic
 from equicam_paper.claims import claims
 from equicam_paper.rows import VERDICTS, Remark, Row, judge_again, only_of_the_papers

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from equicam.core.chain import unit
-from equicam.data.items import sample_by_class
-from equicam.evaluation import localisation, summary
-from equicam.evaluation.controls import coverage_map
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate import localisation, summary
+from equicam.evaluate.controls import coverage_map
+from equicam.evaluate.statistics import Estimate
+from equicam.images.items import sample_by_class
 from equicam.methods import resolve
 from equicam.models.images import box_mask
 from equicam.recipe import Recipe

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from equicam.data.items import sample_by_class
-from equicam.evaluation import statistics, summary
-from equicam.evaluation.selection import MetricColumn
-from equicam.evaluation.statistics import Estimate, Floats
+from equicam.evaluate import statistics, summary
+from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.statistics import Estimate, Floats
+from equicam.images.items import sample_by_class
 from equicam_paper.claims import Claim, claims
 from equicam_paper.context import FORWARD_PASSES, Context, Evaluation
 from equicam_paper.experiment import Experiment, another_network

@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.evaluation import statistics, summary
-from equicam.evaluation.reasons import ReasonCode
-from equicam.evaluation.selection import MetricColumn
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate import statistics, summary
+from equicam.evaluate.reasons import ReasonCode
+from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.statistics import Estimate
 from equicam.methods import AS_PUBLISHED
 from equicam.readers.forward import Network, capture_layer
 from equicam.readers.model import Model

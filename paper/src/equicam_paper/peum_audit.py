@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator
 
 from equicam.core.transforms import as_transform
 from equicam.core.views import Views
-from equicam.evaluation import summary
-from equicam.evaluation.equivariance import ANGLES
-from equicam.evaluation.summary import SignalSummary
+from equicam.evaluate import summary
+from equicam.evaluate.equivariance import ANGLES
+from equicam.evaluate.summary import SignalSummary
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.experiment import Experiment
 from equicam_paper.rows import Both, Contradiction, Row, compare, correlation, number

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from equicam.evaluation.statistics import Correlation, Estimate, Floats
+from equicam.evaluate.statistics import Correlation, Estimate, Floats
 from equicam_paper import load_experiment
 from equicam_paper.claims import MIN_IMAGES, claims
 from equicam_paper.kept import KeptRows

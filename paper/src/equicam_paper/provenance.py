@@ -14,8 +14,8 @@ import torch
 
 import equicam
 from equicam import __version__
-from equicam.data.items import Item, digest_items, item_digest
 from equicam.errors import EquicamError
+from equicam.images.items import Item, digest_items, item_digest
 from equicam_paper.draws import describe_draw
 
 if TYPE_CHECKING:

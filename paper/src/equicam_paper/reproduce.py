@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equicam.data.items import Item
 from equicam.errors import EquicamError
+from equicam.images.items import Item
 from equicam.models.load import load
 from equicam.shards import write_atomic
 from equicam_paper import EXPERIMENTS, load_experiment

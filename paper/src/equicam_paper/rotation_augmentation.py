@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from equicam.evaluation import summary
-from equicam.evaluation.selection import MetricColumn
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate import summary
+from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.statistics import Estimate
 from equicam_paper.claims import DOMAINS, Claim
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.experiment import Experiment

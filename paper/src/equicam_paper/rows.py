@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from equicam.evaluation.statistics import MIN_GROUPS, Correlation, Estimate
+from equicam.evaluate.statistics import MIN_GROUPS, Correlation, Estimate
 from equicam.shards import json_ready
 from equicam_paper.claims import DOMAINS, MIN_IMAGES, NETWORKS, Claim, claims
 from equicam_paper.margins import margin, published_images, published_range, published_text, rounding

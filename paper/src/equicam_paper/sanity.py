@@ -13,12 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equicam.core.correlation import pearson
-from equicam.data.items import Item, sample_by_class
 from equicam.errors import EquicamError
-from equicam.evaluation import statistics, summary
-from equicam.evaluation.controls import randomise_weights
-from equicam.evaluation.similarity import ssim
+from equicam.evaluate import statistics, summary
+from equicam.evaluate.controls import randomise_weights
+from equicam.evaluate.similarity import ssim
 from equicam.explain import explain
+from equicam.images.items import Item, sample_by_class
 from equicam.methods import METHODS
 from equicam.progress import progress_bar
 from equicam_paper.context import Context, Evaluation

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from equicam.evaluation import statistics, summary
-from equicam.evaluation.selection import pick_prediction
+from equicam.evaluate import statistics, summary
+from equicam.evaluate.selection import pick_prediction
 from equicam_paper.context import Context
 from equicam_paper.plots import Scatter
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from equicam.evaluation import summary
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate import summary
+from equicam.evaluate.statistics import Estimate
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.experiment import Experiment
 from equicam_paper.rows import Both, Row, compare, not_run

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from equicam.evaluation import statistics, summary
-from equicam.evaluation.statistics import Estimate, Floats
+from equicam.evaluate import statistics, summary
+from equicam.evaluate.statistics import Estimate, Floats
 from equicam.methods import resolve
 from equicam.recipe import Recipe
 from equicam_paper.claims import claims

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from equicam.evaluation.statistics import Estimate
+from equicam.evaluate.statistics import Estimate
 from equicam_paper.plots import random_weights_panels
 from equicam_paper.rows import Row
 

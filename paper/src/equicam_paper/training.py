@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from equicam import __version__
 from equicam.core.views import rotate_each
-from equicam.data.items import Item, open_item
 from equicam.errors import EquicamError
+from equicam.images.items import Item, open_item
 from equicam.models.heads import head_name
 from equicam.models.images import preprocess_image, training_transform
 from equicam.readers.model import Model

@@ -6,9 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from equicam.evaluation import statistics, summary
-from equicam.evaluation.selection import MetricColumn
-from equicam.evaluation.statistics import Estimate, Floats, Ids
+from equicam.evaluate import statistics, summary
+from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.statistics import Estimate, Floats, Ids
 from equicam_paper.claims import DOMAINS, Claim
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.domains import fine_tuning

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from equicam.auditing import SHARD_SIZE
 from equicam.cli import options
 from equicam.cli.audit_output import (
     LAST_HASH,
@@ -39,6 +38,7 @@ from equicam.console import (
     say,
     show_progress,
 )
+from equicam.runs import SHARD_SIZE
 
 _GATES = "Gates"
 
@@ -143,7 +143,7 @@ def audit(
         show_progress("listing", unit="files") as progress,
     ):
         import equicam
-        from equicam.data.sources import list_source
+        from equicam.images.sources import list_source
         from equicam.models.names import absolute_weights
 
         gates = parse_gates(max_bad, min_steady)

@@ -15,9 +15,9 @@ from equicam.cli.gates import Gate, check_gates
 from equicam.console import console, note, plain, plural, say
 
 if TYPE_CHECKING:
-    from equicam.auditing.triage import Triage
-    from equicam.auditing.verify import Verification
-    from equicam.run import Run
+    from equicam.audit.run import Run
+    from equicam.audit.verify import Verification
+    from equicam.runs.triage import Triage
 
 ROWS = 10
 REASONS_COLUMN_WIDTH = 110
@@ -210,7 +210,7 @@ def print_verification(found: "Verification") -> None:
 def _largest(found: "Verification") -> str:
     if not found.recomputed:
         return ""
-    from equicam.auditing.verify import TOLERANCES
+    from equicam.audit.verify import TOLERANCES
 
     known = [key for key in ("confidence", "peum_score", "eq") if key in found.worst]
     parts = [

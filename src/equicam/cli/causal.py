@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equicam.auditing import CAUSAL_IMAGES
 from equicam.cli import options
 from equicam.cli.shared import count_progress
 from equicam.console import answer, exit_on_error, note, output, plural, say
+from equicam.runs import CAUSAL_IMAGES
 
 if TYPE_CHECKING:
-    from equicam.auditing.causal_result import CausalTest
-    from equicam.evaluation.statistics import Estimate
+    from equicam.evaluate.statistics import Estimate
+    from equicam.runs.causal_result import CausalTest
 
 LINES = {
     "drift": "lost by blurring what drifts",

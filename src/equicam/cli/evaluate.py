@@ -72,7 +72,7 @@ def evaluate(
         from dataclasses import replace
 
         import equicam
-        from equicam.report.tables import evaluation_tables
+        from equicam.runs.report.tables import evaluation_tables
 
         kind, compiled = parse_speed(fast, dtype, compile_ or None, device)
         loaded, chosen = load_on_engine(
@@ -103,7 +103,7 @@ def evaluate(
 def _document(rows: "pa.Table", out: Path | None) -> dict[str, Any]:
     import pyarrow.compute as pc
 
-    from equicam.evaluation.summary import count_groups, summarise
+    from equicam.evaluate.summary import count_groups, summarise
 
     return {
         "out": None if out is None else str(out),

@@ -64,8 +64,8 @@ def scores() -> None:
 
     Example: `equicam scores`
     """
-    from equicam.evaluation.controls import CONTROLS
-    from equicam.evaluation.metrics import METRICS
+    from equicam.evaluate.controls import CONTROLS
+    from equicam.evaluate.metrics import METRICS
 
     coverage = "a map that ignores the image: the area that 18 zero-filled views cover"
     controls = {"coverage": coverage} | {f"METHOD@{name}": about for name, about in CONTROLS.items()}

@@ -13,7 +13,7 @@ from equicam.console import answer, exit_on_error, note, notices, output, say
 from equicam.errors import EquicamError
 
 if TYPE_CHECKING:
-    from equicam.review.server import Links
+    from equicam.runs.review.server import Links
 
 
 def review(
@@ -74,7 +74,7 @@ def review(
 
         store = equicam.open_run(run, source).store
         if import_ is not None:
-            from equicam.review.verdict_import import import_verdicts
+            from equicam.runs.review.verdict_import import import_verdicts
 
             names = reviewer or []
             if len(names) != 1 or export is not None:
@@ -92,7 +92,7 @@ def review(
         if replace:
             raise EquicamError("--replace", needs="--import", got="none", fix="--import FILE")
         if export is not None:
-            from equicam.review.verdict_files import write_verdicts
+            from equicam.runs.review.verdict_files import write_verdicts
 
             count = write_verdicts(store, export)
             answer(
@@ -104,7 +104,7 @@ def review(
         if output.json:
             raise EquicamError("--json", needs="--import or --export", got="neither", fix="no --json")
         with needing_web_server("equicam review"):
-            from equicam.review.server import serve_review
+            from equicam.runs.review.server import serve_review
         serve_review(
             store, reviewers=reviewer or (), blind=blinding, blind_class=blind_class, port=port, host=host,
             expose=expose, certificate=certificate, key=key,

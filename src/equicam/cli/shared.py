@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     import torch
 
     from equicam.core.views import Views
-    from equicam.data.rasters.options import Tiling
     from equicam.engines.devices import Devices
     from equicam.engines.ray import Cluster
     from equicam.engines.worker import ModelFromName
+    from equicam.rasters.options import Tiling
     from equicam.readers.model import Model
 
 NAMED_VIEWS = {"dihedral": "dihedral:18", "scales": "scales:0.8,1,1.25", "shifts": "shifts:0.05"}
@@ -69,7 +69,7 @@ def _named_views(name: str, values: str) -> "Views":
 
 def parse_tiling(*, tile: int | None, size: int | None, crop: int | None, **given: Any) -> "Tiling | None":
     """How rasters are cut, from the options of the command line; None without --tile."""
-    from equicam.data.rasters.options import Input, Tiling
+    from equicam.rasters.options import Input, Tiling
 
     named = {name: value for name, value in given.items() if value not in (None, 0.0)}
     if tile is None:

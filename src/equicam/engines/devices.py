@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from equicam.data.limited import end_with_parent
 from equicam.engines.worker import Job, ModelSource, Shard
 from equicam.errors import EquicamError
+from equicam.images.limited import end_with_parent
 
 
 @dataclass(frozen=True)

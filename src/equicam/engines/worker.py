@@ -12,8 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from equicam.data.items import Item, valid_utf8
 from equicam.errors import EquicamError
+from equicam.images.items import Item, valid_utf8
 from equicam.models.load import load
 from equicam.models.preprocessing import Preprocessing
 from equicam.models.weights import fingerprint

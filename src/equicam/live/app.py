@@ -16,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from equicam import review
+from equicam.drawing.text import visible
 from equicam.errors import EquicamError
 from equicam.live.frames import (
     LIVE_METHODS,
@@ -31,11 +32,10 @@ from equicam.live.frames import (
 from equicam.live.images import MAX_UPLOAD_BYTES, OpenedImages
 from equicam.methods import METHODS
 from equicam.readers.model import Model
-from equicam.report.text import visible
-from equicam.review.app import add_error_handlers
-from equicam.review.auth import Access, AuthMiddleware, json_error
-from equicam.review.context import session_of
-from equicam.review.images import Encoded, encode_scale
+from equicam.runs.review.app import add_error_handlers
+from equicam.runs.review.auth import Access, AuthMiddleware, json_error
+from equicam.runs.review.context import session_of
+from equicam.runs.review.images import Encoded, encode_scale
 
 FOLDER = Path(__file__).parent
 UPLOADS = {"/api/image": MAX_UPLOAD_BYTES}

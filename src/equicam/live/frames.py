@@ -19,8 +19,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from equicam.core.views import rotate
+from equicam.drawing.text import FLAGS
+from equicam.drawing.view_curve import view_curve
 from equicam.errors import EquicamError
-from equicam.evaluation.equivariance import equivariance
+from equicam.evaluate.equivariance import equivariance
 from equicam.explain import Explanation, explain
 from equicam.live.images import OpenedImage
 from equicam.methods import METHODS
@@ -30,9 +32,7 @@ from equicam.overlay import MAX_DEVIATION
 from equicam.readers.classes import output_name
 from equicam.readers.model import Model
 from equicam.reasons import describe
-from equicam.report.text import FLAGS
-from equicam.report.view_curve import view_curve
-from equicam.review.images import Encoded, encode_input, encode_layer
+from equicam.runs.review.images import Encoded, encode_input, encode_layer
 
 LIVE_METHODS = tuple(name for name, method in METHODS.items() if method.reader.one_pass)
 """Methods that read a view in one pass: others take too long to follow a dial."""

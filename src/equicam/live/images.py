@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.auditing.compute import preprocess_to_array
-from equicam.data.decoding import DecodedImage, decode_upload
-from equicam.data.files import MAX_IMAGE_BYTES, read_file
-from equicam.data.items import Box
+from equicam.audit.compute import preprocess_to_array
+from equicam.drawing.text import visible
 from equicam.errors import EquicamError
+from equicam.images.decoding import DecodedImage, decode_upload
+from equicam.images.files import MAX_IMAGE_BYTES, read_file
+from equicam.images.items import Box
 from equicam.readers.model import Model
 from equicam.reasons import describe
-from equicam.report.text import visible
 
 MAX_UPLOAD_BYTES = 32 << 20
 MAX_UPLOADS = 16

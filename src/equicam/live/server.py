@@ -6,8 +6,8 @@ from pathlib import Path
 from equicam.live.app import LiveContext, make_app
 from equicam.live.images import MAX_UPLOAD_BYTES
 from equicam.readers.model import Model
-from equicam.review.auth import Access
-from equicam.review.server import listen, serve
+from equicam.runs.review.auth import Access
+from equicam.runs.review.server import listen, serve
 
 PORT = 8322
 HOST = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""The embedded model: a small residual network for the synthetic patches of `equicam.data.synthetic`.
+"""The embedded model: a small residual network for the synthetic patches of `equicam.images.synthetic`.
 
 `scripts/embedded_model.py` trains it on synthetic images alone. It is for demonstrations and tests, not for
 clinical use.

@@ -13,10 +13,10 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from equicam.data.arrow_datasets import refuse_in_memory
-from equicam.data.image_files import to_rgb
-from equicam.data.items import Box, open_image
 from equicam.errors import EquicamError
+from equicam.images.arrow_datasets import refuse_in_memory
+from equicam.images.formats import to_rgb
+from equicam.images.items import Box, open_image
 from equicam.readers.failures import named_failure
 from equicam.readers.finite import finite, not_finite
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model

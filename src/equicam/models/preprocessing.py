@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from equicam.data.rasters.options import Tiling
 from equicam.errors import EquicamError
 from equicam.models.images import preprocess_image, preprocessing_of, visible_box
+from equicam.rasters.options import Tiling
 from equicam.readers.failures import describe_failure, out_of_memory
 from equicam.readers.forward import frozen
 from equicam.readers.model import Model

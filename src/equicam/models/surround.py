@@ -19,11 +19,9 @@ from torch import Tensor
 
 from equicam.core.transforms import canvas_size
 from equicam.core.views import crop_centre
-from equicam.data.image_files import to_rgb
-from equicam.data.levels import LevelPixels
-from equicam.data.rasters.options import Tiling
-from equicam.data.rasters.windows import WindowPixels
 from equicam.errors import EquicamError
+from equicam.images.formats import to_rgb
+from equicam.images.levels import LevelPixels
 from equicam.models.images import (
     input_bytes,
     preprocess_image,
@@ -31,6 +29,8 @@ from equicam.models.images import (
     preprocessing_of,
     stack_images,
 )
+from equicam.rasters.options import Tiling
+from equicam.rasters.windows import WindowPixels
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 

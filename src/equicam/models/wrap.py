@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from PIL import Image
 from torch import Tensor, nn
 
-from equicam.data.rasters.options import Input
 from equicam.errors import EquicamError
 from equicam.models.layers import choose_layer
+from equicam.rasters.options import Input
 from equicam.readers.classes import Task
 from equicam.readers.layout import Layout
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model, as_layout, layer_name, original

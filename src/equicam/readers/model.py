@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from equicam.data.rasters.options import Input
 from equicam.errors import EquicamError
+from equicam.rasters.options import Input
 from equicam.readers.classes import Task
 from equicam.readers.layout import Layout
 

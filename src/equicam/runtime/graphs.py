@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from equicam.readers.checks import Check, raise_first
 from equicam.readers.failures import out_of_memory
+from equicam.runtime.compile.traced import TracedCall
 from equicam.runtime.constants import keep_constants
 from equicam.runtime.deferred import DeferredChecks
 from equicam.runtime.streams import allow_side_stream, join_side_stream
-from equicam.runtime.traced import TracedCall
 
 LOG = logging.getLogger(__name__)
 Tensors = dict[str, Tensor]

@@ -1,0 +1,348 @@
+"""One shard of a run: decoded images in, their rows and maps out."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from equicam.core.correlation import pearson
+from equicam.core.transforms import Transform, canvas_size
+from equicam.core.views import Views, Window, rotate_all
+from equicam.errors import EquicamError
+from equicam.evaluate.equivariance import ANGLES, equivariance
+from equicam.explain import explain_batch, start_explaining
+from equicam.images.decoding import DecodedImage, Preprocess
+from equicam.images.formats import to_rgb
+from equicam.images.items import valid_utf8
+from equicam.images.levels import LevelPixels
+from equicam.methods import resolve
+from equicam.models.images import as_batch, preprocessing_of
+from equicam.models.level_table import LevelTable, level_table
+from equicam.models.surround import crops_centre, input_size, preprocess_pixels, window_levels
+from equicam.rasters.windows import WindowPixels
+from equicam.readers.model import Model
+from equicam.reasons import Reason, describe
+from equicam.recipe import Recipe
+from equicam.runs.store import ITEMS
+from equicam.runs.stored_maps import MAPS, StoredMaps
+from equicam.runtime.ahead import finish_in_order
+from equicam.runtime.executor import Executor
+from equicam.runtime.transfers import numbers_of_levels, send_to_host, to_device
+from equicam.steadiness import judge
+
+LOG = logging.getLogger(__name__)
+Facts = dict[str, dict[str, Any]]
+"""Columns of rows, by the id of the image."""
+
+
+@dataclass(frozen=True)
+class AuditContext:
+    """What computes shards: the model on its device, the recipe, and the ids of the calibration subset."""
+
+    model: Model
+    recipe: Recipe
+    calibration: frozenset[str]
+    tile: int | None = None  # pixels a side of the windows of rasters
+    target: int | None = None  # the class to explain; None: each image's top-1
+    shard_size: int | None = None  # images that compiled calls are filled up to
+
+    @cached_property
+    def executor(self) -> Executor:
+        """Runs the recipe."""
+        return Executor(self.model, self.recipe)
+
+    @cached_property
+    def views(self) -> Views:
+        """The recipe's views."""
+        return resolve(self.recipe).fusion.views
+
+    @cached_property
+    def grad_cam_executor(self) -> Executor:
+        """Runs Grad-CAM, whose Eq is measured on the calibration subset: too few images to compile for."""
+        return Executor(self.model, Recipe("grad-cam", dtype=self.recipe.dtype))
+
+    @cached_property
+    def window(self) -> Window | None:
+        """The model's input in images with context."""
+        if self.recipe.context == "none":
+            return None
+        return Window((self.tile, self.tile) if self.tile else input_size(self.model))
+
+    @cached_property
+    def has_margin(self) -> bool:
+        """Whether the model's preprocessing crops something away that can be used."""
+        return crops_centre(self.model)
+
+    def margin(self, one: DecodedImage) -> tuple[int, int]:
+        """Rows and columns around the model's input that an image has, at the input's resolution."""
+        if one.margin is not None:
+            return one.margin
+        if self.window is None or not self.has_margin or None in (one.input_box, one.width, one.height):
+            return 0, 0
+        (x0, y0, x1, y1), (height, width) = one.input_box, self.window.size  # type: ignore[misc]
+        canvas_rows, canvas_columns = canvas_size((height, width))
+        most = ((canvas_rows - height) // 2, (canvas_columns - width) // 2)
+        sides = (min(y0, one.height - y1) * height / (y1 - y0), min(x0, one.width - x1) * width / (x1 - x0))  # type: ignore[operator]
+        rows, columns = (max(0, min(round(side), kept)) for side, kept in zip(sides, most, strict=True))
+        return rows, columns
+
+
+def preprocess_to_array(model: Model, image: Any, context: str = "none") -> NDArray[np.float32]:
+    """The model's input as an array, which other processes can be sent; with context, in its surround."""
+    return np.ascontiguousarray(preprocess_pixels(model, image, context).float().numpy())
+
+
+def compact_preprocessing(model: Model, context: str) -> Preprocess:
+    """The same numbers as `preprocess_to_array`, as levels where that is possible."""
+    table = level_table(preprocessing_of(model)) if context == "none" else None
+    return partial(_preprocess_compactly, model, context=context, table=table)
+
+
+def _preprocess_compactly(
+    model: Model, image: Image.Image | WindowPixels, context: str, table: LevelTable | None
+) -> NDArray[np.float32] | LevelPixels:
+    found = None
+    if isinstance(image, WindowPixels):
+        found = window_levels(model, image)
+    elif table is not None:
+        found = table(to_rgb(image))
+    return preprocess_to_array(model, image, context) if found is None else found
+
+
+Tables = tuple[pa.Table, pa.Table]
+"""Rows and maps of a shard."""
+
+
+def compute_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Tables:
+    """Rows and maps of a shard; a bad image is a row in its place."""
+    return start_shard(context, decoded)()
+
+
+def compute_ahead(
+    context: AuditContext, shards: Iterable[tuple[int, Sequence[DecodedImage]]]
+) -> Iterator[tuple[int, Tables]]:
+    """Each shard's number, rows and maps; a GPU computes the next shard while the rows of one are made."""
+    started = ((number, start_shard(context, decoded)) for number, decoded in shards)
+    return finish_in_order(started, context.executor.ahead)
+
+
+def start_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Callable[[], Tables]:
+    """Start the device on a shard; the function returned waits for it and gives the rows and maps.
+
+    The pixels of the images are on the device when this returns.
+    """
+    begun = time.perf_counter()
+    good = [d for d in decoded if d.x is not None and d.reason is None]
+    shapes = {d.x.shape for d in good if d.x is not None}
+    if len(shapes) > 1:
+        raise EquicamError(
+            "preprocessing", needs="to bring every image to one size", got=sorted(shapes), fix="a crop or resize in it",
+        )  # fmt: skip
+    ids, margins = [d.item.id for d in good], [context.margin(d) for d in good]
+    started: Callable[[], Explained] | None = None
+    device, running = context.model.device, context.executor.context
+    with running(device):  # it keeps constants: making one waits for the device
+        if good:
+            x = as_batch(context.model, _send(good, device), check=False)
+            started = _start_each(context, x, ids, margins)
+    spent = time.perf_counter() - begun
+
+    def finish() -> Tables:
+        begun = time.perf_counter()
+        facts: Facts = {}
+        maps: dict[str, StoredMaps] = {}
+        reasons: dict[str, Reason] = {}
+        if started is not None:
+            with running(device):
+                facts, maps, reasons = started()
+        for d in decoded:
+            if reason := d.reason or reasons.get(d.item.id):
+                LOG.info("%r could not be explained: %s", d.item.id, describe(reason))
+        seconds = (spent + time.perf_counter() - begun) / max(1, len(good))
+        rows = [_row(d, facts.get(d.item.id, {}), reasons.get(d.item.id), seconds) for d in decoded]
+        stored = [one.to_row(name) for name, one in maps.items()]
+        return pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(stored, schema=MAPS)
+
+    return finish
+
+
+def _send(images: Sequence[DecodedImage], device: torch.device) -> Float[Tensor, "b c H W"]:
+    """The pixels of the images as a batch on a device: as levels that are looked up there, if all have the same table."""
+    pixels = [d.x for d in images if d.x is not None]
+    numbers = images[0].numbers
+    if numbers is not None and all(
+        d.numbers is not None and np.array_equal(d.numbers, numbers) for d in images
+    ):
+        return numbers_of_levels(to_device(pixels, device), numbers)
+    return to_device(
+        [
+            x if d.numbers is None else LevelPixels(x, d.numbers).to_numbers()
+            for x, d in zip(pixels, images, strict=True)
+        ],
+        device,
+    )
+
+
+Explained = tuple[Facts, dict[str, StoredMaps], dict[str, Reason]]
+"""Columns and maps of images by id, and why others have none."""
+
+
+def _start_each(
+    context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str], margins: Sequence[tuple[int, int]]
+) -> Callable[[], Explained]:
+    """Explain all in one batch; if the model refuses some image, explain each alone and give the refused a reason."""
+    refused: EquicamError | None = None
+    try:
+        started = _start(context, x, ids, margins)
+    except EquicamError as error:
+        refused = error
+
+    def finish() -> Explained:
+        nonlocal refused
+        if refused is None:
+            try:
+                return *started(), {}
+            except EquicamError as error:
+                refused = error
+        facts: Facts = {}
+        maps: dict[str, StoredMaps] = {}
+        reasons: dict[str, Reason] = {}
+        for i, name in enumerate(ids):
+            try:
+                some, stored = _start(context, x[i : i + 1], [name], margins[i : i + 1])()
+                facts |= some
+                maps |= stored
+            except EquicamError as error:
+                reasons[name] = Reason("refused", error.to_plain())
+        if not maps:  # no single image is to blame
+            raise refused
+        return facts, maps, reasons
+
+    return finish
+
+
+def _row(d: DecodedImage, facts: dict[str, Any], refused: Reason | None, seconds: float) -> dict[str, Any]:
+    reason = d.reason or refused
+    label = None if d.item.label is None else str(d.item.label)
+    path = valid_utf8(str(d.item.path.absolute()))
+    row: dict[str, Any] = {"id": d.item.id, "path": path, "index": d.item.index, "label": label}
+    row |= {
+        name: getattr(d, name) for name in ("sha256", "bytes", "mtime_ns", "width", "height", "input_box")
+    }
+    row |= {**facts, "status": "bad" if reason else "ok", "seconds": d.seconds + (0 if reason else seconds)}
+    if d.as_stored and not reason:
+        row["flags"] = sorted([*row["flags"], "orientation-unread"])
+    if d.nodata and not reason:
+        row["flags"] = sorted([*row["flags"], "nodata"])
+    if d.item.window is not None:
+        row |= {name: getattr(d.item.window, name) for name in ("x", "y", "side")}
+    if reason:
+        row |= {"reason": reason.code, "reason_values": reason.to_row()["values"]}
+    return row
+
+
+def _start(
+    context: AuditContext, x: Float[Tensor, "b c H W"], ids: Sequence[str], margins: Sequence[tuple[int, int]]
+) -> Callable[[], tuple[Facts, dict[str, StoredMaps]]]:
+    started = start_explaining(
+        context.executor, x, context.target, context.window, margins, pad_to=context.shard_size
+    )
+    # everything that is stored is computed on the device and sent for now; only `finish` waits for it
+    found = dict(started.tensors)
+    del found["flags"]
+    wanted = [i for i, name in enumerate(ids) if name in context.calibration]
+    if wanted:
+        found["eq"] = single_view_eq(context, x[wanted], found["target"][wanted])
+    size = (found["view_maps"].shape[-2], found["view_maps"].shape[-1])
+    maps = (found["layer_map"], adaptive_avg_pool2d(found["peum"], size), found["view_maps"])
+    found |= {f"stored_{i}": plane.float() for i, plane in enumerate(maps)}
+    found["view_agreement"] = view_agreement(context.views, found["view_maps"])
+    if "probabilities" in found:
+        top = found["probabilities"].topk(min(5, found["probabilities"].shape[1]), dim=1)
+        found |= {"top5": top.indices, "top5_confidence": top.values}
+    arrived = send_to_host({name: value for name, value in found.items() if name not in NOT_STORED})
+
+    def finish() -> tuple[Facts, dict[str, StoredMaps]]:
+        e, host = started.finish(), arrived()
+        facts = _facts(host, e.flags, context.views, ids)
+        for row, i in enumerate(wanted):
+            facts[ids[i]]["eq"] = float(host["eq"][row])
+        arrays = [host[f"stored_{i}"].numpy() for i in range(len(maps))]
+        return facts, {name: StoredMaps(*(a[i] for a in arrays)) for i, name in enumerate(ids)}
+
+    return finish
+
+
+NOT_STORED = {"map", "raw", "peum", "probabilities", "layer_map", "view_maps"}
+"""Tensors of an explanation that are large, or stored in another form."""
+
+
+def _facts(host: Mapping[str, Tensor], flags: Sequence[Set[str]], views: Views, ids: Sequence[str]) -> Facts:
+    lists = {name: value.tolist() for name, value in host.items() if not name.startswith("stored_")}
+    presented, labels = views.presented, views.labels
+    by_view = zip(lists["stability_by_view"], lists["view_top1"], flags, strict=True)
+    judged = [judge(values, top1, labels, flagged, presented) for values, top1, flagged in by_view]
+    columns: dict[str, list[Any]] = {
+        "target": lists["target"],
+        "confidence": _nulls(lists["confidence"]),
+        "output": lists.get("output", [None] * len(ids)),
+        "top5": lists.get("top5", [[]] * len(ids)),
+        "top5_confidence": lists.get("top5_confidence", [[]] * len(ids)),
+        "peum_score": lists["peum_score"],
+        "stability": _nulls(lists["stability"]),
+        "stability_by_view": lists["stability_by_view"],
+        "flip_rate": host["view_flips"].double().mean(1).tolist(),
+        "views_kept": host["view_kept"].sum(1).tolist(),
+        "view_confidence": [_nulls(one) for one in lists["view_confidence"]],
+        "view_top1": lists["view_top1"],
+        "view_agreement": lists["view_agreement"],
+        "flags": [sorted(named) for named in flags],
+        "steadiness": [one.word for one in judged],
+        "steadiness_reason": [one.reason.code for one in judged],
+    }
+    return {name: {key: values[i] for key, values in columns.items()} for i, name in enumerate(ids)}
+
+
+def _nulls(values: Sequence[float]) -> list[float | None]:
+    """Null where undefined, as for a single view or the confidence of a value."""
+    return [None if math.isnan(value) else value for value in values]
+
+
+def view_agreement(views: Views, view_maps: Float[Tensor, "b t h w"]) -> Float[Tensor, "b t"]:
+    """Pearson of each view's aligned map with the mean of the others, at layer resolution inside the disc.
+
+    It is 0 where either is flat, and 1 for a lone view.
+    """
+    aligned = views.align(view_maps.transpose(0, 1), "reflect").transpose(0, 1)
+    count = aligned.shape[1]
+    if count == 1:
+        return torch.ones(aligned.shape[:2], dtype=torch.float64, device=aligned.device)
+    others = (aligned.sum(1, keepdim=True) - aligned) / (count - 1)
+    return pearson(aligned, others, "disc", views.radius).diagonal(dim1=-2, dim2=-1)
+
+
+def single_view_eq(
+    context: AuditContext, x: Float[Tensor, "b c H W"], target: Int[Tensor, " b"]
+) -> Float[Tensor, " b"]:
+    """Disc Eq of Grad-CAM over the seven angles: the measurement that signals are compared with."""
+    angles = (0, *ANGLES)
+    if context.window is None:
+        presented = rotate_all(x, angles).flatten(0, 1)
+    else:  # one look at the surround for each angle
+        windows = (Window(context.window.size, Transform(angle)) for angle in angles)
+        presented = torch.cat([Views([0]).act(x, window)[0] for window in windows])
+    found = explain_batch(context.grad_cam_executor, presented, target.repeat(len(angles)))
+    maps = found.map.reshape(len(angles), len(x), *found.map.shape[-2:])
+    return equivariance(maps[1:], maps[0], ANGLES).value.mean(0)

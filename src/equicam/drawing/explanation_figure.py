@@ -1,0 +1,226 @@
+"""An explanation drawn: a figure of its images, and HTML for notebooks. It takes arrays and text, and imports no torch."""
+
+import base64
+import io
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from markupsafe import Markup, escape
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, ListedColormap, Normalize
+from matplotlib.figure import Figure
+from PIL import Image
+
+from equicam.core.transforms import Transform
+from equicam.drawing.plots import INK
+from equicam.drawing.view_curve import curve_order, view_curve
+from equicam.errors import EquicamError
+from equicam.overlay import COLOURMAP, MAX_DEVIATION, RgbImage, overlay
+from equicam.reasons import PEUM_NOTE
+
+IMAGE_PX = 224
+"""The longer side of an image in a notebook."""
+ROW_INCHES, IMAGE_INCHES, CURVE_INCHES = 2.75, 2.5, 3.2
+DPI = 150
+LETTERS_PER_IMAGE = 42
+"""In a line of text above an image of a figure."""
+OWN_MAP = "the network's own map of one view"
+SPREAD_TITLE = (
+    "spread (standard deviation) of the views;\nits mean square is PEUM\n(per-image explanation uncertainty)"
+)
+
+
+@dataclass(frozen=True)
+class ImageDrawing:
+    """One explained image as arrays and text."""
+
+    title: str  # its class and confidence
+    facts: tuple[str, ...]
+    image: RgbImage | None  # None: not known
+    overlay: RgbImage
+    own: (
+        RgbImage | None
+    )  # the presented view's own map, which steadiness is about; None: of one view, or not among the views
+    word: str  # steady, unsteady or cannot say
+    peum: Float[np.ndarray, "H W"] | None  # None: of one view
+    transforms: tuple[Transform, ...]
+    correlations: tuple[float, ...]  # of each view's map with the presented view's
+
+
+def draw_figure(drawings: Sequence[ImageDrawing], total: int) -> Figure:
+    """A row for each image: it, its own map, the method's map, PEUM, and each view's correlation with the presented view."""
+    if not drawings:
+        raise EquicamError("a figure", needs="an image", got="none", fix="images=1")
+    several = drawings[0].peum is not None
+    known = drawings[0].image is not None
+    has_own = drawings[0].own is not None
+    widths = [IMAGE_INCHES] * (known + has_own + 1 + several) + [CURVE_INCHES] * several
+    figure = Figure(figsize=(sum(widths), ROW_INCHES * len(drawings) + 0.3), layout="compressed", dpi=DPI)
+    FigureCanvasAgg(figure)
+    with rc_context({"font.size": 8}):
+        rows = figure.subplots(len(drawings), len(widths), squeeze=False, width_ratios=widths)
+        for row, one in zip(rows, drawings, strict=True):
+            _draw_row(figure, list(row), one)
+        if len(drawings) < total:
+            figure.supxlabel(f"the first {len(drawings)} of {total:,} images", fontsize=8)
+    return figure
+
+
+def _draw_row(figure: Figure, cells: list[Axes], one: ImageDrawing) -> None:
+    if one.image is not None:
+        _draw_image(cells.pop(0), one.image, "image")
+    if one.own is not None:
+        _draw_image(cells.pop(0), one.own, f"{OWN_MAP}:\n{one.word}")
+    axes = cells.pop(0)
+    # a single view has no curve, above which the facts stand
+    facts = [] if one.peum is not None else [_wrap("; ".join(one.facts), LETTERS_PER_IMAGE)]
+    averaged = [] if one.own is None else [f"average of {len(one.transforms)} aligned views"]
+    _draw_image(axes, one.overlay, "\n".join([one.title, *averaged, *facts]))
+    _add_scale(figure, axes, _overlay_colours(), 1.0, "saliency")
+    if one.peum is None:
+        return
+    axes = cells.pop(0)
+    deviation = np.sqrt(np.maximum(one.peum, 0))
+    axes.imshow(deviation, cmap=COLOURMAP, vmin=0, vmax=MAX_DEVIATION)
+    axes.set_axis_off()
+    axes.set_title(SPREAD_TITLE, fontsize=8)
+    _add_scale(figure, axes, colormaps[COLOURMAP], MAX_DEVIATION)
+    _draw_curve(cells.pop(0), one)
+
+
+def _draw_image(axes: Axes, image: RgbImage, title: str) -> None:
+    axes.imshow(image, interpolation="nearest")
+    axes.set_axis_off()
+    axes.set_title(title, fontsize=8, parse_math=False, wrap=True)
+
+
+def _overlay_colours() -> ListedColormap:
+    """The colours of a map as they look over a grey image."""
+    grey, ramp = np.full((1, 256, 3), 214, dtype=np.uint8), np.linspace(0, 1, 256)[None]
+    return ListedColormap(list(overlay(grey, ramp)[0] / 255))
+
+
+def _add_scale(figure: Figure, axes: Axes, colours: Colormap, top: float, label: str = "") -> None:
+    bar = figure.colorbar(ScalarMappable(Normalize(0, top), colours), ax=axes, fraction=0.046, pad=0.03)
+    bar.set_ticks([0, top])
+    bar.set_label(label, fontsize=7, labelpad=-6)
+
+
+def _draw_curve(axes: Axes, one: ImageDrawing) -> None:
+    """The correlation of each view's map with the presented view's: over the angle where all views are rotations."""
+    by_angle = all(view.is_rotation for view in one.transforms)
+    points = [
+        (view.degrees % 360 if by_angle else number, r)
+        for number, (view, r) in enumerate(zip(one.transforms, one.correlations, strict=True), start=1)
+        if math.isfinite(r)
+    ]
+    points.sort()
+    points += [(360.0, r) for x, r in points[:1] if by_angle and x == 0]
+    axes.plot([x for x, _ in points], [r for _, r in points], "o-", color=INK, markersize=3, linewidth=1)
+    axes.set_ylim(min(-0.05, *(r - 0.05 for _, r in points)) if points else -0.05, 1.05)
+    if by_angle:
+        axes.set_xlim(0, 360)
+        axes.set_xticks(range(0, 361, 90), [f"{angle}°" for angle in range(0, 361, 90)])
+    axes.set_xlabel("angle of rotation (°)" if by_angle else "view")
+    axes.set_ylabel("correlation with the\npresented view's map")
+    axes.grid(axis="y", linewidth=0.4, alpha=0.6)
+    axes.set_title(_wrap("; ".join(one.facts)), fontsize=7, parse_math=False, loc="left")
+
+
+def _wrap(text: str, letters: int = 48) -> str:
+    """Text in lines of at most so many letters."""
+    import textwrap
+
+    return "\n".join(textwrap.wrap(text, letters))
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the file's name."""
+    figure.savefig(path, dpi=DPI, bbox_inches="tight", pad_inches=0.08)
+
+
+def write_image(image: RgbImage, path: Path) -> None:
+    """Write pixels as a PNG."""
+    Image.fromarray(image).save(path)
+
+
+def show_figure(figure: Figure) -> None:
+    """Show a figure: in a notebook's cell, or in a window that matplotlib opens."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and hasattr(shell, "kernel"):
+        display = import_module("IPython.display")  # only there in a notebook
+        display.display(display.Image(_png_of(figure)))
+        return
+    from matplotlib import pyplot
+
+    if pyplot.get_backend().lower() == "agg":
+        raise EquicamError(
+            "show", needs="a notebook or a display", got="neither", fix='save("explained.png")'
+        )
+    window = pyplot.figure(figsize=figure.get_size_inches())
+    window.figimage(np.asarray(Image.open(io.BytesIO(_png_of(figure, dpi=window.dpi)))))
+    pyplot.show()
+
+
+def _png_of(figure: Figure, *, dpi: float = DPI) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    return buffer.getvalue()
+
+
+def draw_html(drawings: Sequence[ImageDrawing], total: int) -> str:
+    """The images for a notebook: overlay, text and the views' correlations, without a file or a script."""
+    cells = Markup().join(map(_cell, drawings))
+    rest = total - len(drawings)
+    more = Markup("<p>… and {} more</p>").format(f"{rest:,}") if rest > 0 else ""
+    note = (
+        Markup("<p><small>{}.</small></p>").format(PEUM_NOTE.replace("'", "’"))
+        if any(d.peum is not None for d in drawings)
+        else ""
+    )
+    return str(
+        Markup('{}<div style="display:flex;flex-wrap:wrap;gap:16px">{}</div>{}').format(note, cells, more)
+    )
+
+
+def _cell(one: ImageDrawing) -> Markup:
+    shown = [
+        (name, image)
+        for name, image in (("image", one.image), (OWN_MAP, one.own), ("map", one.overlay))
+        if image is not None
+    ]
+    images = Markup().join(
+        Markup('<img src="{}" alt="{}" style="margin:0 4px 0 0">').format(_data_url(image), name)
+        for name, image in shown
+    )
+    order = (
+        Markup("<br><small>{}</small>").format("; ".join(name for name, _ in shown))
+        if one.own is not None
+        else ""
+    )
+    curve = view_curve(one.transforms, one.correlations) if one.peum is not None else Markup()
+    label = Markup("<br><small>correlation with the presented view’s map, {}</small>").format(
+        curve_order(one.transforms)
+    )
+    facts = Markup("<br>").join(map(escape, one.facts))
+    return Markup(
+        '<figure style="margin:0;max-width:{}px"><figcaption><b>{}</b><br>{}</figcaption>{}{}<div style="max-width:320px">{}{}</div></figure>'
+    ).format(len(shown) * (IMAGE_PX + 4), one.title, facts, images, order, curve, label if curve else "")
+
+
+def _data_url(image: RgbImage) -> str:
+    """An image as a PNG in a data URL, made smaller where it is large."""
+    small = Image.fromarray(image)
+    small.thumbnail((IMAGE_PX, IMAGE_PX))
+    buffer = io.BytesIO()
+    small.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

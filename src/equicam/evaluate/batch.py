@@ -1,0 +1,94 @@
+"""The data that metrics are computed from: images, predictions and every method's maps of one batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from equicam.core.combine import Combine
+from equicam.core.correlation import Region
+from equicam.core.transforms import Transform
+from equicam.core.views import Fill
+from equicam.evaluate.reasons import ReasonCode
+from equicam.evaluate.stages import LayerTrace
+
+Predict = Callable[[Float[Tensor, "n c H W"]], Float[Tensor, "n y"]]
+"""Class probabilities of a batch."""
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """Label, boxes and label region of an image, in the model's frame."""
+
+    label: int | None = None
+    no_label: str = ReasonCode.NO_LABEL  # why there is no label
+    boxes: Bool[Tensor, "r H W"] | None = None  # the largest first
+    region: Float[Tensor, "H W"] | None = None  # the region that makes the label, soft at its edge
+    cropped: bool = False  # it has boxes or a region, but none inside the model's frame
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A model's predictions for the presented images and for the images in every presentation."""
+
+    probs: Float[Tensor, "v b y"]  # presented first, then every presentation
+    target: Int[Tensor, " b"]
+    multilabel: bool = False  # labels do not exclude each other
+
+    @property
+    def of_target(self) -> Float[Tensor, "v b"]:
+        """p_c of the presented images, then in every presentation."""
+        return target_probability(self.probs, self.target)
+
+
+@dataclass(frozen=True)
+class MethodMaps:
+    """One method's maps of the images and, where the method has them, its views and its chain."""
+
+    maps: Float[Tensor, "v b H W"]  # presented first, then every presentation
+    predictions: Predictions
+    null_map: Float[Tensor, "H W"]  # its map when no view shows anything
+    peum: Float[Tensor, "b H W"] | None = None
+    disagreement: Float[Tensor, " b"] | None = None
+    stability: Float[Tensor, " b"] | None = None
+    traces: Sequence[LayerTrace] = ()
+    combine: Combine | None = None
+    raw: Float[Tensor, "v b H W"] | None = None  # maps as they are, where Eq compares those
+
+
+@dataclass(frozen=True)
+class EvaluatedBatch:
+    """Every method's maps of some images, the input of every metric."""
+
+    ids: Sequence[str]
+    x: Float[Tensor, "b c H W"]
+    presentations: tuple[Transform, ...]
+    predictions: Predictions
+    methods: Mapping[str, MethodMaps]
+    truth: Sequence[GroundTruth]
+    predict: Predict
+    fill: Fill
+    as_published: bool = False
+    seed: int = 0
+    groups: Sequence[str | None] = ()  # of the images: their patient, slide or scene
+
+    @property
+    def region(self) -> Region:
+        """The region of metrics that are computed over one region only."""
+        return "full" if self.as_published else "disc"
+
+    @property
+    def unrelated(self) -> Bool[Tensor, "b b"]:
+        """Which images may stand for an unrelated one: never the image itself, nor one of its group."""
+        groups = self.groups or [None] * len(self.ids)
+        apart = [
+            [i != j and (a is None or a != b) for j, b in enumerate(groups)] for i, a in enumerate(groups)
+        ]
+        return torch.tensor(apart, dtype=torch.bool).to(self.x.device, non_blocking=True)
+
+
+def target_probability(probs: Float[Tensor, "*v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, "*v b"]:
+    """p_c: the probability of each image's explained class."""
+    return probs.gather(-1, target[:, None].expand(*probs.shape[:-1], 1))[..., 0]

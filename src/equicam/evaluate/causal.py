@@ -1,0 +1,207 @@
+"""Does the model use the pixels whose saliency moves? Occlusion of the drift region and of regions to compare with.
+
+In the presented frame, h̃ = T⁻¹ h(T x) for a presentation T: drift is the tenth with the largest |h − h̃|, agreement the
+tenth with the largest min(h, h̃). Each region is blurred out of the image and, carried by T, out of T x ("rotated",
+whatever T does); the metric is the class probability lost. A drop alone says little, because regions of other shape,
+place and saliency drop too: hence the controls. `as_published`: the full square with zero fill (whose corners count as
+drift) and single pixels chosen at random, whose blurring is noise all over the object.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from equicam.core.correlation import Region
+from equicam.core.transforms import Element
+from equicam.core.views import Fill, Views, rotate_each, transform_all
+from equicam.evaluate.batch import Predict, target_probability
+from equicam.evaluate.faithfulness import blur_out
+from equicam.evaluate.similarity import constant_in_region, region_mask
+
+REGION_SHARE = 0.10
+"""Share of the pixels that a region covers."""
+CONTROLS = {
+    "drift": "where the map moves",
+    "agreement": "where it stays",
+    "drift-elsewhere": "the drift region rotated about the centre by a random angle: its shape, elsewhere",
+    "drift-of-another": "the drift region of another image",
+    "agreement-of-another": "the agreement region of another image",
+    "same-saliency": "other pixels of the same mean saliency as the drift region",
+    "scattered": "single pixels at random",
+}
+BORROWED = ("drift-of-another", "agreement-of-another")
+PUBLISHED = ("drift", "agreement", "scattered")
+
+
+@dataclass(frozen=True)
+class Drops:
+    """Probability lost by presentation and image, in the presented and the transformed image; NaN for constant maps."""
+
+    presented: dict[str, Float[Tensor, "a b"]]
+    rotated: dict[str, Float[Tensor, "a b"]]
+    constant: Bool[Tensor, "a b"]
+
+
+def occlusion(
+    predict: Predict,
+    x: Float[Tensor, "b c H W"],
+    maps: Float[Tensor, "v b H W"],
+    presentations: Sequence[Element],
+    target: Int[Tensor, " b"],
+    *,
+    seeds: Sequence[int],
+    as_published: bool = False,
+    unrelated: Bool[Tensor, "b b"] | None = None,
+) -> Drops:
+    """Probability lost without each region; `maps` are of the presented images, then of each presentation.
+
+    `unrelated` says which images may lend their region to which; without it, all others may.
+    """
+    views = Views(presentations)
+    lenders = _lenders(unrelated, x)
+    names = PUBLISHED if as_published else tuple(CONTROLS)
+    presented: dict[str, list[Tensor]] = {name: [] for name in names}
+    rotated: dict[str, list[Tensor]] = {name: [] for name in names}
+    constant_at = []
+    blurred = blur_out(x)
+    own = torch.arange(len(x), device=x.device)
+    confidence = target_probability(predict(x), target)
+    fill = _fill(as_published)
+    every = regions_by_presentation(
+        maps, presentations, seeds=seeds, as_published=as_published, lenders=lenders
+    )
+    for one, (masks, constant) in zip(views.transforms, every, strict=True):
+        x_rotated = transform_all(x, [one])[0]
+        constant_at.append(constant)
+        # every region in both frames in one pass: [regions, b, …]
+        mask = torch.stack([masks[name].to(x.dtype) for name in names])
+        carried = transform_all(mask, [one], fill=fill)[0]
+        carried = carried.clamp(0, 1) if as_published else (carried >= 0.5).to(x.dtype)
+        for drops, image, blur, where, before in (
+            (presented, x, blurred, mask, confidence),
+            (
+                rotated,
+                x_rotated,
+                blur_out(x_rotated),
+                carried,
+                target_probability(predict(x_rotated), target),
+            ),
+        ):
+            hidden = image + where[:, :, None] * (blur - image)
+            probs = predict(hidden.flatten(0, 1)).view(len(names), len(x), -1)
+            for name, some in zip(names, probs, strict=True):
+                no_lender = (constant[lenders] | (lenders == own)) & (name in BORROWED)
+                lost = before - target_probability(some, target)
+                drops[name].append(torch.where(constant | no_lender, torch.nan, lost))
+    return Drops(
+        {name: torch.stack(rows) for name, rows in presented.items()},
+        {name: torch.stack(rows) for name, rows in rotated.items()},
+        torch.stack(constant_at),
+    )
+
+
+def lost_without(
+    predict: Predict,
+    x: Float[Tensor, "b c H W"],
+    blurred: Float[Tensor, "b c H W"],
+    masks: Bool[Tensor, "a b H W"],
+    target: Int[Tensor, " b"],
+    confidence: Float[Tensor, " b"],
+) -> Float[Tensor, "a b"]:
+    """Probability lost in the presented images, given their confidence, without the regions of every presentation."""
+    hidden = torch.where(masks[:, :, None], blurred, x)
+    probs = predict(hidden.flatten(0, 1)).view(*masks.shape[:2], -1)
+    return confidence - target_probability(probs, target)
+
+
+def regions_by_presentation(
+    maps: Float[Tensor, "v b H W"],
+    presentations: Sequence[Element],
+    *,
+    seeds: Sequence[int],
+    as_published: bool = False,
+    lenders: Int[Tensor, " b"] | None = None,
+) -> Iterator[tuple[dict[str, Bool[Tensor, "b H W"]], Bool[Tensor, " b"]]]:
+    """For each presentation, the regions by name, and the images whose map is constant there."""
+    frame: Region = "full" if as_published else "disc"
+    views = Views(presentations)
+    # one random stream per image, whatever batch it is in
+    streams = [torch.Generator().manual_seed(seed) for seed in seeds]
+    for own, inverse in zip(maps[1:], views.inverses, strict=True):
+        aligned = transform_all(own, [inverse], fill=_fill(as_published))[0]
+        masks = regions(
+            maps[0], aligned, frame, streams, views.radius, as_published=as_published, lenders=lenders
+        )
+        yield masks, constant_in_region(torch.stack((maps[0], own)), frame, views.radius).any(0)
+
+
+def _lenders(unrelated: Bool[Tensor, "b b"] | None, x: Float[Tensor, "b *_"]) -> Int[Tensor, " b"]:
+    """The image that lends its regions to each: the nearest one before it, in a circle, that is unrelated; else itself."""
+    n = len(x)
+    back = (torch.arange(n)[:, None] - torch.arange(n)) % n
+    back = torch.where(torch.eye(n, dtype=torch.bool) if unrelated is None else ~unrelated.cpu(), n, back)
+    least, lender = back.min(1)
+    return torch.where((least == n) | (least == 0), torch.arange(n), lender).to(x.device)
+
+
+def _fill(as_published: bool) -> Fill:
+    return "zeros" if as_published else "reflect"
+
+
+def regions(
+    h: Float[Tensor, "b H W"],
+    aligned: Float[Tensor, "b H W"],
+    frame: Region,
+    streams: Sequence[torch.Generator],
+    radius: float = 1.0,
+    *,
+    as_published: bool,
+    lenders: Int[Tensor, " b"] | None = None,
+) -> dict[str, Bool[Tensor, "b H W"]]:
+    """The drift and agreement regions of each image, and the regions to compare them with; the previous image lends its."""
+    lenders = _lenders(None, h) if lenders is None else lenders
+    valid = region_mask(frame, (h.shape[-2], h.shape[-1]), h.device, radius)
+    count = round(REGION_SHARE * int(valid.sum()))
+    drift = largest((h - aligned).abs(), valid, count)
+    agreement = largest(torch.minimum(h, aligned), valid, count)
+    noise = torch.stack([torch.rand(h.shape[1:], generator=g) for g in streams]).to(h)
+    found = {"drift": drift, "agreement": agreement, "scattered": largest(noise, valid, count)}
+    if as_published:
+        return found
+    angles = torch.cat([torch.rand(1, generator=g) * 360 for g in streams])
+    elsewhere = rotate_each(drift[:, None].to(h.dtype), angles)[:, 0] >= 0.5
+    return found | {
+        "drift-elsewhere": elsewhere & valid,
+        "drift-of-another": drift[lenders],
+        "agreement-of-another": agreement[lenders],
+        "same-saliency": same_saliency(h, drift, valid),
+    }
+
+
+def largest(planes: Float[Tensor, "b H W"], valid: Bool[Tensor, "H W"], count: int) -> Bool[Tensor, "b H W"]:
+    """The `count` valid pixels with the largest values, equal values in reading order."""
+    values = torch.where(valid, planes, -torch.inf).flatten(1)
+    least = values.kthvalue(values.shape[1] - count + 1, dim=1, keepdim=True).values
+    above, tied = values > least, values == least
+    free = count - above.sum(
+        1, keepdim=True
+    )  # a selection with its ties in order: many times faster than a sort
+    return (above | (tied & (tied.cumsum(1) <= free))).view(planes.shape)
+
+
+def same_saliency(
+    h: Float[Tensor, "b H W"], region: Bool[Tensor, "b H W"], valid: Bool[Tensor, "H W"]
+) -> Bool[Tensor, "b H W"]:
+    """As many valid pixels outside the region, neighbours in order of h, whose mean h is nearest to the region's."""
+    count = int(region[0].sum())  # regions of one call have one size
+    free = (valid & ~region).flatten(1)
+    ordered, place = torch.where(free, h.flatten(1), torch.inf).sort(dim=1, stable=True)
+    sums = torch.nn.functional.pad(ordered[:, : int(valid.sum()) - count].double().cumsum(1), (1, 0))
+    means = (sums[:, count:] - sums[:, :-count]) / count
+    wanted = (h * region).flatten(1).double().sum(1, keepdim=True) / count
+    start = (means - wanted).abs().argmin(1, keepdim=True)
+    chosen = place.gather(1, start + torch.arange(count, device=h.device))
+    return torch.zeros_like(free).scatter_(1, chosen, True).view(region.shape)

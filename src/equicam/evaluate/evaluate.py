@@ -1,0 +1,244 @@
+"""Evaluate methods on images: every method on the same images and views, one row per metric.
+
+The unit of work is a shard, a fixed slice of the shuffled sample: floors compare images of one shard, and an interrupted
+evaluation resumes at the first shard that is missing.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from equicam.core.transforms import Degrees, Transform
+from equicam.core.views import Fill, Views
+from equicam.engines.devices import Devices
+from equicam.engines.worker import ModelCopy, Shard, SharedFolder
+from equicam.errors import EquicamError
+from equicam.evaluate.equivariance import GROUPS
+from equicam.evaluate.fingerprint import evaluation_fingerprint, explainer_digests
+from equicam.evaluate.loading import Sample, load_ahead, make_sample, refuse_duplicates
+from equicam.evaluate.maps import MapComputer
+from equicam.evaluate.metrics import METRICS
+from equicam.evaluate.output import Done, resume, stamp
+from equicam.evaluate.spec import (
+    IMAGES_PER_SHARD,
+    REGION_METRICS,
+    EvaluationSpec,
+    MapSpec,
+    Methods,
+)
+from equicam.evaluate.worker import EvaluationJob, start_shard
+from equicam.images.items import Item
+from equicam.models.images import Images, as_batch, read_arrays
+from equicam.models.surround import surround_bytes
+from equicam.models.weights import fingerprint
+from equicam.models.wrap import wrap
+from equicam.progress import progress_bar
+from equicam.readers.model import Model
+from equicam.recipe import Recipe
+from equicam.runtime.ahead import finish_in_order
+from equicam.shards import FINGERPRINT, Shards
+
+if TYPE_CHECKING:
+    from equicam.engines.ray import Cluster
+
+
+def evaluate(
+    model: Model | nn.Module,
+    images: Images | Sequence[Item],
+    *,
+    methods: Methods = ("grad-cam", "equigrad-cam"),
+    scores: Sequence[str] = ("eq",),
+    n: int | None = None,
+    split: str | None = None,
+    group_by: str | None = None,
+    views: int | Views | None = None,
+    group: str = "rotation",
+    angles: Sequence[Degrees] | None = None,
+    fill: Fill | None = None,
+    as_published: bool = False,
+    context: str = "none",
+    dtype: torch.dtype | None = None,
+    max_views_per_forward: int | None = None,
+    compiled: bool = False,
+    seed: int = 0,
+    out: str | Path | None = None,
+    engine: "Devices | Cluster | None" = None,
+    progress: bool = False,
+) -> pa.Table:
+    """Compute metrics of methods on images: one row per image, method, metric, presentation and region.
+
+    `images` is a folder or manifest, PIL images, paths, items or a preprocessed batch; `n` takes a class-spread sample
+    of them; `group_by` names the column of a manifest that holds the group of each image (its patient, slide or scene; a
+    column `group` needs no naming), by which intervals are then computed. `methods` are names, or a dict of names and methods, fusions or explainers `(x, target) → map` of yours.
+    `group` is how images are presented: rotation (by seven angles, or by `angles`), dihedral (mirrored, then rotated by
+    0° and the seven, or by `angles`), scale or shift. `context="auto"` cuts presentations and views from what the
+    model's preprocessing crops away.
+    With `out` (a Parquet file) an interrupted evaluation resumes where it stopped, and `engine` may be several devices
+    or a Ray cluster. `progress` shows how far it is, on stderr.
+    """
+    images = read_arrays(images)
+    if not isinstance(model, Model):
+        model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
+    recipe = Recipe(
+        views=views,
+        fill=fill,
+        as_published=as_published,
+        context=context,
+        dtype=dtype,
+        compiled=compiled,
+        seed=seed,
+    )
+    presentations = _presentations(group, angles, as_published=as_published)
+    sample = make_sample(
+        model,
+        images,
+        n,
+        split,
+        with_regions=bool(REGION_METRICS & set(scores)),
+        context=context,
+        group_by=group_by,
+    ).shuffled(seed)
+    spec = EvaluationSpec(
+        recipe, methods, tuple(scores), presentations, sample.label_names, max_views_per_forward, group
+    )
+    map_specs = spec.map_specs()
+    _check(scores, map_specs, group, context)
+    identity = evaluation_fingerprint(model, sample, spec, map_specs)
+    shards = _split_evenly(sample.items)
+    with progress_bar("evaluating", len(sample.items), shown=progress) as bar:
+        done = bar.advance
+        if out is not None:
+            identity["explainers"] = explainer_digests(model, sample, map_specs)
+            compute = partial(_write_shards, model, sample, spec)
+            if engine is not None:
+                compute = partial(_send_shards, engine, model, sample, spec)
+            return resume(Path(out), shards, identity, compute, done)
+        if engine is not None:
+            raise EquicamError(
+                "an engine", needs="a file for the rows", got="out=None", fix="--out rows.parquet"
+            )
+        tables = [rows for _, rows in _compute_shards(model, sample, spec, list(enumerate(shards)), done)]
+        return stamp(pa.concat_tables(tables), identity)
+
+
+def _compute_shards(
+    model: Model, sample: Sample, spec: EvaluationSpec, shards: Sequence[Shard], done: Done
+) -> Iterator[tuple[int, pa.Table]]:
+    """Compute shards in this process, while the images of the next one are loaded.
+
+    A GPU that runs compiled calls gets the next shard before the rows of this one are made.
+    """
+    computer = MapComputer.of(model, spec)
+    loaded = load_ahead([items for _, items in shards], sample.load)
+    started = (
+        (number, start_shard(computer, images, done))
+        for (number, _), images in zip(shards, loaded, strict=True)
+    )
+    return finish_in_order(started, computer.executors["plain"].ahead)
+
+
+def _write_shards(
+    model: Model, sample: Sample, spec: EvaluationSpec, store: Shards, pending: Sequence[Shard], done: Done
+) -> None:
+    for number, rows in _compute_shards(model, sample, spec, pending, done):
+        store.write(number, rows)
+
+
+def _send_shards(
+    engine: "Devices | Cluster",
+    model: Model,
+    sample: Sample,
+    spec: EvaluationSpec,
+    store: Shards,
+    pending: Sequence[Shard],
+    done: Done,
+) -> None:
+    """Let the engine's workers compute and write the shards."""
+    if len(sample.in_memory):
+        raise EquicamError(
+            "an engine", needs="images in files", got="images in memory", fix="a folder, a list or their paths"
+        )  # fmt: skip
+    made = engine.model_source or ModelCopy.copy_of(model)
+    job = EvaluationJob(
+        folder=SharedFolder.at(store.folder / FINGERPRINT),
+        model_source=made,
+        preprocessing=made.preprocessing_only(model),
+        weights=fingerprint(model.module),
+        spec=spec,
+        shard_bytes=IMAGES_PER_SHARD * surround_bytes(model, spec.recipe.context),
+    )
+    sizes = {number: len(items) for number, items in pending}
+    with closing(engine.work(job, pending)) as written:  # type: ignore[type-var]
+        for number, _ in written:
+            done(sizes[number])
+
+
+def _split_evenly(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """Shards of even size, so that no image is left without others to compare it with."""
+    count = -(-len(items) // IMAGES_PER_SHARD)
+    edges = [round(i * len(items) / count) for i in range(count + 1)]
+    return [items[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def _presentations(
+    group: str, angles: Sequence[Degrees] | None, *, as_published: bool
+) -> tuple[Transform, ...]:
+    """The presentations of a group; of rotations and reflections, at the angles given."""
+    if group not in GROUPS:
+        raise EquicamError(
+            "group", needs=f"one of {', '.join(GROUPS)}", got=repr(group), fix='group="rotation"'
+        )
+    if as_published and group != "rotation":
+        raise EquicamError(
+            "as_published", needs="group rotation, the paper's", got=group, fix="as_published=False"
+        )  # fmt: skip
+    if angles is None:
+        return GROUPS[group]
+    if group not in ("rotation", "dihedral"):
+        raise EquicamError("angles", needs="group rotation or dihedral", got=group, fix="angles=None")
+    found = tuple(
+        Transform(float(angle), mirrored=group == "dihedral") for angle in angles if math.isfinite(angle)
+    )
+    if not found or len(found) < len(angles) or any(one.is_identity for one in found):
+        needs = "rotations other than 0°" if group == "rotation" else "finite numbers of degrees"
+        raise EquicamError("angles", needs=needs, got=list(angles), fix="angles=[15, 45, 90]")
+    refuse_duplicates("angles", [one.key[0] for one in found])
+    return found
+
+
+def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: str, context: str) -> None:
+    if isinstance(scores, str) or not scores or (unknown := [s for s in scores if s not in METRICS]):
+        got = repr(scores) if isinstance(scores, str) or not scores else ", ".join(map(repr, unknown))
+        raise EquicamError("scores", needs=f"a list of {', '.join(METRICS)}", got=got, fix='["eq"]')
+    refuse_duplicates("scores", scores)
+    for name in scores:
+        applies_to = METRICS[name].applies_to
+        if applies_to == "one view" and not any(one.has_stages for one in map_specs):
+            raise EquicamError(
+                f"score {name!r}", needs="a method of one view that starts at features", got="none",
+                fix='adding "grad-cam"',
+            )  # fmt: skip
+        if applies_to == "several views" and not any(one.has_several_views for one in map_specs):
+            raise EquicamError(
+                f"score {name!r}", needs="a method of several views", got="none", fix='adding "equigrad-cam"'
+            )
+        if METRICS[name].without_context and context != "none":
+            raise EquicamError(
+                f"score {name!r}", needs='context="none": it makes rotated images of its own', got=repr(context),
+                fix="an evaluation of its own",
+            )  # fmt: skip
+        if METRICS[name].rotations_only and group != "rotation":
+            raise EquicamError(
+                f"score {name!r}",
+                needs="group rotation",
+                got=group,
+                fix='group="rotation"',
+            )

@@ -1,0 +1,91 @@
+"""Rows of one metric, selected from a table of rows and brought into the order of another metric's."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from equicam.errors import EquicamError
+from equicam.evaluate.statistics import Floats
+
+
+@dataclass(frozen=True)
+class MetricColumn:
+    """The rows of one metric of one method, ordered by image and angle."""
+
+    ids: NDArray[np.object_]
+    angles: Floats
+    value: Floats
+    floor: Floats  # NaN where there is none
+    reason: NDArray[np.object_]
+    groups: NDArray[np.object_]  # None where no group is known
+    score: str = ""  # the metric's name
+
+    @property
+    def group(self) -> NDArray[np.object_] | None:
+        """What intervals resample instead of images."""
+        return resampled_groups(self.ids, self.groups)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def by_id(self, ids: NDArray[np.object_]) -> Floats:
+        """Its values for these images; NaN for an image it does not have."""
+        values = dict(zip(self.ids, self.value, strict=True))
+        return np.array([values.get(i, np.nan) for i in ids], dtype=np.float64)
+
+    def at_pairs_of(self, other: "MetricColumn") -> Floats:
+        """Its values for the images and angles of another column."""
+        values = dict(zip(zip(self.ids, self.angles, strict=True), self.value, strict=True))
+        return np.array([values[key] for key in zip(other.ids, other.angles, strict=True)], dtype=np.float64)
+
+
+def resampled_groups(ids: Iterable[str], groups: Collection[str | None]) -> NDArray[np.object_] | None:
+    """What intervals resample instead of images: groups, an image without one alone; None if no image has a group."""
+    if all(one is None for one in groups):
+        return None
+    pairs = zip(ids, groups, strict=True)
+    return np.array([f"image {i}" if g is None else f"group {g}" for i, g in pairs], dtype=object)
+
+
+def pick(
+    table: pa.Table,
+    score: str,
+    method: str | None = None,
+    region: str | None = None,
+    *,
+    each_angle: bool = False,
+    required: bool = True,
+) -> MetricColumn:
+    """One value per image, or one per image and angle; an empty column if the rows are absent and not required."""
+    keep = equals(table["score"], score)
+    for name, wanted in (("method", method), ("region", region)):
+        keep = pc.and_(keep, equals(table[name], wanted))
+    keep = pc.and_(keep, pc.is_valid(table["angle"]) if each_angle else pc.is_null(table["angle"]))
+    some = table.filter(keep).sort_by([("id", "ascending"), ("angle", "ascending")])
+    if required and not len(some):
+        there = sorted({s for s in table["score"].to_pylist() if s})
+        raise EquicamError(
+            f"rows of {score!r} of {method!r} in {region!r}", needs="an evaluation that has them",
+            got=f"scores {', '.join(there)}", fix=f'evaluate(…, scores=["{score}"])',
+        )  # fmt: skip
+    angle, value, floor = (
+        np.asarray(some[name].to_numpy(), dtype=np.float64) for name in ("angle", "value", "floor")
+    )
+    ids, reason = (np.array(some[name].to_pylist(), dtype=object) for name in ("id", "reason"))
+    groups = np.array(some["group"].to_pylist(), dtype=object)
+    return MetricColumn(ids, angle, value, floor, reason, groups, score)
+
+
+def pick_prediction(table: pa.Table, score: str, method: str, *, each_angle: bool = False) -> MetricColumn:
+    """A metric of the model's predictions; a control with its own network or images has its own rows."""
+    own = pick(table, score, method, each_angle=each_angle, required=False)
+    return own if len(own) else pick(table, score, each_angle=each_angle)
+
+
+def equals(column: pa.ChunkedArray, wanted: str | None) -> pa.ChunkedArray:
+    """Where a column has a value; None stands for null."""
+    return pc.is_null(column) if wanted is None else pc.fill_null(pc.equal(column, wanted), False)

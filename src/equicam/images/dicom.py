@@ -1,0 +1,564 @@
+"""DICOM images as 8-bit RGB, by the window in the file or the caller's; never by the range of one image's own values.
+
+Only the elements that decide pixels are read, and no text of the file or of a decoder's exception enters a message:
+both may name a patient.
+"""
+
+import io
+import logging
+import math
+import struct
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from equicam.errors import EquicamError
+from equicam.images.files import MAX_IMAGE_BYTES, open_regular, refuse_large
+from equicam.images.formats import BAND_ROWS, UprightImage, refuse_size
+from equicam.images.remote import AnyPath
+from equicam.images.tiff import SLIDE_FIX
+
+SUFFIXES = (".dcm", ".dicom")
+MAX_FRAMES = 100_000
+MAX_VALUE = 1e9
+"""Of a window."""
+VOI_FIX = "equicam audit or explain with --voi CENTER,WIDTH"
+WHOLE_SLIDE = "1.2.840.10008.5.1.4.1.1.77.1.6"
+DEFLATED = "1.2.840.10008.1.2.1.99"
+"""The transfer syntax that compresses the whole file: a few bytes of it may become any number."""
+_BIG_ENDIAN = "1.2.840.10008.1.2.2"
+_FIRST_BYTES = (2**16, 2**22)
+"""Read at first, and at most, to list a file's frames."""
+_SOP_CLASS, _FRAMES = 0x00080016, 0x00280008
+_META_BYTES = 2**16
+_PIXELS_HEAD_BYTES = 12
+"""Tag, type and length of compressed pixels, before their first item."""
+_LONG = (b"OB", b"OW", b"OF", b"OD", b"OL", b"OV", b"SQ", b"UC", b"UN", b"UR", b"UT", b"SV", b"UV")
+"""Types of elements whose length has 32 bits."""
+_PHOTOMETRIC = (
+    "MONOCHROME1", "MONOCHROME2", "PALETTE COLOR", "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"
+)  # fmt: skip
+_KEYWORDS = (
+    "SOPClassUID", "SamplesPerPixel", "PhotometricInterpretation", "NumberOfFrames", "Rows", "Columns",
+    "PlanarConfiguration",
+    "BitsAllocated", "BitsStored", "PixelRepresentation", "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence",
+    "WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "SharedFunctionalGroupsSequence",
+    "PerFrameFunctionalGroupsSequence", "RedPaletteColorLookupTableDescriptor", "RedPaletteColorLookupTableData",
+    "GreenPaletteColorLookupTableDescriptor", "GreenPaletteColorLookupTableData",
+    "BluePaletteColorLookupTableDescriptor", "BluePaletteColorLookupTableData",
+)  # fmt: skip
+
+BinaryFile = io.BufferedReader | io.BytesIO
+Window = tuple[float, float]
+"""Centre and width, in the values that the rescaling gives."""
+
+
+@dataclass(frozen=True)
+class DicomFrame:
+    """A frame as 8-bit RGB, and how its values were mapped to it."""
+
+    rgb: NDArray[np.uint8]
+    frame: int
+    frames: int  # in the file
+    photometric: str
+    bits: int  # stored per value
+    rescale: tuple[float, float] | None  # slope and intercept
+    window: Window | None
+    window_from: str  # "caller", "file", "table" or "none", if 8 bits are taken as they are
+    transfer_syntax: str
+
+
+def is_dicom(data: bytes) -> bool:
+    """Whether these are the bytes of a DICOM file."""
+    return data[128:132] == b"DICM"
+
+
+def has_dicom_suffix(path: AnyPath) -> bool:
+    """Whether a file is DICOM by its suffix."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def is_dicom_file(path: Path) -> bool:
+    """Whether a file is DICOM by its suffix or its content."""
+    if has_dicom_suffix(path):
+        return True
+    try:
+        with open_regular(path, str(path)) as file:
+            return is_dicom(file.read(132))
+    except (OSError, ValueError):
+        return False
+
+
+def check_window(window: Sequence[float]) -> Window:
+    """A window of the caller's as numbers."""
+    numbers = tuple(map(float, window))
+    if len(numbers) != 2 or not all(-MAX_VALUE <= one <= MAX_VALUE for one in numbers) or numbers[1] < 1:
+        raise EquicamError(
+            "a VOI window", needs=f"a centre and a width of at least 1, both up to {MAX_VALUE:g}",
+            got=",".join(f"{one:g}" for one in numbers), fix="--voi 40,400",
+        )  # fmt: skip
+    return numbers[0], numbers[1]
+
+
+def frames(path: Path) -> int:
+    """The number of frames in a file, from its header; an EquicamError says why it cannot be known."""
+    what = f"image {str(path)!r}"
+    with _open(path, what) as file, _refusing(what, "a DICOM header that can be read"):
+        for limit in _FIRST_BYTES:
+            file.seek(0)
+            header, whole = _first_elements(io.BytesIO(file.read(limit)), what)
+            if whole:
+                break
+        _refuse_slide(header, what)
+        file.seek(0, io.SEEK_END)
+        return _frame_count(header, file.tell(), what)
+
+
+def read_frame(path: Path, frame: int, voi: Window | None = None) -> DicomFrame:
+    """A frame of a file, from 0; only its part of the file is decoded."""
+    what = f"image {str(path)!r}"
+    with _open(path, what) as file:
+        return _read(file, frame, voi, what)
+
+
+def decode_dicom(data: bytes, what: str, voi: Window | None = None) -> UprightImage:
+    """The image in the bytes of a file with one frame; `what` names it in error messages."""
+    return UprightImage(Image.fromarray(_read(io.BytesIO(data), None, voi, what).rgb), 1)
+
+
+def _read(file: BinaryFile, frame: int | None, voi: Window | None, what: str) -> DicomFrame:
+    with _refusing(what, "a DICOM header that can be read"):
+        pydicom = _pydicom(what)
+        syntax = pydicom.uid.UID(_transfer_syntax(file, what))
+        file.seek(0)
+        header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(_KEYWORDS))
+        pixels_at = file.tell()
+        _refuse_slide(header, what)
+        size = file.seek(0, io.SEEK_END)
+        count = _frame_count(header, size, what)
+        if frame is None and count > 1:
+            raise EquicamError(
+                what, needs="one frame", got=f"{count:,}", fix="equicam audit, which takes each of them, on a local disk"
+            )  # fmt: skip
+        number = frame or 0
+        if not 0 <= number < count:
+            raise EquicamError(
+                what, needs=f"a frame {number}", got=f"frames 0 to {count - 1}", fix="one of these"
+            )
+        photometric, bits, signed = _layout(header, what)
+        places = _places(header, number)
+        _decoder(syntax, what)
+    with _refusing(what, f"pixels that can be decoded ({_syntax_name(syntax)})"):
+        expected = (int(header.Rows), int(header.Columns))
+        if syntax.is_encapsulated:
+            file.seek(pixels_at + _PIXELS_HEAD_BYTES)
+            values = _decompress(file, number, count, header)
+        else:
+            file.seek(0)
+            values = pydicom.pixels.pixel_array(file, index=number)
+        if values.shape[:2] != expected:
+            raise ValueError(f"{values.shape[:2]} pixels, not {expected}")
+    with _refusing(what, "a table or window that can be applied"):
+        rescale = _rescale(places)
+        window, window_from = None, "none"
+        little_endian = syntax != _BIG_ENDIAN
+        if photometric == "PALETTE COLOR":
+            rgb = _apply_palette(values, header, signed, little_endian, what)
+        elif values.ndim == 3:
+            rgb = np.ascontiguousarray(values, np.uint8)
+        else:
+            modality = _table_in(places, "ModalityLUTSequence", signed, little_endian)
+            grey = _Grey(rescale, modality, bits, signed, photometric == "MONOCHROME1")
+            display, window, window_from = _choose_window(grey, places, voi, what, little_endian)
+            rgb = display.apply(values)
+    return DicomFrame(
+        rgb, number, count, photometric, bits, rescale, window, window_from, _syntax_name(syntax)
+    )
+
+
+def _decompress(file: BinaryFile, frame: int, count: int, header: Any) -> NDArray[Any]:
+    """Decode one compressed frame; a decoder allocates the size that the frame itself states, so that is checked first."""
+    from pydicom.encaps import encapsulate, get_frame
+    from pydicom.pixels import pixel_array
+
+    encoded = get_frame(file, frame, number_of_frames=count)
+    stated = _stated_size(encoded)
+    if stated is not None and stated != (header.Rows, header.Columns):
+        raise ValueError("a frame of another size")
+    header.NumberOfFrames = 1
+    header.PixelData = encapsulate([encoded])
+    header["PixelData"].is_undefined_length = True
+    values: NDArray[Any] = pixel_array(header, index=0)
+    return values
+
+
+def _stated_size(encoded: bytes) -> tuple[int, int] | None:
+    """Height and width in the header of JPEG, JPEG-LS or JPEG 2000; None for run lengths, which have none."""
+    if encoded[:2] == b"\xff\xd8":
+        at = 2
+        while encoded[at : at + 1] == b"\xff":
+            marker = encoded[at + 1]
+            if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)):
+                height, width = struct.unpack_from(">HH", encoded, at + 5)
+                return height, width
+            if marker == 0xFF:  # fill
+                at += 1
+                continue
+            at += 2 + struct.unpack_from(">H", encoded, at + 2)[0]
+        raise ValueError("no size before the data")
+    start = encoded.find(b"\xff\x4f\xff\x51")
+    if start < 0:
+        return None
+    right, bottom, left, top = struct.unpack_from(">4I", encoded, start + 8)
+    return bottom - top, right - left
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A lookup table: values below the first entry get the first, those above the last get the last."""
+
+    first: int
+    entries: NDArray[np.float64]
+    bits: int
+
+    def __call__(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        at = np.rint(values).astype(np.int64) - self.first
+        found: NDArray[np.float64] = self.entries[np.clip(at, 0, len(self.entries) - 1)]
+        return found
+
+
+@dataclass(frozen=True)
+class _Grey:
+    """From stored values to 8 bits: modality table or rescaling, then window or table, then MONOCHROME1 inverted."""
+
+    rescale: tuple[float, float] | None
+    modality: _Table | None
+    bits: int
+    signed: bool
+    inverted: bool
+    window: Window | None = None
+    function: str = "LINEAR"
+    table: _Table | None = None
+
+    def apply(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+        """Rows in bands: float64 copies of a whole large image would take gigabytes."""
+        rgb = np.empty((*values.shape, 3), np.uint8)
+        for start in range(0, len(values), BAND_ROWS):
+            band = slice(start, start + BAND_ROWS)
+            shown = np.clip(self.display(self.real(values[band])), 0, 1)
+            grey = np.rint((1 - shown if self.inverted else shown) * 255)
+            rgb[band] = grey.astype(np.uint8)[..., None]
+        return rgb
+
+    def real(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Values in their own unit, such as Hounsfield units."""
+        if self.modality is not None:
+            return self.modality(values)
+        slope, intercept = self.rescale or (1.0, 0.0)
+        return values.astype(np.float64) * slope + intercept
+
+    def display(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values as 0 for black to 1 for white, PS3.3 C.11.2.1; without a window, over all that the bits can hold."""
+        shown: NDArray[np.float64]
+        if self.table is not None:
+            shown = self.table(x) / (2**self.table.bits - 1)
+            return shown
+        if self.window is None:
+            low = -(2 ** (self.bits - 1)) if self.signed else 0
+            ends = self.real(np.array([low, low + 2**self.bits - 1]))
+            shown = (x - ends.min()) / (ends.max() - ends.min())
+            return shown
+        centre, width = self.window
+        if self.function == "SIGMOID":
+            shown = 1 / (1 + np.exp(np.clip(-4 * (x - centre) / width, -700, 700)))
+        elif self.function == "LINEAR_EXACT":
+            shown = (x - centre) / width + 0.5
+        elif width == 1:
+            shown = (x > centre - 0.5).astype(np.float64)
+        else:
+            shown = (x - (centre - 0.5)) / (width - 1) + 0.5
+        return shown
+
+
+def _choose_window(
+    grey: _Grey, places: Sequence[Any], voi: Window | None, what: str, little_endian: bool
+) -> tuple[_Grey, Window | None, str]:
+    """The caller's window, else the file's table or first window, else none if 8 bits need none."""
+    if voi is not None:
+        return replace(grey, window=check_window(voi)), check_window(voi), "caller"
+    if (table := _table_in(places, "VOILUTSequence", grey.signed, little_endian)) is not None:
+        return replace(grey, table=table), None, "table"
+    for place in places:
+        centre, width = _number(place, "WindowCenter"), _number(place, "WindowWidth")
+        if centre is None or width is None:
+            continue
+        function = str(place.get("VOILUTFunction") or "LINEAR").strip()
+        known = function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
+        if not known or width <= 0 or (function == "LINEAR" and width < 1):
+            raise EquicamError(
+                what, needs="a VOI window with a width of at least 1 and a known function",
+                got=f"a width of {width:g}" if known else "another function", fix=VOI_FIX,
+            )  # fmt: skip
+        return replace(grey, window=(centre, width), function=function), (centre, width), "file"
+    if grey.bits > 8 or grey.modality is not None:
+        raise EquicamError(
+            what, needs="a VOI window, because it has more than 8 bits" if grey.bits > 8 else "a VOI window",
+            got=f"none in {grey.bits} bits", fix=VOI_FIX,
+        )  # fmt: skip
+    if grey.rescale is not None and grey.rescale[0] == 0:
+        raise EquicamError(what, needs="a rescale slope other than 0", got="0", fix="a fresh copy of it")
+    return grey, None, "none"
+
+
+def _layout(header: Any, what: str) -> tuple[str, int, bool]:
+    """Photometric interpretation, bits stored, and whether values are signed; sizes are refused before decoding."""
+    rows, columns = _count(header, "Rows", what), _count(header, "Columns", what)
+    refuse_size(columns, rows, what)
+    photometric = header.get("PhotometricInterpretation")
+    if photometric not in _PHOTOMETRIC:
+        raise EquicamError(
+            what, needs=f"a photometric interpretation of {', '.join(_PHOTOMETRIC)}", got="another", fix="a copy as PNG"
+        )  # fmt: skip
+    samples = _count(header, "SamplesPerPixel", what)
+    if samples != (1 if photometric.startswith(("MONO", "PAL")) else 3):
+        raise EquicamError(
+            what, needs=f"the samples of {photometric}", got=f"{samples} per pixel", fix="a fresh copy of it"
+        )
+    allocated, bits = _count(header, "BitsAllocated", what), _count(header, "BitsStored", what)
+    if allocated not in (8, 16, 32) or not 1 <= bits <= allocated:
+        raise EquicamError(
+            what, needs="8, 16 or 32 bits per value", got=f"{bits} in {allocated} bits", fix="a copy as PNG"
+        )
+    if samples == 3 and allocated != 8:
+        raise EquicamError(
+            what, needs="colours of 8 bits", got=f"{allocated} bits", fix="a copy with colours of 8 bits"
+        )
+    return str(photometric), bits, header.get("PixelRepresentation") == 1
+
+
+def _frame_count(header: Any, file_bytes: int, what: str) -> int:
+    found = header.get("NumberOfFrames")
+    count = 1 if found is None else int(found)
+    if not 1 <= count <= min(MAX_FRAMES, file_bytes):
+        raise EquicamError(
+            what, needs=f"1 to {MAX_FRAMES:,} frames that its size can hold",
+            got=f"{count:,}" if abs(count) < 10**12 else "an absurd number", fix="a fresh copy of it",
+        )  # fmt: skip
+    return count
+
+
+def _count(header: Any, keyword: str, what: str) -> int:
+    found = header.get(keyword)
+    if not isinstance(found, int):
+        raise EquicamError(what, needs=f"a number {keyword}", got="none", fix="a fresh copy of it")
+    return int(found)
+
+
+def _number(place: Any, keyword: str) -> float | None:
+    """A number, the first if there are several; None where there is none."""
+    found = place.get(keyword)
+    if found is None or found == "":
+        return None
+    first = float(
+        found if isinstance(found, int | float | str) or not hasattr(found, "__len__") else found[0]
+    )
+    if not math.isfinite(first):
+        raise ValueError(keyword)
+    return first
+
+
+def _places(header: Any, frame: int) -> list[Any]:
+    """Where a frame's rescaling and window may be: its functional groups, those of all frames, the header itself."""
+    places: list[Any] = []
+    of_frames = header.get("PerFrameFunctionalGroupsSequence") or []
+    shared = header.get("SharedFunctionalGroupsSequence") or []
+    for group in [*of_frames[frame : frame + 1], *shared[:1]]:
+        for name in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+            places += (group.get(name) or [])[:1]
+    return [*places, header]
+
+
+def _rescale(places: Sequence[Any]) -> tuple[float, float] | None:
+    for place in places:
+        slope, intercept = _number(place, "RescaleSlope"), _number(place, "RescaleIntercept")
+        if slope is not None or intercept is not None:
+            return 1.0 if slope is None else slope, intercept or 0.0
+    return None
+
+
+def _table_in(places: Sequence[Any], name: str, signed: bool, little_endian: bool) -> _Table | None:
+    for place in places:
+        if place.get(name):
+            item = place.get(name)[0]
+            return _table(item.LUTDescriptor, item.LUTData, signed, little_endian)
+    return None
+
+
+def _table(descriptor: Any, data: Any, signed: bool, little_endian: bool) -> _Table:
+    """PS3.3 C.11.1.1: number of entries (0 is 65,536), first value mapped, and bits of an entry."""
+    count, first, bits = (int(one) for one in descriptor)
+    count = count or 2**16
+    if not 1 <= bits <= 16 or not 0 < count <= 2**16:
+        raise ValueError("a table of another kind")
+    if isinstance(data, bytes):
+        kind = "u1" if len(data) < 2 * count else "<u2" if little_endian else ">u2"
+        entries = np.frombuffer(data if kind == "u1" else data[: 2 * count], kind)
+    else:
+        entries = np.atleast_1d(np.asarray(data, np.int64))
+    if len(entries) < count:
+        raise ValueError("a table cut off")
+    return _Table(first - 2**16 if signed and first >= 2**15 else first, entries[:count].astype(np.float64), bits)  # fmt: skip
+
+
+def _apply_palette(
+    values: NDArray[Any], header: Any, signed: bool, little_endian: bool, what: str
+) -> NDArray[np.uint8]:
+    if "RedPaletteColorLookupTableData" not in header:
+        raise EquicamError(
+            what, needs="a palette that is not segmented", got="none", fix="a copy with colours of 8 bits"
+        )
+    rgb = np.empty((*values.shape, 3), np.uint8)
+    for i, colour in enumerate(("Red", "Green", "Blue")):
+        stem = f"{colour}PaletteColorLookupTable"
+        table = _table(header[f"{stem}Descriptor"].value, header[f"{stem}Data"].value, signed, little_endian)
+        high_byte = table.bits > 8 or table.entries.max() > 255  # some writers put 8-bit colours there too
+        for start in range(0, len(values), BAND_ROWS):
+            band = slice(start, start + BAND_ROWS)
+            rgb[band, :, i] = table(values[band]) // (256 if high_byte else 1)
+    return rgb
+
+
+def _refuse_slide(header: Any, what: str) -> None:
+    if header.get("SOPClassUID") == WHOLE_SLIDE:
+        raise EquicamError(what, needs="an image", got="a tile or level of a whole slide", fix=SLIDE_FIX)
+
+
+def _first_elements(file: io.BytesIO, what: str) -> tuple[Any, bool]:
+    """The elements up to the number of frames, and whether the bytes went as far as that."""
+    _pydicom(what)
+    from pydicom.filereader import read_partial
+    from pydicom.tag import BaseTag
+
+    _transfer_syntax(file, what)
+    file.seek(0)
+    reached: list[bool] = []
+
+    def stop(tag: int, _vr: str | None, _length: int) -> bool:
+        reached.extend([True] if tag > _FRAMES else [])
+        return tag > _FRAMES
+
+    header = read_partial(file, stop, specific_tags=[BaseTag(_SOP_CLASS), BaseTag(_FRAMES)])
+    return header, bool(reached)
+
+
+def _transfer_syntax(file: BinaryFile, what: str) -> str:
+    """The transfer syntax in the file's meta information, read before pydicom sees the file.
+
+    pydicom inflates a deflated file whole, whatever it becomes.
+    """
+    file.seek(0)
+    data = file.read(_META_BYTES)
+    if not is_dicom(data):
+        raise EquicamError(what, needs="DICM at byte 128", got="none", fix="a fresh copy of it")
+    at, last, found = 132, 0, ""
+    while data[at : at + 2] == b"\2\0":
+        element, vr, length = struct.unpack_from("<2xH2sH", data, at)
+        if element <= last and at > 132:
+            raise ValueError("elements out of order")
+        start = at + 8
+        if vr in _LONG:
+            (length,) = struct.unpack_from("<I", data, start)
+            start += 4
+        if not (vr.isalpha() and vr.isupper()) or start + length > len(data):
+            raise ValueError("an element cut off")
+        if element == 0x10:
+            found = data[start : start + length].rstrip(b"\0 ").decode("ascii")
+        at, last = start + length, element
+    if not found or found == DEFLATED:
+        raise EquicamError(
+            what, needs="a transfer syntax that can be read in parts", got="a deflated file" if found else "none",
+            fix="a copy in another transfer syntax",
+        )  # fmt: skip
+    return found
+
+
+def _decoder(syntax: Any, what: str) -> None:
+    """Refuse a transfer syntax that no installed package decodes."""
+    from pydicom.pixels import get_decoder
+
+    try:
+        available = get_decoder(syntax).is_available
+    except NotImplementedError:
+        available = False
+    if not available:
+        raise EquicamError(
+            what, needs="a transfer syntax that can be decoded here", got=_syntax_name(syntax),
+            fix="pip install pylibjpeg[all], or a copy without compression",
+        )  # fmt: skip
+
+
+def _syntax_name(syntax: Any) -> str:
+    return str(syntax.name) if syntax.is_transfer_syntax and not syntax.is_private else "an unknown one"
+
+
+@contextmanager
+def _open(path: Path, what: str) -> Iterator[BinaryFile]:
+    try:
+        file = open_regular(path, what)
+    except FileNotFoundError as error:
+        raise EquicamError(what, needs="an existing file", got="No such file", fix="its full path") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, EquicamError):
+            raise
+        raise EquicamError(
+            what, needs="a file that can be read", got=type(error).__name__, fix="its permissions"
+        ) from error
+    with file:
+        refuse_large(file.seek(0, io.SEEK_END), what, MAX_IMAGE_BYTES)
+        yield file
+
+
+@contextmanager
+def _refusing(what: str, needs: str) -> Iterator[None]:
+    """Every exception becomes an EquicamError without its text, and pydicom's warnings are dropped: they quote values."""
+    logger, quiet = logging.getLogger("pydicom"), _Quiet()
+    logger.addFilter(quiet)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except EquicamError:
+        raise
+    except MemoryError as error:
+        raise EquicamError(
+            what, needs="less memory to be decoded", got="an image too large for it", fix="a smaller one"
+        ) from error
+    except Exception as error:  # noqa: BLE001  # pydicom raises exceptions of every kind on damaged files
+        raise EquicamError(what, needs=needs, got=type(error).__name__, fix="a fresh copy of it") from None
+    finally:
+        logger.removeFilter(quiet)
+
+
+class _Quiet(logging.Filter):
+    """Drops every record."""
+
+    def filter(self, _record: logging.LogRecord) -> bool:
+        return False
+
+
+def _pydicom(what: str) -> Any:
+    try:
+        import pydicom
+        import pydicom.pixels
+    except ImportError as error:
+        raise EquicamError(
+            what, needs="pydicom", got="no such package", fix="pip install 'equicam[dicom]'"
+        ) from error
+    return pydicom

@@ -1,0 +1,299 @@
+"""Image lists in CSV or Parquet files: a column path, and annotations in further columns."""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from equicam.errors import EquicamError
+from equicam.images import limited
+from equicam.images.files import open_regular
+from equicam.images.folders import quote_names
+from equicam.images.item_table import BATCH_ROWS, Items, as_json, encode_path, join_tables, table_of
+from equicam.images.items import parse_box, valid_utf8
+from equicam.images.remote import (
+    ALLOW_SCHEMES,
+    AnyPath,
+    RemotePath,
+    as_path,
+    is_url,
+    may_open,
+    scheme,
+)
+
+NAMES = ("items.csv", "items.parquet")
+COLUMNS = ("path", "id", "label", "boxes", "region", "split", "group")
+MAX_LINE = 2**20
+"""Characters of a CSV line."""
+PARQUET_ROWS = 1024
+"""Decoded at a time."""
+MAX_ROWS_PER_BYTE, FREE_ROWS = 4, 100_000
+"""Of a Parquet file, which can repeat or count up rows in no bytes at all; a list of real paths has a few bytes a row."""
+Tick = Callable[[int], None]
+File = io.BytesIO | io.BufferedReader
+
+_EMPTY_PART = re.compile(r"(?:^|/)\.(?:/|$)|//|/$")  # a path is written without them
+Row = tuple[int, Mapping[str, Any]]
+"""Line number (from 1; in CSV the header is line 1) and cells by column."""
+
+
+def find_manifest(folder: AnyPath) -> AnyPath | None:
+    """The image list in a folder, if it has one."""
+    return next((folder / name for name in NAMES if (folder / name).is_file()), None)
+
+
+def read_manifest(
+    path: AnyPath, *, split: str | None, group_by: str | None = None, tick: Tick = lambda _count: None
+) -> Items:
+    """The items of an image list in its order, all or those of one split; the image files need not exist.
+
+    `group_by` names the column that holds each image's group, if it is not `group`; `tick` counts rows.
+    """
+    try:
+        data = path.read_bytes() if isinstance(path, RemotePath) else None
+    except OSError as error:
+        raise _wrong(path, "a file that can be read", error, "a fresh copy of it") from error
+    tables = []
+    for table in limited.stream(_tables, path, data, split, group_by):
+        tables.append(table)
+        tick(table.num_rows)
+    items = Items(join_tables(tables).drop_columns("line"), path.parent)
+    if not items:
+        raise _wrong(path, "at least one row", "none", "one row per image")
+    _refuse_strangers(items, path)
+    return items
+
+
+def _tables(path: AnyPath, data: bytes | None, split: str | None, group_by: str | None) -> Iterator[pa.Table]:
+    """The rows of a list in batches; of a list at a URL, `data` is the file."""
+    column = group_by or "group"
+    tables: list[pa.Table] = []
+    batch: list[dict[str, Any]] = []
+    known: set[int] = set()
+    splits: set[str] = set()
+    try:
+        file = io.BytesIO(data) if data is not None else open_regular(Path(str(path)), _name(path))
+        read = _parquet if path.suffix.lower() == ".parquet" else _csv
+        for line, cells in read(path, file, column):
+            if split is not None:
+                if "split" not in cells:
+                    raise _wrong(path, "a column 'split'", quote_names(cells), "no split, or that column")
+                splits.add(str(cells["split"] or ""))
+                if cells["split"] != split:
+                    continue
+            if group_by is not None and group_by not in cells:
+                raise _wrong(path, f"a column {group_by!r}", quote_names(cells), "one of these")
+            row = _row(cells, path, f"{_name(path)}, line {line}", column)
+            mark = hash(row["id"])  # a number takes less memory than the id
+            # at once, because a small Parquet file may repeat one row a billion times
+            if mark in known and (first := _line_of(row["id"], [*tables, _table(batch)])):
+                raise EquicamError(
+                    f"{_name(path)}, line {line},", needs="a unique id", got=f"{row['id']!r} as in line {first}",
+                    fix="a column id without repetitions",
+                )  # fmt: skip
+            known.add(mark)
+            batch.append(row | {"line": line})
+            if len(batch) == BATCH_ROWS:
+                tables.append(_table(batch))
+                yield tables[-1]
+                batch = []
+    except OSError as error:
+        raise _wrong(path, "a file that can be read", error, "a fresh copy of it") from error
+    if splits and not known:
+        raise _wrong(path, f"rows of split {split!r}", f"splits {quote_names(splits - {''})}", "one of these")
+    yield _table(batch)
+
+
+def _table(batch: list[dict[str, Any]]) -> pa.Table:
+    """Rows of a list as columns, with their lines."""
+    return table_of(batch).append_column("line", pa.array([row["line"] for row in batch], pa.int64()))
+
+
+def _line_of(name: str, tables: list[pa.Table]) -> int | None:
+    """The line with this id; None if only the hash is the same."""
+    places = ((table, pc.index(table["id"], name).as_py()) for table in tables)
+    return next((table["line"][place].as_py() for table, place in places if place >= 0), None)
+
+
+def _csv(path: AnyPath, data: File, _group: str) -> Iterator[Row]:
+    """Rows of text; invalid UTF-8 is kept, because a path may contain it."""
+    with io.TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline="") as file:
+        reader = csv.reader(_lines(file, path), strict=True)
+        try:
+            columns = [name.strip() for name in next(reader, [])]
+            _check(columns, path)
+            for cells in reader:
+                if len(cells) > len(columns):
+                    raise EquicamError(
+                        f"{_name(path)}, line {reader.line_num},", needs=f"{len(columns)} cells",
+                        got=len(cells), fix="quotes around cells that hold a comma",
+                    )  # fmt: skip
+                if cells:
+                    yield reader.line_num, dict(zip_longest(columns, cells, fillvalue=""))
+        except csv.Error as error:
+            raise EquicamError(
+                f"{_name(path)}, line {reader.line_num},", needs="well-formed CSV", got=error,
+                fix="quotes that are closed and doubled",
+            ) from error  # fmt: skip
+
+
+def _lines(file: io.TextIOWrapper, path: AnyPath) -> Iterator[str]:
+    """The lines of a text file; one without end, as in a sparse file, is refused."""
+    while line := file.readline(MAX_LINE):
+        if len(line) == MAX_LINE:
+            raise _wrong(path, f"lines of less than {MAX_LINE:,} characters", "a longer one", "CSV as text")
+        yield line
+
+
+def _parquet(path: AnyPath, file: File, group: str) -> Iterator[Row]:
+    import pyarrow.parquet as pq
+
+    try:
+        with file:
+            bytes_ = file.seek(0, io.SEEK_END)
+            schema = pq.read_schema(file)
+            columns = list(schema.names)
+            _check(columns, path)
+            wanted = [name for name in dict.fromkeys((*COLUMNS, group)) if name in columns]
+            # a cell that is repeated stays one cell until its length is known
+            source = pq.ParquetFile(
+                file, read_dictionary=[n for n in wanted if _is_text(schema.field(n).type)]
+            )
+            if (rows := source.metadata.num_rows) > FREE_ROWS + MAX_ROWS_PER_BYTE * bytes_:
+                raise _wrong(
+                    path, f"at most {MAX_ROWS_PER_BYTE} rows a byte", f"{rows:,} in {bytes_:,} bytes", "CSV"
+                )
+            batches = source.iter_batches(PARQUET_ROWS, columns=wanted)
+            yield from enumerate(
+                (cells for batch in batches for cells in _checked(batch, path).to_pylist()), 1
+            )
+    except (EquicamError, OSError):
+        raise
+    except Exception as error:  # Arrow reports damage as one of a dozen exceptions
+        raise _wrong(path, "a whole Parquet file", error, "a fresh copy of it") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _checked(batch: pa.RecordBatch, path: AnyPath) -> pa.RecordBatch:
+    """Rows whose cells are numbers, or texts that are not too long: they become objects, each of its own."""
+    most = csv.field_size_limit()
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        values = column.dictionary if pa.types.is_dictionary(column.type) else column
+        if pa.types.is_nested(values.type):
+            raise _wrong(
+                path, f"numbers or text in column {name!r}", str(values.type)[:80], "a column of strings"
+            )
+        binary = (
+            _is_text(values.type) or pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
+        )
+        longest = (pc.max(pc.binary_length(values)).as_py() or 0) if binary else 0
+        if longest > most:
+            raise _wrong(
+                path, f"at most {most:,} characters in column {name!r}", f"{longest:,}", "a shorter text"
+            )
+    return batch
+
+
+def _check(columns: list[str], path: AnyPath) -> None:
+    if columns.count("path") != 1:
+        raise _wrong(path, "a column 'path'", quote_names(columns), f"a heading of {', '.join(COLUMNS)}")
+    if repeated := {name for name in columns if name in COLUMNS and columns.count(name) > 1}:
+        raise _wrong(path, "each column once", f"{quote_names(repeated)} twice", "other names")
+
+
+def _refuse_strangers(items: Items, path: AnyPath) -> None:
+    """Refuse a list of nothing but URLs that only it names; a few among other rows are rows with a reason."""
+    if pc.all(items.column("refused").fill_null(False)).as_py():
+        named = {scheme(item.path) for item in items}
+        raise _wrong(
+            path, f"permission to open {', '.join(f'{one}://' for one in sorted(named))}, which only it names",
+            "none", f"{ALLOW_SCHEMES}={','.join(sorted(named))} in the environment",
+        )  # fmt: skip
+
+
+def _row(cells: Mapping[str, Any], manifest: AnyPath, what: str, group: str) -> dict[str, Any]:
+    path = _text(cells, "path", what)
+    if not path:
+        raise EquicamError(f"{what},", needs="a path", got="an empty cell", fix="the file name of the image")
+    boxes = (one for one in _text(cells, "boxes", what).split(";") if one.strip())
+    region = _text(cells, "region", what)
+    name = valid_utf8(_text(cells, "id", what) or path)
+    return {
+        "id": name,
+        **_path_columns(manifest, path, name, what),
+        "label": as_json(_label(cells.get("label"), what)),
+        "boxes": as_json([parse_box(one.split(), what=f"{what},") for one in boxes]),
+        "region": as_json(parse_box(region.split(), what=f"{what},") if region.strip() else None),
+        "group": _group(cells.get(group), what),
+    }
+
+
+def _path_columns(manifest: AnyPath, path: str, name: str, what: str) -> dict[str, Any]:
+    """An image's path, relative to the list's folder unless it is a URL; not every URL may be opened."""
+    if is_url(path):
+        try:
+            found = as_path(path)
+        except EquicamError as error:
+            raise EquicamError(f"{what},", needs=error.needs, got=error.got, fix=error.fix) from error
+        return encode_path(found if may_open(path, manifest) else RemotePath(path, allowed=False))
+    if isinstance(manifest, RemotePath) and (path.startswith("/") or ".." in path.split("/")):
+        raise EquicamError(
+            f"{what},", needs="a path below the list's folder", got=repr(path)[:80], fix="a URL"
+        )
+    plain = path == name and not _EMPTY_PART.search(path)
+    return {} if plain else encode_path(manifest.parent / path)
+
+
+def _text(cells: Mapping[str, Any], column: str, what: str) -> str:
+    value = cells.get(column)
+    if isinstance(value, str) and len(value) > csv.field_size_limit():
+        raise EquicamError(
+            f"{what},", needs=f"at most {csv.field_size_limit():,} characters in column {column!r}",
+            got=f"{len(value):,}", fix="a shorter text",
+        )  # fmt: skip
+    if value is None or isinstance(value, str):
+        return value or ""
+    if column == "id" and isinstance(value, int):
+        return str(value)
+    raise EquicamError(
+        f"{what},", needs=f"text in column {column!r}", got=repr(value)[:80], fix="a column of strings"
+    )
+
+
+def _group(value: object, what: str) -> str | None:
+    """The group as text; None for an empty cell."""
+    found = _label(value, what)
+    return None if found is None else str(found)
+
+
+def _label(value: object, what: str) -> int | str | None:
+    """An integer wherever the cell contains one, else a name; None for an empty cell."""
+    if isinstance(value, float) and (
+        value != value or value.is_integer()
+    ):  # pandas writes nullable integers as floats
+        return None if value != value else int(value)
+    if isinstance(value, str):
+        text = value.strip()
+        return int(text) if re.fullmatch("-?[0-9]{1,18}", text) else valid_utf8(text) or None
+    if value is None or isinstance(value, int):
+        return None if value is None else int(value)
+    raise EquicamError(
+        f"{what},", needs="an integer or a name as label", got=repr(value)[:80], fix="a column of either"
+    )
+
+
+def _name(path: AnyPath) -> str:
+    return f"list {str(path)!r}"
+
+
+def _wrong(path: AnyPath, needs: str, got: object, fix: str) -> EquicamError:
+    return EquicamError(_name(path), needs=needs, got=got, fix=fix)

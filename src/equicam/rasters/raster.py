@@ -1,0 +1,272 @@
+"""The interface of rasters: what they are, and boxes of them read at any resolution, exactly.
+
+Coordinates are pixels of level 0, the finest, as floats: (0, 0) is the outer corner of the first pixel. A box is read from
+the next finer level and resampled once by the exact ratio, so that a window is where its coordinates say it is.
+"""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from equicam.errors import EquicamError
+from equicam.images.remote import AnyPath
+
+MAX_READ_PIXELS = 64_000_000
+"""Of one level, for one window: a raster without coarser levels is not read whole to shrink it. Of one tile, which is decoded whole."""
+MAX_CRS = 100_000
+_CRS = re.compile(r"[A-Za-z]{2,12}:[0-9]{1,9}$|\s*[A-Za-z_]{4,20}\s*[\[(]")
+_CRS_FILES = re.compile(r"PARAMETERFILE|grids\s*=|grid(shift)?_?file|\+init|://|/vsi", re.IGNORECASE)
+THUMBNAIL_PX = 1024
+BLOCK_PX = 256
+
+Number = int | float
+Area = tuple[Number, Number, Number, Number]
+"""Left, top, right and bottom, in pixels of level 0."""
+
+
+@dataclass(frozen=True)
+class RasterInfo:
+    """What a raster says of itself."""
+
+    kind: str  # slide or map
+    width: int  # of level 0
+    height: int
+    bands: tuple[str, ...]  # names, or numbers from 1 where they have none
+    dtype: str
+    reader: str  # the library that reads it, and its version
+    downsamples: tuple[Number, ...] = (1.0,)  # of its levels
+    mpp: Number | None = None  # micrometres a pixel of slides, units of the coordinates a pixel of maps
+    crs: str | None = None  # of maps, as WKT or an authority's code
+    transform: tuple[Number, ...] | None = (
+        None  # a b c d e f: x = a·column + b·row + c, y = d·column + e·row + f
+    )
+    origin: tuple[Number, Number] = (0.0, 0.0)  # where QuPath's coordinates begin, in ours
+    series: str | None = None  # of a slide in several DICOM files, the same for each of them
+    notes: tuple[str, ...] = ()  # what of the file is not applied, for people
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Values of a box, band by band, and where they are data."""
+
+    values: NDArray[Any]  # [bands, height, width]
+    valid: NDArray[np.bool_]  # [height, width]
+
+
+class Raster(ABC):
+    """An open raster."""
+
+    info: RasterInfo
+
+    @abstractmethod
+    def read_level(
+        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
+    ) -> Pixels:
+        """Whole pixels of a level, which lie inside it."""
+
+    @abstractmethod
+    def level_size(self, level: int) -> tuple[int, int]:
+        """Width and height of a level."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file."""
+
+    def band_indices(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        """Positions of bands given by name or by number from 1."""
+        return _band_indices(self.info.bands, names)
+
+    def read(self, box: Area, size: tuple[int, int], bands: tuple[int, ...]) -> Pixels:
+        """A box inside the raster as an image of this size (width, height).
+
+        The next finer level is resampled by the exact ratio, antialiased where it shrinks. A box on whole pixels that keeps
+        its size comes back as stored.
+        """
+        x0, y0, x1, y1 = box
+        ratio = min((x1 - x0) / size[0], (y1 - y0) / size[1])
+        level = bisect_right(self.info.downsamples, ratio * (1 + 1e-9)) - 1 if ratio >= 1 else 0
+        wide, high = self.level_size(level) if level else (self.info.width, self.info.height)
+        across, down = self.info.width / wide, self.info.height / high
+        left, top, right, bottom = x0 / across, y0 / down, x1 / across, y1 / down
+        whole = [round(v) for v in (left, top, right, bottom)]
+        exact = (
+            max(abs(a - b) for a, b in zip(whole, (left, top, right, bottom), strict=True)) < 1e-6
+            and (whole[2] - whole[0], whole[3] - whole[1]) == size
+        )
+        if exact:
+            return self._checked(level, whole[0], whole[1], *size, bands)
+        reach = 2 * max(1.0, (right - left) / size[0], (bottom - top) / size[1])  # of the filter
+        first_x, first_y = max(0, math.floor(left - reach)), max(0, math.floor(top - reach))
+        last_x, last_y = min(wide, math.ceil(right + reach)), min(high, math.ceil(bottom + reach))
+        found = self._checked(level, first_x, first_y, last_x - first_x, last_y - first_y, bands)
+        inner = (
+            max(0.0, left - first_x),
+            max(0.0, top - first_y),
+            min(float(last_x - first_x), right - first_x),
+            min(float(last_y - first_y), bottom - first_y),
+        )
+        return resample(found, inner, size)
+
+    def _checked(self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]) -> Pixels:
+        if width * height > MAX_READ_PIXELS:
+            raise EquicamError(
+                "a window", needs=f"at most {MAX_READ_PIXELS:,} pixels of the file", got=f"{width:,} × {height:,}",
+                fix="a raster with coarser levels (a pyramid), or a smaller --mpp",
+            )  # fmt: skip
+        try:
+            return self.read_level(level, x, y, width, height, bands)
+        except EquicamError:
+            raise
+        except MemoryError as error:
+            raise EquicamError(
+                "a window", needs="less memory to be read", got="a part of the file too large for it", fix="a tiled copy"
+            ) from error  # fmt: skip
+        except Exception as error:  # libraries raise exceptions of every kind on damaged files
+            text = str(error)[:200] or type(error).__name__
+            raise EquicamError(
+                "a window", needs="a part of the file that can be read", got=text, fix="a fresh copy of it"
+            ) from error
+
+    def thumbnail(self, bands: tuple[int, ...], side: int = THUMBNAIL_PX) -> "Thumbnail":
+        """The whole raster in a small image; cheap, not exact, and with holes where the file cannot be read."""
+        info = self.info
+        shrink = max(1.0, max(info.width, info.height) / side)
+        size = (max(1, round(info.width / shrink)), max(1, round(info.height / shrink)))
+        level = max((i for i, down in enumerate(info.downsamples) if down <= shrink), default=0)
+        wide, high = self.level_size(level)
+        if wide * high > MAX_READ_PIXELS // 2:  # there is no coarse level: some pixels of some rows
+            size = (max(1, size[0] // 4), max(1, size[1] // 4))
+            places = [(0, int((i + 0.5) * high / size[1]), wide, 1) for i in range(size[1])]
+            whole = self._read_parts(level, places, (wide, size[1]), bands, rows=True)
+            columns = [int((i + 0.5) * wide / size[0]) for i in range(size[0])]
+            pixels = Pixels(whole.pixels.values[..., columns], whole.pixels.valid[:, columns])
+            return Thumbnail(pixels, info.width / size[0], whole.unread[:, columns])
+        try:
+            found = self.read_level(level, 0, 0, wide, high, bands)
+            unread = np.zeros((high, wide), bool)
+        except Exception:  # noqa: BLE001  # some of it is damaged: the rest is read block by block
+            places = [
+                (x, y, min(BLOCK_PX, wide - x), min(BLOCK_PX, high - y))
+                for y in range(0, high, BLOCK_PX)
+                for x in range(0, wide, BLOCK_PX)
+            ]
+            parts = self._read_parts(level, places, (wide, high), bands)
+            found, unread = parts.pixels, parts.unread
+        small = resample(found, (0, 0, wide, high), size)
+        hole = _resize(unread.astype(np.float32), (0, 0, wide, high), size) > 0
+        return Thumbnail(small, info.width / size[0], hole)
+
+    def value_range(self, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+        """What is black and white in images of it: 0 and 255 of 8 bits, else the 2nd and 98th percentile of all of it."""
+        if bands not in self._ranges:
+            self._ranges[bands] = tuple(self._percentiles(bands))
+        return self._ranges[bands]
+
+    @cached_property
+    def _ranges(self) -> dict[tuple[int, ...], tuple[tuple[float, float], ...]]:
+        """Ranges by bands; they end with the raster, so that nothing keeps its file open."""
+        return {}
+
+    def _percentiles(self, bands: tuple[int, ...]) -> Iterator[tuple[float, float]]:
+        if self.info.dtype == "uint8":
+            yield from ((0.0, 255.0),) * len(bands)
+            return
+        found = self.thumbnail(bands, 512).pixels
+        for band in found.values:
+            known = band[found.valid]
+            low, high = np.percentile(known, [2, 98]) if known.size else (0.0, 1.0)
+            yield float(low), float(high if high > low else low + 1)
+
+    def _read_parts(
+        self,
+        level: int,
+        places: Sequence[tuple[int, int, int, int]],
+        size: tuple[int, int],
+        bands: tuple[int, ...],
+        *,
+        rows: bool = False,
+    ) -> "Thumbnail":
+        """Parts of a level put together, row under row or each in its place; what cannot be read is marked."""
+        values = np.zeros((len(bands), size[1], size[0]), self.info.dtype)
+        valid, unread = np.zeros(size[::-1], bool), np.ones(size[::-1], bool)
+        for i, (x, y, width, height) in enumerate(places):
+            with suppress(Exception):
+                one = self.read_level(level, x, y, width, height, bands)
+                top = i if rows else y
+                here = (slice(top, top + height), slice(x, x + width))
+                values[(slice(None), *here)], valid[here], unread[here] = one.values, one.valid, False
+        return Thumbnail(Pixels(values, valid), 1.0, unread)
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A small image of a whole raster."""
+
+    pixels: Pixels
+    shrink: Number  # pixels of level 0 for one of it
+    unread: NDArray[np.bool_]  # where the file cannot be read
+
+
+def refuse_large_tile(path: AnyPath, width: int, height: int) -> None:
+    """Raise an EquicamError for a tile or strip that would take gigabytes to decode, whatever part of it is wanted."""
+    if width * height > MAX_READ_PIXELS:
+        raise EquicamError(
+            f"raster {str(path)!r}", needs=f"tiles of at most {MAX_READ_PIXELS:,} pixels", got=f"{width:,} × {height:,}",
+            fix="a tiled copy (gdal_translate -co TILED=YES)",
+        )  # fmt: skip
+
+
+def plain_crs(crs: str, what: str) -> str:
+    """A coordinate system as a code or as WKT; one that names files or addresses is refused, because GDAL would open them."""
+    if len(crs) > MAX_CRS or not _CRS.match(crs) or _CRS_FILES.search(crs):
+        raise EquicamError(
+            what, needs="a coordinate system by its code, or as WKT without grid files", got=repr(crs[:80]),
+            fix="assigning one by its EPSG code (gdal_translate -a_srs EPSG:32618)",
+        )  # fmt: skip
+    return crs
+
+
+@lru_cache(maxsize=64)
+def _band_indices(bands: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+    known = {name.casefold(): i for i, name in enumerate(bands)}
+    found: list[int] = []
+    for name in names:
+        by_number = int(name) - 1 if name.isdecimal() and len(name) < 6 else -1
+        place = known.get(name.casefold(), by_number)
+        if not 0 <= place < len(bands):
+            raise EquicamError(
+                f"band {name!r}", needs=f"one of {', '.join(bands[:20])}, or a number from 1",
+                got="no such band", fix="--bands with names or numbers of the file",
+            )  # fmt: skip
+        found.append(place)
+    return tuple(found)
+
+
+def resample(pixels: Pixels, box: Area, size: tuple[int, int]) -> Pixels:
+    """A box of pixels at another size: triangle filter, widened where it shrinks. Invalid pixels have no weight."""
+    values, valid = pixels.values, pixels.valid
+    if valid.all():
+        return Pixels(np.stack([_resize(band, box, size) for band in values]), np.ones(size[::-1], bool))
+    share = _resize(valid.astype(np.float32), box, size)
+    weight = np.maximum(share, 1e-6)
+    bands = [_resize(np.where(valid, band, 0).astype(np.float32), box, size) / weight for band in values]
+    found = np.stack(bands)
+    if values.dtype == np.uint8:
+        found = np.clip(np.rint(found), 0, 255).astype(np.uint8)
+    return Pixels(found, share > 0.5)
+
+
+def _resize(band: NDArray[Any], box: Area, size: tuple[int, int]) -> NDArray[Any]:
+    """One band: 8-bit values stay 8-bit, all others become float32."""
+    image = Image.fromarray(band if band.dtype == np.uint8 else band.astype(np.float32))
+    return np.asarray(image.resize(size, Image.Resampling.BILINEAR, box=box))

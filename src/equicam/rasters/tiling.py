@@ -1,0 +1,427 @@
+"""Rasters cut into windows: a grid, what of it is tissue or data, and regions that people have drawn."""
+
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from equicam.errors import EquicamError
+from equicam.images import limited
+from equicam.images.dicom import has_dicom_suffix
+from equicam.images.files import read_file
+from equicam.images.item_table import Items, join_tables
+from equicam.images.items import Item
+from equicam.images.remote import AnyPath, RemotePath, file_stat
+from equicam.rasters.geojson import MAX_BYTES, read_features
+from equicam.rasters.open import open_raster
+from equicam.rasters.options import RasterWindow, Tiling, window_id
+from equicam.rasters.raster import THUMBNAIL_PX, Raster, RasterInfo
+from equicam.rasters.windows import display_bands, resolve_input
+
+MAX_WINDOWS = 50_000_000
+"""Of one raster; more are a mistake in the options or in a hostile file."""
+MIN_SATURATION = 0.05
+"""Of tissue, whatever Otsu's threshold is: a slide of glass alone has none."""
+LONGITUDE_LATITUDE = "EPSG:4326"
+THUMBNAIL_PX_A_WINDOW, MAX_THUMBNAIL_PX = 4, 4096
+
+Tick = Callable[[int], None]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RasterRow:
+    """A raster of a run, and what became of its grid."""
+
+    id: str
+    path: str
+    kind: str | None
+    width: int | None
+    height: int | None
+    bands: tuple[str, ...]
+    dtype: str | None
+    mpp: int | float | None
+    crs: str | None
+    transform: tuple[int | float, ...] | None
+    origin: tuple[int | float, int | float]
+    reader: str | None
+    bytes: int | None
+    mtime_ns: int | None
+    windows: int
+    background: int  # windows with too little tissue
+    nodata: int  # windows with too little data
+    outside: int  # windows outside the regions
+    error: str | None = None
+
+
+def cut_windows(
+    items: Sequence[Item], tiling: Tiling, margin: int, tick: Tick = lambda _count: None
+) -> tuple[Items, list[RasterRow]]:
+    """The windows of rasters in scan order, and a row for every raster; one that cannot be opened is a bad item."""
+    if (
+        tiling.regions is not None and not Path(tiling.regions).is_dir()
+    ):  # refused before any raster is opened
+        limited.call(_check_regions, Path(tiling.regions))
+    cuts: list[_Cut] = []
+    known: set[str] = set()  # slides in several DICOM files, of which one stands for all
+    for item in items:
+        found = _cut_in_child(item, tiling, margin, known)
+        if found is not None:
+            cuts.append(found)
+        tick(1)
+    rows, errors = [one.row for one in cuts], [one.error for one in cuts if one.error]
+    windows = Items.of([])
+    for one in cuts:
+        windows = replace(one.windows, margin=max(windows.margin, one.windows.margin))
+    windows = replace(windows, table=join_tables([one.windows.table for one in cuts]))
+    for note, count in Counter(note for one in cuts for note in one.notes).items():
+        path = next(one.row.path for one in cuts if note in one.notes)
+        _log.warning("raster %r%s: %s", path, f" and {count - 1:,} more" if count > 1 else "", note)
+    if not (pc.max(windows.column("side")).as_py() or 0):
+        if errors and len(errors) == len(rows):
+            more = f"; {len(errors) - 1:,} more rasters could not be cut either" if len(errors) > 1 else ""
+            first = errors[0]
+            raise EquicamError(
+                first.what, needs=first.needs, got=f"{first.got}{more}", fix=first.fix
+            ) from first
+        raise EquicamError(
+            "rasters", needs="at least one window to explain",
+            got=f"none: {sum(r.background for r in rows):,} background, {sum(r.nodata for r in rows):,} without data, "
+            f"{sum(r.outside for r in rows):,} outside the regions",
+            fix="another --tile, --mpp, --tissue or --regions",
+        )  # fmt: skip
+    return windows, rows
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A raster as it was listed."""
+
+    windows: Items
+    row: RasterRow
+    error: EquicamError | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _check_regions(path: Path) -> None:
+    what = f"regions {str(path)!r}"
+    read_features(read_file(path, what=what, limit=MAX_BYTES)[0], what)
+
+
+def _cut_in_child(item: Item, tiling: Tiling, margin: int, known: set[str]) -> _Cut | None:
+    """A raster listed in a process that opens files; None for a further file of a slide in several."""
+    call = limited.call_connected if isinstance(item.path, RemotePath) else limited.call
+    try:
+        if has_dicom_suffix(item.path) and isinstance(item.path, Path):
+            series = call(_series, item.path)
+            if series in known:
+                return None
+            known.update([series] if series else [])
+        return call(_cut, item, tiling, margin)
+    except (limited.TimeLimitError, limited.KilledError, MemoryError) as error:
+        refused = error if isinstance(error, EquicamError) else EquicamError(
+            f"raster {str(item.path)!r}", needs="less memory to be listed", got="a raster too large for it", fix="a tiled copy with coarser levels"
+        )  # fmt: skip
+        return _bad(item, tiling, refused)
+
+
+def _series(path: Path) -> str | None:
+    """What the files of one DICOM slide have in common."""
+    try:
+        return open_raster(path).info.series
+    except EquicamError:
+        return None
+
+
+def _bad(item: Item, tiling: Tiling, error: EquicamError, row: RasterRow | None = None) -> _Cut:
+    """A raster without windows: one bad item, which says why when it is read."""
+    row = row or _unknown(item)
+    window = replace(item, window=RasterWindow(0.0, 0.0, 0.0, tiling))
+    return _Cut(Items.of([window]), replace(row, error=str(error)), error)
+
+
+def _unknown(item: Item) -> RasterRow:
+    stat = file_stat(item.path)
+    return RasterRow(
+        item.id, str(item.path), None, None, None, (), None, None, None, None, (0.0, 0.0), None, stat.bytes,
+        stat.mtime_ns, 0, 0, 0, 0,
+    )  # fmt: skip
+
+
+def _cut(item: Item, tiling: Tiling, margin: int) -> _Cut:
+    stat = file_stat(item.path)
+    if isinstance(item.path, RemotePath):  # not requested again for every window
+        item = replace(item, path=replace(item.path, stat=stat))
+    known = _unknown(item)
+    try:
+        raster = open_raster(item.path)
+        info = raster.info
+        known = replace(
+            known, kind=info.kind, width=info.width, height=info.height, bands=info.bands, dtype=info.dtype,
+            mpp=tiling.mpp_is or info.mpp, crs=info.crs, transform=info.transform, origin=info.origin, reader=info.reader,
+        )  # fmt: skip
+        resolve_input(info, tiling.input, str(item.path))
+        places, side, dropped = _places(raster, item.path, tiling)
+    except EquicamError as error:
+        return _bad(item, tiling, error, known)
+    except Exception as error:  # noqa: BLE001  # libraries raise exceptions of every kind on damaged files
+        text = f"{type(error).__name__}: {error}"[:300]
+        refused = EquicamError(
+            f"raster {str(item.path)!r}", needs="a file that can be read", got=text, fix="a fresh copy of it"
+        )
+        return _bad(item, tiling, refused, known)
+
+    def windows() -> Iterator[Item]:
+        for x, y, label in places:
+            window = RasterWindow(x, y, side, tiling, margin)
+            name = window_id(item.id, window)
+            yield replace(item, id=name, window=window, label=item.label if label is None else label)
+
+    background, nodata, outside = dropped
+    counted = replace(known, windows=len(places), background=background, nodata=nodata, outside=outside)
+    return _Cut(Items.of(windows()), counted, notes=info.notes)
+
+
+def _places(
+    raster: Raster, path: AnyPath, tiling: Tiling
+) -> tuple[list[tuple[float, float, str | None]], float, tuple[int, int, int]]:
+    """Left and top of every window that is kept, with the label of its region; the side; and how many were left out:
+    background, without data, outside the regions.
+    """
+    info = raster.info
+    scale = pixels_per_pixel(raster, tiling, str(path))
+    side, step = tiling.tile * scale, tiling.step * scale
+    columns, rows = (_starts(length, side, step) for length in (info.width, info.height))
+    if not columns or not rows:
+        raise EquicamError(
+            f"raster {str(path)!r}", needs=f"sides of {side:g} pixels or more, for a tile of {tiling.tile}",
+            got=f"{info.width} × {info.height}", fix="a smaller --tile",
+        )  # fmt: skip
+    if len(columns) * len(rows) > MAX_WINDOWS:
+        raise EquicamError(
+            f"raster {str(path)!r}", needs=f"at most {MAX_WINDOWS:,} windows", got=f"{len(columns) * len(rows):,}",
+            fix="a larger --stride or --mpp",
+        )  # fmt: skip
+    x, y = (grid.ravel() for grid in np.meshgrid(columns, rows))
+    bands = display_bands(raster, tiling.input, str(path))
+    if tiling.tissue > 0 and (info.kind != "slide" or len(bands) != 3):
+        raise EquicamError(
+            f"raster {str(path)!r}", needs="a slide in three colours, for --tissue",
+            got="a map" if info.kind != "slide" else f"{len(bands)} band", fix="no --tissue, or --regions",
+        )  # fmt: skip
+    wanted = THUMBNAIL_PX_A_WINDOW * max(info.width, info.height) / side
+    small = raster.thumbnail(bands, int(min(MAX_THUMBNAIL_PX, max(THUMBNAIL_PX, wanted))))
+    pixels, shrink = small.pixels, small.shrink
+    # what cannot be read is kept: its windows are rows with the reason
+    has_data = _share(pixels.valid | small.unread, x, y, side, shrink) >= max(tiling.valid, 1e-9)
+    is_tissue = np.ones(len(x), bool)
+    if tiling.tissue > 0:
+        stained = tissue(pixels.values, pixels.valid) | small.unread
+        is_tissue = _share(stained, x, y, side, shrink) >= tiling.tissue
+    labels: NDArray[Any] = np.full(len(x), None, object)
+    inside = np.ones(len(x), bool)
+    if tiling.regions is not None:
+        labels, inside = _in_regions(read_regions(info, path, tiling.regions), x + side / 2, y + side / 2)
+    kept = has_data & is_tissue & inside
+    left_out = (has_data & ~is_tissue, ~has_data, has_data & is_tissue & ~inside)
+    background, nodata, outside = (int(some.sum()) for some in left_out)
+    places = [(float(x[i]), float(y[i]), labels[i]) for i in np.flatnonzero(kept)]
+    return places, side, (background, nodata, outside)
+
+
+def pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
+    """Pixels of level 0 for one of the model's."""
+    wanted, stored = tiling.input.mpp, tiling.mpp_is or raster.info.mpp
+    if wanted is None:
+        return 1.0
+    info = raster.info
+    unit = "µm" if info.kind == "slide" else f"units of {info.crs}" if info.crs else "units of the map"
+    if info.transform is not None and not _is_square(info.transform):
+        raise EquicamError(
+            f"raster {name!r}", needs="square pixels, for --mpp", got="pixels that are not", fix="no --mpp, or a resampled copy"
+        )  # fmt: skip
+    if stored is None:
+        raise EquicamError(
+            f"raster {name!r}", needs="its resolution, for --mpp", got="none in the file", fix="--mpp-is 0.25, if you know it"
+        )  # fmt: skip
+    ratio = wanted / stored
+    if ratio < 0.5 or ratio > 1000:
+        raise EquicamError(
+            f"raster {name!r}", needs=f"to be as fine as --mpp, or at most twice as coarse, in {unit}",
+            got=f"{stored:g} a pixel for --mpp {wanted:g}", fix="another --mpp",
+        )  # fmt: skip
+    return 1.0 if abs(ratio - 1) < 1e-9 else ratio
+
+
+def _is_square(transform: Sequence[int | float]) -> bool:
+    a, b, _, d, e, _ = transform[:6]
+    across, down = math.hypot(a, d), math.hypot(b, e)
+    return abs(across - down) <= 0.02 * max(across, down)
+
+
+def _starts(length: int, side: int | float, step: int | float) -> list[float]:
+    """Where windows begin along one side; the last one ends at the border."""
+    if side > length * (1 + 1e-9):
+        return []
+    count = math.floor((length - side) / step + 1e-9) + 1
+    starts = [i * step for i in range(count)]
+    if length - side - starts[-1] > 1e-6 * length:
+        starts.append(length - side)
+    return starts
+
+
+def _share(
+    mask: NDArray[np.bool_], x: NDArray[Any], y: NDArray[Any], side: int | float, shrink: int | float
+) -> NDArray[np.float64]:
+    """The share of each window that a mask of the whole raster covers."""
+    total = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    high, wide = mask.shape
+    x0, y0 = (np.clip((v / shrink).astype(int), 0, limit - 1) for v, limit in ((x, wide), (y, high)))
+    x1 = np.clip(np.ceil((x + side) / shrink).astype(int), x0 + 1, wide)
+    y1 = np.clip(np.ceil((y + side) / shrink).astype(int), y0 + 1, high)
+    inside = total[y1, x1] - total[y0, x1] - total[y1, x0] + total[y0, x0]
+    return np.asarray(inside / ((x1 - x0) * (y1 - y0)))
+
+
+def tissue(rgb: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Where a slide is more saturated than Otsu's threshold: stain, not glass."""
+    values = rgb.astype(np.float32)
+    high, low = values.max(0), values.min(0)
+    saturation = np.where(high > 0, (high - low) / np.maximum(high, 1), 0)
+    known = saturation[valid]
+    if not known.size:
+        return np.zeros(valid.shape, bool)
+    return np.asarray(valid & (saturation > max(MIN_SATURATION, otsu(known))))
+
+
+def otsu(values: NDArray[np.float32], bins: int = 256) -> float:
+    """The threshold between two groups of values in [0, 1] that are farthest apart for their spread."""
+    counts, edges = np.histogram(values, bins=bins, range=(0, 1))
+    centres, weight = (edges[:-1] + edges[1:]) / 2, counts.cumsum()
+    total, mass = counts.sum(), (counts * centres).cumsum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = (mass[-1] * weight / total - mass) ** 2 / (weight * (total - weight))
+    between[~np.isfinite(between)] = -1
+    return float(edges[int(between.argmax()) + 1])
+
+
+Ring = NDArray[np.float64]
+"""Points of a closed line, in pixels of level 0: [n, 2]."""
+
+
+def read_regions(info: RasterInfo, path: AnyPath, regions: str) -> list[tuple[str | None, list[Ring]]]:
+    """Areas of a GeoJSON file, in pixels: of slides as QuPath writes them, of maps in longitude and latitude or its `crs`.
+
+    A folder has one file for each raster, of its name with .geojson. Points and lines are no areas and left out.
+    """
+    file = Path(regions)
+    if file.is_dir():
+        file = file / f"{path.stem}.geojson"
+    what = f"regions {str(file)!r}"
+    data, _ = read_file(file, what=what, limit=MAX_BYTES)
+    features, collection = read_features(data, what)
+    crs = _crs(collection, what)
+    found: list[tuple[str | None, list[Ring]]] = []
+    for number, feature in enumerate(features, start=1):
+        try:
+            geometry = feature.get("geometry") or {}
+            if geometry.get("type") not in ("Polygon", "MultiPolygon"):
+                continue
+            shapes = geometry["coordinates"]
+            polygons = [shapes] if geometry["type"] == "Polygon" else shapes
+            rings = [np.asarray(ring, np.float64)[:, :2] for polygon in polygons for ring in polygon]
+            if not all(len(ring) >= 3 and np.isfinite(ring).all() for ring in rings):
+                raise ValueError("a ring without points")
+            label = _region_label(feature.get("properties") or {})
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise EquicamError(
+                what, needs="areas with rings of points", got=f"feature {number}, which has none", fix="exporting it again"
+            ) from error  # fmt: skip
+        found.append((label, [_to_pixels(info, ring, crs, what) for ring in rings]))
+    if not found:
+        raise EquicamError(
+            what, needs="at least one polygon", got=f"{len(features):,} features without one", fix="an export of QuPath or QGIS"
+        )  # fmt: skip
+    return found
+
+
+def _crs(collection: Mapping[str, Any], what: str) -> str:
+    """The coordinate system that a file names, as older GeoJSON does; longitude and latitude if it names none."""
+    given = collection.get("crs")
+    if given is None:
+        return LONGITUDE_LATITUDE
+    properties = given.get("properties") if isinstance(given, dict) else None
+    name = str(properties.get("name")) if isinstance(properties, dict) else str(given)
+    if "CRS84" in name:
+        return LONGITUDE_LATITUDE
+    if code := re.search(r"EPSG:+(\d{4,6})$", name):
+        return f"EPSG:{code[1]}"
+    raise EquicamError(
+        what,
+        needs="longitude and latitude, or a crs by its EPSG code",
+        got=name[:80],
+        fix="saving it as EPSG:4326",
+    )
+
+
+def _region_label(properties: dict[str, Any]) -> str | None:
+    classification = properties.get("classification")
+    if isinstance(classification, dict):
+        names = classification.get("names")
+        joined = ": ".join(map(str, names)) if isinstance(names, list) and names else None
+        name = classification.get("name", joined)
+    else:
+        name = properties.get("label")
+    return str(name)[:200] if name is not None else None
+
+
+def _to_pixels(info: RasterInfo, ring: Ring, crs: str, what: str) -> Ring:
+    if info.kind != "map":
+        return np.asarray(ring + np.asarray(info.origin))
+    if info.crs is None or info.transform is None:
+        return ring
+    from rasterio.warp import transform
+
+    if crs == LONGITUDE_LATITUDE and not (np.abs(ring) <= (360, 90)).all():
+        raise EquicamError(
+            what, needs="longitude and latitude in degrees, or a crs", got=f"{ring[0, 0]:g}, {ring[0, 1]:g}",
+            fix="saving it as EPSG:4326",
+        )  # fmt: skip
+    x, y = transform(crs, info.crs, ring[:, 0].tolist(), ring[:, 1].tolist())
+    a, b, c, d, e, f = info.transform
+    matrix = np.linalg.inv(np.array([[a, b], [d, e]]))
+    return np.asarray(np.stack([np.asarray(x) - c, np.asarray(y) - f], axis=1) @ matrix.T)
+
+
+def _in_regions(
+    regions: list[tuple[str | None, list[Ring]]], x: NDArray[Any], y: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """The label of the last region that each point lies in, and whether it lies in any."""
+    labels: NDArray[Any] = np.full(len(x), None, object)
+    inside = np.zeros(len(x), bool)
+    for label, rings in regions:
+        here = np.zeros(len(x), bool)
+        for ring in rings:
+            here ^= _in_ring(ring, x, y)
+        labels[here] = label
+        inside |= here
+    return labels, inside
+
+
+def _in_ring(ring: Ring, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether a line to the right of each point crosses the ring an odd number of times."""
+    inside = np.zeros(len(x), bool)
+    for (x0, y0), (x1, y1) in zip(ring, np.roll(ring, -1, axis=0), strict=True):
+        if y0 == y1:
+            continue
+        crosses = ((y0 > y) != (y1 > y)) & (x < (x1 - x0) * (y - y0) / (y1 - y0) + x0)
+        inside ^= crosses
+    return inside

@@ -1,0 +1,240 @@
+"""Everything that makes a run reproducible, as plain data: `manifest.json`."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+from equicam.core.transforms import Transform, as_transform, canvas_size, presented_index
+from equicam.errors import EquicamError
+from equicam.images.dicom import MAX_VALUE
+from equicam.images.items import Item
+from equicam.images.remote import AnyPath, is_url, may_open
+from equicam.models.names import is_library_model, weights_file
+from equicam.rasters.options import RasterWindow, Tiling
+from equicam.readers.classes import Task, output_name
+from equicam.recipe import Recipe
+from equicam.shards import differences, parse_object, shorten
+
+SCHEMA_VERSION = 2
+
+
+MAX_IMAGES = 10**9
+MAX_VIEWS = 10_000
+LARGEST = 1e6  # of a view's numbers
+
+
+def _is_text(value: object) -> bool:
+    """Text that can be written in UTF-8: JSON allows halves of characters."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or _is_text(value)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_IMAGES
+
+
+def _is_window(value: object) -> bool:
+    """Centre and width of a DICOM image's window."""
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(one) in (int, float) and -MAX_VALUE <= one <= MAX_VALUE for one in value)
+        and value[1] >= 1
+    )
+
+
+VALID: dict[str, Callable[[Any], bool]] = {
+    "recipe": lambda value: isinstance(value, dict),
+    **dict.fromkeys(("method_description", "weights", "layer", "layout", "preprocessing", "dtype", "device"), _is_text),
+    **dict.fromkeys(("source", "data"), _is_text),
+    **dict.fromkeys(("model", "weights_from", "split"), _is_text_or_none),
+    **dict.fromkeys(("images", "calibration_size"), _is_count),
+    "shard_size": lambda value: _is_count(value) and value > 0,
+    "voi": lambda value: value is None or _is_window(value),
+    "classes": lambda value: value is None or (isinstance(value, list) and all(map(_is_text, value))),
+    **dict.fromkeys(("tiling", "given_preprocessing"), lambda value: value is None or isinstance(value, dict)),
+    "target": lambda value: value is None or _is_count(value),
+    "task": lambda value: value is None or value in get_args(Task),
+    "versions": lambda value: isinstance(value, list)
+    and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_text, pair)) for pair in value),
+}  # fmt: skip
+"""What each field of a manifest may be: anybody may have written it."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything that decides the rows of a run."""
+
+    recipe: Recipe  # how images are explained; its views are those of the run, its fill is never None
+    method_description: str  # reader, combine, views, fusion and weights behind the method's name
+    model: str | None  # the name given to `load`; None: a module of the caller's
+    weights: str  # SHA-256 over its tensors
+    weights_from: str | None  # the file or name they came from
+    layer: str
+    layout: str
+    preprocessing: str
+    classes: tuple[str, ...] | None
+    dtype: str  # the type the network runs in
+    device: str  # its kind: cpu or cuda
+    shard_size: int  # images in a shard
+    calibration_size: int  # images on which Eq is measured
+    source: str
+    split: str | None
+    images: int
+    data: str  # digest of ids, labels, boxes and order
+    versions: tuple[tuple[str, str], ...]
+    voi: tuple[float, float] | None = None  # the window (centre, width) of DICOM images, instead of their own
+    tiling: Tiling | None = None  # how rasters were cut into windows
+    target: int | None = None  # the class explained in every image; None: each image's top-1
+    task: Task | None = None  # what the model's outputs are; None: multiclass, or binary where there is one
+    given_preprocessing: Mapping[str, Any] | None = (
+        None  # size, crop, mean and std, instead of the model's own
+    )
+
+    @cached_property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The views."""
+        return tuple(map(as_transform, self.recipe.views))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The views for people."""
+        return tuple(one.label for one in self.transforms)
+
+    @property
+    def margin(self) -> int:
+        """Model pixels around a window that were read with it."""
+        if self.tiling is None or self.recipe.context == "none":
+            return 0
+        return (canvas_size((self.tiling.tile, self.tiling.tile))[0] - self.tiling.tile) // 2
+
+    def item_of(self, row: Mapping[str, Any], path: AnyPath) -> Item:
+        """The item that a row is of."""
+        window = None
+        if self.tiling is not None and row.get("side") is not None:
+            window = RasterWindow(row["x"], row["y"], row["side"], self.tiling, self.margin)
+        return Item(row["id"], path, index=row.get("index"), window=window, voi=self.voi)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether values are explained, which have no confidence, and not classes."""
+        return self.task == "regression"
+
+    def output_name(self, target: int | None) -> str:
+        """The name of a class or value that was explained; without a target there is only one value to explain."""
+        return output_name(target, self.classes, self.task, is_only=self.target is None)
+
+    @property
+    def presented(self) -> int | None:
+        """The index of the presented view, if it is among them."""
+        return presented_index(self.transforms)
+
+    def reload_options(self) -> dict[str, str] | None:
+        """What a command must name to load model, weights and images again; None: only Python has the model.
+
+        They are the files, code and addresses that the run names and nothing opens unless the user names them.
+        """
+        if self.model is None:
+            return None
+        named = {
+            "--model": None if is_library_model(self.model) else self.model,
+            "--weights": None if weights_file(self.weights_from) is None else self.weights_from,
+            "--source": self.source if is_url(self.source) and not may_open(self.source, Path()) else None,
+        }
+        return {option: value for option, value in named.items() if value is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that JSON keeps."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(replace(self, recipe=Recipe()))))
+        return {"schema": SCHEMA_VERSION} | plain | {"recipe": self.recipe.to_json()}
+
+    def dumps(self) -> str:
+        """Indented, and the same text for the same run."""
+        return json.dumps(self.to_json(), indent=1, ensure_ascii=False)
+
+
+def read_manifest(text: str | bytes, *, where: str) -> Manifest:
+    """A manifest read back; that of a version with another layout is refused."""
+    try:
+        found = parse_object(text)
+        if found.get("schema") != SCHEMA_VERSION:
+            raise EquicamError(
+                f"the run {where}", needs=f"schema version {SCHEMA_VERSION}", got=found.get("schema"),
+                fix="equicam audit again with another --out, or the equicam version that wrote it",
+            )  # fmt: skip
+        for name, check in VALID.items():
+            if not check(found[name]):
+                raise ValueError(f"{name} = {shorten(found[name])}")
+        found["recipe"] = _read_recipe(found["recipe"])
+        found["tiling"] = None if found["tiling"] is None else Tiling.from_json(found["tiling"])
+        found["classes"] = None if found["classes"] is None else tuple(found["classes"])
+        found["voi"] = None if found["voi"] is None else tuple(map(float, found["voi"]))
+        found["versions"] = tuple((name, version) for name, version in found["versions"])
+        return Manifest(**{f.name: found[f.name] for f in fields(Manifest)})
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, EquicamError):
+            raise
+        raise EquicamError(
+            f"the run {where}", needs="a manifest.json of ours", got=error, fix="another RUN"
+        ) from error
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+
+
+def are_views(value: object) -> bool:
+    """Whether a manifest may hold these plain values of views: numbers are bounded, so that pixels stay finite."""
+    return isinstance(value, tuple) and 1 <= len(value) <= MAX_VIEWS and all(map(_is_view, value))
+
+
+def _is_view(value: object) -> bool:
+    if not isinstance(value, tuple):
+        return _is_number(value)
+    if len(value) != 5 or not isinstance(value[1], bool):
+        return False
+    return all(_is_number(value[i]) for i in (0, 2, 3, 4)) and value[2] >= 1 / LARGEST
+
+
+def _read_recipe(found: Mapping[str, Any]) -> Recipe:
+    """The recipe of a run: a method by name, and plain values of its views."""
+    recipe = Recipe.from_json(found)
+    if not are_views(recipe.views):
+        raise ValueError(f"recipe.views = {shorten(recipe.views)}")
+    if not isinstance(recipe.method, str):
+        raise ValueError(f"recipe.method = {shorten(recipe.method)}")
+    return recipe
+
+
+DERIVED = ("method_description ", "transforms ")
+"""Fields that follow from the method and the views a user chose."""
+
+
+def refuse_difference(before: Manifest, now: Manifest, *, where: str) -> None:
+    """Another model, method, option or set of images cannot continue this run."""
+    if found := _without_consequences(differences(_comparable(before), _comparable(now))):
+        raise EquicamError(
+            f"resuming {where}", needs="the settings it was started with", got="; ".join(found),
+            fix="another --out, or those settings",
+        )  # fmt: skip
+
+
+def _without_consequences(found: list[str]) -> list[str]:
+    """The differences without what follows from another method or number of views."""
+    chosen = [one for one in found if not one.startswith(DERIVED)]
+    return chosen or found
+
+
+def _comparable(manifest: Manifest) -> dict[str, Any]:
+    """Flat, and without where the same weights or images lie."""
+    plain = manifest.to_json()
+    for free in ("source", "weights_from"):
+        plain.pop(free)
+    recipe = plain.pop("recipe")
+    return {f"recipe.{name}" if name in plain else name: value for name, value in recipe.items()} | plain

@@ -1,0 +1,197 @@
+"""The files of a run's queue: ranked, written, and read back."""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from equicam.errors import EquicamError
+from equicam.images.digests import file_digest
+from equicam.images.items import valid_utf8
+from equicam.runs.exports import write_csv, write_parquet
+from equicam.runs.log import Log
+from equicam.runs.manifest import Manifest
+from equicam.runs.review_key import ReviewKey, read_review_key
+from equicam.runs.signals import ROWS, reduce_views
+from equicam.runs.store import RunStore
+from equicam.shards import (
+    finite_table,
+    parse_object,
+    read_json,
+    read_table,
+    refuse_other_columns,
+    write_atomic,
+)
+
+if TYPE_CHECKING:
+    from equicam.runs.triage import Triage
+
+ORDER = ("id", "arm", "rank", "by", "class", "flags")
+FILES = ("triage.parquet", "triage.json", "queue.csv")
+RANKED = (
+    "id", "status", "target", "confidence", "output", "peum_score", "stability", "view_confidence", "views_kept", "flags",
+    "eq",
+)  # fmt: skip
+PLACES = ("x", "y", "side")  # of windows in their raster
+CAUSAL = "causal.json"
+LOGGED = {"triaged": FILES, "causal": (CAUSAL,)}
+"""Files whose digests an event holds, by its kind."""
+SHA256 = "triage.parquet"
+"""The key of triage.json with the SHA-256 of that file."""
+MAX_HEAD_BYTES = 2**20  # of triage.json without its rows
+_ROWS_BEGIN = '\n "rows": [\n'
+
+
+def rank_run(store: RunStore, options: Mapping[str, Any]) -> "Triage":
+    """Rank the rows of a run: a function of the rows, the options and the run's key alone."""
+    return _rank(store, options, read_review_key(store.folder))
+
+
+def _rank(
+    store: RunStore,
+    options: Mapping[str, Any],
+    key: ReviewKey | None,
+    *,
+    top: int | None = None,
+    items: pa.Table | None = None,
+) -> "Triage":
+    from equicam.runs.triage import triage  # loads SciPy, which reading a queue does not need
+
+    manifest = store.manifest
+    return triage(
+        store.read_items(ranked_columns(manifest), reduce=reduce_views) if items is None else items,
+        transforms=manifest.transforms,
+        classes=manifest.classes,
+        name_output=manifest.output_name if manifest.has_values else None,
+        key=key,
+        read_rows=store.select,
+        top=top,
+        **options,
+    )
+
+
+def extend_run(store: RunStore, more: int) -> tuple["Triage", dict[str, Any]]:
+    """The queue that was written, with `more` reviews after it, and the options that rank it so."""
+    refuse_unranked(store, "extend")
+    before = rank_again(store, 0)  # only a queue of the present rows can be extended
+    options = read_options(store)["options"]
+    options["extended"] = [*options.get("extended", ()), more]
+    return _rank(
+        store, options, read_review_key(store.folder, create=False) if before.keyed else None
+    ), options
+
+
+def write_queue(store: RunStore, found: "Triage", options: Mapping[str, Any]) -> None:
+    """Write the queue and its exports, and log their digests."""
+    write_parquet(found, store.folder / "triage.parquet")
+    write_csv(found, store.folder / "queue.csv")
+    write_atomic(store.folder / "triage.json", _encode(store, found, options))
+    files = {name: file_digest(store.folder / name) for name in FILES if (store.folder / name).is_file()}
+    Log(store.folder).add("triaged", {"options": dict(options), "files": files})
+
+
+def _encode(store: RunStore, found: "Triage", options: Mapping[str, Any]) -> bytes:
+    """triage.json: a line for each row after everything else, so that this can be read alone."""
+    plain = found.to_json()
+    rows = plain.pop("rows")
+    head = {"options": dict(options), **plain, SHA256: file_digest(store.folder / "triage.parquet")}
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    return f"{json.dumps(head, indent=1)[:-2]},{_ROWS_BEGIN}{lines}\n ]\n}}".encode()
+
+
+def read_options(store: RunStore) -> dict[str, Any]:
+    """triage.json, without the rows where they come last."""
+    path = store.folder / "triage.json"
+    with path.open("rb") as file:
+        head, rows, _ = file.read(MAX_HEAD_BYTES).partition(_ROWS_BEGIN.encode())
+    if rows:
+        with contextlib.suppress(ValueError):
+            return parse_object(head.rstrip(b",") + b"}")
+    return read_json(path)
+
+
+def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triage.parquet") -> None:
+    """Refuse a run without this file of a queue, and name the command that makes one."""
+    if not (store.folder / file).is_file():
+        if len(store.manifest.transforms) < 2:
+            raise EquicamError(
+                valid_utf8(str(store.folder)), needs="several views of each image: one has no stability to rank by",
+                got="a run of one view", fix="equicam audit --views 6 with another --out",
+            )  # fmt: skip
+        raise EquicamError(
+            valid_utf8(str(store.folder)),
+            needs=f"a queue to {purpose}",
+            got="none",
+            fix="equicam triage first",
+        )
+
+
+def read_queue(store: RunStore, data: bytes | None = None) -> pa.Table:
+    """triage.parquet as written. `data` is the file, if it was read already."""
+    refuse_unranked(store)
+    path = store.folder / "triage.parquet"
+    found = read_table(path, data=data)
+    refuse_other_columns(path, found, ROWS, ROWS.names)
+    return found
+
+
+def read_order(store: RunStore, data: bytes) -> pa.Table:
+    """The columns of triage.parquet that say what is under review, in which order; without reasons it is read sooner."""
+    path = store.folder / "triage.parquet"
+    found = read_table(path, ORDER, data=data)
+    refuse_other_columns(path, found, ROWS, ORDER)
+    return found
+
+
+def ranked_columns(manifest: Manifest) -> list[str]:
+    """The columns of the items that decide ranks and arms."""
+    return [*RANKED, *(PLACES if manifest.tiling else ())]
+
+
+def rank_again(store: RunStore, top: int | None = None, items: pa.Table | None = None) -> "Triage":
+    """The triage of the queue that was written, refused if the rows have changed since.
+
+    With `top`, only the queue's first images have reasons, so that few views and maps are read. `items` are the rows with
+    these columns, if they were read already.
+    """
+    refuse_unranked(store, "report")
+    refuse_unranked(store, "report", "triage.json")  # written last: a triage may have been killed before it
+    before = read_options(store)
+    key = read_review_key(store.folder, create=False) if before.get("keyed") else None
+    try:
+        found = _rank(store, before["options"], key, top=top, items=items)
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:  # anybody may have written the file
+        raise EquicamError(
+            valid_utf8(str(store.folder / "triage.json")), needs="the options of a triage", got=error, fix="equicam triage again"
+        ) from error  # fmt: skip
+    if not _same(found.rows, read_queue(store)):
+        raise EquicamError(
+            valid_utf8(str(store.folder)), needs="the queue of the present rows", got="one made before the run went on",
+            fix="equicam triage again",
+        )  # fmt: skip
+    return found
+
+
+def _same(now: pa.Table, before: pa.Table) -> bool:
+    """Whether two queues are the same, of the reasons those that were computed."""
+    now, before = finite_table(now), finite_table(before)
+    computed = now["reasons"].is_valid()
+    return now.num_rows == before.num_rows and all(
+        now[name].filter(computed).equals(before[name].filter(computed))
+        if name == "reasons"
+        else now[name].equals(before[name])
+        for name in now.column_names
+    )
+
+
+def logged_files(log: Log) -> dict[str, Any]:
+    """The digests that the log holds of the last queue's files and of the last causal test's, by name."""
+    by_kind: dict[str, Any] = {}
+    for event in log.events():
+        files = event.payload.get("files")
+        if event.kind in LOGGED and isinstance(files, dict):
+            by_kind[event.kind] = files
+    # a stranger may have written the log: only names that such an event has
+    return {name: files[name] for kind, files in by_kind.items() for name in LOGGED[kind] if name in files}

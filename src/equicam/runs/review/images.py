@@ -1,0 +1,206 @@
+"""Images for the page, rendered from the run's own rows: never a file as it is, never one the run does not name."""
+
+import io
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from equicam.core.transforms import Transform, inner_radius, presented_index
+from equicam.runs.review.queue import Queue, QueueItem
+from equicam.runs.review_key import ReviewKey
+
+if TYPE_CHECKING:
+    from equicam.runs.stored_maps import StoredMaps
+
+LAYER_PX, THUMB_PX, TILE_PX = 384, 240, 96  # longer sides; maps are coarse and scale smoothly
+MAX_INPUT_PX = 900
+MAX_PNG_PX = 320  # larger input images are sent as JPEG
+MAX_CACHE_BYTES = 64 << 20
+BLOCK_BYTES, THUMB_BLOCK_BYTES = 128 << 10, 32 << 10  # sizes of images under blinding are multiples of these
+RENDERING_VERSION = "3"  # part of every ETag: change it when the same arrays look different
+KINDS = re.compile(
+    r"input|original|surroundings|map|presented|peum|strip|thumb|thumb-plain|scale|(?:view|thumb)-([0-9]{1,4})"
+)
+
+Encoded = tuple[bytes, str]
+"""The bytes of an image and its media type."""
+
+
+class ImageRenderer:
+    """Renders images on demand and caches the last ones."""
+
+    def __init__(self, transforms: Sequence[Transform], secret: ReviewKey) -> None:
+        self.transforms, self.secret = tuple(transforms), secret
+        self._cache: OrderedDict[str, Encoded | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def has_kind(self, kind: str) -> bool:
+        """Whether there are images of this kind."""
+        found = KINDS.fullmatch(kind)
+        return found is not None and (found[1] is None or int(found[1]) < len(self.transforms))
+
+    def etag(self, queue: Queue, item: QueueItem | None, kind: str) -> str:
+        """A tag that changes with everything the image is rendered from, and reveals nothing of it."""
+        sources = [RENDERING_VERSION, kind]
+        if item is not None:
+            row = queue.row(item)
+            maps = queue.store.path("maps", queue.shard(item))
+            sources += [str(row.get("sha256")), item.key, _file_version(maps), _file_version(row["path"])]
+        return self.secret.digest("etag", *sources)[:32]
+
+    def render(self, queue: Queue, item: QueueItem | None, kind: str) -> Encoded | None:
+        """The image; None if there is nothing to render: no input image, no map, or only one view."""
+        etag = self.etag(queue, item, kind)
+        with self._lock:
+            if etag in self._cache:
+                self._cache.move_to_end(etag)
+                return self._cache[etag]
+        made = encode_scale() if item is None else self._render(queue, item, kind)
+        with self._lock:
+            self._cache[etag] = made
+            total = sum(len(one[0]) if one else 0 for one in self._cache.values())
+            while total > MAX_CACHE_BYTES:
+                _, oldest = self._cache.popitem(last=False)
+                total -= len(oldest[0]) if oldest else 0
+        return made
+
+    def missing_reason(self, queue: Queue, item: QueueItem) -> str | None:
+        """Why the input image cannot be shown, in a sentence."""
+        if self.render(queue, item, "input") is not None:
+            return None
+
+        found = _read_input(queue, item, (8, 8))
+        return found if isinstance(found, str) else None
+
+    def _render(self, queue: Queue, item: QueueItem, kind: str) -> Encoded | None:
+        from equicam.runs.report import render
+
+        row, manifest = queue.row(item), queue.store.manifest
+        if kind == "surroundings":
+            found = render.read_surroundings(row, manifest) if manifest.tiling else ""
+            return None if isinstance(found, str) else encode_input(found)
+        if kind == "original":
+            found = render.read_original(row, manifest, fetch=item.id in queue.store.moved)
+            return None if isinstance(found, str) else encode_input(found)
+        maps = queue.maps(item)
+        grid = _grid(row, maps)
+        if kind == "input":
+            size = render.fit(grid, _input_side(row))
+            image = _read_input(queue, item, size)
+            return None if isinstance(image, str) else encode_input(image)
+        if kind == "strip" or kind.startswith("thumb"):
+            size = render.fit(grid, TILE_PX if kind == "strip" else THUMB_PX)
+            image = render.background(_read_input(queue, item, size), size)
+            return self._strip(image, maps) if kind == "strip" else self._thumb(image, maps, kind)
+        if maps is None:
+            return None
+        size = render.fit(grid, LAYER_PX)
+        if kind == "map":
+            return encode_layer(render.stretch(maps.map, size))
+        if kind == "peum":
+            return encode_layer(render.deviation(maps.peum, size)) if len(self.transforms) > 1 else None
+        if kind == "presented":
+            view = presented_index(self.transforms)
+            return None if view is None else encode_layer(self._aligned(maps, view, size))
+        return encode_layer(self._aligned(maps, int(kind.removeprefix("view-")), size))
+
+    def _strip(self, image: Any, maps: "StoredMaps | None") -> Encoded | None:
+        """The tiles of all views in one row."""
+        from equicam.runs.report import render
+
+        if maps is None:
+            return _encode_jpeg(image)
+        radius = inner_radius(self.transforms)
+        tiles = [
+            render.view_tile(image, plane, one, radius=radius)
+            for plane, one in zip(maps.view_maps, self.transforms, strict=False)
+        ]
+        return _encode_jpeg(np.concatenate(tiles, axis=1)) if len(tiles) > 1 else None
+
+    def _thumb(self, image: Any, maps: "StoredMaps | None", kind: str) -> Encoded:
+        from equicam.overlay import overlay
+        from equicam.runs.report import render
+
+        if maps is None or kind == "thumb-plain":
+            return _encode_jpeg(image)
+        size = image.shape[:2]
+        view = kind.removeprefix("thumb").removeprefix("-")
+        values = self._aligned(maps, int(view), size) if view else render.stretch(maps.map, size)
+        return _encode_jpeg(overlay(image, values))
+
+    def _aligned(self, maps: "StoredMaps", view: int, size: tuple[int, int]) -> Any:
+        from equicam.runs.report import render
+
+        return render.align(render.stretch(maps.view_maps[view], size), self.transforms[view])
+
+
+def pad(data: bytes, kind: str) -> bytes:
+    """An image with zeros after its end, which decoders ignore, so that its size reveals nothing of its map."""
+    block = THUMB_BLOCK_BYTES if kind.startswith("thumb") else BLOCK_BYTES
+    return data + bytes(-len(data) % block)
+
+
+def _grid(row: dict[str, Any], maps: "StoredMaps | None") -> tuple[int, int]:
+    """Height and width of the feature grid, or of the image where there is no map."""
+    if maps is not None:
+        return maps.map.shape[0], maps.map.shape[1]
+    return int(row.get("height") or 1), int(row.get("width") or 1)
+
+
+def _input_side(row: dict[str, Any]) -> int:
+    """The longer side of the model's input in the file, within bounds; the page enlarges small images itself."""
+    box = row.get("input_box") or [0, 0, row.get("width") or 1, row.get("height") or 1]
+    side = max(abs(box[2] - box[0]), abs(box[3] - box[1]))
+    return int(min(max(side, 32), MAX_INPUT_PX))
+
+
+def encode_layer(values: Any) -> Encoded:
+    """Colours that are transparent where the map is low, to lie over the input image."""
+    from equicam.overlay import heat, opacity
+
+    alpha = opacity(values)[..., None] * 255
+    return _encode_png(np.concatenate([heat(values), alpha.round().astype(np.uint8)], axis=-1))
+
+
+def encode_scale() -> Encoded:
+    """The layer of a map that rises from 0 to 1: over the grey of an image, its colours are those of a map over it."""
+    return encode_layer(np.broadcast_to(np.linspace(0, 1, 512), (4, 512)).copy())
+
+
+def _read_input(queue: Queue, item: QueueItem, size: tuple[int, int]) -> Any:
+    """The part of the file that the model saw, or why it cannot be shown."""
+    from equicam.runs.report import render
+
+    store = queue.store
+    return render.read_input(queue.row(item), size, store.manifest, fetch=item.id in store.moved)
+
+
+def encode_input(image: Any) -> Encoded:
+    """The image under the maps: exact where it is small."""
+    return _encode_png(image) if max(image.shape[:2]) <= MAX_PNG_PX else _encode_jpeg(image, quality=92)
+
+
+def _encode_png(image: Any) -> Encoded:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG", compress_level=4)
+    return buffer.getvalue(), "image/png"
+
+
+def _encode_jpeg(image: Any, *, quality: int = 84) -> Encoded:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "JPEG", quality=quality, subsampling=0)
+    return buffer.getvalue(), "image/jpeg"
+
+
+def _file_version(path: Any) -> str:
+    try:
+        stat = Path(path or "").stat()
+    except (OSError, ValueError):
+        return "none"
+    return f"{stat.st_mtime_ns} {stat.st_size}"

@@ -1,0 +1,200 @@
+"""Which facts of an image a reviewer may see, and when: the blinding policy.
+
+Under blinding, a reviewer sees an image, its map and the class that the map is of, and of a window its surroundings. Everything
+that tells how the image ranks or what else the model made of it is visible after the reviewer's own first verdict: name
+(which often contains the label), label, probabilities, signals, steadiness, flags, reasons, PEUM and the maps of single
+views, and the verdicts and notes of others. With `blind_class` the class is one of them. Rank, arm
+and the statement on the maps nobody opened are visible once that reviewer has given a verdict on every image.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain, islice
+from typing import Any
+
+from equicam.drawing.text import MAX_CHARACTERS, visible
+from equicam.reasons import SIGNALS, describe, from_rows
+from equicam.runs.manifest import Manifest
+from equicam.runs.report.rows import peum_undefined
+from equicam.runs.review.queue import Queue, QueueFilter, QueueItem, awaits_second
+from equicam.runs.signals import FLAT
+from equicam.runs.verdicts import VERDICTS, Note, Verdict
+from equicam.shards import json_ready
+from equicam.steadiness import judge_row
+
+MAX_NAME_IN_LIST = 80  # characters
+BLIND_KINDS = frozenset({"input", "original", "surroundings", "map", "thumb", "thumb-plain", "scale"})
+"""The kinds of images that a reviewer may see before the verdict."""
+
+
+def list_entry(item: QueueItem, own: Mapping[str, Verdict], queue_filter: QueueFilter) -> dict[str, Any]:
+    """An item as the list shows it; `own` holds this reviewer's verdicts by image."""
+    verdict, queues = own.get(item.id), queue_filter.queues
+    revealed = verdict is not None or not queues.blind
+    return {
+        "key": item.key,
+        "position": item.position + 1,
+        "verdict": verdict.verdict if verdict else None,
+        "previous_event": verdict.number if verdict else 0,
+        "flags": list(item.flags) if revealed else [],
+        "awaits_second": verdict is None and awaits_second(queue_filter.log, item.id),
+        "name": visible(_shorten(item.id)) if revealed else None,
+        "class": _class(item, 60) if revealed or not queues.blind_class else None,
+        "flat": item.flat,
+    }
+
+
+def _class(item: QueueItem, most: int = MAX_CHARACTERS) -> str | None:
+    """The class that the map is of."""
+    return None if item.predicted is None else visible(item.predicted, most)
+
+
+def _shorten(name: str) -> str:
+    """The end of a long path, because files of one folder begin alike."""
+    return name if len(name) <= MAX_NAME_IN_LIST else f"…{name[1 - MAX_NAME_IN_LIST :]}"
+
+
+def progress(queue: Queue, queue_filter: QueueFilter, reviewer: str) -> dict[str, Any]:
+    """How far this reviewer is, and the filters the list offers."""
+    log, queues = queue_filter.log, queue_filter.queues
+    own = {name: v for name, v in log.standing(reviewer).items() if name in queue.position_by_id}
+    counts = Counter(v.verdict for v in own.values())
+    reviewed = [queue.items[queue.position_by_id[name]] for name in own]
+    flags, classes = queue.flag_counts, queue.class_counts
+    if queues.blind:
+        flags = Counter(flag for item in reviewed for flag in item.flags)
+    if queues.blind_class:
+        classes = Counter(item.predicted for item in reviewed if item.predicted is not None)
+    requested = log.second_requested() & queue.position_by_id.keys()
+    reveals_arms = queue_filter.reveals_arms(queue, reviewer)
+    return {
+        "version": queue.version,
+        "reviewer": reviewer,
+        "total": len(queue.items),
+        "reviewed": len(own),
+        "verdicts": {name: counts[name] for name in VERDICTS},
+        "flags": dict(sorted(flags.items())),
+        "classes": dict(sorted(classes.items())),
+        "awaiting_second": sum(name not in own and awaits_second(log, name) for name in requested),
+        "arms": dict(queue.arm_counts) if reveals_arms else None,
+        # it counts the control arm: before, a change with a verdict would tell the arm of its image
+        "remainder": queue_filter.remainder(queue) if reveals_arms else None,
+        "ranked_by": SIGNALS[queue.ranked_by],
+    }
+
+
+def neighbours(selected: Sequence[QueueItem], item: QueueItem) -> dict[str, Any]:
+    """The keys before and after an item in a filtered list, which need not contain it any more."""
+    before = bisect_left(selected, item.position, key=lambda one: one.position) - 1
+    after = bisect_right(selected, item.position, key=lambda one: one.position)
+    return {
+        "index": before + 1,
+        "previous": selected[before].key if before >= 0 else None,
+        "next": selected[after].key if after < len(selected) else None,
+    }
+
+
+def next_unreviewed(selected: Sequence[QueueItem], item: QueueItem, own: Mapping[str, Verdict]) -> str | None:
+    """The key of the next item without this reviewer's verdict: after this item, then from the top."""
+    start = bisect_right(selected, item.position, key=lambda one: one.position)
+    ahead = chain(islice(selected, start, None), islice(selected, start))
+    return next((one.key for one in ahead if one.id not in own and one.id != item.id), None)
+
+
+def item_facts(
+    queue: Queue, item: QueueItem, queue_filter: QueueFilter, reviewer: str, manifest: Manifest
+) -> dict[str, Any]:
+    """Everything this reviewer may know about an image now."""
+    log, row = queue_filter.log, queue.row(item)
+    verdicts = log.verdicts(item.id)
+    own = [v for v in verdicts if v.reviewer == reviewer]
+    blinded = queue_filter.queues.blind and not own
+    triage, maps = queue.triage_facts(item), queue.maps(item)
+    reasons = [] if blinded else from_rows(triage["reasons"])
+    facts: dict[str, Any] = {
+        "key": item.key,
+        "position": item.position + 1,
+        "total": len(queue.items),
+        "blinded": blinded,
+        "class": _class(item) if not blinded or not queue_filter.queues.blind_class else None,
+        "flat": item.flat,
+        "previous_event": own[-1].number if own else 0,
+        "verdict": own[-1].verdict if own else None,
+        "flags": [] if blinded else list(item.flags),
+        "reasons": [visible(describe(reason)) for reason in reasons],
+        "views": [] if blinded or maps is None else _views(row, manifest),
+        "presented_view": manifest.presented,
+        "has_map": maps is not None,
+        "verdicts": [asdict(v) for v in (own if blinded else verdicts)],
+        "notes": [_note(n) for n in log.notes(item.id) if not blinded or n.reviewer == reviewer],
+        "awaits_second": awaits_second(log, item.id),
+        "adjacent": queue.adjacent(item),
+        "grid": None if maps is None else f"{maps.map.shape[1]} × {maps.map.shape[0]}",
+        "revealed": None,
+        "arm": None,
+        "rank": None,
+    }
+    if not blinded:
+        facts["revealed"] = _revealed(row, item, manifest)
+        facts["revealed"] |= {
+            "ranked_by": SIGNALS[queue.ranked_by],
+            **{name: triage.get(name) for name in ("stability", "risk")},
+            "steadiness": _steadiness(row, manifest),
+            "peum_above": None if facts["revealed"]["peum_undefined"] else triage["peum_above"],
+            # a flat map cannot move
+            "stability_by_view": None if FLAT & {*(row["flags"] or ())} else row["stability_by_view"],
+        }
+    if queue_filter.reveals_arms(queue, reviewer):
+        facts |= {"arm": item.arm, "rank": triage["rank"]}
+    return json_ready(facts)  # type: ignore[no-any-return]
+
+
+def _steadiness(row: Mapping[str, Any], manifest: Manifest) -> dict[str, str]:
+    """The word for the map and its reason."""
+    judged = judge_row(row, manifest.labels, manifest.presented)
+    return {"word": judged.word, "reason": visible(describe(judged.reason))}
+
+
+def _revealed(row: Mapping[str, Any], item: QueueItem, manifest: Manifest) -> dict[str, Any]:
+    """The facts that blinding hides until the first verdict."""
+    undefined = peum_undefined(row, views=len(manifest.transforms))
+    return {
+        "name": visible(item.id),
+        "label": None if row["label"] is None else visible(row["label"]),
+        "class": _class(item),
+        **{
+            name: row[name]
+            for name in ("confidence", "output", "flip_rate", "views_kept", "eq", "width", "height")
+        },
+        "peum_score": None if undefined else row["peum_score"],
+        "peum_undefined": undefined,
+        "top5": [
+            {"class": visible(manifest.output_name(target)), "confidence": confidence}
+            for target, confidence in zip(row["top5"] or (), row["top5_confidence"] or (), strict=False)
+        ],
+    }
+
+
+def _note(note: Note) -> dict[str, Any]:
+    """A note as its image's page shows it: without the image's name, which may still be hidden."""
+    return {name: value for name, value in asdict(note).items() if name != "item"}
+
+
+def _views(row: Mapping[str, Any], manifest: Manifest) -> list[dict[str, Any]]:
+    """One entry per view. A single view has no strip."""
+    if len(manifest.transforms) < 2:
+        return []
+    empty = [None] * len(manifest.transforms)
+    confidences, top1 = (row[name] or empty for name in ("view_confidence", "view_top1"))
+    predicted = row["target"] if manifest.presented is None else top1[manifest.presented]
+    return [
+        {
+            "label": label,
+            "confidence": confidence,
+            "class": None if top is None or manifest.has_values else visible(manifest.output_name(top)),
+            "flips": top is not None and top != predicted,
+        }
+        for label, confidence, top in zip(manifest.labels, confidences, top1, strict=True)
+    ]

@@ -1,0 +1,403 @@
+"""A run on disk: a folder that pandas, polars and DuckDB read without us.
+
+    manifest.json           the recipe and everything else that makes the run reproducible
+    sample.parquet          every image of the run in order, and its shard
+    rasters.parquet         if images are windows: their rasters, readers, and how many windows were left out
+    items/shard-*.parquet   one row per image
+    maps/shard-*.parquet    its map, PEUM and view maps at layer resolution, float16
+    digests.json            SHA-256 of manifest, sample and shards, once all shards are there
+    events.sqlite           the log: each event is chained to the one before
+
+A shard is written atomically, so it is there whole or not at all; pending shards are those that are not there, and
+resuming needs no order. A shard's maps are written before its items: if the items are there, so are the maps.
+"""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from equicam.errors import EquicamError
+from equicam.images.digests import file_digest
+from equicam.images.item_table import Items
+from equicam.images.items import Item, valid_utf8
+from equicam.rasters.options import raster_id
+from equicam.rasters.tiling import RasterRow
+from equicam.runs.manifest import Manifest, read_manifest, refuse_difference
+from equicam.runs.stored_maps import MAPS, StoredMaps
+from equicam.shards import (
+    TEMPORARY_SUFFIX,
+    encode_table,
+    map_concurrently,
+    read_table,
+    refuse_other_columns,
+    write_atomic,
+    write_table,
+)
+
+SHARDS_AT_A_TIME = 64  # whose rows are reduced together
+ITEMS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("path", pa.string()),
+        pa.field("index", pa.int64()),  # which image of a file that holds several
+        # left, top and side of a window, in pixels of its raster's finest level
+        pa.field("x", pa.float64()),
+        pa.field("y", pa.float64()),
+        pa.field("side", pa.float64()),
+        pa.field("sha256", pa.string()),
+        pa.field("bytes", pa.int64()),
+        pa.field("mtime_ns", pa.int64()),
+        pa.field("width", pa.int32()),
+        pa.field("height", pa.int32()),
+        pa.field(
+            "input_box", pa.list_(pa.float32())
+        ),  # x0 y0 x1 y1 of the image: what the model's input shows
+        pa.field("label", pa.string()),
+        pa.field("target", pa.int32()),  # the class explained: the top-1 of the presented image
+        pa.field("confidence", pa.float32()),  # its probability; null where a value is explained
+        pa.field("output", pa.float32()),  # its logit, or the value that is explained
+        pa.field("top5", pa.list_(pa.int32())),
+        pa.field("top5_confidence", pa.list_(pa.float32())),
+        pa.field("peum_score", pa.float64()),
+        # mean Pearson of the presented view's own map with every other view's, aligned; null for one view
+        pa.field("stability", pa.float64()),
+        pa.field("stability_by_view", pa.list_(pa.float32())),
+        pa.field("flip_rate", pa.float32()),
+        pa.field("views_kept", pa.int32()),  # views with a weight above 0
+        pa.field("view_confidence", pa.list_(pa.float32())),
+        pa.field("view_top1", pa.list_(pa.int32())),
+        pa.field(
+            "view_agreement", pa.list_(pa.float32())
+        ),  # Pearson of each view with the mean of the others
+        pa.field("flags", pa.list_(pa.string())),
+        pa.field("steadiness", pa.string()),  # steady, unsteady or cannot say
+        pa.field("steadiness_reason", pa.string()),  # the code of its reason
+        pa.field("eq", pa.float64()),  # disc Eq of grad-cam, on the calibration subset
+        pa.field("status", pa.string(), nullable=False),  # ok or bad
+        pa.field("reason", pa.string()),  # the code of the reason why it is bad
+        pa.field("reason_values", pa.string()),  # its values, as JSON
+        pa.field("seconds", pa.float32()),
+    ]
+)
+SHARD_COLUMNS = {"items": ITEMS, "maps": MAPS}
+SAMPLE = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("path", pa.string()),
+        pa.field("label", pa.string()),
+        pa.field("shard", pa.int32()),
+        pa.field("calibration", pa.bool_()),
+    ]
+)
+
+
+RASTERS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("path", pa.string()),
+        pa.field("kind", pa.string()),  # slide or map
+        pa.field("width", pa.int64()),
+        pa.field("height", pa.int64()),
+        pa.field("bands", pa.list_(pa.string())),
+        pa.field("dtype", pa.string()),
+        pa.field("mpp", pa.float64()),
+        pa.field("crs", pa.string()),
+        pa.field("transform", pa.list_(pa.float64())),
+        pa.field("origin", pa.list_(pa.float64())),  # where QuPath's coordinates begin
+        pa.field("reader", pa.string()),
+        pa.field("bytes", pa.int64()),
+        pa.field("mtime_ns", pa.int64()),
+        pa.field("windows", pa.int64()),  # rows of the run
+        pa.field(
+            "background", pa.int64()
+        ),  # windows left out: too little tissue, no data, outside the regions
+        pa.field("nodata", pa.int64()),
+        pa.field("outside", pa.int64()),
+        pa.field("error", pa.string()),
+    ]
+)
+"""One row for every raster of a run."""
+Rasters = Sequence[RasterRow]
+
+
+class RunStore:
+    """The files of a run: anyone may read them, the holder of the lock writes them."""
+
+    def __init__(self, folder: Path, moved: Mapping[str, str] | None = None) -> None:
+        self.folder = Path(folder)
+        self.moved = dict(moved or {})  # present paths of moved images, by id
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest, read once."""
+        path = self.folder / "manifest.json"
+        if not path.is_file():
+            raise EquicamError(
+                f"{valid_utf8(str(self.folder))!r}",
+                needs="to be a run",
+                got="no manifest.json in it" if self.folder.is_dir() else "no such folder",
+                fix="equicam audit first",
+            )
+        manifest = read_manifest(path.read_bytes(), where=valid_utf8(str(self.folder)))
+        rows = _row_count(self.folder / "sample.parquet")
+        if rows is not None and rows != manifest.images:
+            raise EquicamError(
+                f"the run {valid_utf8(str(self.folder))}", needs="as many images in manifest.json as in sample.parquet",
+                got=f"{manifest.images} and {rows}", fix="restoring both files",
+            )  # fmt: skip
+        return manifest
+
+    @property
+    def shard_count(self) -> int:
+        """Shards of the whole run."""
+        return -(-self.manifest.images // self.manifest.shard_size)
+
+    def path(self, kind: str, number: int) -> Path:
+        """The file of a shard of items or maps, written or not."""
+        return self.folder / self.name(kind, number)
+
+    def name(self, kind: str, number: int) -> str:
+        """The name of a shard's file within the run."""
+        return f"{kind}/shard-{number:06d}.parquet"
+
+    def names(self) -> list[str]:
+        """The names of all files whose digests a finished run lists."""
+        shards = [self.name(kind, n) for kind in ("items", "maps") for n in range(self.shard_count)]
+        return [*self.heads(), *shards]
+
+    def heads(self) -> list[str]:
+        """The names of the files that say what a run is."""
+        rasters = ["rasters.parquet"] if self.manifest.tiling else []
+        return ["manifest.json", "sample.parquet", *rasters]
+
+    def pending(self) -> list[int]:
+        """The shards that are not there yet, or only in half."""
+        return [number for number in range(self.shard_count) if not self.has_shard(number)]
+
+    def has_shard(self, number: int) -> bool:
+        """Whether a shard is there, items and maps."""
+        return all(self.path(kind, number).is_file() for kind in ("items", "maps"))
+
+    def write_shard(
+        self,
+        number: int,
+        items: pa.Table,
+        maps: pa.Table,
+        announce: Callable[[int, dict[str, str]], None] = lambda _number, _digests: None,
+    ) -> dict[str, str]:
+        """Write a shard, its maps first; returns the SHA-256 of both, which `announce` gets before they are written."""
+        encoded = {"maps": encode_table(maps), "items": encode_table(items)}
+        digests = {kind: hashlib.sha256(data).hexdigest() for kind, data in encoded.items()}
+        announce(number, digests)
+        for kind, data in encoded.items():
+            write_atomic(self.path(kind, number), data)
+        return digests
+
+    def read_shard(self, kind: str, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of a shard of items or maps; all columns or these."""
+        path, schema = self.path(kind, number), SHARD_COLUMNS[kind]
+        table = read_table(path, columns)
+        refuse_other_columns(path, table, schema, columns or schema.names)
+        return table
+
+    def refuse_other_columns(self, kind: str, number: int) -> None:
+        """Refuse a shard without the columns it was written with, without reading it."""
+        path, schema = self.path(kind, number), SHARD_COLUMNS[kind]
+        refuse_other_columns(path, pq.read_schema(path).empty_table(), schema, schema.names)
+
+    def sample(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Every image of the run, in order; all columns or these."""
+        path = self.folder / "sample.parquet"
+        found = read_table(path, columns)
+        refuse_other_columns(path, found, SAMPLE, columns or SAMPLE.names)
+        return found
+
+    def rasters(self) -> pa.Table:
+        """Every raster of the run; none in a run of images."""
+        if self.manifest.tiling is None:
+            return RASTERS.empty_table()
+        path = self.folder / "rasters.parquet"
+        found = read_table(path)
+        refuse_other_columns(path, found, RASTERS, RASTERS.names)
+        if self.moved:
+            pairs = zip(found["id"].to_pylist(), found["path"].to_pylist(), strict=True)
+            now = [self.moved.get(name, where) for name, where in pairs]
+            found = found.set_column(
+                RASTERS.get_field_index("path"), RASTERS.field("path"), pa.array(now, pa.string())
+            )
+        return found
+
+    def read_items(
+        self,
+        columns: Sequence[str] | None = None,
+        shards: Sequence[int] | None = None,
+        reduce: Callable[[pa.Table], pa.Table] = lambda table: table,
+    ) -> pa.Table:
+        """The rows written so far, in the sample's order; all columns or these, of all shards or these.
+
+        `reduce` is called with the rows of some shards, so that what it leaves out takes no memory.
+        """
+        numbers = range(self.shard_count) if shards is None else shards
+        written = [n for n in numbers if self.path("items", n).is_file()]
+        if not written:
+            return reduce(ITEMS.empty_table().select(list(columns or ITEMS.names)))
+        tables = map_concurrently(lambda n: self.read_shard("items", n, columns), written)
+        reduced = []
+        while some := list(islice(tables, SHARDS_AT_A_TIME)):
+            reduced.append(reduce(pa.concat_tables(some)))
+        found = pa.concat_tables(reduced)
+        if self.moved and "path" in found.column_names:
+            ids, paths = found["id"].to_pylist(), found["path"].to_pylist()
+            now = [self.moved.get(raster_id(name), path) for name, path in zip(ids, paths, strict=True)]
+            at = found.column_names.index("path")
+            found = found.set_column(at, ITEMS.field("path"), pa.array(now, pa.string()))
+        return found
+
+    def rows(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The rows of these images by id."""
+        return {row["id"]: row for row in self.select(list(ids)).to_pylist()}
+
+    def select(self, ids: Sequence[str] | pa.Array, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of these images, in the sample's order; all columns or these, of which id is one."""
+        wanted = pa.array(ids, pa.string())
+        return _with_ids(self.read_items(columns, self._shards(wanted)), wanted)
+
+    def maps(self, ids: Iterable[str]) -> dict[str, StoredMaps]:
+        """The maps of these images by id."""
+        return {name: one for table in self._maps(ids) for name, one in StoredMaps.from_table(table).items()}
+
+    def _maps(self, ids: Iterable[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        wanted = pa.array(list(ids), pa.string())
+        written = [n for n in self._shards(wanted) if self.path("maps", n).is_file()]
+        return map_concurrently(lambda n: _with_ids(self.read_shard("maps", n, columns), wanted), written)
+
+    def _shards(self, ids: pa.Array) -> list[int]:
+        """The shards that hold these images."""
+        return sorted(pc.unique(_with_ids(self._shard_of, ids)["shard"]).to_pylist())
+
+    @cached_property
+    def _shard_of(self) -> pa.Table:
+        """The shard of every image, read once."""
+        return self.sample(["id", "shard"])
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the manifest, the sample and every shard of a finished run, by name."""
+        names = self.names()
+        return dict(zip(names, map_concurrently(lambda n: file_digest(self.folder / n), names), strict=True))
+
+    def refuse_foreign(self) -> None:
+        """Refuse a folder with files of others; leftovers of a run killed while it started are not foreign."""
+        if not self.folder.is_dir() or (self.folder / "manifest.json").is_file():
+            return
+        shards = [*self.folder.glob("items/*"), *self.folder.glob("maps/*")]
+        ours = {".lock", "items", "maps", "sample.parquet", "rasters.parquet"}
+        foreign = [
+            p for p in self.folder.iterdir() if p.name not in ours and not p.name.endswith(TEMPORARY_SUFFIX)
+        ]
+        if shards:
+            raise EquicamError(
+                f"resuming {valid_utf8(str(self.folder))}", needs="its manifest.json", got="no such file",
+                fix="restoring it, or another --out",
+            )  # fmt: skip
+        if foreign:
+            raise EquicamError(
+                f"{valid_utf8(str(self.folder))!r}", needs="an empty or new folder, or a run", got="other files in it",
+                fix="another --out",
+            )  # fmt: skip
+
+    def begin(
+        self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str], rasters: Rasters = ()
+    ) -> None:
+        """Lay out the folder, or check that it holds the same run; a run without any shard may be replaced."""
+        if self.started():
+            before = self.manifest
+            if (before.data, before.images) != (manifest.data, manifest.images):
+                self._refuse_other_images(items)
+            refuse_difference(before, manifest, where=valid_utf8(str(self.folder)))
+            return
+        self.refuse_foreign()
+        for kind in ("items", "maps"):
+            (self.folder / kind).mkdir(parents=True, exist_ok=True)
+        self.write_head(manifest, items, calibration, rasters)
+
+    def write_head(
+        self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str], rasters: Rasters = ()
+    ) -> None:
+        """Write the rasters, the sample and the manifest."""
+        found = Items.of(items)
+        columns = {
+            "id": found.ids,
+            "path": found.path_texts(),
+            "label": found.label_texts(),
+            "shard": pa.array(np.arange(len(found)) // manifest.shard_size, pa.int32()),
+            "calibration": pc.is_in(found.ids, pa.array(calibration, pa.string())),
+        }
+        if manifest.tiling is not None:
+            rows = [asdict(row) | {"path": valid_utf8(row.path)} for row in rasters]
+            write_table(self.folder / "rasters.parquet", pa.Table.from_pylist(rows, schema=RASTERS))
+        write_table(self.folder / "sample.parquet", pa.table(columns, schema=SAMPLE).combine_chunks())
+        # last: with it the run exists
+        write_atomic(self.folder / "manifest.json", manifest.dumps().encode())
+        for read_once in ("manifest", "_shard_of"):
+            self.__dict__.pop(read_once, None)
+
+    def started(self) -> bool:
+        """Whether a shard was written."""
+        return (self.folder / "manifest.json").is_file() and any(self.folder.glob("*/*-*.parquet"))
+
+    def _refuse_other_images(self, items: Sequence[Item]) -> None:
+        before, now = set(self.sample()["id"].to_pylist()), {item.id for item in items}
+        changes = [
+            f"{len(some)} {word} ({', '.join(map(repr, sorted(some)[:3]))})"
+            for word, some in (("gone", before - now), ("new", now - before))
+            if some
+        ]
+        if changes:
+            raise EquicamError(
+                f"resuming {valid_utf8(str(self.folder))}", needs="the images it was started with",
+                got=" and ".join(changes), fix="another --out, or those images",
+            )  # fmt: skip
+
+    @contextmanager
+    def writing(self) -> Iterator[int]:
+        """Hold the writer's lock; the system releases it when the process ends, however it ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.pread(handle, 20, 0).decode(errors="replace").strip() or "unknown"
+                raise EquicamError(
+                    f"{valid_utf8(str(self.folder))!r}", needs="one writer at a time", got=f"process {holder} writing it",
+                    fix="waiting for it",
+                ) from error  # fmt: skip
+            os.truncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield handle
+        finally:
+            os.close(handle)
+
+
+def _row_count(path: Path) -> int | None:
+    """The rows of a Parquet file; None if it is missing or damaged."""
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, ValueError, pa.ArrowException):
+        return None
+
+
+def _with_ids(table: pa.Table, ids: pa.Array) -> pa.Table:
+    return table.filter(pc.is_in(table["id"], value_set=ids))

@@ -1,0 +1,373 @@
+"""Which maps to review first: a queue ranked by a signal, a blind random control arm, and how good the queue is.
+
+Rank 1 is the least trustworthy image. Where the signal says nothing (a blank or constant map; for PEUM, fewer than two
+views kept) an image is not certain: it ranks before all others. Ties are broken by a permutation seeded by `seed`,
+not by name.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from equicam.core.transforms import Transform
+from equicam.errors import EquicamError
+from equicam.evaluate.statistics import Floats, Indices
+from equicam.reasons import SIGNALS
+from equicam.runs.review_key import ReviewKey
+from equicam.runs.signal_quality import SignalQuality, signal_quality
+from equicam.runs.signals import (
+    COLUMNS,
+    ROWS,
+    queue_arm,
+    ranking_scores,
+    refuse_unknown,
+    signal_values,
+)
+from equicam.runs.triage_reasons import triage_reasons, view_column
+from equicam.shards import finite_table, json_ready, map_concurrently
+
+READ_AT_A_TIME = 4096  # images
+ReadRows = Callable[[Sequence[str], Sequence[str]], pa.Table]
+"""The rows of these images, in any order; these columns."""
+
+
+@dataclass(frozen=True)
+class UnstableMaps:
+    """How many maps are unstable: counted, because stability is measured on every image."""
+
+    below: float  # a map is unstable when its stability is below this
+    count: int
+    in_queue: int
+    undefined: int  # maps without a stability: blank, constant, or not measured
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Triage:
+    """The images to review, in order of place, and how good the queue is."""
+
+    rows: pa.Table
+    by: str  # the signal they are ranked by
+    unstable: UnstableMaps
+    quality: SignalQuality | None  # None: no calibration subset
+    budget: int
+    ok: int
+    bad: int
+    quotas: dict[str, int]  # places of the queue by class; classes of one name together
+    seed: int
+    keyed: bool = False  # the control arm and the places need the run's key
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, null where undefined or infinite."""
+        plain = {
+            name: getattr(self, name) for name in ("by", "budget", "ok", "bad", "quotas", "seed", "keyed")
+        }
+        plain |= {"unstable": asdict(self.unstable), "quality": self.quality and asdict(self.quality)}
+        found: dict[str, Any] = json_ready(plain)
+        return found | {"rows": finite_table(self.rows).to_pylist()}
+
+    def queue(self) -> list[dict[str, Any]]:
+        """The rows of the queue arm, by rank."""
+        return queue_arm(self.rows).to_pylist()  # type: ignore[no-any-return]
+
+
+def triage(
+    items: pa.Table,
+    *,
+    by: str = "stability",
+    budget: str | int = "10%",
+    control: int | float = 0.20,
+    unstable: int | float = 0.5,
+    quotas: bool = True,
+    transforms: Sequence[Transform],
+    classes: Sequence[str] | None = None,
+    name_output: Callable[[int | None], str] | None = None,
+    seed: int = 0,
+    extended: Sequence[int] = (),
+    key: ReviewKey | None = None,
+    read_rows: ReadRows | None = None,
+    top: int | None = None,
+) -> Triage:
+    """Rank images by a signal and deal `budget` reviews: a share `control` to a random arm, the rest to the queue.
+
+    Each number of `extended` deals as many reviews more, after those before. With the run's `key`, nobody without it can
+    compute which images the seed draws for the control arm. `read_rows` gives the columns with a value for each view,
+    which `items` then need not have. With `top`, only the queue's first images have reasons; the others have null.
+    `name_output` names what is explained, where it is no class.
+    """
+    status = np.flatnonzero(pc.equal(items["status"], "ok").to_numpy())
+    place = status[pc.sort_indices(items["id"].take(pa.array(status))).to_numpy()]  # in the run, by id
+    ok = items.take(pa.array(place))
+    refuse_unknown(by, ok)
+    if len(transforms) < 2:
+        raise EquicamError(
+            "triage",
+            needs="a run of several views",
+            got=f"one view, which has no {SIGNALS[by]} to rank by",
+            fix="equicam audit --views 6",
+        )
+    if not 0 <= control < 1:
+        raise EquicamError("control", needs="a share from 0 to below 1", got=control, fix="control=0.20")
+    if not -1 < unstable <= 1:
+        raise EquicamError(
+            "unstable", needs="a stability, above −1 and at most 1", got=unstable, fix="unstable=0.5"
+        )
+    ids = ok["id"].to_pylist()
+    rng = np.random.default_rng(_entropy(seed, ids))
+    scores = {name: ranking_scores(ok, name) for name in COLUMNS}
+    score, target = scores[by], ok["target"].fill_null(-1).to_numpy()
+    order = np.lexsort((rng.permutation(len(score)), -score))
+    arms = _Arms()
+    for number, more in enumerate((_reviews(budget, len(score)), *extended)):
+        free = len(score) - arms.chosen.size
+        if number:
+            more = _more_reviews(more, free)
+        if key is not None:
+            purpose = f"control arm, extension {number}" if number else "control arm"
+            rng = np.random.default_rng(int(key.digest(purpose, str(seed), *ids), 16))
+        controls = _controls(more, free, control)
+        arms = _deal(arms, order, target, places=more - controls, controls=controls, quotas=quotas, rng=rng)
+    rank = np.argsort(order) + 1
+    explained = arms.chosen if top is None else arms.queue[np.argsort(rank[arms.queue])][: max(0, top)]
+    read = read_rows or partial(_rows_of, items)
+    reasons = _reasons(ok, explained[np.argsort(place[explained])], scores[by], by, transforms, read)
+    reviews, queue = arms.chosen.size, np.concatenate([arms.queue, arms.passed])
+    eq, named = ok["eq"].to_numpy(), Counter[str]()
+    name = name_output or partial(_class_name, classes=classes)
+    for one in target[arms.queue].tolist() if quotas else ():
+        named[name(one)] += 1
+    return Triage(
+        rows=_rows(ok, rank, arms, scores, by, name, reasons),
+        by=by,
+        unstable=_unstable_maps(signal_values(ok, "stability"), queue, below=unstable),
+        quality=signal_quality(
+            scores, eq, queue, by=by, share=reviews / max(len(score), 1), unstable=unstable
+        ),
+        budget=reviews,
+        ok=len(score),
+        bad=items.num_rows - len(score),
+        quotas=dict(named),
+        seed=seed,
+        keyed=key is not None,
+    )
+
+
+def class_quotas(counts: dict[int, int], places: int) -> dict[int, int]:
+    """Places of each class in the queue, in proportion to its images, rounded down; with many classes that may be 0."""
+    total = max(sum(counts.values()), 1)
+    return {one: places * count // total for one, count in sorted(counts.items())}
+
+
+def _entropy(seed: int, ids: Sequence[str]) -> int:
+    return int.from_bytes(hashlib.sha256(json.dumps([seed, *ids]).encode()).digest())
+
+
+def _reviews(budget: str | int, ok: int) -> int:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(%?)", str(budget).strip())
+    number = Fraction(found[1]) if found else Fraction(0)
+    if found and found[2] and 0 < number <= 100:
+        return math.ceil(number * ok / 100)
+    if found and not found[2] and number >= 1 and number.denominator == 1:
+        return min(int(number), ok)
+    raise EquicamError(
+        "the budget", needs="a share from above 0% to 100%, or a number of images from 1", got=repr(budget), fix='"10%"'
+    )  # fmt: skip
+
+
+def _controls(reviews: int, ok: int, control: int | float) -> int:
+    """Reviews for the control arm: none if every image is reviewed anyway, and never all."""
+    if reviews == ok or control == 0:
+        return 0
+    return min(max(math.floor(control * reviews + 0.5), int(reviews >= 5)), reviews - 1)
+
+
+def _more_reviews(more: int, free: int) -> int:
+    if more < 1:
+        raise EquicamError("more", needs="a number of reviews from 1", got=more, fix="more=50")
+    if not free:
+        raise EquicamError(
+            "more",
+            needs="images that are in no arm yet",
+            got="none: every image is under review",
+            fix="equicam report",
+        )
+    return min(more, free)
+
+
+def _no_images() -> Indices:
+    return np.array([], dtype=np.intp)
+
+
+@dataclass(frozen=True)
+class _Arms:
+    """Images dealt so far, as indices."""
+
+    queue: Indices = field(default_factory=_no_images)
+    controls: Indices = field(default_factory=_no_images)  # a random sample of the images outside the queue
+    passed: Indices = field(default_factory=_no_images)  # controls whose rank an extended queue has reached
+    chosen: Indices = field(default_factory=_no_images)  # all of them, by place
+
+
+def _deal(
+    arms: _Arms,
+    order: Indices,
+    target: NDArray[Any],
+    *,
+    places: int,
+    controls: int,
+    quotas: bool,
+    rng: np.random.Generator,
+) -> _Arms:
+    """Lengthen the queue by the next `places` images and the random sample of the rest by `controls`.
+
+    Images of the control arm among the next ones stay there, and as many more are drawn in their stead: the controls
+    outside the queue are a simple random sample of the images outside it, however often the queue was extended.
+    """
+    left = order[~np.isin(order, np.concatenate([arms.queue, arms.passed]))]
+    following = _by_class(
+        left, target, class_quotas(Counter(target[left].tolist()), places) if quotas else {}
+    )
+    # places left over by rounding go by rank, whatever the class
+    following = np.concatenate([following, left[~np.isin(left, following)][: places - len(following)]])
+    is_control = np.isin(following, arms.controls)
+    passed, queued = following[is_control], following[~is_control]
+    rest = np.setdiff1d(left, np.concatenate([following, arms.controls]))
+    added = rng.choice(rest, controls + passed.size, replace=False)
+    return _Arms(
+        queue=np.concatenate([arms.queue, queued]),
+        controls=np.concatenate([np.setdiff1d(arms.controls, passed), added]),
+        passed=np.concatenate([arms.passed, passed]),
+        chosen=np.concatenate([arms.chosen, rng.permutation(np.concatenate([queued, added]))]),
+    )
+
+
+def _by_class(order: Indices, target: NDArray[Any], places: dict[int, int]) -> Indices:
+    """The first images of every class, as many as it has places."""
+    classes, which = np.unique(target[order], return_inverse=True)
+    grouped = np.argsort(which, kind="stable")
+    starts = np.searchsorted(which[grouped], np.arange(len(classes)))
+    number = np.empty(len(order), dtype=np.intp)  # of each image within its class
+    number[grouped] = np.arange(len(order)) - starts[which[grouped]]
+    most = np.array([places.get(one, 0) for one in classes.tolist()], dtype=np.intp)
+    return order[number < most[which]]
+
+
+def _class_name(target: int | None, classes: Sequence[str] | None) -> str:
+    if target is None or classes is None or not 0 <= target < len(classes):
+        return str(target)
+    return classes[target]
+
+
+def _rows(
+    ok: pa.Table,
+    rank: Indices,
+    arms: _Arms,
+    scores: Mapping[str, Floats],
+    by: str,
+    name_of: Callable[[int | None], str],
+    reasons: Mapping[int, list[dict[str, str]]],
+) -> pa.Table:
+    chosen = arms.chosen
+    rows = ok.take(pa.array(chosen))
+    names = {target: name_of(target) for target in pc.unique(rows["target"]).to_pylist()}
+    columns = {
+        **{column: _defined(signal_values(ok, name)[chosen]) for name, column in COLUMNS.items()},
+        "peum_above": _defined(_share_below(scores["peum"], signal_values(ok, "peum")[chosen])),
+        "arm": np.where(np.isin(chosen, arms.queue), "queue", "control"),
+        "rank": rank[chosen],
+        "place": np.arange(1, len(chosen) + 1),
+        "represents_rest": np.isin(chosen, arms.controls),
+        "by": [by] * len(chosen),
+        "class": [names[target] for target in rows["target"].to_pylist()],
+        "flags": [flags or [] for flags in rows["flags"].to_pylist()],
+        "reasons": [reasons.get(i) for i in chosen.tolist()],
+    }
+    return pa.table([_column(field, columns, rows) for field in ROWS], schema=ROWS)
+
+
+def _column(field: pa.Field, columns: Mapping[str, Any], rows: pa.Table) -> Any:
+    if field.name in columns:
+        return pa.array(columns[field.name], field.type)
+    return rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+
+
+def _reasons(
+    ok: pa.Table,
+    chosen: Indices,
+    score: Floats,
+    by: str,
+    transforms: Sequence[Transform],
+    read_rows: ReadRows,
+) -> dict[int, list[dict[str, str]]]:
+    """The reasons of these images, by index; they are in the run's order, so that each shard is read once."""
+    views, columns = (
+        [(one.label, one.is_identity) for one in transforms],
+        ["id", "view_top1", view_column(by)],
+    )
+    lower = 100 * np.searchsorted(np.sort(score), score) // max(len(score), 1)
+    signal, facts = signal_values(ok, by), ok.select(["id", "target", "confidence", "views_kept", "flags"])
+
+    def read(some: Indices) -> list[dict[str, Any]]:
+        rows = facts.take(pa.array(some)).to_pylist()
+        of_views = {row["id"]: row for row in read_rows([row["id"] for row in rows], columns).to_pylist()}
+        return [row | of_views[row["id"]] for row in rows]
+
+    found: dict[int, list[dict[str, str]]] = {}
+    batches = [chosen[start : start + READ_AT_A_TIME] for start in range(0, len(chosen), READ_AT_A_TIME)]
+    for some, rows in zip(batches, map_concurrently(read, batches, threads=1), strict=True):
+        for i, row in zip(some.tolist(), rows, strict=True):
+            reasons = triage_reasons(
+                row,
+                by,
+                views,
+                value=float(signal[i]),
+                above_percent=None if np.isinf(score[i]) else int(lower[i]),
+            )
+            found[i] = [reason.to_row() for reason in reasons]
+    return found
+
+
+def _rows_of(items: pa.Table, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
+    return items.select(list(columns)).filter(pc.is_in(items["id"], pa.array(ids, pa.string())))
+
+
+def _share_below(scores: Floats, values: Floats) -> Floats:
+    """The share of the finite scores below each value; NaN without either."""
+    known = np.sort(scores[np.isfinite(scores)])
+    below = np.searchsorted(known, values) / len(known) if len(known) else np.nan
+    return np.where(np.isfinite(values), below, np.nan)
+
+
+def _defined(values: Floats) -> pa.Array:
+    """Null where a value is NaN or infinite."""
+    return pa.array(values, mask=~np.isfinite(values))
+
+
+def _unstable_maps(stability: Floats, queue: Indices, *, below: int | float) -> UnstableMaps:
+    unstable, undefined = stability < below, int(np.isnan(stability).sum())
+    count, held = int(unstable.sum()), int(unstable[queue].sum())
+    none = (
+        f"; {undefined:,} {'has' if undefined == 1 else 'have'} none (blank, constant or not measured)"
+        if undefined
+        else ""
+    )
+    sentence = "no map has a stability: all are blank or constant, or it was not measured"
+    if undefined < stability.size:
+        share = 100 * count / stability.size
+        sentence = (
+            f"{count:,} of {stability.size:,} maps ({share:.1f} %) have a stability below {below:g}, {held:,} of them in the queue"
+            f"{none}"
+        )
+    return UnstableMaps(float(below), count, held, undefined, sentence)

@@ -1,0 +1,339 @@
+"""The review log: verdicts and notes of reviewers on a run's images, stored as events of the run's log.
+
+A verdict is never changed: a reviewer's next one on the same image replaces it and both stay in the log. `blind` marks a
+verdict given before the reviewer saw label, confidence, signals or the verdicts of others, under any name, and
+`blind_class` one given before they saw the class as well.
+
+Each browser has a mark in the log and the names it used: names that share a browser are taken for one person.
+"""
+
+import threading
+import unicodedata
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from equicam.errors import EquicamError
+from equicam.runs.log import Event, Log
+
+VERDICTS = {
+    "supports": "Supports",
+    "shortcut": "Shortcut or artefact",
+    "wrong-region": "Wrong region",
+    "unsure": "Unsure",
+    "second-reviewer": "Needs a second reviewer",
+}
+COLUMNS = (
+    "number", "time", "reviewer", "item", "verdict", "reason", "blind", "blind_class", "changes", "first", "stands",
+    "source", "previous", "hash",
+)  # fmt: skip
+TRIAGE_COLUMNS = ("arm", "rank", "by", "stability", "peum_score", "risk", "class", "confidence")
+MAX_TEXT_CHARS, MAX_NAME_CHARS = 2000, 60
+
+
+class StaleError(EquicamError):
+    """Another verdict, from another window or reviewer, came first."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One verdict."""
+
+    number: int  # of its event
+    time: str  # UTC
+    reviewer: str
+    item: str
+    verdict: str
+    reason: str
+    blind: bool  # given before confidence, label and signals were shown
+    changes: int | None  # the event it replaces
+    previous: str  # the hash of the log's event before this one
+    hash: str
+    source: str | None = None  # the file it was imported from
+    blind_class: bool = False  # given before the class was shown, too
+
+
+@dataclass(frozen=True)
+class Source:
+    """The file that a verdict was imported from."""
+
+    file: str  # its name
+    sha256: str
+    blind: bool  # whether it was exported without what blinding hides
+
+
+@dataclass(frozen=True)
+class Note:
+    """A note on an image."""
+
+    number: int
+    time: str
+    reviewer: str
+    item: str
+    text: str
+
+
+class ReviewLog:
+    """All verdicts and notes of a run; `refresh` reads what other processes have added to the log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = Log(folder)
+        self.last_event = 0  # the number of the last event read
+        self._lock = threading.RLock()
+        self._verdicts: dict[str, list[Verdict]] = {}
+        self._notes: dict[str, list[Note]] = {}
+        self._standing: dict[str, dict[str, Verdict]] = {}
+        self._marks: dict[str, Verdict | Note] = {}  # by the mark of the request that added it
+        self._second_requested: set[str] = set()
+        self._names: dict[str, list[str]] = {}  # by the mark of the browser, in order of use
+        self._unblinded: set[str] = set()  # names that opened the run without blinding
+        self._class_shown: set[str] = set()  # names that reviewed with the class shown
+
+    def refresh(self) -> int:
+        """Read new events; returns the number of the last one."""
+        with self._lock:
+            for event in self.log.events(after=self.last_event):
+                self._take(event)
+                self.last_event = event.number
+            return self.last_event
+
+    def verdicts(self, item: str | None = None) -> tuple[Verdict, ...]:
+        """Those on an image, or all, in the order they were given."""
+        with self._lock:
+            if item is not None:
+                return tuple(self._verdicts.get(item, ()))
+            return tuple(
+                sorted((v for some in self._verdicts.values() for v in some), key=lambda v: v.number)
+            )
+
+    def notes(self, item: str | None = None) -> tuple[Note, ...]:
+        """Those on an image, or all, in the order they were written."""
+        with self._lock:
+            if item is not None:
+                return tuple(self._notes.get(item, ()))
+            return tuple(sorted((n for some in self._notes.values() for n in some), key=lambda n: n.number))
+
+    def standing(self, reviewer: str) -> dict[str, Verdict]:
+        """A reviewer's last verdict by image."""
+        with self._lock:
+            return dict(self._standing.get(reviewer, {}))
+
+    def second_requested(self) -> set[str]:
+        """Images for which any reviewer ever requested a second reviewer."""
+        with self._lock:
+            return set(self._second_requested)
+
+    def by_reviewer(self, item: str) -> dict[str, Verdict]:
+        """Each reviewer's last verdict on an image."""
+        return {v.reviewer: v for v in self.verdicts(item)}
+
+    def names(self, browser: str) -> tuple[str, ...]:
+        """The names a browser used, the last one last."""
+        with self._lock:
+            return tuple(self._names.get(browser, ()))
+
+    def is_registered(self, reviewer: str) -> bool:
+        """Whether any browser used this name."""
+        with self._lock:
+            return any(reviewer in names for names in self._names.values())
+
+    def same_person(self, reviewer: str) -> frozenset[str]:
+        """The name itself, and every name that shares a browser with it or with one of them."""
+        with self._lock:
+            found, before = {reviewer}, 0
+            while len(found) > before:
+                before = len(found)
+                found.update(*(names for names in self._names.values() if not found.isdisjoint(names)))
+            return frozenset(found)
+
+    def has_mark(self, mark: str) -> bool:
+        """Whether a verdict or note with this mark was added."""
+        with self._lock:
+            return mark in self._marks
+
+    def register(self, reviewer: str, browser: str, *, blind: bool, blind_class: bool) -> None:
+        """Log that a browser uses this name from now on; nothing if it does already."""
+        mode = {"blind": blind, "blind_class": blind and blind_class}
+        with self._lock:
+            if self._is_current(reviewer, browser, **mode):
+                return
+            self.refresh()  # another server may have registered it
+            if self._is_current(reviewer, browser, **mode):
+                return
+            also = [name for name in self._names.get(browser, ()) if name != reviewer]
+            payload = {"browser": browser, **mode, "also": also}
+            self.log.add("also known as" if also else "reviewer registered", payload, who=reviewer)
+            self.refresh()
+
+    def add_verdict(
+        self,
+        item: str,
+        reviewer: str,
+        verdict: str,
+        *,
+        reason: str = "",
+        blind: bool,
+        blind_class: bool = True,
+        previous_event: int,
+        mark: str,
+        source: Source | None = None,
+    ) -> Verdict:
+        """Add a verdict; `previous_event` is the number of the reviewer's last one on this image (0: none).
+
+        `mark` is a random string of the request: a repeated request adds nothing and returns the first verdict.
+        """
+        if verdict not in VERDICTS:
+            raise EquicamError(
+                "a verdict", needs=f"one of {', '.join(VERDICTS)}", got=repr(verdict)[:40], fix="one of them"
+            )
+        reason = clean_text("a reason", reason)
+        with self._lock:
+            self.refresh()
+            before = self._standing.get(reviewer, {}).get(item)
+            if known := self._known(mark, reviewer, item, verdict, reason):
+                return known
+            last = before.number if before else 0
+            if last != previous_event:
+                raise StaleError(
+                    "this verdict", needs="your last one here to be the one you saw", got=f"event {last}, not {previous_event}",
+                    fix="reloading the image",
+                )  # fmt: skip
+            if before and not reason:
+                raise EquicamError(
+                    "a changed verdict", needs="a reason", got="none", fix="a word on why it changes"
+                )
+            payload: dict[str, Any] = {"item": item, "verdict": verdict, "reason": reason, "mark": mark}
+            if source is not None:
+                payload["source"] = asdict(source)
+            blind = blind and not self._revealed(reviewer, item)
+            blind_class = blind and blind_class and self.same_person(reviewer).isdisjoint(self._class_shown)
+            payload |= {"blind": blind, "blind_class": blind_class, "changes": last or None}
+            self.log.add("verdict", payload, who=reviewer)
+            self.refresh()
+            if added := self._known(mark, reviewer, item, verdict, reason):
+                return added
+        raise OSError(f"{self.log.path}: a verdict was written and cannot be read back")
+
+    def add_note(self, item: str, reviewer: str, text: str, *, mark: str) -> Note:
+        """Add a note."""
+        text = clean_text("a note", text)
+        if not text:
+            raise EquicamError("a note", needs="words", got="none", fix="writing some")
+        with self._lock:
+            self.log.add("note", {"item": item, "text": text, "mark": mark}, who=reviewer)
+            self.refresh()
+            added = self._marks.get(mark)
+        if not isinstance(added, Note) or (added.item, added.reviewer, added.text) != (item, reviewer, text):
+            raise StaleError(
+                "this note", needs="a mark of its own", got="one used before", fix="sending it again"
+            )
+        return added
+
+    def _is_current(self, reviewer: str, browser: str, *, blind: bool, blind_class: bool) -> bool:
+        last = self._names.get(browser, [])[-1:]
+        shown = (blind or reviewer in self._unblinded) and (blind_class or reviewer in self._class_shown)
+        return last == [reviewer] and shown
+
+    def _revealed(self, reviewer: str, item: str) -> bool:
+        """Whether this person has seen what blinding hides of an image: after a verdict, or without blinding."""
+        names = self.same_person(reviewer)
+        return not names.isdisjoint(self._unblinded) or any(item in self._standing.get(n, {}) for n in names)
+
+    def _known(self, mark: str, reviewer: str, item: str, verdict: str, reason: str) -> Verdict | None:
+        known = self._marks.get(mark)
+        if known is None:
+            return None
+        given = (reviewer, item, verdict, reason)
+        if (
+            not isinstance(known, Verdict)
+            or (known.reviewer, known.item, known.verdict, known.reason) != given
+        ):
+            raise StaleError(
+                "this verdict", needs="a mark of its own", got="one used before", fix="sending it again"
+            )
+        return known
+
+    def _take(self, event: Event) -> None:
+        payload, item = event.payload, event.payload.get("item")
+        browser = payload.get("browser")
+        if event.kind in ("reviewer registered", "also known as") and isinstance(browser, str):
+            names = self._names.setdefault(browser, [])
+            names[:] = [*(name for name in names if name != event.who), event.who]
+            if not payload.get("blind"):
+                self._unblinded.add(event.who)
+            if not _blind_class(payload):
+                self._class_shown.add(event.who)
+            return
+        if not isinstance(item, str):
+            return
+        added: Verdict | Note
+        verdict = payload.get("verdict")
+        if event.kind == "verdict" and isinstance(verdict, str) and verdict in VERDICTS:
+            added = Verdict(
+                event.number, event.time, event.who, item, verdict, str(payload.get("reason") or ""),
+                bool(payload.get("blind")), payload.get("changes"), event.previous, event.hash, _file_name(payload.get("source")),
+                _blind_class(payload),
+            )  # fmt: skip
+            source = payload.get("source")
+            if isinstance(source, dict) and source.get("blind") is not True:
+                self._unblinded.add(event.who)  # such an export shows every image's signals
+            self._verdicts.setdefault(item, []).append(added)
+            self._standing.setdefault(event.who, {})[item] = added
+            if added.verdict == "second-reviewer":
+                self._second_requested.add(item)
+        elif event.kind == "note":
+            added = Note(event.number, event.time, event.who, item, str(payload.get("text") or ""))
+            self._notes.setdefault(item, []).append(added)
+        else:
+            return
+        if isinstance(payload.get("mark"), str):
+            self._marks[payload["mark"]] = added
+
+
+def _blind_class(payload: dict[str, Any]) -> bool:
+    """Whether the class was hidden."""
+    return bool(payload.get("blind") and payload.get("blind_class"))
+
+
+def _file_name(source: object) -> str | None:
+    return str(source.get("file")) if isinstance(source, dict) else None
+
+
+def clean_text(what: str, given: str, *, most: int = MAX_TEXT_CHARS) -> str:
+    """A person's text, trimmed; refused if it is too long or no file format could hold it."""
+    text = given.strip()
+    if len(text) > most:
+        raise EquicamError(what, needs=f"at most {most:,} characters", got=f"{len(text):,}", fix="fewer")
+    if any(c == "\x00" or unicodedata.category(c) == "Cs" for c in text):
+        raise EquicamError(what, needs="text", got="characters that are none", fix="typing it again")
+    return text
+
+
+def reviewer_name(given: str) -> str:
+    """A name for logs and tables: one line of printable characters."""
+    name = unicodedata.normalize("NFC", clean_text("a reviewer's name", given, most=MAX_NAME_CHARS))
+    if not name or not name.isprintable():
+        raise EquicamError(
+            "a reviewer's name", needs="letters on one line", got=repr(given)[:40], fix="initials or a name"
+        )
+    return name
+
+
+def verdict_rows(
+    review_log: ReviewLog, triage: pa.Table, *, reviewer: str | None = None, with_triage: bool = True
+) -> list[dict[str, Any]]:
+    """Verdicts as rows, those of one reviewer or all; `with_triage` adds each image's columns of the triage."""
+    given = [v for v in review_log.verdicts() if reviewer in (None, v.reviewer)]
+    last = {(v.reviewer, v.item): v.number for v in given}
+    first = {(v.reviewer, v.item): v.number for v in reversed(given)}
+    added = TRIAGE_COLUMNS if with_triage else ()
+    known = {row["id"]: row for row in triage.select(["id", *added]).to_pylist()}
+    rows = []
+    for v in given:
+        about, facts = (v.reviewer, v.item), known.get(v.item, {})
+        row = asdict(v) | {"first": first[about] == v.number, "stands": last[about] == v.number}
+        row |= {name: facts.get(name) for name in added}
+        rows.append({name: row[name] for name in (*COLUMNS, *added)})
+    return rows
