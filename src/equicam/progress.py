@@ -19,6 +19,7 @@ class Progress:
         self.title, self.total, self.unit = title, total, unit
         self.done: int | float = 0
         self.computed: int | float = 0  # by this process; what it found done is not in the rate
+        self.before: int | float = 0  # computed when this piece of the work was first heard of
         self.start = self.printed = time.monotonic()
 
     def advance(self, count: int | float) -> None:
@@ -30,8 +31,8 @@ class Progress:
     def update(self, done: int, total: int, computed: int, *, title: str = "", unit: str = "") -> None:
         """So much is done, of how much, and by this process; another title begins another piece of the work."""
         if title and title != self.title:
-            self.title, self.unit, self.start = title, unit, time.monotonic()
-        self.done, self.total, self.computed = done, total, computed
+            self.title, self.unit, self.start, self.before = title, unit, time.monotonic(), computed
+        self.done, self.total, self.computed = done, total, computed - self.before
         self.show()
 
     def show(self) -> None:

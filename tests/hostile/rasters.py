@@ -4,6 +4,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -132,11 +133,39 @@ def _mrxs_folder_link(folder: Path, bait: Bait) -> Path:
     return folder / "a.mrxs"
 
 
-def _vms(folder: Path, bait: Bait) -> Path:
+def _mrxs_list_link(folder: Path, bait: Bait) -> Path:
+    (folder / "a.mrxs").write_bytes(b"")
+    (folder / "a").mkdir()
+    text = bait.file.parent / "Slidedat.ini"
+    text.write_text(_slidedat("Index.dat", "Data0000.dat"))
+    (folder / "a" / "Slidedat.ini").symlink_to(text)
+    return folder / "a.mrxs"
+
+
+def _link_of_its_name(folder: Path, bait: Bait) -> Path:
+    """Trestle's format has a second image in such a file."""
+    import tifffile
+
+    image = np.ascontiguousarray(scene(size=(300, 420)).transpose(1, 2, 0))
+    tifffile.imwrite(
+        folder / "a.tif", image, tile=(128, 128), photometric="rgb", metadata=None, software="MedScan"
+    )
+    (folder / "a.Full").symlink_to(bait.file)
+    return folder / "a.tif"
+
+
+def _changes_beside(folder: Path, _bait: Bait) -> Path:
+    """SQLite, which Sakura's format is, would apply them."""
+    (folder / "a.svslide").write_bytes(b"SQLite format 3\0" + bytes(500))
+    (folder / "a.svslide-wal").write_bytes(bytes(100))
+    return folder / "a.svslide"
+
+
+def _vms(folder: Path, bait: Bait, padding: str = "") -> Path:
     path = folder / "a.vms"
     name = os.path.relpath(bait.file, folder)
     path.write_text(
-        "[Virtual Microscope Specimen]\nNoLayers=1\nNoJpegColumns=1\nNoJpegRows=1\n"
+        f"{padding}[Virtual Microscope Specimen]\nNoLayers=1\nNoJpegColumns=1\nNoJpegRows=1\n"
         f"ImageFile={name}\nMapFile={name}\nOptimisationFile={name}\nMacroImage={name}\n"
     )
     return path
@@ -184,6 +213,28 @@ def _vrt_as_tif(folder: Path, bait: Bait) -> Path:
 def _mask_beside(folder: Path, _bait: Bait) -> Path:
     path = write_geotiff(folder / "a.tif", scene())
     write_geotiff(folder / "mask.tif", np.zeros((1, 760, 1000), np.uint8)).rename(folder / "a.tif.msk")
+    return path
+
+
+def _grids_as_extension(folder: Path, bait: Bait, size: tuple[int, int] = (760, 1000)) -> Path:
+    import rasterio
+
+    wkt = (
+        'GEOGCS["x",DATUM["y",SPHEROID["WGS 84",6378137,298.257223563],EXTENSION["PROJ4_GRIDS","' + str(bait.file)
+        + '"]],PRIMEM["Greenwich",0],UNIT["degree",0.0174532925199433]]'
+    )  # fmt: skip
+    crs = rasterio.CRS.from_wkt(wkt)
+    return write_geotiff(folder / "a.tif", scene(size=size), crs=crs, GEOTIFF_KEYS_FLAVOR="ESRI_PE")
+
+
+def _grids_in_jpeg2000(folder: Path, bait: Bait) -> Path:
+    inner = _grids_as_extension(folder, bait, (1, 1))
+    tags = bytes.fromhex("b14bf8bd083d4b43a5ae8cd7d5a6ce03") + inner.read_bytes()
+    inner.unlink()
+    path = write_geotiff(folder / "a.jp2", scene(), crs=None, driver="JP2OpenJPEG", GMLJP2="NO", GeoJP2="NO")
+    data = path.read_bytes()
+    start = data.index(b"jp2c") - 4
+    path.write_bytes(data[:start] + struct.pack(">I4s", 8 + len(tags), b"uuid") + tags + data[start:])
     return path
 
 
@@ -243,6 +294,8 @@ RASTERS: dict[str, Callable[[Path, Bait], Path]] = {
     "mask beside": _mask_beside,
     "mosaic as a map": _vrt_as_tif,
     "grid files": _grids,
+    "grid files in an extension": _grids_as_extension,
+    "grid files in a JPEG 2000": _grids_in_jpeg2000,
     "OME-TIFF in several files": _ome_elsewhere,
     "OME-TIFF described elsewhere": _ome_binary_only,
     "OME-TIFF of many times": _ome_sizes("SizeT", 500_000_000),
@@ -256,6 +309,10 @@ RASTERS: dict[str, Callable[[Path, Bait], Path]] = {
         lambda _f, _b: _slidedat("Index.dat", "Data0000.dat"), pipe="Data0000.dat"
     ),
     "VMS that leads away": _vms,
+    "VMS that leads away, after 5,000 bytes": partial(_vms, padding=f"# {'x' * 5000}\n"),
+    "MRXS whose list is a link": _mrxs_list_link,
+    "a slide beside a link of its name": _link_of_its_name,
+    "a slide beside changes to it": _changes_beside,
     "DICOM beside a pipe": _dicom_pipe,
     "DICOM beside a link": _dicom_link,
     "a tile of 900 Mpx": _large_tile,

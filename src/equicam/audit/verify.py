@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from equicam.audit.compute import compute_shard, preprocess_to_array
 from equicam.audit.reload import Reloaded
 from equicam.errors import EquicamError, NotNamedError
-from equicam.images.decoding import decode_alone
+from equicam.images.decoding import preprocess_loaded
+from equicam.images.items import load_item
 from equicam.models.images import VisibleBoxes
 from equicam.models.weights import fingerprint
 from equicam.reasons import Reason, describe
@@ -193,7 +194,7 @@ def recompute(
     visible_box = VisibleBoxes(model)
     for item in chosen:
         row = rows[item.id]
-        decoded = decode_alone(item, preprocess, visible_box)
+        decoded = preprocess_loaded(item, partial(load_item, item), preprocess, visible_box)
         if decoded.sha256 != row["sha256"]:
             problems.append(f"{item.id!r}: the image is not the one that was explained")
             continue

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.errors import EquicamError, ModelError, error_text
+from equicam.images.formats import UprightImage
 from equicam.images.item_table import Items
-from equicam.images.items import Box, Item, ItemContent, read_item
+from equicam.images.items import Box, Item, LoadedItem, read_item
 from equicam.images.levels import LevelPixels
 from equicam.images.limited import (
     ATTEMPTS,
@@ -41,9 +41,8 @@ from equicam.images.limited import (
     give_back_freed_memory,
     limit_time,
     limits,
-    limits_scale,
 )
-from equicam.images.remote import FileStat, RemotePath, file_stat
+from equicam.images.remote import RemotePath, file_stat
 from equicam.rasters.windows import WindowPixels
 from equicam.reasons import Reason
 
@@ -56,8 +55,6 @@ MAX_DECODERS = 10
 """For one device, unless the caller wants more: next to an H200 they kept up with 1,420 images of 640 × 480 a second, and starting each takes time."""
 MAX_IMAGES_PER_MESSAGE = 8
 """Of those that a worker decodes in a row."""
-MAX_UPLOAD_SECONDS = 30.0
-"""For one image that somebody sent and waits for."""
 
 
 @dataclass(frozen=True)
@@ -93,39 +90,50 @@ def failure_reason(error: Exception) -> Reason:
     return Reason("unreadable", {"error": type(error).__name__, "message": error_text(error)})
 
 
-def decode_image(
-    item: Item, preprocess: Preprocess, input_box: InputBox, content: ItemContent | None = None
-) -> DecodedImage:
-    """Read an image's file once, digest, decode and preprocess it; any exception on the way becomes its reason.
-
-    With `content` nothing is read: the bytes are in memory.
-    """
+def decode_image(item: Item, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
+    """Read an image's file once, digest, decode and preprocess it; any exception on the way becomes its reason."""
     start = time.perf_counter()
     found = DecodedImage(item)
     try:
-        content = content or read_item(item)
+        content = read_item(item)
         found = replace(found, **asdict(content.stat), sha256=content.sha256)
-        if content.pixels is not None:
-            return _decode_window(found, content.pixels, preprocess, start)
-        upright = content.decode()
-        image, size = upright.image, upright.image.size
-        found = replace(found, width=size[0], height=size[1], as_stored=upright.orientation is None)
-        found = _with_pixels(replace(found, input_box=input_box(size)), preprocess(image))
+        found = _preprocess(found, content.pixels or content.decode(), preprocess, input_box)
     except Exception as error:  # noqa: BLE001  # a bad image never ends a run
-        stat = file_stat(item.path) if found.sha256 is None else None
-        found = replace(found, **asdict(stat) if stat else {}, x=None, reason=failure_reason(error))
+        found = _with_failure(found, error)
     return replace(found, seconds=time.perf_counter() - start)
 
 
-def _decode_window(
-    found: DecodedImage, pixels: WindowPixels, preprocess: Preprocess, start: float
+def preprocess_loaded(
+    item: Item, load: Callable[[], LoadedItem], preprocess: Preprocess, input_box: InputBox
 ) -> DecodedImage:
-    tile = pixels.tile
-    found = replace(
-        found, width=tile, height=tile, input_box=(0.0, 0.0, float(tile), float(tile)),
-        margin=pixels.margin, nodata=not pixels.valid.all(),
-    )  # fmt: skip
-    return replace(_with_pixels(found, preprocess(pixels)), seconds=time.perf_counter() - start)
+    """The same in a process that opens no files: `load` asks one that does, and this one preprocesses."""
+    found = DecodedImage(item)
+    try:
+        loaded = load()
+        found = replace(found, **asdict(loaded.stat), sha256=loaded.sha256)
+        return _preprocess(found, loaded.content, preprocess, input_box)
+    except Exception as error:  # noqa: BLE001  # as above
+        return _with_failure(found, error)
+
+
+def _preprocess(
+    found: DecodedImage, content: UprightImage | WindowPixels, preprocess: Preprocess, input_box: InputBox
+) -> DecodedImage:
+    if isinstance(content, WindowPixels):
+        tile = content.tile
+        found = replace(
+            found, width=tile, height=tile, input_box=(0.0, 0.0, float(tile), float(tile)),
+            margin=content.margin, nodata=not content.valid.all(),
+        )  # fmt: skip
+        return _with_pixels(found, preprocess(content))
+    image, size = content.image, content.image.size
+    found = replace(found, width=size[0], height=size[1], as_stored=content.orientation is None)
+    return _with_pixels(replace(found, input_box=input_box(size)), preprocess(image))
+
+
+def _with_failure(found: DecodedImage, error: Exception) -> DecodedImage:
+    stat = file_stat(found.item.path) if found.sha256 is None else None
+    return replace(found, **asdict(stat) if stat else {}, x=None, reason=failure_reason(error))
 
 
 def _with_pixels(found: DecodedImage, pixels: NDArray[np.float32] | LevelPixels) -> DecodedImage:
@@ -139,21 +147,8 @@ def _with_pixels(found: DecodedImage, pixels: NDArray[np.float32] | LevelPixels)
     )
 
 
-def decode_upload(data: bytes, name: str, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
-    """Decode bytes that somebody sent, in a process of its own with limits of time and memory; they touch no disk."""
-    item = Item(name, Path(name))
-    settings = replace(_settings(preprocess, input_box), seconds=MAX_UPLOAD_SECONDS * limits_scale())
-    found, exit_code = call_alone(_decode_bytes, item, data, settings)
-    return (
-        found if isinstance(found, DecodedImage) else DecodedImage(item, reason=_death(exit_code, settings))
-    )
-
-
-def decode_alone(
-    item: Item, preprocess: Preprocess, input_box: InputBox, settings: "Settings | None" = None
-) -> DecodedImage:
+def _decode_alone(item: Item, settings: "Settings") -> DecodedImage:
     """`decode_image` in a process of its own, whose exit says whether the time was up."""
-    settings = settings or _settings(preprocess, input_box, network=isinstance(item.path, RemotePath))
     exit_code = None
     for _ in range(ATTEMPTS):
         found, exit_code = call_alone(_decode_one, item, settings)
@@ -161,13 +156,11 @@ def decode_alone(
             return found
         if exit_code == -signal.SIGALRM:
             break
-    return DecodedImage(item, **asdict(file_stat(item.path)), reason=_death(exit_code, settings))
-
-
-def _death(exit_code: int | None, settings: "Settings") -> Reason:
-    if exit_code == -signal.SIGALRM:
-        return Reason("decoding-timeout", {"seconds": settings.seconds})
-    return Reason("killed-decoder")
+    timed_out = exit_code == -signal.SIGALRM
+    reason = (
+        Reason("decoding-timeout", {"seconds": settings.seconds}) if timed_out else Reason("killed-decoder")
+    )
+    return DecodedImage(item, **asdict(file_stat(item.path)), reason=reason)
 
 
 class SharedBuffer:
@@ -209,7 +202,7 @@ class DecoderPool:
         network: bool = False,
     ) -> None:
         """Images of more than `image_bytes` once preprocessed are pickled instead of shared; those at URLs need the network."""
-        self._settings = _settings(preprocess, input_box, lock=lock, network=network)
+        self._settings = Settings(preprocess, input_box, lock, os.getpid(), *limits(), network)
         self._workers = workers
         self._image_bytes, self._shard_size = image_bytes, shard_size
         self._start_pool()
@@ -249,10 +242,8 @@ class DecoderPool:
         if len(replies) < len(submitted.shard) and submitted.pool is self._pool:
             self._start_pool()
         # an image of this shard or of one ahead killed a worker: decoding each alone finds it
-        one = self._settings
         return [
-            replies.get(i) or decode_alone(item, one.preprocess, one.input_box, one)
-            for i, item in enumerate(submitted.shard)
+            replies.get(i) or _decode_alone(item, self._settings) for i, item in enumerate(submitted.shard)
         ]
 
     def _start_pool(self) -> None:
@@ -302,12 +293,6 @@ class Settings:
     network: bool  # whether its images are at URLs
 
 
-def _settings(
-    preprocess: Preprocess, input_box: InputBox, *, lock: int = -1, network: bool = False
-) -> Settings:
-    return Settings(preprocess, input_box, lock, os.getpid(), *limits(), network)
-
-
 @dataclass(frozen=True)
 class _Submitted:
     """A shard in the hands of the workers."""
@@ -352,11 +337,3 @@ def _decode_one(item: Item, settings: Settings) -> DecodedImage:
     """The whole work of a process that decodes one image."""
     _start_worker(settings, None)
     return _decode(item, -1)[0]
-
-
-def _decode_bytes(item: Item, data: bytes, settings: Settings) -> DecodedImage:
-    """The whole work of a process that decodes bytes in memory."""
-    _start_worker(settings, None)
-    limit_time(settings.seconds)
-    content = ItemContent(item, data, FileStat(len(data), None))
-    return decode_image(item, settings.preprocess, settings.input_box, content)

@@ -92,6 +92,7 @@ class LoadedItem:
 
     sha256: str
     content: "UprightImage | WindowPixels"
+    stat: FileStat
 
     @property
     def upright(self) -> UprightImage:
@@ -109,6 +110,11 @@ def load_item(item: Item) -> LoadedItem:
         return limited.call_connected(_load, item)
     # the bytes are fetched here, so that the process that decodes them cannot connect
     return limited.call(_loaded, read_item(item))
+
+
+def load_bytes(item: Item, data: bytes, seconds: float) -> LoadedItem:
+    """The image in bytes that somebody sent, decoded within so many seconds; they touch no disk."""
+    return limited.call_within(seconds, _loaded, ItemContent(item, data, FileStat(len(data), None)))
 
 
 def open_item(item: Item) -> Image.Image:
@@ -136,7 +142,7 @@ def _load(item: Item) -> LoadedItem:
 
 
 def _loaded(content: ItemContent) -> LoadedItem:
-    return LoadedItem(content.sha256, content.pixels or content.decode())
+    return LoadedItem(content.sha256, content.pixels or content.decode(), content.stat)
 
 
 def _digest(item: Item) -> str:

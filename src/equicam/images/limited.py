@@ -1,14 +1,16 @@
 """The one place where files are opened: processes with limits of time and memory, without network and programs.
 
 Anybody may have written a file, and the libraries that read it are written in C. So this process opens none of them: a
-child does, whose death is an error that names the file. A child forgets every file descriptor of its parent, may map 4 GiB
-more than it starts with, has two minutes for each answer, and cannot connect anywhere or start a program.
+child does, whose death is an error that names the file. A child is an interpreter of its own, which has no memory, thread, lock or
+descriptor of its parent. It may map 4 GiB more than it starts with, has two minutes for each answer, and cannot connect
+anywhere or start a program.
 
-    upright = limited.call(decode, data, what, what=what)
+    upright = limited.call(decode, data, what)
 
-Where a process is itself such a child, and where there is no fork, the function is simply called.
+Where a process is itself such a child, and where there is no fork (on Windows), the function is simply called.
 """
 
+import atexit
 import contextlib
 import ctypes
 import errno
@@ -19,10 +21,13 @@ import os
 import pickle
 import platform
 import resource
+import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -41,8 +46,10 @@ LIMITS = "EQUICAM_DECODE_LIMITS"
 ATTEMPTS = 3
 """Times a file is tried before an error says that it kills the process: others may have killed it."""
 MAX_IDLE = 16
-"""Children kept for the next file; one thread at a time uses each."""
+"""Children kept for the next file; one thread at a time uses each. Starting one takes about half a second."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Each thread of a numerical library maps memory."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +77,15 @@ def call(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T
     """What a function of a module returns in a child that stays for the next call; its exceptions are raised here."""
     if inside():
         return function(*arguments, **options)
-    (found,) = _answers(function, arguments, options, network=False)
+    (found,) = _answers(partial(function, *arguments, **options), _Terms(limits()[0]))
+    return found  # type: ignore[no-any-return]
+
+
+def call_within(seconds: float, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """The same with another limit of time."""
+    if inside():
+        return function(*arguments, **options)
+    (found,) = _answers(partial(function, *arguments, **options), _Terms(seconds * limits_scale()))
     return found  # type: ignore[no-any-return]
 
 
@@ -78,7 +93,7 @@ def call_connected(function: Callable[P, T], *arguments: P.args, **options: P.kw
     """The same in a child that may connect: for rasters at a URL, of which only parts are fetched."""
     if inside():
         return function(*arguments, **options)
-    (found,) = _answers(function, arguments, options, network=True)
+    (found,) = _answers(partial(function, *arguments, **options), _Terms(limits()[0], network=True))
     return found  # type: ignore[no-any-return]
 
 
@@ -87,7 +102,8 @@ def stream(function: Callable[P, Iterator[T]], *arguments: P.args, **options: P.
     if inside():
         yield from function(*arguments, **options)
     else:
-        yield from _answers(function, arguments, options, network=False)
+        # a child of its own: once a value was yielded, nothing can be tried again with more memory
+        yield from _answers(partial(function, *arguments, **options), _Terms(limits()[0], fresh=True))
 
 
 def limits() -> tuple[float, int]:
@@ -224,24 +240,42 @@ class _DiedError(Exception):
     """A child that ended before it answered."""
 
 
+@dataclass(frozen=True)
+class _Terms:
+    """On what terms a call is answered."""
+
+    seconds: float
+    network: bool = False
+    fresh: bool = False  # by a child that has answered nothing before
+
+
 class _Child:
     """A process that answers calls, one after another."""
 
     def __init__(self, *, network: bool) -> None:
         self.network, self.calls = network, 0
-        seconds, memory = limits()
-        give_back_freed_memory()
+        self._place: tuple[str | None, dict[str, str]] | None = None  # its folder and environment
         self._ours, theirs = multiprocessing.Pipe()
-        # not a multiprocessing.Process: a daemon may not start one, and the interpreter would wait for it to end
-        self._pid = os.fork()
-        if self._pid == 0:
-            _serve(theirs, seconds, memory, network=network)
-        theirs.close()
+        path = [one for one in sys.path if isinstance(one, str)]
+        code = (
+            f"import sys; sys.path[:] = {path!r}\n"
+            f"from equicam.images.limited import serve\n"
+            f"serve({theirs.fileno()}, {limits()[1]}, network={network})"
+        )
+        with (
+            theirs
+        ):  # not a multiprocessing.Process: a daemon may not start one, and forks keep their parent's locks
+            self.process = subprocess.Popen(  # noqa: S603  # ourselves
+                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                env=os.environ | _ONE_THREAD,
+            )  # fmt: skip
 
-    def request(self, call: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    def request(self, function: Callable[[], Any], seconds: float) -> Iterator[tuple[str, Any]]:
         """Kinds and values of its answers, until the last."""
         self.calls += 1
-        waiting, kind = [ForkingPickler.dumps(call)], _NEXT
+        place = (_folder(), dict(os.environ))
+        news, self._place = place if place != self._place else None, place
+        waiting, kind = [ForkingPickler.dumps((function, seconds, news))], _NEXT
         while kind == _NEXT:
             try:
                 while waiting:
@@ -257,36 +291,51 @@ class _Child:
     def end(self) -> int:
         """End it at once; the signal that had ended it before, if it was dead."""
         self._ours.close()
-        with contextlib.suppress(OSError):
-            os.kill(self._pid, signal.SIGKILL)
-            _, status = os.waitpid(self._pid, 0)
-            return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        return 0
+        self.process.kill()
+        return -self.process.wait()
 
 
-_NEXT, _VALUE, _DONE, _FAILED = "next", "value", "done", "failed"
+_NEXT, _VALUE, _DONE, _FAILED, _NO_MEMORY = "next", "value", "done", "failed", "no memory"
 _in_child = False
 _seconds = 0.0
 _idle: list[_Child] = []
 _lock = threading.Lock()
-if hasattr(os, "register_at_fork"):  # they are its parent's
-    os.register_at_fork(after_in_child=_idle.clear)
+atexit.register(end_idle)
 
 
-def _answers(
-    function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any], *, network: bool
-) -> Iterator[Any]:
+def _forget_idle() -> None:
+    """In a forked process: they are its parent's."""
+    global _lock
+    _lock = threading.Lock()
+    for child in _idle:
+        child.process.returncode = 0
+    _idle.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_idle)
+
+
+def _folder() -> str | None:
+    """The folder that relative paths start from; None if it was removed."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()  # noqa: PTH109
+    return None
+
+
+def _answers(function: "partial[Any]", terms: _Terms) -> Iterator[Any]:
     """What a child answers to a call: one value, or those of a generator."""
-    attempt, begun = 0, False
-    while not begun:
-        attempt += 1
-        child, keep = _borrow(network=network), False
+    begun, fresh = False, terms.fresh
+    for attempt in range(1, ATTEMPTS + 1):
+        child, keep = _borrow(network=terms.network, fresh=fresh), False
         try:
-            for kind, value in child.request((function, arguments, options)):
-                keep = kind in (_VALUE, _DONE) or (kind == _FAILED and not isinstance(value, MemoryError))
-                if kind == _FAILED:
-                    if isinstance(value, MemoryError) and child.calls > 1:
+            for kind, value in child.request(function, terms.seconds):
+                keep = kind in (_VALUE, _DONE, _FAILED)
+                if kind == _NO_MEMORY:
+                    if child.calls > 1 and not begun:
                         break  # what it had read before may have taken the memory
+                    raise _no_memory(function, value)
+                if kind == _FAILED:
                     raise value
                 if kind != _DONE:
                     begun = True
@@ -296,17 +345,18 @@ def _answers(
         except _DiedError:
             ended_by = child.end()
             if ended_by == signal.SIGALRM or begun or attempt == ATTEMPTS:
-                raise _refusal(ended_by, arguments) from None
+                raise _refusal(ended_by, function, terms) from None
         finally:
             if keep:
                 _return(child)
             else:
                 child.end()
+        fresh = True
 
 
-def _borrow(*, network: bool) -> _Child:
+def _borrow(*, network: bool, fresh: bool) -> _Child:
     with _lock:
-        for place, child in enumerate(_idle):
+        for place, child in enumerate(() if fresh else _idle):
             if child.network == network:
                 return _idle.pop(place)
     return _Child(network=network)
@@ -320,34 +370,63 @@ def _return(child: _Child) -> None:
     child.end()
 
 
-def _refusal(ended_by: int, arguments: tuple[Any, ...]) -> EquicamError:
-    """Why a child has not answered, with the name of what it was reading."""
-    named = (one if isinstance(one, str | os.PathLike) else getattr(one, "path", None) for one in arguments)
+def _name(function: "partial[Any]") -> str:
+    """What a call reads."""
+    named = (
+        one if isinstance(one, str | os.PathLike) else getattr(one, "path", None) for one in function.args
+    )
     what = next((str(one) for one in named if one), "a file")
-    what = what if " " in what else f"file {what!r}"
+    return what if " " in what else f"file {what!r}"
+
+
+def _no_memory(function: "partial[Any]", error: Exception) -> EquicamError:
+    if not isinstance(error, EquicamError):
+        error = EquicamError(
+            _name(function), needs="less memory to be read", got="a file too large for it", fix="a smaller or tiled copy"
+        )  # fmt: skip
+    error.__cause__ = MemoryError()
+    return error
+
+
+def _refusal(ended_by: int, function: "partial[Any]", terms: _Terms) -> EquicamError:
+    """Why a child has not answered, with the name of what it was reading."""
     if ended_by == signal.SIGALRM:
         return TimeLimitError(
-            what, needs=f"to be read within {limits()[0]:g} s", got="more time", fix=f"{LIMITS}=4, if you trust it"
+            _name(function), needs=f"to be read within {terms.seconds:g} s", got="more time", fix=f"{LIMITS}=4, if you trust it"
         )  # fmt: skip
     return KilledError(
-        what, needs="to be read", got="the end of the process that reads it", fix="a fresh copy of it"
-    )
+        _name(function), needs="to be read", got="the end of the process that reads it", fix="a fresh copy of it"
+    )  # fmt: skip
 
 
-def _serve(connection: Connection, seconds: float, memory: int, *, network: bool) -> NoReturn:
+def serve(descriptor: int, memory: int, *, network: bool) -> NoReturn:
     """The life of a child: it answers until its parent has gone."""
-    with contextlib.suppress(BaseException):
-        log = logging.getLogger("equicam")
-        log.handlers, log.propagate = [_Records()], False
-        kept = connection.fileno()
-        os.closerange(3, kept)  # locks, sockets and other files of its parent
-        os.closerange(kept + 1, 2**31 - 1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        enter(memory, network=network)
+    import equicam.images.items  # noqa: F401  # so that the libraries themselves are not counted
+
+    log = logging.getLogger("equicam")
+    log.handlers, log.propagate = [_Records()], False
+    enter(memory, network=network)
+    threading.Thread(target=_end_with_connection, args=(descriptor,), daemon=True).start()
+    with contextlib.suppress(BaseException), Connection(descriptor) as connection:
         while True:
-            function, arguments, options = connection.recv()
-            _answer(connection, seconds, partial(function, *arguments, **options))
+            function, seconds, news = connection.recv()
+            if news is not None:
+                folder, environment = news
+                os.environ.update(environment)
+                for name in os.environ.keys() - environment.keys():
+                    del os.environ[name]
+                if folder is not None:
+                    os.chdir(folder)
+            _answer(connection, seconds, function)
     os._exit(0)
+
+
+def _end_with_connection(descriptor: int) -> None:
+    """End this process when its parent has gone, whatever it is doing."""
+    hang_up = select.poll()
+    hang_up.register(descriptor, 0)
+    hang_up.poll()
+    os._exit(1)
 
 
 def _answer(connection: Connection, seconds: float, function: Callable[[], Any]) -> None:
@@ -366,7 +445,12 @@ def _answer(connection: Connection, seconds: float, function: Callable[[], Any])
             _send(connection, _VALUE, found)
     except Exception as error:  # noqa: BLE001  # whatever it is, the parent raises it
         limit_time(0)
-        _send(connection, _FAILED, error)
+        _send(connection, _NO_MEMORY if is_memory_error(error) else _FAILED, error)
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Whether there was too little memory."""
+    return isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError)
 
 
 def _send(connection: Connection, kind: str, value: Any) -> None:
@@ -374,7 +458,7 @@ def _send(connection: Connection, kind: str, value: Any) -> None:
     try:
         data = ForkingPickler.dumps((kind, value, records))
     except MemoryError:
-        data = ForkingPickler.dumps((_FAILED, MemoryError(), ()))
+        data = ForkingPickler.dumps((_NO_MEMORY, MemoryError(), ()))
     except Exception as error:  # noqa: BLE001  # an exception that cannot be pickled
         text = f"{type(value).__name__}: {error_text(value) if isinstance(value, BaseException) else error}"
         data = ForkingPickler.dumps((_FAILED, OSError(text), ()))

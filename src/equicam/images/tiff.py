@@ -21,8 +21,16 @@ SLIDE_FIX = "equicam audit … --tile 224, with pip install 'equicam[wsi]'"
 COPY_FIX = "a copy as 8-bit RGB"
 
 SUBFILE, OLD_SUBFILE, WIDTH, HEIGHT, BITS, DESCRIPTION, BANDS, PLANES = 254, 255, 256, 257, 258, 270, 277, 284
-TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, GDAL_NODATA, HAMAMATSU = 322, 330, 339, 34735, 42113, 65420
-_READ = (SUBFILE, OLD_SUBFILE, WIDTH, HEIGHT, BITS, DESCRIPTION, BANDS, PLANES, TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, GDAL_NODATA, HAMAMATSU)  # fmt: skip
+TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, GEO_TEXT, GDAL_NODATA, HAMAMATSU = (
+    322,
+    330,
+    339,
+    34735,
+    34737,
+    42113,
+    65420,
+)
+_READ = (SUBFILE, OLD_SUBFILE, WIDTH, HEIGHT, BITS, DESCRIPTION, BANDS, PLANES, TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, GEO_TEXT, GDAL_NODATA, HAMAMATSU)  # fmt: skip
 _TYPES = {1: "B", 2: "s", 3: "H", 4: "I", 6: "b", 7: "s", 8: "h", 9: "i", 13: "I", 16: "Q", 17: "q", 18: "Q"}
 """The types of values in which these tags are written, as `struct` names them."""
 _FORMATS = {2: "signed integers", 3: "floating-point numbers", 5: "complex integers", 6: "complex numbers"}
@@ -44,6 +52,7 @@ class Page:
     has_nodata: bool  # a value that GDAL takes for no data
     bands_apart: bool  # each band lies in a plane of its own
     description: str
+    crs_text: str  # what it says of its coordinates in words
 
     @property
     def is_ome(self) -> bool:
@@ -153,7 +162,10 @@ def _described(values: dict[int, tuple[int, ...] | bytes]) -> Page:
             raise ValueError(f"text in tag {tag}")
         return found
 
-    text = values.get(DESCRIPTION, b"")
+    def text(tag: int) -> str:
+        found = values.get(tag, b"")
+        return found.decode("latin-1") if isinstance(found, bytes) else ""
+
     subfile = numbers(SUBFILE, 0)[0]
     return Page(
         width=numbers(WIDTH, 0)[0],
@@ -167,7 +179,8 @@ def _described(values: dict[int, tuple[int, ...] | bytes]) -> Page:
         georeferenced=GEO_KEYS in values,
         has_nodata=GDAL_NODATA in values,
         bands_apart=numbers(PLANES, 1)[0] == 2,
-        description=text.decode("latin-1") if isinstance(text, bytes) else "",
+        description=text(DESCRIPTION),
+        crs_text=text(GEO_TEXT),
     )
 
 

@@ -50,10 +50,12 @@ class GeoRaster(Raster):
         _leave_alone()
         with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, GDAL_NUM_THREADS=1, **ALONE), warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # such files are rasters too
-            where: tuple[Any, dict[str, Any]] = (path, {})
+            where: tuple[Any, dict[str, Any]]
             if isinstance(path, RemotePath):
                 system, inner = path.file_system()
                 where = (inner, {"opener": system})
+            else:  # from the root, because GDAL reads a name that begins with GTIFF_DIR: otherwise
+                where = (path.absolute(), {})
             open_ = partial(rasterio.open, where[0], driver=driver, **where[1])
             self._levels: list[Any] = [open_()]
             try:

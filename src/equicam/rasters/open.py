@@ -13,9 +13,11 @@ from equicam.errors import EquicamError
 from equicam.images.files import open_regular
 from equicam.images.remote import AnyPath, RemotePath
 from equicam.images.tiff import Page, is_tiff, read_pages
-from equicam.rasters.raster import Raster
+from equicam.rasters.raster import Raster, refuse_crs_files
 
 MAX_OPEN = 4
+GEO_BOX, MAX_GEO_BOX_BYTES = bytes.fromhex("b14bf8bd083d4b43a5ae8cd7d5a6ce03"), 2**16
+"""The UUID of GeoJP2."""
 EXTRAS = {"wsi": "OpenSlide or tifffile", "geo": "rasterio"}
 T = TypeVar("T")
 
@@ -76,6 +78,7 @@ def _key(path: Path, stat: os.stat_result) -> tuple[object, ...]:
 def _open(path: Path, head: bytes, what: str) -> Raster:
     """One reader for each content; a file is never given to another because the right one is not installed."""
     if _is_jpeg2000(head):
+        refuse_crs_files(_geo_boxes(path), what)
         return _with("geo", lambda: _geo(path, jpeg2000=True), what)
     if not is_tiff(head) or head[128:132] == b"DICM":
         vendor = _with("wsi", lambda: _vendor(path, head), what)
@@ -87,6 +90,8 @@ def _open(path: Path, head: bytes, what: str) -> Raster:
             )  # fmt: skip
         return _with("wsi", lambda: _slide(path), what)
     pages = _opening(lambda: _pages(path), what)
+    for page in pages:
+        refuse_crs_files(page.crs_text, what)
     first = pages[0]
     if first.is_ome:
         return _with("wsi", lambda: _ome(path, pages), what)
@@ -103,6 +108,19 @@ def _open(path: Path, head: bytes, what: str) -> Raster:
 def _pages(path: Path) -> list[Page]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return read_pages(data)
+
+
+def _geo_boxes(path: Path) -> str:
+    """What the boxes of a JPEG 2000 say of coordinates: each holds the tags of a GeoTIFF."""
+    found, at = b"", 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        while (at := data.find(GEO_BOX, at)) >= 0:
+            length = int.from_bytes(
+                data[max(0, at - 8) : max(0, at - 4)]
+            )  # before it, the box's length and type
+            found += data[at : at + min(length, MAX_GEO_BOX_BYTES)]
+            at += len(GEO_BOX)
+    return found.decode("latin-1")
 
 
 def _slide_vendor(path: Path, head: bytes) -> str | None:

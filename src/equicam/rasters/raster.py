@@ -25,7 +25,9 @@ MAX_READ_PIXELS = 64_000_000
 """Of one level, for one window: a raster without coarser levels is not read whole to shrink it. Of one tile, which is decoded whole."""
 MAX_CRS = 100_000
 _CRS = re.compile(r"[A-Za-z]{2,12}:[0-9]{1,9}$|\s*[A-Za-z_]{4,20}\s*[\[(]")
-_CRS_FILES = re.compile(r"PARAMETERFILE|grids\s*=|grid(shift)?_?file|\+init|://|/vsi", re.IGNORECASE)
+_CRS_FILES = re.compile(
+    r"PARAMETERFILE|EXTENSION|grids|grid(shift)?_?file|\.gsb|\.gtx|\+init|://|/vsi", re.IGNORECASE
+)
 THUMBNAIL_PX = 1024
 BLOCK_PX = 256
 
@@ -228,12 +230,23 @@ def refuse_large_tile(path: AnyPath, width: int, height: int) -> None:
 
 def plain_crs(crs: str, what: str) -> str:
     """A coordinate system as a code or as WKT; one that names files or addresses is refused, because GDAL would open them."""
-    if len(crs) > MAX_CRS or not _CRS.match(crs) or _CRS_FILES.search(crs):
-        raise EquicamError(
-            what, needs="a coordinate system by its code, or as WKT without grid files", got=repr(crs[:80]),
-            fix="assigning one by its EPSG code (gdal_translate -a_srs EPSG:32618)",
-        )  # fmt: skip
+    if len(crs) > MAX_CRS or not _CRS.match(crs):
+        raise _bad_crs(crs, what)
+    refuse_crs_files(crs, what)
     return crs
+
+
+def refuse_crs_files(text: str, what: str) -> None:
+    """Refuse what a file says of its coordinates if that names files: PROJ opens grids even where nothing is transformed."""
+    if _CRS_FILES.search(text):
+        raise _bad_crs(text, what)
+
+
+def _bad_crs(crs: str, what: str) -> EquicamError:
+    return EquicamError(
+        what, needs="a coordinate system by its code, or as WKT without grid files", got=repr(crs[:80]),
+        fix="assigning one by its EPSG code (gdal_translate -a_srs EPSG:32618)",
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)

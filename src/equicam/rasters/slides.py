@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
 from equicam.images.files import read_file
-from equicam.images.tiff import Page
+from equicam.images.tiff import Page, is_tiff
 from equicam.rasters.raster import Pixels, Raster, RasterInfo, refuse_large_tile
 
 CACHE_BYTES = 64 << 20
@@ -302,49 +302,47 @@ def _read_ome(text: str, path: Path) -> tuple[list[str], float | None]:
 
 
 def refuse_companions(path: Path, head: bytes) -> None:
-    """Refuse a slide in several files unless all of them are regular files next to it: OpenSlide opens what it finds there.
+    """Refuse a slide unless what lies beside it under its name are regular files there: OpenSlide opens what it finds.
 
-    An index (MRXS, VMS, VMU) names its files; of DICOM, every file of the folder is looked at. A pipe would be waited for,
-    a link or a path could lead anywhere.
+    Of DICOM it looks at every file of the folder; an index (VMS, VMU) names its files. A pipe would be waited for, and a link or a path
+    could lead anywhere.
     """
-    what = f"raster {str(path)!r}"
-    if path.suffix.lower() == ".mrxs":
-        folder = path.with_suffix("")
-        index = folder / "Slidedat.ini"
-        if not index.exists():
-            return
-        homes = {path.parent.resolve(), path.resolve().parent}
-        if not any(folder.resolve().is_relative_to(home) for home in homes):
-            raise _bad_companion(what, folder.name, "a link to another place")
+    what, dicom = f"raster {str(path)!r}", head[128:132] == b"DICM"
+    for entry in path.parent.iterdir():
+        if entry.name != path.name and (dicom or entry.stem == path.stem or entry.name.startswith(path.name)):
+            _refuse_odd(what, path, entry)
+            if not dicom and entry.name == path.stem and entry.is_dir():  # MRXS
+                for inner in entry.iterdir():
+                    _refuse_odd(what, path, inner)
+    if path.suffix.lower() == ".mrxs" and (index := path.with_suffix("") / "Slidedat.ini").exists():
         text = read_file(index, what=what, limit=MAX_INDEX_BYTES)[0]
-        _refuse_named(what, folder, re.findall(rb"(?m)^\s*(?:INDEXFILE|FILE_\d+)\s*=[ \t]*(.*?)\s*$", text))
-    elif head[128:132] == b"DICM":
-        for entry in path.parent.iterdir():
-            if entry.is_symlink() or not entry.is_dir():
-                _refuse_odd(what, path.parent, entry)
-    elif b"irtual Microscope Specimen]" in head:
+        _refuse_named(what, index, re.findall(rb"(?m)^\s*(?:INDEXFILE|FILE_\d+)\s*=[ \t]*(.*?)\s*$", text))
+    elif not dicom and not is_tiff(head) and path.stat().st_size <= MAX_INDEX_BYTES:
         text = read_file(path, what=what, limit=MAX_INDEX_BYTES)[0]
-        _refuse_named(
-            what, path.parent, re.findall(rb"(?m)^[^=\n]*(?:File|Image)[^=\n]*=[ \t]*(.*?)\s*$", text)
-        )
+        if b"irtual Microscope Specimen]" in text:
+            _refuse_named(what, path, re.findall(rb"(?m)^[^=\n]*(?:File|Image)[^=\n]*=[ \t]*(.*?)\s*$", text))
 
 
-def _refuse_named(what: str, folder: Path, names: Sequence[bytes]) -> None:
+def _refuse_named(what: str, index: Path, names: Sequence[bytes]) -> None:
     for raw in names:
         name = raw.decode("utf-8", "surrogateescape")
         if re.search(r"[/\\\0]", name) or name in (".", ".."):
             raise _bad_companion(what, name, "a path")
         if name:
-            _refuse_odd(what, folder, folder / name)
+            _refuse_odd(what, index, index.parent / name)
 
 
-def _refuse_odd(what: str, folder: Path, file: Path) -> None:
-    if not file.exists():
+def _refuse_odd(what: str, slide: Path, file: Path) -> None:
+    """A link is one to another name in the same folder, or of a slide that is itself a link, in the folder where that is."""
+    homes = (slide.parent.resolve(), slide.resolve().parent)
+    if file.is_symlink() and not any(file.resolve().is_relative_to(home) for home in homes):
+        raise _bad_companion(what, file.name, "a link to another place")
+    if not file.exists() or file.is_dir():
         return
     if not file.is_file():
         raise _bad_companion(what, file.name, "a pipe or device")
-    if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
-        raise _bad_companion(what, file.name, "a link to another place")
+    if file.name.startswith(slide.name) and file.name.endswith(("-wal", "-journal", "-shm")):
+        raise _bad_companion(what, file.name, "changes to it that were never written into it")
 
 
 def _bad_companion(what: str, name: str, got: str) -> EquicamError:

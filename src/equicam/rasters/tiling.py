@@ -126,11 +126,8 @@ def _cut_in_child(item: Item, tiling: Tiling, margin: int, known: set[str]) -> _
                 return None
             known.update([series] if series else [])
         return call(_cut, item, tiling, margin)
-    except (limited.TimeLimitError, limited.KilledError, MemoryError) as error:
-        refused = error if isinstance(error, EquicamError) else EquicamError(
-            f"raster {str(item.path)!r}", needs="less memory to be listed", got="a raster too large for it", fix="a tiled copy with coarser levels"
-        )  # fmt: skip
-        return _bad(item, tiling, refused)
+    except EquicamError as error:  # too much time or memory, or the end of that process
+        return _bad(item, tiling, error)
 
 
 def _series(path: Path) -> str | None:
@@ -171,7 +168,11 @@ def _cut(item: Item, tiling: Tiling, margin: int) -> _Cut:
         resolve_input(info, tiling.input, str(item.path))
         places, side, dropped = _places(raster, item.path, tiling)
     except EquicamError as error:
+        if limited.is_memory_error(error):
+            raise  # in a process that has read nothing else there may be enough
         return _bad(item, tiling, error, known)
+    except MemoryError:
+        raise
     except Exception as error:  # noqa: BLE001  # libraries raise exceptions of every kind on damaged files
         text = f"{type(error).__name__}: {error}"[:300]
         refused = EquicamError(

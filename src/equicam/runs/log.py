@@ -45,6 +45,9 @@ class Event:
     hash: str
 
 
+_OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+
+
 class Log:
     """The events of a run."""
 
@@ -124,13 +127,9 @@ class Log:
 
     def _refuse_foreign(self, database: sqlite3.Connection) -> None:
         """Refuse a database with anything but our table, index and triggers: others could drop or change events."""
-        found = dict(
-            database.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_autoindex%'")
-        )
-        odd = [name for name in {*found, *_schema()} if found.get(name) != _schema().get(name)]
-        if odd:
+        if odd := set(database.execute(_OBJECTS)) ^ _schema():
             raise EquicamError(
-                "events.sqlite", needs="the table, index and triggers of a log alone", got=f"another {min(odd)[:80]!r}", fix="restoring it"
+                "events.sqlite", needs="the table, index and triggers of a log alone", got=f"another {min(odd)[1][:80]!r}", fix="restoring it"
             )  # fmt: skip
 
     @contextmanager
@@ -146,11 +145,11 @@ class Log:
 
 
 @cache
-def _schema() -> dict[str, str]:
-    """The objects of a log's database, by name, as SQLite keeps them."""
+def _schema() -> frozenset[tuple[str, str, str, str]]:
+    """The objects of a log's database, as SQLite keeps them."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.executescript(_TABLE)
-        return dict(database.execute("SELECT name, sql FROM sqlite_master"))
+        return frozenset(database.execute(_OBJECTS))
 
 
 def _hash(row: tuple[Any, ...]) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
+from equicam.images import limited
 from equicam.rasters.raster import plain_crs
 from equicam.runs.export.libraries import needing
 
@@ -28,32 +29,28 @@ class LonLat:
         if not rings:
             return []
         flat = np.asarray([point for ring in rings for point in ring], np.float64)
-        degrees = self._degrees(flat)
+        degrees = limited.call(_to_degrees, self._crs, self._transform, flat)
         ends = np.cumsum([len(ring) for ring in rings])
         return [geometry([(x, y) for x, y in part.tolist()]) for part in np.split(degrees, ends[:-1])]
 
-    def _degrees(self, pixels: NDArray[np.float64]) -> NDArray[np.float64]:
-        with needing("geo", "--to geojson"):
-            from rasterio.errors import RasterioError
-            from rasterio.warp import transform
 
-        a, b, c, d, e, f = self._transform
-        x, y = pixels[:, 0], pixels[:, 1]
-        try:
-            lon, lat = transform(
-                self._crs, "EPSG:4326", (a * x + b * y + c).tolist(), (d * x + e * y + f).tolist()
-            )
-            found = np.stack([np.asarray(lon), np.asarray(lat)], axis=1)
-            if not np.isfinite(found).all():
-                raise ValueError("places outside the area of the CRS")
-        except (RasterioError, ValueError) as error:
-            raise EquicamError(
-                "a raster",
-                needs="a CRS that has longitude and latitude",
-                got=str(error)[:200],
-                fix="--to geotiff",
-            ) from error
-        return found
+def _to_degrees(crs: str, affine: Sequence[float], pixels: NDArray[np.float64]) -> NDArray[np.float64]:
+    with needing("geo", "--to geojson"):
+        from rasterio.errors import RasterioError
+        from rasterio.warp import transform
+
+    a, b, c, d, e, f = affine
+    x, y = pixels[:, 0], pixels[:, 1]
+    try:
+        lon, lat = transform(crs, "EPSG:4326", (a * x + b * y + c).tolist(), (d * x + e * y + f).tolist())
+        found = np.stack([np.asarray(lon), np.asarray(lat)], axis=1)
+        if not np.isfinite(found).all():
+            raise ValueError("places outside the area of the CRS")
+    except (RasterioError, ValueError) as error:
+        raise EquicamError(
+            "a raster", needs="a CRS that has longitude and latitude", got=str(error)[:200], fix="--to geotiff"
+        ) from error  # fmt: skip
+    return found
 
 
 def geometry(ring: Points) -> dict[str, Any]:
