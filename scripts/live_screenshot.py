@@ -17,7 +17,8 @@ from playwright.sync_api import Browser, sync_playwright
 from readme_animation import SEED, choose, train
 from review_screenshots import CHROMIUM
 
-from equicam.live.server import serve_live
+from equicam.live.app import serve_live
+from equicam.runs.review.server import Links
 
 SCREENS = {"": ((1280, 936), "light"), "-dark": ((1280, 936), "dark"), "-phone": ((390, 2600), "light")}
 
@@ -33,14 +34,14 @@ def main() -> None:
     torch.manual_seed(SEED)
     model = train()
     scene, _ = choose(model)
-    addresses: SimpleQueue[str] = SimpleQueue()
+    addresses: SimpleQueue[Links] = SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "lorry.png"
         Image.fromarray(scene.image).save(image)
         threading.Thread(
             target=serve_live, args=(model, [image]), kwargs={"announce": addresses.put}, daemon=True
         ).start()
-        address = addresses.get(timeout=60)
+        address = addresses.get(timeout=60)[None]
         with sync_playwright() as playwright:
             path = str(CHROMIUM) if CHROMIUM.exists() else None
             browser = playwright.chromium.launch(executable_path=path)

@@ -49,7 +49,7 @@ def test_every_measurement_runs_and_the_first_page_loads_little(million, tmp_pat
 def test_the_body_of_an_answer_does_not_wait_for_its_header():
     from equicam.runs.review.server import listen
 
-    with listen("127.0.0.1", None) as listener, socket.create_connection(listener.getsockname()) as client:
+    with listen(None, 0) as listener, socket.create_connection(listener.getsockname()) as client:
         connection, _ = listener.accept()
         with connection:
             assert connection.getpeername() == client.getsockname()

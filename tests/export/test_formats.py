@@ -546,7 +546,7 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize("blind", [True, False])
 def test_verdicts_come_back_from_what_was_exported(tmp_path, to, blind):
     from equicam.runs.log import Log
-    from equicam.runs.review.verdict_import import import_verdicts
+    from equicam.runs.review.verdict_files import import_verdicts
 
     pytest.importorskip("rasterio")
     place = (10.0, 0.0, 5e5, 0.0, -10.0, 4.6e6)

@@ -29,7 +29,7 @@ from equicam.shards import read_table
 from tests.audit.faked import fake_run
 from tests.audit.test_triage import VIEWS, table
 from tests.audit.test_triage import run as random_rows
-from tests.web.conftest import Client, Server, key_of, large_run
+from tests.web.conftest import Server, events, key_of, large_run, queued
 
 KINDS = ("input", "original", "map", "thumb", "peum")
 STANDARD_DEVIATIONS = 3
@@ -112,9 +112,7 @@ def solve(listing, manifest, names):
 def test_arms_and_names_cannot_be_computed_from_the_list(tmp_path):
     run = large_run(tmp_path, 3000)
     (run.folder / "review.key").write_bytes(KEY)
-    arm = dict(
-        zip(*(read_table(run.folder / "triage.parquet")[c].to_pylist() for c in ("id", "arm")), strict=True)
-    )
+    arm = queued(run)
     found = {}
     for scheme, (listing, ids) in {"old": old_listing(run), "new": new_listing(run)}.items():
         control = [arm[name] == "control" for name in ids]
@@ -399,11 +397,11 @@ def test_a_note_reveals_nothing_of_an_image_without_a_verdict(run):
 
 
 def registrations(run):
-    return [
-        (e.kind, e.who)
-        for e in Log(run.folder).events()
-        if e.kind in ("reviewer registered", "also known as")
-    ]
+    return [(e.kind, e.who) for e in events(run, "reviewer registered", "also known as")]
+
+
+def blind_verdicts(run):
+    return [(e.who, e.payload["blind"]) for e in events(run)]
 
 
 def test_a_second_name_in_one_browser_does_not_review_blinded_what_the_first_revealed(run):
@@ -417,8 +415,7 @@ def test_a_second_name_in_one_browser_does_not_review_blinded_what_the_first_rev
     ana.decide(second, "shortcut", mark="bo-on-the-second")
     ana.post("/api/reviewer", {"name": "ana"})
     ana.decide(second, "supports", mark="ana-on-the-second")
-    blind = [(e.who, e.payload["blind"]) for e in Log(run.folder).events("verdict")]
-    assert blind == [("ana", True), ("bo", False), ("bo", True), ("ana", False)]
+    assert blind_verdicts(run) == [("ana", True), ("bo", False), ("bo", True), ("ana", False)]
     assert registrations(run) == [
         ("reviewer registered", "ana"),
         ("also known as", "bo"),
@@ -426,9 +423,7 @@ def test_a_second_name_in_one_browser_does_not_review_blinded_what_the_first_rev
     ]
     log = ReviewLog(run.folder)
     log.refresh()
-    arms = dict(
-        zip(*(read_table(run.folder / "triage.parquet")[c].to_pylist() for c in ("id", "arm")), strict=True)
-    )
+    arms = queued(run)
     summary = summarise_reviews(log, arms)
     assert (summary.reviewers, summary.reviewed_twice, summary.pairs) == ({"ana = bo": 2}, 0, ())
     assert sum(summary.counts["queue"].values()) + sum(summary.counts["control"].values()) == 2
@@ -458,15 +453,11 @@ def test_a_browser_is_recognised_after_a_restart_and_the_log_holds_no_cookie(run
     key = ana.list()[0]["key"]
     ana.decide(key, "supports")
     again = Server(run)
-    back = Client.__new__(Client)
-    back.http = ana.http.__class__(
-        again.app, base_url=ana.http.base_url, follow_redirects=False, cookies=ana.http.cookies
-    )
-    back.http.get(f"/?token={again.access.tokens[None]}")
+    back = again.client(None, cookies=ana.http.cookies)
     assert "reviewing as</span> <bdi>ana" in back.get("/").text
     back.post("/api/reviewer", {"name": "bo"})
     back.decide(key, "shortcut", mark="bo-after-restart")
-    assert [e.payload["blind"] for e in Log(run.folder).events("verdict")] == [True, False]
+    assert blind_verdicts(run) == [("ana", True), ("bo", False)]
     text = (run.folder / "events.sqlite").read_bytes()
     cookies = {cookie.value for client in (ana, back) for cookie in client.http.cookies.jar}
     assert len(cookies) == 3  # two sessions of one browser
@@ -476,11 +467,9 @@ def test_a_browser_is_recognised_after_a_restart_and_the_log_holds_no_cookie(run
 def test_no_verdict_under_a_name_that_was_not_registered_before(run):
     server = Server(run)
     nobody = server.client(None)
-    assert (
-        nobody.decide(key_of(run, QueueLoader(run, blind=True).current().items[0].id), "supports").status_code
-        == 422
-    )
-    assert Log(run.folder).events("verdict") == []
+    first = QueueLoader(run, blind=True).current().items[0]
+    assert nobody.decide(first.key, "supports").status_code == 422
+    assert events(run) == []
     for preset in ("ana", None):
         client = Server(run, reviewer=preset).client(None if preset else "bo")
         client.decide(client.list()[0]["key"], "supports")
@@ -492,7 +481,7 @@ def test_no_verdict_under_a_name_that_was_not_registered_before(run):
 
 
 def test_a_personal_link_has_one_name(run):
-    server = Server(run, personal=("ana", "bo"), exposed=True)
+    server = Server(run, personal=("ana", "bo"))
     assert set(server.access.tokens) == {"ana", "bo"}
     ana, bo = server.client(None, link="ana"), server.client(None, link="bo")
     assert "Reviewing as" in ana.get("/reviewer").text
@@ -502,10 +491,7 @@ def test_a_personal_link_has_one_name(run):
     key = ana.list()[0]["key"]
     ana.decide(key, "supports")
     bo.decide(key, "unsure")
-    assert [(e.who, e.payload["blind"]) for e in Log(run.folder).events("verdict")] == [
-        ("ana", True),
-        ("bo", True),
-    ]
+    assert blind_verdicts(run) == [("ana", True), ("bo", True)]
     assert registrations(run) == [("reviewer registered", "ana"), ("reviewer registered", "bo")]
 
 
@@ -516,10 +502,7 @@ def test_what_was_open_without_blinding_is_not_reviewed_blinded_later(run):
     later, other = Server(run).client("ana"), Server(run).client("bo")
     later.decide(key, "supports")
     other.decide(key, "supports")
-    assert [(e.who, e.payload["blind"]) for e in Log(run.folder).events("verdict")] == [
-        ("ana", False),
-        ("bo", True),
-    ]
+    assert blind_verdicts(run) == [("ana", False), ("bo", True)]
 
 
 def test_the_login_name_is_offered_once(run):

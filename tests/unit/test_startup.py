@@ -34,6 +34,6 @@ def test_help_loads_neither_torch_nor_tables():
 
 
 def test_the_review_server_loads_no_plots():
-    code = "import sys; import equicam.runs.review.server; sys.exit(', '.join({'torch', 'matplotlib', 'scipy'} & sys.modules.keys()))"
+    code = "import sys; import equicam.runs.review.app; sys.exit(', '.join({'torch', 'matplotlib', 'scipy'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.stderr.strip() == ""

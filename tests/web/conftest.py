@@ -1,5 +1,6 @@
 """A ranked run made without a model, its review server, and a client that came with the token."""
 
+import io
 import json
 import re
 import shutil
@@ -9,16 +10,18 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 from starlette.testclient import TestClient
 
+from equicam.runs.log import Log
 from equicam.runs.review.app import make_app
 from equicam.runs.review.auth import Access
 from equicam.runs.review.queue import item_key
 from equicam.runs.review_key import read_review_key
 from equicam.runs.store import SAMPLE, RunStore
 from equicam.runs.triage import ROWS, triage
-from equicam.shards import write_table
-from tests.audit.faked import fake_run
+from equicam.shards import read_table, write_table
+from tests.audit.faked import Page, fake_run
 
 PORT = 8321
 HOME = f"http://127.0.0.1:{PORT}"
@@ -41,11 +44,26 @@ def key_of(run, name):
     return item_key(read_review_key(run.folder), name)
 
 
+def queued(run):
+    """The arm of every image in the queue, by id."""
+    table = read_table(run.folder / "triage.parquet", ["id", "arm"])
+    return dict(zip(table["id"].to_pylist(), table["arm"].to_pylist(), strict=True))
+
+
+def by_key(run):
+    return {key_of(run, name): name for name in queued(run)}
+
+
+def events(run, *kinds):
+    return [event for event in Log(run.folder).events() if event.kind in (kinds or ("verdict",))]
+
+
 class Client:
     """The browser of one reviewer."""
 
-    def __init__(self, access, app, name=None, link=None):
-        self.http = TestClient(app, base_url=HOME, follow_redirects=False)
+    def __init__(self, access, app, name=None, link=None, cookies=None):
+        self.http = TestClient(app, base_url=HOME, follow_redirects=False, cookies=cookies)
+        self.home = "/reviewer" if access.command == "review" else "/"
         assert self.http.get(f"/?token={access.tokens[link]}").status_code == 303
         if name:
             assert self.post("/api/reviewer", {"name": name}).status_code == 200
@@ -53,9 +71,23 @@ class Client:
     def get(self, path, **options):
         return self.http.get(path, **options)
 
+    def page(self, path="/"):
+        return Page(self.get(path).text)
+
+    def facts(self, key):
+        return self.get(f"/api/item/{key}").json()
+
+    def progress(self):
+        return self.get("/api/progress").json()
+
+    def image(self, key, kind, mode="RGB"):
+        response = self.get(f"/image/{key}/{kind}")
+        assert response.status_code == 200, response.text
+        return np.asarray(Image.open(io.BytesIO(response.content)).convert(mode)).astype(float)
+
     @cached_property
     def csrf(self):
-        return re.search(r'data-csrf="([^"]+)"', self.http.get("/reviewer").text)[1]
+        return re.search(r'data-csrf="([^"]+)"', self.http.get(self.home).text)[1]
 
     def post(self, path, body, **headers):
         headers = {"x-equicam-csrf": self.csrf, "content-type": "application/json"} | headers
@@ -66,26 +98,23 @@ class Client:
         assert answer.status_code == 200, answer.text
         return answer.json()["items"]
 
+    def list_keys(self, **filters):
+        return [row["key"] for row in self.list(**filters)]
+
     def decide(self, key, verdict, *, reason="", previous_event=0, mark=None):
-        body = {
-            "key": key,
-            "verdict": verdict,
-            "reason": reason,
-            "previous_event": previous_event,
-            "mark": mark or f"mark-{key}-{previous_event}-{id(self)}",
-        }
-        return self.post("/api/verdict", body)
+        body = {"key": key, "verdict": verdict, "reason": reason, "previous_event": previous_event}
+        return self.post("/api/verdict", body | {"mark": mark or f"mark-{key}-{previous_event}-{id(self)}"})
 
 
 class Server:
     """The review application of a run."""
 
     def __init__(self, run, *, blind=True, blind_class=False, **access):
-        self.run, self.access = run, Access(port=PORT, **access)
+        self.run, self.access = run, Access(PORT, **access)
         self.app = make_app(run, self.access, blind=blind, blind_class=blind_class)
 
-    def client(self, name="ana", link=None):
-        return Client(self.access, self.app, name, link)
+    def client(self, name="ana", **options):
+        return Client(self.access, self.app, name, **options)
 
 
 @pytest.fixture(scope="session")

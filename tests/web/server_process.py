@@ -1,49 +1,40 @@
-"""The review server as a process, for behaviour that only a real server shows."""
+"""A page's server as a process, and the browser of a reviewer, for behaviour that only a real server shows."""
 
-import http.cookiejar
+import http.client
 import json
 import re
+import socket
 import subprocess
-import urllib.request
 from urllib.parse import urlsplit
 
 from tests.audit.conftest import COMMAND, ENV
 
 
-class ServerProcess:
-    """A running `equicam review`, and clients that opened its address; `before` is code that its process runs first."""
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
 
-    def __init__(self, run, *options, before=""):
+
+class ServerProcess:
+    """A running `equicam review` or `equicam open`; `before` is code that its process runs first."""
+
+    def __init__(self, *arguments, command="review", before=""):
+        arguments = [str(getattr(one, "folder", one)) for one in arguments]
         self.process = subprocess.Popen(
-            [*COMMAND[:-1], f"{before}\n{COMMAND[-1]}", "review", str(run.folder), "--no-browser", *map(str, options)],
+            [*COMMAND[:-1], f"{before}\n{COMMAND[-1]}", command, *arguments, "--no-browser"],
             env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self.output, self.links = [], {}
         for line in self.process.stdout:
             self.output.append(line)
-            if found := re.search(r"review(?: as (.+))?: (http\S+)", line):
+            if found := re.search(r"(?:review|live)(?: as (.+))?: (http\S+)", line):
                 self.links[found[1]] = found[2]
             elif self.links:
                 break
         else:
             raise AssertionError("".join(self.output))
         self.address = next(iter(self.links.values()))
-        parts = urlsplit(self.address)
-        self.home, self.port = f"{parts.scheme}://{parts.netloc}", parts.port
-
-    def client(self):
-        jar = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
-        client = urllib.request.build_opener(jar)
-        client.open(self.address).read()
-        return client
-
-    def secret(self, client):
-        return re.search(r'data-csrf="([^"]+)"', client.open(f"{self.home}/reviewer").read().decode())[1]
-
-    def post(self, client, secret, path, body):
-        headers = {"content-type": "application/json", "x-equicam-csrf": secret}
-        request = urllib.request.Request(f"{self.home}{path}", json.dumps(body).encode(), headers)
-        return json.loads(client.open(request, timeout=30).read())
+        self.home, self.port = self.address.partition("/?")[0], urlsplit(self.address).port
 
     def stop(self):
         if self.process.poll() is None:
@@ -55,3 +46,39 @@ class ServerProcess:
 
     def __exit__(self, *_):
         self.stop()
+
+
+class Browser:
+    """Requests as a browser makes them after it has opened the printed address, each on a new connection."""
+
+    def __init__(self, server, name=None):
+        self.port, self.cookie = server.port, ""
+        response = self.request("GET", f"/?{urlsplit(server.address).query}")
+        self.cookie = "; ".join(one.split(";")[0] for one in response.headers.get_all("set-cookie"))
+        self.csrf = re.search(r'data-csrf="([^"]+)"', self.get("/reviewer"))[1]
+        if name:
+            self.post("/api/reviewer", {"name": name})
+        self.keys = (
+            [row["key"] for row in json.loads(self.get("/api/queue?limit=200"))["items"]] if name else []
+        )
+
+    def request(self, method, path, body=None, **headers):
+        headers |= {"cookie": self.cookie}
+        if body is not None:
+            headers |= {"content-type": "application/json", "x-equicam-csrf": self.csrf}
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        link.request(method, path, None if body is None else json.dumps(body), headers)
+        response = link.getresponse()
+        response.text = response.read().decode("utf-8", "replace")
+        link.close()
+        return response
+
+    def get(self, path):
+        response = self.request("GET", path)
+        assert response.status == 200
+        return response.text
+
+    def post(self, path, body):
+        response = self.request("POST", path, body)
+        assert response.status == 200
+        return json.loads(response.text)

@@ -6,37 +6,32 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
-import urllib.error
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
+import typer
 
+from equicam.cli.review import review
 from equicam.runs.log import Log
 from equicam.runs.verdicts import VERDICTS, ReviewLog
 from tests.audit.conftest import equicam_command
 from tests.audit.faked import fake_run
-from tests.web.server_process import ServerProcess
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+from tests.web.conftest import events, queued
+from tests.web.server_process import Browser, ServerProcess, free_port
 
 
 def test_it_starts_listens_on_loopback_and_stops(run):
     with ServerProcess(run, "--reviewer", "ana") as server:
         assert server.address.startswith("http://127.0.0.1:")
-        client = server.client()
-        assert b"reviewing as" in client.open(server.home).read()
-        opened = Log(run.folder).events("review opened")
-        assert [(e.who, e.payload) for e in opened] == [
-            ("ana", {"blind": True, "blind_class": False, "exposed": False})
-        ]
-        other = next((a for a in _addresses() if not a.startswith("127.")), None)
-        if other:
+        assert "reviewing as" in Browser(server).get("/")
+        opened = [(e.who, e.payload) for e in events(run, "review opened")]
+        assert opened == [("ana", {"blind": True, "blind_class": False})]
+        addresses = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+        for other in {info[4][0] for info in addresses if not info[4][0].startswith("127.")}:
             with pytest.raises(OSError, match="refused"):
                 socket.create_connection((other, server.port), timeout=2)
     assert server.process.returncode in (0, -signal.SIGTERM)
@@ -54,14 +49,9 @@ def test_it_starts_in_under_a_second_of_work(run):
     assert min(took) < 1
 
 
-def _addresses():
-    return {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "0.0.0.0"], r"--host 0\.0\.0\.0 needs --expose"),
         (["--reviewer", "x" * 80], "a reviewer's name needs at most 60 characters"),
         (["--export", "verdicts.xlsx"], r"--export needs a name that ends in \.csv or \.json"),
     ],
@@ -89,30 +79,28 @@ def test_a_taken_port_is_refused_by_name_and_replaced_if_none_was_given(run):
             assert second.port != first.port
 
 
-def test_an_exposed_server_warns_and_requires_a_name(run):
-    with ServerProcess(run, "--host", "0.0.0.0", "--expose") as server:
-        assert "not encrypted" in " ".join(" ".join(server.output).split())
-        assert b"Who is reviewing?" in server.client().open(server.home).read()
+def test_several_reviewers_get_a_link_each(run):
+    with ServerProcess(run, "--reviewer", "ana", "--reviewer", "bo b") as server:
+        assert list(server.links) == ["ana", "bo b"]
+        server.address = server.links["bo b"]
+        bo = Browser(server)
+        assert "reviewing as</span> <bdi>bo b" in bo.get("/")
+        assert bo.request("POST", "/api/reviewer", {"name": "eve"}).status == 422
+    opened = {"blind": True, "blind_class": False, "reviewers": ["ana", "bo b"]}
+    assert [e.payload for e in events(run, "review opened")] == [opened]
 
 
 def test_without_fastapi_it_names_the_package_to_install(run, monkeypatch, capsys):
-    import sys
-
-    import typer
-
-    from equicam.cli.review import review
-
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    for module in ("equicam.runs.review.app", "equicam.runs.review.server"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.delitem(sys.modules, "equicam.runs.review.app", raising=False)
     with pytest.raises(typer.Exit):
-        review(run.folder, None, True, False, None, "127.0.0.1", False, None, None, False, None, None)
+        review(run.folder, browser=False)
     assert "pip install 'equicam[review]'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_export_writes_all_verdicts(run, tmp_path):
     log = ReviewLog(run.folder)
-    name = next(iter(queued_ids(run)))
+    name = next(iter(queued(run)))
     log.add_verdict(name, "ana", "unsure", reason="=1+1", blind=True, previous_event=0, mark="mark-0001")
     code, text = equicam_command("review", run.folder, "--export", tmp_path / "v.csv")
     assert (code, text.split()[:2]) == (0, ["1", "verdicts:"])
@@ -125,38 +113,21 @@ def test_export_writes_all_verdicts(run, tmp_path):
     assert (exported["complete"], exported["verdicts"][0]["hash"]) == (True, row["hash"])
 
 
-def queued_ids(run):
-    from equicam.shards import read_table
-
-    return read_table(run.folder / "triage.parquet")["id"].to_pylist()
-
-
 def test_a_kill_in_the_middle_of_verdicts_loses_and_doubles_nothing(run):
     """Confirmed verdicts are stored; the others are sent again with their marks and are stored once."""
     port, confirmed, sent = free_port(), [], []
     for attempt in range(3):
         server = ServerProcess(run, "--port", port)
-        client = server.client()
-        secret = server.secret(client)
-        server.post(client, secret, "/api/reviewer", {"name": f"reviewer-{attempt}"})
-        keys = [
-            row["key"]
-            for row in json.loads(client.open(f"{server.home}/api/queue?limit=200").read())["items"]
-        ]
+        client = Browser(server, f"reviewer-{attempt}")
 
-        def read(server=server, client=client, secret=secret, keys=keys, attempt=attempt):
-            for i, key in enumerate(keys):
-                body = {
-                    "key": key,
-                    "verdict": list(VERDICTS)[i % 5],
-                    "reason": "",
-                    "previous_event": 0,
-                    "mark": f"attempt-{attempt}-{i:05d}",
-                }
+        def read(client=client, attempt=attempt):
+            for i, key in enumerate(client.keys):
+                body = {"key": key, "verdict": list(VERDICTS)[i % 5], "reason": "", "previous_event": 0}
+                body |= {"mark": f"attempt-{attempt}-{i:05d}"}
                 sent.append((attempt, body))
                 try:
-                    server.post(client, secret, "/api/verdict", body)
-                except (OSError, urllib.error.URLError, ConnectionError, ValueError):
+                    client.post("/api/verdict", body)
+                except (OSError, HTTPException, ValueError):
                     return
                 confirmed.append(body["mark"])
 
@@ -167,18 +138,14 @@ def test_a_kill_in_the_middle_of_verdicts_loses_and_doubles_nothing(run):
         os.kill(server.process.pid, signal.SIGKILL)
         reading.join(30)
         server.stop()
-    marks = [e.payload["mark"] for e in Log(run.folder).events("verdict")]
+    marks = [e.payload["mark"] for e in events(run)]
     assert len(marks) == len(set(marks))
     assert set(confirmed) <= set(marks)
     with ServerProcess(run, "--port", port) as server:
         for attempt in range(3):
-            client = server.client()
-            secret = server.secret(client)
-            server.post(client, secret, "/api/reviewer", {"name": f"reviewer-{attempt}"})
+            client = Browser(server, f"reviewer-{attempt}")
             for _, body in [one for one in sent if one[0] == attempt]:
-                server.post(client, secret, "/api/verdict", body)
-    log = Log(run.folder)
-    assert sorted(e.payload["mark"] for e in log.events("verdict")) == sorted(
-        body["mark"] for _, body in sent
-    )
-    assert log.problems() == []
+                client.post("/api/verdict", body)
+    stored = sorted(e.payload["mark"] for e in events(run))
+    assert stored == sorted(body["mark"] for _, body in sent)
+    assert Log(run.folder).problems() == []

@@ -15,21 +15,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from starlette.testclient import TestClient
 
 import equicam
 from equicam.core.views import rotate
 from equicam.evaluate.equivariance import equivariance
 from equicam.images import decoding
 from equicam.images.synthetic import draw
-from equicam.live.app import LiveContext, make_app
+from equicam.live import app
 from equicam.live.frames import LIVE_METHODS, FrameComputer, Settings, SupersededError, single_view_method
 from equicam.live.images import MAX_UPLOADS, OpenedImages
 from equicam.runs.review.auth import Access
-from tests.audit.conftest import equicam_command, equicam_process
+from tests.audit.conftest import equicam_command
+from tests.web.conftest import PORT, Client
+from tests.web.server_process import ServerProcess
 from tests.web.test_browser import chromium, until, watched  # noqa: F401
 
-PORT = 8322
 # the texts of both charts with their sizes on the screen, in pixels
 CHART_TEXTS = """Object.fromEntries(['#chart', '#curve svg'].map((at) => {
   const drawn = document.querySelector(at);
@@ -37,7 +37,6 @@ CHART_TEXTS = """Object.fromEntries(['#chart', '#curve svg'].map((at) => {
   const size = (text) => scale * parseFloat(getComputedStyle(text).fontSize);
   return [at, Object.fromEntries([...drawn.querySelectorAll('text')].map((text) => [text.textContent, size(text)]))];
 }))"""
-HOME = f"http://127.0.0.1:{PORT}"
 LAYER = "layer4"
 
 
@@ -47,31 +46,26 @@ def png(index=0, seed=11):
     return buffer.getvalue()
 
 
-class Page:
+class Page(Client):
     """The application with a client that came with the token."""
 
     def __init__(self, model, paths=()):
-        self.access = Access(port=PORT, command="open")
-        self.context = LiveContext(model, list(paths), method="equigrad-cam", views=6)
-        self.app = make_app(self.context, self.access)
-        self.http = TestClient(self.app, base_url=HOME, follow_redirects=False)
-        assert self.http.get(f"/?token={self.access.tokens[None]}").status_code == 303
-        self.csrf = re.search(r'data-csrf="([^"]+)"', self.http.get("/").text)[1]
+        self.computer = FrameComputer(model, paths)
+        access = Access(PORT, command="open")
+        super().__init__(access, app.make_app(self.computer, access, method="equigrad-cam", views=6))
 
-    def send(self, data, name="image.png", **headers):
-        headers = {"x-equicam-csrf": self.csrf, "content-type": "application/octet-stream"} | headers
+    def send(self, data, name="image.png"):
+        headers = {"x-equicam-csrf": self.csrf, "content-type": "application/octet-stream"}
         return self.http.post("/api/image", params={"name": name}, content=data, headers=headers)
 
     def frame(self, image, **query):
-        query = {
-            "image": image,
-            "target": 0,
-            "layer": LAYER,
-            "method": "equigrad-cam",
-            "views": 6,
-            "angle": 0,
-        } | query
-        return self.http.get("/api/frame", params=query)
+        usual = {"target": 0, "layer": LAYER, "method": "equigrad-cam", "views": 6, "angle": 0}
+        return self.get("/api/frame", params={"image": image} | usual | query)
+
+    def facts_at(self, image, **query):
+        answer = self.frame(image, **query)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
 
 
 @pytest.fixture(scope="module")
@@ -92,35 +86,33 @@ def image(page):
 
 
 def test_an_image_is_described_with_its_top_classes(page, model, image):
-    facts = page.http.get(f"/api/image/{image}").json()
+    facts = page.get(f"/api/image/{image}").json()
     assert (facts["name"], facts["size"], facts["input"]) == ("patch.png", [96, 96], [96, 96])
-    assert [one["name"] for one in facts["top"]] != []
     assert sum(one["confidence"] for one in facts["top"]) == pytest.approx(1, abs=1e-5)
-    assert {one["name"] for one in facts["top"]} == set(model.classes)
+    assert {one["name"] for one in facts["top"]} == set(model.classes) != set()
 
 
 def test_maps_are_computed_on_the_rotated_image(page, model, image):
-    x = page.context.images.find(image).x
+    x = page.computer.images.find(image).x
     for views, method in ((1, "grad-cam"), (6, "equigrad-cam")):
-        facts = page.frame(image, views=views, angle=130).json()
+        facts = page.facts_at(image, views=views, angle=130)
         assert facts["method"] == method
         expected, presented = (
             equicam.explain(model, one, method=method, views=views, target=0).map
             for one in (rotate(x, 130), x)
         )
-        shown = page.context.computer.find(facts["key"]).map
+        shown = page.computer.find(facts["key"]).map
         assert shown.std() > 0.01
         np.testing.assert_allclose(shown, expected[0].numpy(), atol=2e-3)
         eq = equivariance(expected[None], presented, [130]).value.item()
         assert facts["eq"] == pytest.approx(eq, abs=1e-5)
         copy = rotate(presented, 130)[0].numpy()
         assert np.abs(shown - copy).max() > 0.01  # never a rotated copy of the map at 0°
-    single = page.frame(image, views=1, angle=130).json()["eq"]
-    assert single < page.frame(image, angle=130).json()["eq"] - 0.1
+    assert page.facts_at(image, views=1, angle=130)["eq"] < facts["eq"] - 0.1
 
 
 def test_facts_of_several_views_and_images_of_maps(page, image):
-    facts = page.frame(image, angle=0).json()
+    facts = page.facts_at(image)
     assert facts["eq"] == 1
     assert 0 < facts["peum_score"] < 0.25
     assert -1 <= facts["stability"] <= 1
@@ -128,28 +120,23 @@ def test_facts_of_several_views_and_images_of_maps(page, image):
     assert facts["curve"].startswith("<svg")
     assert facts["steadiness"]["word"] in ("steady", "unsteady", "cannot say")
     assert facts["steadiness"]["reason"]
-    assert "peum_score" not in page.frame(image, views=1).json()
-    for path, mode in ((f"/image/{facts['key']}/map", "RGBA"), (f"/image/{facts['key']}/peum", "RGBA")):
-        shown = Image.open(io.BytesIO(page.http.get(path).content))
-        assert (shown.size, shown.mode) == ((96, 96), mode)
-    upright, rotated = (
-        np.asarray(Image.open(io.BytesIO(page.http.get(f"/image/input/{image}/{a}").content)))
-        for a in (0, 90)
-    )
+    assert "peum_score" not in page.facts_at(image, views=1)
+    for kind in ("map", "peum"):
+        shown = Image.open(io.BytesIO(page.get(f"/image/{facts['key']}/{kind}").content))
+        assert (shown.size, shown.mode) == ((96, 96), "RGBA")
+    upright, rotated = (page.image("input", f"{image}/{angle}") for angle in (0, 90))
     assert upright.std() > 10
     np.testing.assert_array_equal(rotated, np.rot90(upright))
 
 
 @pytest.mark.parametrize("method", LIVE_METHODS)
 def test_every_method_offered_works(page, image, method):
-    facts = page.frame(image, method=method, views=4)
-    assert facts.status_code == 200, facts.text
-    alone = page.frame(image, method=method, views=1).json()
-    assert alone["method"] == single_view_method(method)
+    assert page.facts_at(image, method=method, views=4)["views"] == 4
+    assert page.facts_at(image, method=method, views=1)["method"] == single_view_method(method)
 
 
 def test_what_the_page_offers_exists(page, model):
-    offered = page.http.get("/api/setup").json()
+    offered = page.get("/api/setup").json()
     assert LAYER in offered["layers"]
     assert "avgpool" not in offered["layers"]
     assert (offered["explains"], offered["classes"]) == ("class", list(model.classes))
@@ -202,8 +189,6 @@ def test_bytes_that_are_no_image_are_refused_with_the_reason(page, data, message
 
 
 def test_uploads_are_limited_in_size_and_number(page, model, monkeypatch):
-    from equicam.live import app
-
     small = Page(model)
     monkeypatch.setitem(app.UPLOADS, "/api/image", 5000)
     answer = small.send(bytes(5001))
@@ -251,73 +236,28 @@ def test_nothing_is_written_to_disk(model, page):
     assert (answer.status_code, facts.status_code) == (200, 200)
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/", "/api/setup", "/api/image/0", "/api/frame", "/image/0/map", "/image/scale", "/image/input/0/0"],
-)
-def test_without_the_token_nothing_opens(page, path):
-    stranger_client = TestClient(page.app, base_url=HOME, follow_redirects=False)
-    for query in ("", "?token=wrong"):
-        answer = stranger_client.get(path + query)
-        assert answer.status_code == 401
-        assert page.access.tokens[None] not in answer.text
-    assert "equicam open" in stranger_client.get("/").text
-
-
-def test_posts_from_elsewhere_are_refused(page):
-    def status(**headers):
-        return page.send(png(), **headers).status_code
-
-    assert TestClient(page.app, base_url=HOME).post("/api/image", content=png()).status_code == 401
-    assert status(host="evil.example:8322") == 421
-    assert status(host="127.0.0.1:9999") == 421
-    assert status(**{"x-equicam-csrf": "wrong"}) == 403
-    assert status(origin="http://evil.example") == 403
-    assert status(**{"sec-fetch-site": "cross-site"}) == 403
-    assert status(**{"content-type": "application/json"}) == 415
-    assert page.http.get("/api/setup", headers={"host": "evil.example:8322"}).status_code == 421
-
-
-def test_every_response_has_the_security_headers(page):
-    for path in (
-        "/",
-        "/api/setup",
-        "/image/scale",
-        "/static/live/live.js",
-        "/static/review.css",
-        "/static/live/../app.py",
-        "/none",
-    ):
-        headers = page.http.get(path).headers
-        assert "default-src 'none'" in headers["content-security-policy"]
-        assert headers["x-content-type-options"] == "nosniff"
-        assert "no-" in headers["cache-control"]
-    for path in ("/static/live/../app.py", "/static/live/%2e%2e/app.py", "/static/live/../../review/app.py"):
-        assert page.http.get(path).status_code == 404
-
-
 def test_files_of_the_command_line_open_when_they_are_shown(model, tmp_path):
     (tmp_path / "good.png").write_bytes(png())
     (tmp_path / "bad.png").write_bytes(b"none")
     served = Page(model, [tmp_path / "good.png", tmp_path / "bad.png"])
-    good, bad = served.http.get("/api/setup").json()["images"]
-    assert (good["name"], served.context.images.find(good["id"]).x) == ("good.png", None)
-    assert served.frame(good["id"]).status_code == 200
-    answer = served.http.get(f"/api/image/{bad['id']}")
+    good, bad = served.get("/api/setup").json()["images"]
+    assert (good["name"], served.computer.images.find(good["id"]).x) == ("good.png", None)
+    assert served.get(f"/image/input/{good['id']}/0").status_code == 422  # no pixels yet
+    assert served.facts_at(good["id"])
+    answer = served.get(f"/api/image/{bad['id']}")
     assert (answer.status_code, "no known format" in answer.json()["error"]) == (422, True)
 
 
 def test_values_are_shown_as_values(model):
     """A regression has no classes, confidence or flips."""
     values = Page(equicam.wrap(model.module, layer=LAYER, task="regression", preprocess=model.preprocess))
-    setup = values.http.get("/api/setup").json()
+    setup = values.get("/api/setup").json()
     assert (setup["explains"], setup["classes"]) == ("output", [])
     added = values.send(png()).json()["id"]
-    assert values.http.get(f"/api/image/{added}").json()["top"] == []
-    facts = values.frame(added, target=1, angle=90).json()
-    expected = equicam.explain(
-        values.context.model, rotate(values.context.images.find(added).x, 90), views=6, target=1
-    )
+    assert values.get(f"/api/image/{added}").json()["top"] == []
+    facts = values.facts_at(added, target=1, angle=90)
+    x = rotate(values.computer.images.find(added).x, 90)
+    expected = equicam.explain(values.computer.model, x, views=6, target=1)
     assert facts["value"] == pytest.approx(float(expected.output[0]), abs=1e-4)
     assert facts["confidence"] is None
     assert facts["target"] == facts["top1"]["name"] == "output 1"
@@ -348,12 +288,11 @@ def test_a_newer_request_ends_an_older_one_of_many_views():
     model.module.stem.register_forward_hook(count)
     computer = FrameComputer(model)
     hooks = len(model.module._forward_pre_hooks)
-    opened = OpenedImages(model, []).add("patch.png", png())
-    settings = Settings(opened.id, 0, LAYER, "equigrad-cam", 72)
-    older = computer.submit(opened, settings, 0)
+    opened = computer.images.add("patch.png", png())
+    older = computer.submit(Settings(opened.id, 0, LAYER, "equigrad-cam", 72), 0)
     while not passes:
         time.sleep(0.01)
-    newer = computer.submit(opened, settings.single(), 40)
+    newer = computer.submit(Settings(opened.id, 0, LAYER, "grad-cam", 1), 40)
     assert newer.result(20).facts["angle"] == 40
     with pytest.raises(SupersededError):
         older.result(0)
@@ -370,7 +309,7 @@ def test_a_superseded_request_is_answered_and_is_no_error(page, image, monkeypat
         future.set_exception(SupersededError())
         return future
 
-    monkeypatch.setattr(page.context.computer, "submit", submit)
+    monkeypatch.setattr(page.computer, "submit", submit)
     answer = page.frame(image, angle=45)
     assert (answer.status_code, answer.json()) == (200, {"superseded": True})
 
@@ -383,30 +322,13 @@ def test_the_command_refuses_what_cannot_be_served(tmp_path):
     assert (code, "follow the dial" in " ".join(text.split())) == (2, True)
 
 
-class LiveProcess:
-    """A running `equicam open`."""
-
-    def __init__(self, *arguments):
-        self.process = equicam_process("open", *arguments, "--no-browser", "--device", "cpu")
-        lines = []
-        for line in self.process.stdout:
-            lines.append(line)
-            if found := re.search(r"live: (http\S+)", line):
-                self.address = found[1]
-                return
-        raise AssertionError("".join(lines))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.communicate(timeout=20)
+def serve(*arguments):
+    return ServerProcess(*arguments, "--device", "cpu", command="open")
 
 
 @pytest.fixture(scope="module")
 def served():
-    with LiveProcess("--views", "6") as process:
+    with serve("--views", 6) as process:
         yield process
 
 
@@ -496,7 +418,7 @@ def test_drop_dial_and_class_in_the_browser(served, watched):  # noqa: F811
 @pytest.mark.browser
 def test_an_image_dropped_while_another_is_computed(watched):  # noqa: F811
     """The first image's map ends early, without an error, and the second's appears."""
-    with LiveProcess("--views", "72") as process:
+    with serve("--views", 72) as process:
         page = watched().page
         answers = []
         page.on("response", lambda r: "/api/frame" in r.url and answers.append(r))
@@ -528,9 +450,8 @@ def build():
 def test_a_regression_in_the_browser(watched, tmp_path):  # noqa: F811
     (tmp_path / "values.py").write_text(REGRESSION)
     (tmp_path / "patch.png").write_bytes(png())
-    with LiveProcess(
-        tmp_path / "patch.png", "--model", f"{tmp_path / 'values.py'}:build", "--views", "6"
-    ) as process:
+    model = f"{tmp_path / 'values.py'}:build"
+    with serve(tmp_path / "patch.png", "--model", model, "--views", 6) as process:
         page = watched().page
         page.goto(process.address)
         page.wait_for_selector("#fused .layer[src]")

@@ -22,29 +22,23 @@ from equicam.drawing.text import VERDICT_MEANINGS
 from equicam.images.digests import file_digest
 from equicam.overlay import stretch
 from equicam.runs.log import Log
+from equicam.runs.review.app import MAX_ITEMS_PER_RESPONSE
 from equicam.runs.review.images import LAYER_PX
-from equicam.runs.review.queue import MAX_ITEMS_PER_RESPONSE, QueueLoader
+from equicam.runs.review.queue import QueueLoader
 from equicam.runs.store import ITEMS, RunStore
 from equicam.runs.verdicts import VERDICTS, ReviewLog
 from equicam.shards import read_table, write_table
-from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, Page, fake_run
+from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, fake_run
 from tests.docs.test_abbreviations import unspelled
-from tests.web.conftest import Server, key_of, large_run, rank
+from tests.web.conftest import Server, by_key, events, key_of, large_run, queued, rank
 
 HIDDEN = ("label", "class", "confidence", "peum_score", "rank", "arm", "top5", "eq", "flip_rate")
 
 
-def arms(run):
+def triage_column(run, name):
+    """A column of the triage, by id."""
     table = read_table(run.folder / "triage.parquet")
-    return dict(zip(table["id"].to_pylist(), table["arm"].to_pylist(), strict=True))
-
-
-def by_key(run):
-    return {key_of(run, name): name for name in arms(run)}
-
-
-def events(run, kind="verdict"):
-    return Log(run.folder).events(kind)
+    return dict(zip(table["id"].to_pylist(), table[name].to_pylist(), strict=True))
 
 
 def everything(client, key):
@@ -53,12 +47,22 @@ def everything(client, key):
     return [json.dumps(row), client.get(f"/api/item/{key}").text, client.get(f"/item/{key}").text]
 
 
+def assert_hidden(texts, *secrets):
+    for text in texts:
+        assert not any(secret in text for secret in secrets)
+        assert not re.search(r"\b(control|arm|rank)\b", re.sub(r'"(arm|rank)": ?null', "", text))
+
+
+def exported(client):
+    return list(csv.DictReader(io.StringIO(client.get("/export/verdicts.csv").text, newline="")))
+
+
 def test_blinding_hides_everything_before_the_verdict_and_only_the_arm_after(run):
     ana = Server(run, blind_class=True).client("ana")
     rows = {row["id"]: row for row in run.read_items().to_pylist()}
-    for one in ana.list():
-        name = by_key(run)[one["key"]]
-        facts = ana.get(f"/api/item/{one['key']}").json()
+    for one in ana.list()[:3]:
+        key, row = one["key"], rows[by_key(run)[one["key"]]]
+        facts = ana.facts(key)
         assert facts["blinded"]
         assert all(facts.get(field) is None for field in (*HIDDEN, "revealed"))
         assert all(
@@ -66,106 +70,79 @@ def test_blinding_hides_everything_before_the_verdict_and_only_the_arm_after(run
             for view in facts["views"]
         )
         assert not any(reason.startswith(("PEUM", "low confidence")) for reason in facts["reasons"])
-        for text in everything(ana, one["key"]):
-            for secret in (
-                "tumour",
-                "normal",
-                f"{rows[name]['confidence']:.3f}",
-                f"{rows[name]['peum_score']:.4f}",
-            ):
-                assert secret not in text
-            assert not re.search(
-                r"\b(control|arm|rank)\b",
-                text.replace('"arm": null', "").replace('"arm":null', "").replace('"rank":null', ""),
-            )
-        response = ana.decide(one["key"], "supports")
-        assert response.status_code == 200
-        after = ana.get(f"/api/item/{one['key']}").json()
-        assert after["revealed"]["confidence"] == pytest.approx(rows[name]["confidence"])
-        assert (
-            "tumour" in ana.get(f"/item/{one['key']}").text or "normal" in ana.get(f"/item/{one['key']}").text
-        )
-        done = len(events(run)) == len(arms(run))
-        assert (after["arm"] is None) != done
-        if one["position"] == 3:
-            break
+        confidence, peum = f"{row['confidence']:.3f}", f"{row['peum_score']:.4f}"
+        assert_hidden(everything(ana, key), "tumour", "normal", confidence, peum)
+        assert ana.decide(key, "supports").status_code == 200
+        after = ana.facts(key)
+        assert after["revealed"]["confidence"] == pytest.approx(row["confidence"])
+        assert re.search("tumour|normal", ana.get(f"/item/{key}").text)
+        assert after["arm"] is None  # until everything is reviewed
 
 
 def test_the_class_is_shown_and_nothing_else_of_the_prediction(run, ana):
     """Without --blind-class the question names the class; label, confidence and signals stay hidden."""
     rows = {row["id"]: row for row in run.read_items().to_pylist()}
-    table = read_table(run.folder / "triage.parquet")
-    judged = dict(zip(table["id"].to_pylist(), table["class"].to_pylist(), strict=True))
+    judged, names = triage_column(run, "class"), by_key(run)
     assert len(set(judged.values())) == 2
     entries = ana.list()
     for one in entries[:6]:
-        name = by_key(run)[one["key"]]
-        facts = ana.get(f"/api/item/{one['key']}").json()
+        key, name = one["key"], names[one["key"]]
+        facts = ana.facts(key)
         assert facts["blinded"]
         assert one["class"] == facts["class"] == judged[name]
         assert all(facts.get(field) is None for field in (*HIDDEN, "revealed") if field != "class")
-        page = Page(ana.get(f"/item/{one['key']}").text).text
-        assert f"Does this map show evidence for {judged[name]} ?" in page
-        for text in everything(ana, one["key"]):
-            assert f"{rows[name]['confidence']:.3f}" not in text
-            assert "</td>" not in text  # of a label
-            assert not re.search(r"\b(control|arm|rank)\b", re.sub(r'"(arm|rank)": ?null', "", text))
-    named = judged[by_key(run)[entries[0]["key"]]]
-    found = {by_key(run)[row["key"]] for row in ana.list(**{"class": named})}
+        assert f"Does this map show evidence for {judged[name]} ?" in ana.page(f"/item/{key}").text
+        # </td> ends a label
+        assert_hidden(everything(ana, key), f"{rows[name]['confidence']:.3f}", "</td>")
+    named = judged[names[entries[0]["key"]]]
+    found = {names[key] for key in ana.list_keys(**{"class": named})}
     assert found == {name for name, one in judged.items() if one == named}
-    assert ana.get("/api/progress").json()["classes"][named] == len(found)
+    assert ana.progress()["classes"][named] == len(found)
 
 
 def test_every_verdict_has_its_definition_and_no_key_is_glued_to_its_label(run, ana):
+    assert set(VERDICT_MEANINGS) == set(VERDICTS)
     for blind_class in (False, True):
         client = Server(run, blind_class=blind_class).client("bo")
-        text = Page(client.get(f"/item/{ana.list()[0]['key']}").text).text
+        text, tally = client.page(f"/item/{ana.list_keys()[0]}").text, client.get("/").text
         for number, (value, label) in enumerate(VERDICTS.items(), start=1):
             assert f"{label} {VERDICT_MEANINGS[value]} {number}" in text
-        assert set(VERDICT_MEANINGS) == set(VERDICTS)
-        tally = client.get("/").text
-        assert all(f"<span>{label}</span> <b" in tally for label in VERDICTS.values())
+            assert f"<span>{label}</span> <b" in tally
 
 
 def test_the_log_says_whether_the_class_was_shown(run):
     """As for blinding: whoever reviewed with the class shown is not blinded to it later."""
     hidden, shown = Server(run, blind_class=True), Server(run)
     ana, bo = hidden.client("ana"), shown.client("bo")
-    first, second = (row["key"] for row in ana.list()[:2])
+    first, second = ana.list_keys()[:2]
     ana.decide(first, "supports")
     bo.decide(first, "supports")
     later = hidden.client("bo")
     later.decide(second, "supports", mark="bo-on-the-second")
-    assert [(e.who, e.payload["blind"], e.payload["blind_class"]) for e in events(run)] == [
-        ("ana", True, True),
-        ("bo", True, False),
-        ("bo", True, False),
-    ]
-    registered = [e.payload["blind_class"] for e in Log(run.folder).events("reviewer registered")]
+    modes = [(e.who, e.payload["blind"], e.payload["blind_class"]) for e in events(run)]
+    assert modes == [("ana", True, True), ("bo", True, False), ("bo", True, False)]
+    registered = [e.payload["blind_class"] for e in events(run, "reviewer registered")]
     assert registered[:2] == [True, False]
-    rows = list(csv.DictReader(io.StringIO(later.get("/export/verdicts.csv").text)))
-    assert [row["blind_class"] for row in rows] == ["False", "False"]
+    assert [row["blind_class"] for row in exported(later)] == ["False", "False"]
 
 
 def test_blank_maps_come_last(run):
     for blind in (True, False):
-        items = QueueLoader(run, blind=blind).current().items
-        flat = [item.flat for item in items]
+        flat = [item.flat for item in QueueLoader(run, blind=blind).current().items]
         assert any(flat)
         assert flat == sorted(flat)
-        entries = Server(run, blind=blind).client().list()
-        assert [one["flat"] for one in entries] == flat
+        assert [one["flat"] for one in Server(run, blind=blind).client().list()] == flat
 
 
 def test_the_name_is_hidden_too_because_it_often_holds_the_label(run, ana):
-    plain = [name for name in arms(run) if name.startswith("slide-")]
+    plain = [name for name in queued(run) if name.startswith("slide-")]
     page = ana.get("/").text + json.dumps(ana.list())
     assert plain
     assert not any(name in page for name in plain)
 
 
 def test_verdicts_of_others_stay_hidden_until_ones_own(server, ana):
-    bo, key = server.client("bo"), ana.list()[0]["key"]
+    bo, key = server.client("bo"), ana.list_keys()[0]
     ana.decide(key, "wrong-region", reason="the fat cell, surely")
     ana.post("/api/note", {"key": key, "text": "see slide 4", "mark": "note-0001"})
     before = "".join(everything(bo, key))
@@ -185,8 +162,8 @@ def test_the_order_is_a_shuffle_that_only_the_runs_key_decides(tmp_path):
     counts = control.reshape(10, 2000).sum(axis=1)
     assert np.abs(counts - 400).max() < 90  # > 4 standard deviations
     assert np.diff(np.flatnonzero(control)).std() > 3  # a constant distance would reveal them
-    rank = dict(zip(*(queue.triage[name].to_pylist() for name in ("id", "rank")), strict=True))
-    order = [rank[item.id] for item in queue.items]
+    ranks = triage_column(run, "rank")
+    order = [ranks[item.id] for item in queue.items]
     assert abs(np.corrcoef(order, range(len(order)))[0, 1]) < 0.04
     again = QueueLoader(run, blind=True).current()
     assert [item.key for item in again.items] == [item.key for item in queue.items]
@@ -198,76 +175,66 @@ def test_the_order_is_a_shuffle_that_only_the_runs_key_decides(tmp_path):
 
 def test_abbreviations_are_spelled_out_where_they_are_first_used(run):
     for client in (Server(run).client("ana"), Server(run, blind=False).client()):
-        page = Page(client.get(f"/item/{client.list()[0]['key']}").text).text
+        page = client.page(f"/item/{client.list_keys()[0]}").text
         assert "PEUM" in page
         assert unspelled(page) == []
-        assert unspelled(Page(client.get("/").text).text) == []
+        assert unspelled(client.page().text) == []
 
 
 def test_without_blinding_all_is_shown_in_order_of_rank(run):
     client = Server(run, blind=False).client()
-    rows = client.list()
-    where = arms(run)
-    rank = dict(
-        zip(*(read_table(run.folder / "triage.parquet")[c].to_pylist() for c in ("id", "rank")), strict=True)
-    )
-    order = [rank[by_key(run)[row["key"]]] for row in rows if not row["flat"]]
+    rows, arms, ranks, names = client.list(), queued(run), triage_column(run, "rank"), by_key(run)
+    order = [ranks[names[row["key"]]] for row in rows if not row["flat"]]
     assert order == sorted(order)
-    facts = client.get(f"/api/item/{rows[0]['key']}").json()
-    assert facts["revealed"]["class"]
-    assert facts["rank"] == order[0]
-    defined = next(
-        f for r in rows if not (f := client.get(f"/api/item/{r['key']}").json())["revealed"]["peum_undefined"]
-    )
-    text = Page(client.get(f"/item/{defined['key']}").text).text
+    facts = [client.facts(row["key"]) for row in rows]
+    assert facts[0]["revealed"]["class"]
+    assert facts[0]["rank"] == order[0]
+    assert facts[0]["arm"] == arms[names[rows[0]["key"]]]
+    defined = next(one for one in facts if not one["revealed"]["peum_undefined"])
+    text = client.page(f"/item/{defined['key']}").text
     assert f"{int(100 * defined['revealed']['peum_above'])}% of the run’s images" in text
-    assert facts["arm"] == where[by_key(run)[rows[0]["key"]]]
-    assert {by_key(run)[r["key"]] for r in client.list(arm="control")} == {
-        i for i, a in where.items() if a == "control"
-    }
+    controls = {name for name, arm in arms.items() if arm == "control"}
+    assert {names[key] for key in client.list_keys(arm="control")} == controls
 
 
 def test_the_arm_filter_opens_when_everything_is_reviewed(run, ana):
     assert ana.get("/api/queue?arm=control").status_code == 422
     assert 'name="arm"' not in ana.get("/").text
-    for row in ana.list():
-        assert ana.decide(row["key"], "supports").status_code == 200
-    assert (
-        ana.get("/api/queue?arm=control").json()["matching"]
-        == sum(a == "control" for a in arms(run).values())
-        > 0
-    )
+    for key in ana.list_keys():
+        assert ana.decide(key, "supports").status_code == 200
+    controls = [*queued(run).values()].count("control")
+    assert ana.get("/api/queue?arm=control").json()["matching"] == controls > 0
+    assert ana.facts(key)["arm"] in ("queue", "control")
     assert 'name="arm"' in ana.get("/").text
 
 
 def test_filters(run):
     ana = Server(run, blind_class=True).client("ana")
-    rows = ana.list()
-    first, second = rows[0]["key"], rows[1]["key"]
+    keys = ana.list_keys()
+    first, second = keys[:2]
     ana.decide(first, "shortcut")
     ana.decide(second, "unsure")
-    assert [r["key"] for r in ana.list(verdict="shortcut")] == [first]
-    assert [r["key"] for r in ana.list(verdict="reviewed")] == [first, second]
-    assert len(ana.list(verdict="unreviewed")) == len(rows) - 2
+    assert ana.list_keys(verdict="shortcut") == [first]
+    assert ana.list_keys(verdict="reviewed") == [first, second]
+    assert len(ana.list_keys(verdict="unreviewed")) == len(keys) - 2
     # under blinding flags and classes find only reviewed images, else the filter would reveal the others
     blank = key_of(run, BLANK)
-    assert ana.list(flag="blank") == [] or blank in (first, second)
+    assert ana.list_keys(flag="blank") == [] or blank in (first, second)
     ana.decide(blank, "unsure")
-    assert [r["key"] for r in ana.list(flag="blank")] == [blank]
-    named = ana.get(f"/api/item/{first}").json()["revealed"]["class"]
-    assert {r["key"] for r in ana.list(**{"class": named})} <= {first, second, blank}
-    assert first in {r["key"] for r in ana.list(**{"class": named})}
-    assert ana.list(verdict="nonsense") == []
+    assert ana.list_keys(flag="blank") == [blank]
+    named = ana.facts(first)["revealed"]["class"]
+    assert {first} <= {*ana.list_keys(**{"class": named})} <= {first, second, blank}
+    assert ana.list_keys(verdict="nonsense") == []
 
 
 def test_a_second_reviewer_finds_the_images_that_await_one(server, ana):
-    key = ana.list()[0]["key"]
+    key = ana.list_keys()[0]
     ana.decide(key, "second-reviewer")
     bo = server.client("bo")
-    assert [r["key"] for r in bo.list(verdict="awaits-second")] == [key]
-    assert ana.list(verdict="awaits-second") == []
+    assert bo.list_keys(verdict="awaits-second") == [key]
+    assert ana.list_keys(verdict="awaits-second") == []
     bo.decide(key, "supports")
-    assert bo.list(verdict="awaits-second") == []
+    assert bo.list_keys(verdict="awaits-second") == []
 
 
 @pytest.mark.slow
@@ -277,7 +244,7 @@ def test_a_page_of_the_list_is_bounded_and_pages_cover_it_once(tmp_path):
     assert len(response.json()["items"]) == MAX_ITEMS_PER_RESPONSE
     assert len(response.content) < 60_000
     assert len(ana.get("/").content) < 20_000
-    keys = [row["key"] for start in range(0, 1000, 100) for row in ana.list(offset=start, limit=100)]
+    keys = [key for start in range(0, 1000, 100) for key in ana.list_keys(offset=start, limit=100)]
     assert len(set(keys)) == len(keys) == 1000
     last = ana.get("/api/queue?offset=99990").json()
     assert (last["matching"], len(last["items"])) == (100_000, 10)
@@ -286,7 +253,7 @@ def test_a_page_of_the_list_is_bounded_and_pages_cover_it_once(tmp_path):
 
 
 def test_a_change_is_a_new_event_that_keeps_the_old(run, ana):
-    key = ana.list()[0]["key"]
+    key = ana.list_keys()[0]
     first = ana.decide(key, "supports").json()["number"]
     refused = ana.decide(key, "unsure", previous_event=first)
     assert refused.status_code == 422
@@ -297,8 +264,7 @@ def test_a_change_is_a_new_event_that_keeps_the_old(run, ana):
     assert [e.payload["changes"] for e in kept] == [None, first]
     assert [e.payload["blind"] for e in kept] == [True, False]
     assert all(e.who == "ana" and e.time.endswith("+00:00") for e in kept)
-    everything_logged = Log(run.folder).events()
-    assert all(b.previous == a.hash for a, b in pairwise(everything_logged))
+    assert all(b.previous == a.hash for a, b in pairwise(Log(run.folder).events()))
     assert Log(run.folder).problems() == []
     page = ana.get(f"/item/{key}").text
     assert "looked again" in page
@@ -306,22 +272,17 @@ def test_a_change_is_a_new_event_that_keeps_the_old(run, ana):
     assert second > first
 
 
-def test_sent_again_it_counts_once(run, ana):
-    key = ana.list()[0]["key"]
-    responses = [ana.decide(key, "supports", mark="the-same-mark") for _ in range(3)]
+def test_sent_again_it_counts_once_and_an_outdated_window_is_refused(run, ana):
+    first, second = ana.list_keys()[:2]
+    responses = [ana.decide(first, "supports", mark="the-same-mark") for _ in range(3)]
     assert [a.status_code for a in responses] == [200] * 3
     assert len({a.json()["number"] for a in responses}) == 1
+    assert ana.decide(first, "unsure", mark="the-same-mark").status_code == 409
     assert len(events(run)) == 1
-    assert ana.decide(key, "unsure", mark="the-same-mark").status_code == 409
-    assert len(events(run)) == 1
-
-
-def test_an_outdated_window_is_refused(run, ana):
-    key = ana.list()[0]["key"]
-    ana.decide(key, "supports")
-    late = ana.decide(key, "unsure", previous_event=0, reason="from the other tab", mark="another-mark")
+    ana.decide(second, "supports")
+    late = ana.decide(second, "unsure", previous_event=0, reason="from the other tab", mark="another-mark")
     assert late.status_code == 409
-    assert len(events(run)) == 1
+    assert len(events(run)) == 2
 
 
 @pytest.mark.parametrize(
@@ -333,13 +294,13 @@ def test_an_outdated_window_is_refused(run, ana):
 )  # fmt: skip
 def test_a_malformed_post_is_refused(run, ana, change):
     body = {
-        "key": ana.list()[0]["key"],
+        "key": ana.list_keys()[0],
         "verdict": "supports",
         "reason": "",
         "previous_event": 0,
         "mark": "12345678",
-    } | change
-    assert ana.post("/api/verdict", body).status_code in (404, 422)
+    }
+    assert ana.post("/api/verdict", body | change).status_code in (404, 422)
     assert events(run) == []
 
 
@@ -357,42 +318,28 @@ def test_without_a_name_the_page_asks_for_one(server):
 
 def test_two_reviewers_at_once_lose_nothing(server, run):
     clients = [server.client(name) for name in ("ana", "bo")]
-    keys = [row["key"] for row in clients[0].list()]
-    secrets = [client.csrf for client in clients]
+    keys = clients[0].list_keys()
+    assert all(client.csrf for client in clients)
     responses = []
 
-    def give_verdicts(client, secret):
+    def give_verdicts(client):
         for i, key in enumerate(keys):
-            body = {
-                "key": key,
-                "verdict": list(VERDICTS)[i % 5],
-                "previous_event": 0,
-                "mark": f"{secret[:8]}-{i:04d}".replace("_", "-"),
-            }
-            responses.append(
-                client.http.post("/api/verdict", json=body, headers={"x-equicam-csrf": secret}).status_code
-            )
+            responses.append(client.decide(key, list(VERDICTS)[i % 5]).status_code)
 
-    threads = [
-        threading.Thread(target=give_verdicts, args=pair) for pair in zip(clients, secrets, strict=True)
-    ]
+    threads = [threading.Thread(target=give_verdicts, args=(client,)) for client in clients]
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert responses == [200] * (2 * len(keys))
     assert len(events(run)) == 2 * len(keys)
     assert Log(run.folder).problems() == []
-    assert all({v.reviewer for v in review_log(run).verdicts(name)} == {"ana", "bo"} for name in arms(run))
-
-
-def review_log(run):
-    found = ReviewLog(run.folder)
-    found.refresh()
-    return found
+    log = ReviewLog(run.folder)
+    log.refresh()
+    assert all({v.reviewer for v in log.verdicts(name)} == {"ana", "bo"} for name in queued(run))
 
 
 def test_two_servers_over_one_run_see_each_other(run):
     one, two = Server(run).client("ana"), Server(run).client("bo")
-    key = one.list()[0]["key"]
+    key = one.list_keys()[0]
     one.decide(key, "supports", mark="from-one")
     two.decide(key, "unsure", mark="from-two")
     assert "Unsure" in one.get(f"/item/{key}").text.split("Verdicts so far")[1]
@@ -402,20 +349,19 @@ def test_two_servers_over_one_run_see_each_other(run):
 
 def test_a_new_triage_during_the_review(run, ana):
     before = ana.get("/api/queue").json()
-    key = next(
-        key_of(run, name) for name, arm in arms(run).items() if arm == "queue"
-    )  # it stays in the queue
+    # it stays in the queue
+    key = next(key_of(run, name) for name, arm in queued(run).items() if arm == "queue")
     ana.decide(key, "supports")
     rank(run, budget="90%")
     after = ana.get("/api/queue").json()
     assert after["version"] != before["version"]
     assert after["matching"] > before["matching"]
-    keys = [row["key"] for row in ana.list()]
-    assert len(keys) == len(set(keys))
-    assert next(row for row in ana.list() if row["key"] == key)["verdict"] == "supports"
+    rows = {row["key"]: row for row in ana.list()}
+    assert len(rows) == len(ana.list())
+    assert rows[key]["verdict"] == "supports"
     rank(run, budget=1)
-    gone = [k for k in keys if ana.get(f"/item/{k}").status_code == 404]
-    assert len(gone) == len(keys) - 1
+    gone = [k for k in rows if ana.get(f"/item/{k}").status_code == 404]
+    assert len(gone) == len(rows) - 1
 
 
 def test_an_unfinished_run_can_be_reviewed(run, ana):
@@ -424,33 +370,31 @@ def test_an_unfinished_run_can_be_reviewed(run, ana):
     run = RunStore(run.folder)
     assert run.pending()
     client = Server(run).client("ana")
-    before = [row["key"] for row in client.list()]
+    before = client.list_keys()
     (run.path("items", 1).parent / ".shard-000001.parquet.x.tmp").write_bytes(b"half")
     assert client.decide(before[0], "supports").status_code == 200
-    write_table(run.path("maps", 1), read_table(run.path("maps", 0)).slice(0, 0))
-    write_table(run.path("items", 1), read_table(run.path("items", 0)).slice(0, 0))
-    assert [row["key"] for row in client.list()] == before
+    for kind in ("maps", "items"):
+        write_table(run.path(kind, 1), read_table(run.path(kind, 0)).slice(0, 0))
+    assert client.list_keys() == before
     assert client.get(f"/item/{before[1]}").status_code == 200
 
 
 def test_a_run_without_a_queue_names_the_command(tmp_path):
-    client = Server(fake_run(tmp_path)).client()
-    response = client.get("/api/queue")
+    response = Server(fake_run(tmp_path)).client().get("/api/queue")
     assert response.status_code == 422
     assert "equicam triage" in response.json()["error"]
 
 
 def test_hostile_names_are_text(run):
-    client = Server(run, blind=False).client()
-    for row in client.list():
-        page = Page(client.get(f"/item/{row['key']}").text)
+    client, names = Server(run, blind=False).client(), by_key(run)
+    for key in client.list_keys():
+        page = client.page(f"/item/{key}")
         assert not [a for a in page.every("img") if "onerror" in a or a.get("src") == "x"]
         assert all(a.get("src", "").startswith("/static/") for a in page.every("script"))
-        text = client.get(f"/item/{row['key']}").text
+        text = client.get(f"/item/{key}").text
         assert not any(c in text for c in "\u202e\u200f\x00\x1b")
-        assert not re.search(r"[/=]" + re.escape(by_key(run)[row["key"]][:6]), row["key"])
-    shown = {by_key(run)[row["key"]] for row in client.list()}
-    assert shown & set(HOSTILE)
+        assert not re.search(r"[/=]" + re.escape(names[key][:6]), key)
+    assert {names[key] for key in client.list_keys()} & set(HOSTILE)
 
 
 @pytest.mark.parametrize(
@@ -458,56 +402,42 @@ def test_hostile_names_are_text(run):
     ["input", "original", "map", "presented", "peum", "view-3", "strip", "thumb", "thumb-plain", "thumb-4"],
 )
 def test_images_are_rendered_and_cached_by_etag(run, ana, kind):
-    key = next(key_of(run, i) for i in arms(run) if i not in (MISSING, CHANGED, BLANK))
+    key = next(key_of(run, name) for name in queued(run) if name not in (MISSING, CHANGED, BLANK))
     hidden = kind not in ("input", "original", "map", "thumb", "thumb-plain")
     assert ana.get(f"/image/{key}/{kind}").status_code == (404 if hidden else 200)
     ana.decide(key, "supports")
     response = ana.get(f"/image/{key}/{kind}")
     assert response.headers["content-type"] in ("image/png", "image/jpeg")
-    image = Image.open(io.BytesIO(response.content))
-    assert np.asarray(image.convert("RGB")).std() > 5
+    assert ana.image(key, kind).std() > 5
     again = ana.get(f"/image/{key}/{kind}", headers={"if-none-match": response.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
 def test_the_original_has_the_pixels_of_the_part_the_model_saw(run, tmp_path):
     """Also of a file much larger than the page shows; the part is cut, not scaled."""
-    row = next(
-        r
-        for r in run.read_items().to_pylist()
-        if r["id"] in arms(run) and r["id"].startswith("slide-") and r["id"] not in (MISSING, CHANGED, BLANK)
-    )
+    special = (MISSING, CHANGED, BLANK)
+    name = next(one for one in queued(run) if one.startswith("slide-") and one not in special)
     pixels = np.random.default_rng(0).integers(0, 255, (1500, 2600, 3), dtype=np.uint8)
     path = tmp_path / "large.png"
     Image.fromarray(pixels).save(path)
-    change = {
-        "path": str(path),
-        "sha256": file_digest(path),
-        "bytes": path.stat().st_size,
-        "input_box": [300.0, 100.0, 1300.4, 1099.7],
-    }
-    rows = [r | change if r["id"] == row["id"] else r for r in run.read_items().to_pylist()]
+    change = {"path": str(path), "sha256": file_digest(path), "bytes": path.stat().st_size}
+    change |= {"input_box": [300.0, 100.0, 1300.4, 1099.7]}
+    rows = [row | change if row["id"] == name else row for row in run.read_items().to_pylist()]
     write_table(run.path("items", 0), pa.Table.from_pylist(rows, schema=ITEMS))
     client = Server(RunStore(run.folder), blind=False).client()
-    response = client.get(f"/image/{key_of(run, row['id'])}/original")
-    shown = np.asarray(Image.open(io.BytesIO(response.content)).convert("RGB"))
+    shown = client.image(key_of(run, name), "original")
     assert shown.shape == (1000, 1000, 3)
-    difference = np.abs(shown.astype(float) - pixels[100:1100, 300:1300]).mean()
-    assert difference < 12  # of JPEG on noise
-    assert np.abs(shown.astype(float) - pixels[101:1101, 300:1300]).mean() > 40
+    assert np.abs(shown - pixels[100:1100, 300:1300]).mean() < 12  # of JPEG on noise
+    assert np.abs(shown - pixels[101:1101, 300:1300]).mean() > 40
 
 
 def test_the_colour_bar_is_the_layer_of_a_rising_map(run, ana):
     """Column v of the bar has the colour and the transparency that a map has where its value is v."""
-    bar = np.asarray(Image.open(io.BytesIO(ana.get("/image/scale/scale").content)))[0].astype(float)
-    item = QueueLoader(run, blind=True).current().items[0]
+    bar, queue = ana.image("scale", "scale", "RGBA")[0], QueueLoader(run, blind=True).current()
+    item = queue.items[0]
     assert not item.flat
-    layer = (
-        np.asarray(Image.open(io.BytesIO(ana.get(f"/image/{item.key}/map").content)))
-        .astype(float)
-        .reshape(-1, 4)
-    )
-    values = stretch(QueueLoader(run, blind=True).current().maps(item).map, (LAYER_PX, LAYER_PX)).ravel()
+    layer = ana.image(item.key, "map", "RGBA").reshape(-1, 4)
+    values = stretch(queue.maps(item).map, (LAYER_PX, LAYER_PX)).ravel()
     assert np.ptp(values) == 1
     expected = bar[np.rint(values * (len(bar) - 1)).astype(int)]
     assert np.abs(layer - expected)[values > 0.05].max() <= 3
@@ -515,13 +445,10 @@ def test_the_colour_bar_is_the_layer_of_a_rising_map(run, ana):
 
 
 def test_views_differ_and_layers_are_transparent_where_low(run, ana):
-    key = next(key_of(run, i) for i in arms(run) if i not in (MISSING, CHANGED, BLANK))
+    key = next(key_of(run, name) for name in queued(run) if name not in (MISSING, CHANGED, BLANK))
     ana.decide(key, "supports")
-    layers = [
-        np.asarray(Image.open(io.BytesIO(ana.get(f"/image/{key}/{kind}").content))).astype(float)
-        for kind in ("map", "view-3", "view-9")
-    ]
-    assert all(layer.shape[-1] == 4 and layer[..., 3].min() < 30 for layer in layers)
+    layers = [ana.image(key, kind, "RGBA") for kind in ("map", "view-3", "view-9")]
+    assert all(layer[..., 3].min() < 30 for layer in layers)
     assert all(np.abs(a - b).mean() > 1 for a, b in pairwise(layers))
 
 
@@ -530,7 +457,7 @@ def test_views_differ_and_layers_are_transparent_where_low(run, ana):
 )
 def test_an_image_other_than_the_one_explained_is_not_shown(run, ana, name, why):
     key = key_of(run, name)
-    if key not in ana.get("/api/queue?limit=200").text:
+    if key not in ana.list_keys():
         rank(run, budget="100%")
     assert ana.get(f"/image/{key}/input").status_code == 404
     assert why in ana.get(f"/item/{key}").text
@@ -543,12 +470,11 @@ def test_a_row_that_points_elsewhere_sends_no_file(run, ana, tmp_path):
     secret.write_text("root:x:0:0")
     link = tmp_path / "link.png"
     link.symlink_to(secret)
-    key = ana.list()[0]["key"]
-    path = run.path("items", 0)
+    key, path = ana.list_keys()[0], run.path("items", 0)
     table = read_table(path)
+    at = table.column_names.index("path")
     for target in (secret, link, tmp_path / "images" / ".." / "secret.txt"):
         paths = [str(target)] * table.num_rows
-        at = table.column_names.index("path")
         write_table(path, table.set_column(at, table.schema.field("path"), [paths]))
         response = ana.get(f"/image/{key}/input")
         assert response.status_code == 404
@@ -556,18 +482,16 @@ def test_a_row_that_points_elsewhere_sends_no_file(run, ana, tmp_path):
 
 
 def test_an_export_holds_ones_own_verdicts_until_everything_is_reviewed(server, run, ana):
-    bo = server.client("bo")
-    keys = [row["key"] for row in ana.list()]
+    bo, keys = server.client("bo"), ana.list_keys()
     ana.decide(keys[0], "supports", reason="=HYPERLINK(1)")
     bo.decide(keys[1], "unsure", reason="bo's own")
-    exported = ana.get("/export/verdicts.json")
-    assert exported.headers["content-disposition"] == 'attachment; filename="verdicts.json"'
-    assert [row["reviewer"] for row in exported.json()["verdicts"]] == ["ana"]
-    assert "arm" not in exported.text
-    rows = list(csv.DictReader(io.StringIO(ana.get("/export/verdicts.csv").text)))
-    assert rows[0]["reason"] == "'=HYPERLINK(1)"
-    assert rows[0]["hash"] == events(run)[0].hash
-    assert rows[0]["previous"] == events(run)[0].previous
+    own = ana.get("/export/verdicts.json")
+    assert own.headers["content-disposition"] == 'attachment; filename="verdicts.json"'
+    assert [row["reviewer"] for row in own.json()["verdicts"]] == ["ana"]
+    assert "arm" not in own.text
+    (row,) = exported(ana)
+    assert row["reason"] == "'=HYPERLINK(1)"
+    assert (row["hash"], row["previous"]) == (events(run)[0].hash, events(run)[0].previous)
     bo.post("/api/note", {"key": keys[1], "text": "bo's note", "mark": "note-of-bo"})
     assert ana.get("/export/verdicts.json").json()["notes"] == []
     for key in keys[1:]:
@@ -576,23 +500,17 @@ def test_an_export_holds_ones_own_verdicts_until_everything_is_reviewed(server, 
     assert full["complete"]
     assert [note["text"] for note in full["notes"]] == ["bo's note"]
     assert {row["reviewer"] for row in full["verdicts"]} == {"ana", "bo"}
-    assert {row["arm"] for row in full["verdicts"]} == {"queue", "control"}
-    whole = csv.DictReader(io.StringIO(ana.get("/export/verdicts.csv").text))
-    assert {row["arm"] for row in whole} == {"queue", "control"}
+    for rows in (full["verdicts"], exported(ana)):
+        assert {row["arm"] for row in rows} == {"queue", "control"}
 
 
 def test_every_image_and_control_has_a_label(ana):
-    for path in ("/", f"/item/{ana.list()[0]['key']}", "/reviewer"):
-        page = Page(ana.get(path).text)
+    for path in ("/", f"/item/{ana.list_keys()[0]}", "/reviewer"):
+        page = ana.page(path)
         assert all("alt" in a for a in page.every("img"))
-        labelled = {a["for"] for a in page.every("label") if "for" in a}
-        for tag in ("input", "select", "textarea"):
-            for a in page.every(tag):
-                assert (
-                    a.get("id") in labelled
-                    or a.get("name") in ("verdict", "flag", "class", "arm")
-                    or a.get("id") in ("opacity", "go-on")
-                )
+        labelled = {a["for"] for a in page.every("label") if "for" in a} | {"opacity", "go-on"}
+        for a in [a for tag in ("input", "select", "textarea") for a in page.every(tag)]:
+            assert a.get("id") in labelled or a.get("name") in ("verdict", "flag", "class", "arm")
         assert page.every("html") == [{"lang": "en"}]
         assert [a for a in page.every("p") if a.get("aria-live") == "polite"]
         assert len([1 for name, _ in page.elements if name == "h1"]) == 1
@@ -608,50 +526,34 @@ def test_the_page_never_imports_torch():
 
 
 def test_flags_and_classes_are_counted(run):
-    ana = Server(run, blind_class=True).client("ana")
-    progress = ana.get("/api/progress").json()
-    table = read_table(run.folder / "triage.parquet")
-    assert progress["total"] == table.num_rows
+    progress = Server(run, blind_class=True).client("ana").progress()
+    assert progress["total"] == len(queued(run))
     assert (progress["flags"], progress["classes"]) == ({}, {})
     assert progress["arms"] is None
-    shown = Server(run, blind=False).client().get("/api/progress").json()
-    assert shown["arms"]["control"] == pc.sum(pc.equal(table["arm"], "control")).as_py()
-    assert shown["flags"]["flipped"] == sum("flipped" in flags for flags in table["flags"].to_pylist())
+    shown = Server(run, blind=False).client().progress()
+    assert shown["arms"]["control"] == [*queued(run).values()].count("control")
+    assert shown["flags"]["flipped"] == sum("flipped" in one for one in triage_column(run, "flags").values())
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "../../../../etc/passwd",
-        "/etc/passwd",
-        "..\\..\\x'\"<img src=x onerror=alert(1)>\n\u202e.png",
-        "%2e%2e%2f",
-    ],
-)
+    ["../../../../etc/passwd", "/etc/passwd", "..\\..\\x'\"<img src=x onerror=alert(1)>\n\u202e.png", "%2e%2e%2f"],
+)  # fmt: skip
 def test_a_name_with_a_path_in_it_is_only_a_name(run, name):
-    old = next(i for i in arms(run) if i.startswith("slide-") and i not in (MISSING, CHANGED))
-    for path in (
-        "sample.parquet",
-        "triage.parquet",
-        "items/shard-000000.parquet",
-        "maps/shard-000000.parquet",
-    ):
-        table = read_table(run.folder / path)
+    old = next(i for i in queued(run) if i.startswith("slide-") and i not in (MISSING, CHANGED))
+    for file in ("sample", "triage", "items/shard-000000", "maps/shard-000000"):
+        path = run.folder / f"{file}.parquet"
+        table = read_table(path)
         ids = pc.if_else(pc.equal(table["id"], old), name, table["id"])
-        write_table(
-            run.folder / path, table.set_column(table.column_names.index("id"), table.schema.field("id"), ids)
-        )
+        write_table(path, table.set_column(table.column_names.index("id"), table.schema.field("id"), ids))
     client, key = Server(run, blind=False).client(), key_of(run, name)
-    page = Page(client.get(f"/item/{key}").text)
+    page = client.page(f"/item/{key}")
     assert "root:" not in page.text
     assert not [a for a in page.every("img") if a.get("src") == "x"]
-    assert Image.open(io.BytesIO(client.get(f"/image/{key}/input").content)).size == (96, 96)
+    assert client.image(key, "input").shape == (96, 96, 3)
     assert client.decide(key, "supports").status_code == 200
     assert events(run)[0].payload["item"] == name
-    assert (
-        next(iter(csv.DictReader(io.StringIO(client.get("/export/verdicts.csv").text, newline=""))))["item"]
-        == name
-    )
+    assert exported(client)[0]["item"] == name
     assert client.get(f"/item/{quote(name)}").status_code == 404
     assert client.get(f"/item/{quote(name, safe='')}").status_code == 404
 
@@ -662,42 +564,37 @@ def test_what_is_left_is_stated_only_to_reviewers_who_have_finished(tmp_path):
     opened.triage(10, control=0.3)
     server = Server(run)
     ana, bo = server.client("ana"), server.client("bo")
-    rows = ana.list()
-    for i, row in enumerate(rows):
-        assert ana.get("/api/progress").json()["remainder"] is None
-        ana.decide(row["key"], "shortcut" if i % 2 else "supports")
+    for i, key in enumerate(ana.list_keys()):
+        assert ana.progress()["remainder"] is None
+        ana.decide(key, "shortcut" if i % 2 else "supports")
     stated = opened.remainder().sentence
     assert stated.startswith("Of the ")
-    assert ana.get("/api/progress").json()["remainder"] == stated
+    assert ana.progress()["remainder"] == stated
     assert stated in ana.get("/").text
-    for row in bo.list()[1:]:
-        bo.decide(row["key"], "supports")
-    for path in ("/", "/api/progress", "/api/queue", f"/api/item/{bo.list()[0]['key']}"):
+    last, *others = bo.list_keys()
+    for key in others:
+        bo.decide(key, "supports")
+    for path in ("/", "/api/progress", "/api/queue", f"/api/item/{last}"):
         text = bo.get(path).text  # one image to go, whose verdict might tell its arm
         assert "nobody opened" not in text
         assert "confidence;" not in text
-    bo.decide(bo.list()[0]["key"], "supports")
+    bo.decide(last, "supports")
     both = opened.remainder().sentence
     assert both != stated
-    assert {one.get("/api/progress").json()["remainder"] for one in (ana, bo)} == {both}
+    assert {one.progress()["remainder"] for one in (ana, bo)} == {both}
     opened.triage(more=4)
-    assert ana.get("/api/progress").json()["remainder"] is None
-    assert (
-        Server(run, blind=False)
-        .client("cy")
-        .get("/api/progress")
-        .json()["remainder"]
-        .endswith("not reviewed yet.")
-    )
+    assert ana.progress()["remainder"] is None
+    open_to = Server(run, blind=False).client("cy")
+    assert open_to.progress()["remainder"].endswith("not reviewed yet.")
 
 
 def test_a_queue_that_is_being_written_states_nothing(tmp_path):
     run = fake_run(tmp_path, calibrate=0)
     Run(run).triage(10)
     client = Server(run, blind=False).client("ana")
-    assert client.get("/api/progress").json()["remainder"]
+    assert client.progress()["remainder"]
     rank(run, budget=12)  # triage.parquet alone
-    assert client.get("/api/progress").json()["remainder"] is None
+    assert client.progress()["remainder"] is None
     (run.folder / "triage.json").unlink()
-    assert client.get("/api/progress").json()["remainder"] is None
+    assert client.progress()["remainder"] is None
     assert "hidden" in re.search(r'<p class="remainder"[^>]*>', client.get("/").text)[0]

@@ -12,19 +12,19 @@ from equicam.errors import EquicamError
 from equicam.rasters import geojson
 from equicam.runs.feature_ids import feature_id
 from equicam.runs.log import Log
-from equicam.runs.review import verdict_import
-from equicam.runs.review.verdict_files import write_verdicts
-from equicam.runs.review.verdict_import import import_verdicts
+from equicam.runs.review import verdict_files
+from equicam.runs.review.verdict_files import import_verdicts, write_verdicts
 from equicam.runs.store import RunStore
 from equicam.runs.verdicts import VERDICTS, ReviewLog
 from equicam.shards import read_table
 from tests.audit.conftest import equicam_answer, equicam_command
 from tests.audit.faked import fake_run
-from tests.web.conftest import Server, key_of, rank
+from tests.web.conftest import Server, events, key_of, rank
+from tests.web.conftest import queued as arms
 
 
 def queued(run):
-    return read_table(run.folder / "triage.parquet")["id"].to_pylist()
+    return list(arms(run))
 
 
 def qupath(run, name, given="Supports", **more):
@@ -47,10 +47,19 @@ def write(folder, content, name="verdicts.geojson"):
     return path
 
 
-def standing(run, who="ana"):
+def take(run, folder, *features, name="verdicts.geojson", reviewer="ana", replace=False, **more):
+    path = write(folder, collection(*features, **more), name)
+    return import_verdicts(run, path, reviewer=reviewer, replace=replace)
+
+
+def log_of(run):
     log = ReviewLog(run.folder)
     log.refresh()
-    return {name: v.verdict for name, v in log.standing(who).items()}
+    return log
+
+
+def standing(run, who="ana"):
+    return {name: v.verdict for name, v in log_of(run).standing(who).items()}
 
 
 def refused(run, path, match, **options):
@@ -83,34 +92,23 @@ def test_verdicts_of_qupath(run, tmp_path, packed, bare):
     found = import_verdicts(run, path, reviewer="ana")
     assert found.sentence == "5 verdicts taken, 1 feature without one, 0 already there"
     assert standing(run) == dict(zip(names, VERDICTS, strict=False))
-    events = Log(run.folder).events("verdict")
-    assert {e.payload["source"]["file"] for e in events} == {"verdicts.json"}
-    assert all(len(e.payload["source"]["sha256"]) == 64 for e in events)
-    assert not any(e.payload["blind"] for e in events)
+    assert {e.payload["source"]["file"] for e in events(run)} == {"verdicts.json"}
+    assert all(len(e.payload["source"]["sha256"]) == 64 for e in events(run))
+    assert not any(e.payload["blind"] for e in events(run))
     assert Log(run.folder).problems() == []
 
 
 def test_verdicts_of_qgis(run, tmp_path):
     first, second, third, fourth = queued(run)[:4]
     features = [
-        {
-            "type": "Feature",
-            "id": feature_id(run, first),
-            "properties": {"verdict": "Unsure", "reason": "pale"},
-        },
-        {
-            "type": "Feature",
-            "id": 7,
-            "properties": {"id": feature_id(run, second).upper(), "verdict": "supports"},
-        },
-        {"type": "Feature", "properties": {"id": "{" + feature_id(run, third) + "}", "verdict": None}},
-        {"type": "Feature", "properties": {"id": feature_id(run, fourth), "verdict": ""}},
+        {"id": feature_id(run, first), "properties": {"verdict": "Unsure", "reason": "pale"}},
+        {"id": 7, "properties": {"id": feature_id(run, second).upper(), "verdict": "supports"}},
+        {"properties": {"id": "{" + feature_id(run, third) + "}", "verdict": None}},
+        {"properties": {"id": feature_id(run, fourth), "verdict": ""}},
     ]
-    found = import_verdicts(run, write(tmp_path, collection(*features)), reviewer="ana")
+    found = take(run, tmp_path, *({"type": "Feature"} | one for one in features))
     assert (found.taken, found.without, found.already) == (2, 2, 0)
-    log = ReviewLog(run.folder)
-    log.refresh()
-    assert log.standing("ana")[first].reason == "pale"
+    assert log_of(run).standing("ana")[first].reason == "pale"
 
 
 def test_an_object_that_was_copied_in_qupath_is_known_by_its_metadata(run, tmp_path):
@@ -129,21 +127,16 @@ def test_the_predicted_class_that_an_export_wrote_is_no_verdict(run, tmp_path):
     table = read_table(run.folder / "triage.parquet")
     name, predicted = table["id"][0].as_py(), table["class"][0].as_py()
     rest = next(i for i in run.sample()["id"].to_pylist() if i not in queued(run))
+    rest = next(i for i in run.sample()["id"].to_pylist() if i not in queued(run))
+    row = run.rows([rest])[rest]
+    own_class = None if row["target"] is None else run.manifest.classes[row["target"]]
     features = [qupath(run, name, predicted)]
-    features += [qupath(run, rest, words) for words in ("tumour", "normal <i>tissue</i>")]
-    features = [
-        f for f in features if f["properties"]["classification"]["name"] in (predicted, class_of(run, rest))
-    ]
+    features += [qupath(run, rest, one) for one in run.manifest.classes if one in (predicted, own_class)]
     own = {"type": "Feature", "id": "drawn by hand", "properties": {"classification": {"name": "Stroma"}}}
-    found = import_verdicts(run, write(tmp_path, collection(*features, own)), reviewer="ana")
+    found = take(run, tmp_path, *features, own)
     assert (found.taken, found.without) == (0, len(features) + 1)
-    wrong = next(c for c in ("tumour", "normal <i>tissue</i>") if c != predicted)
+    wrong = next(one for one in run.manifest.classes if one != predicted)
     refused(run, write(tmp_path, collection(qupath(run, name, wrong))), "which is none of")
-
-
-def class_of(run, name):
-    row = run.rows([name])[name]
-    return None if row["target"] is None else run.manifest.classes[row["target"]]
 
 
 def test_the_same_file_again_adds_nothing_even_after_a_change_on_the_page(run, tmp_path):
@@ -151,13 +144,13 @@ def test_the_same_file_again_adds_nothing_even_after_a_change_on_the_page(run, t
     path = write(tmp_path, collection(qupath(run, first), qupath(run, second)))
     import_verdicts(run, path, reviewer="ana")
     assert import_verdicts(run, path, reviewer="ana").sentence.endswith("2 already there")
-    client = Server(run).client("ana")
-    before = client.get(f"/api/item/{key_of(run, first)}").json()["previous_event"]
-    client.decide(key_of(run, first), "unsure", reason="looked again", previous_event=before)
-    events = len(Log(run.folder).events())
+    client, key = Server(run).client("ana"), key_of(run, first)
+    before = client.facts(key)["previous_event"]
+    client.decide(key, "unsure", reason="looked again", previous_event=before)
+    count = len(Log(run.folder).events())
     for replace in (False, True):
         assert import_verdicts(run, path, reviewer="ana", replace=replace).taken == 0
-    assert len(Log(run.folder).events()) == events
+    assert len(Log(run.folder).events()) == count
     assert standing(run)[first] == "unsure"
     # another reviewer may give the same file
     assert import_verdicts(run, path, reviewer="bo").taken == 2
@@ -165,50 +158,41 @@ def test_the_same_file_again_adds_nothing_even_after_a_change_on_the_page(run, t
 
 def test_an_earlier_verdict_is_replaced_only_on_request(run, tmp_path):
     first, second = queued(run)[:2]
-    import_verdicts(run, write(tmp_path, collection(qupath(run, first))), reviewer="ana")
-    other = write(
-        tmp_path, collection(qupath(run, first, "Wrong region"), qupath(run, second)), "other.geojson"
-    )
+    take(run, tmp_path, qupath(run, first))
+    features = [qupath(run, first, "Wrong region"), qupath(run, second)]
+    other = write(tmp_path, collection(*features), "other.geojson")
     refused(run, other, "supports would become wrong-region; try --replace")
     assert import_verdicts(run, other, reviewer="ana", replace=True).taken == 2
-    log = ReviewLog(run.folder)
-    log.refresh()
+    log = log_of(run)
     assert [v.verdict for v in log.verdicts(first)] == ["supports", "wrong-region"]
     assert log.verdicts(first)[1].changes == log.verdicts(first)[0].number
     # the same verdict from another file changes nothing
-    third = write(tmp_path, collection(qupath(run, second, "SUPPORTS")), "third.geojson")
-    assert import_verdicts(run, third, reviewer="ana").already == 1
+    assert take(run, tmp_path, qupath(run, second, "SUPPORTS"), name="third.geojson").already == 1
 
 
 def test_blind_exports_give_blind_verdicts_and_others_end_blinding(run, tmp_path):
     first, second, third = queued(run)[:3]
-    path = write(tmp_path, collection(qupath(run, first), equicam={"blind": True}))
-    import_verdicts(run, path, reviewer="ana")
-    import_verdicts(run, write(tmp_path, collection(qupath(run, second)), "open.geojson"), reviewer="bo")
-    log = ReviewLog(run.folder)
-    log.refresh()
+    each = qupath(run, first, metadata={"equicam blind": "true"})
+    take(run, tmp_path, qupath(run, first), equicam={"blind": True})
+    take(run, tmp_path, qupath(run, second), reviewer="bo")
+    take(run, tmp_path, each, reviewer="cy")
+    take(run, tmp_path, each, qupath(run, second), reviewer="di")
+    for odd in ("yes", 1, None):
+        take(run, tmp_path, qupath(run, first), equicam={"blind": odd}, reviewer=f"who {odd}")
+    log = log_of(run)
     assert log.standing("ana")[first].blind
     assert not log.standing("bo")[second].blind
-    each = qupath(run, first, metadata={"equicam blind": "true"})
-    import_verdicts(run, write(tmp_path, [each], "each.geojson"), reviewer="cy")
-    import_verdicts(run, write(tmp_path, [each, qupath(run, second)], "some.geojson"), reviewer="di")
-    log.refresh()
     assert log.standing("cy")[first].blind
-    assert not log.standing("di")[first].blind
+    assert not any(log.standing(who)[first].blind for who in ("di", "who yes", "who 1", "who None"))
     # ana goes on under blinding; bo has seen the signals of all images
     for who, blind in (("ana", True), ("bo", False)):
         made = log.add_verdict(third, who, "unsure", blind=True, previous_event=0, mark=f"later-{who}")
         assert made.blind is blind
-    for odd in ("yes", 1, None):
-        path = write(tmp_path, collection(qupath(run, first), equicam={"blind": odd}), f"{odd}.geojson")
-        import_verdicts(run, path, reviewer=f"who {odd}")
-        log.refresh()
-        assert not log.standing(f"who {odd}")[first].blind
 
 
 def test_an_imported_verdict_is_marked_on_the_page_and_in_the_export(run, tmp_path):
     name = queued(run)[0]
-    import_verdicts(run, write(tmp_path, collection(qupath(run, name)), "<b>x.geojson"), reviewer="ana")
+    take(run, tmp_path, qupath(run, name), name="<b>x.geojson")
     text = Server(run).client("ana").get(f"/item/{key_of(run, name)}").text
     assert "imported from &lt;b&gt;x.geojson" in text
     write_verdicts(run, tmp_path / "all.json")
@@ -222,8 +206,7 @@ def other_run_feature(run, folder):
 
 
 def not_queued(run, folder):
-    rest = [i for i in run.sample()["id"].to_pylist() if i not in queued(run)]
-    return qupath(run, rest[0])
+    return qupath(run, next(i for i in run.sample()["id"].to_pylist() if i not in queued(run)))
 
 
 @pytest.mark.parametrize(
@@ -256,9 +239,8 @@ def test_a_file_with_anything_wrong_is_refused_whole(run, tmp_path, bad, match):
 
 
 def test_of_many_problems_the_first_five_are_named(run, tmp_path):
-    path = write(
-        tmp_path, collection(*(qupath(run, name, f"odd {i}") for i, name in enumerate(queued(run)[:8])))
-    )
+    features = [qupath(run, name, f"odd {i}") for i, name in enumerate(queued(run)[:8])]
+    path = write(tmp_path, collection(*features))
     refused(run, path, r"odd 0.*odd 4.*and 3 more")
     with pytest.raises(EquicamError) as caught:
         import_verdicts(run, path, reviewer="ana")
@@ -266,15 +248,11 @@ def test_of_many_problems_the_first_five_are_named(run, tmp_path):
 
 
 def test_nan_is_allowed_in_measurements_alone(run, tmp_path):
-    name = queued(run)[0]
-    feature = qupath(run, name, measurements={"a": float("nan"), "b": float("inf")})
-    import_verdicts(run, write(tmp_path, collection(feature)), reviewer="ana")
-    listed = qupath(run, name, measurements=[{"name": "a", "value": float("nan")}])
-    import_verdicts(run, write(tmp_path, collection(listed), "old.json"), reviewer="bo")
-    refused(
-        run, write(tmp_path, collection(qupath(run, name, other=float("nan"))), "nan.json"), "NaN or infinity"
-    )
-    refused(run, write(tmp_path, collection(qupath(run, name) | {"id": float("nan")}), "id.json"), "NaN")
+    name, nan = queued(run)[0], float("nan")
+    take(run, tmp_path, qupath(run, name, measurements={"a": nan, "b": float("inf")}))
+    take(run, tmp_path, qupath(run, name, measurements=[{"name": "a", "value": nan}]), reviewer="bo")
+    for feature in (qupath(run, name, other=nan), qupath(run, name) | {"id": nan}):
+        refused(run, write(tmp_path, collection(feature)), "NaN or infinity")
 
 
 @pytest.mark.parametrize(
@@ -301,14 +279,11 @@ def test_hostile_files_are_refused(run, tmp_path, content):
 
 
 def test_large_files_are_refused_packed_and_unpacked(run, tmp_path, monkeypatch):
-    for module in (verdict_import, geojson):
+    for module in (verdict_files, geojson):
         monkeypatch.setattr(module, "MAX_BYTES", 10_000)
     refused(run, write(tmp_path, b" " * 10_001), "at most 10,000 bytes")
-    refused(
-        run,
-        write(tmp_path, gzip.compress(b" " * 10_000_000)[:10_000]),
-        "more than 10,000 bytes when unpacked",
-    )
+    packed = gzip.compress(b" " * 10_000_000)[:10_000]
+    refused(run, write(tmp_path, packed), "more than 10,000 bytes when unpacked")
     refused(run, tmp_path, "a folder")
     refused(run, tmp_path / "none.geojson", "No such file")
 
@@ -349,6 +324,6 @@ def test_a_run_without_a_queue_names_the_command(tmp_path):
 
 
 def test_importing_needs_no_torch_and_no_web_server():
-    code = "import sys; sys.modules['torch'] = sys.modules['fastapi'] = None; import equicam.runs.review.verdict_import"
+    code = "import sys; sys.modules['torch'] = sys.modules['fastapi'] = None; import equicam.runs.review.verdict_files"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,21 +1,21 @@
 """Windows of rasters on the review page: their surroundings, the windows beside them, and what both may not tell."""
 
-import io
-import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from equicam.rasters.options import raster_id
 from equicam.runs.review.images import BLOCK_BYTES
 from equicam.runs.review.queue import QueueLoader
 from equicam.runs.store import RunStore
-from equicam.shards import read_table
+from tests.audit.faked import fake_run
 from tests.audit.faked_rasters import TILE, fake_raster_run, write_map
-from tests.web.conftest import Server, key_of, rank
+from tests.web.conftest import Server, by_key, key_of, queued, rank
+
+rasterio = pytest.importorskip("rasterio")
 
 
 @pytest.fixture(scope="session")
@@ -35,25 +35,22 @@ def ana(run):
 
 
 def rows_of(run):
-    queued = read_table(run.folder / "triage.parquet")["id"].to_pylist()
-    return run.rows(queued)
+    return run.rows(queued(run))
 
 
-def picture(response):
-    assert response.status_code == 200, response.text
-    return np.asarray(Image.open(io.BytesIO(response.content)).convert("RGB")).astype(float)
+def north(run):
+    """The key of a window of the first raster."""
+    return key_of(run, next(name for name in rows_of(run) if name.startswith("north.tif#")))
 
 
 def test_surroundings_show_the_window_in_its_raster_and_no_map(run, ana):
     name, row = next((n, r) for n, r in rows_of(run).items() if TILE < r["x"] < 400 and 40 < r["y"] < 300)
     key = key_of(run, name)
-    shown, alone = (picture(ana.get(f"/image/{key}/{kind}")) for kind in ("surroundings", "input"))
+    shown, alone = (ana.image(key, kind) for kind in ("surroundings", "input"))
     assert shown.shape == (3 * TILE, 3 * TILE, 3)
     inner = shown[TILE + 2 : 2 * TILE - 2, TILE + 2 : 2 * TILE - 2]
     np.testing.assert_allclose(inner, alone[2:-2, 2:-2], atol=2)
     assert (shown[TILE - 1, TILE : 2 * TILE] > 250).all()  # the outline lies outside the window
-    import rasterio
-
     with rasterio.open(row["path"]) as file:
         left, top = int(row["x"]) - TILE, int(row["y"]) - TILE
         whole = np.moveaxis(file.read(window=rasterio.windows.Window(left, top, TILE - 5, TILE - 5)), 0, -1)
@@ -63,9 +60,7 @@ def test_surroundings_show_the_window_in_its_raster_and_no_map(run, ana):
 
 def test_the_original_of_a_window_has_the_rasters_own_pixels(run, ana):
     name, row = next((n, r) for n, r in rows_of(run).items() if r["x"] < 400 and r["y"] < 300)
-    shown = picture(ana.get(f"/image/{key_of(run, name)}/original"))
-    import rasterio
-
+    shown = ana.image(key_of(run, name), "original")
     with rasterio.open(row["path"]) as file:
         window = rasterio.windows.Window(int(row["x"]), int(row["y"]), int(row["side"]), int(row["side"]))
         whole = np.moveaxis(file.read(window=window), 0, -1)
@@ -77,37 +72,32 @@ def test_the_original_of_a_window_has_the_rasters_own_pixels(run, ana):
 
 def test_beyond_the_raster_it_is_white(run, ana):
     name = next(n for n, r in rows_of(run).items() if r["y"] == 0 and r["x"] > TILE)
-    shown = picture(ana.get(f"/image/{key_of(run, name)}/surroundings"))
+    shown = ana.image(key_of(run, name), "surroundings")
     assert (shown[: TILE - 6] == 255).all()
 
 
 def test_surroundings_are_padded_and_shown_before_the_verdict(run, ana):
-    sizes = set()
-    for one in ana.list()[:12]:
-        response = ana.get(f"/image/{one['key']}/surroundings")
+    keys, sizes = ana.list_keys()[:12], set()
+    for key in keys:
+        response = ana.get(f"/image/{key}/surroundings")
         assert response.status_code == 200
         sizes.add(len(response.content))
-        assert ana.get(f"/image/{one['key']}/peum").status_code == 404
+        assert ana.get(f"/image/{key}/peum").status_code == 404
     assert sizes == {BLOCK_BYTES}
     # nothing in the image comes from the map or the verdict
-    key = ana.list()[0]["key"]
-    before = ana.get(f"/image/{key}/surroundings").content
-    ana.decide(key, "supports")
-    assert ana.get(f"/image/{key}/surroundings").content == before
+    before = ana.get(f"/image/{keys[0]}/surroundings").content
+    ana.decide(keys[0], "supports")
+    assert ana.get(f"/image/{keys[0]}/surroundings").content == before
 
 
 def test_windows_reveal_neither_name_nor_signal_before_the_verdict(run):
     ana = Server(run, blind_class=True).client("ana")
-    rows = rows_of(run)
-    for one in ana.list()[:6]:
-        facts = ana.get(f"/api/item/{one['key']}").text
-        page = ana.get(f"/item/{one['key']}").text
-        name = next(n for n in rows if key_of(run, n) == one["key"])
-        for text in (facts, page):
-            assert raster_id(name) not in text
-            assert "tumour" not in text
-            assert f"{rows[name]['stability']:.3f}" not in text
-            assert f"x={rows[name]['x']:g}" not in text
+    rows, names = rows_of(run), by_key(run)
+    for key in ana.list_keys()[:6]:
+        name, row = names[key], rows[names[key]]
+        for text in (ana.get(f"/api/item/{key}").text, ana.get(f"/item/{key}").text):
+            for secret in (raster_id(name), "tumour", f"{row['stability']:.3f}", f"x={row['x']:g}"):
+                assert secret not in text
             assert not re.search(r"\b(control|arm|rank)\b", re.sub(r'"(arm|rank)": ?null', "", text))
 
 
@@ -115,17 +105,16 @@ def test_windows_reveal_neither_name_nor_signal_before_the_verdict(run):
 def test_surroundings_of_another_raster_are_not_shown(tmp_path, change):
     run = rank(fake_raster_run(tmp_path))
     ana = Server(run).client("ana")
-    path = tmp_path / "rasters" / "0.tif"
-    name = next(n for n in rows_of(run) if n.startswith("north.tif#"))
-    assert ana.get(f"/image/{key_of(run, name)}/surroundings").status_code == 200
+    path, key = tmp_path / "rasters" / "0.tif", north(run)
+    assert ana.get(f"/image/{key}/surroundings").status_code == 200
     if change == "gone":
         path.unlink()
     elif change == "shorter":
         path.write_bytes(path.read_bytes()[:-1])
     else:
         write_map(path, seed=99)
-    assert ana.get(f"/image/{key_of(run, name)}/surroundings").status_code == 404
-    page = ana.get(f"/item/{key_of(run, name)}").text
+    assert ana.get(f"/image/{key}/surroundings").status_code == 404
+    page = ana.get(f"/item/{key}").text
     assert "surroundings-image" not in page
     assert "no longer where it was" in page or "has changed since" in page
 
@@ -134,11 +123,9 @@ def test_moved_rasters_are_shown_from_where_they_are_now(tmp_path):
     run = rank(fake_raster_run(tmp_path))
     there = tmp_path / "there.tif"
     (tmp_path / "rasters" / "0.tif").rename(there)
-    name = next(n for n in rows_of(run) if n.startswith("north.tif#"))
-    moved = RunStore(run.folder, moved={"north.tif": str(there)})
-    client = Server(moved).client("ana")
+    client = Server(RunStore(run.folder, moved={"north.tif": str(there)})).client("ana")
     for kind in ("input", "original", "surroundings"):
-        assert client.get(f"/image/{key_of(run, name)}/{kind}").status_code == 200
+        assert client.image(north(run), kind).std() > 0
 
 
 def test_neighbours_are_the_next_windows_of_the_grid_that_are_in_the_queue(run, ana):
@@ -147,7 +134,7 @@ def test_neighbours_are_the_next_windows_of_the_grid_that_are_in_the_queue(run, 
     steps = {"left": (-TILE, 0), "right": (TILE, 0), "above": (0, -TILE), "below": (0, TILE)}
     some = 0
     for name, row in rows.items():
-        found = ana.get(f"/api/item/{key_of(run, name)}").json()["adjacent"]
+        found = ana.facts(key_of(run, name))["adjacent"]
         for side, (dx, dy) in steps.items():
             wanted = places.get((raster_id(name), row["x"] + dx, row["y"] + dy))
             assert found[side] == wanted
@@ -156,12 +143,11 @@ def test_neighbours_are_the_next_windows_of_the_grid_that_are_in_the_queue(run, 
 
 
 def test_the_page_links_only_to_neighbours_in_the_queue(run, ana):
-    keys = {one["key"] for one in ana.list()}
-    linked = 0
-    for key in list(keys)[:20]:
+    keys, linked = ana.list_keys(), 0
+    for key in keys[:20]:
         text = ana.get(f"/item/{key}").text
         links = re.findall(r'id="adjacent-\w+" href="/item/([0-9a-f]+)', text)
-        assert set(links) <= keys
+        assert set(links) <= set(keys)
         linked += len(links)
         assert text.count("is not in the queue or does not exist") == 4 - len(links)
     assert linked
@@ -169,32 +155,21 @@ def test_the_page_links_only_to_neighbours_in_the_queue(run, ana):
 
 def test_a_last_column_nearer_than_a_step_is_still_a_neighbour(tmp_path):
     """The grid ends at the border, so its last windows overlap the ones before."""
-    from equicam.runs.review.queue import Place, _thousandths
-
     run = rank(fake_raster_run(tmp_path))
     queue = QueueLoader(run, blind=True).current()
-    first, second, third = queue.items[:3]
-    places = {
-        first.key: Place("a", 96.0, 0.0, 48.0),
-        second.key: Place("a", 110.0, 0.0, 48.0),
-        third.key: Place("b", 144.0, 0.0, 48.0),
-    }
-    lines = {}
-    for key, place in places.items():
-        lines.setdefault((place.raster, 0, _thousandths(place.x)), []).append((place.y, key))
-        lines.setdefault((place.raster, 1, _thousandths(place.y)), []).append((place.x, key))
-    queue.__dict__.update(_places=places, _lines=lines)
+    queue = replace(queue, items=queue.items[:3])
+    first, second, third = queue.items
+    x, y, sides = np.array([96.0, 110.0, 144.0]), np.zeros(3), np.full(3, 48.0)
+    queue.__dict__["_windows"] = (np.array([0, 0, 1]), (x, y), sides)
     assert queue.adjacent(first) == {"above": None, "below": None, "left": None, "right": second.key}
     assert queue.adjacent(second)["left"] == first.key
     assert set(queue.adjacent(third).values()) == {None}  # of another raster
 
 
 def test_images_that_are_no_windows_have_neither(tmp_path):
-    from tests.audit.faked import fake_run
-
     run = rank(fake_run(tmp_path, count=12))
     client = Server(run).client("ana")
-    key = client.list()[0]["key"]
+    key = client.list_keys()[0]
     assert client.get(f"/image/{key}/surroundings").status_code == 404
-    assert json.loads(client.get(f"/api/item/{key}").text)["adjacent"] is None
+    assert client.facts(key)["adjacent"] is None
     assert "surroundings" not in client.get(f"/item/{key}").text

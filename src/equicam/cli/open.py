@@ -1,15 +1,13 @@
 """`equicam open`."""
 
-import threading
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from equicam.cli import options
-from equicam.cli.shared import needing_web_server, set_preprocessing
-from equicam.console import exit_on_error, resolve_device, say, split_commas
+from equicam.cli.shared import announce_page, needing_web_server, set_preprocessing
+from equicam.console import exit_on_error, resolve_device, split_commas
 from equicam.errors import EquicamError
 
 
@@ -49,7 +47,7 @@ def open(  # noqa: A001  # the command's name
                     f"image {str(path)!r}", needs="an existing file", got="none", fix="its full path"
                 )
         with needing_web_server("equicam open"):
-            from equicam.live.server import serve_live
+            from equicam.live.app import serve_live
         import equicam
 
         ready = equicam.load(
@@ -58,12 +56,5 @@ def open(  # noqa: A001  # the command's name
         ready = set_preprocessing(ready, size, crop, mean, std)
         serve_live(
             ready, paths, method=method, views=views, port=port,
-            announce=lambda address: _announce(address, browser=browser),
+            announce=lambda links: announce_page("live", links, "Ctrl-C stops the page.", browser=browser),
         )  # fmt: skip
-
-
-def _announce(address: str, *, browser: bool) -> None:
-    say(f"live: {address}")
-    say("Ctrl-C stops the page.")
-    if browser:
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -1,19 +1,14 @@
 """`equicam review`. It never imports torch."""
 
-import threading
-import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from equicam.cli import options
-from equicam.cli.shared import needing_web_server
-from equicam.console import answer, exit_on_error, note, notices, output, say
+from equicam.cli.shared import announce_page, needing_web_server
+from equicam.console import answer, exit_on_error, output, say
 from equicam.errors import EquicamError
-
-if TYPE_CHECKING:
-    from equicam.runs.review.server import Links
 
 
 def review(
@@ -21,7 +16,7 @@ def review(
     reviewer: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name of the reviewer. Given several times, or with --expose: a personal link for each.",
+            help="Name of the reviewer. Given several times: a personal link for each.",
             show_default="the login name",
         ),
     ] = None,
@@ -35,16 +30,6 @@ def review(
     port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, help="Port of the page.", show_default="8321, or a free one"),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    expose: Annotated[
-        bool, typer.Option("--expose", help="Let other machines reach the page; read the warning it prints.")
-    ] = False,
-    certificate: Annotated[
-        Path | None, typer.Option(help="PEM certificate: serve over TLS (https).", show_default=False)
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(help="PEM private key of the certificate.", show_default=False)
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     source: options.MovedSource = None,
@@ -74,7 +59,7 @@ def review(
 
         store = equicam.open_run(run, source).store
         if import_ is not None:
-            from equicam.runs.review.verdict_import import import_verdicts
+            from equicam.runs.review.verdict_files import import_verdicts
 
             names = reviewer or []
             if len(names) != 1 or export is not None:
@@ -104,29 +89,10 @@ def review(
         if output.json:
             raise EquicamError("--json", needs="--import or --export", got="neither", fix="no --json")
         with needing_web_server("equicam review"):
-            from equicam.runs.review.server import serve_review
+            from equicam.runs.review.app import serve_review
         serve_review(
-            store, reviewers=reviewer or (), blind=blinding, blind_class=blind_class, port=port, host=host,
-            expose=expose, certificate=certificate, key=key,
-            announce=lambda links: _announce(links, expose=expose, browser=browser, tls=certificate is not None),
+            store, reviewers=reviewer or (), blind=blinding, blind_class=blind_class, port=port,
+            announce=lambda links: announce_page(
+                "review", links, "Ctrl-C stops the page; every verdict is saved the moment it is given.", browser=browser
+            ),
         )  # fmt: skip
-
-
-def _announce(links: "Links", *, expose: bool, browser: bool, tls: bool) -> None:
-    if expose:
-        notices.print(
-            "[yellow]exposed:[/yellow] everyone who can reach this port and has an address below can see the images of the run and "
-            f"give verdicts under {'any name' if None in links else 'its name'}; for other machines it has this machine's name or "
-            "address. ssh -L to a page on 127.0.0.1 is safer.",
-            soft_wrap=True,
-        )
-    if expose and not tls:
-        notices.print(
-            "[yellow]not encrypted:[/yellow] without --certificate, everything sent is readable on the network.",
-            soft_wrap=True,
-        )
-    for name, address in links.items():
-        say(f"review: {address}" if name is None else f"review as {name}: {address}")
-    note("Ctrl-C stops the page; every verdict is saved the moment it is given.")
-    if browser and None in links:
-        threading.Thread(target=webbrowser.open, args=(links[None],), daemon=True).start()

@@ -1,11 +1,13 @@
 """Helpers of several commands: values parsed from text, the model and the engine."""
 
+import threading
+import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from equicam.console import note, parse_dtype, resolve_device, show_progress, split_commas
+from equicam.console import note, parse_dtype, resolve_device, say, show_progress, split_commas
 from equicam.errors import EquicamError
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from equicam.engines.worker import ModelFromName
     from equicam.rasters.options import Tiling
     from equicam.readers.model import Model
+    from equicam.runs.review.server import Links
 
 NAMED_VIEWS = {"dihedral": "dihedral:18", "scales": "scales:0.8,1,1.25", "shifts": "shifts:0.05"}
 """Sets of views that have a name, as they are typed."""
@@ -212,3 +215,12 @@ def needing_web_server(command: str) -> Iterator[None]:
         raise EquicamError(
             command, needs="FastAPI and uvicorn", got=f"no module {error.name}", fix="pip install 'equicam[review]'"
         ) from error  # fmt: skip
+
+
+def announce_page(name: str, links: "Links", ending: str, *, browser: bool) -> None:
+    """Print the addresses of a page and how it ends, and open the one for everybody in a browser."""
+    for reviewer, address in links.items():
+        say(f"{name}: {address}" if reviewer is None else f"{name} as {reviewer}: {address}")
+    note(ending)
+    if browser and None in links:
+        threading.Thread(target=webbrowser.open, args=(links[None],), daemon=True).start()

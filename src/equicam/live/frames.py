@@ -8,23 +8,24 @@ import hashlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from equicam.core.views import rotate
-from equicam.drawing.text import FLAGS
+from equicam.drawing.text import FLAGS, visible
 from equicam.drawing.view_curve import view_curve
 from equicam.errors import EquicamError
 from equicam.evaluate.equivariance import equivariance
 from equicam.explain import Explanation, explain
-from equicam.live.images import OpenedImage
+from equicam.live.images import OpenedImage, OpenedImages
 from equicam.methods import METHODS
 from equicam.models.images import to_display_images
 from equicam.models.layers import spatial_layers
@@ -34,6 +35,7 @@ from equicam.readers.model import Model
 from equicam.reasons import describe
 from equicam.runs.review.images import Encoded, encode_input, encode_layer
 
+T = TypeVar("T")
 LIVE_METHODS = tuple(name for name, method in METHODS.items() if method.reader.one_pass)
 """Methods that read a view in one pass: others take too long to follow a dial."""
 MAX_VIEWS = 72
@@ -60,10 +62,6 @@ class Settings:
     method: str
     views: int
 
-    def single(self) -> "Settings":
-        """The same on the presented view alone."""
-        return replace(self, method=single_view_method(self.method), views=1)
-
 
 @dataclass(frozen=True)
 class Frame:
@@ -73,6 +71,11 @@ class Frame:
     map: Float[np.ndarray, "H W"] = field(repr=False)
     layers: dict[str, Encoded] = field(repr=False)
     facts: dict[str, Any]
+
+    @property
+    def bytes(self) -> int:
+        """Its size in memory."""
+        return self.map.nbytes + sum(len(data) for data, _ in self.layers.values())
 
 
 def single_view_method(method: str) -> str:
@@ -88,32 +91,28 @@ def single_view_method(method: str) -> str:
 class FrameComputer:
     """Explains images at angles in a thread of its own, and keeps what it computed."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, paths: Sequence[Path] = ()) -> None:
+        self.model, self.images = model, OpenedImages(model, paths)
+        self.layers = _find_layers(model)
         self._thread = ThreadPoolExecutor(1, "explain")
+        self._newest = 0  # the number of the newest request; they come from one thread, that of the server
         self._lock = threading.Lock()
-        self._newest = 0
         self._frames: OrderedDict[str, Frame] = OrderedDict()
         self._bytes = 0
 
     def close(self) -> None:
         """End the work in progress."""
-        with self._lock:
-            self._newest += 1
+        self._newest += 1
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def run(self, work: Callable[[], Any]) -> "Future[Any]":
+    def run(self, work: Callable[..., T], *arguments: Any) -> "Future[T]":
         """Work that needs the model or forks, after what was submitted before; running work of many passes ends."""
-        with self._lock:
-            self._newest += 1
-        return self._thread.submit(work)
+        self._newest += 1
+        return self._thread.submit(work, *arguments)
 
-    def submit(self, image: OpenedImage, settings: Settings, angle: int) -> "Future[Frame]":
+    def submit(self, settings: Settings, angle: int) -> "Future[Frame]":
         """The frame at an angle; an older request of several views ends with a SupersededError."""
-        with self._lock:
-            self._newest += 1
-            number = self._newest
-        return self._thread.submit(self._frame, image, settings, angle, number)
+        return self.run(self._frame, settings, angle, self._newest + 1)
 
     def find(self, key: str) -> Frame | None:
         """A frame that is still kept."""
@@ -122,65 +121,63 @@ class FrameComputer:
                 self._frames.move_to_end(key)
             return self._frames.get(key)
 
-    def layers(self) -> list[str]:
-        """The names of the layers that a map can be read from."""
-        try:
-            found = spatial_layers(self.model.module)
-        except EquicamError:  # it does not run on zeros of the usual size
-            found = []
-        return list(dict.fromkeys([*found, self.model.layer]))
+    def describe_image(self, id_: str) -> dict[str, Any]:
+        """An image, decoded now if need be, and its most probable classes, none of values; only in the model's thread."""
+        image, top, found = self.images.open(id_), [], None
+        if self.model.has_probabilities:
+            found = explain_pixels(self.model, image.pixels, method="grad-cam", views=1).probabilities
+        if found is not None:
+            best = found[0].topk(min(TOP_CLASSES, found.shape[1]))
+            for index, confidence in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                top.append({"index": index, "name": class_name(self.model, index), "confidence": confidence})
+        height, width = image.pixels.shape[-2:]
+        return {
+            "id": id_, "name": visible(image.name, 120), "size": image.size, "input": [width, height], "top": top
+        }  # fmt: skip
 
-    def top_classes(self, image: OpenedImage) -> list[dict[str, Any]]:
-        """The most probable classes of the presented image, none of values; runs the model, so only in its thread."""
-        if not self.model.has_probabilities:
-            return []
-        found = explain_pixels(self.model, pixels_of(image), method="grad-cam", views=1)
-        if found.probabilities is None:
-            return []
-        best = found.probabilities[0].topk(min(TOP_CLASSES, found.probabilities.shape[1]))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [{"index": i, "name": class_name(self.model, i), "confidence": p} for i, p in pairs]
-
-    def _frame(self, image: OpenedImage, settings: Settings, angle: int, number: int) -> Frame:
-        key = _key(settings, angle)
+    def _frame(self, settings: Settings, angle: int, number: int) -> Frame:
+        key = hashlib.blake2b(repr((settings, angle)).encode(), digest_size=12).hexdigest()
         if (kept := self.find(key)) is not None:
             return kept
-        presented = None if angle == 0 else self._frame(image, settings, 0, number)
-        x = pixels_of(image)
-        with self._ended_by_newer(number if settings.views > 1 else None):
+        presented = None if angle == 0 else self._frame(settings, 0, number).map
+        x = rotate(self.images.open(settings.image).pixels, angle)
+        with self._ended_by_newer(number) if settings.views > 1 else nullcontext():
             found = explain_pixels(
-                replace(self.model, layer=settings.layer), x if angle == 0 else rotate(x, angle),
-                method=settings.method, views=settings.views, target=settings.target,
+                replace(self.model, layer=settings.layer), x, method=settings.method, views=settings.views,
+                target=settings.target,
             )  # fmt: skip
-        made = make_frame(
-            self.model, key, settings, angle, found, None if presented is None else presented.map
-        )
-        self._keep(made)
+        made = make_frame(self.model, key, settings, angle, found, presented)
+        with self._lock:
+            self._frames[key] = made
+            self._bytes += made.bytes
+            while self._bytes > MAX_CACHE_BYTES and len(self._frames) > 1:
+                _, dropped = self._frames.popitem(last=False)
+                self._bytes -= dropped.bytes
         return made
 
     @contextmanager
-    def _ended_by_newer(self, number: int | None) -> Iterator[None]:
+    def _ended_by_newer(self, number: int) -> Iterator[None]:
         """Within it a forward pass of the model raises a SupersededError once a newer request has come."""
 
         def check(*_: Any) -> None:
-            if number is not None and number != self._newest:
+            if number != self._newest:
                 raise SupersededError
 
-        check(None)
-        module: nn.Module = self.model.module
-        handle = module.register_forward_pre_hook(check)
+        check()
+        handle = self.model.module.register_forward_pre_hook(check)
         try:
             yield
         finally:
             handle.remove()
 
-    def _keep(self, frame: Frame) -> None:
-        with self._lock:
-            self._frames[frame.key] = frame
-            self._bytes += _size(frame)
-            while self._bytes > MAX_CACHE_BYTES and len(self._frames) > 1:
-                _, dropped = self._frames.popitem(last=False)
-                self._bytes -= _size(dropped)
+
+def _find_layers(model: Model) -> list[str]:
+    """The names of the layers that a map can be read from."""
+    try:
+        found = spatial_layers(model.module)
+    except EquicamError:  # it does not run on zeros of the usual size
+        found = []
+    return list(dict.fromkeys([*found, model.layer]))
 
 
 def explain_pixels(model: Model, x: Float[Tensor, "1 c H W"], **options: Any) -> Explanation:
@@ -238,30 +235,12 @@ def compute_eq(
 
 def render_input(model: Model, image: OpenedImage, angle: int) -> Encoded:
     """The image that the model sees at this angle."""
-    x = pixels_of(image)
-    return encode_input(to_display_images(model, x if angle == 0 else rotate(x, angle))[0])
+    return encode_input(to_display_images(model, rotate(image.pixels, angle))[0])
 
 
 def class_name(model: Model, index: int) -> str:
     """The name of a class or value; its number where it has none."""
     return output_name(index, model.classes, model.task)
-
-
-def pixels_of(image: OpenedImage) -> Float[Tensor, "1 c H W"]:
-    """The model's input."""
-    if image.x is None:
-        raise EquicamError(
-            "an image", needs="to be decoded", got="one that is not yet", fix="opening it first"
-        )
-    return image.x
-
-
-def _key(settings: Settings, angle: int) -> str:
-    return hashlib.blake2b(repr((settings, angle)).encode(), digest_size=12).hexdigest()
-
-
-def _size(frame: Frame) -> int:
-    return frame.map.nbytes + sum(len(data) for data, _ in frame.layers.values())
 
 
 def _finite(value: Tensor) -> float | None:

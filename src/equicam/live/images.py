@@ -2,7 +2,6 @@
 
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,35 +37,43 @@ class OpenedImage:
     x: Float[Tensor, "1 c H W"] | None = None
     size: tuple[int, int] | None = None  # width and height of the file's image
 
+    @property
+    def pixels(self) -> Float[Tensor, "1 c H W"]:
+        """The model's input."""
+        if self.x is None:
+            raise EquicamError(
+                "an image", needs="to be decoded", got="one that is not yet", fix="opening it first"
+            )
+        return self.x
+
 
 class OpenedImages:
     """The images of one start, in memory alone."""
 
     def __init__(self, model: Model, paths: Sequence[Path]) -> None:
-        self._model = model
-        self._named = {one.id: one for one in (OpenedImage(_new_id(), p.name, p) for p in paths)}
-        self._sent: OrderedDict[str, OpenedImage] = OrderedDict()
-        self._lock = threading.Lock()
+        self._model, self._lock = model, threading.Lock()
+        named = [OpenedImage(secrets.token_hex(8), path.name, path) for path in paths]
+        self._kept = {one.id: one for one in named}
 
     def listed(self) -> list[dict[str, str]]:
         """Id and name of every image, those of the command line first."""
         with self._lock:
-            every = (*self._named.values(), *self._sent.values())
-        return [{"id": one.id, "name": visible(one.name, 120)} for one in every]
+            return [{"id": one.id, "name": visible(one.name, 120)} for one in self._kept.values()]
 
     def add(self, name: str, data: bytes) -> OpenedImage:
         """Decode and keep the bytes of an image file; an EquicamError says why they are none."""
-        added = self._decode(OpenedImage(_new_id(), name), data)
+        added = self._decode(OpenedImage(secrets.token_hex(8), name), data)
         with self._lock:
-            self._sent[added.id] = added
-            while len(self._sent) > MAX_UPLOADS:
-                self._sent.popitem(last=False)
+            self._kept[added.id] = added
+            sent = [one.id for one in self._kept.values() if one.path is None]
+            for id_ in sent[:-MAX_UPLOADS]:
+                del self._kept[id_]
         return added
 
     def find(self, id_: str) -> OpenedImage:
         """The image, perhaps without pixels yet."""
         with self._lock:
-            found = self._named.get(id_) or self._sent.get(id_)
+            found = self._kept.get(id_)
         if found is None:
             raise EquicamError(
                 "an image", needs="to be open", got="one that is no longer kept", fix="dropping it on the page again"
@@ -80,7 +87,7 @@ class OpenedImages:
             data, _ = read_file(found.path, what=f"image {str(found.path)!r}", limit=MAX_IMAGE_BYTES)
             found = self._decode(found, data)
             with self._lock:
-                self._named[id_] = found
+                self._kept[id_] = found
         return found
 
     def _decode(self, image: OpenedImage, data: bytes) -> OpenedImage:
@@ -99,7 +106,3 @@ class OpenedImages:
 
 def _whole_box(size: tuple[int, int]) -> Box:
     return 0.0, 0.0, float(size[0]), float(size[1])
-
-
-def _new_id() -> str:
-    return secrets.token_hex(8)

@@ -1,50 +1,117 @@
-"""The review application: pages, images, downloads, and the error responses of all routes."""
+"""The review page of a run: its start, its pages, images, downloads and JSON routes, and the error responses of all of them."""
 
 import asyncio
+import getpass
 import mimetypes
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from equicam.drawing.text import FLAGS
 from equicam.errors import EquicamError
+from equicam.runs.log import Log
+from equicam.runs.queue_files import refuse_unranked
 from equicam.runs.review import visibility
-from equicam.runs.review.api import api_routes
 from equicam.runs.review.auth import Access, AuthMiddleware, json_error
-from equicam.runs.review.context import ReviewContext, filters_of, session_of
-from equicam.runs.review.images import pad
-from equicam.runs.review.queue import FILTERS
+from equicam.runs.review.context import FILTERS, ReviewContext, filters_of, session_of
+from equicam.runs.review.server import Links, listen, serve
 from equicam.runs.review.verdict_files import encode_verdicts
 from equicam.runs.store import RunStore
-from equicam.runs.verdicts import StaleError
+from equicam.runs.verdicts import StaleError, reviewer_name
 
+PORT = 8321
+MAX_ITEMS_PER_RESPONSE = 200
 MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
 STATIC = Path(__file__).parent / "static"
 # A Windows registry may call scripts text/plain, which browsers refuse to run under nosniff.
 mimetypes.add_type("text/javascript", ".js")
+
+Mark = Annotated[str, Field(pattern=r"^[0-9A-Za-z-]{8,64}$")]
+"""A random string that the browser gives each post; it makes a repeated request idempotent."""
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{20}$")]
+Text = Annotated[str, Field(max_length=4000)]
+
+
+class VerdictPost(BaseModel):
+    """A verdict as the page sends it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    key: Key
+    verdict: Annotated[str, Field(max_length=40)]
+    reason: Text = ""
+    previous_event: Annotated[int, Field(ge=0)]  # of the reviewer's own verdict that the page showed; 0: none
+    mark: Mark  # the same mark again: a repeated request, answered with the first result
+
+
+class NotePost(BaseModel):
+    """A note as the page sends it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    key: Key
+    text: Text
+    mark: Mark  # as of a verdict
+
+
+class ReviewerPost(BaseModel):
+    """The reviewer's name as the page sends it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: Annotated[str, Field(max_length=200)]
+
+
+def serve_review(
+    store: RunStore,
+    *,
+    announce: Callable[[Links], None],
+    reviewers: Sequence[str] = (),
+    blind: bool = True,
+    blind_class: bool = False,
+    port: int | None = None,
+) -> None:
+    """Serve the page; `announce` gets its addresses once the port listens.
+
+    Several reviewers get a link each, and the names of its sessions are fixed.
+    """
+    refuse_unranked(store)
+    names = list(dict.fromkeys(map(reviewer_name, reviewers)))
+    personal = names if len(names) > 1 else []
+    name = names[0] if len(names) == 1 else None
+    with listen(port, PORT) as listener:
+        login, port = None if names else _login_name(), listener.getsockname()[1]
+        access = Access(port, reviewer=name, login=login, personal=personal)
+        app = make_app(store, access, blind=blind, blind_class=blind_class)
+        opened: dict[str, Any] = {"blind": blind, "blind_class": blind and blind_class}
+        opened |= {"reviewers": personal} if personal else {}
+        Log(store.folder).add("review opened", opened, who=name or access.login or "equicam")
+        serve(app, access, listener, announce)
+
+
+def _login_name() -> str | None:
+    """The login name, if it can be a reviewer's name; else None, and the page shows a form for it."""
+    try:
+        return reviewer_name(getpass.getuser())
+    except (EquicamError, OSError, KeyError):
+        return None
 
 
 def make_app(store: RunStore, access: Access, *, blind: bool = True, blind_class: bool = False) -> ASGIApp:
     """The review page of a run; `blind_class` also hides the class to judge."""
     context = ReviewContext(store, blind=blind, blind_class=blind_class)
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        context.workers.shutdown(wait=False, cancel_futures=True)
-
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    app = new_app(partial(context.workers.shutdown, wait=False, cancel_futures=True))
     _add_pages(app, context)
-    _add_images(app, context)
-    _add_exports(app, context)
-    add_error_handlers(app)
-    app.include_router(api_routes(context))
+    _add_files(app, context)
+    _add_reads(app, context)
+    _add_posts(app, context)
     app.mount("/static", StaticFiles(directory=STATIC))
     return AuthMiddleware(app, access)
 
@@ -52,70 +119,46 @@ def make_app(store: RunStore, access: Access, *, blind: bool = True, blind_class
 def _add_pages(app: FastAPI, context: ReviewContext) -> None:
     @app.get("/")
     def queue_page(request: Request) -> Response:
-        session = session_of(request)
-        queue, reviewer = context.current_queue(), context.reviewer(session)
+        queue, reviewer = context.current_queue(), context.reviewer(request)
         if reviewer is None:
             return RedirectResponse("/reviewer", 303)
-        progress = visibility.progress(queue, context.filter, reviewer)
+        progress = visibility.progress(queue, context, reviewer)
         chosen = {name: request.query_params.get(name, "") for name in FILTERS}
-        return context.render_page("queue.html.j2", session, progress=progress, flags=FLAGS, chosen=chosen)
+        return context.render_page("queue.html.j2", request, progress=progress, flags=FLAGS, chosen=chosen)
 
     @app.get("/item/{key}")
     def item_page(request: Request, key: str) -> Response:
-        session = session_of(request)
-        queue, reviewer = context.current_queue(), context.reviewer(session)
+        queue, reviewer = context.current_queue(), context.reviewer(request)
         if reviewer is None:
             return RedirectResponse("/reviewer", 303)
         item = queue.find(key)
         if item is None:
-            return context.render_page("not_found.html.j2", session, status=404)
-        filters = filters_of(request)
+            return context.render_page("not_found.html.j2", request, status=404)
+        filters, input_ = filters_of(request), context.images.render(queue, item, "input")
         return context.render_page(
-            "item.html.j2", session, flags=FLAGS, filters=filters,
-            item=visibility.item_facts(queue, item, context.filter, reviewer, context.manifest),
+            "item.html.j2", request, flags=FLAGS, filters=filters,
+            item=visibility.item_facts(queue, item, context, reviewer),
             neighbours=context.neighbours(queue, item, reviewer, filters),
-            missing=context.images.missing_reason(queue, item),
+            missing=input_ if isinstance(input_, str) else None,
         )  # fmt: skip
 
     @app.get("/reviewer")
     def reviewer_page(request: Request) -> Response:
-        session = session_of(request)
-        context.reviewer(session)
-        return context.render_page("reviewer.html.j2", session)
+        context.reviewer(request)
+        return context.render_page("reviewer.html.j2", request)
 
 
-def _add_images(app: FastAPI, context: ReviewContext) -> None:
+def _add_files(app: FastAPI, context: ReviewContext) -> None:
     @app.get("/image/{key}/{kind}")
     async def image(request: Request, key: str, kind: str) -> Response:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(context.workers, _image, context, request, key, kind)
 
-
-def _image(context: ReviewContext, request: Request, key: str, kind: str) -> Response:
-    queue = context.queues.current()
-    item = queue.find(key)
-    # only the colour scale has no item
-    if not context.images.has_kind(kind) or (item is None) != (kind == "scale"):
-        return json_error(404, "there is no such image")
-    reviewer = context.reviewer(session_of(request))
-    if item is not None and kind not in visibility.BLIND_KINDS and not context.reveals(item, reviewer):
-        return json_error(404, "this is shown after your verdict")
-    headers = {"etag": f'"{context.images.etag(queue, item, kind)}"'}
-    if request.headers.get("if-none-match") == headers["etag"]:
-        return Response(status_code=304, headers=headers)
-    rendered = context.images.render(queue, item, kind)
-    if rendered is None:
-        return json_error(404, "there is nothing to show here")
-    data, media_type = rendered
-    return Response(pad(data, kind) if context.blind else data, media_type=media_type, headers=headers)
-
-
-def _add_exports(app: FastAPI, context: ReviewContext) -> None:
     @app.get("/export/verdicts.{suffix}")
     def export(request: Request, suffix: str) -> Response:
         reviewer = context.reviewer_of(request)
         queue = context.current_queue()
-        own = None if context.filter.reveals_arms(queue, reviewer) else reviewer
+        own = None if context.reveals_arms(queue, reviewer) else reviewer
         if suffix not in MEDIA_TYPES:
             return json_error(404, "verdicts are exported as csv or json")
         data = encode_verdicts(context.log, queue.triage, suffix, reviewer=own)
@@ -123,12 +166,103 @@ def _add_exports(app: FastAPI, context: ReviewContext) -> None:
         return Response(data, media_type=MEDIA_TYPES[suffix], headers=headers)
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Every failure that a route can have becomes an error as the page's scripts read it."""
+def _image(context: ReviewContext, request: Request, key: str, kind: str) -> Response:
+    queue, reviewer = context.current_queue(), context.reviewer(request)
+    item = queue.find(key)
+    # only the colour scale has no item
+    if not context.images.has_kind(kind) or (item is None) != (kind == "scale"):
+        return json_error(404, "there is no such image")
+    own = context.log.standing(reviewer or "")
+    if context.blind and item is not None and kind not in visibility.BLIND_KINDS and item.id not in own:
+        return json_error(404, "this is shown after your verdict")
+    headers = {"etag": f'"{context.images.etag(queue, item, kind)}"'}
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    rendered = context.images.render(queue, item, kind)
+    if isinstance(rendered, str):
+        return json_error(404, "there is nothing to show here")
+    data, media_type = rendered
+    if context.blind:
+        data = context.images.pad(data, kind)
+    return Response(data, media_type=media_type, headers=headers)
+
+
+def _add_reads(app: FastAPI, context: ReviewContext) -> None:
+    @app.get("/api/queue")
+    def list_items(request: Request, offset: int = 0, limit: int = 60) -> dict[str, Any]:
+        reviewer = context.reviewer_of(request)
+        queue = context.current_queue()
+        selected = context.select(queue, reviewer, filters_of(request))
+        own = context.log.standing(reviewer)
+        start, count = max(0, offset), max(1, min(limit, MAX_ITEMS_PER_RESPONSE))
+        return {
+            "version": queue.version,
+            "matching": len(selected),
+            "offset": start,
+            "items": [visibility.list_entry(one, own, context) for one in selected[start : start + count]],
+        }
+
+    @app.get("/api/progress")
+    def progress(request: Request) -> dict[str, Any]:
+        reviewer = context.reviewer_of(request)
+        return visibility.progress(context.current_queue(), context, reviewer)
+
+    @app.get("/api/item/{key}")
+    def item_facts(request: Request, key: str) -> dict[str, Any]:
+        reviewer = context.reviewer_of(request)
+        queue, item = context.find(key)
+        return visibility.item_facts(queue, item, context, reviewer)
+
+
+def _add_posts(app: FastAPI, context: ReviewContext) -> None:
+    @app.post("/api/verdict")
+    def add_verdict(request: Request, post: VerdictPost) -> dict[str, Any]:
+        reviewer = context.reviewer_of(request, acts=True)
+        queue, item = context.find(post.key)
+        made = context.log.add_verdict(
+            item.id, reviewer, post.verdict, reason=post.reason, blind=context.blind,
+            blind_class=context.blind_class, previous_event=post.previous_event, mark=post.mark,
+        )  # fmt: skip
+        neighbours = context.neighbours(queue, item, reviewer, filters_of(request))
+        entry = visibility.list_entry(item, context.log.standing(reviewer), context)
+        return {"number": made.number, "verdict": made.verdict, "entry": entry, **neighbours}
+
+    @app.post("/api/note")
+    def add_note(request: Request, post: NotePost) -> dict[str, int]:
+        reviewer = context.reviewer_of(request, acts=True)
+        _, item = context.find(post.key)
+        return {"number": context.log.add_note(item.id, reviewer, post.text, mark=post.mark).number}
+
+    @app.post("/api/reviewer")
+    def set_reviewer(request: Request, post: ReviewerPost) -> dict[str, str]:
+        session, name = session_of(request), reviewer_name(post.name)
+        if session.fixed and name != session.reviewer:
+            raise EquicamError(
+                "this link", needs=f"the name {session.reviewer}", got=name, fix="the link of that reviewer"
+            )
+        context.reviewer(request)  # the name so far may have shown verdicts
+        session.reviewer = name
+        context.reviewer(request, acts=True)
+        return {"reviewer": name}
+
+
+def new_app(close: Callable[[], None]) -> FastAPI:
+    """An application that ends with `close`; a failure of any route becomes an error as the page's scripts read it."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        close()
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan)
 
     @app.exception_handler(EquicamError)
     def refused(_: Request, error: EquicamError) -> Response:
         return json_error(409 if isinstance(error, StaleError) else 422, str(error))
+
+    @app.exception_handler(HTTPException)
+    def absent(_: Request, error: HTTPException) -> Response:
+        return json_error(error.status_code, error.detail)
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -138,3 +272,5 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(OSError)
     def unavailable(_: Request, error: OSError) -> Response:
         return json_error(503, f"the run cannot be read or written now: {error.strerror or error}")
+
+    return app

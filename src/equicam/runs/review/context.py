@@ -1,9 +1,15 @@
-"""The state that all routes of the review page share, and the reviewer behind a request."""
+"""The state that all routes of the review page share, the reviewer behind a request, and the items a reviewer asks for."""
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fastapi import HTTPException
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
@@ -11,12 +17,17 @@ from starlette.responses import HTMLResponse
 from equicam.drawing.text import verdict_meanings, visible
 from equicam.drawing.view_curve import curve_order, view_curve
 from equicam.errors import EquicamError
-from equicam.runs.review import visibility
+from equicam.runs.queue_files import SHA256, read_options
 from equicam.runs.review.auth import Session
-from equicam.runs.review.images import ImageRenderer
-from equicam.runs.review.queue import FILTERS, Queue, QueueFilter, QueueItem, QueueLoader
+from equicam.runs.review.queue import Queue, QueueItem, QueueLoader
 from equicam.runs.store import RunStore
 from equicam.runs.verdicts import VERDICTS, ReviewLog
+
+if TYPE_CHECKING:
+    from equicam.runs.review.images import ImageRenderer
+
+FILTERS = ("class", "flag", "verdict", "arm")
+MAX_CACHED_SELECTIONS = 32
 
 
 class ReviewContext:
@@ -26,29 +37,42 @@ class ReviewContext:
         self.store, self.blind, self.blind_class = store, blind, blind and blind_class
         self.manifest = store.manifest
         self.log = ReviewLog(store.folder)
-        self.queues = QueueLoader(store, blind=blind, blind_class=blind_class)
+        self.queues = QueueLoader(store, blind=blind)
         self.secret = self.queues.secret
-        self.filter = QueueFilter(self.queues, self.log)
-        self.images = ImageRenderer(self.manifest.transforms, self.secret)
         self.workers = ThreadPoolExecutor(2, "render")  # so that rendering never delays a verdict
-        self.templates = Environment(
-            loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
-            trim_blocks=True, lstrip_blocks=True,
-        )  # fmt: skip
+        self.templates = load_templates(Path(__file__).parent / "templates")
         self.templates.filters |= {"visible": visible, "view_curve": view_curve, "curve_order": curve_order}
+        self._selections: dict[tuple[Any, ...], tuple[QueueItem, ...]] = {}
+        self._remainder: tuple[tuple[str, int, int], str | None] | None = None
+
+    @cached_property
+    def images(self) -> "ImageRenderer":
+        """The images; imported here, because it loads plots, which the first page does not need."""
+        from equicam.runs.review.images import ImageRenderer
+
+        return ImageRenderer(self.manifest.transforms, self.secret)
 
     def current_queue(self) -> Queue:
         """The present queue, with the log read to its end."""
         self.log.refresh()
         return self.queues.current()
 
-    def reviewer(self, session: Session, *, acts: bool = False) -> str | None:
+    def find(self, key: str) -> tuple[Queue, QueueItem]:
+        """The present queue and the item with this key; an error for the page's scripts if it has none."""
+        queue = self.current_queue()
+        item = queue.find(key)
+        if item is None:
+            raise HTTPException(404, "this image is not in the queue")
+        return queue, item
+
+    def reviewer(self, request: Request, *, acts: bool = False) -> str | None:
         """The name this session has now: that of its link, the last one of its browser, or the login name.
 
         None where another browser has taken the login name: there the page shows a form for a name.
         A name is registered with the browser when it acts (chooses it, posts), or can see what its verdicts revealed.
         """
-        mark = self._browser_mark(session)
+        session = session_of(request)
+        mark = self.secret.digest("browser", session.browser)[:16]
         if session.reviewer is None:
             offered = session.suggested
             free = offered if offered is not None and not self.log.is_registered(offered) else None
@@ -58,21 +82,103 @@ class ReviewContext:
             self.log.register(name, mark, blind=self.blind, blind_class=self.blind_class)
         return name
 
-    def _browser_mark(self, session: Session) -> str:
-        return self.secret.digest("browser", session.browser)[:16]
+    def reviewer_of(self, request: Request, *, acts: bool = False) -> str:
+        """The reviewer's name; refused where none was given yet."""
+        reviewer = self.reviewer(request, acts=acts)
+        if reviewer is None:
+            raise EquicamError(
+                "a review", needs="a reviewer's name", got="none", fix="giving your name at /reviewer"
+            )
+        return reviewer
 
-    def reveals(self, item: QueueItem, reviewer: str | None) -> bool:
-        """Whether this reviewer may see what blinding hides of an image until the verdict."""
-        if not self.blind:
-            return True
-        if reviewer is not None and item.id not in self.log.standing(reviewer):
-            self.log.refresh()  # another server may have stored the verdict
-        return reviewer is not None and item.id in self.log.standing(reviewer)
+    def reveals_arms(self, queue: Queue, reviewer: str) -> bool:
+        """Whether this reviewer may see arms: without blinding, or once no verdict is left that they could bias."""
+        return not self.blind or queue.position_by_id.keys() <= self.log.standing(reviewer).keys()
+
+    def awaits_second(self, name: str) -> bool:
+        """Whether the only reviewer of an image, under whatever names, has requested a second one."""
+        found = self.log.by_reviewer(name)
+        requested = [v.reviewer for v in found.values() if v.verdict == "second-reviewer"]
+        return bool(requested) and found.keys() <= self.log.same_person(requested[0])
+
+    def remainder(self, queue: Queue) -> str | None:
+        """What can be stated of the maps nobody opened; None while a triage is being written."""
+        # imported here: it loads SciPy, which most pages do not need
+        from equicam.runs.bounds import count_verdicts, remainder
+
+        path = self.store.folder / "triage.json"
+        if not path.is_file():
+            return None
+        written = (queue.version, self.log.last_event, path.stat().st_mtime_ns)
+        if self._remainder is None or self._remainder[0] != written:
+            triage, sentence = read_options(self.store), None
+            if triage.get(SHA256) == queue.sha256:
+                sentence = remainder(count_verdicts(self.log, queue.triage, triage["ok"])).sentence
+            self._remainder = (written, sentence)
+        return self._remainder[1]
+
+    def select(self, queue: Queue, reviewer: str, filters: Mapping[str, str]) -> tuple[QueueItem, ...]:
+        """The items that pass, in order. Under blinding, flags and hidden classes find only items with this reviewer's verdict."""
+        if not filters:
+            return queue.items
+        if "arm" in filters and not self.reveals_arms(queue, reviewer):
+            raise EquicamError(
+                "the arm filter", needs="all verdicts given, or a review without blinding", got="images without your verdict",
+                fix="reviewing them first",
+            )  # fmt: skip
+        cached = (queue.version, reviewer, self.log.last_event, *sorted(filters.items()))
+        selected = self._selections.get(cached)
+        if selected is None:
+            own = self.log.standing(reviewer)
+            tests = [self._test(name, value, own) for name, value in filters.items()]
+            selected = tuple(item for item in queue.items if all(test(item) for test in tests))
+            if len(self._selections) > MAX_CACHED_SELECTIONS:
+                self._selections = {}
+            self._selections[cached] = selected
+        return selected
+
+    def _test(self, name: str, value: str, own: Mapping[str, Any]) -> Callable[[QueueItem], bool]:
+        """Whether an item passes one filter."""
+        if name == "flag":
+            return lambda item: value in item.flags and (not self.blind or item.id in own)
+        if name == "class":
+            return lambda item: item.predicted == value and (not self.blind_class or item.id in own)
+        if name == "arm":
+            return lambda item: item.arm == value
+        if value == "unreviewed":
+            return lambda item: item.id not in own
+        if value == "awaits-second":
+            return lambda item: item.id not in own and self.awaits_second(item.id)
+        if value in VERDICTS:
+            return lambda item: item.id in own and own[item.id].verdict == value
+        return lambda item: value == "reviewed" and item.id in own
+
+    def neighbours(
+        self, queue: Queue, item: QueueItem, reviewer: str, filters: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """The keys around an item in the filtered list, which need not contain it any more; and of the next item without
+        this reviewer's verdict, after this one, then from the top, whatever verdict is filtered by.
+        """
+        place, own = attrgetter("position"), self.log.standing(reviewer)
+        listed = self.select(queue, reviewer, filters)
+        before = bisect_left(listed, item.position, key=place) - 1
+        after = bisect_right(listed, item.position, key=place)
+        every = self.select(queue, reviewer, {k: v for k, v in filters.items() if k != "verdict"})
+        start = bisect_right(every, item.position, key=place)
+        ahead = chain(islice(every, start, None), islice(every, start))
+        left = (one.key for one in ahead if one.id not in own and one.id != item.id)
+        return {
+            "index": before + 1,
+            "previous": listed[before].key if before >= 0 else None,
+            "next": listed[after].key if after < len(listed) else None,
+            "next_unreviewed": next(left, None),
+        }
 
     def render_page(
-        self, template: str, session: Session, *, status: int = 200, **values: Any
+        self, template: str, request: Request, *, status: int = 200, **values: Any
     ) -> HTMLResponse:
-        """A page for this session."""
+        """A page for the session of a request."""
+        session = session_of(request)
         shared = {
             "csrf": session.csrf, "reviewer": session.reviewer, "blind": self.blind, "blind_class": self.blind_class,
             "verdicts": VERDICTS, "meanings": verdict_meanings(self.manifest.has_values),
@@ -81,25 +187,12 @@ class ReviewContext:
         }  # fmt: skip
         return HTMLResponse(self.templates.get_template(template).render(shared | values), status)
 
-    def reviewer_of(self, request: Request, *, acts: bool = False) -> str:
-        """The reviewer's name; refused where none was given yet."""
-        reviewer = self.reviewer(session_of(request), acts=acts)
-        if reviewer is None:
-            raise EquicamError(
-                "a review", needs="a reviewer's name", got="none", fix="giving your name at /reviewer"
-            )
-        return reviewer
 
-    def neighbours(
-        self, queue: Queue, item: QueueItem, reviewer: str, filters: dict[str, str]
-    ) -> dict[str, Any]:
-        """The items around one in the filtered list, and the next without a verdict whatever verdict is filtered by."""
-        selected = self.filter.select(queue, reviewer, filters)
-        without = self.filter.select(queue, reviewer, {k: v for k, v in filters.items() if k != "verdict"})
-        own = self.log.standing(reviewer)
-        return visibility.neighbours(selected, item) | {
-            "next_unreviewed": visibility.next_unreviewed(without, item, own)
-        }
+def load_templates(folder: Path) -> Environment:
+    """The templates of a page, which escape what they are given and refuse what they are not."""
+    return Environment(
+        loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )  # fmt: skip
 
 
 def session_of(request: Request) -> Session:

@@ -6,17 +6,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from equicam.core.transforms import Transform, inner_radius, presented_index
+from equicam.overlay import RgbImage, heat, opacity, overlay
+from equicam.runs.report import render
 from equicam.runs.review.queue import Queue, QueueItem
 from equicam.runs.review_key import ReviewKey
-
-if TYPE_CHECKING:
-    from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.stored_maps import StoredMaps
 
 LAYER_PX, THUMB_PX, TILE_PX = 384, 240, 96  # longer sides; maps are coarse and scale smoothly
 MAX_INPUT_PX = 900
@@ -24,6 +24,7 @@ MAX_PNG_PX = 320  # larger input images are sent as JPEG
 MAX_CACHE_BYTES = 64 << 20
 BLOCK_BYTES, THUMB_BLOCK_BYTES = 128 << 10, 32 << 10  # sizes of images under blinding are multiples of these
 RENDERING_VERSION = "3"  # part of every ETag: change it when the same arrays look different
+NOTHING = "there is nothing to show here"
 KINDS = re.compile(
     r"input|original|surroundings|map|presented|peum|strip|thumb|thumb-plain|scale|(?:view|thumb)-([0-9]{1,4})"
 )
@@ -37,7 +38,7 @@ class ImageRenderer:
 
     def __init__(self, transforms: Sequence[Transform], secret: ReviewKey) -> None:
         self.transforms, self.secret = tuple(transforms), secret
-        self._cache: OrderedDict[str, Encoded | None] = OrderedDict()
+        self._cache: OrderedDict[str, Encoded | str] = OrderedDict()
         self._lock = threading.Lock()
 
     def has_kind(self, kind: str) -> bool:
@@ -54,8 +55,8 @@ class ImageRenderer:
             sources += [str(row.get("sha256")), item.key, _file_version(maps), _file_version(row["path"])]
         return self.secret.digest("etag", *sources)[:32]
 
-    def render(self, queue: Queue, item: QueueItem | None, kind: str) -> Encoded | None:
-        """The image; None if there is nothing to render: no input image, no map, or only one view."""
+    def render(self, queue: Queue, item: QueueItem | None, kind: str) -> Encoded | str:
+        """The image; a sentence if there is none: no input image, no map, or only one view."""
         etag = self.etag(queue, item, kind)
         with self._lock:
             if etag in self._cache:
@@ -64,93 +65,70 @@ class ImageRenderer:
         made = encode_scale() if item is None else self._render(queue, item, kind)
         with self._lock:
             self._cache[etag] = made
-            total = sum(len(one[0]) if one else 0 for one in self._cache.values())
+            total = sum(map(_count_bytes, self._cache.values()))
             while total > MAX_CACHE_BYTES:
                 _, oldest = self._cache.popitem(last=False)
-                total -= len(oldest[0]) if oldest else 0
+                total -= _count_bytes(oldest)
         return made
 
-    def missing_reason(self, queue: Queue, item: QueueItem) -> str | None:
-        """Why the input image cannot be shown, in a sentence."""
-        if self.render(queue, item, "input") is not None:
-            return None
+    @staticmethod
+    def pad(data: bytes, kind: str) -> bytes:
+        """An image with zeros after its end, which decoders ignore, so that its size reveals nothing of its map."""
+        block = THUMB_BLOCK_BYTES if kind.startswith("thumb") else BLOCK_BYTES
+        return data + bytes(-len(data) % block)
 
-        found = _read_input(queue, item, (8, 8))
-        return found if isinstance(found, str) else None
-
-    def _render(self, queue: Queue, item: QueueItem, kind: str) -> Encoded | None:
-        from equicam.runs.report import render
-
-        row, manifest = queue.row(item), queue.store.manifest
+    def _render(self, queue: Queue, item: QueueItem, kind: str) -> Encoded | str:
+        row, manifest, fetch = queue.row(item), queue.store.manifest, item.id in queue.store.moved
         if kind == "surroundings":
-            found = render.read_surroundings(row, manifest) if manifest.tiling else ""
-            return None if isinstance(found, str) else encode_input(found)
+            found = render.read_surroundings(row, manifest) if manifest.tiling else NOTHING
+            return found if isinstance(found, str) else encode_input(found)
         if kind == "original":
-            found = render.read_original(row, manifest, fetch=item.id in queue.store.moved)
-            return None if isinstance(found, str) else encode_input(found)
+            found = render.read_original(row, manifest, fetch=fetch)
+            return found if isinstance(found, str) else encode_input(found)
         maps = queue.maps(item)
-        grid = _grid(row, maps)
+        grid = (
+            (int(row.get("height") or 1), int(row.get("width") or 1)) if maps is None else maps.map.shape[:2]
+        )
         if kind == "input":
-            size = render.fit(grid, _input_side(row))
-            image = _read_input(queue, item, size)
-            return None if isinstance(image, str) else encode_input(image)
+            found = render.read_input(row, render.fit(grid, _input_side(row)), manifest, fetch=fetch)
+            return found if isinstance(found, str) else encode_input(found)
         if kind == "strip" or kind.startswith("thumb"):
             size = render.fit(grid, TILE_PX if kind == "strip" else THUMB_PX)
-            image = render.background(_read_input(queue, item, size), size)
+            image = render.background(render.read_input(row, size, manifest, fetch=fetch), size)
+            if maps is None or kind == "thumb-plain":
+                return _encode_jpeg(image)
             return self._strip(image, maps) if kind == "strip" else self._thumb(image, maps, kind)
         if maps is None:
-            return None
+            return NOTHING
         size = render.fit(grid, LAYER_PX)
         if kind == "map":
             return encode_layer(render.stretch(maps.map, size))
         if kind == "peum":
-            return encode_layer(render.deviation(maps.peum, size)) if len(self.transforms) > 1 else None
-        if kind == "presented":
-            view = presented_index(self.transforms)
-            return None if view is None else encode_layer(self._aligned(maps, view, size))
-        return encode_layer(self._aligned(maps, int(kind.removeprefix("view-")), size))
+            return encode_layer(render.deviation(maps.peum, size)) if len(self.transforms) > 1 else NOTHING
+        view = presented_index(self.transforms) if kind == "presented" else int(kind.removeprefix("view-"))
+        return NOTHING if view is None else encode_layer(self._aligned(maps, view, size))
 
-    def _strip(self, image: Any, maps: "StoredMaps | None") -> Encoded | None:
+    def _strip(self, image: RgbImage, maps: StoredMaps) -> Encoded | str:
         """The tiles of all views in one row."""
-        from equicam.runs.report import render
-
-        if maps is None:
-            return _encode_jpeg(image)
         radius = inner_radius(self.transforms)
         tiles = [
             render.view_tile(image, plane, one, radius=radius)
             for plane, one in zip(maps.view_maps, self.transforms, strict=False)
         ]
-        return _encode_jpeg(np.concatenate(tiles, axis=1)) if len(tiles) > 1 else None
+        return _encode_jpeg(np.concatenate(tiles, axis=1)) if len(tiles) > 1 else NOTHING
 
-    def _thumb(self, image: Any, maps: "StoredMaps | None", kind: str) -> Encoded:
-        from equicam.overlay import overlay
-        from equicam.runs.report import render
-
-        if maps is None or kind == "thumb-plain":
-            return _encode_jpeg(image)
-        size = image.shape[:2]
-        view = kind.removeprefix("thumb").removeprefix("-")
+    def _thumb(self, image: RgbImage, maps: StoredMaps, kind: str) -> Encoded:
+        """The map of all views, or of one, over the image."""
+        size, view = image.shape[:2], kind.removeprefix("thumb").removeprefix("-")
         values = self._aligned(maps, int(view), size) if view else render.stretch(maps.map, size)
         return _encode_jpeg(overlay(image, values))
 
-    def _aligned(self, maps: "StoredMaps", view: int, size: tuple[int, int]) -> Any:
-        from equicam.runs.report import render
-
+    def _aligned(self, maps: StoredMaps, view: int, size: tuple[int, int]) -> Any:
         return render.align(render.stretch(maps.view_maps[view], size), self.transforms[view])
 
 
-def pad(data: bytes, kind: str) -> bytes:
-    """An image with zeros after its end, which decoders ignore, so that its size reveals nothing of its map."""
-    block = THUMB_BLOCK_BYTES if kind.startswith("thumb") else BLOCK_BYTES
-    return data + bytes(-len(data) % block)
-
-
-def _grid(row: dict[str, Any], maps: "StoredMaps | None") -> tuple[int, int]:
-    """Height and width of the feature grid, or of the image where there is no map."""
-    if maps is not None:
-        return maps.map.shape[0], maps.map.shape[1]
-    return int(row.get("height") or 1), int(row.get("width") or 1)
+def _count_bytes(made: Encoded | str) -> int:
+    return 0 if isinstance(made, str) else len(made[0])
 
 
 def _input_side(row: dict[str, Any]) -> int:
@@ -162,8 +140,6 @@ def _input_side(row: dict[str, Any]) -> int:
 
 def encode_layer(values: Any) -> Encoded:
     """Colours that are transparent where the map is low, to lie over the input image."""
-    from equicam.overlay import heat, opacity
-
     alpha = opacity(values)[..., None] * 255
     return _encode_png(np.concatenate([heat(values), alpha.round().astype(np.uint8)], axis=-1))
 
@@ -171,14 +147,6 @@ def encode_layer(values: Any) -> Encoded:
 def encode_scale() -> Encoded:
     """The layer of a map that rises from 0 to 1: over the grey of an image, its colours are those of a map over it."""
     return encode_layer(np.broadcast_to(np.linspace(0, 1, 512), (4, 512)).copy())
-
-
-def _read_input(queue: Queue, item: QueueItem, size: tuple[int, int]) -> Any:
-    """The part of the file that the model saw, or why it cannot be shown."""
-    from equicam.runs.report import render
-
-    store = queue.store
-    return render.read_input(queue.row(item), size, store.manifest, fetch=item.id in store.moved)
 
 
 def encode_input(image: Any) -> Encoded:

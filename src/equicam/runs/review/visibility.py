@@ -7,18 +7,17 @@ views, and the verdicts and notes of others. With `blind_class` the class is one
 and the statement on the maps nobody opened are visible once that reviewer has given a verdict on every image.
 """
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import chain, islice
 from typing import Any
 
 from equicam.drawing.text import MAX_CHARACTERS, visible
 from equicam.reasons import SIGNALS, describe, from_rows
 from equicam.runs.manifest import Manifest
 from equicam.runs.report.rows import peum_undefined
-from equicam.runs.review.queue import Queue, QueueFilter, QueueItem, awaits_second
+from equicam.runs.review.context import ReviewContext
+from equicam.runs.review.queue import Queue, QueueItem
 from equicam.runs.signals import FLAT
 from equicam.runs.verdicts import VERDICTS, Note, Verdict
 from equicam.shards import json_ready
@@ -29,19 +28,19 @@ BLIND_KINDS = frozenset({"input", "original", "surroundings", "map", "thumb", "t
 """The kinds of images that a reviewer may see before the verdict."""
 
 
-def list_entry(item: QueueItem, own: Mapping[str, Verdict], queue_filter: QueueFilter) -> dict[str, Any]:
+def list_entry(item: QueueItem, own: Mapping[str, Verdict], context: ReviewContext) -> dict[str, Any]:
     """An item as the list shows it; `own` holds this reviewer's verdicts by image."""
-    verdict, queues = own.get(item.id), queue_filter.queues
-    revealed = verdict is not None or not queues.blind
+    verdict = own.get(item.id)
+    revealed = verdict is not None or not context.blind
     return {
         "key": item.key,
         "position": item.position + 1,
         "verdict": verdict.verdict if verdict else None,
         "previous_event": verdict.number if verdict else 0,
         "flags": list(item.flags) if revealed else [],
-        "awaits_second": verdict is None and awaits_second(queue_filter.log, item.id),
+        "awaits_second": verdict is None and context.awaits_second(item.id),
         "name": visible(_shorten(item.id)) if revealed else None,
-        "class": _class(item, 60) if revealed or not queues.blind_class else None,
+        "class": _class(item, 60) if revealed or not context.blind_class else None,
         "flat": item.flat,
     }
 
@@ -56,19 +55,18 @@ def _shorten(name: str) -> str:
     return name if len(name) <= MAX_NAME_IN_LIST else f"…{name[1 - MAX_NAME_IN_LIST :]}"
 
 
-def progress(queue: Queue, queue_filter: QueueFilter, reviewer: str) -> dict[str, Any]:
+def progress(queue: Queue, context: ReviewContext, reviewer: str) -> dict[str, Any]:
     """How far this reviewer is, and the filters the list offers."""
-    log, queues = queue_filter.log, queue_filter.queues
-    own = {name: v for name, v in log.standing(reviewer).items() if name in queue.position_by_id}
+    own = {name: v for name, v in context.log.standing(reviewer).items() if name in queue.position_by_id}
     counts = Counter(v.verdict for v in own.values())
     reviewed = [queue.items[queue.position_by_id[name]] for name in own]
     flags, classes = queue.flag_counts, queue.class_counts
-    if queues.blind:
+    if context.blind:
         flags = Counter(flag for item in reviewed for flag in item.flags)
-    if queues.blind_class:
+    if context.blind_class:
         classes = Counter(item.predicted for item in reviewed if item.predicted is not None)
-    requested = log.second_requested() & queue.position_by_id.keys()
-    reveals_arms = queue_filter.reveals_arms(queue, reviewer)
+    requested = context.log.second_requested() & queue.position_by_id.keys()
+    reveals_arms = context.reveals_arms(queue, reviewer)
     return {
         "version": queue.version,
         "reviewer": reviewer,
@@ -77,40 +75,20 @@ def progress(queue: Queue, queue_filter: QueueFilter, reviewer: str) -> dict[str
         "verdicts": {name: counts[name] for name in VERDICTS},
         "flags": dict(sorted(flags.items())),
         "classes": dict(sorted(classes.items())),
-        "awaiting_second": sum(name not in own and awaits_second(log, name) for name in requested),
+        "awaiting_second": sum(name not in own and context.awaits_second(name) for name in requested),
         "arms": dict(queue.arm_counts) if reveals_arms else None,
         # it counts the control arm: before, a change with a verdict would tell the arm of its image
-        "remainder": queue_filter.remainder(queue) if reveals_arms else None,
+        "remainder": context.remainder(queue) if reveals_arms else None,
         "ranked_by": SIGNALS[queue.ranked_by],
     }
 
 
-def neighbours(selected: Sequence[QueueItem], item: QueueItem) -> dict[str, Any]:
-    """The keys before and after an item in a filtered list, which need not contain it any more."""
-    before = bisect_left(selected, item.position, key=lambda one: one.position) - 1
-    after = bisect_right(selected, item.position, key=lambda one: one.position)
-    return {
-        "index": before + 1,
-        "previous": selected[before].key if before >= 0 else None,
-        "next": selected[after].key if after < len(selected) else None,
-    }
-
-
-def next_unreviewed(selected: Sequence[QueueItem], item: QueueItem, own: Mapping[str, Verdict]) -> str | None:
-    """The key of the next item without this reviewer's verdict: after this item, then from the top."""
-    start = bisect_right(selected, item.position, key=lambda one: one.position)
-    ahead = chain(islice(selected, start, None), islice(selected, start))
-    return next((one.key for one in ahead if one.id not in own and one.id != item.id), None)
-
-
-def item_facts(
-    queue: Queue, item: QueueItem, queue_filter: QueueFilter, reviewer: str, manifest: Manifest
-) -> dict[str, Any]:
+def item_facts(queue: Queue, item: QueueItem, context: ReviewContext, reviewer: str) -> dict[str, Any]:
     """Everything this reviewer may know about an image now."""
-    log, row = queue_filter.log, queue.row(item)
+    log, manifest, row = context.log, context.manifest, queue.row(item)
     verdicts = log.verdicts(item.id)
     own = [v for v in verdicts if v.reviewer == reviewer]
-    blinded = queue_filter.queues.blind and not own
+    blinded = context.blind and not own
     triage, maps = queue.triage_facts(item), queue.maps(item)
     reasons = [] if blinded else from_rows(triage["reasons"])
     facts: dict[str, Any] = {
@@ -118,7 +96,7 @@ def item_facts(
         "position": item.position + 1,
         "total": len(queue.items),
         "blinded": blinded,
-        "class": _class(item) if not blinded or not queue_filter.queues.blind_class else None,
+        "class": _class(item) if not blinded or not context.blind_class else None,
         "flat": item.flat,
         "previous_event": own[-1].number if own else 0,
         "verdict": own[-1].verdict if own else None,
@@ -129,7 +107,7 @@ def item_facts(
         "has_map": maps is not None,
         "verdicts": [asdict(v) for v in (own if blinded else verdicts)],
         "notes": [_note(n) for n in log.notes(item.id) if not blinded or n.reviewer == reviewer],
-        "awaits_second": awaits_second(log, item.id),
+        "awaits_second": context.awaits_second(item.id),
         "adjacent": queue.adjacent(item),
         "grid": None if maps is None else f"{maps.map.shape[1]} × {maps.map.shape[0]}",
         "revealed": None,
@@ -146,7 +124,7 @@ def item_facts(
             # a flat map cannot move
             "stability_by_view": None if FLAT & {*(row["flags"] or ())} else row["stability_by_view"],
         }
-    if queue_filter.reveals_arms(queue, reviewer):
+    if context.reveals_arms(queue, reviewer):
         facts |= {"arm": item.arm, "rank": triage["rank"]}
     return json_ready(facts)  # type: ignore[no-any-return]
 
