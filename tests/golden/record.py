@@ -40,9 +40,9 @@ sys.path.insert(0, str(ROOT := Path(__file__).parents[2]))
 import equicam
 from equicam import Views
 from equicam.cli.app import app
-from equicam.data.items import Item, load_item
-from equicam.data.limited import end_idle
-from equicam.data.synthetic import draw
+from equicam.images.items import Item, load_item
+from equicam.images.limited import end_idle
+from equicam.images.synthetic import draw
 from equicam.models.zeroshot import ZeroShot
 from tests.conftest import Cnn, Vit, pictures, seeded
 from tests.golden.values import RENAMED, differences, digest, left_out, plain, project
