@@ -102,8 +102,7 @@ def stream(function: Callable[P, Iterator[T]], *arguments: P.args, **options: P.
     if inside():
         yield from function(*arguments, **options)
     else:
-        # a child of its own: once a value was yielded, nothing can be tried again with more memory
-        yield from _answers(partial(function, *arguments, **options), _Terms(limits()[0], fresh=True))
+        yield from _answers(partial(function, *arguments, **options), _Terms(limits()[0]))
 
 
 def limits() -> tuple[float, int]:
@@ -175,11 +174,18 @@ def limit_memory(extra: int) -> None:
     """
     give_back_freed_memory()
     with contextlib.suppress(OSError, ValueError):
-        present = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        present = _mapped_bytes()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         wanted = present + extra
-        if hard == resource.RLIM_INFINITY or wanted < hard:
+        if present and (hard == resource.RLIM_INFINITY or wanted < hard):
             resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+
+
+def _mapped_bytes() -> int:
+    """What this process maps; 0 where there is no /proc."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return 0
 
 
 def restart_clock() -> None:
@@ -246,14 +252,13 @@ class _Terms:
 
     seconds: float
     network: bool = False
-    fresh: bool = False  # by a child that has answered nothing before
 
 
 class _Child:
     """A process that answers calls, one after another."""
 
     def __init__(self, *, network: bool) -> None:
-        self.network, self.calls = network, 0
+        self.network, self.calls, self.is_full = network, 0, False
         self._place: tuple[str | None, dict[str, str]] | None = None  # its folder and environment
         self._ours, theirs = multiprocessing.Pipe()
         path = [one for one in sys.path if isinstance(one, str)]
@@ -283,7 +288,7 @@ class _Child:
                 answer = self._ours.recv_bytes()
             except (EOFError, OSError) as error:
                 raise _DiedError from error
-            kind, value, records = pickle.loads(answer)  # noqa: S301  # of our own child
+            kind, value, records, self.is_full = pickle.loads(answer)  # noqa: S301  # of our own child
             for record in records:
                 logging.getLogger(record.name).handle(record)
             yield kind, value
@@ -298,6 +303,7 @@ class _Child:
 _NEXT, _VALUE, _DONE, _FAILED, _NO_MEMORY = "next", "value", "done", "failed", "no memory"
 _in_child = False
 _seconds = 0.0
+_full_bytes = 0  # mapped by this child: with more it is not kept, so that the next file has all its memory
 _idle: list[_Child] = []
 _lock = threading.Lock()
 atexit.register(end_idle)
@@ -325,12 +331,12 @@ def _folder() -> str | None:
 
 def _answers(function: "partial[Any]", terms: _Terms) -> Iterator[Any]:
     """What a child answers to a call: one value, or those of a generator."""
-    begun, fresh = False, terms.fresh
+    begun, fresh = False, False
     for attempt in range(1, ATTEMPTS + 1):
         child, keep = _borrow(network=terms.network, fresh=fresh), False
         try:
             for kind, value in child.request(function, terms.seconds):
-                keep = kind in (_VALUE, _DONE, _FAILED)
+                keep = kind in (_VALUE, _DONE, _FAILED) and not child.is_full
                 if kind == _NO_MEMORY:
                     if child.calls > 1 and not begun:
                         break  # what it had read before may have taken the memory
@@ -406,6 +412,8 @@ def serve(descriptor: int, memory: int, *, network: bool) -> NoReturn:
     log = logging.getLogger("equicam")
     log.handlers, log.propagate = [_Records()], False
     enter(memory, network=network)
+    global _full_bytes
+    _full_bytes = _mapped_bytes() + memory // 8
     threading.Thread(target=_end_with_connection, args=(descriptor,), daemon=True).start()
     with contextlib.suppress(BaseException), Connection(descriptor) as connection:
         while True:
@@ -456,12 +464,12 @@ def is_memory_error(error: BaseException) -> bool:
 def _send(connection: Connection, kind: str, value: Any) -> None:
     records = _Records.taken()
     try:
-        data = ForkingPickler.dumps((kind, value, records))
+        data = ForkingPickler.dumps((kind, value, records, _mapped_bytes() > _full_bytes))
     except MemoryError:
-        data = ForkingPickler.dumps((_NO_MEMORY, MemoryError(), ()))
+        data = ForkingPickler.dumps((_NO_MEMORY, MemoryError(), (), True))
     except Exception as error:  # noqa: BLE001  # an exception that cannot be pickled
         text = f"{type(value).__name__}: {error_text(value) if isinstance(value, BaseException) else error}"
-        data = ForkingPickler.dumps((_FAILED, OSError(text), ()))
+        data = ForkingPickler.dumps((_FAILED, OSError(text), (), False))
     limit_time(0)  # the parent may take its time
     connection.send_bytes(data)
 
