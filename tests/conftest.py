@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import equicam
-from equicam.images import limited
 from equicam.methods import METHODS, Method
 from equicam.readers.masking import rise
 from equicam.readers.noise import smooth_grad_cam_pp
@@ -165,10 +164,3 @@ def vit() -> equicam.Model:
 @pytest.fixture
 def x() -> Tensor:
     return pictures()
-
-
-@pytest.fixture(autouse=True)
-def _fresh_children():
-    """Each test's files are opened by processes forked from it, which see what it has patched."""
-    yield
-    limited.end_idle()

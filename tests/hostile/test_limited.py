@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -104,6 +105,25 @@ def test_a_child_keeps_no_memory_of_its_parent(tmp_path):
 def _resident_bytes() -> int:
     with open("/proc/self/statm") as file:  # noqa: PTH123
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_death_names_the_file(tmp_path):
+    with pytest.raises(limited.KilledError, match="the end of the process that reads it"):
+        limited.call(_die, tmp_path / "a.mat")
+
+
+def _die(_path) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_file_that_takes_too_long_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(limited, "MAX_SECONDS", 0.5)
+    with pytest.raises(limited.TimeLimitError, match=r"within 0\.5 s"):
+        limited.call(_wait, tmp_path / "a.tif")
+
+
+def _wait(_path) -> None:
+    time.sleep(60)
 
 
 def write_long_list(folder, rows: int = 100_000):

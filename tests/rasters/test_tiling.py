@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from equicam.errors import EquicamError
+from equicam.images import limited
 from equicam.images.items import Item, scan_order
 from equicam.rasters import tiling as tilings
 from equicam.rasters.open import open_raster
@@ -236,5 +237,6 @@ def test_a_tiling_survives_json():
 def test_windows_beyond_counting_are_refused(slide, monkeypatch):
     path, _ = slide
     monkeypatch.setattr(tilings, "MAX_WINDOWS", 100)
+    monkeypatch.setattr(limited, "inside", lambda: True)
     with pytest.raises(EquicamError, match="at most 100 windows"):
         cut(path, tile=20)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from PIL import Image
 from equicam.errors import EquicamError, ModelError, error_text
 from equicam.images.formats import UprightImage
 from equicam.images.item_table import Items
-from equicam.images.items import Box, Item, LoadedItem, read_item
+from equicam.images.items import Box, Item, ItemContent, LoadedItem, read_item
 from equicam.images.levels import LevelPixels
 from equicam.images.limited import (
     ATTEMPTS,
@@ -41,8 +42,9 @@ from equicam.images.limited import (
     give_back_freed_memory,
     limit_time,
     limits,
+    limits_scale,
 )
-from equicam.images.remote import RemotePath, file_stat
+from equicam.images.remote import FileStat, RemotePath, file_stat
 from equicam.rasters.windows import WindowPixels
 from equicam.reasons import Reason
 
@@ -55,6 +57,8 @@ MAX_DECODERS = 10
 """For one device, unless the caller wants more: next to an H200 they kept up with 1,420 images of 640 × 480 a second, and starting each takes time."""
 MAX_IMAGES_PER_MESSAGE = 8
 """Of those that a worker decodes in a row."""
+MAX_UPLOAD_SECONDS = 30.0
+"""For one image that somebody sent and waits for."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,17 @@ def failure_reason(error: Exception) -> Reason:
     return Reason("unreadable", {"error": type(error).__name__, "message": error_text(error)})
 
 
-def decode_image(item: Item, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
-    """Read an image's file once, digest, decode and preprocess it; any exception on the way becomes its reason."""
+def decode_image(
+    item: Item, preprocess: Preprocess, input_box: InputBox, content: ItemContent | None = None
+) -> DecodedImage:
+    """Read an image's file once, digest, decode and preprocess it; any exception on the way becomes its reason.
+
+    With `content` nothing is read: the bytes are in memory.
+    """
     start = time.perf_counter()
     found = DecodedImage(item)
     try:
-        content = read_item(item)
+        content = content or read_item(item)
         found = replace(found, **asdict(content.stat), sha256=content.sha256)
         found = _preprocess(found, content.pixels or content.decode(), preprocess, input_box)
     except Exception as error:  # noqa: BLE001  # a bad image never ends a run
@@ -147,6 +156,17 @@ def _with_pixels(found: DecodedImage, pixels: NDArray[np.float32] | LevelPixels)
     )
 
 
+def decode_upload(data: bytes, name: str, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
+    """Decode and preprocess bytes that somebody sent, in a process of its own with limits; they touch no disk."""
+    item = Item(name, Path(name))
+    limit = MAX_UPLOAD_SECONDS * limits_scale()
+    settings = Settings(preprocess, input_box, -1, os.getpid(), limit, limits()[1], network=False)
+    found, exit_code = call_alone(_decode_bytes, item, data, settings)
+    return (
+        found if isinstance(found, DecodedImage) else DecodedImage(item, reason=_death(exit_code, settings))
+    )
+
+
 def _decode_alone(item: Item, settings: "Settings") -> DecodedImage:
     """`decode_image` in a process of its own, whose exit says whether the time was up."""
     exit_code = None
@@ -156,11 +176,13 @@ def _decode_alone(item: Item, settings: "Settings") -> DecodedImage:
             return found
         if exit_code == -signal.SIGALRM:
             break
-    timed_out = exit_code == -signal.SIGALRM
-    reason = (
-        Reason("decoding-timeout", {"seconds": settings.seconds}) if timed_out else Reason("killed-decoder")
-    )
-    return DecodedImage(item, **asdict(file_stat(item.path)), reason=reason)
+    return DecodedImage(item, **asdict(file_stat(item.path)), reason=_death(exit_code, settings))
+
+
+def _death(exit_code: int | None, settings: "Settings") -> Reason:
+    if exit_code == -signal.SIGALRM:
+        return Reason("decoding-timeout", {"seconds": settings.seconds})
+    return Reason("killed-decoder")
 
 
 class SharedBuffer:
@@ -337,3 +359,11 @@ def _decode_one(item: Item, settings: Settings) -> DecodedImage:
     """The whole work of a process that decodes one image."""
     _start_worker(settings, None)
     return _decode(item, -1)[0]
+
+
+def _decode_bytes(item: Item, data: bytes, settings: Settings) -> DecodedImage:
+    """The whole work of a process that decodes bytes in memory."""
+    _start_worker(settings, None)
+    limit_time(settings.seconds)
+    content = ItemContent(item, data, FileStat(len(data), None))
+    return decode_image(item, settings.preprocess, settings.input_box, content)

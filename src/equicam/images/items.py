@@ -112,11 +112,6 @@ def load_item(item: Item) -> LoadedItem:
     return limited.call(_loaded, read_item(item))
 
 
-def load_bytes(item: Item, data: bytes, seconds: float) -> LoadedItem:
-    """The image in bytes that somebody sent, decoded within so many seconds; they touch no disk."""
-    return limited.call_within(seconds, _loaded, ItemContent(item, data, FileStat(len(data), None)))
-
-
 def open_item(item: Item) -> Image.Image:
     """The item's image as upright 8-bit RGB; raises an EquicamError if it cannot be read."""
     return warn_if_as_stored(load_item(item).upright, f"image {str(item.path)!r}")

@@ -81,14 +81,6 @@ def call(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T
     return found  # type: ignore[no-any-return]
 
 
-def call_within(seconds: float, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """The same with another limit of time."""
-    if inside():
-        return function(*arguments, **options)
-    (found,) = _answers(partial(function, *arguments, **options), _Terms(seconds * limits_scale()))
-    return found  # type: ignore[no-any-return]
-
-
 def call_connected(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """The same in a child that may connect: for rasters at a URL, of which only parts are fetched."""
     if inside():

@@ -14,16 +14,14 @@ from torch import Tensor
 from equicam.audit.compute import preprocess_to_array
 from equicam.drawing.text import visible
 from equicam.errors import EquicamError
-from equicam.images.decoding import preprocess_loaded
+from equicam.images.decoding import decode_upload
 from equicam.images.files import MAX_IMAGE_BYTES, read_file
-from equicam.images.items import Box, Item, load_bytes
+from equicam.images.items import Box
 from equicam.readers.model import Model
 from equicam.reasons import describe
 
 MAX_UPLOAD_BYTES = 32 << 20
 MAX_UPLOADS = 16
-MAX_SECONDS = 30.0
-"""For an image that somebody sent and waits for."""
 """Images sent by the page that are kept, the last ones; those of the command line are all kept."""
 
 
@@ -91,9 +89,8 @@ class OpenedImages:
         return found
 
     def _decode(self, image: OpenedImage, data: bytes) -> OpenedImage:
-        item = Item(image.name, Path(image.name))
-        load = partial(load_bytes, item, data, MAX_SECONDS)
-        found = preprocess_loaded(item, load, partial(preprocess_to_array, self._model), _whole_box)
+        preprocess = partial(preprocess_to_array, self._model)
+        found = decode_upload(data, image.name, preprocess, _whole_box)
         if found.x is None or found.width is None or found.height is None:
             reason = describe(found.reason) if found.reason else "no pixels"
             raise EquicamError(
