@@ -40,6 +40,7 @@ from equicam.images import limited
 from equicam.images.decoding import DecodedImage, DecoderPool
 from equicam.images.items import Item, load_item
 from equicam.images.limited import limit_memory, limit_time
+from equicam.images.sources import list_source
 from equicam.models.images import VisibleBoxes, input_bytes
 from equicam.rasters.options import Input, Tiling
 from equicam.rasters.tiling import cut_windows
@@ -222,7 +223,7 @@ def open_source(kind: str, folder: Path) -> None:
         return
     regions = folder / "regions.geojson"
     tiling = Tiling(96, 96, regions=str(regions) if regions.exists() else None, input=Input(scale=255))
-    windows, _ = cut_windows(find_items(folder, frames=False), tiling, 20)
+    windows, _ = cut_windows(list_source(folder, frames=False), tiling, 20)
     for item in windows[:2]:
         load_item(item)
 

@@ -163,7 +163,7 @@ def test_streams_that_the_library_does_not_write_are_read_or_refused(tmp_path, m
     with pytest.raises(EquicamError, match="one column of images"):
         find_items(write_stream(tmp_path / "other", pa.table({"image": ["a.png"]})))
     monkeypatch.setattr(arrow_streams, "MAX_ROWS", 3)
-    monkeypatch.setattr(limited, "_in_child", True)
+    monkeypatch.setattr(limited, "inside", lambda: True)
     with pytest.raises(EquicamError, match="at most 3 rows, got 4"):
         find_items(write_stream(tmp_path / "many", a_table(cells)))
 

@@ -14,12 +14,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, refusing
 from equicam.images.files import MAX_IMAGE_BYTES, open_regular, refuse_large
 
 MAX_ROWS = 10_000_000
 """In one file."""
 MAX_OPEN_FILES = 4
+SAVED = "save_to_disk again"
+KINDS = ("Dataset", "DatasetDict")
+"""How the types of the data sets of that library end, streamed ones too."""
 
 
 @dataclass(frozen=True)
@@ -84,35 +87,27 @@ def _holds_labels(kind: pa.DataType) -> bool:
 
 def _column(path: Path, batch: pa.RecordBatch, name: str) -> pa.Array:
     """A column of a batch, checked whole: offsets that point outside would read other memory."""
-    try:
+    with refusing(f"file {str(path)!r}", f"a whole Arrow stream with a column {name!r}", fix=SAVED):
         found = batch.column(name)
         found.validate(full=True)
-    except Exception as error:  # Arrow reports damage as one of a dozen exceptions
-        raise invalid(path, f"a whole Arrow stream with a column {name!r}", error) from error
     return found
 
 
 def _open(path: Path) -> Stream:
-    try:
+    with refusing(f"file {str(path)!r}", "an existing file", fix=SAVED):
         found = path.stat()
-    except (OSError, ValueError) as error:
-        raise invalid(path, "an existing file", getattr(error, "strerror", None) or error) from error
     return _map(str(path), (found.st_size, found.st_mtime_ns))
 
 
 @lru_cache(maxsize=MAX_OPEN_FILES)
 def _map(path: str, _version: tuple[int, int]) -> Stream:
     """A file that is mapped again when it changes."""
-    try:
+    with refusing(f"file {path!r}", "a whole Arrow stream", fix=SAVED):
         with open_regular(Path(path), f"file {path!r}") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with pa.ipc.open_stream(pa.py_buffer(mapped)) as reader:
             schema, batches = reader.schema, tuple(reader)
         times = Counter(schema.names)
-    except EquicamError:
-        raise
-    except Exception as error:
-        raise invalid(Path(path), "a whole Arrow stream", error) from error
     ends = tuple(accumulate(batch.num_rows for batch in batches))
     if ends and ends[-1] > MAX_ROWS:
         raise invalid(Path(path), f"at most {MAX_ROWS:,} rows", f"{ends[-1]:,}")
@@ -124,4 +119,13 @@ def _map(path: str, _version: tuple[int, int]) -> Stream:
 
 def invalid(path: Path, needs: str, got: object) -> EquicamError:
     """A file that is not as `datasets` saves it."""
-    return EquicamError(f"file {str(path)!r}", needs=needs, got=got, fix="save_to_disk again")
+    return EquicamError(f"file {str(path)!r}", needs=needs, got=got, fix=SAVED)
+
+
+def refuse_in_memory(given: object, what: str) -> None:
+    """Refuse an object of that library, by its type: a run records a folder, from which it can be computed again."""
+    if type(given).__module__.partition(".")[0] == "datasets" and type(given).__name__.endswith(KINDS):
+        raise EquicamError(
+            what, needs="files, or images in memory", got=f"a {type(given).__name__} of Hugging Face",
+            fix='data.save_to_disk("folder") and then "folder", or for explain its images, as in data[:8]["image"]',
+        )  # fmt: skip
