@@ -14,9 +14,9 @@ from statistics import median
 import numpy as np
 
 from equicam.images.items import Item
-from equicam.rasters import open as opening
-from equicam.rasters.open import open_raster
+from equicam.rasters import raster as opening
 from equicam.rasters.options import Input, Tiling
+from equicam.rasters.raster import open_raster
 from equicam.rasters.tiling import cut_windows
 from equicam.rasters.windows import read_window
 

@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import equicam
-from equicam.images.remote import as_path
+from equicam.images.files import as_path
 from equicam.rasters.windows import show_raster
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from PIL import Image
 from scipy import ndimage
 
-from equicam.images.digests import file_digest
+from equicam.images.files import file_digest
 from equicam.images.items import Item
 from equicam.images.synthetic import draw
 from equicam.reasons import Reason

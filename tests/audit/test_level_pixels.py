@@ -11,8 +11,8 @@ from PIL import Image
 import equicam
 from equicam.audit.compute import _send, compact_preprocessing, preprocess_to_array
 from equicam.images.decoding import DecodedImage, DecoderPool, decode_image
+from equicam.images.formats import LevelPixels
 from equicam.images.items import Item
-from equicam.images.levels import LevelPixels
 from equicam.models.images import VisibleBoxes
 from equicam.models.surround import window_levels
 from equicam.rasters.windows import WindowPixels

@@ -13,7 +13,7 @@ from equicam.core.transforms import Transform
 from equicam.core.views import Views
 from equicam.drawing import plots
 from equicam.drawing.text import visible
-from equicam.images.digests import file_digest
+from equicam.images.files import file_digest
 from equicam.images.synthetic import draw
 from equicam.readers.classes import output_name
 from equicam.runs.report import render

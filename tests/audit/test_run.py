@@ -23,7 +23,7 @@ from equicam.audit import compute
 from equicam.audit import verify as verifying
 from equicam.errors import EquicamError
 from equicam.images import decoding
-from equicam.images.digests import file_digest
+from equicam.images.files import file_digest
 from equicam.images.sources import find_items
 from equicam.reasons import Reason, describe
 from equicam.runs.integrity import complete, log_shard

@@ -9,7 +9,7 @@ from equicam.images.items import Item
 from equicam.rasters.options import Input, RasterWindow, Tiling, window_id
 from equicam.rasters.tiling import RasterRow, _starts
 from equicam.recipe import Recipe
-from equicam.runs.export.windows import WindowMaps
+from equicam.runs.export.stitching import WindowMaps
 from equicam.runs.log import Log
 from equicam.runs.manifest import Manifest
 from equicam.runs.store import ITEMS, RunStore

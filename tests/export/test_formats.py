@@ -14,15 +14,11 @@ import pytest
 from equicam.audit.run import Run
 from equicam.audit.verify import check_files, check_log
 from equicam.errors import EquicamError
+from equicam.images import limited
 from equicam.runs.export.export import FORMATS, ExportOptions
-from equicam.runs.export.features import qupath_regions, write_features
-from equicam.runs.export.geotiff import write_geotiff
-from equicam.runs.export.lonlat import geometry
-from equicam.runs.export.ome_tiff import write_ome_tiff
-from equicam.runs.export.outlines import trace
-from equicam.runs.export.stitched import StitchedMap
-from equicam.runs.export.stitching import BANDS
-from equicam.runs.export.windows import RasterWindows
+from equicam.runs.export.features import geometry, qupath_regions, trace, write_features
+from equicam.runs.export.files import write_geotiff, write_ome_tiff
+from equicam.runs.export.stitching import BANDS, RasterWindows, StitchedMap
 from equicam.runs.feature_ids import feature_id
 from equicam.runs.log import Log
 from tests.audit.conftest import equicam_answer, equicam_command
@@ -152,7 +148,7 @@ def test_ome_tiff_is_a_pyramid_with_names_and_sizes(tmp_path):
 
 def test_ome_tiff_is_read_by_us_as_a_slide(tmp_path):
     pytest.importorskip("tifffile")
-    from equicam.rasters.open import open_raster
+    from equicam.rasters.raster import open_raster
 
     write_ome_tiff(tmp_path / "a.ome.tif", stitched(some_bands(300, 300)))
     raster = open_raster(tmp_path / "a.ome.tif")
@@ -498,6 +494,7 @@ def test_a_missing_library_names_its_extra(tmp_path, monkeypatch, to, library, e
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(limited, "inside", lambda: True)  # it would import by itself
     with pytest.raises(EquicamError, match=rf"pip install 'equicam\[{extra}\]'"):
         Run(store).export(to)
 

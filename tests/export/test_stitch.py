@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from equicam.errors import EquicamError
 from equicam.runs.export import stitching as module
-from equicam.runs.export.stitching import MIN_WEIGHT, Grid, make_grid, stitch
-from equicam.runs.export.windows import RasterWindows, WindowMaps
+from equicam.runs.export.stitching import MIN_WEIGHT, Grid, RasterWindows, WindowMaps, make_grid, stitch
 from tests.export.faked import GRID, places, window_maps
 
 

@@ -8,11 +8,11 @@ import pytest
 
 import equicam
 from equicam.errors import EquicamError
-from equicam.images import remote
+from equicam.images import files
 from equicam.images.decoding import decode_image
+from equicam.images.files import RemotePath, as_path
 from equicam.images.items import Item
-from equicam.images.remote import RemotePath, as_path
-from equicam.images.sources import find_items
+from equicam.images.sources import find_items, list_source
 from equicam.runs.report.render import read_input
 from tests.hostile.generate import encode
 from tests.hostile.test_decoding import box, plain
@@ -21,7 +21,7 @@ from tests.hostile.test_decoding import box, plain
 @pytest.fixture
 def server(monkeypatch):
     """A port that counts the connections to it and closes each."""
-    monkeypatch.setattr(remote, "RETRY_WAITS_S", ())
+    monkeypatch.setattr(files, "RETRY_WAITS_S", ())
     accepted: list[object] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -99,7 +99,7 @@ def test_a_run_names_no_url_for_the_user(tmp_path, server):
     port, accepted = server
     url = f"ftp://127.0.0.1:{port}/folder"
     with pytest.raises(EquicamError, match=f"to be named by you.*--source {url}"):
-        find_items(url, from_user=False)
+        list_source(url, from_user=False)
     assert accepted == []
     with pytest.raises((EquicamError, OSError)):
         find_items(url)

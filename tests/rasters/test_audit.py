@@ -223,7 +223,7 @@ def test_options_of_rasters_need_a_tile(slide, tmp_path):
 def test_reading_by_all_processes_after_a_fork_is_safe(slide, tmp_path):
     """The parent has the raster open when decoders are forked; each opens its own."""
     model = equicam.load("embedded")
-    from equicam.rasters.open import open_raster
+    from equicam.rasters.raster import open_raster
 
     open_raster(slide).read((0, 0, 100, 100), (100, 100), (0, 1, 2))
     one = equicam.audit(slide, model, tmp_path / "one", views=4, tiling=Tiling(96), workers=1)
@@ -238,7 +238,8 @@ def test_a_map_at_a_url_is_read_by_ranges(tmp_path, monkeypatch):
     store.pipe("/scenes/scene.tif", local.read_bytes())
     monkeypatch.setattr(limited, "inside", lambda: True)  # that store is in the memory of this process
     whole = []
-    monkeypatch.setattr("equicam.images.remote.RemotePath.read_bytes", lambda self: whole.append(self))
+    monkeypatch.setattr(limited, "inside", lambda: True)  # the store is in the memory of this process
+    monkeypatch.setattr("equicam.images.files.RemotePath.read_bytes", lambda self: whole.append(self))
     model, tiling = equicam.load("embedded"), Tiling(96, 150)
     run = equicam.audit("memory://scenes/scene.tif", model, tmp_path / "run", views=4, tiling=tiling)
     assert set(run.items["status"].to_pylist()) == {"ok"}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from equicam.errors import EquicamError
-from equicam.rasters.open import open_raster
+from equicam.rasters.geojson import read_regions
 from equicam.rasters.options import Input
-from equicam.rasters.tiling import read_regions
+from equicam.rasters.raster import open_raster
 from tests.rasters.conftest import scene, write_pyramid
 from tests.rasters.test_tiling import cut
 

@@ -8,8 +8,8 @@ import pytest
 import equicam
 from equicam.errors import EquicamError
 from equicam.images.items import Item
-from equicam.rasters.open import open_raster
 from equicam.rasters.options import Input, Tiling
+from equicam.rasters.raster import open_raster
 from equicam.rasters.tiling import cut_windows
 from equicam.rasters.windows import read_window
 from tests.rasters.conftest import scene, write_geotiff, write_pyramid
@@ -217,7 +217,7 @@ import resource, numpy as np
 from contextlib import suppress
 from equicam.errors import EquicamError
 from pathlib import Path
-from equicam.rasters.open import open_raster
+from equicam.rasters.raster import open_raster
 from equicam.rasters.options import RasterWindow, Tiling, Input
 from equicam.rasters.windows import read_window
 path = Path({str(path)!r})

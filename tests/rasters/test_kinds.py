@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from equicam.images import limited
 from equicam.images.formats import FORMATS
 from equicam.images.items import open_image
-from equicam.rasters.open import open_raster
+from equicam.rasters.raster import open_raster
 from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 
 rasterio = pytest.importorskip("rasterio")

@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from equicam.errors import EquicamError
-from equicam.rasters.open import MAX_OPEN, open_raster
 from equicam.rasters.options import Input, RasterWindow, Tiling
-from equicam.rasters.raster import Pixels, resample
+from equicam.rasters.raster import MAX_OPEN, Pixels, open_raster, resample
 from equicam.rasters.windows import read_window, show_raster, show_window
 from tests.rasters.conftest import HEIGHT, WIDTH, halved, scene, write_geotiff, write_pyramid
 

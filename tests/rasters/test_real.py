@@ -9,8 +9,8 @@ import pytest
 import equicam
 from equicam.errors import EquicamError
 from equicam.images.items import Item, open_image
-from equicam.rasters.open import open_raster
 from equicam.rasters.options import Input, Tiling
+from equicam.rasters.raster import open_raster
 from equicam.rasters.tiling import cut_windows
 from equicam.rasters.windows import show_raster
 

@@ -10,8 +10,9 @@ from equicam.errors import EquicamError
 from equicam.images import limited
 from equicam.images.items import Item, scan_order
 from equicam.rasters import tiling as tilings
-from equicam.rasters.open import open_raster
+from equicam.rasters.geojson import read_regions
 from equicam.rasters.options import Input, RasterWindow, Tiling, raster_id, window_id
+from equicam.rasters.raster import open_raster
 from equicam.rasters.tiling import cut_windows, otsu, tissue
 from tests.rasters.conftest import HEIGHT, WIDTH, scene, write_geotiff, write_pyramid
 
@@ -146,7 +147,7 @@ def test_regions_choose_windows_and_name_them(slide, tmp_path):
     assert row.outside == 20 * 16 - len(windows)
     # what the border of the file is to QuPath is not always the border of the slide
     info = open_raster(path).info
-    shifted = tilings.read_regions(replace(info, origin=(30.0, 50.0)), path, str(file))
+    shifted = read_regions(replace(info, origin=(30.0, 50.0)), path, str(file))
     assert shifted[0][1][0][0].tolist() == [130, 150]
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from equicam.images.folders import SUFFIXES, list_items
+from equicam.images.files import FileStat, RemotePath, file_stats
 from equicam.images.item_table import Items
 from equicam.images.items import Item, digest_items, sample_by_class, scan_order, valid_utf8
-from equicam.images.remote import FileStat, RemotePath, file_stats
+from equicam.images.sources import SUFFIXES, list_items
 from equicam.rasters.options import RasterWindow, Tiling, window_id
 
 NAMES = ("a", "a-b", "a.b", "ä", "𝔸", "z\\q", "A", "0", "a b", "byte\udcff")

@@ -9,6 +9,7 @@ from PIL import Image
 
 import equicam
 from equicam import EquicamError
+from equicam.errors import needing, refusing
 from equicam.images.formats import to_rgb
 from equicam.images.items import open_image
 
@@ -127,3 +128,18 @@ def test_any_size_and_aspect_is_explained():
         assert equicam.explain(model, image, views=2).map.shape == (1, 96, 96)
     grey = Image.fromarray(RAMP)
     assert equicam.explain(model, [grey, Image.fromarray(COLOUR)], views=2).map.shape == (2, 96, 96)
+
+
+def test_what_libraries_raise_becomes_a_refusal():
+    whole = "a.png needs a whole file, got cut off; try a fresh copy of it"
+    with pytest.raises(EquicamError, match=whole), refusing("a.png", "a whole file"):
+        raise OSError("cut off")
+    with pytest.raises(EquicamError, match="got OSError; try") as error, refusing("a", "b", quoted=False):
+        raise OSError("Jane Doe")
+    assert error.value.__cause__ is None
+    with pytest.raises(EquicamError, match="less memory") as error, refusing("a", "b", quoted=False):
+        raise MemoryError
+    assert isinstance(error.value.__cause__, MemoryError)
+    extra = r"a needs b, which.*pip install 'equicam\[geo\]'"
+    with pytest.raises(EquicamError, match=extra), refusing("a", "c"), needing("geo", "a"):
+        raise ImportError(name="b")

@@ -12,9 +12,9 @@ from PIL import Image
 
 import equicam
 from equicam.errors import EquicamError
-from equicam.images import remote
+from equicam.images import files
+from equicam.images.files import RemotePath, as_path, file_stat, is_url
 from equicam.images.items import digest_items, open_item, read_item
-from equicam.images.remote import RemotePath, as_path, file_stat, is_url
 from equicam.images.sources import find_items
 from equicam.images.synthetic import draw_many
 
@@ -169,7 +169,7 @@ def test_a_file_is_fetched_once(both, memory, monkeypatch):
 
 
 def test_a_failed_request_is_retried(both, memory, monkeypatch):
-    monkeypatch.setattr(remote, "RETRY_WAITS_S", (0, 0))
+    monkeypatch.setattr(files, "RETRY_WAITS_S", (0, 0))
     item = next(i for i in find_items(both[0]) if "broken" not in i.id)
     usual, left = type(memory).cat_file, [2]
 

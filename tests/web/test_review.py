@@ -19,7 +19,7 @@ from PIL import Image
 
 from equicam.audit.run import Run
 from equicam.drawing.text import VERDICT_MEANINGS
-from equicam.images.digests import file_digest
+from equicam.images.files import file_digest
 from equicam.overlay import stretch
 from equicam.runs.log import Log
 from equicam.runs.review.app import MAX_ITEMS_PER_RESPONSE

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from equicam.errors import EquicamError
 from equicam.images import limited, sources
-from equicam.images.folders import list_files, list_items, quote_names, read_lines, subfolders
-from equicam.images.items import Box, Item, parse_box, valid_utf8
+from equicam.images.files import as_path
+from equicam.images.items import Box, Item, parse_box, quote_names, valid_utf8
 from equicam.images.lists import find_manifest
-from equicam.images.remote import as_path
+from equicam.images.sources import list_files, list_items, read_lines, subfolders
 from equicam_paper import hdf5
 from equicam_paper.imagenet import imagenet
 

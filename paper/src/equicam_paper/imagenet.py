@@ -11,7 +11,8 @@ import numpy as np
 
 from equicam.errors import EquicamError
 from equicam.images.files import MAX_LIST_BYTES, read_file
-from equicam.images.folders import (
+from equicam.images.items import Box, Item, parse_box, valid_utf8
+from equicam.images.sources import (
     SUFFIXES,
     PathParts,
     item_at,
@@ -20,7 +21,6 @@ from equicam.images.folders import (
     report_skipped,
     subfolders,
 )
-from equicam.images.items import Box, Item, parse_box, valid_utf8
 
 IMAGES = ("", "val", "ILSVRC2012_img_val")
 DEVKIT = ("", "data", "ILSVRC2012_devkit_t12/data")

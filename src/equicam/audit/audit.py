@@ -25,10 +25,9 @@ from equicam.engines.worker import ModelCopy, Shard, SharedFolder
 from equicam.errors import EquicamError
 from equicam.images.decoding import DecoderPool, decoder_count, need_network
 from equicam.images.dicom import check_window
-from equicam.images.digests import content_digest
+from equicam.images.files import as_path
 from equicam.images.item_table import Items
-from equicam.images.items import valid_utf8
-from equicam.images.remote import as_path
+from equicam.images.items import content_digest, valid_utf8
 from equicam.images.sources import list_source
 from equicam.methods import Method, resolve, resolve_fill
 from equicam.models.images import VisibleBoxes

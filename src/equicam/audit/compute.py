@@ -24,9 +24,8 @@ from equicam.errors import EquicamError
 from equicam.evaluate.equivariance import ANGLES, equivariance
 from equicam.explain import explain_batch, start_explaining
 from equicam.images.decoding import DecodedImage, Preprocess
-from equicam.images.formats import to_rgb
+from equicam.images.formats import LevelPixels, to_rgb
 from equicam.images.items import valid_utf8
-from equicam.images.levels import LevelPixels
 from equicam.methods import resolve
 from equicam.models.images import as_batch, preprocessing_of
 from equicam.models.level_table import LevelTable, level_table

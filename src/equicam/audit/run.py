@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from equicam.errors import EquicamError
+from equicam.images.files import is_allowed
 from equicam.images.items import valid_utf8
-from equicam.images.remote import is_allowed
 from equicam.images.sources import find_items
 from equicam.rasters.options import Tiling
 from equicam.readers.classes import class_index

@@ -16,7 +16,7 @@ from equicam.audit.compute import AuditContext, compact_preprocessing, compute_s
 from equicam.engines.worker import ModelSource, Shard, SharedFolder, load_checked, load_preprocessing
 from equicam.errors import EquicamError
 from equicam.images.decoding import DecodedImage, DecoderPool, need_network
-from equicam.images.digests import file_digest
+from equicam.images.files import file_digest
 from equicam.models.images import VisibleBoxes
 from equicam.readers.model import Model
 from equicam.runs.manifest import Manifest

@@ -15,8 +15,9 @@ from torch import Tensor
 from equicam.errors import EquicamError
 from equicam.evaluate.batch import GroundTruth
 from equicam.evaluate.controls import item_seed
-from equicam.images.arrow_datasets import refuse_in_memory
+from equicam.images.arrow_streams import refuse_in_memory
 from equicam.images.decoding import failure_reason
+from equicam.images.files import as_path
 from equicam.images.formats import to_rgb, warn_if_as_stored
 from equicam.images.items import (
     Item,
@@ -26,7 +27,6 @@ from equicam.images.items import (
     upright_box,
     valid_utf8,
 )
-from equicam.images.remote import as_path
 from equicam.images.sources import find_items
 from equicam.models.images import as_batch, as_list, box_mask
 from equicam.models.surround import preprocess_pixels

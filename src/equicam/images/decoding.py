@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.errors import EquicamError, ModelError, error_text
-from equicam.images.formats import UprightImage
+from equicam.images.files import FileStat, RemotePath, file_stat
+from equicam.images.formats import LevelPixels, UprightImage
 from equicam.images.item_table import Items
 from equicam.images.items import Box, Item, ItemContent, LoadedItem, read_item
-from equicam.images.levels import LevelPixels
 from equicam.images.limited import (
     ATTEMPTS,
     KilledError,
@@ -44,7 +44,6 @@ from equicam.images.limited import (
     limits,
     limits_scale,
 )
-from equicam.images.remote import FileStat, RemotePath, file_stat
 from equicam.rasters.windows import WindowPixels
 from equicam.reasons import Reason
 

@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from equicam.errors import EquicamError
-from equicam.images.files import MAX_IMAGE_BYTES, open_regular, refuse_large
+from equicam.errors import EquicamError, needing, refusing
+from equicam.images.files import MAX_IMAGE_BYTES, AnyPath, open_regular, refuse_large
 from equicam.images.formats import BAND_ROWS, UprightImage, refuse_size
-from equicam.images.remote import AnyPath
 from equicam.images.tiff import SLIDE_FIX
 
 SUFFIXES = (".dcm", ".dicom")
@@ -34,14 +33,9 @@ WHOLE_SLIDE = "1.2.840.10008.5.1.4.1.1.77.1.6"
 DEFLATED = "1.2.840.10008.1.2.1.99"
 """The transfer syntax that compresses the whole file: a few bytes of it may become any number."""
 _BIG_ENDIAN = "1.2.840.10008.1.2.2"
-_FIRST_BYTES = (2**16, 2**22)
-"""Read at first, and at most, to list a file's frames."""
 _SOP_CLASS, _FRAMES = 0x00080016, 0x00280008
-_META_BYTES = 2**16
 _PIXELS_HEAD_BYTES = 12
 """Tag, type and length of compressed pixels, before their first item."""
-_LONG = (b"OB", b"OW", b"OF", b"OD", b"OL", b"OV", b"SQ", b"UC", b"UN", b"UR", b"UT", b"SV", b"UV")
-"""Types of elements whose length has 32 bits."""
 _PHOTOMETRIC = (
     "MONOCHROME1", "MONOCHROME2", "PALETTE COLOR", "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"
 )  # fmt: skip
@@ -110,15 +104,17 @@ def check_window(window: Sequence[float]) -> Window:
 def frames(path: Path) -> int:
     """The number of frames in a file, from its header; an EquicamError says why it cannot be known."""
     what = f"image {str(path)!r}"
-    with _open(path, what) as file, _refusing(what, "a DICOM header that can be read"):
-        for limit in _FIRST_BYTES:
-            file.seek(0)
-            header, whole = _first_elements(io.BytesIO(file.read(limit)), what)
-            if whole:
-                break
+    with (
+        _open(path, what) as file,
+        _refusing(what, "a DICOM header that can be read"),
+        needing("dicom", what),
+    ):
+        from pydicom.filereader import read_partial
+
+        _transfer_syntax(file, what)
+        header = read_partial(file, lambda tag, *_: tag > _FRAMES, specific_tags=[_SOP_CLASS, _FRAMES])
         _refuse_slide(header, what)
-        file.seek(0, io.SEEK_END)
-        return _frame_count(header, file.tell(), what)
+        return _frame_count(header, file.seek(0, io.SEEK_END), what)
 
 
 def read_frame(path: Path, frame: int, voi: Window | None = None) -> DicomFrame:
@@ -134,10 +130,11 @@ def decode_dicom(data: bytes, what: str, voi: Window | None = None) -> UprightIm
 
 
 def _read(file: BinaryFile, frame: int | None, voi: Window | None, what: str) -> DicomFrame:
-    with _refusing(what, "a DICOM header that can be read"):
-        pydicom = _pydicom(what)
+    with _refusing(what, "a DICOM header that can be read"), needing("dicom", what):
+        import pydicom
+        import pydicom.pixels
+
         syntax = pydicom.uid.UID(_transfer_syntax(file, what))
-        file.seek(0)
         header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(_KEYWORDS))
         pixels_at = file.tell()
         _refuse_slide(header, what)
@@ -440,52 +437,23 @@ def _refuse_slide(header: Any, what: str) -> None:
         raise EquicamError(what, needs="an image", got="a tile or level of a whole slide", fix=SLIDE_FIX)
 
 
-def _first_elements(file: io.BytesIO, what: str) -> tuple[Any, bool]:
-    """The elements up to the number of frames, and whether the bytes went as far as that."""
-    _pydicom(what)
-    from pydicom.filereader import read_partial
-    from pydicom.tag import BaseTag
-
-    _transfer_syntax(file, what)
-    file.seek(0)
-    reached: list[bool] = []
-
-    def stop(tag: int, _vr: str | None, _length: int) -> bool:
-        reached.extend([True] if tag > _FRAMES else [])
-        return tag > _FRAMES
-
-    header = read_partial(file, stop, specific_tags=[BaseTag(_SOP_CLASS), BaseTag(_FRAMES)])
-    return header, bool(reached)
-
-
 def _transfer_syntax(file: BinaryFile, what: str) -> str:
-    """The transfer syntax in the file's meta information, read before pydicom sees the file.
+    """The transfer syntax in the file's meta information, read before the rest.
 
     pydicom inflates a deflated file whole, whatever it becomes.
     """
+    from pydicom.filereader import _read_file_meta_info
+
     file.seek(0)
-    data = file.read(_META_BYTES)
-    if not is_dicom(data):
+    if not is_dicom(file.read(132)):
         raise EquicamError(what, needs="DICM at byte 128", got="none", fix="a fresh copy of it")
-    at, last, found = 132, 0, ""
-    while data[at : at + 2] == b"\2\0":
-        element, vr, length = struct.unpack_from("<2xH2sH", data, at)
-        if element <= last and at > 132:
-            raise ValueError("elements out of order")
-        start = at + 8
-        if vr in _LONG:
-            (length,) = struct.unpack_from("<I", data, start)
-            start += 4
-        if not (vr.isalpha() and vr.isupper()) or start + length > len(data):
-            raise ValueError("an element cut off")
-        if element == 0x10:
-            found = data[start : start + length].rstrip(b"\0 ").decode("ascii")
-        at, last = start + length, element
+    found = str(_read_file_meta_info(file).get("TransferSyntaxUID") or "")
     if not found or found == DEFLATED:
         raise EquicamError(
             what, needs="a transfer syntax that can be read in parts", got="a deflated file" if found else "none",
             fix="a copy in another transfer syntax",
         )  # fmt: skip
+    file.seek(0)
     return found
 
 
@@ -510,16 +478,8 @@ def _syntax_name(syntax: Any) -> str:
 
 @contextmanager
 def _open(path: Path, what: str) -> Iterator[BinaryFile]:
-    try:
+    with refusing(what, "an existing file that can be read", fix="its full path, and its permissions"):
         file = open_regular(path, what)
-    except FileNotFoundError as error:
-        raise EquicamError(what, needs="an existing file", got="No such file", fix="its full path") from error
-    except (OSError, ValueError) as error:
-        if isinstance(error, EquicamError):
-            raise
-        raise EquicamError(
-            what, needs="a file that can be read", got=type(error).__name__, fix="its permissions"
-        ) from error
     with file:
         refuse_large(file.seek(0, io.SEEK_END), what, MAX_IMAGE_BYTES)
         yield file
@@ -528,37 +488,15 @@ def _open(path: Path, what: str) -> Iterator[BinaryFile]:
 @contextmanager
 def _refusing(what: str, needs: str) -> Iterator[None]:
     """Every exception becomes an EquicamError without its text, and pydicom's warnings are dropped: they quote values."""
-    logger, quiet = logging.getLogger("pydicom"), _Quiet()
-    logger.addFilter(quiet)
+    logger = logging.getLogger("pydicom")
+    logger.addFilter(_drop)
     try:
-        with warnings.catch_warnings():
+        with refusing(what, needs, quoted=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except EquicamError:
-        raise
-    except MemoryError as error:
-        raise EquicamError(
-            what, needs="less memory to be decoded", got="an image too large for it", fix="a smaller one"
-        ) from error
-    except Exception as error:  # noqa: BLE001  # pydicom raises exceptions of every kind on damaged files
-        raise EquicamError(what, needs=needs, got=type(error).__name__, fix="a fresh copy of it") from None
     finally:
-        logger.removeFilter(quiet)
+        logger.removeFilter(_drop)
 
 
-class _Quiet(logging.Filter):
-    """Drops every record."""
-
-    def filter(self, _record: logging.LogRecord) -> bool:
-        return False
-
-
-def _pydicom(what: str) -> Any:
-    try:
-        import pydicom
-        import pydicom.pixels
-    except ImportError as error:
-        raise EquicamError(
-            what, needs="pydicom", got="no such package", fix="pip install 'equicam[dicom]'"
-        ) from error
-    return pydicom
+def _drop(_record: logging.LogRecord) -> bool:
+    return False

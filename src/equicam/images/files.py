@@ -1,13 +1,253 @@
-"""Bytes of files that anybody may have written: regular files only, read once and up to a limit."""
+"""Files on a disk or at a URL, which anybody may have written: regular ones only, read once and up to a limit.
 
+A URL is s3://, gs://, memory:// or any protocol of fsspec; a `RemotePath` has the few methods of a Path that are needed.
+"""
+
+import contextlib
+import hashlib
 import io
 import os
+import re
 import stat
-from pathlib import Path
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+from fsspec.core import url_to_fs
 
 from equicam.errors import EquicamError
 from equicam.images.limited import restart_clock
-from equicam.images.remote import AnyPath, FileStat, RemotePath, file_stat
+
+RETRY_WAITS_S = (0.5, 2.0)
+"""Seconds to wait before each retry of a request that failed."""
+ALLOW_SCHEMES = "EQUICAM_ALLOW_SCHEMES"
+"""The environment variable with the protocols that image lists may name, besides that of the list itself."""
+LOCAL = ("file", "local")
+"""The protocols of files on this machine."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class FileStat:
+    """Size and modification time of a file, None where they are unknown; while both stay, so does the content."""
+
+    bytes: int | None
+    mtime_ns: int | None
+
+
+@dataclass(frozen=True)
+class RemotePath:
+    """A file or folder at a URL."""
+
+    url: str
+    stat: FileStat | None = field(default=None, compare=False)  # from a listing: saves a request per file
+    # False: named by a list, not by the user; never requested
+    allowed: bool = field(default=True, compare=False)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, child: str) -> "RemotePath":
+        """A path below this one."""
+        return RemotePath(f"{self.url.rstrip('/')}/{child}")
+
+    @property
+    def name(self) -> str:
+        """The last component of the URL."""
+        return self._path.name
+
+    @property
+    def stem(self) -> str:
+        """The name without its suffix."""
+        return self._path.stem
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the name."""
+        return self._path.suffix
+
+    @property
+    def parent(self) -> "RemotePath":
+        """The folder that contains it."""
+        protocol, _, path = self.url.partition("://")
+        return RemotePath(f"{protocol}://{path.rstrip('/').rpartition('/')[0]}")
+
+    @property
+    def _path(self) -> PurePosixPath:
+        return PurePosixPath(self.url.partition("://")[2])
+
+    def absolute(self) -> "RemotePath":
+        """Itself: a URL is absolute."""
+        return self
+
+    def is_file(self) -> bool:
+        """Whether it is an existing file."""
+        return bool(self._request("isfile"))
+
+    def is_dir(self) -> bool:
+        """Whether it is an existing folder."""
+        return bool(self._request("isdir"))
+
+    def read_bytes(self) -> bytes:
+        """The whole file, in one request where the store supports it."""
+        found: bytes = self._request("cat_file")
+        return found
+
+    def read_start(self, count: int) -> bytes:
+        """The first bytes of the file."""
+        found: bytes = self._request("cat_file", start=0, end=count)
+        return found
+
+    def file_system(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        """The store and the path in it, for a library that reads ranges of bytes itself."""
+        return self._system()
+
+    def subfolders(self) -> list[str]:
+        """The sorted names of the folders directly inside, hidden ones excluded."""
+        entries = (entry for entry in self._request("ls", detail=True) if entry["type"] == "directory")
+        names = (PurePosixPath(entry["name"]).name for entry in entries)
+        return sorted(name for name in names if not name.startswith("."))
+
+    def file_stat(self) -> FileStat:
+        """Size and modification time, from the listing if it came from one."""
+        return self.stat or _file_stat(self._request("info"))
+
+    def list_files(self) -> "list[tuple[tuple[str, ...], RemotePath]]":
+        """Every file below, with its path relative to here as components."""
+        found, listing = [], self._request("find", detail=True)
+        root = self._system()[1].rstrip("/")
+        for path, info in listing.items():
+            parts = tuple(path[len(root) :].strip("/").split("/"))
+            if all(parts):
+                found.append((parts, replace(self / "/".join(parts), stat=_file_stat(info))))
+        return sorted(found, key=lambda pair: pair[0])
+
+    def _request(self, method: str, **options: Any) -> Any:
+        """Call the file system, with retries; every failure is an OSError or, before any request, an EquicamError."""
+        for wait in (*RETRY_WAITS_S, None):
+            try:
+                system, path = self._system()
+                return getattr(system, method)(path, **options)
+            except (EquicamError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError):
+                raise
+            except Exception as error:  # every store has exceptions of its own
+                if wait is None:
+                    raise OSError(f"{type(error).__name__}: {error}") from error
+                time.sleep(wait)
+        return None
+
+    def _system(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        """The file system and the path in it; fsspec caches one instance per process, also after a fork."""
+        protocol = scheme(self.url)
+        if not self.allowed:
+            raise EquicamError(
+                f"image {self.url!r}", needs=f"permission to open {protocol}://, because only a list names it",
+                got="none", fix=f"{ALLOW_SCHEMES}={protocol}, or a copy on a disk",
+            )  # fmt: skip
+        try:
+            system, path = url_to_fs(protocol + self.url[len(protocol) :])
+        except ImportError as error:
+            package = getattr(error.__cause__ or error, "name", None) or protocol
+            raise EquicamError(
+                f"{protocol}://",
+                needs=f"the package {package}",
+                got="no such package",
+                fix=f"pip install {package}",
+            ) from error
+        except ValueError as error:
+            raise EquicamError(
+                "a URL",
+                needs="a protocol that fsspec knows",
+                got=f"{protocol}://",
+                fix="s3://, gs:// or a path",
+            ) from error
+        return system, path
+
+
+AnyPath = Path | RemotePath
+
+
+def is_url(text: object) -> bool:
+    """Whether the text starts with a protocol, as in s3://."""
+    return _URL.match(str(text)) is not None
+
+
+def scheme(url: object) -> str:
+    """The protocol of a URL in small letters; "file" for a local path."""
+    return str(url).partition("://")[0].lower() if is_url(url) else "file"
+
+
+def may_open(url: str, source: object) -> bool:
+    """Whether a URL that a source names may be opened: by the source's own protocol, or one the user allowed.
+
+    A chain of protocols (zip://…::https://…) may not.
+    """
+    allowed = {*(LOCAL if scheme(source) in LOCAL else (scheme(source),))}
+    allowed |= {*os.environ.get(ALLOW_SCHEMES, "").replace(",", " ").lower().split()}
+    return "::" not in url and scheme(url) in allowed
+
+
+def is_allowed(path: AnyPath) -> bool:
+    """Whether a path may be opened; a URL that only a list names may not."""
+    return isinstance(path, Path) or path.allowed
+
+
+def as_path(text: str | Path | RemotePath) -> AnyPath:
+    """A local or remote path; a URL with a password is refused, because results contain the URL."""
+    if isinstance(text, RemotePath) or not is_url(text):
+        return text if isinstance(text, RemotePath) else Path(text)
+    if scheme(text) in LOCAL and "::" not in str(text):
+        return Path(str(text).partition("://")[2])
+    try:
+        password = urlsplit(str(text)).password
+    except ValueError as error:
+        raise EquicamError("a URL", needs="a host and a path", got=error, fix="s3://bucket/folder") from error
+    if password:
+        raise EquicamError(
+            "a URL", needs="no password in it, because it is written into results", got="one with a password",
+            fix="the settings of the store's own library",
+        )  # fmt: skip
+    return RemotePath(str(text))
+
+
+def file_stat(path: AnyPath | str) -> FileStat:
+    """Size and modification time of a file; both None where it cannot be read. Text is a path on this machine."""
+    try:
+        if isinstance(path, RemotePath):
+            return path.file_stat()
+        found = os.stat(path)  # noqa: PTH116  # a Path per file is slow for a million files
+    except (OSError, ValueError):
+        return FileStat(None, None)
+    return FileStat(found.st_size, found.st_mtime_ns)
+
+
+def file_stats(paths: Sequence[AnyPath]) -> list[FileStat]:
+    """`file_stat` of many files, requested concurrently."""
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(file_stat, paths))
+
+
+def _file_stat(info: dict[str, Any]) -> FileStat:
+    """Stores name the modification time differently, and some have none."""
+    names = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+    when = next((info[name] for name in names if info.get(name) is not None), None)
+    size, mtime_ns = info.get("size"), None
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # a time in words, say
+        if isinstance(when, str):
+            when = datetime.fromisoformat(when)
+        if isinstance(when, datetime):
+            when = when.timestamp()
+        mtime_ns = None if when is None else int(float(when) * 1e9)
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return FileStat(None if size is None else int(size), mtime_ns)
+    return FileStat(None, mtime_ns)
+
 
 MAX_IMAGE_BYTES = 2**30
 """Larger image files are refused; the most pixels that are decoded need 0.7 GiB as uncompressed 32-bit floats."""
@@ -44,6 +284,12 @@ def read_file(path: AnyPath, *, what: str, limit: int) -> tuple[bytes, FileStat]
         raise EquicamError(
             what, needs="a file that can be read whole", got=str(error) or type(error).__name__, fix="a fresh copy of it",
         ) from error  # fmt: skip
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with open_regular(path, str(path)) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_regular(path: Path, what: str) -> io.BufferedReader:

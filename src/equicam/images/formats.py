@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, refusing
 from equicam.images import tiff
 
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "GIF", "WEBP", "PPM", "JPEG2000")
@@ -61,30 +62,22 @@ def decode(data: bytes, what: str, voi: tuple[float, float] | None = None) -> Up
         return decode_dicom(data, what, voi)
     if tiff.is_tiff(data):
         tiff.refuse_unfaithful(data, what)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow warns at half its limit
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                refuse_size(*image.size, what)
-                if image.format == "JPEG2000":
-                    _refuse_deep_colours(data, what)
-                return upright(image, ours=True)
-    except EquicamError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise _too_large(what, error) from error
-    except UnidentifiedImageError as error:
-        raise EquicamError(
-            what, needs="an image file", got="bytes of no known format", fix="PNG, JPEG or TIFF"
-        ) from error
-    except MemoryError as error:
-        raise EquicamError(
-            what, needs="less memory to be decoded", got="an image too large for it", fix="tiling it first"
-        ) from error
-    except Exception as error:  # decoders raise exceptions of every kind on damaged files
-        raise EquicamError(
-            what, needs="a file that can be read whole", got=str(error) or type(error).__name__, fix="a fresh copy of it",
-        ) from error  # fmt: skip
+    with refusing(what, "a file that can be read whole"):
+        try:
+            with warnings.catch_warnings():
+                # Pillow warns at half its limit
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                    refuse_size(*image.size, what)
+                    if image.format == "JPEG2000":
+                        _refuse_deep_colours(data, what)
+                    return upright(image, ours=True)
+        except Image.DecompressionBombError as error:
+            raise _too_large(what, error) from error
+        except UnidentifiedImageError as error:
+            raise EquicamError(
+                what, needs="an image file", got="bytes of no known format", fix="PNG, JPEG or TIFF"
+            ) from error
 
 
 def refuse_size(width: int, height: int, what: str) -> None:
@@ -150,9 +143,8 @@ def _rgb(image: Image.Image) -> Image.Image:
         mode = "I;16" if image.format == "PPM" and image.mode == "I" else image.mode
         values = np.asarray(image)
         grey = _to_8_bits(values, mode)
-        if isinstance(
-            clear := image.info.get("transparency"), int
-        ):  # of a PNG: the value that is no image, over white
+        # of a PNG: the value that is no image, over white
+        if isinstance(clear := image.info.get("transparency"), int):
             grey[values == clear] = 255
         return Image.fromarray(grey).convert("RGB")
     if "A" in image.getbands() or "transparency" in image.info:
@@ -214,3 +206,18 @@ def _to_8_bits(values: np.ndarray, mode: str) -> np.ndarray:
         band = slice(start, start + BAND_ROWS)
         scaled[band] = (np.clip(np.nan_to_num(values[band]) / top, 0, 1) * 255).round()
     return scaled
+
+
+@dataclass(frozen=True, eq=False)
+class LevelPixels:
+    """A model's input whose every number depends on one 8-bit level alone."""
+
+    levels: NDArray[np.uint8]  # [c, H, W]
+    numbers: NDArray[np.float32]  # [c, 256], of every level
+
+    def to_numbers(self) -> NDArray[np.float32]:
+        """The model's input."""
+        found = np.empty(self.levels.shape, np.float32)
+        for levels, numbers, out in zip(self.levels, self.numbers, found, strict=True):
+            np.take(numbers, levels, out=out)
+        return found

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from equicam.images.dicom import SUFFIXES, has_dicom_suffix
+from equicam.images.files import AnyPath, FileStat, RemotePath, file_stat, file_stats, is_url
 from equicam.images.items import Item, sample_places, valid_utf8
-from equicam.images.remote import AnyPath, FileStat, RemotePath, file_stat, file_stats, is_url
 from equicam.rasters.options import RasterWindow, Tiling, raster_id
 
 BATCH_ROWS = 8192

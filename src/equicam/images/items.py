@@ -16,9 +16,16 @@ from PIL import Image
 
 from equicam.errors import EquicamError
 from equicam.images import arrow_streams, dicom, limited
-from equicam.images.files import MAX_IMAGE_BYTES, read_file
+from equicam.images.files import (
+    MAX_IMAGE_BYTES,
+    AnyPath,
+    FileStat,
+    RemotePath,
+    file_stat,
+    file_stats,
+    read_file,
+)
 from equicam.images.formats import UprightImage, decode, warn_if_as_stored
-from equicam.images.remote import AnyPath, FileStat, RemotePath, file_stat, file_stats
 from equicam.rasters.options import RasterWindow, raster_id
 
 if TYPE_CHECKING:
@@ -38,14 +45,12 @@ class Item:
     boxes: tuple[Box, ...] = ()
     region: Box | None = None  # the area of the image that decides the label, where a data set defines one
     index: int | None = None  # the position in a file that contains many images
-    read: Callable[[Path, int], NDArray[np.uint8]] | None = (
-        None  # reads it from a file of a format of one's own
-    )
+    # reads it from a file of a format of one's own
+    read: Callable[[Path, int], NDArray[np.uint8]] | None = None
     window: RasterWindow | None = None  # the part of a raster
     voi: tuple[float, float] | None = None  # the window (centre, width) of a DICOM image, instead of its own
-    group: str | None = (
-        None  # the patient, slide or scene it comes from: images of one group are not independent
-    )
+    # the patient, slide or scene it comes from: images of one group are not independent
+    group: str | None = None
 
 
 def scan_order(item: Item) -> tuple[str, float, float]:
@@ -63,9 +68,8 @@ class ItemContent:
     """
 
     item: Item
-    data: bytes = field(
-        repr=False
-    )  # the file; of a file that contains many images, one image, encoded or as pixels
+    # the file; of a file that contains many images, one image, encoded or as pixels
+    data: bytes = field(repr=False)
     stat: FileStat
     size: tuple[int, int] | None = None  # width and height of the pixels
     pixels: "WindowPixels | None" = field(default=None, repr=False)  # of a window of a raster
@@ -130,6 +134,14 @@ def item_digest(item: Item) -> str:
     if isinstance(item.path, RemotePath) and item.window is None:
         return read_item(item).sha256
     return (limited.call_connected if isinstance(item.path, RemotePath) else limited.call)(_digest, item)
+
+
+def content_digest(item: Item) -> str | None:
+    """`item_digest`; None if it cannot be read."""
+    try:
+        return item_digest(item)
+    except (OSError, ValueError):
+        return None
 
 
 def _load(item: Item) -> LoadedItem:
@@ -284,3 +296,10 @@ def parse_box(numbers: Iterable[str | float], *, what: str) -> Box:
 def valid_utf8(text: str) -> str:
     """The text as valid UTF-8: undecodable bytes of a file name become backslash escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def quote_names(names: Iterable[str], *, limit: int = 8) -> str:
+    """The first few names, quoted, for an error message."""
+    given = sorted(set(names))
+    more = f" and {len(given) - limit} more" if len(given) > limit else ""
+    return (", ".join(repr(name) for name in given[:limit]) or "none") + more

@@ -75,18 +75,12 @@ def inside() -> bool:
 
 def call(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """What a function of a module returns in a child that stays for the next call; its exceptions are raised here."""
-    if inside():
-        return function(*arguments, **options)
-    (found,) = _answers(partial(function, *arguments, **options), _Terms(limits()[0]))
-    return found  # type: ignore[no-any-return]
+    return _call(_Terms(limits()[0]), partial(function, *arguments, **options))
 
 
 def call_connected(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """The same in a child that may connect: for rasters at a URL, of which only parts are fetched."""
-    if inside():
-        return function(*arguments, **options)
-    (found,) = _answers(partial(function, *arguments, **options), _Terms(limits()[0], network=True))
-    return found  # type: ignore[no-any-return]
+    return _call(_Terms(limits()[0], network=True), partial(function, *arguments, **options))
 
 
 def stream(function: Callable[P, Iterator[T]], *arguments: P.args, **options: P.kwargs) -> Iterator[T]:
@@ -259,9 +253,8 @@ class _Child:
             f"from equicam.images.limited import serve\n"
             f"serve({theirs.fileno()}, {limits()[1]}, network={network})"
         )
-        with (
-            theirs
-        ):  # not a multiprocessing.Process: a daemon may not start one, and forks keep their parent's locks
+        # not a multiprocessing.Process: a daemon may not start one, and forks keep their parent's locks
+        with theirs:
             self.process = subprocess.Popen(  # noqa: S603  # ourselves
                 [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 env=os.environ | _ONE_THREAD,
@@ -319,6 +312,13 @@ def _folder() -> str | None:
     with contextlib.suppress(OSError):
         return os.getcwd()  # noqa: PTH109
     return None
+
+
+def _call(terms: _Terms, function: "partial[T]") -> T:
+    if inside():
+        return function()
+    (found,) = _answers(function, terms)
+    return found  # type: ignore[no-any-return]
 
 
 def _answers(function: "partial[Any]", terms: _Terms) -> Iterator[Any]:

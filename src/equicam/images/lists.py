@@ -1,7 +1,8 @@
-"""Image lists in CSV or Parquet files: a column path, and annotations in further columns."""
+"""Image lists: CSV or Parquet files with a column path, and folders that Hugging Face `datasets` saves."""
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
@@ -11,21 +12,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, refusing
 from equicam.images import limited
-from equicam.images.files import open_regular
-from equicam.images.folders import quote_names
-from equicam.images.item_table import BATCH_ROWS, Items, as_json, encode_path, join_tables, table_of
-from equicam.images.items import parse_box, valid_utf8
-from equicam.images.remote import (
+from equicam.images.arrow_streams import invalid, read_labels
+from equicam.images.files import (
     ALLOW_SCHEMES,
+    MAX_LIST_BYTES,
     AnyPath,
     RemotePath,
     as_path,
     is_url,
     may_open,
+    open_regular,
+    read_file,
     scheme,
 )
+from equicam.images.item_table import BATCH_ROWS, Items, as_json, encode_path, join_tables, table_of
+from equicam.images.items import Item, parse_box, quote_names, valid_utf8
 
 NAMES = ("items.csv", "items.parquet")
 COLUMNS = ("path", "id", "label", "boxes", "region", "split", "group")
@@ -154,29 +157,20 @@ def _lines(file: io.TextIOWrapper, path: AnyPath) -> Iterator[str]:
 def _parquet(path: AnyPath, file: File, group: str) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
-    try:
-        with file:
-            bytes_ = file.seek(0, io.SEEK_END)
-            schema = pq.read_schema(file)
-            columns = list(schema.names)
-            _check(columns, path)
-            wanted = [name for name in dict.fromkeys((*COLUMNS, group)) if name in columns]
-            # a cell that is repeated stays one cell until its length is known
-            source = pq.ParquetFile(
-                file, read_dictionary=[n for n in wanted if _is_text(schema.field(n).type)]
+    with refusing(_name(path), "a whole Parquet file"), file:
+        bytes_ = file.seek(0, io.SEEK_END)
+        schema = pq.read_schema(file)
+        columns = list(schema.names)
+        _check(columns, path)
+        wanted = [name for name in dict.fromkeys((*COLUMNS, group)) if name in columns]
+        # a cell that is repeated stays one cell until its length is known
+        source = pq.ParquetFile(file, read_dictionary=[n for n in wanted if _is_text(schema.field(n).type)])
+        if (rows := source.metadata.num_rows) > FREE_ROWS + MAX_ROWS_PER_BYTE * bytes_:
+            raise _wrong(
+                path, f"at most {MAX_ROWS_PER_BYTE} rows a byte", f"{rows:,} in {bytes_:,} bytes", "CSV"
             )
-            if (rows := source.metadata.num_rows) > FREE_ROWS + MAX_ROWS_PER_BYTE * bytes_:
-                raise _wrong(
-                    path, f"at most {MAX_ROWS_PER_BYTE} rows a byte", f"{rows:,} in {bytes_:,} bytes", "CSV"
-                )
-            batches = source.iter_batches(PARQUET_ROWS, columns=wanted)
-            yield from enumerate(
-                (cells for batch in batches for cells in _checked(batch, path).to_pylist()), 1
-            )
-    except (EquicamError, OSError):
-        raise
-    except Exception as error:  # Arrow reports damage as one of a dozen exceptions
-        raise _wrong(path, "a whole Parquet file", error, "a fresh copy of it") from error
+        batches = source.iter_batches(PARQUET_ROWS, columns=wanted)
+        yield from enumerate((cells for batch in batches for cells in _checked(batch, path).to_pylist()), 1)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -277,9 +271,8 @@ def _group(value: object, what: str) -> str | None:
 
 def _label(value: object, what: str) -> int | str | None:
     """An integer wherever the cell contains one, else a name; None for an empty cell."""
-    if isinstance(value, float) and (
-        value != value or value.is_integer()
-    ):  # pandas writes nullable integers as floats
+    # pandas writes nullable integers as floats
+    if isinstance(value, float) and (value != value or value.is_integer()):
         return None if value != value else int(value)
     if isinstance(value, str):
         text = value.strip()
@@ -297,3 +290,88 @@ def _name(path: AnyPath) -> str:
 
 def _wrong(path: AnyPath, needs: str, got: object, fix: str) -> EquicamError:
     return EquicamError(_name(path), needs=needs, got=got, fix=fix)
+
+
+STATE, SPLITS = "state.json", "dataset_dict.json"
+LABELS = "label"
+"""The column of labels, unless another one is the only column of classes."""
+
+
+def arrow_dataset(root: Path, split: str | None) -> list[Item] | None:
+    """The images of a saved data set in its order; labels are its numbers of classes, or texts."""
+    if (root / SPLITS).is_file():
+        return _in_split(root, split)
+    if not (root / STATE).is_file() or not (root / "dataset_info.json").is_file():
+        return None
+    if split is not None:
+        raise EquicamError(
+            f"split {split!r}", needs=f"a data set with splits ({SPLITS})", got=str(root), fix="no split"
+        )
+    column = _label_column(root / "dataset_info.json")
+    found: list[Item] = []
+    for path in _data_files(root / STATE):
+        first = len(found)
+        labels = enumerate(read_labels(path, column), first)
+        found += (Item(f"{i:08}", path, _class_label(value), index=i - first) for i, value in labels)
+    if not found:
+        raise invalid(root / STATE, "at least one row", "none")
+    return found
+
+
+def _in_split(root: Path, split: str | None) -> list[Item]:
+    names = _json(root / SPLITS).get("splits")
+    known = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    wanted = known[0] if split is None and len(known) == 1 else split
+    if wanted not in known:
+        raise EquicamError(
+            f"source {str(root)!r}", needs="a split", got="none" if split is None else repr(split),
+            fix=quote_names(known),
+        )  # fmt: skip
+    folder = root / _plain_name(wanted, root / SPLITS)
+    found = None if (folder / SPLITS).is_file() else arrow_dataset(folder, None)
+    if found is None:
+        raise invalid(folder, f"a {STATE}", "none")
+    return found
+
+
+def _label_column(info: Path) -> str:
+    features = _json(info).get("features")
+    known = features.items() if isinstance(features, dict) else ()
+    classes = [name for name, one in known if isinstance(one, dict) and one.get("_type") == "ClassLabel"]
+    return classes[0] if len(classes) == 1 else LABELS
+
+
+def _class_label(value: int | str | None) -> int | str | None:
+    """-1 is the library's number for a missing label."""
+    if isinstance(value, str):
+        return valid_utf8(value.strip()) or None
+    return value if value is not None and value >= 0 else None
+
+
+def _data_files(state: Path) -> list[Path]:
+    entries = _json(state).get("_data_files")
+    given = (
+        [one.get("filename") for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
+    )
+    names = [_plain_name(name, state) for name in given]
+    if len(set(names)) < len(names):
+        raise invalid(state, "every file once", quote_names(names))
+    return [state.parent / name for name in names]
+
+
+def _plain_name(name: object, file: Path) -> str:
+    """The name of a file or folder next to `file`; one that leads elsewhere is refused."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise invalid(file, "plain names of files", repr(name)[:80])
+    return name
+
+
+def _json(path: Path) -> dict[str, Any]:
+    data, _ = read_file(path, what=f"file {str(path)!r}", limit=MAX_LIST_BYTES)
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise invalid(path, "JSON", error) from error
+    if not isinstance(found, dict):
+        raise invalid(path, "a JSON object", type(found).__name__)
+    return found

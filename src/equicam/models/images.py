@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from equicam.errors import EquicamError
-from equicam.images.arrow_datasets import refuse_in_memory
+from equicam.images.arrow_streams import refuse_in_memory
 from equicam.images.formats import to_rgb
 from equicam.images.items import Box, open_image
 from equicam.readers.failures import named_failure

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from equicam.images.levels import LevelPixels
+from equicam.images.formats import LevelPixels
 from equicam.models.preprocessing import read_geometry
 
 TRIED = ((640, 480), (375, 500), (256, 256), (1024, 333))

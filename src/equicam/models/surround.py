@@ -20,8 +20,7 @@ from torch import Tensor
 from equicam.core.transforms import canvas_size
 from equicam.core.views import crop_centre
 from equicam.errors import EquicamError
-from equicam.images.formats import to_rgb
-from equicam.images.levels import LevelPixels
+from equicam.images.formats import LevelPixels, to_rgb
 from equicam.models.images import (
     input_bytes,
     preprocess_image,

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
 from equicam.images import limited
-from equicam.images.files import read_file
-from equicam.images.remote import AnyPath, RemotePath
+from equicam.images.files import AnyPath, RemotePath, read_file
 from equicam.rasters.raster import Pixels, Raster, RasterInfo, plain_crs, refuse_large_tile
 
 TIFF, JPEG2000 = "GTiff", "JP2OpenJPEG"

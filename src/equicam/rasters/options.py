@@ -23,9 +23,8 @@ class Input:
     scale: int | float | None = None  # divides values before mean and std; None: 255, of 8-bit files only
     mean: Any = None
     std: Any = None
-    mpp: int | float | None = (
-        None  # micrometres a pixel of slides, map units a pixel of maps; None: as stored
-    )
+    # micrometres a pixel of slides, map units a pixel of maps; None: as stored
+    mpp: int | float | None = None
     display: Any = None  # one or three bands for people; None: the first three of `bands`
 
     def __post_init__(self) -> None:
@@ -62,9 +61,8 @@ class Tiling:
     """How rasters become windows: their size in the model's pixels, where they lie, and which are left out."""
 
     tile: int  # pixels a side of what the model sees
-    stride: int | str = (
-        "tile"  # model pixels from one window to the next; disc: the inscribed discs cover the plane
-    )
+    # model pixels from one window to the next; disc: the inscribed discs cover the plane
+    stride: int | str = "tile"
     tissue: int | float = 0.0  # least share of a slide's window that is tissue
     valid: int | float = 0.5  # least share of a window that has data
     mpp_is: int | float | None = None  # of rasters that do not say theirs

@@ -1,25 +1,32 @@
-"""The interface of rasters: what they are, and boxes of them read at any resolution, exactly.
+"""The interface of rasters: what they are, and boxes of them read at any resolution, exactly; opened once in each process.
 
 Coordinates are pixels of level 0, the finest, as floats: (0, 0) is the outer corner of the first pixel. A box is read from
 the next finer level and resampled once by the exact ratio, so that a window is where its coordinates say it is.
 """
 
 import math
+import mmap
+import os
 import re
+import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from equicam.errors import EquicamError
-from equicam.images.remote import AnyPath
+from equicam.errors import EquicamError, needing, refusing
+from equicam.images.files import AnyPath, RemotePath, open_regular
+from equicam.images.tiff import Page, is_tiff, read_pages
 
 MAX_READ_PIXELS = 64_000_000
 """Of one level, for one window: a raster without coarser levels is not read whole to shrink it. Of one tile, which is decoded whole."""
@@ -49,9 +56,8 @@ class RasterInfo:
     downsamples: tuple[Number, ...] = (1.0,)  # of its levels
     mpp: Number | None = None  # micrometres a pixel of slides, units of the coordinates a pixel of maps
     crs: str | None = None  # of maps, as WKT or an authority's code
-    transform: tuple[Number, ...] | None = (
-        None  # a b c d e f: x = a·column + b·row + c, y = d·column + e·row + f
-    )
+    # a b c d e f: x = a·column + b·row + c, y = d·column + e·row + f
+    transform: tuple[Number, ...] | None = None
     origin: tuple[Number, Number] = (0.0, 0.0)  # where QuPath's coordinates begin, in ours
     series: str | None = None  # of a slide in several DICOM files, the same for each of them
     notes: tuple[str, ...] = ()  # what of the file is not applied, for people
@@ -125,19 +131,8 @@ class Raster(ABC):
                 "a window", needs=f"at most {MAX_READ_PIXELS:,} pixels of the file", got=f"{width:,} × {height:,}",
                 fix="a raster with coarser levels (a pyramid), or a smaller --mpp",
             )  # fmt: skip
-        try:
+        with refusing("a window", "a part of the file that can be read"):
             return self.read_level(level, x, y, width, height, bands)
-        except EquicamError:
-            raise
-        except MemoryError as error:
-            raise EquicamError(
-                "a window", needs="less memory to be read", got="a part of the file too large for it", fix="a tiled copy"
-            ) from error  # fmt: skip
-        except Exception as error:  # libraries raise exceptions of every kind on damaged files
-            text = str(error)[:200] or type(error).__name__
-            raise EquicamError(
-                "a window", needs="a part of the file that can be read", got=text, fix="a fresh copy of it"
-            ) from error
 
     def thumbnail(self, bands: tuple[int, ...], side: int = THUMBNAIL_PX) -> "Thumbnail":
         """The whole raster in a small image; cheap, not exact, and with holes where the file cannot be read."""
@@ -283,3 +278,141 @@ def _resize(band: NDArray[Any], box: Area, size: tuple[int, int]) -> NDArray[Any
     """One band: 8-bit values stay 8-bit, all others become float32."""
     image = Image.fromarray(band if band.dtype == np.uint8 else band.astype(np.float32))
     return np.asarray(image.resize(size, Image.Resampling.BILINEAR, box=box))
+
+
+MAX_OPEN = 4
+GEO_BOX, MAX_GEO_BOX_BYTES = bytes.fromhex("b14bf8bd083d4b43a5ae8cd7d5a6ce03"), 2**16
+"""The UUID of GeoJP2."""
+
+_opened: OrderedDict[tuple[object, ...], Raster] = OrderedDict()
+_lock = threading.Lock()
+
+
+def open_raster(path: AnyPath) -> Raster:
+    """The raster in a file; the last few stay open. An EquicamError says why there is none.
+
+    A map at a URL is read by ranges of bytes; a slide must be on a disk.
+    """
+    what = f"raster {str(path)!r}"
+    if isinstance(path, RemotePath):
+        return _open_remote(path, what)
+    with suppress(OSError), _lock:
+        if (key := _key(path, path.stat())) in _opened:
+            _opened.move_to_end(key)
+            return _opened[key]
+    with open_regular(path, what) as file:
+        head, key = file.read(4096), _key(path, os.fstat(file.fileno()))
+    with refusing(what, "a file that can be read"):
+        raster = _open(path, head, what)
+    _keep(key, raster)
+    return raster
+
+
+def _open_remote(path: RemotePath, what: str) -> Raster:
+    key = (os.getpid(), path.url)
+    with _lock:
+        if key in _opened:
+            return _opened[key]
+    head = path.read_start(4096)
+    if not (is_tiff(head) or _is_jpeg2000(head)):
+        raise EquicamError(
+            what, needs="a GeoTIFF or JPEG 2000, where it is at a URL", got="bytes of another format", fix="a copy on a disk"
+        )  # fmt: skip
+    with refusing(what, "a file that can be read"):
+        raster = _open_map(path, what, jpeg2000=_is_jpeg2000(head))
+    _keep(key, raster)
+    return raster
+
+
+def _keep(key: tuple[object, ...], raster: Raster) -> None:
+    with _lock:
+        _opened[key] = raster
+        while len(_opened) > MAX_OPEN:
+            _opened.popitem(last=False)  # closed when nobody reads it any more
+
+
+def _is_jpeg2000(head: bytes) -> bool:
+    return head[4:8] == b"jP  " or head[:4] == b"\xff\x4f\xff\x51"
+
+
+def _key(path: Path, stat: os.stat_result) -> tuple[object, ...]:
+    """What is open: this file as it is now, in this process, because a forked one must open its own."""
+    return os.getpid(), str(path), stat.st_mtime_ns, stat.st_size
+
+
+def _open(path: Path, head: bytes, what: str) -> Raster:
+    """One reader for each content; a file is never given to another because the right one is not installed."""
+    if _is_jpeg2000(head):
+        refuse_crs_files(_geo_boxes(path), what)
+        return _open_map(path, what, jpeg2000=True)
+    is_dicom = head[128:132] == b"DICM"
+    if not is_tiff(head) or is_dicom:
+        if _vendor(path, head, what) is None:
+            raise EquicamError(
+                what, needs="a slide (svs, ndpi, mrxs, scn, bif, DICOM, OME-TIFF), a GeoTIFF or a JPEG 2000",
+                got="a DICOM file that is no slide" if is_dicom else "bytes of no format we know",
+                fix="no --tile, if it is an image",
+            )  # fmt: skip
+        return _open_slide(path, what)
+    pages = _pages(path)
+    for page in pages:
+        refuse_crs_files(page.crs_text, what)
+    first = pages[0]
+    if first.is_ome:
+        return _open_slide(path, what, pages)
+    images = [page for page in pages if page.is_tiled and not page.is_copy]
+    if not first.georeferenced and (len(images) > 1 or "Aperio" in first.description):
+        # slides have several images of their own; OpenSlide knows which vendor's
+        if _vendor(path, head, what) not in (None, "generic-tiff"):
+            return _open_slide(path, what)
+    elif not first.georeferenced and first.is_tiled and first.is_rgb8 and _is_vendors(path, head, what):
+        return _open_slide(path, what)
+    return _open_map(path, what, jpeg2000=False)
+
+
+def _pages(path: Path) -> list[Page]:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return read_pages(data)
+
+
+def _geo_boxes(path: Path) -> str:
+    """What the boxes of a JPEG 2000 say of coordinates: each holds the tags of a GeoTIFF."""
+    found, at = b"", 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        while (at := data.find(GEO_BOX, at)) >= 0:
+            # before it, the box's length and type
+            length = int.from_bytes(data[max(0, at - 8) : max(0, at - 4)])
+            found += data[at : at + min(length, MAX_GEO_BOX_BYTES)]
+            at += len(GEO_BOX)
+    return found.decode("latin-1")
+
+
+def _vendor(path: Path, head: bytes, what: str) -> str | None:
+    """OpenSlide's name of the format."""
+    with needing("wsi", what):
+        import openslide
+
+        from equicam.rasters.slides import refuse_companions
+
+    refuse_companions(path, head)
+    found: str | None = openslide.OpenSlide.detect_format(str(path))
+    return found
+
+
+def _is_vendors(path: Path, head: bytes, what: str) -> bool:
+    """Whether OpenSlide reads a plain tiled TIFF; without OpenSlide, rasterio reads it as well."""
+    return find_spec("openslide") is not None and _vendor(path, head, what) is not None
+
+
+def _open_slide(path: Path, what: str, ome_pages: list[Page] | None = None) -> Raster:
+    with needing("wsi", what):
+        from equicam.rasters.slides import OmeTiffRaster, OpenSlideRaster
+
+        return OpenSlideRaster(path) if ome_pages is None else OmeTiffRaster(path, ome_pages)
+
+
+def _open_map(path: AnyPath, what: str, *, jpeg2000: bool) -> Raster:
+    with needing("geo", what):
+        from equicam.rasters.maps import JPEG2000, TIFF, GeoRaster
+
+        return GeoRaster(path, JPEG2000 if jpeg2000 else TIFF)

@@ -2,9 +2,8 @@
 
 import logging
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,21 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, refusing
 from equicam.images import limited
 from equicam.images.dicom import has_dicom_suffix
-from equicam.images.files import read_file
+from equicam.images.files import AnyPath, RemotePath, file_stat, read_file
 from equicam.images.item_table import Items, join_tables
 from equicam.images.items import Item
-from equicam.images.remote import AnyPath, RemotePath, file_stat
-from equicam.rasters.geojson import MAX_BYTES, read_features
-from equicam.rasters.open import open_raster
+from equicam.rasters.geojson import MAX_BYTES, find_in_regions, read_features, read_regions
 from equicam.rasters.options import RasterWindow, Tiling, window_id
-from equicam.rasters.raster import THUMBNAIL_PX, Raster, RasterInfo
+from equicam.rasters.raster import THUMBNAIL_PX, Raster, open_raster
 from equicam.rasters.windows import display_bands, resolve_input
 
 MAX_WINDOWS = 50_000_000
 """Of one raster; more are a mistake in the options or in a hostile file."""
 MIN_SATURATION = 0.05
 """Of tissue, whatever Otsu's threshold is: a slide of glass alone has none."""
-LONGITUDE_LATITUDE = "EPSG:4326"
 THUMBNAIL_PX_A_WINDOW, MAX_THUMBNAIL_PX = 4, 4096
 
 Tick = Callable[[int], None]
@@ -43,22 +39,22 @@ class RasterRow:
 
     id: str
     path: str
-    kind: str | None
-    width: int | None
-    height: int | None
-    bands: tuple[str, ...]
-    dtype: str | None
-    mpp: int | float | None
-    crs: str | None
-    transform: tuple[int | float, ...] | None
-    origin: tuple[int | float, int | float]
-    reader: str | None
-    bytes: int | None
-    mtime_ns: int | None
-    windows: int
-    background: int  # windows with too little tissue
-    nodata: int  # windows with too little data
-    outside: int  # windows outside the regions
+    kind: str | None = None
+    width: int | None = None
+    height: int | None = None
+    bands: tuple[str, ...] = ()
+    dtype: str | None = None
+    mpp: int | float | None = None
+    crs: str | None = None
+    transform: tuple[int | float, ...] | None = None
+    origin: tuple[int | float, int | float] = (0.0, 0.0)
+    reader: str | None = None
+    bytes: int | None = None
+    mtime_ns: int | None = None
+    windows: int = 0
+    background: int = 0  # windows with too little tissue
+    nodata: int = 0  # windows with too little data
+    outside: int = 0  # windows outside the regions
     error: str | None = None
 
 
@@ -66,9 +62,8 @@ def cut_windows(
     items: Sequence[Item], tiling: Tiling, margin: int, tick: Tick = lambda _count: None
 ) -> tuple[Items, list[RasterRow]]:
     """The windows of rasters in scan order, and a row for every raster; one that cannot be opened is a bad item."""
-    if (
-        tiling.regions is not None and not Path(tiling.regions).is_dir()
-    ):  # refused before any raster is opened
+    # refused before any raster is opened
+    if tiling.regions is not None and not Path(tiling.regions).is_dir():
         limited.call(_check_regions, Path(tiling.regions))
     cuts: list[_Cut] = []
     known: set[str] = set()  # slides in several DICOM files, of which one stands for all
@@ -140,45 +135,35 @@ def _series(path: Path) -> str | None:
 
 def _bad(item: Item, tiling: Tiling, error: EquicamError, row: RasterRow | None = None) -> _Cut:
     """A raster without windows: one bad item, which says why when it is read."""
-    row = row or _unknown(item)
+    row = row or _new_row(item)
     window = replace(item, window=RasterWindow(0.0, 0.0, 0.0, tiling))
     return _Cut(Items.of([window]), replace(row, error=str(error)), error)
 
 
-def _unknown(item: Item) -> RasterRow:
+def _new_row(item: Item) -> RasterRow:
     stat = file_stat(item.path)
-    return RasterRow(
-        item.id, str(item.path), None, None, None, (), None, None, None, None, (0.0, 0.0), None, stat.bytes,
-        stat.mtime_ns, 0, 0, 0, 0,
-    )  # fmt: skip
+    return RasterRow(item.id, str(item.path), bytes=stat.bytes, mtime_ns=stat.mtime_ns)
 
 
 def _cut(item: Item, tiling: Tiling, margin: int) -> _Cut:
     stat = file_stat(item.path)
     if isinstance(item.path, RemotePath):  # not requested again for every window
         item = replace(item, path=replace(item.path, stat=stat))
-    known = _unknown(item)
+    known = _new_row(item)
     try:
-        raster = open_raster(item.path)
-        info = raster.info
-        known = replace(
-            known, kind=info.kind, width=info.width, height=info.height, bands=info.bands, dtype=info.dtype,
-            mpp=tiling.mpp_is or info.mpp, crs=info.crs, transform=info.transform, origin=info.origin, reader=info.reader,
-        )  # fmt: skip
-        resolve_input(info, tiling.input, str(item.path))
-        places, side, dropped = _places(raster, item.path, tiling)
+        with refusing(f"raster {str(item.path)!r}", "a file that can be read"):
+            raster = open_raster(item.path)
+            info = raster.info
+            known = replace(
+                known, kind=info.kind, width=info.width, height=info.height, bands=info.bands, dtype=info.dtype,
+                mpp=tiling.mpp_is or info.mpp, crs=info.crs, transform=info.transform, origin=info.origin, reader=info.reader,
+            )  # fmt: skip
+            resolve_input(info, tiling.input, str(item.path))
+            places, side, dropped = _places(raster, item.path, tiling)
     except EquicamError as error:
         if limited.is_memory_error(error):
             raise  # in a process that has read nothing else there may be enough
         return _bad(item, tiling, error, known)
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001  # libraries raise exceptions of every kind on damaged files
-        text = f"{type(error).__name__}: {error}"[:300]
-        refused = EquicamError(
-            f"raster {str(item.path)!r}", needs="a file that can be read", got=text, fix="a fresh copy of it"
-        )
-        return _bad(item, tiling, refused, known)
 
     def windows() -> Iterator[Item]:
         for x, y, label in places:
@@ -230,7 +215,7 @@ def _places(
     labels: NDArray[Any] = np.full(len(x), None, object)
     inside = np.ones(len(x), bool)
     if tiling.regions is not None:
-        labels, inside = _in_regions(read_regions(info, path, tiling.regions), x + side / 2, y + side / 2)
+        labels, inside = find_in_regions(read_regions(info, path, tiling.regions), x + side / 2, y + side / 2)
     kept = has_data & is_tissue & inside
     left_out = (has_data & ~is_tissue, ~has_data, has_data & is_tissue & ~inside)
     background, nodata, outside = (int(some.sum()) for some in left_out)
@@ -312,117 +297,3 @@ def otsu(values: NDArray[np.float32], bins: int = 256) -> float:
         between = (mass[-1] * weight / total - mass) ** 2 / (weight * (total - weight))
     between[~np.isfinite(between)] = -1
     return float(edges[int(between.argmax()) + 1])
-
-
-Ring = NDArray[np.float64]
-"""Points of a closed line, in pixels of level 0: [n, 2]."""
-
-
-def read_regions(info: RasterInfo, path: AnyPath, regions: str) -> list[tuple[str | None, list[Ring]]]:
-    """Areas of a GeoJSON file, in pixels: of slides as QuPath writes them, of maps in longitude and latitude or its `crs`.
-
-    A folder has one file for each raster, of its name with .geojson. Points and lines are no areas and left out.
-    """
-    file = Path(regions)
-    if file.is_dir():
-        file = file / f"{path.stem}.geojson"
-    what = f"regions {str(file)!r}"
-    data, _ = read_file(file, what=what, limit=MAX_BYTES)
-    features, collection = read_features(data, what)
-    crs = _crs(collection, what)
-    found: list[tuple[str | None, list[Ring]]] = []
-    for number, feature in enumerate(features, start=1):
-        try:
-            geometry = feature.get("geometry") or {}
-            if geometry.get("type") not in ("Polygon", "MultiPolygon"):
-                continue
-            shapes = geometry["coordinates"]
-            polygons = [shapes] if geometry["type"] == "Polygon" else shapes
-            rings = [np.asarray(ring, np.float64)[:, :2] for polygon in polygons for ring in polygon]
-            if not all(len(ring) >= 3 and np.isfinite(ring).all() for ring in rings):
-                raise ValueError("a ring without points")
-            label = _region_label(feature.get("properties") or {})
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise EquicamError(
-                what, needs="areas with rings of points", got=f"feature {number}, which has none", fix="exporting it again"
-            ) from error  # fmt: skip
-        found.append((label, [_to_pixels(info, ring, crs, what) for ring in rings]))
-    if not found:
-        raise EquicamError(
-            what, needs="at least one polygon", got=f"{len(features):,} features without one", fix="an export of QuPath or QGIS"
-        )  # fmt: skip
-    return found
-
-
-def _crs(collection: Mapping[str, Any], what: str) -> str:
-    """The coordinate system that a file names, as older GeoJSON does; longitude and latitude if it names none."""
-    given = collection.get("crs")
-    if given is None:
-        return LONGITUDE_LATITUDE
-    properties = given.get("properties") if isinstance(given, dict) else None
-    name = str(properties.get("name")) if isinstance(properties, dict) else str(given)
-    if "CRS84" in name:
-        return LONGITUDE_LATITUDE
-    if code := re.search(r"EPSG:+(\d{4,6})$", name):
-        return f"EPSG:{code[1]}"
-    raise EquicamError(
-        what,
-        needs="longitude and latitude, or a crs by its EPSG code",
-        got=name[:80],
-        fix="saving it as EPSG:4326",
-    )
-
-
-def _region_label(properties: dict[str, Any]) -> str | None:
-    classification = properties.get("classification")
-    if isinstance(classification, dict):
-        names = classification.get("names")
-        joined = ": ".join(map(str, names)) if isinstance(names, list) and names else None
-        name = classification.get("name", joined)
-    else:
-        name = properties.get("label")
-    return str(name)[:200] if name is not None else None
-
-
-def _to_pixels(info: RasterInfo, ring: Ring, crs: str, what: str) -> Ring:
-    if info.kind != "map":
-        return np.asarray(ring + np.asarray(info.origin))
-    if info.crs is None or info.transform is None:
-        return ring
-    from rasterio.warp import transform
-
-    if crs == LONGITUDE_LATITUDE and not (np.abs(ring) <= (360, 90)).all():
-        raise EquicamError(
-            what, needs="longitude and latitude in degrees, or a crs", got=f"{ring[0, 0]:g}, {ring[0, 1]:g}",
-            fix="saving it as EPSG:4326",
-        )  # fmt: skip
-    x, y = transform(crs, info.crs, ring[:, 0].tolist(), ring[:, 1].tolist())
-    a, b, c, d, e, f = info.transform
-    matrix = np.linalg.inv(np.array([[a, b], [d, e]]))
-    return np.asarray(np.stack([np.asarray(x) - c, np.asarray(y) - f], axis=1) @ matrix.T)
-
-
-def _in_regions(
-    regions: list[tuple[str | None, list[Ring]]], x: NDArray[Any], y: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """The label of the last region that each point lies in, and whether it lies in any."""
-    labels: NDArray[Any] = np.full(len(x), None, object)
-    inside = np.zeros(len(x), bool)
-    for label, rings in regions:
-        here = np.zeros(len(x), bool)
-        for ring in rings:
-            here ^= _in_ring(ring, x, y)
-        labels[here] = label
-        inside |= here
-    return labels, inside
-
-
-def _in_ring(ring: Ring, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether a line to the right of each point crosses the ring an odd number of times."""
-    inside = np.zeros(len(x), bool)
-    for (x0, y0), (x1, y1) in zip(ring, np.roll(ring, -1, axis=0), strict=True):
-        if y0 == y1:
-            continue
-        crosses = ((y0 > y) != (y1 > y)) & (x < (x1 - x0) * (y - y0) / (y1 - y0) + x0)
-        inside ^= crosses
-    return inside

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.errors import EquicamError
-from equicam.images.remote import AnyPath
-from equicam.rasters.open import open_raster
+from equicam.images.files import AnyPath
 from equicam.rasters.options import Input, RasterWindow
-from equicam.rasters.raster import Pixels, Raster, RasterInfo
+from equicam.rasters.raster import Pixels, Raster, RasterInfo, open_raster
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,8 @@ class WindowPixels:
 
     values: NDArray[Any]  # [bands, height, width]
     valid: NDArray[np.bool_]
-    margin: tuple[
-        int, int
-    ]  # rows and columns around the window that the raster has; beyond them it is reflected
+    # rows and columns around the window that the raster has; beyond them it is reflected
+    margin: tuple[int, int]
     tile: int
     scale: int | float
     mean: tuple[int | float, ...] | None

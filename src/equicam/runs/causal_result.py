@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from equicam.errors import EquicamError
-from equicam.images.digests import file_digest
+from equicam.images.files import file_digest
 from equicam.images.items import valid_utf8
 from equicam.reasons import Reason, describe
 from equicam.runs.log import Log

@@ -4,7 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from equicam.images.digests import file_digest
+from equicam.images.files import file_digest
 from equicam.images.items import valid_utf8
 from equicam.runs.store import RunStore
 

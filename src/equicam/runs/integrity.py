@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from equicam.errors import EquicamError
-from equicam.images.digests import file_digest
+from equicam.images.files import file_digest
 from equicam.images.items import valid_utf8
 from equicam.runs.log import Log
 from equicam.runs.queue_files import logged_files

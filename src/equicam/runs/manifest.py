@@ -10,8 +10,8 @@ from typing import Any, get_args
 from equicam.core.transforms import Transform, as_transform, canvas_size, presented_index
 from equicam.errors import EquicamError
 from equicam.images.dicom import MAX_VALUE
+from equicam.images.files import AnyPath, is_url, may_open
 from equicam.images.items import Item
-from equicam.images.remote import AnyPath, is_url, may_open
 from equicam.models.names import is_library_model, weights_file
 from equicam.rasters.options import RasterWindow, Tiling
 from equicam.readers.classes import Task, output_name

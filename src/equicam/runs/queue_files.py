@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from equicam.errors import EquicamError
-from equicam.images.digests import file_digest
+from equicam.images.files import file_digest
 from equicam.images.items import valid_utf8
 from equicam.runs.exports import write_csv, write_parquet
 from equicam.runs.log import Log

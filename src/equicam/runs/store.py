@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from equicam.errors import EquicamError
-from equicam.images.digests import file_digest
+from equicam.images.files import file_digest
 from equicam.images.item_table import Items
 from equicam.images.items import Item, valid_utf8
 from equicam.rasters.options import raster_id

@@ -2,14 +2,16 @@
 
 A parametric map holds the raw values. Radiographs (CR, DX) have no frame of reference, which a parametric map needs: they
 get a secondary capture, the map over the image in colour, and a fractional segmentation, the map divided by its largest
-value. Patient and study are those of the source. No text of a source enters a message: it may name a patient.
+value. A slide gets its stitched map, tiled. Patient and study are those of the source. No text of a source enters a message: it may name a patient.
 """
 
 import hashlib
 import io
+import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +20,28 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, needing
 from equicam.images import limited
 from equicam.images.dicom import SUFFIXES
-from equicam.images.files import MAX_IMAGE_BYTES, read_file
-from equicam.runs.export.libraries import needing
-from equicam.runs.export.stitching import interpolation
+from equicam.images.files import MAX_IMAGE_BYTES, as_path, open_regular, read_file
+from equicam.images.items import valid_utf8
+from equicam.runs.export.files import ExportFolder, safe_names
+from equicam.runs.export.stitching import Row, StitchedMap, interpolation, run_facts, stored_planes
+from equicam.runs.feature_ids import feature_id
+from equicam.runs.store import RunStore
 
 PARAMETRIC = ("CT", "MR")
 """Modalities whose images lie in a frame of reference."""
 OUTSIDE = -1.0
 """Of a parametric map, where the model's input shows nothing; maps are not negative."""
 SERIES_NUMBER = 9100
+TILE_PX = 512
+MAX_FILES_READ = 1000
+COLUMNS = ("id", "path", "index", "sha256", "input_box", "target", "status")
 
 
 @dataclass(frozen=True)
-class ImageMap:
+class _ImageMap:
     """The map of one image, and where it comes from."""
 
     id: str
@@ -46,7 +54,7 @@ class ImageMap:
     facts: Mapping[str, str]
 
 
-def is_single_frame(row: Mapping[str, Any]) -> bool:
+def _is_single_frame(row: Mapping[str, Any]) -> bool:
     """Whether a row is of a DICOM file with one frame."""
     return row["index"] is None and str(row["path"] or "").lower().endswith(SUFFIXES)
 
@@ -68,24 +76,20 @@ def map_in_frame(
     return np.where(inside, found, np.nan)  # fmt: skip
 
 
-def encode_map(image: ImageMap) -> dict[str, bytes]:
-    """The files of one map, by their ending; the source is read in a process that opens files."""
-    return limited.call(_encode_map, image)
-
-
-def _encode_map(image: ImageMap) -> dict[str, bytes]:
+def _encode_map(image: _ImageMap) -> dict[str, bytes]:
+    """The files of one map, by their ending; called in a process that opens files."""
     found = {}
-    for ending, made in dicom_objects(image).items():
+    for ending, made in _dicom_objects(image).items():
         made.save_as(buffer := io.BytesIO(), enforce_file_format=True)
         found[ending] = buffer.getvalue()
     return found
 
 
-def dicom_objects(image: ImageMap) -> dict[str, Any]:
+def _dicom_objects(image: _ImageMap) -> dict[str, Any]:
     """The DICOM objects of one map, by the ending of their files."""
     with needing("dicom-out", "--to dicom"):
         import highdicom
-        import pydicom  # noqa: F401  # highdicom brings it; without it nothing is read
+        import pydicom  # highdicom brings it; without it nothing is read
 
     what = f"image {image.id!r}"
     data, _ = read_file(image.path, what=what, limit=MAX_IMAGE_BYTES)
@@ -93,51 +97,56 @@ def dicom_objects(image: ImageMap) -> dict[str, Any]:
         raise EquicamError(
             what, needs="the file that was explained", got="another one under its name", fix="restoring it"
         )
+    with _refusing(
+        what, "a DICOM image that highdicom can refer to", "mending the file, or a run without it"
+    ):
+        source = pydicom.dcmread(io.BytesIO(data))
+        values = map_in_frame(image.map, image.box, (source.Rows, source.Columns))
+        uids = {"run_uid": image.run_uid, "uid": image.uid, "source": source}
+        if source.Modality in PARAMETRIC and source.get("FrameOfReferenceUID"):
+            return {"map.dcm": _parametric_map(highdicom, source, values, image.facts, _uids(**uids, kind=0))}
+        return {
+            "overlay.dcm": _overlay(highdicom, source, values, data, _uids(**uids, kind=2)),
+            "seg.dcm": _segmentation(highdicom, source, values, image.facts, _uids(**uids, kind=1)),
+        }
+
+
+@contextmanager
+def _refusing(what: str, needs: str, fix: str) -> Iterator[None]:
+    """Every exception becomes an EquicamError that names a missing element, and warnings are dropped: their texts may name a patient."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they quote what they warn of, and that may name a patient
-            return _objects(highdicom, image, data)
+            warnings.simplefilter("ignore")
+            yield
+    except EquicamError:
+        raise
     except Exception as error:  # libraries raise exceptions of every kind on damaged files
-        missing = (
+        found = (
             re.search(r"has no attribute '(\w{1,64})'", str(error))
             if isinstance(error, AttributeError)
             else None
         )
         raise EquicamError(
-            what, needs="a DICOM image that highdicom can refer to", got=f"no {missing[1]}" if missing else type(error).__name__,
-            fix="mending the file, or a run without it",
-        ) from error  # fmt: skip
+            what, needs=needs, got=f"no {found[1]}" if found else type(error).__name__, fix=fix
+        ) from error
 
 
-def _objects(highdicom: Any, image: ImageMap, data: bytes) -> dict[str, Any]:
-    import pydicom
-
-    source = pydicom.dcmread(io.BytesIO(data))
-    values = map_in_frame(image.map, image.box, (source.Rows, source.Columns))
-    if source.Modality in PARAMETRIC and source.get("FrameOfReferenceUID"):
-        return {"map.dcm": _parametric_map(highdicom, image, source, values)}
-    return {
-        "overlay.dcm": _overlay(highdicom, image, source, values, data),
-        "seg.dcm": _segmentation(highdicom, image, source, values),
-    }
-
-
-def object_uids(highdicom: Any, run_uid: str, uid: str, source: Any, kind: int) -> dict[str, Any]:
+def _uids(run_uid: str, uid: str, source: Any, kind: int) -> dict[str, Any]:
     """UIDs that the same run always gives to the same map; `kind` tells the objects of one image apart."""
     return {
-        "series_instance_uid": _uid(highdicom, f"{run_uid} {source.SeriesInstanceUID} {kind}"),
+        "series_instance_uid": _uid(f"{run_uid} {source.SeriesInstanceUID} {kind}"),
         "series_number": SERIES_NUMBER + kind,
-        "sop_instance_uid": _uid(highdicom, f"{uid} {kind}"),
+        "sop_instance_uid": _uid(f"{uid} {kind}"),
         "instance_number": int(source.get("InstanceNumber") or 1),
         "manufacturer": "equicam",
     }
 
 
-def _uid(highdicom: Any, text: str) -> Any:
-    return highdicom.UID(f"2.25.{UUID(bytes=hashlib.sha256(text.encode()).digest()[:16], version=4).int}")
+def _uid(text: str) -> str:
+    return f"2.25.{UUID(bytes=hashlib.sha256(text.encode()).digest()[:16], version=4).int}"
 
 
-def equipment(facts: Mapping[str, str]) -> dict[str, Any]:
+def _equipment(facts: Mapping[str, str]) -> dict[str, Any]:
     """What made the map, as DICOM asks for it."""
     return {
         "manufacturer_model_name": "equicam",
@@ -148,44 +157,55 @@ def equipment(facts: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _parametric_map(highdicom: Any, image: ImageMap, source: Any, values: NDArray[np.float64]) -> Any:
+def _parametric_map(
+    highdicom: Any,
+    source: Any,
+    values: NDArray[Any],
+    facts: Mapping[str, str],
+    uids: dict[str, Any],
+    **place: Any,
+) -> Any:
+    """The map in the frame of reference of its source, or at a place of its own."""
     from highdicom.pm import ParametricMap, RealWorldValueMapping
     from pydicom.sr.codedict import codes
 
     pixels = np.where(np.isfinite(values), values, OUTSIDE).astype(np.float32)
     largest = max(float(pixels.max()), 1e-30)
     mapping = RealWorldValueMapping(
-        lut_label="saliency", lut_explanation=image.facts["class"][:64], unit=codes.UCUM.NoUnits,
+        lut_label="saliency", lut_explanation=facts["class"][:64], unit=codes.UCUM.NoUnits,
         value_range=(OUTSIDE, largest), slope=1.0, intercept=0.0,
     )  # fmt: skip
     window = highdicom.VOILUTTransformation(window_center=largest / 2, window_width=largest)
     found = ParametricMap(
         [source], pixels[None], contains_recognizable_visual_features=False, real_world_value_mappings=[mapping],
-        voi_lut_transformations=[window], **object_uids(highdicom, image.run_uid, image.uid, source, 0), **equipment(image.facts),
+        voi_lut_transformations=[window], **uids, **_equipment(facts), **place,
     )  # fmt: skip
     found.FloatPixelPaddingValue = OUTSIDE
     return found
 
 
-def _segmentation(highdicom: Any, image: ImageMap, source: Any, values: NDArray[np.float64]) -> Any:
+def _segmentation(
+    highdicom: Any, source: Any, values: NDArray[np.float64], facts: Mapping[str, str], uids: dict[str, Any]
+) -> Any:
     from highdicom.seg import SegmentAlgorithmTypeValues, Segmentation, SegmentDescription
     from highdicom.sr import CodedConcept
     from pydicom.sr.codedict import codes
 
     algorithm = highdicom.AlgorithmIdentificationSequence(
-        name="equicam", version=image.facts["version"], family=codes.DCM.ArtificialIntelligence
+        name="equicam", version=facts["version"], family=codes.DCM.ArtificialIntelligence
     )
     segment = SegmentDescription(
-        1, f"saliency, {image.facts['class']}"[:64], CodedConcept("309825002", "SCT", "Spatial and Relational Concept"),
+        1, f"saliency, {facts['class']}"[:64], CodedConcept("309825002", "SCT", "Spatial and Relational Concept"),
         CodedConcept("111099", "DCM", "Selected region"), SegmentAlgorithmTypeValues.AUTOMATIC, algorithm,
     )  # fmt: skip
     return Segmentation(
-        [source], _unit(values)[None].astype(np.float32), "FRACTIONAL", [segment], omit_empty_frames=False,
-        **object_uids(highdicom, image.run_uid, image.uid, source, 1), **equipment(image.facts),
+        [source], _unit(values)[None].astype(np.float32), "FRACTIONAL", [segment], omit_empty_frames=False, **uids, **_equipment(facts),
     )  # fmt: skip
 
 
-def _overlay(highdicom: Any, image: ImageMap, source: Any, values: NDArray[np.float64], data: bytes) -> Any:
+def _overlay(
+    highdicom: Any, source: Any, values: NDArray[np.float64], data: bytes, uids: dict[str, Any]
+) -> Any:
     from highdicom.sc import SCImage
 
     from equicam.overlay import overlay
@@ -193,9 +213,8 @@ def _overlay(highdicom: Any, image: ImageMap, source: Any, values: NDArray[np.fl
     grey = highdicom.imread(io.BytesIO(data)).get_frame(
         1, apply_voi_transform=None, apply_presentation_lut=True, dtype=np.float64
     )
-    if (
-        grey.ndim == 2
-    ):  # by the window in the file if it has one; only the background is stretched, never the map
+    # by the window in the file if it has one; only the background is stretched, never the map
+    if grey.ndim == 2:
         low, high = float(grey.min()), float(grey.max())
         grey = np.repeat(255 * ((grey - low) / ((high - low) or 1.0))[..., None], 3, axis=2)
     coloured = overlay(grey.round().astype(np.uint8), _unit(values))
@@ -203,7 +222,7 @@ def _overlay(highdicom: Any, image: ImageMap, source: Any, values: NDArray[np.fl
         source, coloured, "RGB", 8, "PATIENT",
         patient_orientation=tuple(source.get("PatientOrientation") or ("L", "F")),
         laterality=source.get("ImageLaterality") or source.get("Laterality") or None,
-        **object_uids(highdicom, image.run_uid, image.uid, source, 2),
+        **uids,
     )  # fmt: skip
 
 
@@ -211,3 +230,97 @@ def _unit(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Divided by the largest value, 0 outside the model's input."""
     known = np.clip(np.nan_to_num(values), 0, None)
     return np.asarray(known / (float(known.max(initial=0.0)) or 1.0))
+
+
+def write_dicom_slide(path: Path, stitched: StitchedMap, source: Path, uid: str, run_uid: str) -> None:
+    """Write the map; `source` is any file of the slide, whose finest level is looked for next to it."""
+    with needing("dicom-out", "--to dicom"):
+        import highdicom
+
+    what = f"raster {stitched.raster.id!r}"
+    size = stitched.raster.width, stitched.raster.height
+    slide = limited.call(_finest_level, source, size, what)
+    with _refusing(what, "a DICOM slide that highdicom can refer to", "--to ome-tiff"):
+        measures = slide.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+        origin = slide.TotalPixelMatrixOriginSequence[0]
+        place = (origin.XOffsetInSlideCoordinateSystem, origin.YOffsetInSlideCoordinateSystem, 0.0)
+        made = _parametric_map(
+            highdicom, slide, stitched.bands[0], stitched.facts, _uids(run_uid, uid, slide, 0),
+            pixel_measures=highdicom.PixelMeasuresSequence(
+                pixel_spacing=[float(length) * stitched.cell for length in measures.PixelSpacing],
+                slice_thickness=float(measures.get("SliceThickness") or 1.0),
+            ),
+            plane_orientation=highdicom.PlaneOrientationSequence("SLIDE", slide.ImageOrientationSlide),
+            plane_positions=[highdicom.PlanePositionSequence("SLIDE", place, pixel_matrix_position=(1, 1))],
+            tile_pixel_array=True, tile_size=(TILE_PX, TILE_PX),
+        )  # fmt: skip
+        made.save_as(path, enforce_file_format=True)
+
+
+def _finest_level(source: Path, wanted: tuple[int, int], what: str) -> Any:
+    """The header of the file of this series that has the whole size."""
+    if source.suffix.lower() not in SUFFIXES:
+        raise EquicamError(what, needs="a DICOM slide", got=f"a file {source.suffix}", fix="--to ome-tiff")
+    with _refusing(what, "DICOM files that can be read", "restoring them"):
+        series = _header(source).SeriesInstanceUID
+        others = (p for p in source.parent.iterdir() if p.suffix.lower() in SUFFIXES and p != source)
+        for file in [source, *sorted(others)][:MAX_FILES_READ]:
+            found = _header(file)
+            size = (found.get("TotalPixelMatrixColumns"), found.get("TotalPixelMatrixRows"))
+            if found.get("SeriesInstanceUID") == series and size == wanted:
+                return found
+    needs = f"its level of {wanted[0]} × {wanted[1]} pixels"
+    raise EquicamError(what, needs=needs, got="none next to it", fix="restoring it")
+
+
+def _header(path: Path) -> Any:
+    import pydicom
+
+    with open_regular(path, str(path)) as file:
+        return pydicom.dcmread(file, stop_before_pixels=True)
+
+
+def write_images(
+    store: RunStore, target: int | None, folder: ExportFolder, tick: Callable[[int], None]
+) -> tuple[int, int, tuple[str, ...]]:
+    """Write the map of every image as DICOM; returns how many have one, how many are left out, and why some have none."""
+    rows: list[Row] = [row for row in store.read_items(list(COLUMNS)).to_pylist() if row["status"] == "ok"]
+    wanted = {row["id"]: row for row in rows if _is_single_frame(row) and target in (None, row["target"])}
+    if not wanted:
+        raise EquicamError(
+            "--to dicom", needs="a run of DICOM files (.dcm) of one frame each", got=f"none among {len(rows):,} images",
+            fix="another --to or --class",
+        )  # fmt: skip
+    with needing("dicom-out", "--to dicom"):
+        import highdicom  # noqa: F401
+    names = safe_names(list(wanted))
+    refused: list[EquicamError] = []
+    for name, plane, _ in stored_planes(store, wanted):
+        try:
+            files = limited.call(_encode_map, _image_map(store, wanted[name], plane))
+        except EquicamError as error:
+            refused.append(error)
+            continue
+        for ending, data in files.items():
+            with folder.writing(f"{names[name]}.{ending}") as path:
+                path.write_bytes(data)
+        tick(1)
+    if len(refused) == len(wanted):
+        raise refused[0]
+    return len(wanted) - len(refused), len(rows) - len(wanted), tuple(map(str, refused))
+
+
+def _image_map(store: RunStore, row: Row, plane: Any) -> _ImageMap:
+    path, box = as_path(row["path"]), row["input_box"]
+    valid = (
+        box is not None and len(box) == 4 and all(map(math.isfinite, box)) and box[0] < box[2] and box[1] < box[3]
+    )  # fmt: skip
+    if not valid or not isinstance(path, Path):
+        raise EquicamError(
+            f"image {valid_utf8(row['id'])!r}", needs="a file on a disk, and the box that the model's input shows",
+            got=row["path"] if valid else box, fix="equicam audit again",
+        )  # fmt: skip
+    return _ImageMap(
+        row["id"], feature_id(store, row["id"]), feature_id(store, "series"), path, row["sha256"] or "",
+        (box[0], box[1], box[2], box[3]), plane, run_facts(store, row["target"]),
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from equicam.errors import EquicamError
 from equicam.images.items import valid_utf8
-from equicam.runs.export.dicom_slide import write_dicom_slide
+from equicam.runs.export.dicom import write_dicom_slide, write_images
 from equicam.runs.export.features import (
     Feature,
     lonlat_blind,
@@ -18,19 +18,18 @@ from equicam.runs.export.features import (
     refuse_unplaced,
     write_features,
 )
-from equicam.runs.export.files import ExportFolder, safe_names
-from equicam.runs.export.geotiff import write_geotiff
-from equicam.runs.export.images import write_images
-from equicam.runs.export.ome_tiff import write_ome_tiff
-from equicam.runs.export.stitched import StitchedMap
-from equicam.runs.export.stitching import BANDS, make_grid, stitch
-from equicam.runs.export.windows import (
+from equicam.runs.export.files import ExportFolder, safe_names, write_geotiff, write_ome_tiff
+from equicam.runs.export.stitching import (
+    BANDS,
     RasterWindows,
+    StitchedMap,
     choose_target,
+    make_grid,
     of_target,
     read_maps,
     read_windows,
     run_facts,
+    stitch,
 )
 from equicam.runs.feature_ids import feature_id
 from equicam.runs.log import Log
@@ -54,9 +53,8 @@ class ExportOptions:
     to: str
     target: int | None = None  # the class; None: the one that all windows were explained for
     every: int = DEFAULT_CELL_PX  # pixels of the model's a cell
-    regions: float | None = (
-        None  # for QuPath: this share of the stitched map, where it is highest, instead of windows
-    )
+    # for QuPath: this share of the stitched map, where it is highest, instead of windows
+    regions: float | None = None
     blind: bool = False  # the windows under review only, without what blinding hides
     compress: bool = False  # GeoJSON with gzip
     force: bool = False  # replace files that are there

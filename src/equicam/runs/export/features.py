@@ -5,16 +5,17 @@ import gzip
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from equicam.errors import EquicamError
-from equicam.runs.export.lonlat import LonLat
-from equicam.runs.export.outlines import trace
-from equicam.runs.export.stitched import StitchedMap
-from equicam.runs.export.windows import RasterWindows, Row, predicted_class
+from equicam.errors import EquicamError, needing
+from equicam.images import limited
+from equicam.rasters.raster import plain_crs
+from equicam.runs.export.stitching import RasterWindows, Row, StitchedMap, predicted_class
 from equicam.runs.feature_ids import feature_id
 from equicam.runs.store import RunStore
 
@@ -42,35 +43,34 @@ def qupath_tiles(store: RunStore, raster: RasterWindows) -> Iterable[Feature]:
     for row in raster.rows:
         number, name = predicted_class(row, store.manifest)
         measured = {"stability": row["stability"], "PEUM": _peum(store, row), "flip rate": row["flip_rate"]}
-        yield {
-            "type": "Feature",
-            "id": feature_id(store, row["id"]),
-            "geometry": _pixels_square(raster, row),
-            "properties": {
+        id_ = feature_id(store, row["id"])
+        yield _feature(
+            id_,
+            _pixels_square(raster, row),
+            {
                 "objectType": "tile",
                 "name": row["id"].rpartition("#")[2],
                 "isLocked": True,
-                "classification": {"name": name, "color": class_colour(number)},
+                "classification": {"name": name, "color": _class_colour(number)},
                 "measurements": _finite(measured),
-                "metadata": {"equicam id": feature_id(store, row["id"]), "equicam window": row["id"]},
+                "metadata": {"equicam id": id_, "equicam window": row["id"]},
             },
-        }
+        )
 
 
 def qupath_blind(store: RunStore, raster: RasterWindows, places: Mapping[str, int]) -> Iterable[Feature]:
     """The windows under review, in order of place, with nothing that reveals what the model made of them."""
-    for row in by_place(raster, places):
-        yield {
-            "type": "Feature",
-            "id": feature_id(store, row["id"]),
-            "geometry": _pixels_square(raster, row),
-            "properties": {
+    for row in _by_place(raster, places):
+        yield _feature(
+            feature_id(store, row["id"]),
+            _pixels_square(raster, row),
+            {
                 "objectType": "annotation",
                 "name": str(places[row["id"]]),
                 "isLocked": True,
                 "metadata": {"equicam blind": "true"},
             },
-        }
+        )
 
 
 def qupath_regions(store: RunStore, stitched: StitchedMap, share: float) -> Iterable[Feature]:
@@ -88,26 +88,25 @@ def qupath_regions(store: RunStore, stitched: StitchedMap, share: float) -> Iter
             if np.isfinite(stitched.bands[band][rows, columns]).any()
         }
         corners = [[_pixel(raster, c * stitched.cell, r * stitched.cell) for c, r in ring] for ring in rings]
-        yield {
-            "type": "Feature",
-            "id": feature_id(store, f"{raster.id}#region={rings[0][0]},{name},{stitched.cell:g},{share:g}"),
-            "geometry": {"type": "Polygon", "coordinates": corners},
-            "properties": {
+        id_ = feature_id(store, f"{raster.id}#region={rings[0][0]},{name},{stitched.cell:g},{share:g}")
+        yield _feature(
+            id_,
+            {"type": "Polygon", "coordinates": corners},
+            {
                 "objectType": "annotation",
                 "name": f"map of {name}",
                 "isLocked": True,
                 "classification": {"name": name, "color": list(REGION_COLOUR)},
                 "measurements": measured | {"cells": len(rows)},
             },
-        }
+        )
 
 
 def lonlat_windows(store: RunStore, raster: RasterWindows) -> Iterable[Feature]:
     """Windows with a column for every fact, and an empty one for the verdict."""
-    squares = _lonlat_squares(raster, raster.rows)
-    for row, geometry in zip(raster.rows, squares, strict=True):
+    for row, square in zip(raster.rows, _lonlat_squares(raster, raster.rows), strict=True):
         _, name = predicted_class(row, store.manifest)
-        name_of = feature_id(store, row["id"])
+        id_ = feature_id(store, row["id"])
         facts = _finite(
             {
                 "confidence": (row["top5_confidence"] or [None])[0],
@@ -119,31 +118,31 @@ def lonlat_windows(store: RunStore, raster: RasterWindows) -> Iterable[Feature]:
             keep=True,
         )
         explained = store.manifest.output_name(row["target"])
-        columns = {"id": name_of, "item": row["id"], "class": name, "explained": explained, **facts}
+        columns = {"id": id_, "item": row["id"], "class": name, "explained": explained, **facts}
         columns["steadiness"] = row["steadiness"]
         columns |= {"flags": ",".join(map(str, row["flags"] or ())), "verdict": None}
-        yield {"type": "Feature", "id": name_of, "geometry": geometry, "properties": columns}
+        yield _feature(id_, square, columns)
 
 
 def lonlat_blind(store: RunStore, raster: RasterWindows, places: Mapping[str, int]) -> Iterable[Feature]:
     """The windows under review, in order of place, with an empty column for the verdict and no fact about them."""
-    rows = by_place(raster, places)
-    for row, geometry in zip(rows, _lonlat_squares(raster, rows), strict=True):
-        name = feature_id(store, row["id"])
-        yield {
-            "type": "Feature",
-            "id": name,
-            "geometry": geometry,
-            "properties": {"id": name, "place": places[row["id"]], "verdict": None, "equicam blind": True},
-        }
+    rows = _by_place(raster, places)
+    for row, square in zip(rows, _lonlat_squares(raster, rows), strict=True):
+        id_ = feature_id(store, row["id"])
+        hidden = {"id": id_, "place": places[row["id"]], "verdict": None, "equicam blind": True}
+        yield _feature(id_, square, hidden)
 
 
-def by_place(raster: RasterWindows, places: Mapping[str, int]) -> list[Row]:
+def _feature(id_: str, geometry: dict[str, Any], properties: dict[str, Any]) -> Feature:
+    return {"type": "Feature", "id": id_, "geometry": geometry, "properties": properties}
+
+
+def _by_place(raster: RasterWindows, places: Mapping[str, int]) -> list[Row]:
     """The rows of a raster that are under review, in order of review."""
     return sorted((row for row in raster.rows if row["id"] in places), key=lambda row: places[row["id"]])
 
 
-def class_colour(number: int | None) -> list[int]:
+def _class_colour(number: int | None) -> list[int]:
     """A colour of its own for each class: hues a golden section apart, red first."""
     red, green, blue = colorsys.hsv_to_rgb(((number or 0) * GOLDEN) % 1, 0.85, 0.8)
     return [round(255 * value) for value in (red, green, blue)]
@@ -175,8 +174,13 @@ def refuse_unplaced(rasters: Iterable[RasterWindows]) -> None:
 
 
 def _lonlat_squares(raster: RasterWindows, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    lonlat = LonLat(raster.crs or "", raster.transform or ())
-    return lonlat.polygons([_corners(row) for row in rows])
+    """The windows in degrees."""
+    if not rows:
+        return []
+    crs = plain_crs(raster.crs or "", "a raster")
+    flat = np.asarray([point for row in rows for point in _corners(row)], np.float64)
+    degrees = limited.call(_to_degrees, crs, raster.transform or (), flat)
+    return [geometry([(x, y) for x, y in square.tolist()]) for square in np.split(degrees, len(rows))]
 
 
 def _peum(store: RunStore, row: Mapping[str, Any]) -> float | None:
@@ -188,3 +192,155 @@ def _finite(values: Mapping[str, float | None], *, keep: bool = False) -> dict[s
     """Numbers that JSON has; others are left out, or null."""
     known = {k: float(v) if v is not None and math.isfinite(v) else None for k, v in values.items()}
     return {k: v for k, v in known.items() if keep or v is not None}
+
+
+DECIMALS = 9
+"""Of degrees: a tenth of a millimetre."""
+
+Point = tuple[float, float]
+Points = list[Point]
+
+
+def _to_degrees(crs: str, affine: Sequence[float], pixels: NDArray[np.float64]) -> NDArray[np.float64]:
+    with needing("geo", "--to geojson"):
+        from rasterio.errors import RasterioError
+        from rasterio.warp import transform
+
+    a, b, c, d, e, f = affine
+    x, y = pixels[:, 0], pixels[:, 1]
+    try:
+        lon, lat = transform(crs, "EPSG:4326", (a * x + b * y + c).tolist(), (d * x + e * y + f).tolist())
+        found = np.stack([np.asarray(lon), np.asarray(lat)], axis=1)
+        if not np.isfinite(found).all():
+            raise ValueError("places outside the area of the CRS")
+    except (RasterioError, ValueError) as error:
+        raise EquicamError(
+            "a raster", needs="a CRS that has longitude and latitude", got=str(error)[:200], fix="--to geotiff"
+        ) from error  # fmt: skip
+    return found
+
+
+def geometry(ring: Points) -> dict[str, Any]:
+    """A closed convex ring of degrees as a Polygon, or as a MultiPolygon if it crosses the antimeridian."""
+    points = _unwrap(ring[:-1])
+    parts = []
+    for west in (-540.0, -180.0, 180.0):  # degrees; each 360 wide
+        part = _clip(_clip(points, west, 1), west + 360, -1)
+        if len(part) >= 3 and abs(_area(part)) > 0:
+            parts.append([(x - west - 180, y) for x, y in part])
+    shapes = [[_closed(part)] for part in parts or [ring[:-1]]]
+    if len(shapes) == 1:
+        return {"type": "Polygon", "coordinates": shapes[0]}
+    return {"type": "MultiPolygon", "coordinates": shapes}
+
+
+def _unwrap(points: Points) -> Points:
+    """Longitudes without jumps: each is within 180 degrees of the one before."""
+    found = points[:1]
+    for x, y in points[1:]:
+        before = found[-1][0]
+        found.append((x - 360 * round((x - before) / 360), y))
+    return found
+
+
+def _clip(points: Points, meridian: float, sign: int) -> Points:
+    """What of a convex ring lies east (1) or west (-1) of a meridian."""
+    found: Points = []
+    for (x0, y0), (x1, y1) in zip(points, [*points[1:], *points[:1]], strict=True):
+        inside, next_inside = sign * (x0 - meridian) >= 0, sign * (x1 - meridian) >= 0
+        if inside:
+            found.append((x0, y0))
+        if inside != next_inside:
+            share = (meridian - x0) / (x1 - x0)
+            found.append((meridian, y0 + share * (y1 - y0)))
+    return found
+
+
+def _closed(points: Points) -> list[list[float]]:
+    ordered = points if _area(points) >= 0 else points[::-1]
+    rounded = [[round(x, DECIMALS), round(y, DECIMALS)] for x, y in ordered]
+    return [*rounded, rounded[0]]
+
+
+def _area(points: Points) -> float:
+    """Above 0 for a ring that is counter-clockwise with latitudes upwards."""
+    return sum(
+        x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in zip(points, [*points[1:], *points[:1]], strict=True)
+    )
+
+
+Ring = list[tuple[int, int]]
+"""Corners of cells as (column, row), the first again at the end."""
+
+
+def trace(mask: NDArray[np.bool_]) -> list[tuple[list[Ring], NDArray[np.intp]]]:
+    """Of each area of cells that share sides: its rings, the outer one first, and its cells as [2, n] rows and columns."""
+    from scipy import ndimage
+
+    labels, _ = ndimage.label(mask)
+    found = []
+    for number, box in enumerate(ndimage.find_objects(labels), 1):
+        area = labels[box] == number
+        top, left = box[0].start, box[1].start
+        rings = [[(c + left, r + top) for c, r in ring] for ring in _rings(area)]
+        rings.sort(key=_ring_area, reverse=True)
+        found.append((rings, np.stack(np.nonzero(area)) + np.array([[top], [left]])))
+    return found
+
+
+def _rings(area: NDArray[np.bool_]) -> list[Ring]:
+    """Closed lines around an area, its cells to the right of their direction: clockwise outside, the other way around holes."""
+    padded = np.pad(area, 1)
+    inside = padded[1:-1, 1:-1]
+    steps: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    sides = (
+        (padded[:-2, 1:-1], (0, 0), (1, 0)),  # above: along the top from left to right
+        (padded[1:-1, 2:], (1, 0), (1, 1)),
+        (padded[2:, 1:-1], (1, 1), (0, 1)),
+        (padded[1:-1, :-2], (0, 1), (0, 0)),
+    )
+    for neighbour, start, end in sides:
+        for row, column in np.argwhere(inside & ~neighbour).tolist():
+            steps.setdefault((column + start[0], row + start[1]), []).append((column + end[0], row + end[1]))
+    found = []
+    while steps:
+        first = next(iter(steps))
+        ring = [first]
+        while len(ring) == 1 or ring[-1] != first:
+            ring.append(_next(steps, ring))
+        found.append(_turns(ring))
+    return found
+
+
+def _next(steps: dict[tuple[int, int], list[tuple[int, int]]], ring: Ring) -> tuple[int, int]:
+    """The next corner. Where two cells of an area touch in a corner only, the line goes left, to the other cell: the
+    rings then touch there, and none crosses itself.
+    """
+    here = ring[-1]
+    choices = steps[here]
+    if len(choices) == 2 and len(ring) > 1:
+        before = ring[-2]
+        left = (here[0] + here[1] - before[1], here[1] - here[0] + before[0])
+        chosen = left if left in choices else choices[0]
+    else:
+        chosen = choices[0]
+    choices.remove(chosen)
+    if not choices:
+        del steps[here]
+    return chosen
+
+
+def _turns(ring: Ring) -> Ring:
+    """Without the points that lie on a straight line."""
+    points = ring[:-1]
+    kept = [
+        here
+        for before, here, after in zip([points[-1], *points], points, [*points[1:], points[0]], strict=False)
+        if (here[0] - before[0]) * (after[1] - here[1]) != (here[1] - before[1]) * (after[0] - here[0])
+    ]
+    return [*kept, kept[0]]
+
+
+def _ring_area(ring: Ring) -> float:
+    """Above 0 for a ring that is clockwise with rows downwards."""
+    return sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in pairwise(ring)) / 2

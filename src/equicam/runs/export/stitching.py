@@ -1,4 +1,4 @@
-"""Maps of windows put together to one map of their raster.
+"""Windows of a run, raster by raster, and their maps put together to one map of the raster.
 
 The raster is covered by cells of so many pixels of the model's. A cell's value is the weighted mean, over the windows
 its centre lies in, of their maps sampled there: Σ w·map / Σ w. Places are floats in pixels of level 0 from end to end:
@@ -8,16 +8,204 @@ scaled to 0 … 1 by window, which would show the borders of windows.
 
 import math
 import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from equicam import __version__
 from equicam.errors import EquicamError
-from equicam.runs.export.windows import RasterWindows, WindowMaps
+from equicam.images.files import file_digest
+from equicam.rasters.options import raster_id
+from equicam.runs.manifest import Manifest
+from equicam.runs.store import RunStore
+
+COLUMNS = (
+    "id", "x", "y", "side", "target", "confidence", "top5", "top5_confidence", "peum_score", "stability", "flip_rate", "flags", "steadiness", "status",
+)  # fmt: skip
+MAP_COLUMNS = ("id", "height", "width", "map", "map_scale", "peum", "peum_scale")
+MAX_RASTER_SIDE = 2**40
+MAX_CLASSES_NAMED = 10
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RasterWindows:
+    """A raster of a run, and the windows of it that were explained."""
+
+    id: str
+    kind: str  # slide or map
+    width: int  # in pixels of level 0, as all coordinates
+    height: int
+    mpp: float | None  # micrometres a pixel of slides
+    crs: str | None
+    transform: tuple[float, ...] | None
+    origin: tuple[float, float]  # where QuPath's coordinates begin
+    rows: tuple[Row, ...]
+
+    @property
+    def side(self) -> float:
+        """The side of its windows, which all have the same."""
+        sides = [row["side"] for row in self.rows]
+        if max(sides) - min(sides) > 1e-6 * max(sides):
+            raise EquicamError(
+                f"raster {self.id!r}", needs="windows of one size", got=f"sides from {min(sides):g} to {max(sides):g}",
+                fix="restoring the items of the run",
+            )  # fmt: skip
+        return float(sides[0])
+
+
+@dataclass(frozen=True)
+class WindowMaps:
+    """One window's place and raw maps at layer resolution."""
+
+    x: float
+    y: float
+    side: float
+    map: NDArray[np.float32]  # [h, w]
+    peum: NDArray[np.float32]  # [h, w]
+    stability: float  # NaN where it is undefined
+
+
+def read_windows(store: RunStore) -> list[RasterWindows]:
+    """Every raster with a window that was explained."""
+    tiling = store.manifest.tiling
+    if tiling is None:
+        raise EquicamError(
+            "this export", needs="a run of windows of slides or maps", got="a run of images", fix="equicam audit --tile 224"
+        )  # fmt: skip
+    by_raster: dict[str, list[Row]] = {}
+    for row in store.read_items(list(COLUMNS)).to_pylist():
+        if row["status"] == "ok" and row["side"]:
+            by_raster.setdefault(raster_id(row["id"]), []).append(row)
+    found = [
+        _raster(raster, by_raster[raster["id"]], tiling.mpp_is)
+        for raster in store.rasters().to_pylist()
+        if raster["id"] in by_raster
+    ]
+    if not found:
+        raise EquicamError(
+            "this export",
+            needs="windows that were explained",
+            got="none",
+            fix="equicam audit again, which resumes",
+        )
+    return found
+
+
+def _raster(raster: Row, rows: list[Row], mpp_is: float | None) -> RasterWindows:
+    """A raster and its windows; anybody may have written the run, so every number is checked."""
+    transform, origin = raster["transform"], raster["origin"] or (0.0, 0.0)
+    numbers = [*(transform or ()), *origin, *(v for row in rows for v in (row["x"], row["y"], row["side"]))]
+    lengths = (raster["width"], raster["height"])
+    valid = (
+        all(isinstance(n, int) and 0 < n < MAX_RASTER_SIDE for n in lengths)
+        and all(isinstance(v, float) and math.isfinite(v) for v in numbers)
+        and all(row["side"] > 0 and row["target"] is not None for row in rows)
+        and len(origin) == 2
+        and (transform is None or len(transform) == 6)
+    )
+    if not valid:
+        raise EquicamError(
+            f"raster {raster['id']!r}", needs="sizes, places and classes that are numbers", got="others in rasters.parquet or items",
+            fix="restoring them",
+        )  # fmt: skip
+    mpp = mpp_is or raster["mpp"]
+    return RasterWindows(
+        raster["id"], raster["kind"] or "slide", *lengths, mpp if mpp and 0 < mpp < math.inf else None, raster["crs"],
+        None if transform is None else tuple(transform), (origin[0], origin[1]), tuple(rows),
+    )  # fmt: skip
+
+
+def choose_target(manifest: Manifest, rasters: Sequence[RasterWindows], wanted: int | None) -> int:
+    """The class whose maps are put together: the one that all windows were explained for, or the one wanted."""
+    counts = Counter(row["target"] for raster in rasters for row in raster.rows)
+    if wanted is None and len(counts) == 1:
+        return int(next(iter(counts)))
+    if wanted is not None and wanted in counts:
+        return wanted
+    most = counts.most_common(MAX_CLASSES_NAMED)
+    names = [f"{manifest.output_name(target)!r} ({count:,} windows)" for target, count in most]
+    more = f" and {len(counts) - len(most)} more" if len(counts) > len(most) else ""
+    first = manifest.output_name(most[0][0])
+    raise EquicamError(
+        "a map of a whole raster", needs="one class, of those that windows were explained for",
+        got=", ".join(names) + more, fix=f"--class {first!r}, or an audit with --target",
+    )  # fmt: skip
+
+
+def of_target(rasters: Sequence[RasterWindows], target: int) -> tuple[list[RasterWindows], int]:
+    """The windows explained for a class, and how many others are left out."""
+    kept = [replace(r, rows=tuple(row for row in r.rows if row["target"] == target)) for r in rasters]
+    left_out = sum(len(r.rows) for r in rasters) - sum(len(r.rows) for r in kept)
+    return [raster for raster in kept if raster.rows], left_out
+
+
+def read_maps(store: RunStore, rows: Sequence[Row]) -> Iterator[WindowMaps]:
+    """The stored maps of these windows."""
+    wanted: dict[str, Row] = {row["id"]: row for row in rows}
+    for name, plane, peum in stored_planes(store, wanted):
+        row = wanted[name]
+        stability = math.nan if row["stability"] is None else row["stability"]
+        yield WindowMaps(row["x"], row["y"], row["side"], plane, peum, stability)
+
+
+def stored_planes(
+    store: RunStore, wanted: Container[str]
+) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.float32]]]:
+    """Id, map and PEUM of these images, one shard in memory at a time."""
+    sample = store.sample()
+    numbers = {
+        number
+        for name, number in zip(sample["id"].to_pylist(), sample["shard"].to_pylist(), strict=True)
+        if name in wanted
+    }
+    for number in sorted(n for n in numbers if store.has_shard(n)):
+        table = store.read_shard("maps", number, MAP_COLUMNS).combine_chunks()
+        for i, name in enumerate(table["id"].to_pylist()):
+            if name in wanted:
+                yield name, _plane(table, "map", i), _plane(table, "peum", i)
+
+
+def _plane(table: pa.Table, name: str, row: int) -> NDArray[np.float32]:
+    """One plane of a shard of maps, in its own units."""
+    try:
+        shape = (table["height"][row].as_py(), table["width"][row].as_py())
+        values = table[name][row].values.to_numpy(zero_copy_only=False).astype(np.float32)
+        plane = values.reshape(shape) * np.float32(table[f"{name}_scale"][row].as_py())
+        if not plane.size or not np.isfinite(plane).all():
+            raise ValueError("values that are not finite")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EquicamError(
+            f"the maps of {table['id'][row].as_py()!r}", needs="to be as they were written", got=error, fix="restoring their shard"
+        ) from error  # fmt: skip
+    found: NDArray[np.float32] = plane
+    return found
+
+
+def predicted_class(row: Mapping[str, Any], manifest: Manifest) -> tuple[int | None, str]:
+    """The model's top-1 class of a window, by number and name; not the class explained, where one was chosen for all."""
+    top = row["top5"][0] if row["top5"] else row["target"]
+    return top, manifest.output_name(top)
+
+
+def run_facts(store: RunStore, target: int) -> dict[str, str]:
+    """Where a map comes from, for the tags of its file."""
+    manifest, digests = store.folder / "manifest.json", store.folder / "digests.json"
+    return {
+        "version": __version__,
+        "run digest": file_digest(digests if digests.is_file() else manifest),
+        "manifest digest": file_digest(manifest),
+        "class": store.manifest.output_name(target),
+        "method": store.manifest.recipe.method,
+    }
+
 
 BANDS = ("map", "PEUM", "stability", "coverage")
 """Coverage is the number of windows that a cell's values are a mean of; the others are NaN where it is 0."""
@@ -62,9 +250,8 @@ def stitch(
     for memory lie in temporary files in `folder`.
     """
     shape = (grid.rows, grid.columns)
-    sums = _allocate(
-        (5, *shape), np.float64, folder
-    )  # of w·map, w·PEUM, w·stability, w, w where stable is known
+    # of w·map, w·PEUM, w·stability, w, w where stable is known
+    sums = _allocate((5, *shape), np.float64, folder)
     bands = _allocate((len(BANDS), *shape), np.float32, folder)
     for window in windows:
         columns, across = _centres(window.x, window.side, grid.cell, grid.columns)
@@ -121,3 +308,13 @@ def _allocate(shape: tuple[int, ...], kind: type[np.generic], folder: Path | Non
         return np.zeros(shape, kind)
     with tempfile.TemporaryFile(dir=folder) as file:  # the mapping keeps it until the array is gone
         return np.memmap(file, dtype=kind, mode="w+", shape=shape)
+
+
+@dataclass(frozen=True)
+class StitchedMap:
+    """The bands of a raster's cells, and where they come from."""
+
+    raster: RasterWindows
+    bands: NDArray[np.float32]  # map, PEUM, stability, coverage: [4, rows, columns]
+    cell: float  # side of a cell in pixels of level 0
+    facts: Mapping[str, str]  # run, its digest, equicam's version, class, method

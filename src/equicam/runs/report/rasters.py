@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.images import limited
-from equicam.images.remote import as_path
+from equicam.images.files import as_path
 from equicam.overlay import RgbImage, heat
 from equicam.rasters.options import raster_id
 from equicam.runs.manifest import Manifest

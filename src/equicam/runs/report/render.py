@@ -17,8 +17,8 @@ from scipy import ndimage
 from equicam import overlay as overlays
 from equicam.core.transforms import Transform, inner_radius, presented_index
 from equicam.images import limited
+from equicam.images.files import as_path, file_stat, is_url
 from equicam.images.items import Item, ItemContent, read_item
-from equicam.images.remote import as_path, file_stat, is_url
 from equicam.overlay import MAX_DEVIATION, RgbImage, enlarge, overlay
 from equicam.rasters.windows import show_original, show_window
 from equicam.runs.manifest import Manifest
