@@ -13,7 +13,7 @@ import equicam
 from equicam.evaluate import statistics, summary
 from equicam.images.synthetic import draw_many
 from equicam_paper.context import Context
-from tests.conftest import Cnn, Vit, _fresh_children, seeded
+from tests.conftest import Cnn, Vit, seeded
 
 __all__ = ["_fresh_children"]
 
