@@ -190,7 +190,6 @@ def section(figures: dict[str, Any]) -> str:
     parts.append("")
     for question, title in QUESTIONS.items():
         parts += [f"### {title[0].upper()}{title[1:]}", "", *table(figures, question), ""]
-    parts += ["### What we promise", "", *promises(figures)]
     return "\n".join(parts)
 
 
@@ -214,7 +213,7 @@ def main() -> None:
             if given.figures:
                 given.figures.write_text(json.dumps(figures, indent=1))
     text = section(figures)
-    print(text)
+    print("\n".join([text, *promises(figures)]))
     if given.page:
         before, rest = given.page.read_text().split(BEGIN)
         given.page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")

@@ -73,11 +73,11 @@ def members(name: str) -> str:
     for one in node.body:
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.target.id[0] != "_":
             _, _, remark = lines[(one.end_lineno or 1) - 1][one.end_col_offset or 0 :].partition("# ")
-            rows += f"| `.{one.target.id}` | {escaped(remark)} |\n"
+            rows += f"- `.{one.target.id}`{': ' if remark else ''}{remark}\n"
         if isinstance(one, ast.FunctionDef) and one.name[0] != "_":
             is_value = {ast.unparse(d) for d in one.decorator_list} & {"property", "cached_property"}
-            rows += f"| `.{one.name}{'' if is_value else arguments(one)}` | {escaped(first_line(one))} |\n"
-    return f"| of `{name}` | |\n|---|---|\n{rows}\n"
+            rows += f"- `.{one.name}{'' if is_value else arguments(one)}`: {first_line(one)}\n"
+    return f"Of `{name}`:\n\n{rows}\n"
 
 
 def arguments(node: ast.FunctionDef) -> str:
