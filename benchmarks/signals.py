@@ -3,12 +3,10 @@
     python benchmarks/signals.py 'ResNet-50, ImageNet=nets.py:original,resnet50.safetensors,imagenet-val' \
         'ViT-S/14, histology=nets.py:vit_small,plain0/weights.safetensors,histology,test,patient' --device cuda --figures signals.json
 
-An audit of every image, with Eq measured at the seven angles on all of them, gives the rows that `equicam triage` ranks
-by. Of every signal: does it find maps that are unstable (Grad-CAM's Eq at seven angles, and at those five of them that
-neither 18 nor 6 views have: stability is a correlation of aligned maps, as Eq is), maps of EquiGrad-CAM whose
-maximum lies outside every box of the object, and wrong predictions? Flat maps, which stand first in a queue whatever the
-signal, are counted and left out. Intervals are 95 %, bootstrapped by image, or by patient where the images have patients;
-those of shares found are Wilson's where images are not grouped.
+An audit with Eq measured at the seven angles on every image gives the rows that `equicam triage` ranks by. Which signal finds maps that are unstable
+(Grad-CAM's Eq; off the grid at the five angles that neither 18 nor 6 views have), maps of EquiGrad-CAM whose maximum lies outside every box of the
+object, and wrong predictions? Tables without a column of views are of 18. Intervals are 95 %, by image, or by patient where there are patients;
+those of shares found are Wilson's where images are not grouped. Flat maps are counted and left out.
 
 Networks that are in the file of figures already are not measured again; `--page docs/measurements.md` writes the section.
 """
@@ -47,7 +45,7 @@ QUESTIONS = {
     "wrong": "prediction wrong: AUROC",
 }
 CORRELATIONS = ("r", "off_grid")
-"""Shown with every number of views; the other questions with the largest."""
+"""Tabled for every number of views; the other questions for the largest."""
 OFF_GRID = (15, 30, 45, 90, 135)
 """Evaluation angles that are no multiples of 20° or of 60°."""
 UNKNOWN = {"value": np.nan, "low": np.nan, "high": np.nan}
@@ -139,15 +137,17 @@ def _auroc(signal: Floats, positive: Floats, group: NDArray[np.object_] | None) 
 
 def table(figures: dict[str, Any], question: str) -> list[str]:
     """A table of one question: networks down, signals across; correlations with every number of views, the rest with the most."""
-    lines = ["| network | views | " + " | ".join(NAMES.values()) + " |", "|---" * (len(NAMES) + 2) + "|"]
+    several = question in CORRELATIONS
+    heads = ["network", *(["views"] if several else []), *NAMES.values()]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for network, of in figures.items():
         most = max(of["views"], key=int)
         for views, found in of["views"].items():
-            if views != most and question not in CORRELATIONS:
+            if views != most and not several:
                 continue
             cells = [_cell(found["signals"][signal].get(question, UNKNOWN), question) for signal in NAMES]
             if any(cells):
-                lines.append(f"| {network} | {views} | " + " | ".join(cells) + " |")
+                lines.append("| " + " | ".join([network, *([views] if several else []), *cells]) + " |")
     return lines
 
 
