@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Python
 
-The public names by task. `help(equicam.explain)` has the whole signature of each. Written by `scripts/api_reference.py` from the source; a test
-compares the two. PEUM is the per-image explanation uncertainty ([glossary](glossary.md)). Options of `explain` are in [method.md](method.md#options-of-explain), those of `evaluate` in [scores.md](scores.md).
+The public names by task, written by `scripts/api_reference.py`; `help(equicam.explain)` has the whole signature of one. PEUM is the per-image explanation uncertainty ([glossary](glossary.md)). Options of `explain` are in
+[method.md](method.md#options-of-explain), those of `evaluate` in [scores.md](scores.md).
 
 """
 GROUPS = {
@@ -73,7 +73,7 @@ def members(name: str) -> str:
     for one in node.body:
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.target.id[0] != "_":
             _, _, remark = lines[(one.end_lineno or 1) - 1][one.end_col_offset or 0 :].partition("# ")
-            rows += f"- `.{one.target.id}`{': ' if remark else ''}{remark}\n"
+            rows += f"- `.{one.target.id}`: {remark}\n" if remark else ""
         if isinstance(one, ast.FunctionDef) and one.name[0] != "_":
             is_value = {ast.unparse(d) for d in one.decorator_list} & {"property", "cached_property"}
             rows += f"- `.{one.name}{'' if is_value else arguments(one)}`: {first_line(one)}\n"
