@@ -38,10 +38,11 @@ test-browser: setup ## test the review page in a real Chromium
 fuzz: setup ## decode 100,000 damaged images and lists with the limits of an audit; FUZZ="--minutes 3" for less
 	$(BIN)/python tests/hostile/fuzz.py $(FUZZ)
 
-lint: setup ## run ruff, and check the imports between layers
+lint: setup ## run ruff, and check the imports between layers and the words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/check_words.py
 
 types: setup ## run mypy, strict
 	$(BIN)/mypy

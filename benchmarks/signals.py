@@ -3,12 +3,10 @@
     python benchmarks/signals.py 'ResNet-50, ImageNet=nets.py:original,resnet50.safetensors,imagenet-val' \
         'ViT-S/14, histology=nets.py:vit_small,plain0/weights.safetensors,histology,test,patient' --device cuda --figures signals.json
 
-An audit of every image, with Eq measured at the seven angles on all of them, gives the rows that `equicam triage` ranks
-by. Of every signal: does it find maps that are unstable (Grad-CAM's Eq at seven angles, and at those five of them that
-neither 18 nor 6 views have: stability is a correlation of aligned maps, as Eq is), maps of EquiGrad-CAM whose
-maximum lies outside every box of the object, and wrong predictions? Flat maps, which stand first in a queue whatever the
-signal, are counted and left out. Intervals are 95 %, bootstrapped by image, or by patient where the images have patients;
-those of shares found are Wilson's where images are not grouped.
+An audit with Eq measured at the seven angles on every image gives the rows that `equicam triage` ranks by. Which signal finds maps that are unstable
+(Grad-CAM's Eq; off the grid at the five angles that neither 18 nor 6 views have), maps of EquiGrad-CAM whose maximum lies outside every box of the
+object, and wrong predictions? Tables without a column of views are of 18. Intervals are 95 %, by image, or by patient where there are patients;
+those of shares found are Wilson's where images are not grouped. Flat maps are counted and left out.
 
 Networks that are in the file of figures already are not measured again; `--page docs/measurements.md` writes the section.
 """
@@ -46,7 +44,8 @@ QUESTIONS = {
     "outside": "maximum outside every box: AUROC",
     "wrong": "prediction wrong: AUROC",
 }
-CHANCE = {"r": 0.0, "off_grid": 0.0, "found": 0.10, "unstable": 0.5, "outside": 0.5, "wrong": 0.5}
+CORRELATIONS = ("r", "off_grid")
+"""Tabled for every number of views; the other questions for the largest."""
 OFF_GRID = (15, 30, 45, 90, 135)
 """Evaluation angles that are no multiples of 20° or of 60°."""
 UNKNOWN = {"value": np.nan, "low": np.nan, "high": np.nan}
@@ -137,13 +136,18 @@ def _auroc(signal: Floats, positive: Floats, group: NDArray[np.object_] | None) 
 
 
 def table(figures: dict[str, Any], question: str) -> list[str]:
-    """A table of one question: networks down, signals across."""
-    lines = ["| network | views | " + " | ".join(NAMES.values()) + " |", "|---" * (len(NAMES) + 2) + "|"]
+    """A table of one question: networks down, signals across; correlations with every number of views, the rest with the most."""
+    several = question in CORRELATIONS
+    heads = ["network", *(["views"] if several else []), *NAMES.values()]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for network, of in figures.items():
+        most = max(of["views"], key=int)
         for views, found in of["views"].items():
+            if views != most and not several:
+                continue
             cells = [_cell(found["signals"][signal].get(question, UNKNOWN), question) for signal in NAMES]
             if any(cells):
-                lines.append(f"| {network} | {views} | " + " | ".join(cells) + " |")
+                lines.append("| " + " | ".join([network, *([views] if several else []), *cells]) + " |")
     return lines
 
 
@@ -154,44 +158,6 @@ def _cell(of: dict[str, float], question: str) -> str:
     digits = 2 if question == "found" else 3
     value, low, high = (f"{v:.{digits}f}".replace("0.", ".") for v in numbers)
     return f"{value} [{low}, {high}]"
-
-
-def findings(figures: dict[str, Any]) -> list[str]:
-    """In words, by rule: the highest figure of every network, and the signals not shown to be above chance."""
-    lines = []
-    for question, title in QUESTIONS.items():
-        best: dict[str, list[str]] = {}
-        failing: dict[str, list[str]] = {}
-        reversed_: dict[str, list[str]] = {}
-        for network, of in figures.items():
-            signals = of["views"][max(of["views"], key=int)]["signals"]
-            values = {name: one.get(question, UNKNOWN) for name, one in signals.items()}
-            if not np.isfinite(values["stability"]["value"]):
-                continue
-            best.setdefault(max(values, key=lambda name: values[name]["value"]), []).append(network)
-            for name, one in values.items():
-                if one["high"] < CHANCE[question]:
-                    reversed_.setdefault(name, []).append(network)
-                elif not one["low"] > CHANCE[question]:
-                    failing.setdefault(name, []).append(network)
-        networks = sum(map(len, best.values()))
-        if not networks:  # figures of an earlier version do not have it
-            continue
-        kinds = (
-            ("The highest", best), ("Not shown to be above chance", failing), ("Below chance", reversed_),
-        )  # fmt: skip
-        listed = (
-            f"{words}: {'; '.join(f'{NAMES[name]} ({_listed(where, networks)})' for name, where in of.items())}."
-            for words, of in kinds
-            if of
-        )
-        lines.append(f"- **{title[0].upper()}{title[1:]}.** {' '.join(listed)}")
-    return lines
-
-
-def _listed(names: list[str], of: int) -> str:
-    whole = {1: "the only one", 2: "both"}.get(of, f"all {of}")
-    return whole if len(names) == of else ", ".join(name.replace(", ", " on ") for name in names)
 
 
 def promises(figures: dict[str, Any]) -> list[str]:
@@ -221,10 +187,9 @@ def section(figures: dict[str, Any]) -> str:
             if np.isfinite(most[name])
         ]
         parts.append(f"- {network}: {of['images']:,} images, {', '.join(known)}")
-    parts += ["", *findings(figures), ""]
+    parts.append("")
     for question, title in QUESTIONS.items():
         parts += [f"### {title[0].upper()}{title[1:]}", "", *table(figures, question), ""]
-    parts += ["### What we promise", "", *promises(figures)]
     return "\n".join(parts)
 
 
@@ -248,7 +213,7 @@ def main() -> None:
             if given.figures:
                 given.figures.write_text(json.dumps(figures, indent=1))
     text = section(figures)
-    print(text)
+    print("\n".join([text, *promises(figures)]))
     if given.page:
         before, rest = given.page.read_text().split(BEGIN)
         given.page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")

@@ -1,47 +1,35 @@
-"""Write docs/api.md from the signatures and docstrings of the public names.
+"""Write docs/api.md: the public names by task, a line each, from their signatures and docstrings.
 
 python scripts/api_reference.py [--check]
 """
 
 import ast
 import sys
+from importlib import import_module
+from inspect import getsourcefile
 from pathlib import Path
 
 import equicam
 
 ROOT = Path(__file__).parents[1]
-PAGE, SOURCE = ROOT / "docs" / "api.md", ROOT / "src" / "equicam"
-HEAD = """# API reference
+PAGE = ROOT / "docs" / "api.md"
+HEAD = """# Python
 
-Written by `scripts/api_reference.py` from the source; a test compares the two. Axes in the types: `t` view · `b` image ·
-`c` colour · `k` channel · `y` class · `h w` feature grid · `H W` pixels. The method itself is in [method.md](method.md).
+The public names by task, written by `scripts/api_reference.py`; `help(equicam.explain)` has the whole signature of one. PEUM is the per-image explanation uncertainty ([glossary](glossary.md)). Options of `explain` are in
+[method.md](method.md#options-of-explain), those of `evaluate` in [scores.md](scores.md).
 
 """
-# Public names of the package, and others with their module.
 GROUPS = {
-    "Explain": ["explain", "Explanation", "equivariant", "methods", "rotate", "Views", "Transform"],
-    "Models": ["load", "wrap", "Model", "Layout"],
-    "Methods of your own": ["Method", "Fusion", "recipe.Recipe", "uniform", "KeepConfident", "SoftGate"],
-    "Evaluate": [
-        "evaluate",
-        "scores",
-        "evaluation.summary.summarise",
-        "evaluation.summary.contrast",
-        "evaluation.summary.signals",
-    ],
-    "Audit": [
-        "audit",
-        "open_run",
-        "Run",
-        "compare",
-        "report.comparison.Comparison",
-        "Tiling",
-        "Input",
-        "engines.devices.Devices",
-        "engines.ray.Cluster",
-    ],
-    "Errors": ["EquicamError"],
+    "Load a model": ["load", "wrap", "Model", "Layout", "Input"],
+    "Explain images": ["explain", "Explanation", "equivariant", "methods"],
+    "Choose views": ["rotate", "Views", "Transform"],
+    "Make a method": ["Method", "Fusion", "uniform", "KeepConfident", "SoftGate"],
+    "Measure methods": ["evaluate", "scores"],
+    "Audit a source": ["audit", "open_run", "Run", "compare", "Tiling"],
+    "Catch errors": ["EquicamError"],
 }
+MEMBERS = ("Explanation", "Run")
+"""Classes whose members are listed too: what people work with after a call."""
 
 
 def main() -> None:
@@ -54,68 +42,57 @@ def main() -> None:
 
 def page() -> str:
     """The whole reference."""
+    listed = [name for names in GROUPS.values() for name in names]
+    if forgotten := set(equicam.__all__) - {*listed, "__version__"}:
+        sys.exit(f"GROUPS has no {', '.join(sorted(forgotten))}")
     text = HEAD
     for title, names in GROUPS.items():
-        text += f"## {title}\n\n" + "".join(entry(name) for name in names)
+        text += f"## {title}\n\n| name | |\n|---|---|\n" + "".join(line(name) for name in names) + "\n"
+        text += "".join(members(name) for name in names if name in MEMBERS)
     return text.rstrip("\n") + "\n"
 
 
-def entry(full: str) -> str:
-    """One name: its signature, its docstring and its members."""
-    module, _, name = full.rpartition(".")
-    source = (SOURCE / f"{(module or equicam._HOME[name]).replace('.', '/')}.py").read_text()
-    node = next(n for n in ast.parse(source).body if getattr(n, "name", None) == name)
-    if isinstance(node, ast.FunctionDef):
-        return f"### `equicam.{full}`\n\n```python\n{signature(node)}\n```\n\n{docstring(node)}\n\n"
-    return f"### `equicam.{full}`\n\n{docstring(node)}\n\n" + members(node, source.splitlines())
+def definition(name: str) -> tuple[ast.FunctionDef | ast.ClassDef, list[str]]:
+    """Where a public name is defined, and the lines of that file."""
+    source = getsourcefile(import_module(getattr(equicam, name).__module__))
+    text = Path(source or "").read_text()
+    return next(n for n in ast.parse(text).body if getattr(n, "name", None) == name), text.splitlines()  # type: ignore[return-value]
 
 
-def members(node: ast.ClassDef, lines: list[str]) -> str:
-    """Fields with the comments at their ends, then public methods."""
-    fields, methods = "", ""
+def line(name: str) -> str:
+    """A name with the arguments that it must be given, and what it does."""
+    node, _ = definition(name)
+    call = arguments(node) if isinstance(node, ast.FunctionDef) else ""
+    return f"| `equicam.{name}{call}` | {escaped(first_line(node))} |\n"
+
+
+def members(name: str) -> str:
+    """Fields with the remarks at their ends, then properties and methods."""
+    node, lines = definition(name)
+    rows = ""
     for one in node.body:
-        if (
-            isinstance(one, ast.AnnAssign)
-            and isinstance(one.target, ast.Name)
-            and not one.target.id.startswith("_")
-        ):
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.target.id[0] != "_":
             _, _, remark = lines[(one.end_lineno or 1) - 1][one.end_col_offset or 0 :].partition("# ")
-            default = (
-                f" = {ast.unparse(one.value)}"
-                if one.value is not None and "field(" not in ast.unparse(one.value)
-                else ""
-            )
-            fields += f"| `{one.target.id}` | `{escaped(ast.unparse(one.annotation) + default)}` | {escaped(remark)} |\n"
-        if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
-            kind = {ast.unparse(d) for d in one.decorator_list}
-            shown = (
-                one.name if {"property", "cached_property"} & kind else signature(one).removeprefix("def ")
-            )
-            methods += f"- `{' '.join(shown.split())}`: {docstring(one).splitlines()[0]}\n"
-    table = f"| field | type | |\n|---|---|---|\n{fields}\n" if fields else ""
-    return table + (f"{methods}\n" if methods else "")
+            rows += f"- `.{one.target.id}`: {remark}\n" if remark else ""
+        if isinstance(one, ast.FunctionDef) and one.name[0] != "_":
+            is_value = {ast.unparse(d) for d in one.decorator_list} & {"property", "cached_property"}
+            rows += f"- `.{one.name}{'' if is_value else arguments(one)}`: {first_line(one)}\n"
+    return f"Of `{name}`:\n\n{rows}\n"
 
 
-def signature(node: ast.FunctionDef) -> str:
-    """As in the source, with one argument per line where one line is too long."""
-    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    short = f"def {node.name}({ast.unparse(node.args)}){returned}"
-    if len(short) <= 110:
-        return short
-    given, arguments = ast.unparse(node.args), []
-    depth, start = 0, 0
-    for i, letter in enumerate(given):
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and not depth:
-            arguments.append(given[start:i].strip())
-            start = i + 1
-    arguments.append(given[start:].strip())
-    return f"def {node.name}(\n" + "".join(f"    {one},\n" for one in arguments) + f"){returned}"
+def arguments(node: ast.FunctionDef) -> str:
+    """Those without a default, and dots for the others."""
+    given = node.args.args[: len(node.args.args) - len(node.args.defaults)]
+    names = [one.arg for one in given if one.arg not in ("self", "cls")]
+    required = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    names += [f"{one.arg}=" for one, default in required if default is None]
+    more = node.args.defaults or any(node.args.kw_defaults) or node.args.vararg or node.args.kwarg
+    return f"({', '.join([*names, *(['…'] if more else [])])})"
 
 
-def docstring(node: ast.FunctionDef | ast.ClassDef) -> str:
-    """Its docstring, or nothing."""
-    return ast.get_docstring(node) or ""
+def first_line(node: ast.FunctionDef | ast.ClassDef) -> str:
+    """What its docstring begins with."""
+    return (ast.get_docstring(node) or "").partition("\n")[0]
 
 
 def escaped(text: str) -> str:

@@ -24,9 +24,9 @@ import numpy as np
 from PIL import Image, ImageColor
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from equicam import review
 from equicam.images.synthetic import draw_many
 from equicam.overlay import heat
+from equicam.runs import review
 from equicam.runs.review.queue import QueueLoader
 from equicam.runs.store import RunStore
 from equicam.runs.verdicts import VERDICTS, ReviewLog

@@ -302,7 +302,7 @@ def _read_ome(text: str, path: Path) -> tuple[list[str], float | None]:
 
 
 def refuse_companions(path: Path, head: bytes) -> None:
-    """Refuse a slide unless what lies beside it under its name are regular files there: OpenSlide opens what it finds.
+    """Refuse a slide unless what lies next to it under its name are regular files there: OpenSlide opens what it finds.
 
     Of DICOM it looks at every file of the folder; an index (VMS, VMU) names its files. A pipe would be waited for, and a link or a path
     could lead anywhere.
