@@ -15,8 +15,6 @@ from equicam.images.synthetic import draw_many
 from equicam_paper.context import Context
 from tests.conftest import Cnn, Vit, seeded
 
-__all__ = ["_fresh_children"]
-
 SIDE = 32
 FACTORY = """
 import equicam

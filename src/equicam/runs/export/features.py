@@ -308,7 +308,7 @@ def _rings(area: NDArray[np.bool_]) -> list[Ring]:
         ring = [first]
         while len(ring) == 1 or ring[-1] != first:
             ring.append(_next(steps, ring))
-        found.append(_turns(ring))
+        found.append(_rotations(ring))
     return found
 
 
@@ -330,7 +330,7 @@ def _next(steps: dict[tuple[int, int], list[tuple[int, int]]], ring: Ring) -> tu
     return chosen
 
 
-def _turns(ring: Ring) -> Ring:
+def _rotations(ring: Ring) -> Ring:
     """Without the points that lie on a straight line."""
     points = ring[:-1]
     kept = [
