@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from equicam.core.chain import scale_to_unit, value_range
-from equicam.core.fusion import FusedMap, Fusion, fuse
-from equicam.core.health import flag_names, health
+from equicam.core.fusion import FusedMap, Fusion, flag_names, fuse, health
 from equicam.core.transforms import margin_needed
 from equicam.core.uncertainty import correlate_views, peum
 from equicam.core.views import Fill, Views, Window, crop_centre, select
@@ -22,8 +21,8 @@ from equicam.methods import Method, resolve, resolve_fill
 from equicam.models.images import Images, as_batch, open_images, read_arrays
 from equicam.models.surround import Surround, preprocess_surround, stack_surrounds
 from equicam.models.wrap import wrap
-from equicam.readers.external import external
 from equicam.readers.model import Model
+from equicam.readers.reading import external
 from equicam.recipe import CONTEXTS, Recipe
 from equicam.runtime.executor import Executor
 from equicam.runtime.streams import join_side_stream, side_stream

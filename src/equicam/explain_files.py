@@ -19,8 +19,8 @@ from equicam.explanation import Explanation, describe_images
 from equicam.images.items import open_image
 from equicam.models.images import preprocess_image, stack_images, to_display_images
 from equicam.models.surround import preprocess_surround, stack_surrounds
-from equicam.readers.classes import output_name
 from equicam.readers.model import Model
+from equicam.readers.names import output_name
 from equicam.reasons import describe
 
 IMAGES_PER_BATCH = 8

@@ -20,7 +20,7 @@ from equicam.errors import EquicamError
 from equicam.explanation_state import not_stored, read_state
 from equicam.models.images import denormalise
 from equicam.models.weights import UNREADABLE
-from equicam.readers.classes import Task, output_name
+from equicam.readers.names import Task, output_name
 from equicam.reasons import PEUM_NOTE
 from equicam.steadiness import UNJUDGED_FLAGS, Steadiness, judge
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equicam.core.views import Views
 from equicam.errors import EquicamError
-from equicam.readers.classes import Task
+from equicam.readers.names import Task
 
 
 def read_state(found: Any, kind: Any, what: str) -> dict[str, Any]:

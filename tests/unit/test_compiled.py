@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import equicam
-from equicam.readers.checks import Check, raise_failed
+from equicam.readers.failures import Check, raise_failed
 from equicam.runtime import streams
 from equicam.runtime.compiled import CompiledLayer, _compiled, padded_size
 from equicam.runtime.graphs import MAX_PACKED_VALUES, CompiledCall, PackedTensors, Replayed, graphs_of

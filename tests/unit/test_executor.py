@@ -13,9 +13,8 @@ from torch import nn
 import equicam
 from equicam import Fusion
 from equicam.core import views as views_module
-from equicam.core.constants import constant
-from equicam.core.health import FLAGS
-from equicam.core.views import Views
+from equicam.core.fusion import FLAGS
+from equicam.core.views import Views, constant
 from equicam.explain import explain_batch
 from equicam.explanation import Explanation
 from equicam.methods import METHODS, Method

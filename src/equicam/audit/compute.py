@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from equicam.core.correlation import pearson
 from equicam.core.transforms import Transform, canvas_size
+from equicam.core.uncertainty import pearson
 from equicam.core.views import Views, Window, rotate_all
 from equicam.errors import EquicamError
 from equicam.evaluate.equivariance import ANGLES, equivariance

@@ -21,14 +21,13 @@ from equicam.errors import EquicamError
 from equicam.models.heads import head_name, resize_head
 from equicam.models.images import standard_preprocessing
 from equicam.models.libraries import from_hf, from_open_clip, from_timm, from_torchvision
-from equicam.models.names import absolute_weights
 from equicam.models.request import Request, unknown_name
 from equicam.models.weights import load_weights, read_state_dict, stored_classes
 from equicam.models.zeroshot import TEMPLATES
-from equicam.readers.classes import Task
 from equicam.readers.failures import named_failure
 from equicam.readers.layout import Layout
 from equicam.readers.model import Model, as_layout, layer_name
+from equicam.readers.names import Task, absolute_weights
 
 SOURCES: dict[str, Callable[[Request], Model]] = {
     "timm": from_timm,

@@ -9,11 +9,10 @@ from typing import Any
 from torch import nn
 
 from equicam.errors import EquicamError
-from equicam.models.names import RANDOM, weights_file
 from equicam.models.wrap import wrap
-from equicam.readers.classes import Task
 from equicam.readers.layout import Layout
 from equicam.readers.model import Model
+from equicam.readers.names import RANDOM, Task, weights_file
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from equicam.errors import EquicamError
 from equicam.models.layers import choose_layer
 from equicam.rasters.options import Input
-from equicam.readers.classes import Task
 from equicam.readers.layout import Layout
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model, as_layout, layer_name, original
+from equicam.readers.names import Task
 
 LOG = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.readers.batch_size import views_that_fit
+from equicam.readers.forward import views_that_fit
 
 ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2
 """Calls whose views hold at most this many values are captured without estimating memory."""

@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.readers.checks import raise_failed
-from equicam.readers.failures import model_failure
+from equicam.readers.failures import model_failure, raise_failed
 from equicam.readers.forward import (
     LayerRun,
     Network,

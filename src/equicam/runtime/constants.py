@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from equicam.core.constants import keeper
+from equicam.core.views import keeper
 
 MAX_KEPT_BYTES = 256 * 2**20
 """Between calls. A call keeps what it uses until it ends, however large."""

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from equicam.readers.checks import Check, raise_first
+from equicam.readers.failures import Check, raise_first
 from equicam.runtime.streams import side_stream
 
 

@@ -17,12 +17,9 @@ from torch import Tensor
 
 from equicam.core.views import Window, crop_centre
 from equicam.errors import EquicamError, ModelError
-from equicam.readers.batch_size import views_per_forward
-from equicam.readers.checks import Check, raise_failed
-from equicam.readers.finite import finite, not_finite
-from equicam.readers.forward import Network
+from equicam.readers.failures import Check, finite, not_finite, not_scaled, raise_failed, unscaled
+from equicam.readers.forward import Network, views_per_forward
 from equicam.readers.model import Model
-from equicam.readers.pixel_range import not_scaled, unscaled
 from equicam.readers.reading import Reader
 from equicam.recipe import Recipe
 from equicam.runtime.call_size import fits_memory, is_long

@@ -16,8 +16,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from equicam.readers.checks import Check, raise_first
-from equicam.readers.failures import out_of_memory
+from equicam.readers.failures import Check, out_of_memory, raise_first
 from equicam.runtime.compile.traced import TracedCall
 from equicam.runtime.constants import keep_constants
 from equicam.runtime.deferred import DeferredChecks

@@ -12,11 +12,11 @@ from torch import Tensor
 from equicam.core.fusion import ViewReadings
 from equicam.core.views import Views, Window
 from equicam.errors import EquicamError
-from equicam.readers.checks import Check
-from equicam.readers.classes import class_index
+from equicam.readers.failures import Check
 from equicam.readers.forward import Forward, Network, no_gradient
 from equicam.readers.logits import LABEL_PREDICTED_FROM
 from equicam.readers.model import OutputFunction
+from equicam.readers.names import class_index
 from equicam.readers.reading import Reader, Reading, Targets
 from equicam.runtime.deferred import DeferredChecks
 
