@@ -1,7 +1,6 @@
 """Explain images: read rotated views, align what was read, average, and measure how far the views disagree."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,7 +24,7 @@ from equicam.readers.model import Model
 from equicam.readers.reading import external
 from equicam.recipe import CONTEXTS, Recipe
 from equicam.runtime.executor import Executor
-from equicam.runtime.streams import join_side_stream, side_stream
+from equicam.runtime.pending import Pending, join_side_stream, side_stream
 from equicam.runtime.view_reader import Target, ViewReader, as_targets
 
 
@@ -135,14 +134,6 @@ def explain_batch(
     return start_explaining(executor, x, target, window, margins).finish()
 
 
-@dataclass(frozen=True)
-class StartedExplanation:
-    """An explanation that may still be computed: its tensors may be used on the device, `finish` waits for it."""
-
-    tensors: dict[str, Tensor]
-    finish: Callable[[], Explanation]
-
-
 def start_explaining(
     executor: Executor,
     x: Float[Tensor, "b c H W"],
@@ -150,7 +141,7 @@ def start_explaining(
     window: Window | None = None,
     margins: Sequence[tuple[int, int]] = (),
     pad_to: int | None = None,
-) -> StartedExplanation:
+) -> Pending[Explanation]:
     """`explain_batch` without waiting for the device, where the recipe is compiled; `pad_to` as the executor has it."""
     method, fill = resolve(executor.recipe), resolve_fill(executor.recipe)
     model = executor.model
@@ -186,7 +177,7 @@ def start_explaining(
             )
         return Explanation(**facts | found | {"flags": flags})
 
-    return StartedExplanation(started.tensors, finish)
+    return Pending(started.tensors, finish, started.check)
 
 
 def _refuse_gate(model: Model | None, method: Method) -> None:

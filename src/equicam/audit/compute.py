@@ -37,9 +37,8 @@ from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
 from equicam.runs.store import ITEMS
 from equicam.runs.stored_maps import MAPS, StoredMaps
-from equicam.runtime.ahead import finish_in_order
 from equicam.runtime.executor import Executor
-from equicam.runtime.transfers import numbers_of_levels, send_to_host, to_device
+from equicam.runtime.pending import finish_in_order, numbers_of_levels, send_to_host, to_device
 from equicam.steadiness import judge
 
 LOG = logging.getLogger(__name__)

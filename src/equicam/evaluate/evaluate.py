@@ -43,7 +43,7 @@ from equicam.models.wrap import wrap
 from equicam.progress import progress_bar
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
-from equicam.runtime.ahead import finish_in_order
+from equicam.runtime.pending import finish_in_order
 from equicam.shards import FINGERPRINT, Shards
 
 if TYPE_CHECKING:

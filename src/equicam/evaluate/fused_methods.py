@@ -14,7 +14,7 @@ from equicam.core.uncertainty import Region, correlate_views, peum
 from equicam.core.views import Fill, Views, select
 from equicam.evaluate.stages import LayerTrace
 from equicam.methods import Method
-from equicam.runtime.graphs import Tensors
+from equicam.runtime.pending import Tensors
 from equicam.runtime.view_reader import ViewReader
 
 AUTHORS_VIEWS_COMPARED = 6

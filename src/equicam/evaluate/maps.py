@@ -34,7 +34,7 @@ from equicam.readers.logits import require_probabilities
 from equicam.readers.model import Model
 from equicam.readers.reading import Reader
 from equicam.runtime.executor import Executor
-from equicam.runtime.graphs import Tensors
+from equicam.runtime.pending import Tensors
 
 Done = Callable[[float], None]
 """Receives the share of the work finished since its last call."""

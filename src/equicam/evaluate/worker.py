@@ -29,7 +29,7 @@ from equicam.images.items import Item
 from equicam.models.images import as_batch, require_one_size, stack_images
 from equicam.readers.failures import finite_images, not_finite_images
 from equicam.readers.model import Model
-from equicam.runtime.transfers import send_to_host, to_device
+from equicam.runtime.pending import send_to_host, to_device
 from equicam.shards import shard_path, write_table
 
 

@@ -285,7 +285,7 @@ VGG_BYTES = 2 * 64 * 224**2 * 4
 CUDA_BYTES_PER_FORWARD = 144 * VGG_BYTES
 """Of a network's widest layer. It keeps a large GPU busy; more takes more memory and hardly less time."""
 CPU_BYTES_PER_FORWARD = 512 * 2**20
-"""More gains a CPU nothing where freed memory is kept, and costs time where it is not (runtime/memory.py)."""
+"""More gains a CPU nothing where freed memory is kept, and costs time where it is not (runtime/executor.py)."""
 
 
 def views_that_fit(x: Float[Tensor, "b c H W"], *, with_kept: bool = False) -> int:

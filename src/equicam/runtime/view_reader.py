@@ -18,7 +18,7 @@ from equicam.readers.logits import LABEL_PREDICTED_FROM
 from equicam.readers.model import OutputFunction
 from equicam.readers.names import class_index
 from equicam.readers.reading import Reader, Reading, Targets
-from equicam.runtime.deferred import DeferredChecks
+from equicam.runtime.pending import DeferredChecks
 
 Target = int | str | Sequence[int | str] | Tensor | OutputFunction | None
 """A class by number or name, for all images or one for each; a function of the model's output; None: the top-1."""
