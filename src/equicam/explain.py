@@ -18,8 +18,8 @@ from equicam.errors import EquicamError
 from equicam.explanation import Explanation as Explanation
 from equicam.methods import Method, resolve, resolve_fill
 from equicam.models.images import Images, as_batch, open_images, read_arrays
+from equicam.models.layers import wrap
 from equicam.models.surround import Surround, preprocess_surround, stack_surrounds
-from equicam.models.wrap import wrap
 from equicam.readers.model import Model
 from equicam.readers.reading import external
 from equicam.recipe import CONTEXTS, Recipe

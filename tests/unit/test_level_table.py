@@ -8,8 +8,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
 from equicam.models.images import standard_preprocessing
-from equicam.models.level_table import level_table
-from equicam.models.preprocessing import Preprocessing
+from equicam.models.preprocessing import Preprocessing, read_steps
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD
 
 USUAL = {
@@ -30,7 +29,7 @@ USUAL = {
 @pytest.mark.parametrize("name", USUAL)
 def test_the_same_to_the_bit(name):
     preprocess, rng = USUAL[name], np.random.default_rng(5)
-    table = level_table(preprocess)
+    table = read_steps(preprocess).levels
     assert table is not None
     for size in ((211, 640, 3), (900, 301, 3), (120, 120, 3)):
         image = Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8))
@@ -57,4 +56,4 @@ def _contrast(x):
     ids=["contrast", "grey", "no crop", "resized as a tensor", "a function"],
 )
 def test_other_steps_have_no_table(preprocess):
-    assert level_table(preprocess) is None
+    assert read_steps(preprocess).levels is None

@@ -9,7 +9,7 @@ from equicam.models.preprocessing import (
     Preprocessing,
     preprocessing_facts,
     preprocessing_sentence,
-    read_geometry,
+    read_steps,
     with_preprocessing,
 )
 
@@ -58,7 +58,7 @@ def test_context_finds_the_crop():
 
     model = with_preprocessing(equicam.wrap(net(), layer="0"), size=96, crop=64)
     assert crops_centre(model)
-    assert read_geometry(model.preprocess).crop == (64, 64)
+    assert read_steps(model.preprocess).geometry.crop == (64, 64)
 
 
 @pytest.mark.parametrize(

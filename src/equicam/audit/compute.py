@@ -29,7 +29,7 @@ from equicam.images.items import valid_utf8
 from equicam.images.levels import LevelPixels
 from equicam.methods import resolve
 from equicam.models.images import as_batch, preprocessing_of
-from equicam.models.level_table import LevelTable, level_table
+from equicam.models.preprocessing import LevelTable, read_steps
 from equicam.models.surround import crops_centre, input_size, preprocess_pixels, window_levels
 from equicam.rasters.windows import WindowPixels
 from equicam.readers.model import Model
@@ -105,7 +105,7 @@ def preprocess_to_array(model: Model, image: Any, context: str = "none") -> NDAr
 
 def compact_preprocessing(model: Model, context: str) -> Preprocess:
     """The same numbers as `preprocess_to_array`, as levels where that is possible."""
-    table = level_table(preprocessing_of(model)) if context == "none" else None
+    table = read_steps(preprocessing_of(model)).levels if context == "none" else None
     return partial(_preprocess_compactly, model, context=context, table=table)
 
 
