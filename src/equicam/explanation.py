@@ -222,9 +222,7 @@ class Explanation:
             found = torch.load(file, map_location="cpu", weights_only=True)
         except (*UNREADABLE, OSError) as error:
             raise not_stored(what, type(error).__name__) from error
-        return (
-            found if isinstance(found, Explanation) else Explanation(**read_state(found, Explanation, what))
-        )
+        return found if isinstance(found, Explanation) else read_state(found, what)
 
     def _tensors(self) -> dict[str, Tensor]:
         found = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -314,7 +312,7 @@ def _title(e: Explanation, target: int, confidence: float, output: float) -> str
 
 def restore(state: Any) -> Explanation:
     """The explanation of a state, checked. A pickle of an explanation calls it, and `torch.load` may."""
-    return Explanation(**read_state(state, Explanation, "a stored explanation"))
+    return read_state(state, "a stored explanation")
 
 
 torch.serialization.add_safe_globals([restore])
@@ -324,13 +322,13 @@ def _no_index(index: Any) -> str:
     return f"an index needs a number, a slice, a list of numbers or a mask, got {index!r}; try e[0]"
 
 
-def read_state(found: Any, kind: Any, what: str) -> dict[str, Any]:
-    """The arguments of the dataclass `kind`, whose annotations say which shapes must agree; `what` names it in errors."""
+def read_state(found: Any, what: str) -> Explanation:
+    """An explanation of its state, checked: anybody may have written the file. `what` names it in errors."""
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise not_stored(what, type(found).__name__)
-    if missing := [f.name for f in fields(kind) if f.default is MISSING and f.name not in found]:
+    if missing := [f.name for f in fields(Explanation) if f.default is MISSING and f.name not in found]:
         raise not_stored(what, f"one without {', '.join(missing)}")
-    given = {f.name: found[f.name] for f in fields(kind) if f.name in found}
+    given = {f.name: found[f.name] for f in fields(Explanation) if f.name in found}
     for name, (is_valid, needed) in PLAIN.items():
         if not is_valid(given.get(name)):
             raise not_stored(what, f"{name} other than {needed}")
@@ -342,8 +340,8 @@ def read_state(found: Any, kind: Any, what: str) -> dict[str, Any]:
         raise not_stored(what, "views that cannot be read") from error
     given["flags"] = tuple(frozenset(one) for one in given["flags"])
     given["is_only_output"] = given.get("is_only_output") is True
-    _refuse_shapes(given, kind, what)
-    return given
+    _refuse_shapes(given, what)
+    return Explanation(**given)
 
 
 def not_stored(what: str, got: str) -> EquicamError:
@@ -353,10 +351,10 @@ def not_stored(what: str, got: str) -> EquicamError:
     )
 
 
-def _refuse_shapes(given: dict[str, Any], kind: Any, what: str) -> None:
+def _refuse_shapes(given: dict[str, Any], what: str) -> None:
     """Refuse tensors whose types are others, or whose shapes do not agree with each other, the views and the flags."""
     about = f"{len(given['flags'])} images in {len(given['views'])} views"
-    tensors = [f for f in fields(kind) if f.name not in (*PLAIN, "is_only_output")]
+    tensors = [f for f in fields(Explanation) if f.name not in (*PLAIN, "is_only_output")]
     with jaxtyped("context"):  # b, t, H and W are the same in all annotations
         for one in tensors:
             value: Any = given.get(one.name)

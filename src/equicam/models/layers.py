@@ -48,10 +48,7 @@ def wrap(
             got=type(module).__name__,
             fix=f"equicam.load({module!r})" if isinstance(module, str) else "the network itself",
         )
-    if isinstance(classes, str):
-        raise EquicamError(
-            "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
-        )
+    require_names(classes)
     module = original(module)
     if layer is None:
         layer = choose_layer(module, example)
@@ -72,6 +69,14 @@ def wrap(
 
 _TRANSPARENT = ("Identity", "Permute", "Dropout")  # an earlier layer computed their output
 OTHER_SIZE = "example= of equicam.wrap, if the model takes inputs of another size"
+
+
+def require_names(classes: Sequence[str] | None) -> None:
+    """Refuse one name where a list of class names is meant."""
+    if isinstance(classes, str):
+        raise EquicamError(
+            "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
+        )
 
 
 @dataclass(frozen=True)

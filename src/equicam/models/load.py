@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from equicam.errors import EquicamError
-from equicam.models.layers import head_name, resize_head
+from equicam.models.layers import head_name, require_names, resize_head
 from equicam.models.libraries import (
     TEMPLATES,
     Request,
@@ -77,10 +77,7 @@ def load(
             "a model's source", needs=f"one of {', '.join(SOURCES)}, a file.py:factory or none", got=repr(name),
             fix="a name that `equicam models` lists",
         )  # fmt: skip
-    if isinstance(classes, str):
-        raise EquicamError(
-            "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
-        )
+    require_names(classes)
     request = Request(
         name_in_source, weights, classes, tuple(templates), layer, as_layout(layout), rectify_weights, task
     )
