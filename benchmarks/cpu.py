@@ -25,7 +25,7 @@ from torch import nn
 from torchcam.methods import GradCAM as TorchcamGradCAM
 
 import equicam
-from equicam.readers.batch_size import views_that_fit
+from equicam.readers.forward import views_that_fit
 
 Run = Callable[[], object]
 

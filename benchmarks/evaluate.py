@@ -17,7 +17,7 @@ from rich.table import Table
 
 import equicam
 from equicam.evaluate.equivariance import ANGLES
-from equicam.readers.batch_size import views_that_fit
+from equicam.readers.forward import views_that_fit
 
 VARIANTS = ["grad-cam", "aug-cam", *(m for m in equicam.methods() if m.startswith("equigrad"))]
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import nn
 
 import equicam
-from equicam.readers.batch_size import views_that_fit
+from equicam.readers.forward import views_that_fit
 
 X = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 

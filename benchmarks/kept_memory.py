@@ -1,4 +1,4 @@
-"""What it gains on a CPU that freed memory is kept (`equicam.runtime.memory`): the same calls in processes with and without.
+"""What it gains on a CPU that freed memory is kept (`equicam.runtime.executor`): the same calls in processes with and without.
 
     python benchmarks/kept_memory.py [--networks mobilenet_v2 resnet50] [--images 8] [--rounds 3]
 

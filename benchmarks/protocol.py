@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import equicam
-from equicam.core.correlation import pearson
+from equicam.core.uncertainty import pearson
 from equicam.images.items import open_item, sample_by_class
 from equicam.images.sources import find_items
 from equicam.models.images import preprocess_image

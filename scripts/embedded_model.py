@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from equicam.images.synthetic import draw
-from equicam.models.embedded import MEAN, STD, WEIGHTS, EmbeddedNet
+from equicam.models.libraries import EMBEDDED_WEIGHTS, EmbeddedNet
 
 HELD_OUT_SEED, HELD_OUT = 1_000_003, 1_000
 
@@ -38,7 +38,7 @@ def main() -> None:
         "--seed", type=int, default=1, help="seed of the patches, the initial weights and the order"
     )
     parser.add_argument("--threads", type=int, default=2, help="number of CPU threads")
-    parser.add_argument("--out", type=Path, default=WEIGHTS, help="weights file to write")
+    parser.add_argument("--out", type=Path, default=EMBEDDED_WEIGHTS, help="weights file to write")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
@@ -64,7 +64,7 @@ def generate(count: int, *, seed: int, workers: int) -> tuple[Tensor, Tensor]:
 
 def preprocess(images: Tensor) -> Tensor:
     """The input of the network, channels last, which CPUs convolve twice as fast."""
-    mean, std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
+    mean, std = (torch.tensor(v)[:, None, None] for v in (EmbeddedNet.mean, EmbeddedNet.std))
     return ((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
 
 

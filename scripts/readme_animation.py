@@ -24,8 +24,8 @@ from torch import Tensor, nn
 import equicam
 from equicam.core.views import rotate
 from equicam.evaluate.equivariance import equivariance
-from equicam.models.embedded import EmbeddedNet
 from equicam.models.images import standard_preprocessing
+from equicam.models.libraries import EmbeddedNet
 from equicam.overlay import enlarge, overlay
 
 SEED = 5

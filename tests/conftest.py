@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 import equicam
 from equicam.methods import METHODS, Method
+from equicam.readers.gradients import opti_cam, smooth_grad_cam_pp
 from equicam.readers.masking import rise
-from equicam.readers.noise import smooth_grad_cam_pp
-from equicam.readers.optimise import opti_cam
 from equicam.readers.reading import without_gradient
 
 # readline exports the terminal's width of 80 to the processes that pytest starts, and rich would keep it for good

@@ -18,7 +18,7 @@ from conftest import cnn, small, vit
 from equicam.evaluate import statistics
 from equicam.images.items import Item
 from equicam.methods import AS_PUBLISHED, METHODS
-from equicam.models.zeroshot import ZeroShot
+from equicam.models.libraries import ZeroShot
 from equicam.readers import masking
 from equicam_paper import load_experiment, plots, sanity, triage
 from equicam_paper import measure as paper_measure

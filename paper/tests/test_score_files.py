@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import equicam
-from equicam.readers.masked_scores import remember_masked_scores
+from equicam.readers.masking import remember_masked_scores
 from equicam_paper.score_files import ScoreFiles
 from tests.conftest import Cnn, pictures, seeded
 from tests.unit.test_masked_scores import passes

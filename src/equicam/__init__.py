@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from equicam.explanation import Explanation as Explanation
     from equicam.methods import Method as Method
     from equicam.methods import methods as methods
+    from equicam.models.layers import wrap as wrap
     from equicam.models.load import load as load
-    from equicam.models.wrap import wrap as wrap
     from equicam.rasters.options import Input as Input
     from equicam.rasters.options import Tiling as Tiling
     from equicam.readers.layout import Layout as Layout
@@ -62,7 +62,7 @@ _HOME = {
     "rotate": "core.views",
     "scores": "evaluate.metrics",
     "uniform": "core.weights",
-    "wrap": "models.wrap",
+    "wrap": "models.layers",
 }
 __all__ = [*_HOME, "__version__"]
 

@@ -1,7 +1,6 @@
 """Explain images: read rotated views, align what was read, average, and measure how far the views disagree."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from equicam.core.chain import scale_to_unit, value_range
-from equicam.core.fusion import FusedMap, Fusion, fuse
-from equicam.core.health import flag_names, health
+from equicam.core.fusion import FusedMap, Fusion, flag_names, fuse, health
 from equicam.core.transforms import margin_needed
 from equicam.core.uncertainty import correlate_views, peum
 from equicam.core.views import Fill, Views, Window, crop_centre, select
@@ -20,13 +18,13 @@ from equicam.errors import EquicamError
 from equicam.explanation import Explanation as Explanation
 from equicam.methods import Method, resolve, resolve_fill
 from equicam.models.images import Images, as_batch, open_images, read_arrays
+from equicam.models.layers import wrap
 from equicam.models.surround import Surround, preprocess_surround, stack_surrounds
-from equicam.models.wrap import wrap
-from equicam.readers.external import external
 from equicam.readers.model import Model
+from equicam.readers.reading import external
 from equicam.recipe import CONTEXTS, Recipe
 from equicam.runtime.executor import Executor
-from equicam.runtime.streams import join_side_stream, side_stream
+from equicam.runtime.pending import Pending, join_side_stream, side_stream
 from equicam.runtime.view_reader import Target, ViewReader, as_targets
 
 
@@ -136,14 +134,6 @@ def explain_batch(
     return start_explaining(executor, x, target, window, margins).finish()
 
 
-@dataclass(frozen=True)
-class StartedExplanation:
-    """An explanation that may still be computed: its tensors may be used on the device, `finish` waits for it."""
-
-    tensors: dict[str, Tensor]
-    finish: Callable[[], Explanation]
-
-
 def start_explaining(
     executor: Executor,
     x: Float[Tensor, "b c H W"],
@@ -151,7 +141,7 @@ def start_explaining(
     window: Window | None = None,
     margins: Sequence[tuple[int, int]] = (),
     pad_to: int | None = None,
-) -> StartedExplanation:
+) -> Pending[Explanation]:
     """`explain_batch` without waiting for the device, where the recipe is compiled; `pad_to` as the executor has it."""
     method, fill = resolve(executor.recipe), resolve_fill(executor.recipe)
     model = executor.model
@@ -187,7 +177,7 @@ def start_explaining(
             )
         return Explanation(**facts | found | {"flags": flags})
 
-    return StartedExplanation(started.tensors, finish)
+    return Pending(started.tensors, finish, started.check)
 
 
 def _refuse_gate(model: Model | None, method: Method) -> None:

@@ -1,28 +1,34 @@
 """Explain image files into a folder: overlay, PEUM and view strip as PNGs, and a JSON file next to them."""
 
+import hashlib
+import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
 from equicam import __version__
 from equicam.core.transforms import presented_index
 from equicam.core.views import Window, crop_centre
-from equicam.drawing.explanation_files import ExplainedImage, ViewImage, safe_stem, write_files
 from equicam.errors import EquicamError
 from equicam.explain import explain
 from equicam.explanation import Explanation, describe_images
 from equicam.images.items import open_image
 from equicam.models.images import preprocess_image, stack_images, to_display_images
 from equicam.models.surround import preprocess_surround, stack_surrounds
-from equicam.readers.classes import output_name
+from equicam.overlay import MAX_DEVIATION, heat, overlay, panel, stretch
 from equicam.readers.model import Model
+from equicam.readers.names import output_name
 from equicam.reasons import describe
 
+VIEWS_PER_ROW = 9
+LONGEST_IN_LINE = 8  # letters of a label before the probability
 IMAGES_PER_BATCH = 8
 
 
@@ -77,60 +83,111 @@ def explain_files(
             window = Window(size)
             explanation = explain(model, loaded, method=method, context=context, **options)
         for i, (path, _) in enumerate(opened):
-            facts = {"image": str(path), "method": method}
-            image = explained_image(model, x, explanation, i, facts, window)
-            stem = safe_stem(str(path), taken)
-            yield ExplainedFile(path, stem, write_files(image, out, stem))
+            stem, one = safe_stem(str(path), taken), explanation[i]
+            facts = {"image": str(path), "method": method} | _facts(model, one)
+            facts["files"] = _draw_files(model, x[i : i + 1], one, facts, window, out / stem)
+            (out / f"{stem}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=True) + "\n")
+            yield ExplainedFile(path, stem, facts)
 
 
-def explained_image(
-    model: Model,
-    x: Float[Tensor, "b c H W"],
-    explanation: Explanation,
-    i: int,
-    facts: dict[str, Any],
-    window: Window | None = None,
-) -> ExplainedImage:
-    """Image `i` of an explanation as arrays and plain values; `facts` come first in its JSON."""
-    shown = explanation.views
-    inputs = to_display_images(model, shown.act(x[i : i + 1].float(), window)[:, 0])
-    confidences = explanation.view_confidence[i].tolist()
-    flips, kept = explanation.view_flips[i].tolist(), explanation.view_kept[i].tolist()
-    maps = explanation.view_maps[i].cpu().numpy()
-    views = tuple(map(ViewImage, shown.labels, inputs, maps, confidences, flips, kept))
-    target, confidence = int(explanation.target[i]), float(explanation.confidence[i])
+def _facts(model: Model, one: Explanation) -> dict[str, Any]:
+    """What the JSON file says of one image."""
+    target, steadiness = int(one.target), one.steadiness[0]
     name = model.classes[target] if model.classes else str(target)
     if not model.has_probabilities:
-        name = output_name(target, model.classes, model.task, is_only=explanation.is_only_output)
-    facts = facts | {
+        name = output_name(target, model.classes, model.task, is_only=one.is_only_output)
+    return {
         "model": model.name,
         "layer": model.layer,
         "target": target,
         "class": name,
-        "confidence": _number_or_none(confidence),
-        "output": None if explanation.output is None else _number_or_none(float(explanation.output[i])),
-        "views": list(shown.labels),
-        "view_confidence": list(map(_number_or_none, confidences)),
-        "view_flips": flips,
-        "view_kept": kept,
-        "peum_score": float(explanation.peum_score[i]) if explanation.has_peum[i] else None,
-        "stability": _number_or_none(float(explanation.stability[i])),
-        "steadiness": explanation.steadiness[i].word,
-        "steadiness_reason": describe(explanation.steadiness[i].reason),
-        "flags": sorted(explanation.flags[i]),
+        "confidence": _number_or_none(float(one.confidence)),
+        "output": None if one.output is None else _number_or_none(float(one.output)),
+        "views": list(one.views.labels),
+        "view_confidence": list(map(_number_or_none, one.view_confidence[0].tolist())),
+        "view_flips": one.view_flips[0].tolist(),
+        "view_kept": one.view_kept[0].tolist(),
+        "peum_score": float(one.peum_score) if one.has_peum[0] else None,
+        "stability": _number_or_none(float(one.stability)),
+        "steadiness": steadiness.word,
+        "steadiness_reason": describe(steadiness.reason),
+        "flags": sorted(one.flags[0]),
         "equicam": __version__,
     }
-    presented = x[i : i + 1] if window is None else crop_centre(x[i : i + 1], window.size)
+
+
+def _draw_files(
+    model: Model,
+    x: Float[Tensor, "one c H W"],
+    one: Explanation,
+    facts: dict[str, Any],
+    window: Window | None,
+    path: Path,
+) -> dict[str, str]:
+    """PATH.overlay.png, PATH.views.png, and PATH.peum.png where there is more than one view; their names."""
+    views, several = one.views, len(one.views) > 1
+    presented = x if window is None else crop_centre(x, window.size)
     image = to_display_images(model, presented)[0]
-    title = describe_images(explanation[i])[0][0]
-    if len(shown) == 1:  # of several, the word stands above the network's own map
+    inputs = to_display_images(model, views.act(x.float(), window)[:, 0])
+    size = (image.shape[0], image.shape[1])
+    maps = [stretch(plane, size) for plane in one.view_maps[0].cpu().numpy()]
+    title = describe_images(one)[0][0]
+    if not several:  # of several, the word stands above the network's own map
         title += f", {facts['steadiness']}"
     if facts["peum_score"] is not None:
         title += f"\nPEUM (per-image explanation uncertainty) {facts['peum_score']:.4f}"
-    fused, peum = explanation.map[i].cpu().numpy(), explanation.peum[i].cpu().numpy()
-    return ExplainedImage(image, fused, peum, views, presented_index(shown.transforms), title, facts)
+    pictures = {"overlay": [[("image", image), (facts["method"], overlay(image, one.map[0].cpu().numpy()))]]}
+    at = presented_index(views.transforms)
+    if at is not None and several:
+        own = (f"the network's own map: {facts['steadiness']}", overlay(image, maps[at]))
+        pictures["overlay"][0].insert(1, own)
+    strip = [
+        (_caption(*of_view), overlay(shown, values))
+        for shown, values, *of_view in zip(
+            inputs,
+            maps,
+            views.labels,
+            one.view_confidence[0].tolist(),
+            facts["view_flips"],
+            facts["view_kept"],
+            strict=True,
+        )
+    ]
+    pictures["views"] = [strip[i : i + VIEWS_PER_ROW] for i in range(0, len(strip), VIEWS_PER_ROW)]
+    if several:
+        # one scale for every image, so that two can be compared by eye
+        deviation = heat(np.sqrt(one.peum[0].cpu().numpy()) / MAX_DEVIATION)
+        caption = f"standard deviation of views, 0 to {MAX_DEVIATION}"
+        pictures["peum"] = [[("image", image), (caption, deviation)]]
+    files = {kind: path.with_name(f"{path.name}.{kind}.png") for kind in pictures}
+    for kind, rows in pictures.items():
+        alone = kind == "views"
+        text = f"each view alone: {title}" if alone else title
+        panel(rows, files[kind], title=text, inches=1.7 if alone else 3)
+    return {kind: file.name for kind, file in files.items()}
+
+
+def _caption(label: str, confidence: float, flips: bool, kept: bool) -> str:
+    remark = "\nother class" if flips else "" if kept else "\nleft out"
+    separator = ", " if len(label) <= LONGEST_IN_LINE else "\n"
+    p = "" if math.isnan(confidence) else f"{separator}p = {confidence:.2f}"  # a value has none
+    return f"{label}{p}{remark}"
 
 
 def _number_or_none(value: float) -> float | None:
     """JSON has no NaN: stability is undefined for one view, confidence for a value."""
     return None if math.isnan(value) else value
+
+
+def safe_stem(path: str, taken: set[str]) -> str:
+    """A short plain file stem for any path, unlike all in `taken` whatever the case of letters; it joins them."""
+    own = Path(path).stem
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", own).strip("._-")[:80] or "image"
+    digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()
+    tries = (
+        plain if n == 0 and plain == own else f"{plain}-{digest[:8]}{f'-{n}' if n > 1 else ''}"
+        for n in range(len(taken) + 3)
+    )
+    stem = next(s for s in tries if s.lower() not in taken)
+    taken.add(stem.lower())
+    return stem

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 
-from equicam.core.combine import (
+from equicam.core.chain import (
     Combine,
     eigen_cam,
     grad_cam,
@@ -18,11 +18,15 @@ from equicam.core.views import Fill, Views, as_fill
 from equicam.core.weights import KeepConfident, SoftGate, uniform
 from equicam.errors import EquicamError
 from equicam.readers.attention import ROLLOUT, TRANSFORMER_ATTRIBUTION
-from equicam.readers.gradients import FEATURES, GRADIENTS, gradients_of
+from equicam.readers.gradients import (
+    FEATURES,
+    GRADIENTS,
+    Contrast,
+    gradients_of,
+    opti_cam,
+    smooth_grad_cam_pp,
+)
 from equicam.readers.masking import rise, score_cam
-from equicam.readers.noise import smooth_grad_cam_pp
-from equicam.readers.objective import Contrast
-from equicam.readers.optimise import opti_cam
 from equicam.readers.perturb import ablation_cam, recipro_cam
 from equicam.readers.reading import Reader, without_gradient
 from equicam.recipe import Recipe

@@ -16,7 +16,7 @@ from equicam.images.items import Item
 from equicam.models.images import VisibleBoxes
 from equicam.models.surround import window_levels
 from equicam.rasters.windows import WindowPixels
-from equicam.runtime.transfers import numbers_of_levels, to_device
+from equicam.runtime.pending import numbers_of_levels, to_device
 
 CPU = torch.device("cpu")
 

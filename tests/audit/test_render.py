@@ -7,15 +7,14 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
-from equicam.core.chain import Chain, unit
-from equicam.core.combine import grad_cam
+from equicam.core.chain import Chain, grad_cam, unit
 from equicam.core.transforms import Transform
 from equicam.core.views import Views
 from equicam.drawing import plots
 from equicam.drawing.text import visible
 from equicam.images.files import file_digest
 from equicam.images.synthetic import draw
-from equicam.readers.classes import output_name
+from equicam.readers.names import output_name
 from equicam.runs.report import render
 from equicam.runs.report.rows import peum_undefined
 from equicam.runs.stored_maps import StoredMaps

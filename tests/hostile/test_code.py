@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import equicam
 from equicam.errors import EquicamError
 from equicam.models import libraries
-from equicam.models.names import is_library_model
+from equicam.readers.names import is_library_model
 from equicam.runs.log import Log
 from equicam.runs.store import RunStore
 from tests.audit.conftest import equicam_command

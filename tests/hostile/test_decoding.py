@@ -33,7 +33,7 @@ from equicam.images.sources import find_items
 from equicam.models.images import input_bytes
 from equicam.reasons import describe
 from equicam.runs.report.render import read_input
-from equicam.runtime.memory import CHOSEN_BY_USER
+from equicam.runtime.executor import CHOSEN_BY_USER
 from tests.hostile.generate import encode, png, write_socket
 
 TRIGGER = 200
@@ -67,7 +67,7 @@ def fills_memory() -> None:
 KEPT_MEMORY = """
 import torch
 from equicam.images.limited import call_alone, limit_memory
-from equicam.runtime.memory import keep_freed_memory
+from equicam.runtime.executor import keep_freed_memory
 
 assert keep_freed_memory()
 blocks = [torch.ones(2**28, dtype=torch.uint8) for _ in range(6)]

@@ -7,8 +7,8 @@ from PIL import Image
 from scipy import ndimage
 
 import equicam
-from equicam.core.correlation import pearson
 from equicam.core.transforms import Transform, canvas_size, margin_needed
+from equicam.core.uncertainty import pearson
 from equicam.core.views import Views, Window, crop_centre, rotate, transform_all
 from equicam.errors import EquicamError
 from equicam.explain import explain_batch

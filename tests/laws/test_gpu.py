@@ -9,10 +9,10 @@ import torchvision
 
 import equicam
 from equicam.recipe import Recipe
-from equicam.runtime import call_size, graphs
+from equicam.runtime import graphs
 from equicam.runtime.compile import traced
 from equicam.runtime.executor import Executor
-from equicam.runtime.transfers import to_device
+from equicam.runtime.pending import to_device
 from tests.conftest import Cnn, Vit, assert_alive, light, methods_for, pictures, seeded
 
 pytestmark = pytest.mark.gpu
@@ -105,7 +105,7 @@ def test_branches_of_a_graph_wait_for_each_other(monkeypatch):
 def compiled_call(request, monkeypatch):
     """A compiled call that is captured as a graph, and one that is too long to be."""
     if request.param == "long":
-        monkeypatch.setattr(call_size, "LONG_VALUES", 0)
+        monkeypatch.setattr(graphs, "LONG_VALUES", 0)
 
 
 @pytest.mark.usefixtures("compiled_call")
@@ -179,7 +179,7 @@ def test_a_captured_call_sees_another_type_and_memory_format(monkeypatch):
 
 
 def test_a_captured_call_outlives_the_caches():
-    from equicam.runtime.constants import _kept
+    from equicam.runtime.graphs import _kept
 
     model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(2)
     equicam.explain(model, x, compiled=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import equicam
 from equicam import Fusion, KeepConfident, SoftGate, Views, uniform
-from equicam.core.combine import grad_cam_pp, layer_cam, xgrad_cam
+from equicam.core.chain import grad_cam_pp, layer_cam, xgrad_cam
 from equicam.core.weights import normalise
 from equicam.methods import Method
 from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, light, methods_for, pictures, seeded

@@ -17,11 +17,10 @@ from torch import nn
 from torchcam import methods as torchcam
 
 import equicam
-from equicam.core.combine import eigen_cam, grad_cam
+from equicam.core.chain import eigen_cam, grad_cam
 from equicam.methods import METHODS, Method, resolve
-from equicam.readers.gradients import gradients_of
+from equicam.readers.gradients import Contrast, gradients_of
 from equicam.readers.masking import score_cam
-from equicam.readers.objective import Contrast
 from equicam.readers.reading import without_gradient
 from equicam.recipe import Recipe
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded

@@ -6,7 +6,7 @@ import torch
 
 import equicam
 from equicam import KeepConfident, SoftGate, Views, uniform
-from equicam.core.combine import grad_cam_pp, grad_cam_pp_as_published, layer_cam, xgrad_cam
+from equicam.core.chain import grad_cam_pp, grad_cam_pp_as_published, layer_cam, xgrad_cam
 from equicam.methods import Fusion, Method
 from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, pictures, seeded
 from tests.twins import slow

@@ -11,9 +11,8 @@ import equicam
 from equicam.core.views import rotate
 from equicam.evaluate.controls import blur_maps
 from equicam.methods import AS_PUBLISHED, METHODS, Method
+from equicam.readers.gradients import opti_cam, smooth_grad_cam_pp
 from equicam.readers.masking import rise, score_cam
-from equicam.readers.noise import smooth_grad_cam_pp
-from equicam.readers.optimise import opti_cam
 from equicam.readers.perturb import recipro_cam
 from equicam.readers.reading import without_gradient
 from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, light, pictures, seeded

@@ -12,10 +12,8 @@ from skimage.metrics import structural_similarity
 from torchvision.transforms.v2.functional import gaussian_blur
 
 import equicam
-from equicam.core.chain import Chain
-from equicam.core.combine import grad_cam, grad_cam_rectified, layer_cam
-from equicam.core.correlation import pearson
-from equicam.core.uncertainty import correlate_views
+from equicam.core.chain import Chain, grad_cam, grad_cam_rectified, layer_cam
+from equicam.core.uncertainty import correlate_views, pearson
 from equicam.core.views import Views, disc, rotate, transform_all
 from equicam.evaluate import causal, controls, faithfulness, localisation, uncertainty
 from equicam.evaluate.blur import gaussian

@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 import equicam
-from equicam.readers.batch_size import free_bytes, widest_layer_bytes
-from equicam.readers.forward import Network
+from equicam.readers.forward import Network, free_bytes, widest_layer_bytes
 
 
 def net(width: int, *, in_place: bool = True) -> nn.Module:

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 import equicam
 from equicam.cli.app import app
 from equicam.console import as_typed, exit_on_error
-from equicam.drawing.explanation_files import safe_stem
+from equicam.explain_files import safe_stem
 from equicam.images.decoding import MAX_DECODERS
 from equicam.images.synthetic import draw
-from equicam.models.names import absolute_model, absolute_weights
+from equicam.readers.names import absolute_model, absolute_weights
 
 RUN = CliRunner(env={"COLUMNS": "200"})
 

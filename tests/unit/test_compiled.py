@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import equicam
-from equicam.readers.checks import Check, raise_failed
-from equicam.runtime import streams
+from equicam.readers.failures import Check, raise_failed
+from equicam.runtime import pending
 from equicam.runtime.compiled import CompiledLayer, _compiled, padded_size
-from equicam.runtime.graphs import MAX_PACKED_VALUES, CompiledCall, PackedTensors, Replayed, graphs_of
+from equicam.runtime.graphs import MAX_PACKED_VALUES, CompiledCall, PackedTensors, graphs_of, pending_call
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1")}
@@ -130,7 +130,7 @@ def test_graphs_are_captured_again_when_the_network_changes(change):
             self.number, self.refreshed = len(captures) - 1, 0
 
         def __call__(self, *_given):
-            return Replayed({"by": torch.tensor(self.number)}, [], torch.zeros(0), lambda: None)
+            return pending_call({"by": torch.tensor(self.number)}, [], torch.zeros(0), lambda: None)
 
         def refresh(self):
             self.refreshed += 1
@@ -187,18 +187,18 @@ def test_the_inputs_of_a_side_stream_stay_alive_until_it_is_joined(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda _side: nullcontext())
-    with streams.side_stream(main):
+    with pending.side_stream(main):
         pass
-    streams.join_side_stream()
+    pending.join_side_stream()
     assert Stream.waited == [], "outside `allow_side_stream` nothing branches"
-    with streams.allow_side_stream():
+    with pending.allow_side_stream():
         read = torch.ones(3)
         there = weakref.ref(read)
-        with streams.side_stream(read):
+        with pending.side_stream(read):
             pass
         del read
         assert there() is not None
-        streams.join_side_stream()
+        pending.join_side_stream()
         assert there() is None
     (side, first), (second, back) = Stream.waited
     assert first is main is second

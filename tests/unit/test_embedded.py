@@ -6,8 +6,8 @@ import torch
 
 import equicam
 from equicam.images.synthetic import CENTRE, MIN_TUMOUR_PIXELS, SIZE, draw, draw_many
-from equicam.models.embedded import CLASSES, WEIGHTS
 from equicam.models.layers import choose_layer
+from equicam.models.libraries import EMBEDDED_WEIGHTS, EmbeddedNet
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_the_model_is_good_but_not_perfect_on_fresh_draws(patches, x):
         top1 = model.module(x).argmax(1)
     accuracy = (top1 == torch.tensor([p.label for p in patches])).float().mean().item()
     assert 0.80 <= accuracy <= 0.95
-    assert WEIGHTS.stat().st_size <= 2_000_000
+    assert EMBEDDED_WEIGHTS.stat().st_size <= 2_000_000
 
 
 def test_its_grad_cam_drifts_and_equigrad_cam_does_not(x):
@@ -79,6 +79,6 @@ def test_its_grad_cam_drifts_and_equigrad_cam_does_not(x):
 def test_load_embedded():
     model = equicam.load("embedded")
     assert model.layer == choose_layer(model.module) == "layer4"
-    assert model.classes == CLASSES
+    assert model.classes == EmbeddedNet.classes
     assert model.name == "embedded"
     assert not model.module.training

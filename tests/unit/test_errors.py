@@ -163,7 +163,7 @@ def test_nothing_is_left_on_the_model(layer, build):
 
 WRONG_TYPES = """
 import torch, equicam
-from equicam.models.embedded import EmbeddedNet
+from equicam.models.libraries import EmbeddedNet
 model, x = equicam.wrap(EmbeddedNet(), "layer4"), torch.randn(1, 3, 96, 96)
 for wrong in (
     lambda: equicam.explain(model, x, target="cat"),

@@ -31,7 +31,7 @@ from equicam.evaluate.table import MetricRows
 from equicam.images.items import Item
 from equicam.models.images import box_mask
 from equicam.runs.report.tables import evaluation_tables
-from equicam.runtime.ahead import finish_in_order
+from equicam.runtime.pending import finish_in_order
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 ANGLES_2 = (45, 90)

@@ -13,19 +13,19 @@ from torch import nn
 import equicam
 from equicam import Fusion
 from equicam.core import views as views_module
-from equicam.core.constants import constant
-from equicam.core.health import FLAGS
-from equicam.core.views import Views
+from equicam.core.fusion import FLAGS
+from equicam.core.views import Views, constant
 from equicam.explain import explain_batch
 from equicam.explanation import Explanation
 from equicam.methods import METHODS, Method
 from equicam.readers.forward import Forward, Network, capture_layer
 from equicam.readers.reading import Reader, Reading, Targets
 from equicam.recipe import Recipe
-from equicam.runtime import call_size, constants
 from equicam.runtime import executor as executor_module
+from equicam.runtime import graphs
 from equicam.runtime.executor import Executor
-from equicam.runtime.graphs import GraphCache, Replayed, _identity, graphs_of
+from equicam.runtime.graphs import GraphCache, _identity, graphs_of, pending_call
+from equicam.runtime.pending import Pending
 from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 
@@ -91,12 +91,12 @@ def test_a_captured_call_is_replayed_when_memory_is_short_later(cnn, monkeypatch
         def __init__(self, *_args: object, **_options: object) -> None:
             captured.append(self)
 
-        def __call__(self, *_inputs: object) -> Replayed:
+        def __call__(self, *_inputs: object) -> Pending:
             flags = torch.zeros(2, len(FLAGS), dtype=torch.bool)
             names = set(Explanation.__annotations__) - {"flags"}
             tensors = {name: getattr(expected, name) for name in names}
             tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
-            return Replayed(tensors | {"flags": flags}, [], flags.flatten(), lambda: None)
+            return pending_call(tensors | {"flags": flags}, [], flags.flatten(), lambda: None)
 
     memory = iter([True, False, False])
     monkeypatch.setattr(Executor, "_compiles", lambda *_: True)
@@ -172,8 +172,8 @@ def test_the_identity_of_a_network_sees_what_moves():
     ],
 )
 def test_a_captured_call_needs_its_memory_twice_and_a_long_one_once(monkeypatch, views, room, expected):
-    monkeypatch.setattr(call_size, "views_that_fit", lambda _x, *, with_kept: room)
-    assert call_size.fits_memory(torch.empty(1, 3, 224, 224), views) == expected
+    monkeypatch.setattr(graphs, "views_that_fit", lambda _x, *, with_kept: room)
+    assert graphs.fits_memory(torch.empty(1, 3, 224, 224), views) == expected
 
 
 def test_another_failure_of_a_capture_is_not_hidden(cnn, monkeypatch):
@@ -249,21 +249,21 @@ def test_grids_larger_than_the_cache_are_made_once_a_call(cnn, monkeypatch):
     made = []
     make = views_module._sampling_grid
     monkeypatch.setattr(views_module, "_sampling_grid", lambda *args: made.append(args) or make(*args))
-    monkeypatch.setattr(constants, "MAX_KEPT_BYTES", 1)
-    monkeypatch.setattr(constants, "_kept", type(constants._kept)())
+    monkeypatch.setattr(graphs, "MAX_KEPT_BYTES", 1)
+    monkeypatch.setattr(graphs, "_kept", type(graphs._kept)())
     equicam.explain(cnn, pictures(4), views=5, max_views_per_forward=5)  # four groups
     assert len(made) == len(set(made))
 
 
 def test_constants_are_kept_by_threads_at_once(monkeypatch):
-    monkeypatch.setattr(constants, "MAX_KEPT_BYTES", 4000)
-    monkeypatch.setattr(constants, "_kept", type(constants._kept)())
+    monkeypatch.setattr(graphs, "MAX_KEPT_BYTES", 4000)
+    monkeypatch.setattr(graphs, "_kept", type(graphs._kept)())
     interval, failed = sys.getswitchinterval(), []
 
     def work(seed: int) -> None:
         try:
             for i in range(300):
-                with constants.keep_constants():
+                with graphs.keep_constants():
                     assert constant(torch.zeros, (i * seed) % 50 + 1).numel() == (i * seed) % 50 + 1
         except Exception as error:  # noqa: BLE001
             failed.append(error)
@@ -289,20 +289,20 @@ def test_constants_are_kept_within_calls_and_bounded(monkeypatch):
 
     assert constant(make, 3) is not constant(make, 3)
     made.clear()
-    monkeypatch.setattr(constants, "_kept", type(constants._kept)())
-    monkeypatch.setattr(constants, "MAX_KEPT_BYTES", 4 * 250)
+    monkeypatch.setattr(graphs, "_kept", type(graphs._kept)())
+    monkeypatch.setattr(graphs, "MAX_KEPT_BYTES", 4 * 250)
     graph: list[torch.Tensor] = []
-    with constants.keep_constants():
+    with graphs.keep_constants():
         first = constant(make, 100)
         assert constant(make, 100) is first
         assert made == [100]
-        with constants.keep_constants(also_in=graph):
+        with graphs.keep_constants(also_in=graph):
             assert constant(make, 100) is first
         constant(make, 101)
         constant(make, 102)
         assert constant(make, 100) is first, "a call keeps what it uses"
     assert graph[0] is first
-    with constants.keep_constants():
+    with graphs.keep_constants():
         assert constant(make, 102).numel() == 102
         assert made == [100, 101, 102]
         assert constant(make, 101) is not None

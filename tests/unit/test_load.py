@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 import equicam
 from equicam import EquicamError
 from equicam.models import libraries
-from equicam.models.embedded import EmbeddedNet
 from equicam.models.images import VisibleBoxes, input_bytes, visible_box
+from equicam.models.libraries import EmbeddedNet
 from equicam.models.load import list_names
 from equicam.models.weights import fingerprint
 from tests.conftest import assert_alive
@@ -133,7 +133,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path, net, content, message):
 
 FACTORY = """
 import torch, equicam
-from equicam.models.embedded import EmbeddedNet
+from equicam.models.libraries import EmbeddedNet
 
 def module():
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ import torch
 import equicam
 from equicam.readers import masking
 from equicam.readers.forward import Network
-from equicam.readers.masked_scores import remember_masked_scores
+from equicam.readers.masking import remember_masked_scores
 from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 

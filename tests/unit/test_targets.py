@@ -14,7 +14,7 @@ import equicam
 from equicam import EquicamError
 from equicam.images.synthetic import draw_many
 from equicam.models.images import as_batch, read_arrays
-from equicam.readers.classes import class_index
+from equicam.readers.names import class_index
 from equicam.runs.manifest import read_manifest
 from tests.conftest import Cnn, assert_alive, light, pictures, seeded
 

@@ -13,8 +13,8 @@ from equicam.explain import explain_group
 from equicam.methods import resolve, resolve_fill
 from equicam.recipe import Recipe
 from equicam.runtime.compile.traced import REPLACEMENTS, TracedCall
-from equicam.runtime.constants import keep_constants
 from equicam.runtime.executor import Executor
+from equicam.runtime.graphs import keep_constants
 from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 aten = torch.ops.aten

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from equicam.models.zeroshot import ZeroShot
+from equicam.models.libraries import ZeroShot
 from equicam_paper.claims import METHODS, Claim
 from equicam_paper.context import Context
 from equicam_paper.domains import metric_rows

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
-from equicam.core.correlation import CONSTANT_BELOW
 from equicam.core.transforms import as_transform
+from equicam.core.uncertainty import CONSTANT_BELOW
 from equicam.core.weights import KeepConfident
 from equicam.evaluate import faithfulness, statistics, summary
 from equicam.evaluate.equivariance import ANGLES

@@ -26,7 +26,7 @@ from equicam.methods import AS_PUBLISHED, METHODS, Method
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.models.load import load
 from equicam.models.weights import fingerprint
-from equicam.readers.masked_scores import remember_masked_scores
+from equicam.readers.masking import remember_masked_scores
 from equicam.readers.model import Model
 from equicam.shards import write_atomic
 from equicam_paper.benchmarks import find_items, is_cub

@@ -16,12 +16,12 @@ from safetensors.torch import save
 
 from equicam.errors import EquicamError
 from equicam.images.items import Item, digest_items, open_item
-from equicam.models.heads import head_name, resize_head
 from equicam.models.images import preprocess_image
+from equicam.models.layers import head_name, resize_head
 from equicam.models.load import load
-from equicam.models.names import weights_file
 from equicam.models.weights import read_state_dict
 from equicam.readers.model import Model
+from equicam.readers.names import weights_file
 from equicam.shards import write_atomic
 from equicam_paper.benchmarks import find_items
 from equicam_paper.training import Accuracy, Training, TrainingRecipe, seed_locally

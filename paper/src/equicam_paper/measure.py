@@ -14,8 +14,8 @@ from equicam.evaluate.selection import MetricColumn
 from equicam.evaluate.statistics import Estimate
 from equicam.methods import AS_PUBLISHED
 from equicam.readers.forward import Network, capture_layer
+from equicam.readers.gradients import class_logit
 from equicam.readers.model import Model
-from equicam.readers.objective import class_logit
 from equicam_paper.claims import claims
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.rows import Both, Row, compare, note, number, too_few, with_verdict

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equicam.core.correlation import pearson
+from equicam.core.uncertainty import pearson
 from equicam.errors import EquicamError
 from equicam.evaluate import statistics, summary
 from equicam.evaluate.controls import randomise_weights

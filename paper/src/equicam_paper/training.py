@@ -21,8 +21,8 @@ from equicam import __version__
 from equicam.core.views import rotate_each
 from equicam.errors import EquicamError
 from equicam.images.items import Item, open_item
-from equicam.models.heads import head_name
 from equicam.models.images import preprocess_image, training_transform
+from equicam.models.layers import head_name
 from equicam.readers.model import Model
 from equicam.shards import differences, plain, write_atomic
 

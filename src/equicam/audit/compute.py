@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from equicam.core.correlation import pearson
 from equicam.core.transforms import Transform, canvas_size
+from equicam.core.uncertainty import pearson
 from equicam.core.views import Views, Window, rotate_all
 from equicam.errors import EquicamError
 from equicam.evaluate.equivariance import ANGLES, equivariance
@@ -28,7 +28,7 @@ from equicam.images.formats import LevelPixels, to_rgb
 from equicam.images.items import valid_utf8
 from equicam.methods import resolve
 from equicam.models.images import as_batch, preprocessing_of
-from equicam.models.level_table import LevelTable, level_table
+from equicam.models.preprocessing import LevelTable, read_steps
 from equicam.models.surround import crops_centre, input_size, preprocess_pixels, window_levels
 from equicam.rasters.windows import WindowPixels
 from equicam.readers.model import Model
@@ -36,9 +36,8 @@ from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
 from equicam.runs.store import ITEMS
 from equicam.runs.stored_maps import MAPS, StoredMaps
-from equicam.runtime.ahead import finish_in_order
 from equicam.runtime.executor import Executor
-from equicam.runtime.transfers import numbers_of_levels, send_to_host, to_device
+from equicam.runtime.pending import finish_in_order, numbers_of_levels, send_to_host, to_device
 from equicam.steadiness import judge
 
 LOG = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ def preprocess_to_array(model: Model, image: Any, context: str = "none") -> NDAr
 
 def compact_preprocessing(model: Model, context: str) -> Preprocess:
     """The same numbers as `preprocess_to_array`, as levels where that is possible."""
-    table = level_table(preprocessing_of(model)) if context == "none" else None
+    table = read_steps(preprocessing_of(model)).levels if context == "none" else None
     return partial(_preprocess_compactly, model, context=context, table=table)
 
 

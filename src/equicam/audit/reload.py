@@ -16,12 +16,12 @@ from equicam.images.item_table import Items
 from equicam.images.items import Item, LoadedItem, load_item, valid_utf8
 from equicam.models.images import preprocess_image
 from equicam.models.load import load
-from equicam.models.names import is_library_model, weights_file
 from equicam.models.preprocessing import Preprocessing
 from equicam.models.surround import preprocess_window
 from equicam.models.weights import fingerprint
 from equicam.rasters.windows import WindowPixels
 from equicam.readers.model import Model
+from equicam.readers.names import is_library_model, weights_file
 from equicam.runs.store import RunStore
 
 

@@ -18,7 +18,7 @@ from equicam.images.files import is_allowed
 from equicam.images.items import valid_utf8
 from equicam.images.sources import find_items
 from equicam.rasters.options import Tiling
-from equicam.readers.classes import class_index
+from equicam.readers.names import class_index
 from equicam.recipe import Recipe
 from equicam.runs import CAUSAL_IMAGES, SHARD_SIZE
 from equicam.runs.queue_files import (

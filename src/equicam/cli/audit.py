@@ -144,7 +144,7 @@ def audit(
     ):
         import equicam
         from equicam.images.sources import list_source
-        from equicam.models.names import absolute_weights
+        from equicam.readers.names import absolute_weights
 
         gates = parse_gates(max_bad, min_steady)
         tiling = parse_tiling(

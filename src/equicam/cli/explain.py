@@ -65,7 +65,7 @@ def explain(
         import equicam
         from equicam.explain_files import explain_files
         from equicam.models.preprocessing import preprocessing_facts
-        from equicam.readers.classes import class_index
+        from equicam.readers.names import class_index
         from equicam.reasons import PEUM_NOTE
 
         window = parse_window(voi)

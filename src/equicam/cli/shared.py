@@ -154,8 +154,8 @@ def load_on_engine(
 ) -> "tuple[Model, Devices | Cluster | None]":
     """The model, and the engine that computes, if not this process alone."""
     from equicam.engines.worker import ModelFromName
-    from equicam.models.names import absolute_model, absolute_weights
     from equicam.models.preprocessing import Preprocessing, preprocessing_facts, preprocessing_sentence
+    from equicam.readers.names import absolute_model, absolute_weights
 
     names = None if classes is None else tuple(split_commas(classes) or ())
     source = ModelFromName(absolute_model(name), absolute_weights(weights), names, layer, compiled)

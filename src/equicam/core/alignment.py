@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.core.combine import weighted
-from equicam.core.constants import constant
-from equicam.core.views import Fill, Views, column_means
+from equicam.core.chain import weighted
+from equicam.core.views import Fill, Views, column_means, constant
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,16 @@ Every other method stops the same chain elsewhere: `Fusion` says where views are
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeVar
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from equicam.core.alignment import Alignment, contract_then_warp
-from equicam.core.chain import STAGES, Chain, Stage, unit
-from equicam.core.combine import Combine, grad_cam, grad_cam_rectified
+from equicam.core.chain import STAGES, Chain, Combine, Stage, grad_cam, grad_cam_rectified, unit
 from equicam.core.views import Fill, Views, select
 from equicam.core.weights import Weigher, normalise, uniform
 from equicam.errors import EquicamError
@@ -192,3 +193,34 @@ def _refuse_late_reading(stage: Stage, fusion: Fusion) -> None:
 
 def _pool(raw: Float[Tensor, "b H W"], grid: Sequence[int]) -> Float[Tensor, "b h w"]:
     return adaptive_avg_pool2d(raw, (grid[0], grid[1]))
+
+
+FLAGS = ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size")
+
+
+def health(
+    fused: FusedMap,
+    low: Float[Tensor, " b"],
+    constant: Bool[Tensor, " b"],
+    flips: Bool[Tensor, "t b"],
+) -> Bool[Tensor, "b f"]:
+    """One column for each of `FLAGS`; `low` is the raw map's minimum, `constant` whether it has no other value."""
+    zero = low == 0
+    alignment, (height, width) = fused.alignment, fused.readings.size
+    h, w = fused.layer_map.shape[-2:]
+    uncovered = torch.zeros_like(zero)
+    if alignment.enabled and alignment.fill != "reflect":
+        uncovered = (alignment.covered((h, w)) == 0).flatten(1).any(1).expand_as(zero)
+    odd = torch.full_like(zero, height != width or bool(height % h) or bool(width % w))
+    none_kept = ~(fused.gate > 0).any(0)
+    return torch.stack((constant & zero, constant & ~zero, flips.any(0), none_kept, uncovered, odd), 1)
+
+
+def flag_names(table: Bool[Tensor, "b f"]) -> tuple[frozenset[str], ...]:
+    """The flags of every image by name."""
+    return tuple(_names(tuple(row)) for row in table.tolist())
+
+
+@cache
+def _names(row: tuple[bool, ...]) -> frozenset[str]:
+    return frozenset(name for name, hit in zip(FLAGS, row, strict=True) if hit)

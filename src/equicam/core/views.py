@@ -5,7 +5,8 @@ Flips and multiples of 90° that map the grid onto itself are exact. A `Window` 
 views are cut from the whole, so that a rotated corner shows what is there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -16,16 +17,20 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from equicam.core.constants import constant
-from equicam.core.transforms import (
-    Degrees,
-    Element,
-    Transform,
-    as_transform,
-    inner_radius,
-    presented_index,
-)
+from equicam.core.transforms import Degrees, Element, Transform, as_transform, inner_radius, presented_index
 from equicam.errors import EquicamError
+
+Keeper = Callable[..., Tensor]
+"""(make, *args) → make(*args), or the tensor kept from an earlier call with the same arguments."""
+
+keeper: ContextVar[Keeper | None] = ContextVar("keeper", default=None)
+
+
+def constant(make: Callable[..., Tensor], *args: object) -> Tensor:
+    """make(*args), or the kept result of the same call. `args` must be hashable."""
+    keep = keeper.get()
+    return make(*args) if keep is None else keep(make, *args)
+
 
 Fill = Literal["reflect", "zeros", "coverage"]
 """How an aligned plane is filled where its view saw nothing. `coverage` fills zeros and divides them out of the mean."""

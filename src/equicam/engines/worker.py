@@ -17,8 +17,8 @@ from equicam.images.items import Item, valid_utf8
 from equicam.models.load import load
 from equicam.models.preprocessing import Preprocessing
 from equicam.models.weights import fingerprint
-from equicam.readers.classes import Task
 from equicam.readers.model import Model
+from equicam.readers.names import Task
 
 Shard = tuple[int, Sequence[Item]]
 """Its number, and its images."""

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equicam.core.combine import Combine
-from equicam.core.correlation import Region
+from equicam.core.chain import Combine
 from equicam.core.transforms import Transform
+from equicam.core.uncertainty import Region
 from equicam.core.views import Fill
 from equicam.evaluate.reasons import ReasonCode
 from equicam.evaluate.stages import LayerTrace

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equicam.core.correlation import Region
 from equicam.core.transforms import Element
+from equicam.core.uncertainty import Region
 from equicam.core.views import Fill, Views, rotate_each, transform_all
 from equicam.evaluate.batch import Predict, target_probability
 from equicam.evaluate.faithfulness import blur_out

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from equicam.core.chain import Chain, unit
-from equicam.core.combine import grad_cam
+from equicam.core.chain import Chain, grad_cam, unit
 from equicam.core.views import Views
 from equicam.evaluate.blur import gaussian
 from equicam.readers.model import Model

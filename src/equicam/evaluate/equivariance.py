@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equicam.core.correlation import Region
 from equicam.core.transforms import Degrees, Element, Transform
+from equicam.core.uncertainty import Region
 from equicam.core.views import Fill, Views, transform_all
 from equicam.evaluate.batch import target_probability
 from equicam.evaluate.similarity import compare_planes, own_and_others

@@ -37,13 +37,13 @@ from equicam.evaluate.spec import (
 from equicam.evaluate.worker import EvaluationJob, start_shard
 from equicam.images.items import Item
 from equicam.models.images import Images, as_batch, read_arrays
+from equicam.models.layers import wrap
 from equicam.models.surround import surround_bytes
 from equicam.models.weights import fingerprint
-from equicam.models.wrap import wrap
 from equicam.progress import progress_bar
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
-from equicam.runtime.ahead import finish_in_order
+from equicam.runtime.pending import finish_in_order
 from equicam.shards import FINGERPRINT, Shards
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from equicam.evaluate.batch import Predict, target_probability
 from equicam.evaluate.blur import gaussian
-from equicam.readers.batch_size import views_that_fit
+from equicam.readers.forward import views_that_fit
 
 STEPS = 20
 

@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equicam.core.combine import Combine, grad_cam_rectified
-from equicam.core.correlation import Region
+from equicam.core.chain import Combine, grad_cam_rectified
 from equicam.core.fusion import FusedMap, fuse
-from equicam.core.uncertainty import correlate_views, peum
+from equicam.core.uncertainty import Region, correlate_views, peum
 from equicam.core.views import Fill, Views, select
 from equicam.evaluate.stages import LayerTrace
 from equicam.methods import Method
-from equicam.runtime.graphs import Tensors
+from equicam.runtime.pending import Tensors
 from equicam.runtime.view_reader import ViewReader
 
 AUTHORS_VIEWS_COMPARED = 6

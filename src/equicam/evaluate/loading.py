@@ -30,8 +30,8 @@ from equicam.images.items import (
 from equicam.images.sources import find_items
 from equicam.models.images import as_batch, as_list, box_mask
 from equicam.models.surround import preprocess_pixels
+from equicam.readers.failures import not_scaled, unscaled
 from equicam.readers.model import Model
-from equicam.readers.pixel_range import not_scaled, unscaled
 from equicam.reasons import describe
 
 Load = Callable[[Item], tuple[Float[Tensor, "c H W"], GroundTruth]]

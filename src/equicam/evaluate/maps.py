@@ -29,13 +29,12 @@ from equicam.evaluate.similarity import size_of
 from equicam.evaluate.spec import COVERAGE_VIEWS, IMAGES_PER_SHARD, Condition, EvaluationSpec, MapSpec
 from equicam.methods import Method
 from equicam.models.surround import input_size
-from equicam.readers.batch_size import views_that_fit
-from equicam.readers.forward import Network, predict, read_layer
+from equicam.readers.forward import Network, predict, read_layer, views_that_fit
 from equicam.readers.logits import require_probabilities
 from equicam.readers.model import Model
 from equicam.readers.reading import Reader
 from equicam.runtime.executor import Executor
-from equicam.runtime.graphs import Tensors
+from equicam.runtime.pending import Tensors
 
 Done = Callable[[float], None]
 """Receives the share of the work finished since its last call."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from equicam.core.correlation import REGIONS, Region
+from equicam.core.uncertainty import REGIONS, Region
 from equicam.core.views import Views, transform_all
 from equicam.evaluate import causal, faithfulness, uncertainty
 from equicam.evaluate.batch import EvaluatedBatch, Predictions

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from equicam.core.correlation import (
+from equicam.core.uncertainty import (
     Region,
     is_constant_row,
     pearson,

@@ -15,7 +15,7 @@ from equicam.core.views import Fill, Views
 from equicam.errors import EquicamError
 from equicam.evaluate.controls import CONTROLS, blur_maps
 from equicam.methods import METHODS, Method, resolve, resolve_fill
-from equicam.readers.external import external
+from equicam.readers.reading import external
 from equicam.recipe import Recipe
 
 Methods = Sequence[str] | Mapping[str, Any]

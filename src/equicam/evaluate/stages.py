@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equicam.core.chain import Chain, Stage, is_constant
-from equicam.core.combine import Combine, Features, grad_cam, grad_cam_rectified
-from equicam.core.correlation import CONSTANT_BELOW, Region, pearson
+from equicam.core.chain import Chain, Combine, Features, Stage, grad_cam, grad_cam_rectified, is_constant
 from equicam.core.transforms import Element, Transform
+from equicam.core.uncertainty import CONSTANT_BELOW, Region, pearson
 from equicam.core.views import Fill, Views, transform_all
 from equicam.evaluate.reasons import ReasonCode
 from equicam.evaluate.similarity import own_and_others, region_mask, size_of

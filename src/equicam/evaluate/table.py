@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
-from equicam.runtime.transfers import send_packed_to_host
+from equicam.runtime.pending import send_packed_to_host
 
 SCHEMA = pa.schema(
     [

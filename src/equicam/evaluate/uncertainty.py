@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equicam.core.correlation import Region
 from equicam.core.transforms import Element
+from equicam.core.uncertainty import Region
 from equicam.core.views import Views
 from equicam.evaluate.batch import target_probability
 from equicam.evaluate.equivariance import consistent

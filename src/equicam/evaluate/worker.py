@@ -27,9 +27,9 @@ from equicam.evaluate.spec import EvaluationSpec
 from equicam.evaluate.table import start_table, unreadable_rows, with_groups
 from equicam.images.items import Item
 from equicam.models.images import as_batch, require_one_size, stack_images
-from equicam.readers.finite import finite_images, not_finite_images
+from equicam.readers.failures import finite_images, not_finite_images
 from equicam.readers.model import Model
-from equicam.runtime.transfers import send_to_host, to_device
+from equicam.runtime.pending import send_to_host, to_device
 from equicam.shards import shard_path, write_table
 
 

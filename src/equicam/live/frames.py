@@ -30,8 +30,8 @@ from equicam.methods import METHODS
 from equicam.models.images import to_display_images
 from equicam.models.layers import spatial_layers
 from equicam.overlay import MAX_DEVIATION
-from equicam.readers.classes import output_name
 from equicam.readers.model import Model
+from equicam.readers.names import output_name
 from equicam.reasons import describe
 from equicam.runs.review.images import Encoded, encode_input, encode_layer
 

@@ -17,8 +17,7 @@ from equicam.errors import EquicamError
 from equicam.images.arrow_streams import refuse_in_memory
 from equicam.images.formats import to_rgb
 from equicam.images.items import Box, open_image
-from equicam.readers.failures import named_failure
-from equicam.readers.finite import finite, not_finite
+from equicam.readers.failures import finite, named_failure, not_finite
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 ImageLike = Image.Image | str | Path | np.ndarray

@@ -1,18 +1,82 @@
-"""The choice of the target layer: one forward pass, with the output of every submodule inspected."""
+"""A model from any module: `wrap`, the choice of its target layer, and its last linear layer."""
 
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
+from equicam.rasters.options import Input
 from equicam.readers.failures import input_channels, module_failure
 from equicam.readers.forward import frozen
-from equicam.readers.layout import channels_of, infer, is_block_norm
+from equicam.readers.layout import Layout, channels_of, infer, is_block_norm
+from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model, as_layout, layer_name, original
+from equicam.readers.names import Task
+
+LOG = logging.getLogger(__name__)
+
+
+def wrap(
+    module: nn.Module,
+    layer: str | nn.Module | None = None,
+    *,
+    example: Tensor | None = None,
+    layout: Layout | str | None = None,
+    rectify_weights: bool | None = None,
+    preprocess: Callable[[Image.Image], Tensor] | None = None,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    classes: Sequence[str] | None = None,
+    input: Input | None = None,  # noqa: A002  # the word of the field
+    task: Task | None = None,
+) -> Model:
+    """Your own module, ready to explain; the target layer is a name, a submodule, or chosen automatically.
+
+    `task` says what its outputs are: "multiclass" (softmax), "binary" (one logit), "multilabel" (a sigmoid for each) or
+    "regression" (values). Without it they are multiclass, or binary where there is one.
+    `input` says what its channels are, for windows of rasters: bands, scale, resolution.
+    Without `layer`, the module runs once, on the first image of `example` or on zeros of its stated input size.
+    """
+    if not isinstance(module, nn.Module):
+        raise EquicamError(
+            "wrap",
+            needs="a torch.nn.Module",
+            got=type(module).__name__,
+            fix=f"equicam.load({module!r})" if isinstance(module, str) else "the network itself",
+        )
+    require_names(classes)
+    module = original(module)
+    if layer is None:
+        layer = choose_layer(module, example)
+        LOG.info("layer %s chosen from %s", layer, type(module).__name__)
+    return Model(
+        module=module,
+        layer=layer_name(module, layer),
+        layout=as_layout(layout),
+        rectify_weights=rectify_weights,
+        preprocess=preprocess,
+        mean=tuple(mean),
+        std=tuple(std),
+        classes=None if classes is None else tuple(classes),
+        input=input,
+        task=task,
+    )
+
 
 _TRANSPARENT = ("Identity", "Permute", "Dropout")  # an earlier layer computed their output
 OTHER_SIZE = "example= of equicam.wrap, if the model takes inputs of another size"
+
+
+def require_names(classes: Sequence[str] | None) -> None:
+    """Refuse one name where a list of class names is meant."""
+    if isinstance(classes, str):
+        raise EquicamError(
+            "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
+        )
 
 
 @dataclass(frozen=True)
@@ -107,3 +171,34 @@ def _zeros(module: nn.Module) -> Tensor:
     height, width = (size, size) if isinstance(size, int) else tuple(size or (224, 224))[-2:]
     channels = input_channels(module) or 3
     return torch.zeros(1, channels, height, width, dtype=weight.dtype, device=weight.device)
+
+
+def head_name(module: nn.Module) -> str:
+    """The name of the last linear layer in the order of `named_modules`."""
+    linear: list[str] = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+    if not linear:
+        raise EquicamError(
+            f"{type(module).__name__}",
+            needs="a linear layer at its end",
+            got="none",
+            fix="a factory with its own head",
+        )
+    return linear[-1]
+
+
+def resize_head(module: nn.Module, classes: int) -> nn.Module:
+    """Replace the last layer, in place, unless it already has this number of classes."""
+    name = head_name(module)
+    old = module.get_submodule(name)
+    assert isinstance(old, nn.Linear)  # noqa: S101  # head_name returns a linear layer
+    if old.out_features != classes:
+        parent, _, child = name.rpartition(".")
+        replacement = nn.Linear(
+            old.in_features,
+            classes,
+            bias=old.bias is not None,
+            dtype=old.weight.dtype,
+            device=old.weight.device,
+        )
+        setattr(module.get_submodule(parent), child, replacement)
+    return module

@@ -1,16 +1,22 @@
-"""Models from torchvision, timm, open_clip and Hugging Face: `Request` → `Model`."""
+"""Models from torchvision, timm, open_clip, Hugging Face and this package: `Request` → `Model`."""
 
+import difflib
 import importlib
 import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from equicam.errors import EquicamError
-from equicam.models.request import Request, unknown_name
+from equicam.models.images import standard_preprocessing
+from equicam.models.layers import wrap
 from equicam.models.weights import (
     build_with_weights,
     from_hf_hub,
@@ -18,8 +24,194 @@ from equicam.models.weights import (
     load_weights,
     read_state_dict,
 )
-from equicam.models.zeroshot import ZeroShot, require_classes, text_features
+from equicam.readers.layout import Layout
 from equicam.readers.model import Model
+from equicam.readers.names import RANDOM, Task, weights_file
+
+
+@dataclass(frozen=True)
+class Request:
+    """The model a caller wants: its name within the library, its weights and the overrides."""
+
+    name: str
+    weights: str | Path | None
+    classes: Sequence[str] | None
+    templates: Sequence[str]
+    layer: str | None
+    layout: Layout | None
+    rectify_weights: bool | None
+    task: Task | None = None
+
+    @property
+    def file(self) -> Path | None:
+        """The weights file, if `weights` is one and not the name of published weights."""
+        return weights_file(self.weights)
+
+    @property
+    def random(self) -> bool:
+        """Whether the weights stay random."""
+        return self.weights == RANDOM
+
+    @property
+    def published(self) -> str | None:
+        """The name of published weights, if `weights` is one."""
+        return None if self.weights is None or self.random or self.file else str(self.weights)
+
+    def refuse_published(self) -> None:
+        """Refuse the name of published weights where a library offers only one set."""
+        if self.published is not None:
+            raise EquicamError(
+                f"weights of {self.name!r}",
+                needs='an existing file or "random"',
+                got=repr(self.weights),
+                fix="its full path",
+            )
+
+    def wrap(self, module: nn.Module, *, layer: str | None = None, **defaults: Any) -> Model:
+        """The module with the library's defaults and the caller's overrides."""
+        model = wrap(
+            module.eval(),
+            self.layer or layer,
+            layout=self.layout,
+            rectify_weights=self.rectify_weights,
+            task=self.task,
+            **defaults,
+        )
+        return model if self.classes is None else replace(model, classes=tuple(self.classes))
+
+
+def unknown_name(kind: str, name: str, known: Sequence[str]) -> EquicamError:
+    """The error for a name that is not known, with the closest known ones."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or list(known)[:3]
+    return EquicamError(
+        kind, needs="a known name", got=repr(name), fix=" or ".join(map(repr, close)) or "another file"
+    )
+
+
+TEMPLATES = ("a photo of a {}.",)
+
+
+class ZeroShot(nn.Module):
+    """Logits scale · cos(image, text of class) + bias, with text features computed once."""
+
+    text: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(
+        self, vision: nn.Module, text: Float[Tensor, "y d"], *, scale: Tensor, bias: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.vision = vision
+        self.register_buffer("text", text)
+        self.register_buffer("scale", scale.detach().clone())
+        self.register_buffer("bias", torch.zeros_like(self.scale) if bias is None else bias.detach().clone())
+
+    def forward(self, x: Float[Tensor, "n c H W"]) -> Float[Tensor, "m y"]:
+        """Class logits with the scale the model was trained with."""
+        image = normalize(self.vision(x), dim=-1)
+        logits: Tensor = self.scale * image @ self.text.T + self.bias
+        return logits
+
+
+def text_features(
+    encode: Callable[[list[str]], Float[Tensor, "m d"]], classes: Sequence[str], templates: Sequence[str]
+) -> Float[Tensor, "y d"]:
+    """One unit vector per class: the normalised mean of its normalised prompts; `_` in a name reads as a space."""
+    wrong = [t for t in templates if "{}" not in t]
+    if wrong or not templates:
+        raise EquicamError(
+            "templates", needs="a {} for the class name", got=wrong or templates, fix=repr(TEMPLATES[0])
+        )
+    with torch.no_grad():
+        words = [name.replace("_", " ") for name in classes]
+        prompts = [normalize(encode([t.format(name) for t in templates]), dim=-1).mean(0) for name in words]
+    return normalize(torch.stack(prompts), dim=-1)
+
+
+def require_classes(name: str, classes: Sequence[str] | None) -> tuple[str, ...]:
+    """The class names, which a zero-shot model needs."""
+    if classes is None or isinstance(classes, str) or len(classes) < 2:
+        raise EquicamError(
+            f"the zero-shot model {name!r}",
+            needs="two class names or more",
+            got=classes,
+            fix='classes=["forest", "river"]',
+        )
+    return tuple(classes)
+
+
+EMBEDDED_WEIGHTS = Path(__file__).with_name("embedded.safetensors")
+
+
+class EmbeddedNet(nn.Module):
+    """A small residual network for the synthetic patches of `equicam.images.synthetic`, for demonstrations and tests.
+
+    `scripts/embedded_model.py` trains it on synthetic images alone: it is not for clinical use.
+    """
+
+    image_size = 96
+    classes = ("no tumour in the centre", "tumour in the centre")
+    mean, std = (0.77, 0.56, 0.71), (0.15, 0.13, 0.09)  # of the channels of the patches, in [0, 1]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
+        )
+        self.layer1 = _stage(16, 16, stride=1)
+        self.layer2 = _stage(16, 32, stride=2)
+        self.layer3 = _stage(32, 48, stride=2)
+        self.layer4 = _stage(48, 64, stride=1)  # stride 1 keeps the grid fine: 12×12
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(64, len(self.classes))
+
+    def forward(self, x: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "m 2"]:
+        """Logits of `classes`."""
+        x = self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x)))))
+        logits: Tensor = self.fc(self.avgpool(x).flatten(1))
+        return logits
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions with a shortcut: the identity, or a 1×1 convolution where the shape changes."""
+
+    def __init__(self, width_in: int, width: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU()
+        self.downsample: nn.Module = nn.Identity()
+        if stride > 1 or width_in != width:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(width_in, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: Float[Tensor, "b k h w"]) -> Float[Tensor, "b l i j"]:
+        """ReLU(F(x) + shortcut(x))."""
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        summed: Tensor = self.relu(out + self.downsample(x))
+        return summed
+
+
+def _stage(width_in: int, width: int, *, stride: int) -> nn.Sequential:
+    return nn.Sequential(BasicBlock(width_in, width, stride=stride), BasicBlock(width, width, stride=1))
+
+
+def from_package(request: Request) -> Model:
+    """The embedded model."""
+    module = EmbeddedNet()
+    if not request.random:
+        file = request.file or EMBEDDED_WEIGHTS
+        load_weights(module, read_state_dict(file), file)
+    size, mean, std = module.image_size, module.mean, module.std
+    preprocess = standard_preprocessing(size, size, mean, std)
+    # stating the layer that `choose_layer` finds saves a forward pass in every `load`
+    return request.wrap(
+        module, layer="layer4", preprocess=preprocess, mean=mean, std=std, classes=module.classes
+    )
 
 
 def from_torchvision(request: Request) -> Model:

@@ -18,17 +18,22 @@ import torch
 from torch import nn
 
 from equicam.errors import EquicamError
-from equicam.models.heads import head_name, resize_head
-from equicam.models.images import standard_preprocessing
-from equicam.models.libraries import from_hf, from_open_clip, from_timm, from_torchvision
-from equicam.models.names import absolute_weights
-from equicam.models.request import Request, unknown_name
+from equicam.models.layers import head_name, require_names, resize_head
+from equicam.models.libraries import (
+    TEMPLATES,
+    Request,
+    from_hf,
+    from_open_clip,
+    from_package,
+    from_timm,
+    from_torchvision,
+    unknown_name,
+)
 from equicam.models.weights import load_weights, read_state_dict, stored_classes
-from equicam.models.zeroshot import TEMPLATES
-from equicam.readers.classes import Task
 from equicam.readers.failures import named_failure
 from equicam.readers.layout import Layout
 from equicam.readers.model import Model, as_layout, layer_name
+from equicam.readers.names import Task, absolute_weights
 
 SOURCES: dict[str, Callable[[Request], Model]] = {
     "timm": from_timm,
@@ -62,7 +67,7 @@ def load(
     if ".py:" in name or name.endswith(".py"):
         build, name_in_source = _from_factory, name
     elif name == "embedded":
-        build, name_in_source = _embedded, name
+        build, name_in_source = from_package, name
     elif not name_in_source:
         build, name_in_source = from_torchvision, name
     elif source in SOURCES:
@@ -72,10 +77,7 @@ def load(
             "a model's source", needs=f"one of {', '.join(SOURCES)}, a file.py:factory or none", got=repr(name),
             fix="a name that `equicam models` lists",
         )  # fmt: skip
-    if isinstance(classes, str):
-        raise EquicamError(
-            "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
-        )
+    require_names(classes)
     request = Request(
         name_in_source, weights, classes, tuple(templates), layer, as_layout(layout), rectify_weights, task
     )
@@ -109,16 +111,6 @@ def _move(module: nn.Module, device: str | torch.device) -> None:
             got=f"{device!r}: {str(error).splitlines()[0]}",
             fix="cpu",
         ) from error
-
-
-def _embedded(request: Request) -> Model:
-    from equicam.models.embedded import CLASSES, LAYER, MEAN, STD, EmbeddedNet, embedded
-
-    module = EmbeddedNet() if request.random else embedded()
-    if request.file:
-        load_weights(module, read_state_dict(request.file), request.file)
-    preprocess = standard_preprocessing(EmbeddedNet.image_size, EmbeddedNet.image_size, MEAN, STD)
-    return request.wrap(module, layer=LAYER, preprocess=preprocess, mean=MEAN, std=STD, classes=CLASSES)
 
 
 def _from_factory(request: Request) -> Model:

@@ -1,16 +1,20 @@
-"""Preprocessing as data: what a model's own does to an image, and another in its place."""
+"""Preprocessing as data: what a model's own does to an image, read once from its steps, and another in its place."""
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from equicam.errors import EquicamError
+from equicam.images.formats import LevelPixels
 from equicam.models.images import preprocess_image, preprocessing_of, visible_box
 from equicam.rasters.options import Tiling
 from equicam.readers.failures import describe_failure, out_of_memory
@@ -103,33 +107,118 @@ def _channel_values(name: str, given: Sequence[Any]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a preprocessing resizes and crops, as far as its steps can be read."""
+    """How a preprocessing resizes and crops."""
 
     size: int | Size | None  # an int: of the short side; None: no resize
     crop: Size | None  # None: no centre crop
     interpolation: str = "bilinear"
 
 
-def read_geometry(preprocess: Any) -> Geometry | None:
-    """The resize and the centre crop of torchvision's, timm's and open_clip's preprocessing; None where they cannot be read."""
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """A preprocessing of torchvision, timm or open_clip, read: its geometry, and what stands before and after its one crop.
+
+    What can be said of a preprocessing is found out here, once: see `read_steps`.
+    """
+
+    whole: Any  # the preprocessing
+    geometry: Geometry | None  # None: it resizes or crops in more ways than one
+    crop: Size | None  # of the one centre crop
+    before: tuple[Callable[[Any], Any], ...] = ()
+    after: tuple[Callable[[Any], Any], ...] = ()
+
+    def without_crop(self, image: Image.Image) -> Tensor | None:
+        """The preprocessed image before the centre crop; None where there is no such step, or it would pad."""
+        if self.crop is None:
+            return None
+        value: Any = image
+        for step in self.before:
+            value = step(value)
+        if not isinstance(value, Image.Image | Tensor) or not _fits(self.crop, value):
+            return None
+        for step in self.after:
+            value = step(value)
+        return value if isinstance(value, Tensor) and value.ndim == 3 else None
+
+    @cached_property
+    def has_margin(self) -> bool:
+        """Whether a crop of the preprocessed whole is the preprocessed crop: no later step depends on the crop."""
+        rng = np.random.default_rng(0)
+        for size in ((640, 512), (512, 701)):
+            image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+            try:
+                uncropped = self.without_crop(image)
+                plain = self.whole(image)
+            except (Exception, SystemExit):  # noqa: BLE001  # a custom preprocessing may refuse the test image with any exception
+                return False
+            if uncropped is None or self.crop is None or self.crop != tuple(plain.shape[-2:]):
+                return False
+            (top, height), (left, width) = (
+                (round((length - part) / 2), part)  # where torchvision's centre crop begins
+                for length, part in zip(uncropped.shape[-2:], self.crop, strict=True)
+            )
+            if not torch.equal(uncropped[..., top : top + height, left : left + width], plain):
+                return False
+        return True
+
+    @cached_property
+    def levels(self) -> "LevelTable | None":
+        """Its table of levels; None where its steps are others, or change a pixel by more than its level."""
+        return _level_table(self)
+
+
+def read_steps(preprocess: Any) -> Steps:
+    """A preprocessing, read; without geometry and crop where it is a function, or anything else than steps in a row."""
+    try:
+        return _read_steps(preprocess)
+    except TypeError:  # it cannot be a key
+        return _read_steps.__wrapped__(preprocess)
+
+
+@cache
+def _read_steps(preprocess: Any) -> Steps:
     if hasattr(preprocess, "crop_size") and hasattr(preprocess, "resize_size"):  # torchvision's presets
-        return Geometry(
-            _one_or_pair(preprocess.resize_size), _pair(preprocess.crop_size), _interpolation(preprocess)
-        )
+        size, of_preset = _one_or_pair(preprocess.resize_size), _pair(preprocess.crop_size)
+        geometry = Geometry(size, of_preset, _interpolation(preprocess))
+        before, after = partial(_resize_by_preset, preprocess), partial(_finish_preset, preprocess)
+        return Steps(preprocess, geometry, of_preset, (before,), (after,))
     steps = getattr(preprocess, "transforms", None)
     if not isinstance(steps, list | tuple):
-        return None
+        return Steps(preprocess, None, None)
     resizes = [step for step in steps if type(step).__name__ == "Resize"]
-    crops = [step for step in steps if type(step).__name__ == "CenterCrop"]
+    crops = [i for i, step in enumerate(steps) if type(step).__name__ == "CenterCrop"]
     other = [step for step in steps if "Crop" in type(step).__name__ or "Pad" in type(step).__name__]
-    if len(resizes) > 1 or len(crops) > 1 or len(other) > len(crops):
-        return None
-    size = _one_or_pair(resizes[0].size) if resizes else None
-    return Geometry(
-        size,
-        _pair(crops[0].size) if crops else None,
-        _interpolation(resizes[0]) if resizes else "bilinear",
+    crop = _pair(steps[crops[0]].size) if len(crops) == 1 else None
+    read: Geometry | None = None
+    if len(resizes) <= 1 and len(crops) <= 1 and len(other) == len(crops):
+        read = (
+            Geometry(_one_or_pair(resizes[0].size), crop, _interpolation(resizes[0]))
+            if resizes
+            else Geometry(None, crop)
+        )
+    if crop is None:
+        return Steps(preprocess, read, None)
+    return Steps(preprocess, read, crop, tuple(steps[: crops[0]]), tuple(steps[crops[0] + 1 :]))
+
+
+def _resize_by_preset(preset: Any, image: Image.Image) -> Image.Image:
+    from torchvision.transforms import functional
+
+    resized: Image.Image = functional.resize(
+        image, preset.resize_size, interpolation=preset.interpolation, antialias=preset.antialias
     )
+    return resized
+
+
+def _finish_preset(preset: Any, resized: Image.Image) -> Any:
+    uncropped = copy.copy(preset)
+    uncropped.crop_size = [resized.height, resized.width]
+    return uncropped(resized)
+
+
+def _fits(crop: Size, image: Image.Image | Tensor) -> bool:
+    height, width = image.shape[-2:] if isinstance(image, Tensor) else (image.height, image.width)
+    return bool(crop[0] <= height and crop[1] <= width)
 
 
 def _one_or_pair(size: Any) -> int | Size:
@@ -158,7 +247,7 @@ def with_preprocessing(
     """The model with another size, crop, mean or std; what is not given stays as it is. It runs once, to show that it can."""
     if (size, crop, mean, std) == (None, None, None, None):
         return model
-    own = read_geometry(preprocessing_of(model))
+    own = read_steps(preprocessing_of(model)).geometry
     own_crop = own.crop if own else None
     if own is not None and isinstance(own.size, int) and own_crop is None and crop is None:
         own = None  # inputs of many sizes: a crop must be given
@@ -192,7 +281,7 @@ def _checked(model: Model, chosen: Preprocessing) -> Model:
     except (Exception, SystemExit) as error:
         if out_of_memory(error):
             raise
-        own = read_geometry(preprocessing_of(model))
+        own = read_steps(preprocessing_of(model)).geometry
         raise EquicamError(
             "crop", needs="a size of input that the model takes", got=f"{chosen.crop}: {describe_failure(error)}",
             fix=f"crop={own.crop[0]}" if own and own.crop else "its own, without crop",
@@ -217,7 +306,7 @@ def preprocessing_facts(model: Model, tiling: Tiling | None = None) -> dict[str,
             "sees_square": 1.0,
             "sees_4_3": None,
         }
-    own = read_geometry(preprocessing_of(model))
+    own = read_steps(preprocessing_of(model)).geometry
     size = None if own is None else own.size
     crop = _input_size(model) if own is None or own.crop is None else own.crop
     return {
@@ -261,7 +350,7 @@ def _input_size(model: Model) -> Size | None:
 
 def _visible_share(model: Model, size: tuple[int, int]) -> float | None:
     """Of an image of this width and height, the share inside the model's input."""
-    own = read_geometry(preprocessing_of(model))
+    own = read_steps(preprocessing_of(model)).geometry
     if own is not None and own.size is not None:
         return _cropped_share(own, size)
     try:
@@ -284,3 +373,53 @@ def _cropped_share(own: Geometry, size: tuple[int, int]) -> float:
         rows, columns = map(float, own.size)
     crop = own.crop or (rows, columns)
     return round(min(crop[0], rows) * min(crop[1], columns) / (rows * columns), 3)
+
+
+TRIED = ((640, 480), (375, 500), (256, 256), (1024, 333))
+"""Widths and heights of the images on which the table must give what the preprocessing gives."""
+
+
+@dataclass(frozen=True, eq=False)
+class LevelTable:
+    """Resize and crop as torchvision does, then a look-up."""
+
+    size: Any  # of the short side, or height and width; None: as they are
+    crop: tuple[int, int]
+    interpolation: str
+    numbers: NDArray[np.float32]  # [channel, level]
+
+    def __call__(self, image: Image.Image) -> LevelPixels:
+        """An RGB image as the model's input."""
+        return LevelPixels(np.ascontiguousarray(self.resized(image).transpose(2, 0, 1)), self.numbers)
+
+    def resized(self, image: Image.Image) -> NDArray[np.uint8]:
+        """Its pixels, resized and cropped."""
+        from torchvision.transforms import InterpolationMode, functional
+
+        if self.size is not None:
+            size = [self.size] if isinstance(self.size, int) else list(self.size)
+            image = functional.resize(image, size, InterpolationMode(self.interpolation))
+        return np.asarray(functional.center_crop(image, list(self.crop)))
+
+
+def _level_table(steps: Steps) -> LevelTable | None:
+    geometry, preprocess = steps.geometry, steps.whole
+    if geometry is None or geometry.crop is None:
+        return None
+    rng = np.random.default_rng(0)
+    size = geometry.size or geometry.crop
+    unresized = (size, size) if isinstance(size, int) else size[::-1]  # noise that stays, with all its levels
+    sizes = (unresized, *TRIED)
+    images = [Image.fromarray(rng.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
+    numbers = np.full((3, 256), np.nan, np.float32)
+    table = LevelTable(geometry.size, geometry.crop, geometry.interpolation, numbers)
+    try:
+        levels, expected = table(images[0]).levels, preprocess(images[0])
+        for channel in range(3):
+            numbers[channel][levels[channel]] = expected[channel].numpy()
+        same = all(
+            torch.equal(torch.from_numpy(table(image).to_numbers()), preprocess(image)) for image in images
+        )
+    except (Exception, SystemExit):  # noqa: BLE001  # a custom preprocessing may refuse the images with any exception
+        return None
+    return table if same and not np.isnan(numbers).any() else None

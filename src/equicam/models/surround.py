@@ -5,10 +5,8 @@ that crops the centre, as torchvision's and timm's do, leaves a margin; any othe
 size for all images: margin that is missing is reflected, as `Views.act` would.
 """
 
-import copy
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -18,7 +16,6 @@ from PIL import Image
 from torch import Tensor
 
 from equicam.core.transforms import canvas_size
-from equicam.core.views import crop_centre
 from equicam.errors import EquicamError
 from equicam.images.formats import LevelPixels, to_rgb
 from equicam.models.images import (
@@ -28,6 +25,7 @@ from equicam.models.images import (
     preprocessing_of,
     stack_images,
 )
+from equicam.models.preprocessing import read_steps
 from equicam.rasters.options import Tiling
 from equicam.rasters.windows import WindowPixels
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
@@ -46,16 +44,15 @@ class Surround:
 
 def preprocess_surround(model: Model | None, image: Image.Image) -> Surround:
     """One image as the model's input with its surround; cropped to its middle it is `preprocess_image`."""
-    preprocess = preprocessing_of(model)
-    found = None
-    if _is_usable(preprocess):
+    steps = read_steps(preprocessing_of(model))
+    if steps.crop is not None and steps.has_margin:
         rgb = to_rgb(image)
         with preprocessing_failure(rgb):
-            found = _without_crop(preprocess, rgb)
-    if found is None:
-        plain = preprocess_image(model, image)
-        return _surround(plain, (plain.shape[-2], plain.shape[-1]))
-    return _surround(*found)
+            whole = steps.without_crop(rgb)
+        if whole is not None:
+            return _surround(whole, steps.crop)
+    plain = preprocess_image(model, image)
+    return _surround(plain, (plain.shape[-2], plain.shape[-1]))
 
 
 def preprocess_pixels(
@@ -124,33 +121,7 @@ def surround_bytes(model: Model, context: str, tiling: Tiling | None = None) -> 
 
 def crops_centre(model: Model | None) -> bool:
     """Whether the model's preprocessing crops the centre, in a way whose margin can be used."""
-    return _is_usable(preprocessing_of(model))
-
-
-def _is_usable(preprocess: Any) -> bool:
-    try:
-        return _crops_and_nothing_else(preprocess)
-    except TypeError:  # it cannot be a key
-        return _crops_and_nothing_else.__wrapped__(preprocess)
-
-
-@cache
-def _crops_and_nothing_else(preprocess: Any) -> bool:
-    """Whether a crop of the preprocessed whole is the preprocessed crop: no later step depends on the crop."""
-    rng = np.random.default_rng(0)
-    for size in ((640, 512), (512, 701)):
-        image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
-        try:
-            found = _without_crop(preprocess, image)
-            plain = preprocess(image)
-        except (Exception, SystemExit):  # noqa: BLE001  # a custom preprocessing may refuse the test image with any exception
-            return False
-        if found is None or found[1] != tuple(plain.shape[-2:]):
-            return False
-        surround = _surround(*found)
-        if not torch.equal(crop_centre(surround.whole, surround.size), plain):
-            return False
-    return True
+    return read_steps(preprocessing_of(model)).has_margin
 
 
 def input_size(model: Model | None) -> tuple[int, int]:
@@ -183,55 +154,6 @@ def _reflect(planes: Float[Tensor, "c H W"], axis: int, count: int) -> Float[Ten
     length = planes.shape[axis]
     places = torch.arange(-count, length + count).remainder(max(1, 2 * (length - 1)))
     return planes.index_select(axis, torch.minimum(places, 2 * (length - 1) - places).clamp(min=0))
-
-
-def _without_crop(
-    preprocess: Any, image: Image.Image
-) -> tuple[Float[Tensor, "c H W"], tuple[int, int]] | None:
-    """The preprocessed image before the centre crop, and the crop's size; None where there is no such step."""
-    if hasattr(preprocess, "crop_size") and hasattr(preprocess, "resize_size"):  # torchvision's presets
-        from torchvision.transforms import functional
-
-        resized = functional.resize(
-            image,
-            preprocess.resize_size,
-            interpolation=preprocess.interpolation,
-            antialias=preprocess.antialias,
-        )
-        size = _pair(preprocess.crop_size)
-        if size is None or not _fits(size, resized):
-            return None
-        uncropped = copy.copy(preprocess)
-        uncropped.crop_size = [resized.height, resized.width]
-        return uncropped(resized), size
-    steps = getattr(preprocess, "transforms", None)
-    if not isinstance(steps, list | tuple):
-        return None
-    crops = [i for i, step in enumerate(steps) if type(step).__name__ == "CenterCrop"]
-    if len(crops) != 1:
-        return None
-    value: Any = image
-    crop: tuple[int, int] | None = None
-    for i, step in enumerate(steps):
-        if i == crops[0]:
-            crop = _pair(step.size)
-            if crop is None or not isinstance(value, Image.Image | Tensor) or not _fits(crop, value):
-                return None
-        else:
-            value = step(value)
-    return None if crop is None or not isinstance(value, Tensor) or value.ndim != 3 else (value, crop)
-
-
-def _pair(size: Any) -> tuple[int, int] | None:
-    values = [size] if isinstance(size, int) else list(size)
-    if len(values) not in (1, 2):
-        return None
-    return int(values[0]), int(values[-1])
-
-
-def _fits(crop: tuple[int, int], image: Image.Image | Tensor) -> bool:
-    height, width = image.shape[-2:] if isinstance(image, Tensor) else (image.height, image.width)
-    return bool(crop[0] <= height and crop[1] <= width)
 
 
 def stack_surrounds(found: list[Surround]) -> tuple[Float[Tensor, "b c H W"], tuple[int, int]]:

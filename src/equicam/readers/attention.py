@@ -11,13 +11,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from equicam.errors import EquicamError
-from equicam.readers.checks import Check
-from equicam.readers.failures import model_failure
+from equicam.readers.failures import Check, model_failure
 from equicam.readers.forward import Captured, Forward, Network, frozen, run_module
+from equicam.readers.gradients import class_logit
 from equicam.readers.layout import Layout
 from equicam.readers.logits import at_least_float32, read_output
 from equicam.readers.model import Model
-from equicam.readers.objective import class_logit
 from equicam.readers.reading import Reader, Reading, Targets
 
 Attention = Float[Tensor, "n heads N N"]

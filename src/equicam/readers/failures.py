@@ -1,13 +1,18 @@
-"""Exceptions out of the caller's code, named: which one it is, and where in that code it was raised."""
+"""What a reader refuses: exceptions out of the caller's code, named with the line that raised them, and values on a device.
+
+Checks of values are returned as data: each evaluation synchronises, so the caller evaluates all of them at once.
+"""
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
 from equicam.errors import EquicamError, ModelError, error_text
 from equicam.readers.model import Model
@@ -106,3 +111,74 @@ def _relative(path: str) -> str:
 
 def _count(channels: int) -> str:
     return f"{channels} channel{'s' if channels != 1 else ''}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition on tensors, and the error to raise where it fails."""
+
+    passes: Callable[[], Bool[Tensor, ""]]
+    error: Callable[[], EquicamError]
+
+
+def raise_failed(checks: Sequence[Check]) -> None:
+    """Evaluate all checks with one synchronisation; raise the error of the first that fails."""
+    if checks:
+        raise_first(torch.stack([check.passes() for check in checks]).tolist(), checks)
+
+
+def raise_first(passed: Sequence[bool], checks: Sequence[Check]) -> None:
+    """Raise the error of the first check that did not pass."""
+    for ok, check in zip(passed, checks, strict=True):
+        if not ok:
+            raise check.error()
+
+
+def finite(x: Float[Tensor, "..."]) -> Bool[Tensor, ""]:
+    """Whether every value is finite; one reduction over magnitudes is faster than `isfinite().all()`."""
+    return x.abs().amax() < torch.inf
+
+
+def finite_images(x: Float[Tensor, "b c H W"]) -> Bool[Tensor, " b"]:
+    """Which images are finite."""
+    return x.abs().flatten(1).amax(1) < torch.inf
+
+
+def not_finite(x: Float[Tensor, "b c H W"]) -> EquicamError:
+    """The error for a batch that has NaN or infinity in it."""
+    return not_finite_images(finite_images(x))
+
+
+def not_finite_images(passed: Bool[Tensor, " b"]) -> EquicamError:
+    """The same, by which images are finite."""
+    bad = (~passed).nonzero().flatten().tolist()
+    return EquicamError(
+        "images", needs="finite pixels", got=f"NaN or infinity in image {bad}", fix="leaving it out"
+    )
+
+
+LARGEST_PIXEL = 255
+TIMES_WHITE = 8
+"""How far above a white pixel of the model's normalisation a batch must reach to be taken for pixels."""
+
+
+def unscaled(x: Float[Tensor, "b c H W"], mean: Sequence[float], std: Sequence[float]) -> Bool[Tensor, ""]:
+    """Whether a batch holds grey or RGB pixels from 0 to 255, by the normalisation that the model states.
+
+    Preprocessed images have negative values, or reach little above white. A model that takes such pixels states so:
+    a mean of 0 and a standard deviation of 1/255. Other numbers of channels have scales of their own.
+    """
+    white = max(((1 - m) / s for m, s in zip(mean, std, strict=False) if s > 0), default=1.0)
+    if x.shape[1] not in (1, 3) or TIMES_WHITE * white >= LARGEST_PIXEL:
+        return torch.zeros((), dtype=torch.bool, device=x.device)
+    low, high = x.aminmax()
+    return (low >= 0) & (high > TIMES_WHITE * white) & (high <= LARGEST_PIXEL)
+
+
+def not_scaled() -> EquicamError:
+    """The error for a batch of such pixels."""
+    return EquicamError(
+        "images", needs="preprocessed values: a tensor of floats counts as the model's input", got="pixels from 0 to 255",
+        fix="x.byte() of a tensor or x.astype(np.uint8) of an array, which are preprocessed like image files; wrap(…, mean=(0, 0, 0), std=(1/255,) * 3) for a model "
+        "that takes such pixels",
+    )  # fmt: skip

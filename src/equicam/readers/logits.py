@@ -10,9 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equicam.errors import EquicamError
-from equicam.readers.checks import Check
-from equicam.readers.failures import named_failure
-from equicam.readers.finite import finite
+from equicam.readers.failures import Check, finite, named_failure
 from equicam.readers.model import Model, OutputFunction
 
 SUMS_TO_ONE_WITHIN = 1e-3

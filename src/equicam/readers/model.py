@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from equicam.errors import EquicamError
 from equicam.rasters.options import Input
-from equicam.readers.classes import Task
 from equicam.readers.layout import Layout
+from equicam.readers.names import Task
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OutputFunction = Callable[[Any], Tensor]

@@ -8,11 +8,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from equicam.core.combine import weighted
+from equicam.core.chain import weighted
 from equicam.errors import EquicamError, ModelError
-from equicam.readers.batch_size import views_that_fit
-from equicam.readers.checks import raise_failed
-from equicam.readers.forward import Forward, Network, frozen, last_output, layer_layout, run_module
+from equicam.readers.failures import raise_failed
+from equicam.readers.forward import (
+    Forward,
+    Network,
+    frozen,
+    last_output,
+    layer_layout,
+    run_module,
+    views_that_fit,
+)
 from equicam.readers.layout import Layout, is_block_norm
 from equicam.readers.logits import Logits, at_least_float32, read_output, require_probabilities
 from equicam.readers.reading import Reading, Targets

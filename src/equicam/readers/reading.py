@@ -1,15 +1,19 @@
-"""What a reader is and what it returns."""
+"""What a reader is and what it returns; any explainer `(x, target) → map` as one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equicam.core.chain import Stage
-from equicam.core.combine import Features, Plane
-from equicam.readers.checks import Check
+from equicam.core.chain import Features, Plane, Stage
+from equicam.errors import EquicamError
+from equicam.readers.failures import Check, finite
 from equicam.readers.forward import Forward, Network, capture_layer, read_layer
+from equicam.readers.logits import at_least_float32
 
 
 @dataclass(frozen=True)
@@ -49,3 +53,77 @@ class Reader:
 def without_gradient(read: Read) -> Reader:
     """A reader that needs features and logits of its views, and no gradient."""
     return Reader(read, forward=read_layer)
+
+
+Explainer = Callable[[Float[Tensor, "n c H W"], Int[Tensor, " n"]], Tensor]
+
+
+def external(fn: Any) -> Reader:
+    """A reader of the explainer's own maps; it sees no model of ours."""
+    return Reader(partial(read_external, fn), forward=None)
+
+
+def read_external(
+    fn: Any, _network: None, x: Float[Tensor, "n c H W"], _forward: None, targets: Targets
+) -> Reading:
+    """The explainer's own maps, signed values included: [n, h, w], or [n, c, h, w] summed over channels."""
+    found: Any = as_explainer(fn)(x, targets.classes)
+    found = getattr(found, "map", found)  # an Explanation of ours
+    if not isinstance(found, Tensor) or found.ndim not in (3, 4) or len(found) != len(x):
+        got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise EquicamError(
+            "an explainer", needs=f"maps [{len(x)}, h, w] as a tensor", got=got, fix="torch.as_tensor on its result"
+        )  # fmt: skip
+    planes = at_least_float32(found.detach().to(x.device))
+    if not finite(planes):
+        raise EquicamError(
+            "an explainer", needs="finite maps", got="NaN or infinity in them", fix="torch.nan_to_num on its result"
+        )  # fmt: skip
+    return Reading("rectified", (planes.sum(1) if planes.ndim == 4 else planes,))
+
+
+def as_explainer(found: Any) -> Explainer:
+    """A callable `(x, target) → map` for a peer's object, recognised by its attributes; a callable is returned as is."""
+    if hasattr(found, "attribute"):  # captum
+        return partial(_captum, found)
+    if hasattr(found, "base_cam"):  # pytorch-grad-cam's FinerCAM drops its contrast when it is given targets
+        raise EquicamError(
+            "equivariant", needs="an explainer that takes a target", got=type(found).__name__,
+            fix='explain(model, x, method="finer-cam", views=18)',
+        )  # fmt: skip
+    if hasattr(found, "activations_and_grads"):  # pytorch-grad-cam
+        return partial(_pytorch_grad_cam, found)
+    if hasattr(found, "hook_a") and hasattr(found, "model"):  # torchcam
+        return partial(_torchcam, found)
+    if not callable(found):
+        raise EquicamError(
+            "equivariant",
+            needs="a callable (x, target) → map",
+            got=type(found).__name__,
+            fix="a function of x and target",
+        )
+    explainer: Explainer = found
+    return explainer
+
+
+def _captum(attribution: Any, x: Tensor, target: Tensor) -> Tensor:
+    with torch.enable_grad():
+        found: Tensor = attribution.attribute(x, target=target)
+    return found
+
+
+def _pytorch_grad_cam(cam: Any, x: Tensor, target: Tensor) -> Tensor:
+    # its targets are callables that pick a number from one row of the output
+    picks = [partial(_pick, int(c)) for c in target]
+    with torch.enable_grad():
+        return torch.as_tensor(cam(x, targets=picks))
+
+
+def _pick(index: int, output: Tensor) -> Tensor:
+    return output[..., index]
+
+
+def _torchcam(extractor: Any, x: Tensor, target: Tensor) -> Tensor:
+    with torch.enable_grad():
+        found: Tensor = extractor(target.tolist(), extractor.model(x))[0]
+    return found

@@ -12,9 +12,8 @@ from equicam.errors import EquicamError
 from equicam.images.dicom import MAX_VALUE
 from equicam.images.files import AnyPath, is_url, may_open
 from equicam.images.items import Item
-from equicam.models.names import is_library_model, weights_file
 from equicam.rasters.options import RasterWindow, Tiling
-from equicam.readers.classes import Task, output_name
+from equicam.readers.names import Task, is_library_model, output_name, weights_file
 from equicam.recipe import Recipe
 from equicam.shards import differences, parse_object, shorten
 

@@ -8,6 +8,7 @@ and gradients leave the compiled code in full precision.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,17 +17,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.readers.checks import raise_failed
-from equicam.readers.failures import model_failure
+from equicam.readers.failures import model_failure, raise_failed
 from equicam.readers.forward import (
     LayerRun,
     Network,
     last_output,
     layer_outputs,
+    predict,
     prefers_channels_last,
     run_module,
 )
-from equicam.readers.logits import at_least_float32, read_output
+from equicam.readers.logits import Logits, at_least_float32, read_output
+from equicam.runtime.graphs import CompiledCall, fits_memory, graphs_of, is_long, shape_key
+from equicam.runtime.pending import DeferredChecks, Tensors
 
 LOG = logging.getLogger(__name__)
 HOOK_KEY: Any = "equicam"
@@ -130,3 +133,29 @@ def padded_size(count: int) -> int:
     """The batch size a count is padded to: at most an eighth more, and eight sizes per octave."""
     step = 1 << max(0, count.bit_length() - 4)
     return -(-count // step) * step
+
+
+def predict_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
+    """Logits and probabilities by a compiled call, one for each batch size; eagerly where memory does not suffice."""
+    model, eager = network.model, replace(network, predict=None)
+
+    def work(images: Tensor, _target: Tensor | None) -> tuple[Tensors, DeferredChecks]:
+        found, checks = read_output(model, run_module(eager, images), count=len(images)), DeferredChecks()
+        checks.add(found.checks)
+        known = {} if found.probabilities is None else {"probabilities": found.probabilities}
+        return {"logits": found.logits} | known, checks
+
+    def capture() -> CompiledCall:
+        with eager.frozen():
+            tensors = (*model.module.parameters(), *model.module.buffers())
+            return CompiledCall(work, work, (x, None), tensors, long=is_long(x, len(x)))
+
+    key = ("predict", model.task, model.classes, model.value, network.autocast, shape_key((x,)))
+    with torch.no_grad():
+        replayed = graphs_of(model.module).attempt(
+            key, capture, (x, None), fits=lambda: fits_memory(x, len(x))
+        )
+        if replayed is None:
+            return predict(eager, x)
+        found = replayed.finish()
+    return Logits(found["logits"], found.get("probabilities"), ())

@@ -3,12 +3,14 @@
 What is computed is the caller's business (`explain`, `evaluate`, `audit`); how it runs is decided here alone.
 """
 
+import ctypes
 import logging
+import os
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,22 +19,43 @@ from torch import Tensor
 
 from equicam.core.views import Window, crop_centre
 from equicam.errors import EquicamError, ModelError
-from equicam.readers.batch_size import views_per_forward
-from equicam.readers.checks import Check, raise_failed
-from equicam.readers.finite import finite, not_finite
-from equicam.readers.forward import Network
+from equicam.readers.failures import Check, finite, not_finite, not_scaled, raise_failed, unscaled
+from equicam.readers.forward import Network, views_per_forward
 from equicam.readers.model import Model
-from equicam.readers.pixel_range import not_scaled, unscaled
 from equicam.readers.reading import Reader
 from equicam.recipe import Recipe
-from equicam.runtime.call_size import fits_memory, is_long
-from equicam.runtime.compiled import run_compiled
-from equicam.runtime.constants import keep_constants
-from equicam.runtime.deferred import DeferredChecks
-from equicam.runtime.graphs import CompiledCall, Replayed, Tensors, graphs_of, shape_key
-from equicam.runtime.memory import keep_freed_memory
-from equicam.runtime.predictions import predict_compiled
+from equicam.runtime.compiled import predict_compiled, run_compiled
+from equicam.runtime.graphs import (
+    CompiledCall,
+    fits_memory,
+    graphs_of,
+    is_long,
+    keep_constants,
+    shape_key,
+)
+from equicam.runtime.pending import DeferredChecks, Pending, Tensors
 from equicam.runtime.view_reader import ViewReader
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+KEPT_BYTES, LARGEST_BLOCK = 2**31 - 1, 2**30
+CHOSEN_BY_USER = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
+"""Beginnings of the names of environment variables with which somebody has chosen how memory is allocated."""
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed blocks of up to 1 GiB, 2 GiB in all, in this process; whether it does.
+
+    By default it gives every block above 32 MiB back to the system. A network on a CPU takes and frees such blocks at
+    every layer, and page faults then take a third of the time.
+    """
+    if sys.platform != "linux" or any(name.startswith(CHOSEN_BY_USER) for name in os.environ):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # another C library
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_BLOCK) and mallopt(M_TRIM_THRESHOLD, KEPT_BYTES))
+
 
 LOG = logging.getLogger(__name__)
 Work = Callable[[ViewReader, Float[Tensor, "b c H W"], Int[Tensor, " b"] | None], Tensors]
@@ -66,7 +89,7 @@ class Executor:
         key: Hashable | None = None,
         window: Window | None = None,
         pad_to: int | None = None,
-    ) -> "Started":
+    ) -> Pending[Tensors]:
         """Start the work on all images, or on a window in them; a captured call returns before the device is done.
 
         `key` identifies the work for capture: calls with equal keys and shapes must do the same. Without one, or
@@ -82,8 +105,8 @@ class Executor:
                 replayed = self._replay(reader, work, inputs, key, window, presented, views)
             if replayed is not None:
                 if count == len(x):
-                    return Started(replayed.tensors, replayed.finish, replayed.check)
-                return Started(
+                    return replayed
+                return Pending(
                     _first(replayed.tensors, len(x)),
                     lambda: _first(replayed.finish(), len(x)),
                     replayed.check,
@@ -97,7 +120,7 @@ class Executor:
 
             network = self._network(reader, compiled=False)
             found = _concatenate(list(self.groups(presented, views_per_image, run_group, network)))
-            return Started(found, lambda: found, lambda: None)
+            return Pending(found, lambda: found, lambda: None)
 
     @contextmanager
     def context(self, device: torch.device, *, constants: bool = True) -> Iterator[None]:
@@ -199,7 +222,7 @@ class Executor:
         window: Window | None,
         presented: Float[Tensor, "b c H W"],
         views: int,
-    ) -> Replayed | None:
+    ) -> Pending[Tensors] | None:
         """A captured graph's results, still on their way; None where memory does not suffice for it, now or before."""
         network = self._network(reader)
         assert network is not None  # noqa: S101  # only work on a network has a key
@@ -227,15 +250,6 @@ class Executor:
         return graphs_of(model.module).attempt(
             full_key, capture, inputs, fits=lambda: fits_memory(presented, views)
         )
-
-
-@dataclass(frozen=True)
-class Started:
-    """Work that may still be running: its tensors may be used on the device, `finish` waits for them and checks them."""
-
-    tensors: Tensors
-    finish: Callable[[], Tensors]
-    check: Callable[[], None]  # what `finish` does, for callers that have the tensors or need them no more
 
 
 def _pad(rows: Tensor | None, count: int) -> Any:

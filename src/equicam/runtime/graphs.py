@@ -5,26 +5,91 @@ or hooks are no longer those it was captured with.
 """
 
 import logging
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from equicam.readers.checks import Check, raise_first
-from equicam.readers.failures import out_of_memory
+from equicam.core.views import keeper
+from equicam.readers.failures import Check, out_of_memory, raise_first
+from equicam.readers.forward import views_that_fit
 from equicam.runtime.compile.traced import TracedCall
-from equicam.runtime.constants import keep_constants
-from equicam.runtime.deferred import DeferredChecks
-from equicam.runtime.streams import allow_side_stream, join_side_stream
+from equicam.runtime.pending import DeferredChecks, Pending, Tensors, allow_side_stream, join_side_stream
+
+MAX_KEPT_BYTES = 256 * 2**20
+"""Between calls. A call keeps what it uses until it ends, however large."""
+_kept: OrderedDict[Hashable, Tensor] = OrderedDict()
+_lock = threading.Lock()
+
+
+@contextmanager
+def keep_constants(also_in: list[Tensor] | None = None) -> Iterator[None]:
+    """Within it the core reuses its constants. A captured graph keeps those it reads in a list of its own."""
+
+    def keep(make: Callable[..., Tensor], *args: object) -> Tensor:
+        tensor = _lookup(make, *args)
+        if also_in is not None:
+            also_in.append(tensor)
+        return tensor
+
+    outermost = keeper.get() is None
+    token = keeper.set(keep)
+    try:
+        yield
+    finally:
+        keeper.reset(token)
+        if outermost:
+            _drop_least_recent()
+
+
+def _lookup(make: Callable[..., Tensor], *args: object) -> Tensor:
+    key = (make, args)
+    with _lock:
+        if (kept := _kept.get(key)) is not None:
+            _kept.move_to_end(key)
+            return kept
+    # a tensor made in the caller's inference mode could not join a backward pass later
+    with torch.inference_mode(False):
+        made = make(*args)
+    with _lock:
+        return _kept.setdefault(key, made)
+
+
+def _drop_least_recent() -> None:
+    with _lock:
+        total = sum(tensor.nbytes for tensor in _kept.values())
+        while total > MAX_KEPT_BYTES and len(_kept) > 1:
+            _, dropped = _kept.popitem(last=False)
+            total -= dropped.nbytes
+
+
+ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2
+"""Calls whose views hold at most this many values are captured without estimating memory."""
+LONG_VALUES = 256 * 3 * 224**2
+"""Calls whose views hold more run for ten milliseconds and longer: their kernels are launched one by one."""
+
+
+def is_long(x: Float[Tensor, "b c H W"], views: int) -> bool:
+    """Whether a call of so many views of these images is launched, not captured."""
+    return views * x[0].numel() > LONG_VALUES
+
+
+def fits_memory(x: Float[Tensor, "b c H W"], views: int) -> bool:
+    """Whether memory holds so many views of the images at once, and twice where they are captured."""
+    if views * x[0].numel() <= ALWAYS_CAPTURED_VALUES:
+        return True
+    return views * (1 if is_long(x, views) else 2) <= views_that_fit(x, with_kept=True)
+
 
 LOG = logging.getLogger(__name__)
-Tensors = dict[str, Tensor]
 CapturedWork = Callable[[Tensor, Tensor | None], tuple[Tensors, DeferredChecks]]
 """(images, target) → results by name, and the checks they must pass."""
 MAX_GRAPHS_PER_MODEL = 8
@@ -59,27 +124,19 @@ class PackedTensors:
         return found
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """The results of a call, still on their way: `tensors` may be used on the device, `finish` waits for them."""
+def pending_call(
+    tensors: Tensors, checks: list[Check], host: Tensor, wait: Callable[[], object]
+) -> Pending[Tensors]:
+    """The results of a call, still on their way; when `wait` returns, `host` says which checks passed, and the flags."""
+    check = partial(_wait_and_check, wait, host, checks)
 
-    tensors: Tensors
-    checks: list[Check]
-    host: Tensor  # which checks passed, and the flags
-    wait: Callable[[], object]  # until `host` is there
+    def finish() -> Tensors:
+        check()
+        if "flags" not in tensors:
+            return tensors
+        return tensors | {"flags": host[len(checks) :].view(tensors["flags"].shape)}
 
-    @property
-    def check(self) -> Callable[[], None]:
-        """A function that waits for these results and raises the error of the first check that failed; it holds none of them."""
-        return partial(_wait_and_check, self.wait, self.host, self.checks)
-
-    def finish(self) -> Tensors:
-        """Wait for these results, checked. The flags come to the host."""
-        self.check()
-        if "flags" not in self.tensors:
-            return self.tensors
-        flags = self.host[len(self.checks) :].view(self.tensors["flags"].shape)
-        return self.tensors | {"flags": flags}
+    return Pending(tensors, finish, check)
 
 
 def _wait_and_check(wait: Callable[[], object], host: Tensor, checks: list[Check]) -> None:
@@ -151,7 +208,7 @@ class CompiledCall:
         flags = found.get("flags", passed[:0])
         return found | {HOST: torch.cat((passed, flags.reshape(-1)))}
 
-    def __call__(self, *inputs: Tensor | None) -> Replayed:
+    def __call__(self, *inputs: Tensor | None) -> Pending[Tensors]:
         """The results for these inputs."""
         with torch.cuda.device(self.device):
             for mine, new in zip(self.inputs, inputs, strict=True):
@@ -161,7 +218,7 @@ class CompiledCall:
             host = found.pop(HOST).to("cpu", non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
-            return Replayed(found, self.checks, host, arrived.synchronize)
+            return pending_call(found, self.checks, host, arrived.synchronize)
 
     def _run(self) -> Tensors:
         if self.graph is not None:
@@ -189,7 +246,7 @@ class GraphCache:
 
     def run(
         self, key: Hashable, capture: Callable[[], CompiledCall], inputs: tuple[Tensor, Tensor | None]
-    ) -> Replayed:
+    ) -> Pending[Tensors]:
         """The results of the graph of that key; captured now if there is none or the network has changed.
 
         Replay first, then check whether parameters or hooks moved or changed; if so, discard the result. The graph
@@ -225,7 +282,7 @@ class GraphCache:
         inputs: tuple[Tensor, Tensor | None],
         *,
         fits: Callable[[], bool],
-    ) -> Replayed | None:
+    ) -> Pending[Tensors] | None:
         """As `run`; None where memory does not suffice for it, now or before."""
         if key in self.too_large or not (key in self.graphs or fits()):
             return None

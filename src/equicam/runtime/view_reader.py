@@ -12,13 +12,13 @@ from torch import Tensor
 from equicam.core.fusion import ViewReadings
 from equicam.core.views import Views, Window
 from equicam.errors import EquicamError
-from equicam.readers.checks import Check
-from equicam.readers.classes import class_index
+from equicam.readers.failures import Check
 from equicam.readers.forward import Forward, Network, no_gradient
 from equicam.readers.logits import LABEL_PREDICTED_FROM
 from equicam.readers.model import OutputFunction
+from equicam.readers.names import class_index
 from equicam.readers.reading import Reader, Reading, Targets
-from equicam.runtime.deferred import DeferredChecks
+from equicam.runtime.pending import DeferredChecks
 
 Target = int | str | Sequence[int | str] | Tensor | OutputFunction | None
 """A class by number or name, for all images or one for each; a function of the model's output; None: the top-1."""

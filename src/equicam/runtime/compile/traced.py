@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, fx
 from torch.nn.functional import pad
 
-from equicam.runtime.compile.aliases import is_written
-from equicam.runtime.compile.fused_convolutions import Weight, fuse_convolutions
+from equicam.runtime.compile.fused_convolutions import Weight, fuse_convolutions, is_written
+from equicam.runtime.pending import Tensors
 
-Tensors = dict[str, Tensor]
 aten = torch.ops.aten
 FEW_CHANNELS = 4
 """Images have as many at most; the layers of a network have more."""

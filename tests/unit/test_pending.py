@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from equicam.runtime.ahead import finish_in_order
+from equicam.runtime.pending import finish_in_order
 
 
 def pieces(events, count, fail_at=None, error=RuntimeError):
