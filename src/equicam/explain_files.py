@@ -136,11 +136,11 @@ def _draw_files(
         title += f", {facts['steadiness']}"
     if facts["peum_score"] is not None:
         title += f"\nPEUM (per-image explanation uncertainty) {facts['peum_score']:.4f}"
-    pictures = {"overlay": [[("image", image), (facts["method"], overlay(image, one.map[0].cpu().numpy()))]]}
+    figures = {"overlay": [[("image", image), (facts["method"], overlay(image, one.map[0].cpu().numpy()))]]}
     at = presented_index(views.transforms)
     if at is not None and several:
         own = (f"the network's own map: {facts['steadiness']}", overlay(image, maps[at]))
-        pictures["overlay"][0].insert(1, own)
+        figures["overlay"][0].insert(1, own)
     strip = [
         (_caption(*of_view), overlay(shown, values))
         for shown, values, *of_view in zip(
@@ -153,14 +153,14 @@ def _draw_files(
             strict=True,
         )
     ]
-    pictures["views"] = [strip[i : i + VIEWS_PER_ROW] for i in range(0, len(strip), VIEWS_PER_ROW)]
+    figures["views"] = [strip[i : i + VIEWS_PER_ROW] for i in range(0, len(strip), VIEWS_PER_ROW)]
     if several:
         # one scale for every image, so that two can be compared by eye
         deviation = heat(np.sqrt(one.peum[0].cpu().numpy()) / MAX_DEVIATION)
         caption = f"standard deviation of views, 0 to {MAX_DEVIATION}"
-        pictures["peum"] = [[("image", image), (caption, deviation)]]
-    files = {kind: path.with_name(f"{path.name}.{kind}.png") for kind in pictures}
-    for kind, rows in pictures.items():
+        figures["peum"] = [[("image", image), (caption, deviation)]]
+    files = {kind: path.with_name(f"{path.name}.{kind}.png") for kind in figures}
+    for kind, rows in figures.items():
         alone = kind == "views"
         text = f"each view alone: {title}" if alone else title
         panel(rows, files[kind], title=text, inches=1.7 if alone else 3)

@@ -118,7 +118,7 @@ class Geometry:
 class Steps:
     """A preprocessing of torchvision, timm or open_clip, read: its geometry, and what stands before and after its one crop.
 
-    What can be said of a preprocessing is found out here, once: see `read_steps`.
+    What a preprocessing does is found out here, once: see `read_steps`.
     """
 
     whole: Any  # the preprocessing
