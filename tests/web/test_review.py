@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
