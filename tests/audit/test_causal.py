@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import equicam
-import equicam.audit.causal as auditing_causal
+from equicam.audit import causal as auditing_causal
 from equicam.audit.causal import REGIONS, cost_computer, measure_costs, summarise_costs
 from equicam.audit.reload import reload_run
 from equicam.core.views import rotate

@@ -18,7 +18,6 @@ from PIL import Image
 from torch import nn
 
 import equicam
-from equicam import evaluation
 from equicam.core.uncertainty import correlate_views
 from equicam.core.views import Views, disc, rotate
 from equicam.errors import EquicamError
@@ -841,7 +840,11 @@ def test_images_that_are_not_finite_are_named(methods):
 
 
 @pytest.mark.parametrize(
-    "name", [m.name for m in pkgutil.walk_packages(evaluation.__path__, "equicam.evaluate.")]
+    "name",
+    [
+        m.name
+        for m in pkgutil.walk_packages([str(Path(equicam.__file__).parent / "evaluate")], "equicam.evaluate.")
+    ],
 )
 def test_every_module_can_be_imported_as_a_name(name):
     """No function of a package hides a module of the same name."""
