@@ -46,19 +46,17 @@ def value(table, score, method=None, region=None, angle=None):
     return {r["id"]: r["value"] for r in rows}, {r["id"]: r["floor"] for r in rows}
 
 
-@pytest.mark.parametrize("as_published", [False, True])
+@pytest.mark.parametrize("protocol", ["ours", "paper"])
 @pytest.mark.parametrize(
     "method", ["grad-cam", "layer-cam", "equigrad-cam", "equigrad-cam+pcf", "equigrad-cam-out", "aug-cam"]
 )
-def test_eq_is_that_of_explains_maps(cnn, method, as_published):
+def test_eq_is_that_of_explains_maps(cnn, method, protocol):
     x = pictures(3)
     others = ["grad-cam", "equigrad-cam-fine"]  # must not change this one's maps
-    table = equicam.evaluate(
-        cnn, x, methods=[*others, method], views=6, angles=ANGLES_2, as_published=as_published
-    )
-    fill = "zeros" if as_published else "reflect"
+    table = equicam.evaluate(cnn, x, methods=[*others, method], views=6, angles=ANGLES_2, protocol=protocol)
+    fill = "zeros" if protocol == "paper" else "reflect"
     views = None if method in ("grad-cam", "layer-cam") else 6
-    explain = partial(equicam.explain, cnn, method=method, views=views, as_published=as_published)
+    explain = partial(equicam.explain, cnn, method=method, views=views, protocol=protocol)
     first = explain(x)
     rotated = [explain(rotate(x, a), target=first.target).map for a in ANGLES_2]
     assert_alive(first.map, *rotated)

@@ -13,6 +13,7 @@ from equicam.core.transforms import Transform
 from equicam.core.views import Fill
 from equicam.evaluate.reasons import ReasonCode
 from equicam.evaluate.stages import LayerTrace
+from equicam.protocol import OURS, Protocol
 
 Predict = Callable[[Float[Tensor, "n c H W"]], Float[Tensor, "n y"]]
 """Class probabilities of a batch."""
@@ -70,14 +71,14 @@ class EvaluatedBatch:
     truth: Sequence[GroundTruth]
     predict: Predict
     fill: Fill
-    as_published: bool = False
+    protocol: Protocol = OURS
     seed: int = 0
     groups: Sequence[str | None] = ()  # of the images: their patient, slide or scene
 
     @property
     def region(self) -> Region:
         """The region of metrics that are computed over one region only."""
-        return "full" if self.as_published else "disc"
+        return self.protocol.region
 
     @property
     def unrelated(self) -> Bool[Tensor, "b b"]:

@@ -90,10 +90,10 @@ def consistent(
 
 
 def confidence_kept(
-    probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"], *, as_published: bool = False
+    probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"], *, of_any_class: bool = False
 ) -> Float[Tensor, "a b"]:
-    """min(1, p_c(T x) / p_c(x)); `as_published`: the largest probability of T x, whatever its class."""
-    if as_published:
+    """min(1, p_c(T x) / p_c(x)); `of_any_class`: the largest probability of T x, whatever its class."""
+    if of_any_class:
         return probs[1:].amax(-1)
     of_target = target_probability(probs, target)
     return (of_target[1:] / of_target[0]).clamp(max=1)

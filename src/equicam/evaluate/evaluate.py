@@ -41,6 +41,7 @@ from equicam.models.surround import surround_bytes
 from equicam.models.weights import fingerprint
 from equicam.models.wrap import wrap
 from equicam.progress import progress_bar
+from equicam.protocol import find_protocol
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
 from equicam.runtime.ahead import finish_in_order
@@ -63,7 +64,7 @@ def evaluate(
     group: str = "rotation",
     angles: Sequence[Degrees] | None = None,
     fill: Fill | None = None,
-    as_published: bool = False,
+    protocol: str = "ours",
     context: str = "none",
     dtype: torch.dtype | None = None,
     max_views_per_forward: int | None = None,
@@ -90,13 +91,13 @@ def evaluate(
     recipe = Recipe(
         views=views,
         fill=fill,
-        as_published=as_published,
+        protocol=protocol,
         context=context,
         dtype=dtype,
         compiled=compiled,
         seed=seed,
     )
-    presentations = _presentations(group, angles, as_published=as_published)
+    presentations = _presentations(group, angles, rotations_only=find_protocol(protocol).rotations_only)
     sample = make_sample(
         model,
         images,
@@ -189,17 +190,17 @@ def _split_evenly(items: Sequence[Item]) -> list[Sequence[Item]]:
 
 
 def _presentations(
-    group: str, angles: Sequence[Degrees] | None, *, as_published: bool
+    group: str, angles: Sequence[Degrees] | None, *, rotations_only: bool
 ) -> tuple[Transform, ...]:
     """The presentations of a group; of rotations and reflections, at the angles given."""
     if group not in GROUPS:
         raise EquicamError(
             "group", needs=f"one of {', '.join(GROUPS)}", got=repr(group), fix='group="rotation"'
         )
-    if as_published and group != "rotation":
+    if rotations_only and group != "rotation":
         raise EquicamError(
-            "as_published", needs="group rotation, the paper's", got=group, fix="as_published=False"
-        )  # fmt: skip
+            "protocol paper", needs="group rotation, its only one", got=group, fix='protocol="ours"'
+        )
     if angles is None:
         return GROUPS[group]
     if group not in ("rotation", "dihedral"):

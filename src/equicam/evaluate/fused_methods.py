@@ -18,9 +18,6 @@ from equicam.methods import Method
 from equicam.runtime.graphs import Tensors
 from equicam.runtime.view_reader import ViewReader
 
-AUTHORS_VIEWS_COMPARED = 6
-"""The paper's authors compute disagreement over their first six views."""
-
 
 @dataclass(frozen=True)
 class KeptTensors:
@@ -28,7 +25,8 @@ class KeptTensors:
 
     trace: bool  # activations and gradients of methods of one view
     uncertainty: bool  # PEUM, disagreement and stability of methods of several views
-    as_published: bool
+    views_compared: int | None  # by disagreement: the first ones; None: all
+    region: Region  # of disagreement
 
 
 def views_read(methods: Mapping[str, Method]) -> int:
@@ -69,12 +67,10 @@ def _measure(fused: FusedMap, *, method: Method, kept: KeptTensors) -> Tensors:
     if not method.stretched:
         found["raw"] = fused.raw
     if kept.uncertainty and len(order) > 1:
-        compared = order[:AUTHORS_VIEWS_COMPARED] if kept.as_published else order
-        maps = select(fused.aligned_maps, compared)
+        maps = select(fused.aligned_maps, order[: kept.views_compared])
         found["peum"] = peum(fused.aligned_maps, fused.alignment)
         radius = fused.views.radius
-        region: Region = "full" if kept.as_published else "disc"
-        found["disagreement"] = correlate_views(maps, region, radius).disagreement
+        found["disagreement"] = correlate_views(maps, kept.region, radius).disagreement
         found["stability"] = correlate_views(fused.maps_in_presented_frame, radius=radius).stability
     if kept.trace and len(order) == 1 and readings.stage == "features" and readings.logits is not None:
         activations, gradients = (value[0] for value in readings.values)

@@ -121,7 +121,7 @@ class MapComputer:
             fill="zeros"
             if self.spec.fill == "zeros"
             else "reflect",  # of rotated maps; other fills are of views
-            as_published=self.spec.recipe.as_published,
+            protocol=self.spec.protocol,
             seed=seed,
         )
         return batch, checks
@@ -156,7 +156,8 @@ class MapComputer:
         kept = KeptTensors(
             trace=self.spec.needs_traces,
             uncertainty=self.spec.needs_views,
-            as_published=self.spec.recipe.as_published,
+            views_compared=self.spec.protocol.views_compared,
+            region=self.spec.protocol.region,
         )
         calls = [self._start(executor, x, methods, None, kept, self._window(Transform()))]
         done(1 / (1 + len(presentations)))

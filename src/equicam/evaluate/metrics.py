@@ -64,7 +64,7 @@ def prediction_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
 
 def _confidence(method: str | None, predictions: Predictions, batch: EvaluatedBatch) -> Iterator[MetricRows]:
     probs, target, of_target = predictions.probs, predictions.target, predictions.of_target
-    kept = confidence_kept(probs, target, as_published=batch.as_published)
+    kept = confidence_kept(probs, target, of_any_class=batch.protocol.kept_is_of_any_class)
     yield MetricRows("presented-confidence", method, of_target[0])
     yield MetricRows("confidence", method, of_target[1:], presentations=batch.presentations)
     yield MetricRows("confidence-kept", method, kept, presentations=batch.presentations)
@@ -108,7 +108,9 @@ def _eq_consistent(batch: EvaluatedBatch) -> Iterator[MetricRows]:
 def _eq_weighted(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, region, eq in _each_eq(batch):
         predictions = batch.methods[method].predictions
-        kept = confidence_kept(predictions.probs, predictions.target, as_published=batch.as_published)
+        kept = confidence_kept(
+            predictions.probs, predictions.target, of_any_class=batch.protocol.kept_is_of_any_class
+        )
         value, floor = (weighted_mean(v, kept.double()) for v in (eq.value, eq.floor))
         reasons = ((ReasonCode.CONSTANT_AT_SOME_ANGLE, eq.constant.any(0)),)
         yield MetricRows("eq-weighted", method, value, floor, region, reasons=reasons)
@@ -121,7 +123,7 @@ def _stages(batch: EvaluatedBatch) -> Iterator[MetricRows]:
         by_stage = stages(
             own.traces[0], own.traces[1:], batch.presentations, own.combine,
             target=own.predictions.target, size=size_of(batch.x),
-            region=batch.region, fill=batch.fill, as_published=batch.as_published, unrelated=batch.unrelated,
+            region=batch.region, fill=batch.fill, rectify_last=batch.protocol.reference_is_rectified_last, unrelated=batch.unrelated,
         )  # fmt: skip
         for stage, eq in by_stage.items():
             undefined = torch.full_like(eq.value, eq.reason is not None, dtype=torch.bool)
@@ -140,9 +142,14 @@ def _curve(batch: EvaluatedBatch, *, kind: Literal["insertion", "deletion"]) -> 
     target = batch.predictions.target
     for method, own in batch.methods.items():
         values = faithfulness.curve(
-            batch.predict, batch.x, own.maps[0], target, kind, as_published=batch.as_published
+            batch.predict,
+            batch.x,
+            own.maps[0],
+            target,
+            kind,
+            whole_pixels=batch.protocol.whole_pixels_per_step,
         )
-        yield MetricRows(kind, method, faithfulness.area(values, as_published=batch.as_published))
+        yield MetricRows(kind, method, faithfulness.area(values, batch.protocol.curve_divisor))
 
 
 def _causal(batch: EvaluatedBatch) -> Iterator[MetricRows]:
@@ -150,7 +157,8 @@ def _causal(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, own in batch.methods.items():
         drops = causal.occlusion(
             batch.predict, batch.x, own.maps, batch.presentations, batch.predictions.target,
-            seeds=seeds, as_published=batch.as_published, unrelated=batch.unrelated,
+            seeds=seeds, region=batch.region, fill=batch.protocol.causal_fill, soft_masks=batch.protocol.soft_masks,
+            controls=batch.protocol.causal_controls, unrelated=batch.unrelated,
         )  # fmt: skip
         for region in drops.presented:
             for name, lost in (

@@ -54,7 +54,7 @@ def stages(
     size: tuple[int, int],
     region: Region = "disc",
     fill: Fill = "reflect",
-    as_published: bool = False,
+    rectify_last: bool = False,
     unrelated: Bool[Tensor, "b b"] | None = None,
 ) -> dict[str, StageEq]:
     """By name: activations, gradients, weights (and their cosine), combined, rectified, upsampled, map, pooled, logits."""
@@ -76,7 +76,7 @@ def stages(
         stage: Stage
         for stage in ("combined", "rectified", "upsampled", "map"):
             reference = transform_all(before[stage], [transform], fill=fill)[0]
-            if as_published and stage == "rectified":  # the authors rectify their reference after rotating it
+            if rectify_last and stage == "rectified":
                 reference = transform_all(before["combined"], [transform], fill=fill)[0].relu()
             rows[stage] = pearson(after[stage], reference, region, views.radius)
         for name, matrix in rows.items():
