@@ -26,7 +26,7 @@ from equicam.evaluate.fingerprint import evaluation_fingerprint, explainer_diges
 from equicam.evaluate.loading import Sample, load_ahead, make_sample, refuse_duplicates
 from equicam.evaluate.maps import MapComputer
 from equicam.evaluate.metrics import METRICS
-from equicam.evaluate.output import Done, resume, stamp
+from equicam.evaluate.output import Done, in_order_of, resume, stamp
 from equicam.evaluate.spec import (
     IMAGES_PER_SHARD,
     REGION_METRICS,
@@ -76,6 +76,8 @@ def evaluate(
 ) -> pa.Table:
     """Compute metrics of methods on images: one row per image, method, metric, presentation and region.
 
+    Rows are in the order of the images, as given or as the folder is listed.
+
     `images` is a folder or manifest, PIL images, paths, items or a preprocessed batch; `n` takes a class-spread sample
     of them; `group_by` names the column of a manifest that holds the group of each image (its patient, slide or scene; a
     column `group` needs no naming), by which intervals are then computed. `methods` are names, or a dict of names and methods, fusions or explainers `(x, target) → map` of yours.
@@ -98,15 +100,9 @@ def evaluate(
         seed=seed,
     )
     presentations = _presentations(group, angles, rotations_only=find_protocol(protocol).rotations_only)
-    sample = make_sample(
-        model,
-        images,
-        n,
-        split,
-        with_regions=bool(REGION_METRICS & set(scores)),
-        context=context,
-        group_by=group_by,
-    ).shuffled(seed)
+    regions = bool(REGION_METRICS & set(scores))
+    given = make_sample(model, images, n, split, with_regions=regions, context=context, group_by=group_by)
+    sample = given.shuffled(seed)
     spec = EvaluationSpec(
         recipe, methods, tuple(scores), presentations, sample.label_names, max_views_per_forward, group
     )
@@ -121,13 +117,13 @@ def evaluate(
             compute = partial(_write_shards, model, sample, spec)
             if engine is not None:
                 compute = partial(_send_shards, engine, model, sample, spec)
-            return resume(Path(out), shards, identity, compute, done)
+            return resume(Path(out), shards, given.items, identity, compute, done)
         if engine is not None:
             raise EquicamError(
                 "an engine", needs="a file for the rows", got="out=None", fix="--out rows.parquet"
             )
         tables = [rows for _, rows in _compute_shards(model, sample, spec, list(enumerate(shards)), done)]
-        return stamp(pa.concat_tables(tables), identity)
+        return stamp(in_order_of(given.items, pa.concat_tables(tables)), identity)
 
 
 def _compute_shards(

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from equicam.engines.worker import Shard
@@ -25,11 +27,12 @@ ComputeShards = Callable[[Shards, Sequence[Shard], Done], None]
 def resume(
     out: Path,
     shards: Sequence[Sequence[Item]],
+    items: Sequence[Item],
     fingerprint: dict[str, Any],
     compute: ComputeShards,
     done: Done,
 ) -> pa.Table:
-    """The rows in `out`, after computing the shards that are not there yet."""
+    """The rows in `out`, in the order of the items, after computing the shards that are not there yet."""
     fix = f"another --out, or deleting {out} and {out}.shards"
     if out.is_file():
         refuse_another(str(out), _read_fingerprint(out), fingerprint, fix=fix)
@@ -46,10 +49,16 @@ def resume(
     done(sum(map(len, shards)) - sum(len(items) for _, items in pending))
     if pending:
         compute(store, pending, done)
-    rows = stamp(store.read(len(shards)), fingerprint)
+    rows = stamp(in_order_of(items, store.read(len(shards))), fingerprint)
     write_table(out, rows)
     shutil.rmtree(store.folder)
     return rows
+
+
+def in_order_of(items: Sequence[Item], rows: pa.Table) -> pa.Table:
+    """The rows image by image; shards have them in another order."""
+    place = pc.index_in(rows["id"], value_set=pa.array([item.id for item in items], pa.string()))
+    return rows.take(np.argsort(place.to_numpy(), kind="stable"))
 
 
 def stamp(rows: pa.Table, fingerprint: dict[str, Any]) -> pa.Table:
