@@ -17,20 +17,21 @@ from equicam.core.combine import grad_cam, grad_cam_rectified, layer_cam
 from equicam.core.correlation import pearson
 from equicam.core.uncertainty import correlate_views
 from equicam.core.views import Views, disc, rotate, transform_all
-from equicam.evaluate import causal, controls, faithfulness, localisation, uncertainty
-from equicam.evaluate.blur import gaussian
+from equicam.evaluate import causal, controls, faithfulness, localisation, metrics
 from equicam.evaluate.equivariance import (
     ANGLES,
     GROUPS,
+    LayerTrace,
     confidence_kept,
     consistent,
     equivariance,
     mean_where,
+    stages,
     weighted_mean,
 )
-from equicam.evaluate.reasons import ReasonCode
+from equicam.evaluate.faithfulness import gaussian
+from equicam.evaluate.rows import ReasonCode
 from equicam.evaluate.similarity import MEASURES, cosine, ranks, spearman, ssim
-from equicam.evaluate.stages import LayerTrace, stages
 from equicam.protocol import OURS, PAPER
 from tests.conftest import Cnn, assert_alive, seeded
 
@@ -266,9 +267,9 @@ def test_conditions_by_hand():
     assert mean_where(value, torch.zeros(2, 2, dtype=torch.bool)).isnan().all()
     kept = confidence_kept(PROBS, TARGET)
     assert torch.allclose(weighted_mean(value, kept), torch.tensor([(0.1 + 0.8) / 1.5, (0.4 + 0.3) / 1.5]))
-    assert uncertainty.flip_rate(PROBS, TARGET).tolist() == [0.5, 0.5]
+    assert metrics.flip_rate(PROBS, TARGET).tolist() == [0.5, 0.5]
     expected = torch.tensor([(0.5 + 1 - 9 / 7) / 2, (1 - 2 + 0.5) / 2], dtype=torch.float64)
-    assert torch.allclose(uncertainty.confidence_drop(PROBS.double(), TARGET), expected)
+    assert torch.allclose(metrics.confidence_drop(PROBS.double(), TARGET), expected)
 
 
 def test_the_blur_is_torchvisions():
@@ -472,10 +473,10 @@ def test_calibration_compares_in_the_presented_frame():
     spot[:, 8:14, 15:20] = torch.linspace(0.1, 1, 30, dtype=torch.float64).view(6, 5)
     rotated = torch.stack([rotate(still + spot.sqrt(), a) for a in (90, 180)])
     maps = torch.cat((still[None], rotated))
-    assert uncertainty.calibration(spot, maps, (90, 180), "disc").min() > 0.999
+    assert metrics.calibration(spot, maps, (90, 180), "disc").min() > 0.999
     elsewhere = rotate(spot, 90)
-    assert uncertainty.calibration(elsewhere, maps, (90, 180), "disc").max() < 0.5
-    assert uncertainty.calibration(torch.zeros_like(spot), maps, (90, 180), "disc").isnan().all()
+    assert metrics.calibration(elsewhere, maps, (90, 180), "disc").max() < 0.5
+    assert metrics.calibration(torch.zeros_like(spot), maps, (90, 180), "disc").isnan().all()
 
 
 @pytest.mark.parametrize("group", ["dihedral", "scale", "shift"])
@@ -485,7 +486,7 @@ def test_calibration_under_other_groups_is_the_loop(group):
         planes(2, seed=9),
         GROUPS[group][-2:],
     )
-    found = uncertainty.calibration(peum, maps, group, "disc")
+    found = metrics.calibration(peum, maps, group, "disc")
     radius = Views(group).radius
     aligned = [transform_all(m, [one.inverse()])[0] for m, one in zip(maps[1:], group, strict=True)]
     for i in range(2):

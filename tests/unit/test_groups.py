@@ -10,7 +10,7 @@ import equicam
 from equicam.core.views import transform_all
 from equicam.errors import EquicamError
 from equicam.evaluate.equivariance import GROUPS
-from equicam.evaluate.selection import pick
+from equicam.evaluate.rows import pick
 from tests.conftest import assert_alive, pictures
 
 EVERY = tuple(GROUPS)

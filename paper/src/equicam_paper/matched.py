@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equicam.evaluate import statistics, summary
-from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate, Floats
 from equicam.images.items import sample_by_class
 from equicam_paper.claims import Claim, claims

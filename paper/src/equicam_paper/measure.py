@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equicam.evaluate import statistics, summary
-from equicam.evaluate.reasons import ReasonCode
-from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.rows import MetricColumn, ReasonCode
 from equicam.evaluate.statistics import Estimate
 from equicam.methods import find_method
 from equicam.protocol import PAPER

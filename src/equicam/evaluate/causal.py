@@ -17,7 +17,8 @@ from torch import Tensor
 from equicam.core.correlation import Region
 from equicam.core.transforms import Element
 from equicam.core.views import Fill, Views, rotate_each, transform_all
-from equicam.evaluate.batch import Predict, target_probability
+from equicam.evaluate.batch import Predict
+from equicam.evaluate.equivariance import target_probability
 from equicam.evaluate.faithfulness import blur_out
 from equicam.evaluate.similarity import constant_in_region, region_mask
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from equicam.core.chain import Chain, unit
 from equicam.core.combine import grad_cam
 from equicam.core.views import Views
-from equicam.evaluate.blur import gaussian
+from equicam.evaluate.faithfulness import gaussian
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
 

@@ -1,30 +1,62 @@
 """Every metric by name: what it measures, and the rows it makes of an evaluated batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from equicam.core.correlation import REGIONS, Region
+from equicam.core.transforms import Element
 from equicam.core.views import Views, transform_all
-from equicam.evaluate import causal, faithfulness, uncertainty
+from equicam.evaluate import causal, faithfulness
 from equicam.evaluate.batch import EvaluatedBatch, Predictions
 from equicam.evaluate.controls import item_seed
 from equicam.evaluate.equivariance import (
+    WITHOUT_GRID,
     Eq,
     compare,
     confidence_kept,
     consistent,
     mean_where,
+    stages,
+    target_probability,
     weighted_mean,
 )
 from equicam.evaluate.localisation import box_rows, energy_rows
-from equicam.evaluate.reasons import ReasonCode
-from equicam.evaluate.similarity import region_mask, size_of
-from equicam.evaluate.stages import WITHOUT_GRID, stages
+from equicam.evaluate.rows import ReasonCode
+from equicam.evaluate.similarity import region_mask, size_of, spearman
 from equicam.evaluate.table import MetricRows
+
+
+def flip_rate(
+    probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"], *, multilabel: bool = False
+) -> Float[Tensor, " b"]:
+    """Share of the presentations whose prediction is not the presented one's, the first of `probs`."""
+    return (~consistent(probs, target, multilabel=multilabel)).double().mean(0)
+
+
+def confidence_drop(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+    """Mean over the presentations of 1 − p_c(T x) / p_c(x)."""
+    of_target = target_probability(probs, target).double()
+    return (1 - of_target[1:] / of_target[0]).mean(0)
+
+
+def calibration(
+    peum: Float[Tensor, "b H W"],
+    maps: Float[Tensor, "v b H W"],
+    presentations: Sequence[Element],
+    region: Region,
+) -> Float[Tensor, " b"]:
+    """Spearman over pixels of PEUM with the mean squared drift, both in the presented frame; NaN where either is flat."""
+    views = Views(presentations)
+    drift = ((views.align(maps[1:], "reflect") - maps[0]) ** 2).mean(0)
+    pairs = zip(peum, drift, strict=True)
+    found = torch.stack([spearman(p[None], d[None], region, views.radius)[0, 0] for p, d in pairs])
+    return torch.where(found == 0, torch.nan, found)
 
 
 @dataclass(frozen=True)
@@ -54,8 +86,8 @@ def prediction_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
         for text in missing
     )
     yield from _confidence(None, batch.predictions, batch)
-    yield MetricRows("flip-rate", None, uncertainty.flip_rate(probs, target, multilabel=multilabel))
-    yield MetricRows("confidence-drop", None, uncertainty.confidence_drop(probs, target))
+    yield MetricRows("flip-rate", None, flip_rate(probs, target, multilabel=multilabel))
+    yield MetricRows("confidence-drop", None, confidence_drop(probs, target))
     yield MetricRows("misclassified", None, wrong, reasons=reasons)
     for method, own in batch.methods.items():
         if own.predictions is not batch.predictions:  # another network or other images
@@ -195,7 +227,7 @@ def _stability(batch: EvaluatedBatch) -> Iterator[MetricRows]:
 def _calibration(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, own in batch.methods.items():
         if own.peum is not None:
-            value = uncertainty.calibration(own.peum, own.maps, batch.presentations, batch.region)
+            value = calibration(own.peum, own.maps, batch.presentations, batch.region)
             reasons = ((ReasonCode.FLAT, value.isnan()),)
             yield MetricRows("calibration", method, value, None, batch.region, reasons=reasons)
 

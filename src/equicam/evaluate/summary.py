@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
 from equicam.evaluate import statistics
-from equicam.evaluate.reasons import ReasonCode
-from equicam.evaluate.selection import MetricColumn, equals, pick, pick_prediction
+from equicam.evaluate.rows import MetricColumn, ReasonCode, equals, pick, pick_prediction
 from equicam.evaluate.statistics import Comparison, Correlation, Estimate, HeldOut
 
 __all__ = [
