@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 import equicam
 from equicam.evaluate import statistics
-from equicam.evaluate.selection import pick
+from equicam.evaluate.rows import pick
 from equicam.evaluate.statistics import Floats
 from equicam.images.sources import find_items
 from equicam.runs.signals import COLUMNS, FLAT, flagged, ranking_scores

@@ -17,7 +17,7 @@ import equicam
 from conftest import cnn, small, vit
 from equicam.evaluate import statistics
 from equicam.images.items import Item
-from equicam.methods import AS_PUBLISHED, METHODS
+from equicam.methods import METHODS
 from equicam.models.libraries import ZeroShot
 from equicam.readers import masking
 from equicam_paper import load_experiment, plots, sanity, triage
@@ -33,9 +33,8 @@ from tests.conftest import Cnn, Vit, light, seeded
 
 
 def light_rise(monkeypatch, name):
-    """RISE with few masks, also as published."""
+    """RISE with few masks, by both protocols."""
     monkeypatch.setitem(METHODS, name, light(name))
-    monkeypatch.setitem(AS_PUBLISHED, name, replace(AS_PUBLISHED[name], reader=light(name).reader))
 
 
 def answered(name, context):
@@ -92,7 +91,7 @@ def test_maps_that_the_authors_do_not_stretch_are_also_measured_stretched(tiles,
         > 0.01
     )
     with pytest.raises(ValueError, match="names of other methods: rise-400"):
-        context.evaluate({"rise-400": METHODS["rise-400"]}, as_published=True)
+        context.evaluate({"rise-400": METHODS["rise-400"]}, protocol="paper")
     masks, channels = 12, 6
     assert sum(scored) == 2 * 8 * (masks + channels)  # two images, eight presentations each, scored once
 

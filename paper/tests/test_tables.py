@@ -166,7 +166,7 @@ def test_a_cause_without_a_cost_has_no_ratio(context):
     apart = {"agreement": (1.0, 1.0), "drift": (0.5, -0.5)}
     table = [{"id": str(i), "method": "grad-cam", "score": f"causal-{region}", "region": "full", "value": value}
              for region, values in apart.items() for i, value in enumerate(values)]  # fmt: skip
-    found = causal._ratio(Evaluation(pa.Table.from_pylist(table, schema=SCHEMA), as_published=True))
+    found = causal._ratio(Evaluation(pa.Table.from_pylist(table, schema=SCHEMA), "paper"))
     assert np.isnan(found.value)
 
 
@@ -503,7 +503,7 @@ def test_negative_control_few_images_decide_nothing(context):
               "value": 0.5 if region == "drift" and end else 0.0}
              for i in range(3) for region in ("drift", "scattered") for end in ("", "-rotated") for where in ("disc", "full")]  # fmt: skip
     table = pa.Table.from_pylist(apart, schema=SCHEMA)
-    tables = Both(Evaluation(table), Evaluation(table, as_published=True))
+    tables = Both(Evaluation(table), Evaluation(table, "paper"))
     (row,) = (row for row in causal._asymmetry(f"causal.{far.backbone}", tables) if row.claim.endswith(".p"))
     assert row.clean.low > 0
     assert (row.verdict, row.why.code) == ("undecided", "few")
@@ -567,7 +567,7 @@ def test_four_views_are_an_artefact_by_the_paired_difference(context, monkeypatc
             for t, values in eq.items() for region in ("disc", "full") for i, v in enumerate(values)
         ]  # fmt: skip
         table = pa.Table.from_pylist(rows, schema=SCHEMA)
-        monkeypatch.setattr(t_sweep, "_evaluate", lambda _c, *, as_published: Evaluation(table, as_published))
+        monkeypatch.setattr(t_sweep, "_evaluate", lambda _c, protocol: Evaluation(table, protocol))
         return next(row for row in t_sweep.measure(context) if row.claim == "tsweep.resnet50.T4").verdict
 
     assert verdict(0.01) == "artefact"
@@ -700,7 +700,7 @@ def evaluated(monkeypatch, rows):
     full = [row | {"region": "full"} for row in rows if row.get("region") == "disc"]
     table = pa.Table.from_pylist([*rows, *full], schema=SCHEMA)
     monkeypatch.setattr(
-        Context, "evaluate", lambda _self, *_a, as_published=False, **_k: Evaluation(table, as_published)
+        Context, "evaluate", lambda _self, *_a, protocol="ours", **_k: Evaluation(table, protocol)
     )
 
 

@@ -10,7 +10,7 @@ from scipy import ndimage
 
 import equicam
 from equicam.errors import EquicamError
-from equicam.evaluate.selection import pick
+from equicam.evaluate.rows import pick
 from equicam.explain_files import explain_files
 from equicam.models.images import standard_preprocessing
 from tests.audit.conftest import equicam_command

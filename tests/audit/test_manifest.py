@@ -95,7 +95,7 @@ def test_views_that_see_less_are_filled_by_coverage():
     ):
         assert resolve_recipe(model, Recipe(views=views))[0].fill == fill
         assert resolve_recipe(model, Recipe(views=views, fill="zeros"))[0].fill == "zeros"
-        assert resolve_recipe(model, Recipe(views=views, as_published=True))[0].fill == "zeros"
+        assert resolve_recipe(model, Recipe(views=views, protocol="paper"))[0].fill == "zeros"
 
 
 def test_settings_that_mean_the_same_are_the_same_recipe():
@@ -105,7 +105,7 @@ def test_settings_that_mean_the_same_are_the_same_recipe():
     assert usual[0].views == tuple(20.0 * t for t in range(18))
     assert resolve_recipe(model, Recipe(views=usual[0].views)) == usual
     assert resolve_recipe(model, Recipe(dtype="bfloat16"))[0].dtype == "bfloat16"
-    published, described = resolve_recipe(model, Recipe(as_published=True))
+    published, described = resolve_recipe(model, Recipe(protocol="paper"))
     assert (published.fill, published.views[0]) == ("zeros", -180.0)
     assert described != usual[1]
 

@@ -51,7 +51,7 @@ from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 from tests.unit.test_dicom import written as write_dicom
 
 APPS = {"reproduce": app}  # of commands that are not equicam's own
-PAPER: dict[str, Any] = {"as_published": True}  # the options of the paper authors' protocol
+PAPER: dict[str, Any] = {"protocol": "paper"}  # the options of the paper authors' protocol
 KEY = "review.key"  # of a run
 EMPTY = "PatientBirthDate PatientSex AccessionNumber StudyID StudyDate StudyTime ReferringPhysicianName"
 IMAGES = "input original map thumb thumb-plain presented peum strip view-1 thumb-1"

@@ -167,7 +167,7 @@ def test_what_is_refused(model):
     with pytest.raises(EquicamError, match="context needs one of none, auto"):
         equicam.explain(model, scene, context="some")
     with pytest.raises(EquicamError, match="context needs none: the authors'"):
-        equicam.explain(model, scene, window=96, as_published=True)
+        equicam.explain(model, scene, window=96, protocol="paper")
 
 
 def steps_of(*steps):

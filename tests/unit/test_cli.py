@@ -78,7 +78,9 @@ def test_views_have_names(tmp_path, patch, typed, labels):
 
 def test_the_authors_grid_reports_the_presented_confidence(tmp_path, patch):
     for views in ("6", "3"):
-        RUN.invoke(app, ["explain", str(patch), "--out", str(tmp_path), "--views", views, "--as-published"])
+        RUN.invoke(
+            app, ["explain", str(patch), "--out", str(tmp_path), "--views", views, "--protocol", "paper"]
+        )
         facts = json.loads((tmp_path / "patch.json").read_text())
         e = equicam.explain(equicam.load("embedded"), patch, views=1)
         np.testing.assert_allclose(facts["confidence"], e.confidence[0], atol=1e-5)
@@ -301,8 +303,8 @@ def test_evaluate_under_another_group(tmp_path, group, label):
             "group needs one of rotation, dihedral, scale, shift, got 'mirror'; try --group rotation",
         ),
         (
-            ["--group", "shift", "--as-published"],
-            "as_published needs group rotation, the paper's, got shift; try no",
+            ["--group", "shift", "--protocol", "paper"],
+            "protocol paper needs group rotation, its only one, got shift; try --protocol ours",
         ),
         (["--scores", "eqq"], "scores needs a list of"),
         (["--methods", "grad-kam"], "method needs one of"),

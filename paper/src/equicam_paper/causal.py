@@ -7,7 +7,7 @@ from operator import attrgetter, itemgetter
 import numpy as np
 
 from equicam.evaluate import statistics, summary
-from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate, Floats
 from equicam_paper.claims import claims
 from equicam_paper.context import Context, Evaluation

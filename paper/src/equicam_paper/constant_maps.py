@@ -24,7 +24,7 @@ def measure(context: Context) -> Iterator[Row]:
             yield not_run(claim, costly(FORWARD_PASSES["score-cam"]))
         return
     with context.masked_scores():
-        constant = Both(_constant(context, as_published=False), _constant(context, as_published=True))
+        constant = Both(_constant(context, "ours"), _constant(context, "paper"))
     group = [item.group or item.id for item in context.sample] if context.groups else None
     share = constant.map(lambda c: statistics.proportion(int(c.sum()), len(c)))
     fewer = statistics.compare(constant.clean, constant.as_published, group=group).difference
@@ -34,13 +34,13 @@ def measure(context: Context) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def _constant(context: Context, *, as_published: bool) -> Floats:
+def _constant(context: Context, protocol: str) -> Floats:
     """Which images have a constant map."""
     items, constant = context.sample, []
     how = {name: value for name, value in context.options.items() if name in ("dtype", "compiled")}
     for start in range(0, len(items), IMAGES_PER_BATCH):
         x = context.open(items[start : start + IMAGES_PER_BATCH])
-        found = explain(context.model, x, method="score-cam", as_published=as_published, **how)
+        found = explain(context.model, x, method="score-cam", protocol=protocol, **how)
         constant += [bool(flags & {"blank", "constant"}) for flags in found.flags]
     return np.array(constant, dtype=np.float64)
 

@@ -22,10 +22,11 @@ from equicam.evaluate import summary
 from equicam.evaluate.evaluate import evaluate
 from equicam.evaluate.statistics import Estimate
 from equicam.images.items import Item, digest_files, digest_groups, digest_items, open_item, sample_by_class
-from equicam.methods import AS_PUBLISHED, METHODS, Method
+from equicam.methods import METHODS, Method, find_method
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.models.load import load
 from equicam.models.weights import fingerprint
+from equicam.protocol import find_protocol
 from equicam.readers.masking import remember_masked_scores
 from equicam.readers.model import Model
 from equicam.shards import write_atomic
@@ -44,15 +45,15 @@ FIRST_CLASSES_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The table of one evaluation, and whether it follows the authors' protocol."""
+    """The table of one evaluation, and the protocol it follows."""
 
     table: pa.Table
-    as_published: bool = False
+    protocol: str = "ours"
 
     @property
     def region(self) -> str:
         """Where its protocol compares maps."""
-        return "full" if self.as_published else "disc"
+        return find_protocol(self.protocol).region
 
     def mean(self, metric: str, method: str | None = None, region: str | None = None) -> Estimate:
         """The mean over images with its interval."""
@@ -188,7 +189,7 @@ class Context:
         methods: Sequence[str] | Mapping[str, Method],
         metrics: Sequence[str] = ("eq",),
         *,
-        as_published: bool = False,
+        protocol: str = "ours",
         views: int | Views | None = None,
         items: Sequence[Item] | None = None,
     ) -> Evaluation:
@@ -197,22 +198,24 @@ class Context:
         Methods of many forward passes are evaluated and kept each on its own.
         """
         if isinstance(methods, Mapping):  # kept tables go by name
-            known = METHODS | AS_PUBLISHED if as_published else METHODS
-            if taken := [name for name, method in methods.items() if known.get(name, method) != method]:
+            known, of = METHODS.keys() & methods.keys(), find_protocol(protocol)
+            if taken := [
+                name for name in methods if name in known and find_method(name, of) != methods[name]
+            ]:
                 raise ValueError(f"names of other methods: {', '.join(taken)}")
         sets: list[Sequence[str] | Mapping[str, Method]] = (
             [methods] if isinstance(methods, Mapping) else [*_apart_if_many_passes(methods)]
         )
-        found = [self._evaluate(one, metrics, as_published, views, items) for one in sets]
+        found = [self._evaluate(one, metrics, protocol, views, items) for one in sets]
         # rows of the images and of the model alone are the same in each
         more = [table.filter(pc.is_valid(table["method"])) for table in found[1:]]
-        return Evaluation(pa.concat_tables([found[0], *more]), as_published)
+        return Evaluation(pa.concat_tables([found[0], *more]), protocol)
 
     def _evaluate(
         self,
         methods: Sequence[str] | Mapping[str, Method],
         metrics: Sequence[str],
-        as_published: bool,
+        protocol: str,
         views: int | Views | None,
         items: Sequence[Item] | None,
     ) -> pa.Table:
@@ -220,9 +223,7 @@ class Context:
         given = methods.values() if isinstance(methods, Mapping) else methods
         if self.costly and not any(map(_many_passes, given)):  # compiling would take longer than it saves
             options = options | {"compiled": False}
-        setting = self._setting | {
-            "as_published": as_published, "views": str(views), "options": str(options),
-        }  # fmt: skip
+        setting = self._setting | {"protocol": protocol, "views": str(views), "options": str(options)}
         of = (self.data_digest, len(self.sample)) if items is None else (content_digest(items), len(items))
         self.evaluated.add(Evaluated(self.weights_digest, *of))
         if items is not None:
@@ -238,7 +239,7 @@ class Context:
         key = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
         table = evaluate(
             self.model, list(self.sample if items is None else items), methods=methods, scores=metrics,
-            as_published=as_published, views=views, out=self._file(key), progress=self.progress, **options,
+            protocol=protocol, views=views, out=self._file(key), progress=self.progress, **options,
         )  # fmt: skip
         write_atomic(index, json.dumps(known | {key: entry}, indent=1).encode())
         return table
@@ -255,7 +256,7 @@ class Context:
         with self.masked_scores():
             return Both(
                 self.evaluate(methods, metrics, views=views, items=items),
-                self.evaluate(methods, metrics, views=views, items=items, as_published=True),
+                self.evaluate(methods, metrics, views=views, items=items, protocol="paper"),
             )
 
     @contextmanager

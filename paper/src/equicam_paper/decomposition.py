@@ -7,7 +7,7 @@ import numpy as np
 
 from equicam.core.chain import is_constant
 from equicam.evaluate import summary
-from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.rows import MetricColumn
 from equicam_paper.claims import claims
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.experiment import Experiment

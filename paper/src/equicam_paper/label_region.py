@@ -63,7 +63,7 @@ def _geometry(context: Context) -> Iterator[Row]:
     side = round(CENTRE[0] + CENTRE[2])  # it lies in the middle of a patch
     box = box_mask(context.model, (side, side), CENTRE)
     disc = localisation.disc_of_equal_area(box)
-    views = resolve(Recipe("equigrad-cam", as_published=True)).fusion.views
+    views = resolve(Recipe("equigrad-cam", protocol="paper")).fusion.views
     cover = unit(coverage_map(views, GRID, (box.shape[0], box.shape[1]), like=box))
     area = float(box.sum())
     for name, value in (

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from equicam.methods import AS_PUBLISHED
+from equicam.methods import find_method
+from equicam.protocol import PAPER
 from equicam_paper.claims import METHODS, claims
 from equicam_paper.context import FORWARD_PASSES, Context, Evaluation
 from equicam_paper.experiment import Experiment
@@ -26,7 +27,7 @@ def measure(context: Context) -> Iterator[Row]:
         stretched = [
             stretched_row(context, found, m)
             for m in methods
-            if m in AS_PUBLISHED and not AS_PUBLISHED[m].stretched
+            if m in METHODS and not find_method(m, PAPER).stretched
         ]
     for name, method in published.items():
         claim = f"main.{name}.{context.backbone}.eq"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equicam.evaluate import statistics, summary
-from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate, Floats
 from equicam.images.items import sample_by_class
 from equicam_paper.claims import Claim, claims
@@ -27,7 +27,7 @@ class Samples:
     """Samples of the context's images, evaluated by one protocol."""
 
     context: Context
-    as_published: bool
+    protocol: str
 
     def evaluate(self, sample: str, method: str = GC) -> Evaluation:
         """The method and EquiGrad-CAM on `prefix591` (of 10,000), `spread1000` or `all` images."""
@@ -38,7 +38,7 @@ class Samples:
             ordered = self.context.by_class
             count = max(2, round(share * len(ordered)))
             items = ordered[:count] if kind == "prefix" else sample_by_class(ordered, count)
-        return self.context.evaluate([method, EG], as_published=self.as_published, items=items)
+        return self.context.evaluate([method, EG], protocol=self.protocol, items=items)
 
     def eq(self, sample: str, method: str) -> Estimate:
         """The mean."""
@@ -143,7 +143,7 @@ def measure(context: Context) -> Iterator[Row]:
     """Prefixes, class-spread samples and all images; costly methods and EquiGrad-CAM on the same images."""
     if not context.labelled:
         return
-    samples = Both(Samples(context, as_published=False), Samples(context, as_published=True))
+    samples = Both(Samples(context, "ours"), Samples(context, "paper"))
     wanted = _cheap(context.backbone)
     for method, quantities in _costly(context.backbone).items():
         if context.affordable([method]):

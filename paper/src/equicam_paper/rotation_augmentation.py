@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from equicam.evaluate import summary
-from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate
 from equicam_paper.claims import DOMAINS, Claim
 from equicam_paper.context import Context, Evaluation

@@ -3,7 +3,7 @@
 import numpy as np
 
 from equicam.evaluate import statistics, summary
-from equicam.evaluate.selection import pick_prediction
+from equicam.evaluate.rows import pick_prediction
 from equicam_paper.context import Context
 from equicam_paper.plots import Scatter
 

@@ -18,7 +18,7 @@ CHANGE_FIRST = f"{CHANGE}, first classes"
 
 def measure(context: Context) -> Iterator[Row]:
     """Eq at each γ, and the change from γ = 0, the ungated method; the claims are about the first classes."""
-    found = Both(_evaluate(context, as_published=False), _evaluate(context, as_published=True))
+    found = Both(_evaluate(context, "ours"), _evaluate(context, "paper"))
     on_first = context.on_first_classes(found)
     ungated, of_first = on_first.map(Evaluation.eq, _name(0.0)), context.labelled
     label = "ungated, first classes" if of_first else "ungated"
@@ -35,10 +35,10 @@ def measure(context: Context) -> Iterator[Row]:
         yield compare("", change, label=CHANGE, reason="paired by image")
 
 
-def _evaluate(context: Context, *, as_published: bool) -> Evaluation:
-    base = resolve(Recipe("equigrad-cam+soft", as_published=as_published))
+def _evaluate(context: Context, protocol: str) -> Evaluation:
+    base = resolve(Recipe("equigrad-cam+soft", protocol=protocol))
     methods = {_name(g): replace(base, fusion=replace(base.fusion, weigh=SoftGate(g))) for g in GAMMAS}
-    return context.evaluate(methods, as_published=as_published)
+    return context.evaluate(methods, protocol=protocol)
 
 
 def _name(gamma: float) -> str:

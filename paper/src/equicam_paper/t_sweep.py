@@ -22,7 +22,7 @@ EqByViews = dict[int, Estimate]
 
 def measure(context: Context) -> Iterator[Row]:
     """Eq at each T by both protocols; T = 4 against T = 3 is where they disagree."""
-    tables = Both(_evaluate(context, as_published=False), _evaluate(context, as_published=True))
+    tables = Both(_evaluate(context, "ours"), _evaluate(context, "paper"))
     found = tables.map(_eq)
     start = f"tsweep.{context.backbone}"
     dip = tables.map(Evaluation.eq_above, _name(4), _name(3))
@@ -43,10 +43,10 @@ def measure(context: Context) -> Iterator[Row]:
     yield compare(f"{start}.base.derived", found.map(lambda eq: eq[1]), label="grad-cam")
 
 
-def _evaluate(context: Context, *, as_published: bool) -> Evaluation:
+def _evaluate(context: Context, protocol: str) -> Evaluation:
     # every T up to 18 is a subset of the 36 views, so all are read at once
-    methods = {_name(t): resolve(Recipe("equigrad-cam", views=t, as_published=as_published)) for t in VIEWS}
-    return context.evaluate(methods | {_name(1): resolve(Recipe("grad-cam"))}, as_published=as_published)
+    methods = {_name(t): resolve(Recipe("equigrad-cam", views=t, protocol=protocol)) for t in VIEWS}
+    return context.evaluate(methods | {_name(1): resolve(Recipe("grad-cam"))}, protocol=protocol)
 
 
 def _name(views: int) -> str:

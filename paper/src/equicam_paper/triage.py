@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from equicam.evaluate import statistics, summary
-from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate, Floats, Ids
 from equicam_paper.claims import DOMAINS, Claim
 from equicam_paper.context import Context, Evaluation

@@ -24,7 +24,7 @@ from equicam.evaluate.controls import item_seed, randomise_weights, without_floa
 from equicam.evaluate.equivariance import ANGLES, GROUPS
 from equicam.evaluate.faithfulness import blur_out
 from equicam.evaluate.maps import MapComputer
-from equicam.evaluate.selection import resampled_groups
+from equicam.evaluate.rows import resampled_groups
 from equicam.evaluate.spec import EvaluationSpec
 from equicam.evaluate.statistics import Floats, Ids
 from equicam.images.items import Item

@@ -267,7 +267,7 @@ def audit(
     method: str = "equigrad-cam",
     views: Any = None,
     fill: str | None = None,
-    as_published: bool = False,
+    protocol: str = "ours",
     context: str | None = None,
     tau: float | None = None,
     gamma: float | None = None,
@@ -304,14 +304,15 @@ def audit(
     items that `list_source` found in the source, if it was listed before the model was loaded.
     """
     from equicam.audit.audit import compute_run
+    from equicam.protocol import find_protocol
 
     if context is None:
-        context = "none" if tiling is None or as_published else "auto"
+        context = "auto" if tiling is not None and find_protocol(protocol).has_context else "none"
     if tiling is not None:
         tiling = replace(tiling, input=tiling.input.or_else(model.input))
         _refuse_other_bands(tiling, model)
     recipe = Recipe(
-        method=method, views=views, fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=dtype,
+        method=method, views=views, fill=fill, protocol=protocol, context=context, tau=tau, gamma=gamma, dtype=dtype,
         compiled=bool(compiled), seed=seed,
     )  # fmt: skip
     store = RunStore(Path(out))

@@ -142,8 +142,13 @@ def _differences(ordered: Mapping[str, Floats], bad: np.ndarray, by: str) -> dic
     # several signals are compared with one, so each interval is wider (Bonferroni)
     level = 1 - 0.05 / max(1, len(others))
     return {
-        name: statistics.paired_difference(
-            statistics.auroc, bad, ordered[name], ordered[by], level=level, resamples=RESAMPLES
+        name: statistics.bootstrap(
+            statistics.Gap(statistics.auroc),
+            bad,
+            ordered[name],
+            ordered[by],
+            level=level,
+            resamples=RESAMPLES,
         )
         for name in others
     }
