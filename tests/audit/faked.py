@@ -17,8 +17,7 @@ from equicam.reasons import Reason
 from equicam.recipe import Recipe
 from equicam.runs.log import Log
 from equicam.runs.manifest import Manifest
-from equicam.runs.store import ITEMS, RunStore
-from equicam.runs.stored_maps import MAPS, StoredMaps
+from equicam.runs.store import ITEMS, MAPS, RunStore, StoredMaps
 from equicam.steadiness import judge_row
 
 ANGLES = tuple(20.0 * t for t in range(18))

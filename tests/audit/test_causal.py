@@ -13,7 +13,7 @@ from PIL import Image
 import equicam
 import equicam.audit.causal as auditing_causal
 from equicam.audit.causal import REGIONS, cost_computer, measure_costs, summarise_costs
-from equicam.audit.reload import reload_run
+from equicam.audit.verify import reload_run
 from equicam.core.views import rotate
 from equicam.errors import EquicamError
 from equicam.evaluate import causal

@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.audit import worker
-from equicam.audit.worker import AuditJob
+from equicam.audit import compute
+from equicam.audit.compute import AuditJob
 from equicam.engines import devices
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, ModelFromName, SharedFolder
@@ -134,7 +134,7 @@ def test_a_picture_that_kills_its_opener_is_a_row(patches, whole):
 
 def test_the_visible_boxes_of_a_shard_are_computed_once_per_size(patches, whole, monkeypatch):
     built = []
-    monkeypatch.setattr(worker, "VisibleBoxes", lambda model: built.append(1) or VisibleBoxes(model))
+    monkeypatch.setattr(compute, "VisibleBoxes", lambda model: built.append(1) or VisibleBoxes(model))
     items = equicam.images.sources.find_items(patches)[:4]
     assert len(job(whole).decode((98, items))) == 4
     assert len(built) == 1

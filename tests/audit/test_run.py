@@ -26,10 +26,8 @@ from equicam.images import decoding
 from equicam.images.files import file_digest
 from equicam.images.sources import find_items
 from equicam.reasons import Reason, describe
-from equicam.runs.integrity import complete, log_shard
-from equicam.runs.log import Log
-from equicam.runs.store import RunStore
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.log import Log, complete, log_shard
+from equicam.runs.store import RunStore, StoredMaps
 from tests.audit.conftest import ENV, OPTIONS, PATCHES, equicam_command, equicam_process
 
 
@@ -398,7 +396,7 @@ def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
                 "peum_score": rng.random(),
             }
         )
-    from equicam.runs.stored_maps import MAPS
+    from equicam.runs.store import MAPS
     from equicam.shards import write_table
 
     grids = [

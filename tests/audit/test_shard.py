@@ -14,7 +14,7 @@ from equicam.images.decoding import DecodedImage, decode_image
 from equicam.images.items import Item
 from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.store import StoredMaps
 from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 

@@ -17,13 +17,12 @@ from equicam.errors import EquicamError
 from equicam.evaluate import statistics
 from equicam.evaluate.statistics import Correlation, Estimate
 from equicam.reasons import SIGNALS, describe, from_rows
-from equicam.runs.exports import write_csv
 from equicam.runs.log import Log
+from equicam.runs.queue_files import write_csv
 from equicam.runs.report.page import write_report
-from equicam.runs.signal_quality import UNKNOWN, SignalScores, _better
 from equicam.runs.signals import REVEALING, ranked_by, ranking_scores, signal_values
 from equicam.runs.store import ITEMS
-from equicam.runs.triage import triage
+from equicam.runs.triage import UNKNOWN, SignalScores, _better, triage
 from equicam.shards import read_json, read_table
 from tests.audit.faked import Page, fake_run
 

@@ -19,7 +19,7 @@ from equicam.cli import audit_output
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
-from equicam.runs.exports import write_csv, write_parquet
+from equicam.runs.queue_files import write_csv, write_parquet
 from equicam.runs.store import ITEMS
 from equicam.runs.triage import class_quotas
 from equicam.runs.triage import triage as rank

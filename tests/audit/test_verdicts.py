@@ -9,10 +9,10 @@ import pytest
 from sklearn.metrics import cohen_kappa_score
 
 from equicam.errors import EquicamError
+from equicam.runs.bounds import majority, summarise_reviews
 from equicam.runs.log import Log
 from equicam.runs.report.examples import choose_examples
 from equicam.runs.report.page import write_report
-from equicam.runs.review_statistics import majority, summarise_reviews
 from equicam.runs.verdicts import VERDICTS, ReviewLog, StaleError, reviewer_name
 from tests.audit.faked import HOSTILE, Page, fake_run, triaged
 
@@ -202,6 +202,6 @@ def test_a_report_without_verdicts_has_no_such_section(tmp_path):
 
 
 def test_verdicts_are_read_without_torch():
-    code = "import sys, equicam.runs.verdicts, equicam.runs.review_statistics; print('torch' in sys.modules)"
+    code = "import sys, equicam.runs.verdicts, equicam.runs.bounds; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "False")

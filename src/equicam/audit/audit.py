@@ -16,8 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equicam.audit.compute import AuditContext, compact_preprocessing, compute_ahead
-from equicam.audit.worker import AuditJob, versions
+from equicam.audit.compute import AuditContext, AuditJob, compact_preprocessing, compute_ahead, versions
 from equicam.core.transforms import canvas_size
 from equicam.core.views import Views
 from equicam.engines.devices import Devices
@@ -38,7 +37,8 @@ from equicam.rasters.options import Tiling
 from equicam.rasters.tiling import RasterRow, cut_windows
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
-from equicam.runs.integrity import (
+from equicam.runs.log import (
+    Log,
     Notice,
     complete,
     heal,
@@ -48,7 +48,6 @@ from equicam.runs.integrity import (
     refuse_lost_log,
     remove_temporary,
 )
-from equicam.runs.log import Log
 from equicam.runs.manifest import LARGEST, MAX_VIEWS, Manifest, are_views
 from equicam.runs.store import RunStore
 from equicam.shards import map_concurrently

@@ -9,8 +9,7 @@ from equicam.errors import EquicamError
 from equicam.images.files import file_digest
 from equicam.images.items import valid_utf8
 from equicam.reasons import Reason, describe
-from equicam.runs.log import Log
-from equicam.runs.queue_files import CAUSAL, logged_files
+from equicam.runs.log import CAUSAL, Log, logged_files
 from equicam.runs.store import RunStore
 from equicam.shards import json_ready, read_json, write_atomic
 

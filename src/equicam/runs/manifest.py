@@ -158,7 +158,7 @@ class Manifest:
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False)
 
 
-def read_manifest(text: str | bytes, *, where: str) -> Manifest:
+def parse_manifest(text: str | bytes, *, where: str) -> Manifest:
     """A manifest read back; that of a version with another layout is refused."""
     try:
         found = parse_object(text)

@@ -17,8 +17,7 @@ from equicam.overlay import overlay
 from equicam.runs import comparison
 from equicam.runs.comparison import MIN_PAIRS, Change, Difference, Direction, Pairs
 from equicam.runs.report import render
-from equicam.runs.store import RunStore
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.store import RunStore, StoredMaps
 from equicam.shards import json_ready, write_atomic
 from equicam.steadiness import STEADY_FROM, WORDS
 
