@@ -63,16 +63,21 @@ def write_table(path: Path, table: pa.Table) -> None:
     write_atomic(path, encode_table(table))
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None, *, data: bytes | None = None) -> pa.Table:
+def read_table(
+    path: Path,
+    columns: Sequence[str] | None = None,
+    *,
+    schema: pa.Schema | None = None,
+    data: bytes | None = None,
+) -> pa.Table:
     """Read a table from Parquet; the error for a damaged file names it. `data` is the file, if it was read already.
 
-    Columns that it does not have are left out.
+    With a schema, other columns are refused; without, those that it does not have are left out.
     """
     try:
         # thousands of small files: a thread for each column, or a data set of one file, takes longer than reading
         with pq.ParquetFile(path if data is None else pa.BufferReader(data)) as file:
             found = file.read(None if columns is None else list(columns), use_threads=False)
-        return found if columns is None else found.select([n for n in columns if n in found.column_names])
     except (pa.ArrowException, ValueError, KeyError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # of the file system; pyarrow's own have no number
@@ -80,6 +85,9 @@ def read_table(path: Path, columns: Sequence[str] | None = None, *, data: bytes 
             str(path), needs="to be as it was written", got=next(iter(str(error).splitlines()), "no Parquet"),
             fix="deleting it and computing it again",
         ) from error  # fmt: skip
+    if schema is not None:
+        refuse_other_columns(path, found, schema, columns or schema.names)
+    return found if columns is None else found.select([n for n in columns if n in found.column_names])
 
 
 def map_concurrently(

@@ -19,10 +19,11 @@ from equicam.cli import audit_output
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
-from equicam.runs.queue_files import write_csv, write_parquet
+from equicam.runs.queue_files import write_csv
 from equicam.runs.store import ITEMS
 from equicam.runs.triage import class_quotas
 from equicam.runs.triage import triage as rank
+from equicam.shards import write_table
 
 VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
 
@@ -389,7 +390,7 @@ def test_what_reviewers_get_is_blind(tmp_path):
     found = triage(items, transforms=VIEWS)
     found = replace(found, rows=found.rows.sort_by("rank"))
     write_csv(found, tmp_path / "queue.csv")
-    write_parquet(found, tmp_path / "queue.parquet")
+    write_table(tmp_path / "queue.parquet", found.rows)
     with (tmp_path / "queue.csv").open(newline="") as file:
         read = list(csv.DictReader(file))
     assert [int(row["place"]) for row in read] == list(range(1, found.budget + 1))

@@ -350,6 +350,6 @@ def _refuse_changed(store: RunStore, items: Items) -> None:
     written = filter(store.has_shard, range(store.shard_count))
     if name := next(filter(None, map_concurrently(changed, written)), None):
         raise EquicamError(
-            f"resuming {valid_utf8(str(store.folder))}", needs="the images it was started with",
+            f"resuming {store.shown}", needs="the images it was started with",
             got=f"{name!r} changed since it was explained", fix="another --out, or the image as it was",
         )  # fmt: skip

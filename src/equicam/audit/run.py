@@ -21,13 +21,7 @@ from equicam.rasters.options import Tiling
 from equicam.readers.names import class_index
 from equicam.recipe import Recipe
 from equicam.runs import CAUSAL_IMAGES, SHARD_SIZE
-from equicam.runs.queue_files import (
-    extend_run,
-    rank_again,
-    rank_run,
-    read_queue,
-    write_queue,
-)
+from equicam.runs.queue_files import extend_run, rank_again, rank_run, read_queue, write_queue
 from equicam.runs.signals import queue_arm
 from equicam.runs.store import RunStore
 

@@ -22,7 +22,7 @@ from equicam.core.views import crop_centre
 from equicam.errors import EquicamError, NotNamedError
 from equicam.images.decoding import preprocess_loaded
 from equicam.images.item_table import Items
-from equicam.images.items import Item, LoadedItem, load_item, valid_utf8
+from equicam.images.items import Item, LoadedItem, load_item
 from equicam.models.images import VisibleBoxes, preprocess_image
 from equicam.models.load import load
 from equicam.models.preprocessing import Preprocessing
@@ -54,7 +54,7 @@ def reload_run(
     device: str | None = None,
 ) -> Reloaded:
     """The model, by the caller or one of a library that the manifest names, and the images; refuse others than the run's."""
-    manifest, where = store.manifest, f"the run {valid_utf8(str(store.folder))}"
+    manifest, where = store.manifest, f"the run {store.shown}"
     if not isinstance(model, Model):
         model = _load_model(store, model or library_model(store), weights, device)
     if (model.classes or ()) != (manifest.classes or ()):
@@ -121,12 +121,12 @@ def library_model(store: RunStore) -> str:
     name = store.manifest.model
     if name is None:
         raise NotNamedError(
-            f"the run {valid_utf8(str(store.folder))}", needs="its model", got="a module of the caller's",
+            f"the run {store.shown}", needs="its model", got="a module of the caller's",
             fix="model=… in Python, with that module",
         )  # fmt: skip
     if not is_library_model(name):
         raise NotNamedError(
-            f"the run {valid_utf8(str(store.folder))}", needs="--model, because a run may name any code and is not obeyed",
+            f"the run {store.shown}", needs="--model, because a run may name any code and is not obeyed",
             got=f"no --model; the run names {name!r}", fix=f"--model {shlex.quote(name)} if you trust it",
         )  # fmt: skip
     return name
@@ -138,7 +138,7 @@ def _load_model(store: RunStore, name: str, weights: str | None, device: str | N
     manifest = store.manifest
     if weights is None and (file := weights_file(manifest.weights_from)):
         raise NotNamedError(
-            f"the run {valid_utf8(str(store.folder))}", needs="--weights: its weights are of a file, and a run could name any, so you name it",
+            f"the run {store.shown}", needs="--weights: its weights are of a file, and a run could name any, so you name it",
             got="no --weights", fix=f"--weights {shlex.quote(str(file))}",
         )  # fmt: skip
     zero_shot = name.startswith(("open_clip:", "hf:"))

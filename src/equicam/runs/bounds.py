@@ -388,7 +388,7 @@ def _about_unopened(r: UnopenedBound) -> str:
         return f"{unknown}: there is no control arm."
     if c.may_be_selected:
         return (
-            f"{unknown} yet: {_count(c.reviewed_before, 'image')} of the control arm {_had(c.reviewed_before)} a verdict from "
+            f"{unknown} yet: {_count(c.reviewed_before, 'image')} of the control arm {'has' if c.reviewed_before == 1 else 'have'} a verdict from "
             f"before this queue was made, so all {c.controls:,} must be reviewed first."
         )
     if r.unopened_bound is None:
@@ -401,7 +401,7 @@ def _about_unopened(r: UnopenedBound) -> str:
     return (
         f"Of the {_count(r.unopened, 'map')}{which} nobody opened at most {_percent_up(r.unopened_bound)} "
         f"{_are(r.unopened)} wrong ({100 * r.confidence:g} % confidence{looks}; {wrong:,} of {c.reviewed:,} drawn at random "
-        f"{_were(wrong)}{undecided})."
+        f"{'was' if wrong == 1 else 'were'}{undecided})."
     )
 
 
@@ -411,14 +411,6 @@ def _count(count: int, what: str) -> str:
 
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
-
-
-def _had(count: int) -> str:
-    return "has" if count == 1 else "have"
-
-
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"
 
 
 def _percent_up(share: float) -> str:

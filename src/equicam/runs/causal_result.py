@@ -14,9 +14,7 @@ from equicam.runs.store import RunStore
 from equicam.shards import json_ready, read_json, write_atomic
 
 if TYPE_CHECKING:
-    from equicam.evaluate.statistics import (
-        Estimate,
-    )  # loads SciPy, which a run without a test does not need
+    from equicam.evaluate.statistics import Estimate  # loads SciPy, which a run without a test does not need
 
 MIN_EFFECT = 0.02
 """Of the probability: a smaller change counts as none."""

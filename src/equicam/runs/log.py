@@ -27,7 +27,6 @@ from typing import Any
 
 from equicam.errors import EquicamError
 from equicam.images.files import file_digest
-from equicam.images.items import valid_utf8
 from equicam.runs.store import RunStore
 from equicam.shards import TEMPORARY_SUFFIX, map_concurrently, parse_object, read_json, write_atomic
 
@@ -197,7 +196,8 @@ def _event(row: tuple[Any, ...]) -> Event:
         raise EquicamError(
             f"event {row[0]} of the log", needs="a JSON object", got=error, fix="restoring events.sqlite"
         ) from error
-    return Event(row[0], str(row[1]), str(row[2]), str(row[3]), payload, str(row[5]), str(row[6]))
+    number, time, actor, kind, _, previous, digest = row
+    return Event(number, time, actor, kind, payload, previous, digest)
 
 
 def _clock(time: str) -> datetime | None:
@@ -262,7 +262,7 @@ def refuse_lost_log(store: RunStore, log: Log) -> None:
         problems.append(f"{log.path.name} does not say what the run was started with")
     if problems:
         raise EquicamError(
-            f"resuming {valid_utf8(str(store.folder))}", needs="its log, events.sqlite, as it was written",
+            f"resuming {store.shown}", needs="its log, events.sqlite, as it was written",
             got=f"none: {log.path.name} is not there" if not log.path.is_file() else "; ".join(problems),
             fix="restoring that file, or another --out",
         )  # fmt: skip
@@ -279,7 +279,7 @@ def heal(store: RunStore, log: Log, write_head: Callable[[], None], notice: Noti
         write_head()
         if still := [name for name in store.heads() if _digest(store, name) != logged.get(name)]:
             raise EquicamError(
-                f"resuming {valid_utf8(str(store.folder))}", needs=f"{still[0]} as it was written", got="another file",
+                f"resuming {store.shown}", needs=f"{still[0]} as it was written", got="another file",
                 fix="restoring it, or another --out",
             )  # fmt: skip
         notice(f"{' and '.join(damaged)} was not as it was written, and is written again")
@@ -306,7 +306,7 @@ def complete(store: RunStore, log: Log) -> None:
     logged, now = logged_digests(store, log), store.digests()
     if changed := [name for name, digest in now.items() if logged.get(name) != digest]:
         raise EquicamError(
-            valid_utf8(str(store.folder)), needs="the files it wrote, as it wrote them",
+            store.shown, needs="the files it wrote, as it wrote them",
             got=f"{len(changed)} changed while it was computed ({', '.join(changed[:3])})",
             fix="the same command again, which computes them again",
         )  # fmt: skip

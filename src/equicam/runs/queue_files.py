@@ -30,7 +30,6 @@ from equicam.shards import (
     parse_object,
     read_json,
     read_table,
-    refuse_other_columns,
     write_atomic,
     write_table,
 )
@@ -91,7 +90,7 @@ def extend_run(store: RunStore, more: int) -> tuple["Triage", dict[str, Any]]:
 
 def write_queue(store: RunStore, found: "Triage", options: Mapping[str, Any]) -> None:
     """Write the queue and its exports, and log their digests."""
-    write_parquet(found, store.folder / "triage.parquet")
+    write_table(store.folder / "triage.parquet", found.rows)
     write_csv(found, store.folder / "queue.csv")
     write_atomic(store.folder / "triage.json", _encode(store, found, options))
     files = {
@@ -125,11 +124,11 @@ def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triag
     if not (store.folder / file).is_file():
         if len(store.manifest.transforms) < 2:
             raise EquicamError(
-                valid_utf8(str(store.folder)), needs="several views of each image: one has no stability to rank by",
+                store.shown, needs="several views of each image: one has no stability to rank by",
                 got="a run of one view", fix="equicam audit --views 6 with another --out",
             )  # fmt: skip
         raise EquicamError(
-            valid_utf8(str(store.folder)),
+            store.shown,
             needs=f"a queue to {purpose}",
             got="none",
             fix="equicam triage first",
@@ -139,18 +138,12 @@ def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triag
 def read_queue(store: RunStore, data: bytes | None = None) -> pa.Table:
     """triage.parquet as written. `data` is the file, if it was read already."""
     refuse_unranked(store)
-    path = store.folder / "triage.parquet"
-    found = read_table(path, data=data)
-    refuse_other_columns(path, found, ROWS, ROWS.names)
-    return found
+    return read_table(store.folder / "triage.parquet", schema=ROWS, data=data)
 
 
 def read_order(store: RunStore, data: bytes) -> pa.Table:
     """The columns of triage.parquet that say what is under review, in which order; without reasons it is read sooner."""
-    path = store.folder / "triage.parquet"
-    found = read_table(path, ORDER, data=data)
-    refuse_other_columns(path, found, ROWS, ORDER)
-    return found
+    return read_table(store.folder / "triage.parquet", ORDER, schema=ROWS, data=data)
 
 
 def ranked_columns(manifest: Manifest) -> list[str]:
@@ -176,7 +169,7 @@ def rank_again(store: RunStore, top: int | None = None, items: pa.Table | None =
         ) from error  # fmt: skip
     if not _same(found.rows, read_queue(store)):
         raise EquicamError(
-            valid_utf8(str(store.folder)), needs="the queue of the present rows", got="one made before the run went on",
+            store.shown, needs="the queue of the present rows", got="one made before the run went on",
             fix="equicam triage again",
         )  # fmt: skip
     return found
@@ -230,22 +223,10 @@ BLIND = ("place", "id", "class", "target", "confidence", "flags", "reasons")
 
 def write_csv(triage: "Triage", path: Path) -> None:
     """For reviewers, in order of place, which the run's key decides."""
-    write_atomic(path, as_csv(BLIND, _by_place(triage)))
-
-
-def write_parquet(triage: "Triage", path: Path) -> None:
-    """Every column, arms and ranks too."""
-    write_table(path, triage.rows)
-
-
-def _by_place(triage: "Triage") -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = triage.rows.select(BLIND).sort_by("place").to_pylist()
-    hidden = REVEALING[triage.by]
-    return [row | {"reasons": _visible(row["reasons"], hidden)} for row in rows]
-
-
-def _visible(cell: list[dict[str, Any]], hidden: frozenset[str]) -> list[str]:
-    return [describe(reason) for reason in from_rows(one for one in cell if one["code"] not in hidden)]
+    rows, hidden = triage.rows.select(BLIND).sort_by("place").to_pylist(), REVEALING[triage.by]
+    for row in rows:
+        row["reasons"] = [describe(one) for one in from_rows(row["reasons"]) if one.code not in hidden]
+    write_atomic(path, as_csv(BLIND, rows))
 
 
 def feature_id(store: RunStore, item_id: str) -> str:

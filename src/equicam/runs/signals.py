@@ -153,12 +153,7 @@ ViewNames = Sequence[tuple[str, bool]]
 
 
 def triage_reasons(
-    row: Mapping[str, Any],
-    by: str,
-    views: ViewNames,
-    *,
-    value: float,
-    above_percent: int | None,
+    row: Mapping[str, Any], by: str, views: ViewNames, *, value: float, above_percent: int | None
 ) -> list[Reason]:
     """The reasons of one row; it ranks above `above_percent` of the images, None where the signal says nothing."""
     flags = row["flags"] or ()

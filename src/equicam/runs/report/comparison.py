@@ -194,7 +194,7 @@ def _interval(found: Any, form: str = "+.3f") -> str:
 def _run_facts(store: RunStore) -> dict[str, Any]:
     manifest = store.manifest
     return {
-        "folder": valid_utf8(str(store.folder)),
+        "folder": store.shown,
         "model": manifest.model,
         "weights": manifest.weights,
         "layer": manifest.layer,
@@ -212,7 +212,7 @@ def _render(found: Comparison) -> str:
         plot=Markup(plots.stability_against_stability(*comparison.stabilities(found.pairs))),  # noqa: S704  # no foreign text
         metrics=METRICS, word_list=WORDS, min_pairs=MIN_PAIRS, steady_from=STEADY_FROM,
         manifest=found.stores[0].manifest, scale=render.data_url(render.colour_scale()),
-        command=shlex.join(["equicam", "compare", *(valid_utf8(str(store.folder)) for store in found.stores)]),
+        command=shlex.join(["equicam", "compare", *(store.shown for store in found.stores)]),
         written=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
 

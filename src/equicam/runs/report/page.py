@@ -194,7 +194,7 @@ def _verify_command(store: RunStore) -> str:
     """The command that checks the run, with the files it must name; without the sample where only Python has the model."""
     named = store.manifest.reload_options()
     options = ["--sample", "0"] if named is None else [text for pair in named.items() for text in pair]
-    return shlex.join(["equicam", "verify", valid_utf8(str(store.folder)), *options])
+    return shlex.join(["equicam", "verify", store.shown, *options])
 
 
 def _colour_scale(cards: Sequence[Card]) -> RgbImage:
