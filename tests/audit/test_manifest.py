@@ -1,10 +1,12 @@
 """One recipe travels whole into the manifest, and equal settings give equal manifests."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 
@@ -15,6 +17,7 @@ from equicam.errors import EquicamError
 from equicam.recipe import Recipe
 from equicam.runs.manifest import parse_manifest, refuse_difference
 from equicam.runs.store import RunStore
+from equicam.shards import from_plain
 from tests.audit.conftest import ENV
 from tests.audit.faked import fake_run
 
@@ -53,6 +56,37 @@ def test_a_run_of_another_schema_is_refused_and_not_written_over(run, tmp_path, 
     with pytest.raises(EquicamError, match=sentence):
         RunStore(folder).begin(run.manifest, [], [])
     assert (folder / "manifest.json").read_text() == text
+
+
+@dataclass(frozen=True)
+class Record:
+    texts: tuple[str, ...]
+    pair: tuple[float, int] | None
+    choice: Literal["a", "b"] | None
+
+
+GOOD = {"texts": ["x"], "pair": [1, 2], "choice": "a"}
+
+
+def test_records_are_read_by_their_types():
+    assert from_plain(Record, GOOD) == Record(("x",), (1.0, 2), "a")
+    assert from_plain(Record, GOOD | {"texts": [], "pair": None, "choice": None}) == Record((), None, None)
+    assert math.isnan(from_plain(Record, GOOD | {"pair": [None, 2]}).pair[0])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"texts": "x"}, {"texts": [1]}, {"texts": ["\ud800"]}, {"texts": None}, {"pair": [1]}, {"pair": [1, 2, 3]},
+        {"pair": ["1", 2]}, {"pair": [True, 2]}, {"pair": [1, 2.0]}, {"pair": [1, -1]}, {"pair": [1, True]},
+        {"pair": [1, 10**9 + 1]}, {"pair": [10**400, 1]}, {"pair": {}}, {"choice": "c"}, {"choice": []},
+    ],
+)  # fmt: skip
+def test_values_of_other_types_are_refused(wrong):
+    with pytest.raises((ValueError, OverflowError)):
+        from_plain(Record, GOOD | wrong)
+    with pytest.raises(KeyError):
+        from_plain(Record, {})
 
 
 def test_views_read_back_as_transforms(run):
