@@ -220,6 +220,30 @@ def triaged(run, *, queue=16, controls=3):
     )
 
 
+def image_row(name, stability=0.6, **more):
+    """The row of an image that six views explained; what `more` does not say is unremarkable."""
+    row = {
+        "id": name,
+        "path": f"images/{name}.png",
+        "status": "ok",
+        "flags": [],
+        "target": 0,
+        "confidence": 0.9,
+    }
+    row |= {
+        "peum_score": 0.01,
+        "stability": stability,
+        "stability_by_view": [1.0] + [0.6] * 5,
+        "views_kept": 6,
+    }
+    row |= {"view_confidence": [0.8] * 6, "view_top1": [0] * 6, "view_agreement": [0.9] * 6}
+    return row | more
+
+
+def table(rows):
+    return pa.Table.from_pylist(rows, schema=ITEMS)
+
+
 class Page(HTMLParser):
     """What a browser would make of the page: elements with attributes, and the text between them."""
 

@@ -29,7 +29,7 @@ from equicam.images.synthetic import draw_many
 from equicam.models.images import VisibleBoxes
 from equicam.reasons import Reason, describe
 from equicam.runs.store import RunStore
-from tests.audit.conftest import ENV, OPTIONS, equicam_command, equicam_process
+from tests.audit.conftest import ENV, OPTIONS, equicam_command, equicam_process, run_command
 from tests.audit.test_run import drawn, rows
 
 SMALL = {"object_store_memory": 300_000_000, "include_dashboard": False, "log_to_driver": False}
@@ -60,11 +60,9 @@ def job(run: Path, **changed) -> AuditJob:
 
 @pytest.mark.slow
 def test_two_devices_write_the_rows_of_one(patches, whole, tmp_path):
-    code, said = equicam_command("audit", patches, "--out", tmp_path / "run", *OPTIONS, "--device", "cpu,cpu")
-    assert code == 0, said
+    run_command("audit", patches, "--out", tmp_path / "run", *OPTIONS, "--device", "cpu,cpu")
     assert same(tmp_path / "run", whole)
-    code, said = equicam_command("verify", tmp_path / "run", "--sample", 2, "--device", "cpu")
-    assert code == 0, said
+    run_command("verify", tmp_path / "run", "--sample", 2, "--device", "cpu")
 
 
 @pytest.mark.slow
@@ -94,8 +92,7 @@ def test_a_worker_that_is_killed_is_named_and_what_is_written_stays(patches, who
     there = {p: p.stat().st_mtime_ns for p in out.glob("items/*.parquet")}
     assert 1 <= len(there) < 6
     assert not _children_of(process.pid)
-    code, said = equicam_command(*command)
-    assert code == 0, said
+    run_command(*command)
     assert same(out, whole)
     assert all(p.stat().st_mtime_ns == then for p, then in there.items())
 
@@ -165,8 +162,7 @@ def job_with(model, folder) -> AuditJob:
     ],
 )
 def test_engines_that_make_no_sense_are_refused(patches, tmp_path, options, word):
-    code, said = equicam_command("audit", patches, "--out", tmp_path / "run", *options)
-    assert code == 2
+    said = run_command("audit", patches, "--out", tmp_path / "run", *options, code=2)
     assert word in said
     assert not (tmp_path / "run").exists()
 
@@ -235,8 +231,7 @@ def many(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def whole_of_many(many, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
-    code, said = equicam_command("audit", many, "--out", out, "--shard-size", 8)
-    assert code == 0, said
+    run_command("audit", many, "--out", out, "--shard-size", 8)
     return out
 
 
@@ -244,10 +239,8 @@ def whole_of_many(many, tmp_path_factory) -> Path:
 @ray_there
 def test_ray_evaluates_as_one_process(patches, tmp_path):
     told = ("evaluate", patches, "--methods", "grad-cam,equigrad-cam", "--scores", "eq,peum")
-    code, said = equicam_command(*told, "--out", tmp_path / "one.parquet")
-    assert code == 0, said
-    code, said = equicam_command(*told, "--out", tmp_path / "ray.parquet", "--engine", "ray", "--actors", 2)
-    assert code == 0, said
+    run_command(*told, "--out", tmp_path / "one.parquet")
+    run_command(*told, "--out", tmp_path / "ray.parquet", "--engine", "ray", "--actors", 2)
     one, many = (pq.read_table(tmp_path / name).to_pylist() for name in ("one.parquet", "ray.parquet"))
     assert len(one) > 24
     assert repr(many) == repr(one)
@@ -258,10 +251,7 @@ def test_ray_evaluates_as_one_process(patches, tmp_path):
 @ray_there
 def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    code, said = equicam_command(
-        "audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2
-    )
-    assert code == 0, said
+    run_command("audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2)
     assert same(out, whole_of_many)
 
 

@@ -19,9 +19,9 @@ from equicam.runs.log import Log
 from equicam.runs.queue_files import rank_again, read_queue
 from equicam.runs.triage import triage
 from equicam.runs.verdicts import ReviewKey, ReviewLog
-from tests.audit.conftest import equicam_command
-from tests.audit.faked import Page, fake_run
-from tests.audit.test_triage import VIEWS, picture, table
+from tests.audit.conftest import run_command
+from tests.audit.faked import Page, fake_run, table
+from tests.audit.test_triage import VIEWS, picture
 from tests.audit.test_triage import run as made_up
 from tests.audit.test_verdicts import said
 
@@ -483,8 +483,7 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
             run.triage(more=5, **given)
     assert read_queue(run.store).to_pylist() == first
     run.triage(more=5)
-    code, output = equicam_command("triage", run.folder, "--more", 4)
-    assert code == 0, output
+    run_command("triage", run.folder, "--more", 4)
     rows = read_queue(run.store).to_pylist()
     assert without_representing(rows[:12]) == without_representing(first)
     assert len(rows) == 21
@@ -498,8 +497,7 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
     assert found.counts.queue_left == sum(not row["represents_rest"] for row in rows[12:])
     assert found.counts.reviewed == sum(row["represents_rest"] for row in rows[:12])
     assert found.counts.found == 7
-    code, output = equicam_command("report", run.folder)
-    assert code == 0, output
+    output = run_command("report", run.folder)
     assert found.sentence in " ".join(output.split())
     assert json.loads((run.folder / "report.json").read_text())["remainder"] == found.to_json()
     page = Page((run.folder / "report.html").read_text()).text
@@ -513,6 +511,5 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
 def test_a_report_states_what_is_missing(tmp_path):
     run = equicam.open_run(fake_run(tmp_path, calibrate=0).folder)
     run.triage(10)
-    code, output = equicam_command("report", run.folder)
-    assert code == 0
+    output = run_command("report", run.folder)
     assert "outside the queue are right is not known yet" in output

@@ -24,8 +24,8 @@ from equicam.runs.review.queue import QueueLoader
 from equicam.runs.triage import _controls, _entropy, triage
 from equicam.runs.verdicts import ReviewKey, ReviewLog, read_review_key
 from equicam.shards import read_table
-from tests.audit.faked import fake_run
-from tests.audit.test_triage import VIEWS, table
+from tests.audit.faked import fake_run, table
+from tests.audit.test_triage import VIEWS
 from tests.audit.test_triage import run as random_rows
 from tests.web.conftest import Server, events, key_of, large_run, queued
 
