@@ -119,7 +119,7 @@ def test_a_part_that_is_there_is_not_written_again(patches, whole):
     assert path.stat().st_mtime_ns == before
 
 
-def test_a_picture_that_kills_its_opener_is_a_row(patches, whole):
+def test_an_image_that_kills_its_opener_is_a_row(patches, whole):
     items = equicam.images.sources.find_items(patches)[:3]
     deadly = replace(equicam.load("embedded"), preprocess=_dies_of_one(np.asarray(Image.open(items[1].path))))
     work = job(whole, preprocessing=deadly)
@@ -139,11 +139,11 @@ def test_the_visible_boxes_of_a_shard_are_computed_once_per_size(patches, whole,
 
 def _dies_of_one(pixels):
     usual = equicam.load("embedded").preprocess
-    return lambda picture: os._exit(9) if (np.asarray(picture) == pixels).all() else usual(picture)
+    return lambda image: os._exit(9) if (np.asarray(image) == pixels).all() else usual(image)
 
 
 def test_what_cannot_be_sent_is_refused(patches, whole, tmp_path):
-    model = replace(equicam.load("embedded"), preprocess=lambda picture: picture)
+    model = replace(equicam.load("embedded"), preprocess=lambda image: image)
     with pytest.raises(EquicamError, match="that can be pickled"):
         list(Devices(("cpu", "cpu")).work(job_with(model, whole), [(0, []), (1, [])]))
 

@@ -30,7 +30,7 @@ def adding(folder, who, count):
 def log(tmp_path):
     log = Log(tmp_path)
     for i in range(6):
-        log.add("verdict", {"picture": f"p{i}", "verdict": "stable"}, actor="ana")
+        log.add("verdict", {"image": f"p{i}", "verdict": "stable"}, actor="ana")
     return log
 
 

@@ -405,7 +405,7 @@ def test_a_report_of_forty_images_is_small_and_quick(tmp_path):
         rough = ndimage.gaussian_filter(rng.standard_normal((224, 224, 3)), (1.2, 1.2, 0)) * 110
         return np.clip(128 + rough + 30 * rng.standard_normal((224, 224, 1)), 0, 255).astype(np.uint8)
 
-    run = fake_run(tmp_path, count=48, pictures=photograph)
+    run = fake_run(tmp_path, count=48, draw_image=photograph)
     start = time.process_time()
     path = write_report(run, triaged(run, queue=40), top=40)
     assert time.process_time() - start < 15

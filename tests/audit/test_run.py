@@ -239,7 +239,7 @@ def hostile(folder: Path) -> dict[str, str]:
     put("truncated.png", png[: len(png) // 2], "bad")
     put("empty.png", b"", "bad")
     put("really-a-png.jpg", png, "ok")
-    put("text.png", b"hello, I am a picture", "bad")
+    put("text.png", b"hello, I am an image", "bad")
     put("script.svg.png", b"<svg onload='alert(1)'></svg>", "bad")
     header = png[:16] + (100_000).to_bytes(4, "big") * 2 + png[24:]
     put("huge.png", header, "bad")
@@ -287,7 +287,7 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
     assert "onload" not in page
 
 
-def test_a_picture_that_kills_its_process_is_a_row_with_a_reason(patches, tmp_path, monkeypatch):
+def test_an_image_that_kills_its_process_is_a_row_with_a_reason(patches, tmp_path, monkeypatch):
 
     real = decoding.read_item
 
@@ -359,7 +359,7 @@ def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
     assert "1 difference" in said
 
 
-def test_verify_sees_a_changed_picture_and_an_unfinished_run(patches, tmp_path):
+def test_verify_sees_a_changed_image_and_an_unfinished_run(patches, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(patches, source)
     model = equicam.load("embedded")
@@ -373,8 +373,8 @@ def test_verify_sees_a_changed_picture_and_an_unfinished_run(patches, tmp_path):
     assert problems[1] == "items/shard-000000.parquet cannot be read: No such file or directory"
 
 
-def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
-    """Rows and maps of 32 pictures with a 7×7 grid, 18 views and 1,000 classes, random so that they do not compress."""
+def test_an_image_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
+    """Rows and maps of 32 images with a 7×7 grid, 18 views and 1,000 classes, random so that they do not compress."""
     rng = np.random.default_rng(0)
     schema = RunStore(whole).read_items().schema
     row = RunStore(whole).read_items().to_pylist()[0]
@@ -404,7 +404,7 @@ def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_thousand_pictures_leave_memory_flat(tmp_path):
+def test_two_thousand_images_leave_memory_flat(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     rng = np.random.default_rng(0)
@@ -545,7 +545,7 @@ def test_everything_is_found_from_another_folder_and_after_a_move(patches, tmp_p
     assert "no longer where it was" not in (home / "run" / "report.html").read_text()
 
 
-def test_a_run_without_a_good_picture_and_one_of_one_view_say_so(patches, tmp_path):
+def test_a_run_without_a_good_image_and_one_of_one_view_say_so(patches, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "a.png").write_bytes(b"no")
@@ -558,7 +558,7 @@ def test_a_run_without_a_good_picture_and_one_of_one_view_say_so(patches, tmp_pa
     assert "one view, which has no stability" in said
 
 
-def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):
+def test_an_image_the_model_cannot_answer_is_a_row(patches, tmp_path):
     model = equicam.load("embedded")
 
     def spoil(_module, inputs, output):

@@ -1,4 +1,4 @@
-"""One part: what a row says of how its views agree, and pictures whose preprocessing went wrong."""
+"""One part: what a row says of how its views agree, and images whose preprocessing went wrong."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_agreement_is_each_view_against_the_mean_of_the_others(plans):
     assert len({round(r, 3) for row in items.to_pylist() for r in row["view_agreement"]}) > 6
 
 
-def test_a_picture_that_preprocessing_made_nan_of_is_a_row_with_a_reason_and_the_others_are_done(
+def test_an_image_that_preprocessing_made_nan_of_is_a_row_with_a_reason_and_the_others_are_done(
     plans, tmp_path
 ):
     x = pictures(3).float().numpy()

@@ -194,7 +194,7 @@ def quality(by="stability", n=120, **known):
     return triage(table(calibrated(n, **known)), by=by, transforms=VIEWS).quality
 
 
-def test_every_signal_is_measured_on_the_same_pictures():
+def test_every_signal_is_measured_on_the_same_images():
     rows = calibrated(peum=0.5, stability=4)
     found, other = (triage(table(rows), by=by, transforms=VIEWS).quality for by in ("stability", "peum"))
     assert set(found.signals) == set(SIGNALS)

@@ -21,7 +21,7 @@ from equicam.runs.triage import triage
 from equicam.runs.verdicts import ReviewKey, ReviewLog
 from tests.audit.conftest import run_command
 from tests.audit.faked import Page, fake_run, table
-from tests.audit.test_triage import VIEWS, picture
+from tests.audit.test_triage import VIEWS, ranked_row
 from tests.audit.test_triage import run as made_up
 from tests.audit.test_verdicts import said
 
@@ -439,7 +439,7 @@ def test_an_extended_queue_is_still_the_head_of_every_class():
 
 @pytest.mark.slow
 def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
-    items = table([picture(f"{i:02d}", i / 100) for i in range(12)])
+    items = table([ranked_row(f"{i:02d}", i / 100) for i in range(12)])
     options = {"budget": 6, "control": 0.34, "quotas": False, "transforms": VIEWS, "extended": [3]}
     samples, places = Counter(), Counter()
     for i in range(1000):
@@ -453,7 +453,7 @@ def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
 
 
 def test_an_extension_ends_with_the_images():
-    items = table([picture(f"{i:02d}", i / 100) for i in range(30)])
+    items = table([ranked_row(f"{i:02d}", i / 100) for i in range(30)])
     found = triage_by_peum(items, budget=10, transforms=VIEWS, extended=[500], key=KEY)
     assert found.budget == found.rows.num_rows == 30
     with pytest.raises(EquicamError, match="more needs images that are in no arm yet"):

@@ -88,7 +88,7 @@ def test_names(given, kept):
         (["second-reviewer", "shortcut"], True), (["supports", "shortcut"], None), (["supports", "shortcut", "wrong-region"], True), ([], None),
     ],
 )  # fmt: skip
-def test_a_picture_is_settled_by_majority(verdicts, hit):
+def test_an_image_is_settled_by_majority(verdicts, hit):
     assert majority(verdicts) is hit
 
 
@@ -163,7 +163,7 @@ def test_the_report_tells_what_reviewers_found(tmp_path):
     path = write_report(run, triage)
     page, facts = Page(path.read_text()), json.loads(path.with_suffix(".json").read_text())
     told = facts["review"]
-    assert told["first"]["queue"]["n"] == len(queue) - 1  # one picture is open
+    assert told["first"]["queue"]["n"] == len(queue) - 1  # one image is open
     assert told["first"]["control"] == {
         "value": 0.0,
         "low": 0.0,
