@@ -106,7 +106,7 @@ def compute_run(
     if compile_if_repaid and is_repaid(device, len(items), len(Views(recipe.views))):
         recipe = replace(recipe, compiled=True)
         notice(f"{len(items):,} images: the network is compiled first, which takes about half a minute")
-    calibration = calibration_subset(items, calibrate, recipe.seed)
+    calibration = _calibration_subset(items, calibrate, recipe.seed)
     context = AuditContext(
         model, recipe, frozenset(calibration), tiling.tile if tiling else None, target, shard_size
     )
@@ -214,10 +214,10 @@ def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
             "an audit", needs=f"at most {MAX_VIEWS:,} views, with numbers up to {LARGEST:g}",
             got=f"{len(resolved.views):,} views", fix="views=18",
         )  # fmt: skip
-    return resolved, describe_method(method)
+    return resolved, _describe_method(method)
 
 
-def describe_method(method: Method) -> str:
+def _describe_method(method: Method) -> str:
     """Everything a method's name stands for, in text that is the same in every process."""
     fusion = method.fusion
     stages = f"{fusion.align_at}→{fusion.mean_at}"
@@ -243,7 +243,7 @@ def _describe_preprocessing(preprocess: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def calibration_subset(items: Items, count: int, seed: int) -> list[str]:
+def _calibration_subset(items: Items, count: int, seed: int) -> list[str]:
     """The ids of a random subset, the same whatever the order of the items."""
     if count < 0:
         raise EquicamError("calibrate", needs="a number of images", got=count, fix="--calibrate 200")
@@ -302,7 +302,7 @@ def _follow(written: Iterator[int], shards: Sequence[Shard], total: int, progres
     """Report shards as they are written; after Ctrl-C, stop between two."""
     sizes = {number: len(items) for number, items in shards}
     done, now = total - sum(sizes.values()), 0
-    with stop_after_shard() as stop, closing(written):  # type: ignore[type-var]
+    with _stop_after_shard() as stop, closing(written):  # type: ignore[type-var]
         for number in written:
             now += sizes[number]
             if progress:
@@ -312,7 +312,7 @@ def _follow(written: Iterator[int], shards: Sequence[Shard], total: int, progres
 
 
 @contextmanager
-def stop_after_shard() -> Iterator[Callable[[], bool]]:
+def _stop_after_shard() -> Iterator[Callable[[], bool]]:
     """Remember Ctrl-C so that the current shard can be finished; a second one stops at once."""
     interrupted = threading.Event()
 

@@ -270,7 +270,7 @@ def _start(
     del found["flags"]
     wanted = [i for i, name in enumerate(ids) if name in context.calibration]
     if wanted:
-        found["eq"] = single_view_eq(context, x[wanted], found["target"][wanted])
+        found["eq"] = _single_view_eq(context, x[wanted], found["target"][wanted])
     size = (found["view_maps"].shape[-2], found["view_maps"].shape[-1])
     maps = (found["layer_map"], adaptive_avg_pool2d(found["peum"], size), found["view_maps"])
     found |= {f"stored_{i}": plane.float() for i, plane in enumerate(maps)}
@@ -339,7 +339,7 @@ def view_agreement(views: Views, view_maps: Float[Tensor, "b t h w"]) -> Float[T
     return pearson(aligned, others, "disc", views.radius).diagonal(dim1=-2, dim2=-1)
 
 
-def single_view_eq(
+def _single_view_eq(
     context: AuditContext, x: Float[Tensor, "b c H W"], target: Int[Tensor, " b"]
 ) -> Float[Tensor, " b"]:
     """Disc Eq of Grad-CAM over the seven angles: the measurement that signals are compared with."""

@@ -56,7 +56,7 @@ def reload_run(
     """The model, by the caller or one of a library that the manifest names, and the images; refuse others than the run's."""
     manifest, where = store.manifest, f"the run {store.shown}"
     if not isinstance(model, Model):
-        model = _load_model(store, model or library_model(store), weights, device)
+        model = _load_model(store, model or _library_model(store), weights, device)
     if (model.classes or ()) != (manifest.classes or ()):
         raise EquicamError(
             where, needs="the model's own class names", got="others in manifest.json", fix="restoring it"
@@ -116,7 +116,7 @@ def _input(model: Model, loaded: LoadedItem) -> Tensor:
     return preprocess_image(model, loaded.content.image)
 
 
-def library_model(store: RunStore) -> str:
+def _library_model(store: RunStore) -> str:
     """The model a run names, if it is one that a library we know publishes under that name."""
     name = store.manifest.model
     if name is None:
@@ -197,7 +197,7 @@ def verify_run(
     events, chain, notes = check_log(store, noted_hash)
     problems = [*problems, *chain]
     if not problems:
-        problems = check_rows(store)
+        problems = _check_rows(store)
     recomputed, worst, left_out, why = 0, dict[str, float](), 0, None
     if sample and problems:
         notes.append("nothing was computed again, because of these differences")
@@ -226,7 +226,7 @@ def _explained_count(store: RunStore) -> int:
     return int(pc.sum(pc.equal(status, "ok")).as_py() or 0)
 
 
-def check_rows(store: RunStore) -> list[str]:
+def _check_rows(store: RunStore) -> list[str]:
     """Whether the rows are those of the sample, and every explained image has its map."""
     problems: list[str] = []
     try:
@@ -273,12 +273,12 @@ def check_log(store: RunStore, noted_hash: str | None = None) -> tuple[list[Even
         problems.append("events.sqlite holds no event")
     problems = [f"log: {problem}" for problem in problems]
     if noted_hash is not None:
-        changed, covered = check_noted_hash(store, log, noted_hash.strip().lower())
+        changed, covered = _check_noted_hash(store, log, noted_hash.strip().lower())
         problems, notes = problems + changed, notes + covered
     return events, problems, notes
 
 
-def check_noted_hash(store: RunStore, log: Log, noted_hash: str) -> tuple[list[str], list[str]]:
+def _check_noted_hash(store: RunStore, log: Log, noted_hash: str) -> tuple[list[str], list[str]]:
     """Whether the log still holds the event with this hash, and every file as that event knew it; what came after is noted."""
     event = next((event for event in log.events() if event.hash == noted_hash), None)
     if event is None:

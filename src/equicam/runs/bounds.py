@@ -108,7 +108,7 @@ def summarise_reviews(review_log: ReviewLog, arms: Mapping[str, str]) -> ReviewS
     )
 
 
-def first_verdicts(review_log: ReviewLog) -> dict[str, list[str]]:
+def _first_verdicts(review_log: ReviewLog) -> dict[str, list[str]]:
     """The first verdict of each reviewer on each image that has one."""
     given = _by_person(review_log, {v.item for v in review_log.verdicts()})
     return _by_item({(v.item, v.reviewer): v for v in reversed(given)}.values())
@@ -244,7 +244,7 @@ def count_verdicts(log: ReviewLog, queue: pa.Table, ok: int) -> Counts:
     """The verdicts on the rows of a triage, which ranked `ok` images."""
     arms = arms_now(queue)
     sample = {name for name, arm in arms.items() if arm == "control"}
-    every = {name: is_wrong(verdicts) for name, verdicts in first_verdicts(log).items()}
+    every = {name: is_wrong(verdicts) for name, verdicts in _first_verdicts(log).items()}
     wrong = {name: decided for name, decided in every.items() if name in arms}
     outside_both = [decided for name, decided in every.items() if name not in arms]
     of_sample = [decided for name, decided in wrong.items() if name in sample]
