@@ -50,10 +50,16 @@ def equicam_command(*arguments: object, **options) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def run_command(*arguments: object, code: int = 0, **options) -> str:
+    """What a command says, which must end with this code."""
+    ended, said = equicam_command(*arguments, **options)
+    assert ended == code, said
+    return said
+
+
 def equicam_answer(*arguments: object) -> dict:
     """The document that a command prints with --json, which its schema accepts."""
-    code, text = equicam_command(*arguments, "--json", "--quiet")
-    assert code == 0, text
+    text = run_command(*arguments, "--json", "--quiet")
     schema = Path(equicam.__file__).parent / "schemas" / f"{arguments[0]}.json"
     jsonschema.validate(found := json.loads(text), json.loads(schema.read_text()))
     return found
@@ -72,8 +78,7 @@ def patches(tmp_path_factory) -> Path:
 def whole(patches, tmp_path_factory) -> Path:
     """A finished run that nothing disturbed; tests that change one copy it."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
-    assert code == 0, said
+    said = run_command("audit", patches, "--out", out, *OPTIONS)
     assert f"{PATCHES} images explained, 0 could not be" in said
     assert f"equicam triage {out}" in said
     return out

@@ -23,6 +23,11 @@ VALUES = {
     "too-few-views": {"views": 3, "needed": 5},
     "low-confidence": {"confidence": 0.34},
     "text": {"text": "as it was written"},
+    **{
+        code: {"effect": 0.05, "low": 0.04, "high": 0.06, "random": 0.0, "least": 0.02}
+        | {"images": 9, "of": 9, "requested": 9}
+        for code in ("signal", "noise", "undecided", "as-random", "no-effect", "all-blank")
+    },
 }
 
 

@@ -17,7 +17,7 @@ from equicam.images.synthetic import draw
 from equicam.readers.names import output_name
 from equicam.runs.report import render
 from equicam.runs.report.rows import peum_undefined
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.store import StoredMaps
 
 
 def test_more_views_than_a_strip_holds_are_thinned():

@@ -15,7 +15,7 @@ from equicam import EquicamError
 from equicam.images.synthetic import draw_many
 from equicam.models.images import as_batch, read_arrays
 from equicam.readers.names import class_index
-from equicam.runs.manifest import read_manifest
+from equicam.runs.manifest import parse_manifest
 from tests.conftest import Cnn, assert_alive, light, pictures, seeded
 
 NAMES = ("benign", "malignant", "crane", "crane", "Other")
@@ -409,9 +409,9 @@ def test_a_run_of_labels_records_the_task(folder, tmp_path, embedded):
     (problem,) = run.verify(sample=2, model=embedded).problems
     assert "a model with task='multilabel', got None" in problem
     text = (run.folder / "manifest.json").read_text()
-    assert read_manifest(text, where="here").task == "multilabel"
+    assert parse_manifest(text, where="here").task == "multilabel"
     with pytest.raises(EquicamError, match="task"):
-        read_manifest(text.replace('"multilabel"', '"nonsense"'), where="here")
+        parse_manifest(text.replace('"multilabel"', '"nonsense"'), where="here")
 
 
 def test_a_run_of_values_has_no_confidence_and_can_be_ranked_and_reported(folder, tmp_path, embedded):

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.audit.reload import Reloaded, unchanged_inputs
+from equicam.audit.verify import Reloaded, unchanged_inputs
 from equicam.errors import EquicamError
 from equicam.evaluate import causal, statistics
 from equicam.evaluate.controls import item_seed, randomise_weights, without_float16
