@@ -155,7 +155,7 @@ def from_plain(kind: Any, value: Any, name: str = "it") -> Any:
         return origin(**{f.name: from_plain(hints[f.name], value[f.name], f.name) for f in fields(kind)})
     if origin is tuple and isinstance(value, list) and (kinds[-1] is ... or len(kinds) == len(value)):
         each = repeat(kinds[0]) if kinds[-1] is ... else kinds
-        return tuple(from_plain(one, part, name) for one, part in zip(each, value, strict=False))
+        return tuple(from_plain(one, inner, name) for one, inner in zip(each, value, strict=False))
     if kind is float and (value is None or type(value) in (int, float)):
         return math.nan if value is None else float(value)
     if not (

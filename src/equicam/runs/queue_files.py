@@ -1,4 +1,4 @@
-"""The files of a run's queue: ranked, written (a blinded CSV for reviewers beside the whole table), and read back.
+"""The files of a run's queue: ranked, written (a blinded CSV for reviewers next to the whole table), and read back.
 
 The CSV is safe to open in a spreadsheet.
 """
