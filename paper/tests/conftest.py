@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 import equicam
 from equicam.evaluate import statistics, summary
-from equicam.images.synthetic import draw_many
 from equicam_paper.context import Context
+from scripts.synthetic import draw_many
 from tests.conftest import Cnn, Vit, seeded
 
 SIDE = 32

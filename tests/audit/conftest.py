@@ -9,12 +9,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from PIL import Image
 from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
-from equicam.images.synthetic import draw_many
+from equicam.demo import synthetic_patches
 
 COMMAND = [sys.executable, "-c", "from equicam.cli.app import app; app()"]
 SOURCES = str(Path(__file__).parents[2] / "src")
@@ -67,10 +66,10 @@ def equicam_answer(*arguments: object) -> dict:
 
 @pytest.fixture(scope="session")
 def patches(tmp_path_factory) -> Path:
-    """Twenty-four drawn patches."""
+    """Twenty-four synthetic patches."""
     folder = tmp_path_factory.mktemp("patches")
-    for i, patch in enumerate(draw_many(PATCHES, seed=7)):
-        Image.fromarray(patch.image).save(folder / f"{i:02d}.png")
+    for i, patch in enumerate(synthetic_patches(PATCHES)):
+        patch.save(folder / f"{i:02d}.png")
     return folder
 
 

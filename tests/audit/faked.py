@@ -10,9 +10,9 @@ import pyarrow as pa
 from PIL import Image
 from scipy import ndimage
 
+from equicam.demo import synthetic_patches
 from equicam.images.files import file_digest
 from equicam.images.items import Item
-from equicam.images.synthetic import draw
 from equicam.reasons import Reason
 from equicam.recipe import Recipe
 from equicam.runs.log import Log
@@ -88,16 +88,16 @@ def views_of(rng, unrest):
 
 
 def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image=None):
-    """A finished run of drawn patches, with every kind of name and trouble among them."""
-    rng = np.random.default_rng(5)
+    """A finished run of synthetic patches, with every kind of name and trouble among them."""
+    rng, patches = np.random.default_rng(5), synthetic_patches(60)
     ids = [*HOSTILE, MISSING, CHANGED, BLANK]
     ids += [f"slide-{i % 9 + 1:02d}/{i:04d}.png" for i in range(100, 100 + count - len(ids))]
     (folder / "images").mkdir(parents=True)
     rows, maps, items = [], [], []
     for i, name in enumerate(ids):
         path = folder / "images" / f"{i:05d}.png"
-        image = draw(i % 60, seed=3).image if draw_image is None else draw_image(i)
-        Image.fromarray(image).save(path)
+        image = patches[i % 60] if draw_image is None else Image.fromarray(draw_image(i))
+        image.save(path)
         unrest = (2.2 if i < len(HOSTILE) + 3 else 0.3) + 3.2 * rng.beta(1.2, 4)
         planes, fused, peum, agree, stable = views_of(rng, 0 if name == BLANK else unrest)
         if name == BLANK:

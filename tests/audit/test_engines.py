@@ -21,11 +21,11 @@ from PIL import Image
 import equicam
 from equicam.audit import compute
 from equicam.audit.compute import AuditJob
+from equicam.demo import synthetic_patches
 from equicam.engines import devices
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, ModelFromName, SharedFolder
 from equicam.errors import EquicamError
-from equicam.images.synthetic import draw_many
 from equicam.models.images import VisibleBoxes
 from equicam.reasons import Reason, describe
 from equicam.runs.store import RunStore
@@ -221,10 +221,11 @@ def test_ray_writes_the_rows_of_one_process(patches, whole, tmp_path):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory) -> Path:
-    """Three hundred drawn patches."""
+    """Three hundred synthetic patches."""
     folder = tmp_path_factory.mktemp("many")
-    for i, patch in enumerate(draw_many(300, seed=7)):
-        Image.fromarray(patch.image).save(folder / f"{i:03d}.png")
+    patches = synthetic_patches()
+    for i, patch in enumerate([*patches, *(patch.rotate(90) for patch in patches[:100])]):
+        patch.save(folder / f"{i:03d}.png")
     return folder
 
 

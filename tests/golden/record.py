@@ -42,8 +42,8 @@ from equicam import Views
 from equicam.cli.app import app
 from equicam.images.items import Item, load_item
 from equicam.images.limited import end_idle
-from equicam.images.synthetic import draw
 from equicam.models.libraries import ZeroShot
+from scripts.synthetic import draw
 from tests.conftest import Cnn, Vit, pictures, seeded
 from tests.golden.values import RENAMED, differences, digest, left_out, plain, project
 from tests.hostile.fuzz import make_image, make_source, open_source

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import equicam
 from equicam.cli.app import app
 from equicam.console import as_typed, exit_on_error
+from equicam.demo import synthetic_patches
 from equicam.explain_files import safe_stem
 from equicam.images.decoding import MAX_DECODERS
-from equicam.images.synthetic import draw
 from equicam.readers.names import absolute_model, absolute_weights
 
 RUN = CliRunner(env={"COLUMNS": "200"})
@@ -24,7 +24,7 @@ RUN = CliRunner(env={"COLUMNS": "200"})
 
 @pytest.fixture
 def patch(tmp_path):
-    Image.fromarray(draw(0, seed=7).image).save(tmp_path / "patch.png")
+    synthetic_patches(1)[0].save(tmp_path / "patch.png")
     return tmp_path / "patch.png"
 
 
@@ -231,7 +231,7 @@ def test_the_version_is_printed():
 
 
 def test_drawing_and_printing_need_no_torch():
-    modules = ("report.explanation_files", "report.tables", "data.synthetic", "data.image_files")
+    modules = ("report.explanation_files", "report.tables", "data.image_files")
     code = f"import sys, {', '.join(f'equicam.{m}' for m in modules)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -239,10 +239,10 @@ def test_drawing_and_printing_need_no_torch():
 @pytest.fixture
 def patches(tmp_path):
     """Four drawn patches in two classes, and one file that is not an image."""
-    for i in range(4):
+    for i, patch in enumerate(synthetic_patches(4)):
         folder = tmp_path / "source" / ("normal", "tumour")[i % 2]
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draw(i, seed=7).image).save(folder / f"{i}.png")
+        patch.save(folder / f"{i}.png")
     (folder / "broken.png").write_bytes(b"no")
     return tmp_path / "source"
 
@@ -278,10 +278,10 @@ def test_evaluate_prints_values_floors_and_skill_and_keeps_rows(tmp_path, patche
 
 @pytest.mark.parametrize(("group", "label"), [("dihedral", "45° mirrored"), ("scale", "× 1.25")])
 def test_evaluate_under_another_group(tmp_path, group, label):
-    for i in range(6):
+    for i, patch in enumerate(synthetic_patches(6)):
         folder = tmp_path / "source" / ("normal", "tumour")[i % 2]
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draw(i, seed=7).image).save(folder / f"{i}.png")
+        patch.save(folder / f"{i}.png")
     out = tmp_path / "rows.parquet"
     command = ["evaluate", str(tmp_path / "source"), "--methods", "grad-cam", "--group", group, "--n", "6"]
     result = RUN.invoke(app, [*command, "--out", str(out), "--details"], env={"COLUMNS": "200"})

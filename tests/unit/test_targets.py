@@ -12,7 +12,7 @@ from torch import nn
 
 import equicam
 from equicam import EquicamError
-from equicam.images.synthetic import draw_many
+from equicam.demo import synthetic_patches
 from equicam.models.images import as_batch, read_arrays
 from equicam.readers.names import class_index
 from equicam.runs.manifest import parse_manifest
@@ -304,7 +304,7 @@ def embedded() -> equicam.Model:
     return equicam.load("embedded")
 
 
-PIXELS = np.stack([patch.image for patch in draw_many(3, seed=5)])
+PIXELS = np.stack([np.asarray(patch) for patch in synthetic_patches(3)])
 
 
 def test_arrays_of_pixels_are_preprocessed_like_images(embedded):

@@ -1,9 +1,11 @@
 """Histology-like patches with an exact label: synthetic tissue in haematoxylin and eosin, no photographs.
 
-As in PatchCamelyon a patch is 96×96 pixels of about 1 µm, and it is positive if and only if its centre third contains
-tumour. Scenes of both labels come from one distribution: a coin picks the label, and scenes are sampled until one
-has it. So tumour outside the centre, borderline centres and benign look-alikes occur at their natural frequency, and
-only the content of the centre decides the label. No direction is special.
+    python scripts/synthetic.py
+
+writes those of the demo into the package, as one image. As in PatchCamelyon a patch is 96×96 pixels of about 1 µm, and it is
+positive if and only if its centre third contains tumour. Scenes of both labels come from one distribution: a coin picks the
+label, and scenes are sampled until one has it. So tumour outside the centre, borderline centres and benign look-alikes occur at
+their natural frequency, and only the content of the centre decides the label. No direction is special.
 """
 
 from collections.abc import Iterator
@@ -12,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
+
+from equicam.demo import PATCHES, PATCHES_PER_ROW, SHEET
 
 SIZE = 96
 """Pixels along a side of a patch."""
@@ -234,6 +238,8 @@ def _tumour_mask(cells: Cells) -> NDArray[np.bool_]:
 CENTRE = slice(32, 64)
 MIN_TUMOUR_PIXELS = 32
 """Tumour nucleus pixels that make a centre positive: about half a small tumour nucleus."""
+SEED, QUALITY = 7, 85
+"""Of the patches of the demo, and of the JPEG that holds them."""
 
 
 @dataclass(frozen=True)
@@ -318,3 +324,19 @@ def _stain_cells(rng: np.random.Generator, cells: Cells) -> tuple[Floats, Floats
             spot = at + radius * rng.normal(0, 0.3, 2) + rng.uniform(0.7, 1.2) * _unit_circle(ANGLES)
             _fill_polygon(pen, spot, GREY_LEVELS * (density[i] + 0.85))
     return _downsample(nuclei), _downsample(bodies)
+
+
+def main() -> None:
+    """Write the patches of the demo, row by row, with all their colours."""
+    rows = -(-PATCHES // PATCHES_PER_ROW)
+    sheet = Image.new("RGB", (SIZE * PATCHES_PER_ROW, SIZE * rows))
+    for i, patch in enumerate(draw_many(PATCHES, seed=SEED)):
+        sheet.paste(
+            Image.fromarray(patch.image), (SIZE * (i % PATCHES_PER_ROW), SIZE * (i // PATCHES_PER_ROW))
+        )
+    sheet.save(SHEET, quality=QUALITY, subsampling=0, optimize=True, progressive=True)
+    print(f"{SHEET}: {SHEET.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
