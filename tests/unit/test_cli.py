@@ -197,11 +197,11 @@ def test_the_default_demo_finds_three_times_as_many_of_the_worst_as_chance(tmp_p
 
 
 def test_a_demo_with_differences_ends_with_1(tmp_path, monkeypatch):
-    from equicam import run
+    from equicam.audit.run import Run
     from equicam.audit.verify import Verification
 
     differs = Verification(files=1, events=1, recomputed=0, problems=("queue.csv is not as it was written",))
-    monkeypatch.setattr(run.Run, "verify", lambda *_args, **_options: differs)
+    monkeypatch.setattr(Run, "verify", lambda *_args, **_options: differs)
     result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "10"])
     assert result.exit_code == 1, result.output
     assert "0 recomputed images: 1 difference" in result.output
@@ -231,7 +231,7 @@ def test_the_version_is_printed():
 
 
 def test_drawing_and_printing_need_no_torch():
-    modules = ("report.explanation_files", "report.tables", "data.image_files")
+    modules = ("runs.report.tables", "images.formats")
     code = f"import sys, {', '.join(f'equicam.{m}' for m in modules)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -360,7 +360,7 @@ def test_refusals_advise_in_options(tmp_path, arguments, message):
 def test_models_lists_the_embedded_one_and_doctor_every_extra():
     assert RUN.invoke(app, ["models", "embedded"]).output.strip() == "embedded"
     output = RUN.invoke(app, ["doctor"]).output
-    assert all(f"[{extra}]" in output for extra in ("clip", "hf", "data", "ray", "review"))
+    assert all(f"[{extra}]" in output for extra in ("clip", "hf", "ray", "review"))
 
 
 def test_python_advice_becomes_an_option():
