@@ -14,6 +14,7 @@ import torchvision
 from safetensors.torch import save_file
 
 import equicam
+from equicam.audit import verify
 from equicam.errors import EquicamError
 from equicam.models import libraries
 from equicam.readers.names import is_library_model
@@ -102,7 +103,7 @@ def test_differences_stop_any_loading_and_all_are_named(strangers_run, monkeypat
     def load(*_args, **_options):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("equicam.audit.verify.load", load)
+    monkeypatch.setattr(verify, "load", load)
     code, said = equicam_command("verify", out, "--sample", "4", "--model", RunStore(out).manifest.model)
     assert code == 1
     assert "items/shard-000001.parquet is not as it was written" in said

@@ -159,7 +159,7 @@ def large_run(folder, count=100_000):
     rows = {
         "id": ids, "arm": arm.tolist(), "rank": list(range(1, count + 1)), "place": list(range(1, count + 1)),
         "peum_score": [0.01] * count, "target": [0] * count, "class": ["normal"] * count, "confidence": [0.9] * count,
-        "flags": [[]] * count, "reasons": [[]] * count,
+        "flags": [[]] * count, "reasons": [[]] * count, "by": ["stability"] * count,
     }  # fmt: skip
     rows |= {name: [None] * count for name in ROWS.names if name not in rows}
     write_table(run.folder / "triage.parquet", pa.table(rows, schema=ROWS))

@@ -479,7 +479,7 @@ def test_the_page_on_a_phone_and_in_the_dark(served, watched):  # noqa: F811
     assert charts["#curve svg"].keys() >= {"angle of rotation (°)", "correlation", "0°", "360°"}
     assert min(size for sizes in charts.values() for size in sizes.values()) >= 9.5
     assert "equivariance" in page.locator("#single .eq").inner_text()
-    assert "ImageNet images" in page.locator("#facts").inner_text()
+    assert "per-image explanation uncertainty" in page.locator("#facts").inner_text()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(23, 21, 28)"
     small = page.evaluate(
         "[...document.querySelectorAll('button, select, input[type=text], [role=slider]')].filter("

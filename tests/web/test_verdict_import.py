@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from equicam.errors import EquicamError
+from equicam.images import limited
 from equicam.rasters import geojson
 from equicam.runs.log import Log
 from equicam.runs.queue_files import feature_id
@@ -279,6 +280,7 @@ def test_hostile_files_are_refused(run, tmp_path, content):
 
 
 def test_large_files_are_refused_packed_and_unpacked(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(limited, "inside", lambda: True)
     for module in (verdict_files, geojson):
         monkeypatch.setattr(module, "MAX_BYTES", 10_000)
     refused(run, write(tmp_path, b" " * 10_001), "at most 10,000 bytes")
