@@ -24,7 +24,7 @@ import torchvision
 import equicam
 from equicam.core.views import Window, crop_centre
 from equicam.evaluate import statistics
-from equicam.evaluate.selection import pick
+from equicam.evaluate.rows import pick
 from equicam.explain import explain_batch
 from equicam.models.images import standard_preprocessing
 from equicam.recipe import Recipe

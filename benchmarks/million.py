@@ -153,8 +153,7 @@ def random_shard(
     number: int, items: Sequence[Any], calibration: frozenset[str], digests: dict[int, str]
 ) -> tuple[pa.Table, pa.Table]:
     """Rows and maps of a shard as an audit writes them; one image of a thousand is bad, one of two hundred blank."""
-    from equicam.runs.store import ITEMS
-    from equicam.runs.stored_maps import MAPS
+    from equicam.runs.store import ITEMS, MAPS
 
     rng, n = np.random.default_rng(number), len(items)
     ids, stats = [item.id for item in items], [item.path.stat() for item in items]

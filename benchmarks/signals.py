@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 import equicam
 from equicam.evaluate import statistics
-from equicam.evaluate.selection import pick
+from equicam.evaluate.rows import pick
 from equicam.evaluate.statistics import Floats
 from equicam.images.sources import find_items
 from equicam.runs.signals import COLUMNS, FLAT, flagged, ranking_scores
-from equicam_paper.triage import IN_TENTH, Pair, over_seeds
+from equicam_paper.signals import IN_TENTH, Pair, over_seeds
 
 NAMES = {
     "stability": "low stability",

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from equicam.core.views import Views, Window, crop_centre, rotate
-from equicam.images.synthetic import draw
+from equicam.demo import synthetic_patches
 
 OUT = Path(__file__).parents[1] / "docs" / "context.png"
 SIDE, DEGREES, INK = 64, 30.0, "#17131f"
@@ -21,7 +21,7 @@ SIDE, DEGREES, INK = 64, 30.0, "#17131f"
 
 def main() -> None:
     """Three panels: the scene, the view reflected, the view with context."""
-    scene = torch.from_numpy(draw(4, seed=7).image).permute(2, 0, 1)[None].double() / 255
+    scene = torch.from_numpy(np.array(synthetic_patches()[4])).permute(2, 0, 1)[None].double() / 255
     crop = crop_centre(scene, (SIDE, SIDE)).contiguous()
     view = Views([DEGREES])
     reflected, cut = view.act(crop)[0, 0], view.act(scene, Window((SIDE, SIDE)))[0, 0]

@@ -18,10 +18,10 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from safetensors.torch import save_file
+from synthetic import draw
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from equicam.images.synthetic import draw
 from equicam.models.libraries import EMBEDDED_WEIGHTS, EmbeddedNet
 
 HELD_OUT_SEED, HELD_OUT = 1_000_003, 1_000

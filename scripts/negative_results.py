@@ -93,8 +93,8 @@ def constants(model: Model, rows: list[tuple[Path, str]], device: str) -> dict[s
     count = {"canonical": 0, "as published": 0}
     for i in track(range(0, len(rows), IMAGES_PER_BATCH), "score-cam"):
         x = batch(rows[i : i + IMAGES_PER_BATCH]).to(device)
-        for name, published in (("canonical", False), ("as published", True)):
-            found = equicam.explain(model, x, method="score-cam", as_published=published)
+        for name, protocol in (("canonical", "ours"), ("as published", "paper")):
+            found = equicam.explain(model, x, method="score-cam", protocol=protocol)
             count[name] += sum(bool(f & {"blank", "constant"}) for f in found.flags)
     return {name: hits / len(rows) for name, hits in count.items()}
 

@@ -22,8 +22,15 @@ import torch
 
 from equicam_paper.context import Context
 from equicam_paper.finetune import finetune
-from equicam_paper.reproduce import open_context, run_experiment
-from equicam_paper.run_all import DOMAIN_EXPERIMENTS, TimeUp, experiments_of, run_all, time_limit
+from equicam_paper.reproduce import (
+    DOMAIN_EXPERIMENTS,
+    TimeUp,
+    experiments_of,
+    open_context,
+    run_all,
+    run_experiment,
+    time_limit,
+)
 
 NETS = Path(__file__).with_name("nets.py")
 DATA = {

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageColor
 from playwright.sync_api import Browser, Page, sync_playwright
+from synthetic import draw_many
 
-from equicam.images.synthetic import draw_many
 from equicam.overlay import heat
 from equicam.runs import review
 from equicam.runs.review.queue import QueueLoader

@@ -6,48 +6,13 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 import equicam
+from equicam.demo import synthetic_patches
 from equicam.evaluate import statistics, summary
-from equicam.images.synthetic import draw_many
 from equicam_paper.context import Context
-from tests.conftest import Cnn, Vit, seeded
-
-SIDE = 32
-FACTORY = """
-import equicam
-from tests.conftest import Cnn, seeded
-from conftest import small
-
-def tiny():
-    return equicam.wrap(seeded(lambda: Cnn(classes=2)), layer="trunk", preprocess=small, classes=("no", "yes"))
-"""
-
-
-def small(image):
-    pixels = np.asarray(image.convert("RGB").resize((SIDE, SIDE)), dtype=np.float64)
-    return torch.from_numpy(pixels).permute(2, 0, 1) / 128 - 1
-
-
-LEVELS = {"preprocess": small, "mean": (128 / 255,) * 3, "std": (128 / 255,) * 3}
-
-
-def cnn():
-    return equicam.wrap(seeded(Cnn), layer="trunk", **LEVELS)
-
-
-def vit():
-    return equicam.wrap(seeded(Vit), layer="blocks.1.norm1", preprocess=small)
-
-
-def save_images(root, folders, seed=0):
-    """One synthetic patch in each of the folders."""
-    for i, (folder, patch) in enumerate(zip(folders, draw_many(len(folders), seed=seed), strict=True)):
-        (root / folder).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(patch.image).save(root / folder / f"{i}.png")
-    return root
+from stand_ins import FACTORY, cnn, save_images
 
 
 @pytest.fixture(scope="session")
@@ -81,17 +46,17 @@ def few_resamples(monkeypatch):
 def patches(tmp_path_factory):
     """Synthetic patches as PatchCamelyon keeps them."""
     root = tmp_path_factory.mktemp("pcam")
-    made = list(draw_many(5, seed=3))
-    for name, values in (("x", [p.image for p in made]), ("y", [[[[p.label]]] for p in made])):
+    images, labels = np.stack(synthetic_patches(5)), np.array([1, 0, 1, 0, 1])
+    for name, values in (("x", images), ("y", labels.reshape(-1, 1, 1, 1))):
         with h5py.File(root / f"camelyonpatch_level_2_split_test_{name}.h5", "w") as file:
-            file[name] = np.concatenate(values) if name == "y" else np.stack(values)
+            file[name] = values
     return root
 
 
 @pytest.fixture(scope="session")
 def birds(tmp_path_factory):
     """Three synthetic patches as CUB-200-2011 keeps birds."""
-    root = save_images(tmp_path_factory.mktemp("cub"), ("images",) * 3, seed=5)
+    root = save_images(tmp_path_factory.mktemp("cub"), ("images",) * 3)
     files = {"images": "{i} {j}.png", "image_class_labels": "{i} {i}", "bounding_boxes": "{i} 10 20 60 50"}
     files["train_test_split"] = "{i} 0"
     for name, text in files.items():

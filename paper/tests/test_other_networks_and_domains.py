@@ -14,28 +14,27 @@ from safetensors.torch import load_file, save_file
 from torchvision.models import VisionTransformer
 
 import equicam
-from conftest import cnn, small, vit
 from equicam.evaluate import statistics
 from equicam.images.items import Item
-from equicam.methods import AS_PUBLISHED, METHODS
+from equicam.methods import METHODS
 from equicam.models.libraries import ZeroShot
 from equicam.readers import masking
-from equicam_paper import load_experiment, plots, sanity, triage
+from equicam_paper import load_experiment, plots, sanity, signals
 from equicam_paper import measure as paper_measure
 from equicam_paper.claims import claims
 from equicam_paper.context import Context
-from equicam_paper.domains import _missing
 from equicam_paper.kept import KeptRows
 from equicam_paper.provenance import provenance
 from equicam_paper.reproduce import run_experiment
 from equicam_paper.rows import VERDICTS, not_run
+from equicam_paper.trainings import missing_domain
+from stand_ins import cnn, small, vit
 from tests.conftest import Cnn, Vit, light, seeded
 
 
 def light_rise(monkeypatch, name):
-    """RISE with few masks, also as published."""
+    """RISE with few masks, by both protocols."""
     monkeypatch.setitem(METHODS, name, light(name))
-    monkeypatch.setitem(AS_PUBLISHED, name, replace(AS_PUBLISHED[name], reader=light(name).reader))
 
 
 def answered(name, context):
@@ -87,12 +86,10 @@ def test_maps_that_the_authors_do_not_stretch_are_also_measured_stretched(tiles,
         alone, stretched = rows[method], rows[f"{method}, stretched to [0, 1]"]
         assert (stretched.claim, stretched.clean) == ("", alone.clean)
         assert stretched.as_published.n == 2
-    assert (
-        abs(rows["rise-400"].as_published.value - rows["rise-400, stretched to [0, 1]"].as_published.value)
-        > 0.01
-    )
+    alone, stretched = (rows[f"rise-400{end}"].as_published for end in ("", ", stretched to [0, 1]"))
+    assert abs(alone.value - stretched.value) > 0.01
     with pytest.raises(ValueError, match="names of other methods: rise-400"):
-        context.evaluate({"rise-400": METHODS["rise-400"]}, as_published=True)
+        context.evaluate({"rise-400": METHODS["rise-400"]}, protocol="paper")
     masks, channels = 12, 6
     assert sum(scored) == 2 * 8 * (masks + channels)  # two images, eight presentations each, scored once
 
@@ -133,11 +130,8 @@ def test_claims_of_the_first_classes_have_images_enough_to_decide(tiles, out, mo
     assert (first.label, every.label) == ("recipro-cam, first classes", "recipro-cam")
     assert first.why.code != "other-sample"
     assert "first fifth of the classes" in first.note
-    (alone,) = (
-        row
-        for row in load_experiment("main").run(replace(few, backbone="mobilenet_v2"))
-        if row.label == "recipro-cam"
-    )
+    other = load_experiment("main").run(replace(few, backbone="mobilenet_v2"))
+    (alone,) = (row for row in other if row.label == "recipro-cam")
     assert (alone.clean.n, alone.claim, alone.note) == (
         6,
         "",
@@ -271,9 +265,8 @@ def test_seeds(tiles, out, tuned):
 
 @pytest.mark.parametrize("costly", [False, True])
 def test_domains(tiles, out, costly):
-    model = equicam.wrap(
-        seeded(lambda: Cnn(classes=2)), layer="trunk", preprocess=small, classes=("no", "yes")
-    )
+    net = seeded(lambda: Cnn(classes=2))
+    model = equicam.wrap(net, layer="trunk", preprocess=small, classes=("no", "yes"))
     context = Context(model, tiles, out, n=4, domain="RESISC45", costly=costly)
     rows = answered("domains", context)
     left = {claim for claim, found in rows.items() if found.verdict == "not run" and "RESISC45" in claim}
@@ -352,9 +345,7 @@ def test_sanity(tiles, out, build, few_methods, monkeypatch, capsys):
     monkeypatch.setattr("equicam.progress.LINE_SECONDS", 0.0)
     rows = {found.label: found for found in load_experiment("sanity").run(context)}
     lines = re.findall(r"networks with and without trained weights: (\d) of 6", capsys.readouterr().err)
-    assert lines == [
-        str(i) for i in range(1, 7)
-    ]  # the one given, two random ones here, and three of the cascade
+    assert "".join(lines) == "123456"  # the one given, two random ones here, and three of the cascade
     eq, *alike = plots.panels_of(KeptRows("sanity", context.backbone, "", {}, tuple(rows.values())))
     assert [one.label for one in alike] == ["Pearson", "SSIM"]
     for one in (eq, *alike):
@@ -363,9 +354,8 @@ def test_sanity(tiles, out, build, few_methods, monkeypatch, capsys):
     assert [len(one.columns) for one in (eq, *alike)] == [5, 4, 4]
     axes = plots.compose([eq], "title").axes[0]
     first = eq.rows[0][1][0]
-    assert axes.texts[0].get_text() == f"{first.value:.2f} ± {(first.high - first.low) / 2:.2f}".replace(
-        "0.", "."
-    )
+    shown = f"{first.value:.2f} ± {(first.high - first.low) / 2:.2f}".replace("0.", ".")
+    assert axes.texts[0].get_text() == shown
     assert {found.verdict for found in rows.values()} == {"measured"}
     assert all(found.clean.n == 3 for found in rows.values())
     for method in sanity.METHODS:
@@ -455,12 +445,9 @@ def test_the_label_region_of_the_paper_is_as_published(tiles, out):
     rows = answered("label-region", Context(model, tiles, out))
     assert ran(rows) == {"label.box_px", "label.disc_radius", "label.vignette_null"}
     assert all(rows[claim].verdict == "by definition" for claim in ran(rows))
-    other = answered(
-        "label-region", Context(equicam.load("embedded"), tiles, out)
-    )  # its input is the whole patch
-    assert {(other[claim].verdict, other[claim].why.code) for claim in ran(other)} == {
-        ("undecided", "other-input")
-    }
+    other = answered("label-region", Context(equicam.load("embedded"), tiles, out))
+    found = {(other[claim].verdict, other[claim].why.code) for claim in ran(other)}
+    assert found == {("undecided", "other-input")}  # its input is the whole patch
 
 
 def test_triage(tiles, out):
@@ -479,22 +466,24 @@ def test_triage_counts_constant_maps(tiles, out, monkeypatch):
         paper_measure, "constant_maps", lambda found, method: {i.id: i.id == first for i in context.sample}
     )
     rows = {found.label: found for found in load_experiment("triage").run(context)}
-    assert rows[triage.CONSTANT].clean.value == pytest.approx(1 / 3)
+    assert rows[signals.CONSTANT].clean.value == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize(("statistic", "scale"), [(triage.IN_TENTH, 1.0), (triage.LIFT, 10.0)])
+@pytest.mark.parametrize(("statistic", "scale"), [(signals.IN_TENTH, 1.0), (signals.LIFT, 10.0)])
 def test_finding_none_of_the_worst_is_not_certain(statistic, scale):
     """No resample finds any: a percentile interval would be [0, 0]."""
     drift = np.arange(100.0)
     for group, n in ((None, 10), (np.repeat(np.arange(5), 20), 5)):
-        found = triage.over_seeds([triage.Pair(-drift, drift, group)], statistic)
+        found = signals.over_seeds([signals.Pair(-drift, drift, group)], statistic)
         assert found.value == found.low == 0
         assert found.high == pytest.approx(scale * statistics.proportion(0, n).high)
-    some = triage.over_seeds([triage.Pair(np.random.default_rng(0).normal(size=100), drift, None)], statistic)
+    some = signals.over_seeds(
+        [signals.Pair(np.random.default_rng(0).normal(size=100), drift, None)], statistic
+    )
     assert some.low < some.high
-    few = triage.over_seeds([triage.Pair(np.roll(drift, 5), drift, np.arange(100) // 25)], triage.IN_TENTH)
+    few = signals.over_seeds([signals.Pair(np.roll(drift, 5), drift, np.arange(100) // 25)], signals.IN_TENTH)
     assert 0 <= few.low < few.value < few.high <= 1  # few groups widen it, not beyond what a share can be
-    unknown = triage.over_seeds([triage.Pair(np.full(100, np.nan), drift, None)], statistic)
+    unknown = signals.over_seeds([signals.Pair(np.full(100, np.nan), drift, None)], statistic)
     assert np.isnan(unknown.value)
 
 
@@ -509,7 +498,7 @@ def test_triage_is_over_all_seeds(tiles, out, tuned):
         save_file(state | {"head.weight": state["head.weight"] + noise}, extra[f"plain{seed}"])
     model = equicam.load(arch, weights=files["plain"])
     context = Context(model, tiles, out, domain="RESISC45", extra=extra)
-    assert [one is context for one in triage.trainings(context)] == [True, False, False]
+    assert [one is context for one in signals.all_seeds(context)] == [True, False, False]
     rows = {found.label: found for found in load_experiment("triage").run(context)}
     for label in ("r of PEUM with 1 − Eq", "worst tenth found in a tenth, by 1 − stability, off the grid"):
         each = [rows[f"{label}, seed {i}"].clean.value for i in range(3)]
@@ -524,10 +513,9 @@ def test_triage_is_also_against_angles_that_no_view_has(tiles, out):
     context = Context(cnn(), tiles, out)
     ours = {found.label: found.clean for found in load_experiment("triage").run(context)}
     audit = {found.label: found.clean for found in load_experiment("peum-audit").run(context)}
-    for own, other in (("", ""), (", off the grid", ", off the grid")):
-        assert ours[f"r of PEUM with 1 − Eq{own}"].value == pytest.approx(
-            audit[f"r of peum (full){other}"].value
-        )
+    for end in ("", ", off the grid"):
+        own, other = ours[f"r of PEUM with 1 − Eq{end}"], audit[f"r of peum (full){end}"]
+        assert own.value == pytest.approx(other.value)
     assert ours["r of PEUM with 1 − Eq"].value != ours["r of PEUM with 1 − Eq, off the grid"].value
 
 
@@ -590,9 +578,8 @@ def test_constant_maps(tiles, out, costly):
 
 def test_cost(tiles, out):
     rows = answered("cost", Context(cnn(), tiles, out, n=3))
-    assert {rows[claim].verdict for claim in rows} == {
-        "not run"
-    }  # an A100's times are not compared with a CPU's
+    # an A100's times are not compared with a CPU's
+    assert {rows[claim].verdict for claim in rows} == {"not run"}
     own = [found for found in load_experiment("cost").run(Context(cnn(), tiles, out, n=3)) if not found.claim]
     assert [row.label for row in own] == ["T = 18 over one Grad-CAM", "T = 6 over one Grad-CAM"]
     assert min(found.as_published.value for found in own) > 1
@@ -622,11 +609,9 @@ def test_a_claim_of_a_domain_names_the_command_that_answers_it(tmp_path, domain)
     context = Context(cnn(), tmp_path, tmp_path, domain=domain)
     for name, known in claims().items():
         if name.startswith("app.PatchCamelyon."):
-            would = not_run(name, _missing(context, known)).note
+            would = not_run(name, missing_domain(context, known)).note
             assert ("reproduce seeds" in would) == name.endswith("acc_seed_sd")
             if "Score-CAM" in name or "augsc" in name:
-                assert would.endswith(
-                    "--domain PatchCamelyon --weights models/plain/weights.safetensors --costly --n 500"
-                )
+                assert would.endswith("--weights models/plain/weights.safetensors --costly --n 500")
             elif domain != "PatchCamelyon":
                 assert "--costly" not in would

@@ -5,7 +5,7 @@ import torch
 
 import equicam
 from equicam.readers.masking import remember_masked_scores
-from equicam_paper.score_files import ScoreFiles
+from equicam_paper.context import ScoreFiles
 from tests.conftest import Cnn, pictures, seeded
 from tests.unit.test_masked_scores import passes
 
@@ -20,7 +20,7 @@ def test_scores_in_files_outlive_the_process(tmp_path, passes):
         with ScoreFiles(tmp_path) as files, remember_masked_scores(model.module, files):
             assert torch.equal(equicam.explain(model, x, method="rise-400").map, expected)
     assert sum(passes) == 800
-    assert len(ScoreFiles(tmp_path)) == len(list(tmp_path.iterdir())) > 0
+    assert list(tmp_path.iterdir())
     other = equicam.wrap(seeded(Cnn, 1), layer="trunk")
     wanted = equicam.explain(other, x, method="rise-400").map
     with ScoreFiles(tmp_path) as files, remember_masked_scores(model.module, files):

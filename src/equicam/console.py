@@ -67,7 +67,7 @@ TYPED = {
     "gamma": "--gamma",
     "dtype": "--dtype",
     "compiled": "--compile",
-    "as_published": "--as-published",
+    "protocol": "--protocol",
     "group": "--group",
     "split": "--split",
     "group_by": "--group-by",

@@ -8,12 +8,16 @@ from PIL import Image
 
 from equicam.audit.run import Run, audit
 from equicam.audit.verify import Verification
-from equicam.images.synthetic import draw_many
+from equicam.errors import EquicamError
 from equicam.models.load import load
 from equicam.reasons import SIGNALS
 from equicam.runs.triage import Triage
 
-DEFAULT_COUNT = 200
+PATCHES, PATCHES_PER_ROW = 200, 20
+SHEET = Path(__file__).with_name("demo_patches.jpg")
+"""The patches in rows; scripts/synthetic.py makes it."""
+SIDE = 96
+"""Of a patch, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +40,27 @@ def worst_tenth_sentence(triage: Triage) -> str:
     )
 
 
+def synthetic_patches(count: int = PATCHES) -> list[Image.Image]:
+    """Patches that look like stained tissue, with and without tumour in their centre; no photographs, and at most 200."""
+    if not 0 <= count <= PATCHES:
+        raise EquicamError("patches", needs=f"at most {PATCHES}", got=count, fix=f"count={PATCHES}")
+    with Image.open(SHEET) as sheet:
+        sheet.load()
+    corners = ((SIDE * (i % PATCHES_PER_ROW), SIDE * (i // PATCHES_PER_ROW)) for i in range(count))
+    return [sheet.crop((x, y, x + SIDE, y + SIDE)) for x, y in corners]
+
+
 def run_demo(
-    out: str | Path, count: int = DEFAULT_COUNT, *, progress: Callable[[int, int, int], None] | None = None
+    out: str | Path, count: int = PATCHES, *, progress: Callable[[int, int, int], None] | None = None
 ) -> DemoResult:
-    """Draw `count` images into OUT/images and audit them into OUT/run; other counts than the default get a suffix."""
-    suffix = "" if count == DEFAULT_COUNT else f"-{count}"
+    """Write `count` patches into OUT/images and audit them into OUT/run; other counts than all of them get a suffix."""
+    suffix = "" if count == PATCHES else f"-{count}"
     images, folder = Path(out) / f"images{suffix}", Path(out) / f"run{suffix}"
     images.mkdir(parents=True, exist_ok=True)
-    for i, patch in enumerate(draw_many(count, seed=7)):
+    for i, patch in enumerate(synthetic_patches(count)):
         path = images / f"patch-{i:03d}.png"
         if not path.is_file():
-            Image.fromarray(patch.image).save(path)
+            patch.save(path)
     model = load("embedded", device="cpu")
     run = audit(images, model, folder, calibrate=count // 2, progress=progress)
     triage = run.triage()

@@ -36,7 +36,7 @@ def explain(
     views: int | Views | None = None,
     target: Target = None,
     fill: Fill | None = None,
-    as_published: bool = False,
+    protocol: str = "ours",
     tau: int | float | None = None,
     gamma: int | float | None = None,
     context: str = "none",
@@ -49,10 +49,10 @@ def explain(
 
     `target` is a class by number or name, one for all images or a list with one for each; or a function of the model's
     output that returns one value per image. Arrays and tensors of 8-bit pixels are preprocessed like image files.
-    `views` is how many or which. `fill` is "reflect", or "zeros" with `as_published` (the paper authors' grid, fill and
-    variants). `context="auto"` cuts views from what the model's preprocessing crops away; `window` is the height and
-    width in the middle of a larger tensor that the model sees, the rest being its context. `dtype` runs the network
-    under autocast. `compiled` compiles the network for each new batch size, and on CUDA captures calls as graphs.
+    `views` is how many or which. `protocol` is "ours" or "paper": its authors' grid, variants of methods, and fill, which
+    is "zeros"; ours is "reflect". `context="auto"` cuts views from what the model's preprocessing crops away; `window` is
+    the height and width in the middle of a larger tensor that the model sees, the rest being its context. `dtype` runs the
+    network under autocast. `compiled` compiles the network for each new batch size, and on CUDA captures calls as graphs.
     """
     images = read_arrays(images)
     if not isinstance(model, Model):
@@ -67,7 +67,7 @@ def explain(
     with torch.inference_mode(False):
         x, size, margins = _with_context(model, images, context, window)
     recipe = Recipe(
-        method=method, views=views, fill=fill, as_published=as_published, tau=tau, gamma=gamma,
+        method=method, views=views, fill=fill, protocol=protocol, tau=tau, gamma=gamma,
         context="none" if size is None else "auto", dtype=_dtype_name(dtype, x.device), compiled=compiled,
     )  # fmt: skip
     shown = None if size is None else Window(size)

@@ -9,7 +9,7 @@ from equicam.core.chain import (
     eigen_cam,
     grad_cam,
     grad_cam_pp,
-    grad_cam_pp_as_published,
+    grad_cam_pp_of_products,
     layer_cam,
     xgrad_cam,
 )
@@ -17,6 +17,7 @@ from equicam.core.fusion import Fusion
 from equicam.core.views import Fill, Views, as_fill
 from equicam.core.weights import KeepConfident, SoftGate, uniform
 from equicam.errors import EquicamError
+from equicam.protocol import Protocol, find_protocol
 from equicam.readers.attention import ROLLOUT, TRANSFORMER_ATTRIBUTION
 from equicam.readers.gradients import (
     FEATURES,
@@ -58,7 +59,7 @@ class Method:
         return self.reader is GRADIENTS and ours
 
 
-_COMBINES = (grad_cam, grad_cam_pp, grad_cam_pp_as_published, xgrad_cam, layer_cam)
+_COMBINES = (grad_cam, grad_cam_pp, grad_cam_pp_of_products, xgrad_cam, layer_cam)
 _GATES = (KeepConfident, SoftGate)
 
 
@@ -137,20 +138,6 @@ METHODS: dict[str, Method] = {
     ),
 }
 
-# What the paper's authors' code does differently, beyond the view grid and the fill.
-_full_image = without_gradient(partial(score_cam, weigh="relu_minus_full_image"))
-AS_PUBLISHED: dict[str, Method] = {
-    "score-cam": replace(METHODS["score-cam"], reader=_full_image),
-    "aug-score-cam": replace(METHODS["aug-score-cam"], reader=_full_image),
-    "smooth-grad-cam++": replace(
-        METHODS["smooth-grad-cam++"],
-        reader=without_gradient(partial(smooth_grad_cam_pp, combine=grad_cam_pp_as_published)),
-    ),
-    "grad-cam++": replace(METHODS["grad-cam++"], combine=grad_cam_pp_as_published),
-    **{name: replace(METHODS[name], stretched=False) for name in ("rise", "rise-400", "score-cam-80")},
-    "aug-cam": replace(METHODS["aug-cam"], fusion=Fusion(Views.evenly(18), None, "map", SoftGate(1.0))),
-}
-
 
 def methods() -> tuple[str, ...]:
     """The names `explain` knows."""
@@ -160,7 +147,7 @@ def methods() -> tuple[str, ...]:
 def resolve(recipe: Recipe) -> Method:
     """The method a recipe names, with its options set."""
     method = _find(recipe)
-    if recipe.views is recipe.tau is recipe.gamma is None and not _authors_grid(recipe):
+    if recipe.views is recipe.tau is recipe.gamma is None and not _has_own_grid(recipe):
         return method
     fusion = replace(method.fusion, views=_views(recipe, method.fusion))
     for option, value, gate in (("tau", recipe.tau, KeepConfident), ("gamma", recipe.gamma, SoftGate)):
@@ -175,19 +162,20 @@ def resolve(recipe: Recipe) -> Method:
 
 
 def resolve_fill(recipe: Recipe) -> Fill:
-    """The fill a recipe names; its default depends on the views, and is zeros as published.
+    """The fill a recipe names; its default depends on the protocol and the views.
 
-    It is coverage where views have context or see less than all, and reflect otherwise.
+    By ours it is coverage where views have context or see less than all, and reflect otherwise.
     """
-    if recipe.as_published and recipe.context != "none":
+    protocol = find_protocol(recipe.protocol)
+    if recipe.context != "none" and not protocol.has_context:
         raise EquicamError(
             "context", needs="none: the authors' views are of the input alone", got=repr(recipe.context),
-            fix="as_published=False",
+            fix='protocol="ours"',
         )  # fmt: skip
     if recipe.fill:
         return as_fill(recipe.fill)
-    if recipe.as_published:
-        return "zeros"
+    if protocol.fill is not None:
+        return protocol.fill
     if recipe.context != "none":
         return "coverage"
     return "coverage" if _views(recipe, _find(recipe).fusion).radius < 1 else "reflect"
@@ -199,27 +187,30 @@ def _find(recipe: Recipe) -> Method:
         return method
     if isinstance(method, Fusion):
         return Method("a fusion of the caller's", method)
-    if method not in METHODS:
-        close = get_close_matches(str(method), METHODS, n=1, cutoff=0.4) or ["equigrad-cam"]
-        raise EquicamError(
-            "method", needs=f"one of {', '.join(METHODS)}", got=repr(method), fix=repr(close[0])
-        )
-    return AS_PUBLISHED.get(method, METHODS[method]) if recipe.as_published else METHODS[method]
+    return find_method(method, find_protocol(recipe.protocol))
+
+
+def find_method(name: str, protocol: Protocol) -> Method:
+    """The method of a name, as a protocol has it."""
+    if name not in METHODS:
+        close = get_close_matches(str(name), METHODS, n=1, cutoff=0.4) or ["equigrad-cam"]
+        raise EquicamError("method", needs=f"one of {', '.join(METHODS)}", got=repr(name), fix=repr(close[0]))
+    return replace(METHODS[name], **protocol.variants.get(name, {}))
 
 
 def _views(recipe: Recipe, fusion: Fusion) -> Views:
     views = recipe.views
     if isinstance(views, tuple):
         return Views(views)
-    if views is None and not _authors_grid(recipe):
+    if views is None and not _has_own_grid(recipe):
         return fusion.views
     if not isinstance(views, int | None) or isinstance(views, bool):
         raise EquicamError("views", needs="a number of views or Views", got=repr(views), fix="Views((0, 90))")
     count = len(fusion.views) if views is None else views
-    # one view is the presented one in the authors' code too
-    return Views.evenly(count, start=-180.0 if recipe.as_published and count > 1 else 0.0)
+    # one view is the presented one, whatever the grid
+    return Views.evenly(count, start=find_protocol(recipe.protocol).first_angle if count > 1 else 0.0)
 
 
-def _authors_grid(recipe: Recipe) -> bool:
-    """Whether a named method uses the authors' view grid; a method of the caller's keeps its own."""
-    return recipe.as_published and isinstance(recipe.method, str)
+def _has_own_grid(recipe: Recipe) -> bool:
+    """Whether the protocol's view grid replaces that of a named method; a method of the caller's keeps its own."""
+    return isinstance(recipe.method, str) and find_protocol(recipe.protocol).first_angle != 0

@@ -17,10 +17,8 @@ class Recipe:
 
     method: Any = "equigrad-cam"  # a name from `equicam.methods()`, or a Method or Fusion of the caller's
     views: Any = None  # how many, or plain values of `Views`; None: as many as the method has
-    fill: str | None = (
-        None  # reflect, zeros or coverage; None: chosen from views and context, or zeros as published
-    )
-    as_published: bool = False  # the paper authors' view grid, fill and method variants
+    fill: str | None = None  # reflect, zeros or coverage; None: chosen from protocol, views and context
+    protocol: str = "ours"  # or "paper": its authors' view grid, fill, and variants of methods and metrics
     context: str = "none"  # auto: views are cut from a surround, where there is one
     tau: int | float | None = None  # confidence below which PCF drops a view
     gamma: int | float | None = None  # exponent of the soft gate

@@ -11,9 +11,11 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from dataclasses import fields, is_dataclass
+from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +26,8 @@ from equicam.errors import EquicamError
 FINGERPRINT = "fingerprint.json"
 TEMPORARY_SUFFIX = ".tmp"
 """Of files that are being written."""
+MAX_COUNT = 10**9
+"""That a file may state."""
 THREADS = 4
 """That read files at the same time."""
 T = TypeVar("T")
@@ -63,16 +67,21 @@ def write_table(path: Path, table: pa.Table) -> None:
     write_atomic(path, encode_table(table))
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None, *, data: bytes | None = None) -> pa.Table:
+def read_table(
+    path: Path,
+    columns: Sequence[str] | None = None,
+    *,
+    schema: pa.Schema | None = None,
+    data: bytes | None = None,
+) -> pa.Table:
     """Read a table from Parquet; the error for a damaged file names it. `data` is the file, if it was read already.
 
-    Columns that it does not have are left out.
+    With a schema, other columns are refused; without, those that it does not have are left out.
     """
     try:
         # thousands of small files: a thread for each column, or a data set of one file, takes longer than reading
         with pq.ParquetFile(path if data is None else pa.BufferReader(data)) as file:
             found = file.read(None if columns is None else list(columns), use_threads=False)
-        return found if columns is None else found.select([n for n in columns if n in found.column_names])
     except (pa.ArrowException, ValueError, KeyError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # of the file system; pyarrow's own have no number
@@ -80,6 +89,9 @@ def read_table(path: Path, columns: Sequence[str] | None = None, *, data: bytes 
             str(path), needs="to be as it was written", got=next(iter(str(error).splitlines()), "no Parquet"),
             fix="deleting it and computing it again",
         ) from error  # fmt: skip
+    if schema is not None:
+        refuse_other_columns(path, found, schema, columns or schema.names)
+    return found if columns is None else found.select([n for n in columns if n in found.column_names])
 
 
 def map_concurrently(
@@ -126,6 +138,38 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"JSON that is no object but {type(found).__name__}")
     return found
+
+
+def from_plain(kind: Any, value: Any, name: str = "it") -> Any:
+    """A value of JSON as this type: a dataclass, which may have a `from_json`, tuple, mapping, choice, text, count or number.
+
+    Anybody may have written it: a value of another type is a ValueError. Null is NaN where a number is expected.
+    """
+    origin, kinds = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):  # one type, or None
+        return None if value is None else from_plain(kinds[0], value, name)
+    if is_dataclass(kind) and isinstance(value, dict):
+        if hasattr(kind, "from_json"):
+            return kind.from_json(value)
+        hints = get_type_hints(kind)
+        return origin(**{f.name: from_plain(hints[f.name], value[f.name], f.name) for f in fields(kind)})
+    if origin is tuple and isinstance(value, list) and (kinds[-1] is ... or len(kinds) == len(value)):
+        each = repeat(kinds[0]) if kinds[-1] is ... else kinds
+        return tuple(from_plain(one, inner, name) for one, inner in zip(each, value, strict=False))
+    if kind is float and (value is None or type(value) in (int, float)):
+        return math.nan if value is None else float(value)
+    if not (
+        (
+            kind is str
+            and isinstance(value, str)
+            and not any("\ud800" <= letter <= "\udfff" for letter in value)
+        )
+        or (kind is int and type(value) is int and 0 <= value <= MAX_COUNT)
+        or (origin is Mapping and isinstance(value, dict))
+        or (origin is Literal and value in kinds)
+    ):
+        raise ValueError(f"{name} = {shorten(value)}")
+    return value
 
 
 def json_ready(value: Any) -> Any:

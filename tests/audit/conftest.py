@@ -9,12 +9,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from PIL import Image
 from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
-from equicam.images.synthetic import draw_many
+from equicam.demo import synthetic_patches
 
 COMMAND = [sys.executable, "-c", "from equicam.cli.app import app; app()"]
 SOURCES = str(Path(__file__).parents[2] / "src")
@@ -50,10 +49,16 @@ def equicam_command(*arguments: object, **options) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def run_command(*arguments: object, code: int = 0, **options) -> str:
+    """What a command says, which must end with this code."""
+    ended, said = equicam_command(*arguments, **options)
+    assert ended == code, said
+    return said
+
+
 def equicam_answer(*arguments: object) -> dict:
     """The document that a command prints with --json, which its schema accepts."""
-    code, text = equicam_command(*arguments, "--json", "--quiet")
-    assert code == 0, text
+    text = run_command(*arguments, "--json", "--quiet")
     schema = Path(equicam.__file__).parent / "schemas" / f"{arguments[0]}.json"
     jsonschema.validate(found := json.loads(text), json.loads(schema.read_text()))
     return found
@@ -61,10 +66,10 @@ def equicam_answer(*arguments: object) -> dict:
 
 @pytest.fixture(scope="session")
 def patches(tmp_path_factory) -> Path:
-    """Twenty-four drawn patches."""
+    """Twenty-four synthetic patches."""
     folder = tmp_path_factory.mktemp("patches")
-    for i, patch in enumerate(draw_many(PATCHES, seed=7)):
-        Image.fromarray(patch.image).save(folder / f"{i:02d}.png")
+    for i, patch in enumerate(synthetic_patches(PATCHES)):
+        patch.save(folder / f"{i:02d}.png")
     return folder
 
 
@@ -72,8 +77,7 @@ def patches(tmp_path_factory) -> Path:
 def whole(patches, tmp_path_factory) -> Path:
     """A finished run that nothing disturbed; tests that change one copy it."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
-    assert code == 0, said
+    said = run_command("audit", patches, "--out", out, *OPTIONS)
     assert f"{PATCHES} images explained, 0 could not be" in said
     assert f"equicam triage {out}" in said
     return out

@@ -10,15 +10,14 @@ import pyarrow as pa
 from PIL import Image
 from scipy import ndimage
 
+from equicam.demo import synthetic_patches
 from equicam.images.files import file_digest
 from equicam.images.items import Item
-from equicam.images.synthetic import draw
 from equicam.reasons import Reason
 from equicam.recipe import Recipe
 from equicam.runs.log import Log
 from equicam.runs.manifest import Manifest
-from equicam.runs.store import ITEMS, RunStore
-from equicam.runs.stored_maps import MAPS, StoredMaps
+from equicam.runs.store import ITEMS, MAPS, RunStore, StoredMaps
 from equicam.steadiness import judge_row
 
 ANGLES = tuple(20.0 * t for t in range(18))
@@ -76,7 +75,7 @@ def blob(rng, at, width=2.2, grid=12):
 
 
 def views_of(rng, unrest):
-    """Planes as read: a hill in the presented frame, turned with the view, and wandering where the picture is unsure."""
+    """Planes as read: a hill in the presented frame, rotated with the view, and wandering where the image is unsure."""
     at = rng.uniform(-2.5, 2.5, 2)
     back = [blob(rng, at + unrest * rng.standard_normal(2) * (t > 0)) for t in range(len(ANGLES))]
     planes = [
@@ -88,17 +87,17 @@ def views_of(rng, unrest):
     return np.stack(planes), np.mean(back, axis=0), units.var(0), np.array(agree), np.array(stable)
 
 
-def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=None):
-    """A finished run of drawn patches, with every kind of name and trouble among them."""
-    rng = np.random.default_rng(5)
+def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image=None):
+    """A finished run of synthetic patches, with every kind of name and trouble among them."""
+    rng, patches = np.random.default_rng(5), synthetic_patches(60)
     ids = [*HOSTILE, MISSING, CHANGED, BLANK]
     ids += [f"slide-{i % 9 + 1:02d}/{i:04d}.png" for i in range(100, 100 + count - len(ids))]
-    (folder / "pictures").mkdir(parents=True)
+    (folder / "images").mkdir(parents=True)
     rows, maps, items = [], [], []
     for i, name in enumerate(ids):
-        path = folder / "pictures" / f"{i:05d}.png"
-        image = draw(i % 60, seed=3).image if pictures is None else pictures(i)
-        Image.fromarray(image).save(path)
+        path = folder / "images" / f"{i:05d}.png"
+        image = patches[i % 60] if draw_image is None else Image.fromarray(draw_image(i))
+        image.save(path)
         unrest = (2.2 if i < len(HOSTILE) + 3 else 0.3) + 3.2 * rng.beta(1.2, 4)
         planes, fused, peum, agree, stable = views_of(rng, 0 if name == BLANK else unrest)
         if name == BLANK:
@@ -170,7 +169,7 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
         model="embedded", weights=hashlib.sha256(b"weights").hexdigest(), weights_from=None, layer="layer4", layout="nchw",
         preprocessing="Resize(96), ToDtype(scale=True), Normalize(…)", classes=("normal <i>tissue</i>", "tumour"),
         dtype="float32", device="cpu", shard_size=1000, calibration_size=calibrate,
-        source=str(folder / "pictures"), split=None, images=len(items), data=hashlib.sha256(b"data").hexdigest(),
+        source=str(folder / "images"), split=None, images=len(items), data=hashlib.sha256(b"data").hexdigest(),
         versions=(("equicam", "0.1.0"), ("python", "3.11.9"), ("torch", "2.6.0"), ("numpy", "2.1.0")),
     )  # fmt: skip
     run = RunStore(folder / "run")
@@ -183,7 +182,7 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, pictures=N
 
 
 def triaged(run, *, queue=16, controls=3):
-    """As a triage ranks it: silent maps first, then by PEUM; the last of the pictures are the blind arm."""
+    """As a triage ranks it: silent maps first, then by PEUM; the last of the images are the blind arm."""
     ok = [row for row in run.read_items().to_pylist() if row["status"] == "ok"]
     ok.sort(key=lambda row: ("blank" not in row["flags"], -row["peum_score"]))
     ranked = list(enumerate(ok, start=1))
@@ -207,7 +206,7 @@ def triaged(run, *, queue=16, controls=3):
         rows.append({"id": row["id"], **dealt, "reasons": reasons})
     calibrated = sum(row["eq"] is not None for row in ok)
     worth = Worth(
-        f"measured on {calibrated} pictures: 0.17 [0.12, 0.23] have an Eq below 0.5, outside the queue 0.12 "
+        f"measured on {calibrated} images: 0.17 [0.12, 0.23] have an Eq below 0.5, outside the queue 0.12 "
         "[0.08, 0.18]; PEUM and 1 − Eq have a Spearman correlation of 0.81 [0.76, 0.85], an AUROC of 0.93 [0.89, 0.97] "
         "and 5.21 [3.97, 6.42] times the catch of chance at this budget; PEUM finds them better than chance",
         calibrated,
@@ -219,6 +218,30 @@ def triaged(run, *, queue=16, controls=3):
         unstable=unstable,
         quality=worth if calibrated else None,
     )
+
+
+def image_row(name, stability=0.6, **more):
+    """The row of an image that six views explained; what `more` does not say is unremarkable."""
+    row = {
+        "id": name,
+        "path": f"images/{name}.png",
+        "status": "ok",
+        "flags": [],
+        "target": 0,
+        "confidence": 0.9,
+    }
+    row |= {
+        "peum_score": 0.01,
+        "stability": stability,
+        "stability_by_view": [1.0] + [0.6] * 5,
+        "views_kept": 6,
+    }
+    row |= {"view_confidence": [0.8] * 6, "view_top1": [0] * 6, "view_agreement": [0.9] * 6}
+    return row | more
+
+
+def table(rows):
+    return pa.Table.from_pylist(rows, schema=ITEMS)
 
 
 class Page(HTMLParser):

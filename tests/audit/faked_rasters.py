@@ -11,8 +11,7 @@ from equicam.rasters.options import Tiling
 from equicam.rasters.tiling import cut_windows
 from equicam.reasons import Reason
 from equicam.runs.log import Log
-from equicam.runs.store import ITEMS, RunStore
-from equicam.runs.stored_maps import MAPS, StoredMaps
+from equicam.runs.store import ITEMS, MAPS, RunStore, StoredMaps
 from tests.audit.faked import ANGLES, fake_run, views_of
 
 TILE = 48

@@ -13,7 +13,7 @@ from PIL import Image
 import equicam
 from equicam.audit import causal as auditing_causal
 from equicam.audit.causal import REGIONS, cost_computer, measure_costs, summarise_costs
-from equicam.audit.reload import reload_run
+from equicam.audit.verify import reload_run
 from equicam.core.views import rotate
 from equicam.errors import EquicamError
 from equicam.evaluate import causal
@@ -26,7 +26,7 @@ from equicam.models.images import preprocess_image
 from equicam.recipe import Recipe
 from equicam.runs.causal_result import CausalTest, Costs, logged_causal, read_causal
 from equicam.runs.log import Log
-from tests.audit.conftest import PATCHES, equicam_answer, equicam_command
+from tests.audit.conftest import PATCHES, equicam_answer, equicam_command, run_command
 
 
 def at(value: float, around: float = 0.01) -> Estimate:
@@ -121,7 +121,7 @@ def test_costs_are_those_of_one_image_and_one_pass_at_a_time(patches):
         for a in ANGLES:
             moved = equicam.explain(model, rotate(x, a), method="grad-cam", target=own.target).map
             aligned = rotate(moved[:, None], -a)[:, 0]
-            masks = causal.regions(own.map, aligned, "disc", [stream], as_published=False)
+            masks = causal.regions(own.map, aligned, "disc", [stream])
             for name, region in REGIONS.items():
                 after = probabilities(model, torch.where(masks[region][:, None], blurred, x))
                 lost[name].append(float((before - after)[before.argmax()]))
@@ -270,13 +270,11 @@ def test_images_that_changed_are_left_out_and_counted(run, patches, tmp_path, co
     found = run.causal(seed=1, source=str(source))
     assert (set(found.images), found.left_out) == (set(others), 1)
     assert f"on {PATCHES - 1} of {PATCHES} images" in found.sentence
-    code, output = equicam_command("causal", run.folder, "--source", source, "--seed", "1")
-    assert code == 0, output
+    output = run_command("causal", run.folder, "--source", source, "--seed", "1")
     assert "1 image left out: changed since the audit, or unreadable" in output
     for name in others:
         Image.new("RGB", (96, 96), "red").save(source / name)
-    code, output = equicam_command("causal", run.folder, "--source", source, "--seed", "2")
-    assert code == 2
+    output = run_command("causal", run.folder, "--source", source, "--seed", "2", code=2)
     assert "images that are as they were audited" in output
 
 
@@ -284,8 +282,7 @@ def test_the_command_answers_in_one_sentence_and_has_the_numbers(run):
     found = run.causal()
     code, output = equicam_command("causal", run.folder, "--quiet")
     assert (code, output) == (0, f"{found.sentence}\n")
-    code, output = equicam_command("causal", run.folder, "--quiet", "--verbose")
-    assert code == 2
+    run_command("causal", run.folder, "--quiet", "--verbose", code=2)
     code, output = equicam_command("causal", run.folder, "--verbose")
     effect = found.trained.effect
     assert f"{effect.value:.3f} [{effect.low:.3f}, {effect.high:.3f}]" in output

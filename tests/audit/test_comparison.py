@@ -15,7 +15,7 @@ import equicam
 from equicam import EquicamError
 from equicam.runs.comparison import MIN_PAIRS, _difference, direction
 from equicam.runs.store import RunStore
-from tests.audit.conftest import PATCHES, equicam_command
+from tests.audit.conftest import PATCHES, equicam_command, run_command
 from tests.audit.faked import HOSTILE, Page, fake_run
 
 
@@ -93,22 +93,18 @@ def test_a_steadier_model_is_found_and_the_command_is_a_gate(whole, symmetric, t
     a, b = worse.differences["stability"].difference, better.differences["stability"].difference
     assert (a.value, a.low, a.high) == pytest.approx((-b.value, -b.high, -b.low))
     page = tmp_path / "pages" / "compare.html"
-    code, output = equicam_command("compare", symmetric, whole, "--out", page)
-    assert code == 3
+    output = run_command("compare", symmetric, whole, "--out", page, code=3)
     assert "The maps of 'run' are less steady than those of 'symmetric'" in output
     assert page.is_file()
-    code, output = equicam_command("compare", whole, symmetric, "--json", "--quiet")
-    assert code == 0
+    output = run_command("compare", whole, symmetric, "--json", "--quiet")
     document = json.loads(output)
     assert document["direction"] == "steadier"
     assert document["differences"]["stability"]["difference"]["low"] > 0
     assert document["report"] is None
     assert len(document["changes"]) == 20
-    code, output = equicam_command("compare", whole, tmp_path)
-    assert code == 2
+    output = run_command("compare", whole, tmp_path, code=2)
     assert "manifest.json" in output
-    code, output = equicam_command("compare", whole, symmetric, "--out", tmp_path / "compare.pdf")
-    assert code == 2
+    output = run_command("compare", whole, symmetric, "--out", tmp_path / "compare.pdf", code=2)
     assert "ends in .html" in output
 
 

@@ -30,11 +30,11 @@ def eyes():
 
 @pytest.fixture(scope="module")
 def items(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     for i in range(11):
         Image.fromarray(rng.integers(0, 255, (96, 96, 3), dtype=np.uint8)).save(folder / f"{i:02d}.png")
-    (folder / "05.png").write_bytes(b"no picture")
+    (folder / "05.png").write_bytes(b"no image")
     return find_items(folder)
 
 
@@ -69,17 +69,17 @@ def test_every_part_has_the_pixels_opened_here(eyes, items, known):
         np.testing.assert_array_equal(x, one.x)
 
 
-def _by_brightness(picture):
+def _by_brightness(image):
     """Two sizes of input: what fits the shared places, and what does not."""
-    side = 8 if np.asarray(picture)[0, 0, 0] < 128 else 6
-    return np.full((3, side, side), float(np.asarray(picture).mean()), np.float32)
+    side = 8 if np.asarray(image)[0, 0, 0] < 128 else 6
+    return np.full((3, side, side), float(np.asarray(image).mean()), np.float32)
 
 
-def test_a_picture_of_another_size_is_sent(items, eyes):
+def test_an_image_of_another_size_is_sent(items, eyes):
     good = [item for item in items if not item.id.startswith("05")]
     alone = [decode_image(item, _by_brightness, eyes[1]).x for item in good]
     assert {x.shape[-1] for x in alone} == {6, 8}
-    for part in (3, 2):  # also more pictures than a part was said to have
+    for part in (3, 2):  # also more images than a part was said to have
         with closing(
             DecoderPool(_by_brightness, eyes[1], workers=2, image_bytes=8 * 8 * 3 * 4, shard_size=part)
         ) as decoders:
@@ -91,13 +91,13 @@ def test_a_picture_of_another_size_is_sent(items, eyes):
             np.testing.assert_array_equal(x, expected)
 
 
-def _deadly(killer, picture):
-    if np.asarray(picture)[0, 0, 0] == killer:
+def _deadly(killer, image):
+    if np.asarray(image)[0, 0, 0] == killer:
         os._exit(9)
-    return np.asarray(picture, np.float32).transpose(2, 0, 1).copy()
+    return np.asarray(image, np.float32).transpose(2, 0, 1).copy()
 
 
-def test_pixels_are_right_after_a_picture_killed_its_worker(items, eyes):
+def test_pixels_are_right_after_an_image_killed_its_worker(items, eyes):
     good = [item for item in items if not item.id.startswith("05")]
     firsts = [int(np.asarray(Image.open(item.path))[0, 0, 0]) for item in good]
     assert firsts.count(firsts[3]) == 1
@@ -118,7 +118,7 @@ def test_pixels_are_right_after_a_picture_killed_its_worker(items, eyes):
             np.testing.assert_array_equal(x, prepare(Image.open(item.path)))
 
 
-def test_a_place_holds_one_picture_and_none_that_is_larger():
+def test_a_place_holds_one_image_and_none_that_is_larger():
     places, kind = SharedBuffer(16, 3), np.dtype(np.float32)
     for place in range(3):
         assert places.put(place, np.full((2, 2), place, np.float32))
@@ -131,15 +131,15 @@ def test_a_place_holds_one_picture_and_none_that_is_larger():
     assert [places.at(place, (2, 2), kind).mean() for place in (0, 2)] == [0, 2]
 
 
-def test_a_preprocessing_that_takes_no_small_picture_is_no_obstacle():
-    def choosy(picture):
-        if min(picture.size) < 96:
+def test_a_preprocessing_that_takes_no_small_image_is_no_obstacle():
+    def choosy(image):
+        if min(image.size) < 96:
             raise ValueError("too small")
         return torch.zeros(3, 96, 96)
 
     model = replace(equicam.load("embedded"), preprocess=choosy)
     assert input_bytes(model) == 4 * 3 * 224**2
-    assert input_bytes(replace(model, preprocess=lambda _picture: torch.zeros(1, 5, 7))) == 4 * 35
+    assert input_bytes(replace(model, preprocess=lambda _image: torch.zeros(1, 5, 7))) == 4 * 35
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), KeyError("mean"), AssertionError()])

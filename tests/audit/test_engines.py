@@ -19,17 +19,17 @@ import torch
 from PIL import Image
 
 import equicam
-from equicam.audit import worker
-from equicam.audit.worker import AuditJob
+from equicam.audit import compute
+from equicam.audit.compute import AuditJob
+from equicam.demo import synthetic_patches
 from equicam.engines import devices
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, ModelFromName, SharedFolder
 from equicam.errors import EquicamError
-from equicam.images.synthetic import draw_many
 from equicam.models.images import VisibleBoxes
 from equicam.reasons import Reason, describe
 from equicam.runs.store import RunStore
-from tests.audit.conftest import ENV, OPTIONS, equicam_command, equicam_process
+from tests.audit.conftest import ENV, OPTIONS, equicam_command, equicam_process, run_command
 from tests.audit.test_run import drawn, rows
 
 SMALL = {"object_store_memory": 300_000_000, "include_dashboard": False, "log_to_driver": False}
@@ -60,11 +60,9 @@ def job(run: Path, **changed) -> AuditJob:
 
 @pytest.mark.slow
 def test_two_devices_write_the_rows_of_one(patches, whole, tmp_path):
-    code, said = equicam_command("audit", patches, "--out", tmp_path / "run", *OPTIONS, "--device", "cpu,cpu")
-    assert code == 0, said
+    run_command("audit", patches, "--out", tmp_path / "run", *OPTIONS, "--device", "cpu,cpu")
     assert same(tmp_path / "run", whole)
-    code, said = equicam_command("verify", tmp_path / "run", "--sample", 2, "--device", "cpu")
-    assert code == 0, said
+    run_command("verify", tmp_path / "run", "--sample", 2, "--device", "cpu")
 
 
 @pytest.mark.slow
@@ -94,8 +92,7 @@ def test_a_worker_that_is_killed_is_named_and_what_is_written_stays(patches, who
     there = {p: p.stat().st_mtime_ns for p in out.glob("items/*.parquet")}
     assert 1 <= len(there) < 6
     assert not _children_of(process.pid)
-    code, said = equicam_command(*command)
-    assert code == 0, said
+    run_command(*command)
     assert same(out, whole)
     assert all(p.stat().st_mtime_ns == then for p, then in there.items())
 
@@ -122,7 +119,7 @@ def test_a_part_that_is_there_is_not_written_again(patches, whole):
     assert path.stat().st_mtime_ns == before
 
 
-def test_a_picture_that_kills_its_opener_is_a_row(patches, whole):
+def test_an_image_that_kills_its_opener_is_a_row(patches, whole):
     items = equicam.images.sources.find_items(patches)[:3]
     deadly = replace(equicam.load("embedded"), preprocess=_dies_of_one(np.asarray(Image.open(items[1].path))))
     work = job(whole, preprocessing=deadly)
@@ -134,7 +131,7 @@ def test_a_picture_that_kills_its_opener_is_a_row(patches, whole):
 
 def test_the_visible_boxes_of_a_shard_are_computed_once_per_size(patches, whole, monkeypatch):
     built = []
-    monkeypatch.setattr(worker, "VisibleBoxes", lambda model: built.append(1) or VisibleBoxes(model))
+    monkeypatch.setattr(compute, "VisibleBoxes", lambda model: built.append(1) or VisibleBoxes(model))
     items = equicam.images.sources.find_items(patches)[:4]
     assert len(job(whole).decode((98, items))) == 4
     assert len(built) == 1
@@ -142,11 +139,11 @@ def test_the_visible_boxes_of_a_shard_are_computed_once_per_size(patches, whole,
 
 def _dies_of_one(pixels):
     usual = equicam.load("embedded").preprocess
-    return lambda picture: os._exit(9) if (np.asarray(picture) == pixels).all() else usual(picture)
+    return lambda image: os._exit(9) if (np.asarray(image) == pixels).all() else usual(image)
 
 
 def test_what_cannot_be_sent_is_refused(patches, whole, tmp_path):
-    model = replace(equicam.load("embedded"), preprocess=lambda picture: picture)
+    model = replace(equicam.load("embedded"), preprocess=lambda image: image)
     with pytest.raises(EquicamError, match="that can be pickled"):
         list(Devices(("cpu", "cpu")).work(job_with(model, whole), [(0, []), (1, [])]))
 
@@ -165,8 +162,7 @@ def job_with(model, folder) -> AuditJob:
     ],
 )
 def test_engines_that_make_no_sense_are_refused(patches, tmp_path, options, word):
-    code, said = equicam_command("audit", patches, "--out", tmp_path / "run", *options)
-    assert code == 2
+    said = run_command("audit", patches, "--out", tmp_path / "run", *options, code=2)
     assert word in said
     assert not (tmp_path / "run").exists()
 
@@ -225,18 +221,18 @@ def test_ray_writes_the_rows_of_one_process(patches, whole, tmp_path):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory) -> Path:
-    """Three hundred drawn patches."""
+    """Three hundred synthetic patches."""
     folder = tmp_path_factory.mktemp("many")
-    for i, patch in enumerate(draw_many(300, seed=7)):
-        Image.fromarray(patch.image).save(folder / f"{i:03d}.png")
+    patches = synthetic_patches()
+    for i, patch in enumerate([*patches, *(patch.rotate(90) for patch in patches[:100])]):
+        patch.save(folder / f"{i:03d}.png")
     return folder
 
 
 @pytest.fixture(scope="module")
 def whole_of_many(many, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
-    code, said = equicam_command("audit", many, "--out", out, "--shard-size", 8)
-    assert code == 0, said
+    run_command("audit", many, "--out", out, "--shard-size", 8)
     return out
 
 
@@ -244,10 +240,8 @@ def whole_of_many(many, tmp_path_factory) -> Path:
 @ray_there
 def test_ray_evaluates_as_one_process(patches, tmp_path):
     told = ("evaluate", patches, "--methods", "grad-cam,equigrad-cam", "--scores", "eq,peum")
-    code, said = equicam_command(*told, "--out", tmp_path / "one.parquet")
-    assert code == 0, said
-    code, said = equicam_command(*told, "--out", tmp_path / "ray.parquet", "--engine", "ray", "--actors", 2)
-    assert code == 0, said
+    run_command(*told, "--out", tmp_path / "one.parquet")
+    run_command(*told, "--out", tmp_path / "ray.parquet", "--engine", "ray", "--actors", 2)
     one, many = (pq.read_table(tmp_path / name).to_pylist() for name in ("one.parquet", "ray.parquet"))
     assert len(one) > 24
     assert repr(many) == repr(one)
@@ -258,10 +252,7 @@ def test_ray_evaluates_as_one_process(patches, tmp_path):
 @ray_there
 def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    code, said = equicam_command(
-        "audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2
-    )
-    assert code == 0, said
+    run_command("audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2)
     assert same(out, whole_of_many)
 
 

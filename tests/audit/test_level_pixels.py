@@ -44,10 +44,10 @@ def decoded(seed, pixels):
 def test_levels_stand_for_the_numbers_of_the_preprocessing(make):
     model = equicam.load("embedded")
     preprocess = compact_preprocessing(model, "none")
-    pictures = [make(seed) for seed in range(3)]
-    expected = np.stack([preprocess_to_array(model, one) for one in pictures])
+    images = [make(seed) for seed in range(3)]
+    expected = np.stack([preprocess_to_array(model, one) for one in images])
     assert expected.std() > 0.02
-    found = [preprocess(one) for one in pictures]
+    found = [preprocess(one) for one in images]
     assert all(isinstance(one, LevelPixels) for one in found)
     assert np.array_equal(np.stack([one.to_numbers() for one in found]), expected)
     sent = numbers_of_levels(to_device([one.levels for one in found], CPU), found[0].numbers)

@@ -18,7 +18,7 @@ from pathlib import Path
 from equicam.runs.log import Log
 log = Log(Path(sys.argv[1]))
 for i in range(int(sys.argv[3])):
-    log.add("verdict", {"by": sys.argv[2], "i": i, "text": "ü" * 200}, who=sys.argv[2])
+    log.add("verdict", {"by": sys.argv[2], "i": i, "text": "ü" * 200}, actor=sys.argv[2])
 """
 
 
@@ -30,7 +30,7 @@ def adding(folder, who, count):
 def log(tmp_path):
     log = Log(tmp_path)
     for i in range(6):
-        log.add("verdict", {"picture": f"p{i}", "verdict": "stable"}, who="ana")
+        log.add("verdict", {"image": f"p{i}", "verdict": "stable"}, actor="ana")
     return log
 
 
@@ -48,7 +48,7 @@ def test_a_chain_verifies_and_reads_back(tmp_path):
     log = Log(tmp_path)
     assert (log.events(), log.last(), log.problems()) == ([], FIRST, [])
     one = log.add("started", {"b": 1, "a": ["ü", None, 0.5]})
-    two = log.add("verdict", {}, who="ana")
+    two = log.add("verdict", {}, actor="ana")
     assert log.events() == [one, two]
     assert log.events("verdict") == [two]
     assert (one.number, one.previous, two.number, two.previous) == (1, FIRST, 2, one.hash)
@@ -102,12 +102,12 @@ def test_a_cut_end_shows_against_a_hash_noted_elsewhere(log):
 
 def test_a_mark_is_added_once_whoever_sends_it(tmp_path):
     log = Log(tmp_path)
-    first = log.add("verdict", {"mark": "m-1", "verdict": "supports"}, who="ana")
-    assert log.add("verdict", {"mark": "m-1", "verdict": "supports"}, who="ana") == first
-    assert log.add("note", {"mark": "m-1"}, who="bo") == first
-    log.add("verdict", {"mark": "m-2"}, who="ana")
-    log.add("verdict", {}, who="ana")
-    log.add("verdict", {}, who="ana")
+    first = log.add("verdict", {"mark": "m-1", "verdict": "supports"}, actor="ana")
+    assert log.add("verdict", {"mark": "m-1", "verdict": "supports"}, actor="ana") == first
+    assert log.add("note", {"mark": "m-1"}, actor="bo") == first
+    log.add("verdict", {"mark": "m-2"}, actor="ana")
+    log.add("verdict", {}, actor="ana")
+    log.add("verdict", {}, actor="ana")
     assert len(log.events()) == 4
     assert log.events(after=2) == log.events()[2:]
     assert log.problems() == []
@@ -141,7 +141,7 @@ def test_two_writers_at_once_give_one_chain(tmp_path):
     assert [event.number for event in events] == list(range(1, 101))
     assert log.problems() == []
     for who in ("ana", "bo"):
-        assert [event.payload["i"] for event in events if event.who == who] == list(range(50))
+        assert [event.payload["i"] for event in events if event.actor == who] == list(range(50))
 
 
 def test_a_killed_writer_leaves_an_unbroken_chain(tmp_path):

@@ -1,10 +1,12 @@
 """One recipe travels whole into the manifest, and equal settings give equal manifests."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 
@@ -13,8 +15,9 @@ from equicam.audit.audit import resolve_recipe
 from equicam.core.views import Views
 from equicam.errors import EquicamError
 from equicam.recipe import Recipe
-from equicam.runs.manifest import read_manifest, refuse_difference
+from equicam.runs.manifest import parse_manifest, refuse_difference
 from equicam.runs.store import RunStore
+from equicam.shards import from_plain
 from tests.audit.conftest import ENV
 from tests.audit.faked import fake_run
 
@@ -26,7 +29,7 @@ def run(tmp_path_factory):
 
 def test_a_manifest_reads_back_whole(run):
     found = run.manifest
-    assert read_manifest(found.dumps(), where="here") == found
+    assert parse_manifest(found.dumps(), where="here") == found
     plain = json.loads(found.dumps())
     assert (plain["schema"], plain["recipe"]["method"]) == (2, "equigrad-cam")
     assert Recipe.from_json(plain["recipe"]) == found.recipe
@@ -37,7 +40,7 @@ def test_a_manifest_reads_back_whole(run):
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}'])
 def test_another_manifest_is_refused(text):
     with pytest.raises(EquicamError, match="the run here needs"):
-        read_manifest(text, where="here")
+        parse_manifest(text, where="here")
 
 
 @pytest.mark.parametrize("schema", [1, 3, None])
@@ -55,10 +58,41 @@ def test_a_run_of_another_schema_is_refused_and_not_written_over(run, tmp_path, 
     assert (folder / "manifest.json").read_text() == text
 
 
+@dataclass(frozen=True)
+class Record:
+    texts: tuple[str, ...]
+    pair: tuple[float, int] | None
+    choice: Literal["a", "b"] | None
+
+
+GOOD = {"texts": ["x"], "pair": [1, 2], "choice": "a"}
+
+
+def test_records_are_read_by_their_types():
+    assert from_plain(Record, GOOD) == Record(("x",), (1.0, 2), "a")
+    assert from_plain(Record, GOOD | {"texts": [], "pair": None, "choice": None}) == Record((), None, None)
+    assert math.isnan(from_plain(Record, GOOD | {"pair": [None, 2]}).pair[0])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"texts": "x"}, {"texts": [1]}, {"texts": ["\ud800"]}, {"texts": None}, {"pair": [1]}, {"pair": [1, 2, 3]},
+        {"pair": ["1", 2]}, {"pair": [True, 2]}, {"pair": [1, 2.0]}, {"pair": [1, -1]}, {"pair": [1, True]},
+        {"pair": [1, 10**9 + 1]}, {"pair": [10**400, 1]}, {"pair": {}}, {"choice": "c"}, {"choice": []},
+    ],
+)  # fmt: skip
+def test_values_of_other_types_are_refused(wrong):
+    with pytest.raises((ValueError, OverflowError)):
+        from_plain(Record, GOOD | wrong)
+    with pytest.raises(KeyError):
+        from_plain(Record, {})
+
+
 def test_views_read_back_as_transforms(run):
     views = Views.dihedral(6) * Views.scales(0.9, 1)
     found = replace(run.manifest, recipe=replace(run.manifest.recipe, views=views))
-    again = read_manifest(found.dumps(), where="here")
+    again = parse_manifest(found.dumps(), where="here")
     assert again == found
     assert again.transforms == views.transforms
     assert again.labels == views.labels
@@ -78,7 +112,7 @@ def test_views_that_are_none_are_refused(run, views):
     plain = run.manifest.to_json()
     plain["recipe"] = plain["recipe"] | {"views": views}
     with pytest.raises(EquicamError, match="the run here needs a manifest"):
-        read_manifest(json.dumps(plain), where="here")
+        parse_manifest(json.dumps(plain), where="here")
 
 
 def test_views_that_a_manifest_could_not_hold_are_not_computed():
@@ -95,7 +129,7 @@ def test_views_that_see_less_are_filled_by_coverage():
     ):
         assert resolve_recipe(model, Recipe(views=views))[0].fill == fill
         assert resolve_recipe(model, Recipe(views=views, fill="zeros"))[0].fill == "zeros"
-        assert resolve_recipe(model, Recipe(views=views, as_published=True))[0].fill == "zeros"
+        assert resolve_recipe(model, Recipe(views=views, protocol="paper"))[0].fill == "zeros"
 
 
 def test_settings_that_mean_the_same_are_the_same_recipe():
@@ -105,7 +139,7 @@ def test_settings_that_mean_the_same_are_the_same_recipe():
     assert usual[0].views == tuple(20.0 * t for t in range(18))
     assert resolve_recipe(model, Recipe(views=usual[0].views)) == usual
     assert resolve_recipe(model, Recipe(dtype="bfloat16"))[0].dtype == "bfloat16"
-    published, described = resolve_recipe(model, Recipe(as_published=True))
+    published, described = resolve_recipe(model, Recipe(protocol="paper"))
     assert (published.fill, published.views[0]) == ("zeros", -180.0)
     assert described != usual[1]
 

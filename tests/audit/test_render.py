@@ -10,15 +10,15 @@ from scipy import ndimage
 from equicam.core.chain import Chain, grad_cam, unit
 from equicam.core.transforms import Transform
 from equicam.core.views import Views
+from equicam.demo import synthetic_patches
 from equicam.drawing import plots
 from equicam.drawing.text import visible
 from equicam.images import limited
 from equicam.images.files import file_digest
-from equicam.images.synthetic import draw
 from equicam.readers.names import output_name
 from equicam.runs.report import render
 from equicam.runs.report.rows import peum_undefined
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.store import StoredMaps
 
 
 def test_more_views_than_a_strip_holds_are_thinned():
@@ -78,7 +78,7 @@ def test_rounding_of_the_store_is_not_rendered():
 )
 def test_input_boxes_of_any_kind(tmp_path, frame, message):
     path = tmp_path / "a.png"
-    Image.fromarray(draw(1).image).save(path)
+    synthetic_patches(1)[0].save(path)
     row = {
         "id": "a",
         "path": str(path),

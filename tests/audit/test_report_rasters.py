@@ -93,16 +93,16 @@ def test_colours_lie_where_the_windows_are(made):
     card = next(one for one in found.cards if one.facts["id"] == "north.tif")
     rows = [row for row in made.run.read_items().to_pylist() if row["id"].startswith("north.tif#")]
     low, high = found.facts["scales"]["signal"]
-    picture = pixels(card.signal)
-    assert picture.shape == (512, 640, 3)
+    image = pixels(card.signal)
+    assert image.shape == (512, 640, 3)
     scale = 640 / 480
     shades = []
     for row in rows:
         x, y = int(scale * (row["x"] + TILE / 2)), int(scale * (row["y"] + TILE / 2))
-        shades.append((row["stability"], picture[y - 8 : y + 8, x - 8 : x + 8].mean()))
+        shades.append((row["stability"], image[y - 8 : y + 8, x - 8 : x + 8].mean()))
     assert np.corrcoef(np.array(shades).T)[0, 1] < -0.8  # bright where the map moves
     assert low < high
-    nothing = picture[100:300, 8:40]  # no window there: pale grey
+    nothing = image[100:300, 8:40]  # no window there: pale grey
     assert np.ptp(nothing, axis=-1).max() < 12
     assert nothing.mean() > 180
 
@@ -164,7 +164,7 @@ def test_labels_do_not_overlap_and_stay_inside():
             assert x >= a + c - 0.2 or x + w <= a + 0.2 or y >= b + d - 0.2 or y + h <= b + 0.2
 
 
-def test_a_label_wider_than_the_picture_is_left_out():
+def test_a_label_wider_than_the_image_is_left_out():
     assert _label_place((0.0, 0.0, 4.0, 4.0), 30.0, 12.0, 8, 100, []) is None
 
 

@@ -26,11 +26,9 @@ from equicam.images import decoding
 from equicam.images.files import file_digest
 from equicam.images.sources import find_items
 from equicam.reasons import Reason, describe
-from equicam.runs.integrity import complete, log_shard
-from equicam.runs.log import Log
-from equicam.runs.store import RunStore
-from equicam.runs.stored_maps import StoredMaps
-from tests.audit.conftest import ENV, OPTIONS, PATCHES, equicam_command, equicam_process
+from equicam.runs.log import Log, complete, log_shard
+from equicam.runs.store import RunStore, StoredMaps
+from tests.audit.conftest import ENV, OPTIONS, PATCHES, equicam_command, equicam_process, run_command
 
 
 def rows(folder: Path) -> list[dict]:
@@ -66,8 +64,7 @@ def killed_and_resumed(patches, out, kills, seed):
         if out.is_dir():
             with RunStore(out).writing():  # nothing that is left of it holds the lock
                 pass
-    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
-    assert code == 0, said
+    run_command("audit", patches, "--out", out, *OPTIONS)
 
 
 def test_killed_twice_it_ends_as_if_never_disturbed(patches, whole, tmp_path):
@@ -148,8 +145,7 @@ def test_ctrl_c_finishes_the_part_and_says_how_to_go_on(patches, whole, tmp_path
     assert "the same command resumes" in said
     assert "Traceback" not in said
     assert 0 < len(rows(out)) < PATCHES
-    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
-    assert code == 0
+    run_command("audit", patches, "--out", out, *OPTIONS)
     assert rows(out) == rows(whole)
     kinds = [e.kind for e in Log(out).events()]
     assert [kind for kind in kinds if kind != "shard"] == ["started", "resumed", "completed"]
@@ -175,8 +171,7 @@ def test_a_full_disk_is_said_and_loses_nothing(patches, whole, tmp_path):
     assert "File too large" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert not list(out.rglob("*.tmp"))
-    code, said = equicam_command(*arguments)
-    assert code == 0, said
+    run_command(*arguments)
     assert rows(out) == rows(whole)
 
 
@@ -190,8 +185,7 @@ def test_a_folder_that_cannot_be_is_refused_in_a_sentence(patches, tmp_path, pla
     else:
         out.mkdir()
         (out / "mine.txt").write_text("mine")
-    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
-    assert code == 2
+    said = run_command("audit", patches, "--out", out, *OPTIONS, code=2)
     assert "Traceback" not in said
     assert any(word in said for word in ("got a file", "Permission", "No such file", "other files"))
 
@@ -245,7 +239,7 @@ def hostile(folder: Path) -> dict[str, str]:
     put("truncated.png", png[: len(png) // 2], "bad")
     put("empty.png", b"", "bad")
     put("really-a-png.jpg", png, "ok")
-    put("text.png", b"hello, I am a picture", "bad")
+    put("text.png", b"hello, I am an image", "bad")
     put("script.svg.png", b"<svg onload='alert(1)'></svg>", "bad")
     header = png[:16] + (100_000).to_bytes(4, "big") * 2 + png[24:]
     put("huge.png", header, "bad")
@@ -272,10 +266,7 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
     source.mkdir()
     shutil.copy(patches / "00.png", source / "good.png")
     expected = hostile(source)
-    code, said = equicam_command(
-        "audit", source, "--out", out, "--views", "4", "--shard-size", "5", "--calibrate", "10"
-    )
-    assert code == 0, said
+    run_command("audit", source, "--out", out, "--views", "4", "--shard-size", "5", "--calibrate", "10")
     found = RunStore(out).read_items().to_pylist()
     assert len(found) == len(expected)
     statuses = sorted(row["status"] for row in found)
@@ -290,14 +281,13 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
         ("report", out),
         ("verify", out, "--sample", "4"),
     ):
-        code, said = equicam_command(*command)
-        assert code == 0, said
+        run_command(*command)
     page = (out / "report.html").read_text()
     assert "<script" not in page
     assert "onload" not in page
 
 
-def test_a_picture_that_kills_its_process_is_a_row_with_a_reason(patches, tmp_path, monkeypatch):
+def test_an_image_that_kills_its_process_is_a_row_with_a_reason(patches, tmp_path, monkeypatch):
 
     real = decoding.read_item
 
@@ -322,10 +312,17 @@ def test_a_malicious_pickle_as_weights_does_not_run(patches, tmp_path):
             return os.system, (f"touch {tmp_path / 'ran'}",)
 
     (tmp_path / "evil.pt").write_bytes(pickle.dumps({"state_dict": Evil()}))
-    code, said = equicam_command(
-        "audit", patches, "--out", tmp_path / "run", "--model", "resnet18", "--weights", tmp_path / "evil.pt"
+    said = run_command(
+        "audit",
+        patches,
+        "--out",
+        tmp_path / "run",
+        "--model",
+        "resnet18",
+        "--weights",
+        tmp_path / "evil.pt",
+        code=2,
     )
-    assert code == 2
     assert "loads without running code" in said
     assert not (tmp_path / "ran").exists()
 
@@ -339,10 +336,8 @@ def log_and_complete_again(out):
 
 
 def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
-    code, said = equicam_command("verify", out, "--sample", "3")
-    assert code == 0, said
+    out = shutil.copytree(whole, tmp_path / "run")
+    said = run_command("verify", out, "--sample", "3")
     assert "3 recomputed images" in said
     assert "no differences" in said
     forged, changed = tmp_path / "forged", RunStore(out).path("items", 2)
@@ -354,19 +349,17 @@ def test_verify_names_what_was_tampered_with(patches, whole, tmp_path):
     database = sqlite3.connect(out / "events.sqlite")
     database.executescript("DROP TRIGGER no_change; UPDATE events SET payload = '{}' WHERE number = 1")
     database.close()
-    code, said = equicam_command("verify", out, "--sample", "24")
-    assert code == 1
+    said = run_command("verify", out, "--sample", "24", code=1)
     assert "items/shard-000002.parquet is not as it was written" in said
     assert "event 1 was changed" in said
     assert "0 recomputed images" in said
     log_and_complete_again(forged)
-    code, said = equicam_command("verify", forged, "--sample", "24")
-    assert code == 1
+    said = run_command("verify", forged, "--sample", "24", code=1)
     assert f"{table[1]['id']!r}: peum_score 0.00000, now" in said
     assert "1 difference" in said
 
 
-def test_verify_sees_a_changed_picture_and_an_unfinished_run(patches, tmp_path):
+def test_verify_sees_a_changed_image_and_an_unfinished_run(patches, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(patches, source)
     model = equicam.load("embedded")
@@ -380,8 +373,8 @@ def test_verify_sees_a_changed_picture_and_an_unfinished_run(patches, tmp_path):
     assert problems[1] == "items/shard-000000.parquet cannot be read: No such file or directory"
 
 
-def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
-    """Rows and maps of 32 pictures with a 7×7 grid, 18 views and 1,000 classes, random so that they do not compress."""
+def test_an_image_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
+    """Rows and maps of 32 images with a 7×7 grid, 18 views and 1,000 classes, random so that they do not compress."""
     rng = np.random.default_rng(0)
     schema = RunStore(whole).read_items().schema
     row = RunStore(whole).read_items().to_pylist()[0]
@@ -398,7 +391,7 @@ def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
                 "peum_score": rng.random(),
             }
         )
-    from equicam.runs.stored_maps import MAPS
+    from equicam.runs.store import MAPS
     from equicam.shards import write_table
 
     grids = [
@@ -411,7 +404,7 @@ def test_a_picture_on_resnet50_takes_less_than_ten_kilobytes(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_thousand_pictures_leave_memory_flat(tmp_path):
+def test_two_thousand_images_leave_memory_flat(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     rng = np.random.default_rng(0)
@@ -439,18 +432,15 @@ def test_two_thousand_pictures_leave_memory_flat(tmp_path):
 
 def test_commands_refuse_what_is_no_run(tmp_path):
     for command in ("triage", "report", "verify"):
-        code, said = equicam_command(command, tmp_path)
-        assert code == 2
+        said = run_command(command, tmp_path, code=2)
         assert "no manifest.json in it; try equicam audit first" in said
 
 
 def test_a_lost_part_is_computed_again_and_the_run_completed_again(patches, whole, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
+    out = shutil.copytree(whole, tmp_path / "run")
     RunStore(out).path("maps", 3).unlink()
     RunStore(out).path("items", 1).unlink()
-    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
-    assert code == 0, said
+    run_command("audit", patches, "--out", out, *OPTIONS)
     assert rows(out) == rows(whole)
     assert drawn(out) == drawn(whole)
     assert verifying.check_files(RunStore(out))[1] == []
@@ -459,8 +449,7 @@ def test_a_lost_part_is_computed_again_and_the_run_completed_again(patches, whol
 
 @pytest.mark.parametrize("moment", ["before the manifest", "before the event"])
 def test_killed_while_it_begins_or_ends_it_goes_on(patches, whole, tmp_path, moment):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
+    out = shutil.copytree(whole, tmp_path / "run")
     if moment == "before the manifest":
         for name in ("manifest.json", "digests.json", "events.sqlite"):
             (out / name).unlink()
@@ -473,8 +462,7 @@ def test_killed_while_it_begins_or_ends_it_goes_on(patches, whole, tmp_path, mom
         log = Log(out)
         for event in events[:-1]:
             log.add(event.kind, event.payload)
-    code, said = equicam_command("audit", patches, "--out", out, *OPTIONS)
-    assert code == 0, said
+    run_command("audit", patches, "--out", out, *OPTIONS)
     assert rows(out) == rows(whole)
     assert verifying.check_files(RunStore(out))[1] == []
 
@@ -483,24 +471,19 @@ def test_killed_while_it_begins_or_ends_it_goes_on(patches, whole, tmp_path, mom
     "name", ["items/shard-000001.parquet", "maps/shard-000001.parquet", "digests.json", "events.sqlite"]
 )
 def test_verify_lists_garbage_as_a_difference(whole, tmp_path, name):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
+    out = shutil.copytree(whole, tmp_path / "run")
     (out / name).write_bytes(b"garbage" * 100)
-    code, said = equicam_command("verify", out, "--sample", "4")
-    assert code == 1, said
+    said = run_command("verify", out, "--sample", "4", code=1)
     assert "differs" in said
     assert "Traceback" not in said
 
 
 def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, whole, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
+    out = shutil.copytree(whole, tmp_path / "run")
     for command in (("triage", out, "--budget", "8"), ("causal", out)):
-        code, said = equicam_command(*command)
-        assert code == 0, said
+        run_command(*command)
     noted = Log(out).last()
-    code, said = equicam_command("verify", out, "--sample", "24", "--hash", noted)
-    assert code == 0, said
+    run_command("verify", out, "--sample", "24", "--hash", noted)
     (out / "queue.csv").write_bytes((out / "queue.csv").read_bytes() + b"more\n")
     part = RunStore(out).path("items", 0)
     table = pq.read_table(part).to_pylist()
@@ -514,14 +497,12 @@ def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, whole, tmp_pat
     for row in table:
         row["eq"] = 0.99 if row["eq"] is not None else None
     pq.write_table(pa.Table.from_pylist(table, schema=pq.read_schema(part)), part)
-    code, said = equicam_command("verify", out, "--sample", "24", "--hash", "f" * 64)
-    assert code == 1
+    said = run_command("verify", out, "--sample", "24", "--hash", "f" * 64, code=1)
     assert "queue.csv is not as it was written" in said
     assert "ffffffffffff… is not there" in said
     log_and_complete_again(out)
     (out / "queue.csv").write_bytes((out / "queue.csv").read_bytes().removesuffix(b"more\n"))
-    code, said = equicam_command("verify", out, "--sample", "24")
-    assert code == 1
+    said = run_command("verify", out, "--sample", "24", code=1)
     assert f"{calibrated[0]['id']!r}: eq 0.99000, now" in said
 
 
@@ -530,28 +511,20 @@ def test_gated_runs_and_random_weights_verify(patches, tmp_path):
         ("gated", ("--method", "equigrad-cam+pcf", "--tau", "0.9")),
         ("random", ("--weights", "random")),
     ):
-        code, said = equicam_command(
-            "audit", patches, "--out", tmp_path / name, "--views", "4", "--n", "8", *more
-        )
-        assert code == 0, said
-        code, said = equicam_command("verify", tmp_path / name, "--sample", "6")
-        assert code == 0, said
+        run_command("audit", patches, "--out", tmp_path / name, "--views", "4", "--n", "8", *more)
+        run_command("verify", tmp_path / name, "--sample", "6")
 
 
 def test_a_report_is_of_the_queue_that_was_written(patches, whole, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
-    code, said = equicam_command("report", out)
-    assert code == 2
+    out = shutil.copytree(whole, tmp_path / "run")
+    said = run_command("report", out, code=2)
     assert "try equicam triage first" in said
     for kind in ("items", "maps"):
         RunStore(out).path(kind, 5).unlink()
-    code, said = equicam_command("triage", out, "--budget", "6")
-    assert code == 0, said
+    said = run_command("triage", out, "--budget", "6")
     assert "20 of 24 images so far" in said
     assert equicam_command("audit", patches, "--out", out, *OPTIONS)[0] == 0
-    code, said = equicam_command("report", out)
-    assert code == 2
+    said = run_command("report", out, code=2)
     assert "try equicam triage again" in said
 
 
@@ -560,38 +533,32 @@ def test_everything_is_found_from_another_folder_and_after_a_move(patches, tmp_p
     home.mkdir()
     shutil.copytree(patches, home / "pics")
     monkeypatch.chdir(home)
-    code, said = equicam_command("audit", "pics/*.png", "--out", "run", "--views", "4")
-    assert code == 0, said
+    run_command("audit", "pics/*.png", "--out", "run", "--views", "4")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     for command in (("triage", home / "run", "--budget", "4"), ("causal", home / "run")):
-        code, said = equicam_command(*command)
-        assert code == 0, said
+        run_command(*command)
     (home / "pics").rename(home / "moved")
-    code, said = equicam_command("verify", home / "run", "--sample", "3", "--source", f"{home}/moved/*.png")
-    assert code == 0, said
-    code, said = equicam_command("report", home / "run", "--source", f"{home}/moved/*.png")
-    assert code == 0, said
+    run_command("verify", home / "run", "--sample", "3", "--source", f"{home}/moved/*.png")
+    run_command("report", home / "run", "--source", f"{home}/moved/*.png")
     assert "no longer where it was" not in (home / "run" / "report.html").read_text()
 
 
-def test_a_run_without_a_good_picture_and_one_of_one_view_say_so(patches, tmp_path):
+def test_a_run_without_a_good_image_and_one_of_one_view_say_so(patches, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "a.png").write_bytes(b"no")
     assert equicam_command("audit", source, "--out", tmp_path / "bad", "--views", "4")[0] == 1
-    code, said = equicam_command("triage", tmp_path / "bad")
-    assert code == 0, said
+    said = run_command("triage", tmp_path / "bad")
     assert "nothing to rank" in said
     assert "next:" not in said
     assert equicam_command("audit", patches, "--out", tmp_path / "one", "--views", "1", "--n", "2")[0] == 0
-    code, said = equicam_command("triage", tmp_path / "one")
-    assert code == 2
+    said = run_command("triage", tmp_path / "one", code=2)
     assert "one view, which has no stability" in said
 
 
-def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):
+def test_an_image_the_model_cannot_answer_is_a_row(patches, tmp_path):
     model = equicam.load("embedded")
 
     def spoil(_module, inputs, output):
@@ -611,30 +578,24 @@ def test_a_picture_the_model_cannot_answer_is_a_row(patches, tmp_path):
 
 def test_a_command_that_was_refused_leaves_nothing_in_the_way_of_the_next(patches, tmp_path):
     out = tmp_path / "run"
-    code, said = equicam_command("audit", patches, "--out", out, "--views", "2", "--method", "rollout")
-    assert code == 2, said
-    code, said = equicam_command("audit", patches, "--out", out, "--views", "2")
-    assert code == 0, said
-    code, said = equicam_command("audit", patches, "--out", out, "--views", "3")
-    assert code == 2
+    run_command("audit", patches, "--out", out, "--views", "2", "--method", "rollout", code=2)
+    run_command("audit", patches, "--out", out, "--views", "2")
+    said = run_command("audit", patches, "--out", out, "--views", "3", code=2)
     assert "the settings it was started with" in said
 
 
 def test_a_triage_that_is_refused_changes_nothing(whole, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
+    out = shutil.copytree(whole, tmp_path / "run")
     assert equicam_command("triage", out, "--budget", "6")[0] == 0
     before = {p.name: p.read_bytes() for p in out.glob("*.*") if p.suffix != ".sqlite"}
     for wrong in (("--source", tmp_path / "nowhere"), ("--unstable", "5"), ("--by", "size")):
-        code, said = equicam_command("triage", out, "--budget", "9", *wrong)
-        assert code == 2, said
+        run_command("triage", out, "--budget", "9", *wrong, code=2)
     assert {p.name: p.read_bytes() for p in out.glob("*.*") if p.suffix != ".sqlite"} == before
     assert equicam_command("verify", out, "--sample", "0")[0] == 0
 
 
 def test_one_view_is_not_sent_on_to_triage(patches, tmp_path):
-    code, said = equicam_command("audit", patches, "--out", tmp_path / "run", "--views", "1", "--n", "4")
-    assert code == 0, said
+    said = run_command("audit", patches, "--out", tmp_path / "run", "--views", "1", "--n", "4")
     assert "cannot be ranked" in said
     assert "equicam triage" not in said
 
@@ -687,8 +648,7 @@ def test_an_archived_run_that_cannot_log_verifies_with_a_note(whole, monkeypatch
     found = equicam.open_run(whole).verify(0)
     assert (found.ok, found.problems) == (True, ())
     assert found.log_error == "attempt to write a readonly database"
-    code, output = equicam_command("verify", whole, "--sample", "0")
-    assert code == 0, output
+    output = run_command("verify", whole, "--sample", "0")
     assert "0 recomputed images: no differences" in output
     assert "note: this result is not in the log, which could not be written: attempt to write" in output
 
@@ -698,10 +658,8 @@ def test_nothing_recomputed_agrees_with_nothing(whole, tmp_path):
     shutil.copytree(RunStore(whole).manifest.source, source)
     for path in source.iterdir():
         Image.new("RGB", (96, 96), "red").save(path)
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
-    code, output = equicam_command("verify", out, "--sample", "2", "--source", source)
-    assert code == 1, output
+    out = shutil.copytree(whole, tmp_path / "run")
+    output = run_command("verify", out, "--sample", "2", "--source", source, code=1)
     assert "0 recomputed images: 2 differences" in output
 
 
@@ -717,8 +675,7 @@ def test_a_triage_killed_before_its_last_file_is_made_first(ranked):
     run, out = ranked, ranked.folder
     run.report()
     (out / "triage.json").unlink()
-    code, output = equicam_command("report", out)
-    assert code == 2
+    output = run_command("report", out, code=2)
     assert "needs a queue to report, got none; try equicam triage first" in output
 
 

@@ -1,4 +1,4 @@
-"""One part: what a row says of how its views agree, and pictures whose preprocessing went wrong."""
+"""One part: what a row says of how its views agree, and images whose preprocessing went wrong."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from equicam.images.decoding import DecodedImage, decode_image
 from equicam.images.items import Item
 from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.store import StoredMaps
 from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 
@@ -44,7 +44,7 @@ def test_agreement_is_each_view_against_the_mean_of_the_others(plans):
     assert len({round(r, 3) for row in items.to_pylist() for r in row["view_agreement"]}) > 6
 
 
-def test_a_picture_that_preprocessing_made_nan_of_is_a_row_with_a_reason_and_the_others_are_done(
+def test_an_image_that_preprocessing_made_nan_of_is_a_row_with_a_reason_and_the_others_are_done(
     plans, tmp_path
 ):
     x = pictures(3).float().numpy()

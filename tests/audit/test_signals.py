@@ -17,39 +17,16 @@ from equicam.errors import EquicamError
 from equicam.evaluate import statistics
 from equicam.evaluate.statistics import Correlation, Estimate
 from equicam.reasons import SIGNALS, describe, from_rows
-from equicam.runs.exports import write_csv
 from equicam.runs.log import Log
+from equicam.runs.queue_files import write_csv
 from equicam.runs.report.page import write_report
-from equicam.runs.signal_quality import UNKNOWN, SignalScores, _better
 from equicam.runs.signals import REVEALING, ranked_by, ranking_scores, signal_values
-from equicam.runs.store import ITEMS
-from equicam.runs.triage import triage
+from equicam.runs.triage import UNKNOWN, SignalScores, _better, triage
 from equicam.shards import read_json, read_table
-from tests.audit.faked import Page, fake_run
+from tests.audit.faked import Page, fake_run, image_row, table
 
 VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
 COMMAND = CliRunner(env={"COLUMNS": "250"})
-
-
-def picture(name, stability=0.6, **more):
-    row = {
-        "id": name,
-        "path": name,
-        "peum_score": 0.01,
-        "stability": stability,
-        "stability_by_view": [1.0] + [0.6] * 5,
-        "view_confidence": [0.8] * 6,
-        "target": 0,
-        "confidence": 0.9,
-        "views_kept": 6,
-        "status": "ok",
-        "flags": [],
-    }
-    return row | {"view_top1": [0] * 6, "view_agreement": [0.9] * 6} | more
-
-
-def table(rows):
-    return pa.Table.from_pylist(rows, schema=ITEMS)
 
 
 def sentences(row):
@@ -107,7 +84,7 @@ def odd_rows(n=150, seed=0):
     """Every kind of row there is: views that are undefined, lists that are not there, gates and flat maps."""
     rng, rows = np.random.default_rng(seed), []
     for i in range(n):
-        row = picture(f"p{i:03d}", float(rng.uniform(-0.2, 1)), peum_score=float(rng.gamma(2, 0.01)))
+        row = image_row(f"p{i:03d}", float(rng.uniform(-0.2, 1)), peum_score=float(rng.gamma(2, 0.01)))
         row |= {"view_confidence": rng.uniform(0, 1, 6).tolist()}
         row |= (
             {}, {}, {}, {"view_agreement": []},
@@ -147,28 +124,11 @@ def test_a_score_is_the_slow_one_and_what_says_nothing_stands_first(by):
     assert [slow[name] for name in heard] == sorted((slow[name] for name in heard), reverse=True)
 
 
-def test_on_a_run_each_signal_ranks_by_itself(tmp_path):
-    run = fake_run(tmp_path, count=40, calibrate=0)
-    rows = [row for row in run.read_items().to_pylist() if row["status"] == "ok"]
-    orders = {}
-    for by in SIGNALS:
-        got = ranks(
-            triage(run.read_items(), by=by, budget="100%", quotas=False, transforms=run.manifest.transforms)
-        )
-        slow = slow_signal(rows, by)
-        orders[by] = sorted(slow, key=lambda name: -math.inf if slow[name] is None else -slow[name])
-        assert sorted(got, key=got.get) == orders[by]
-    assert len({tuple(order) for order in orders.values()}) == len(SIGNALS)
-    assert ranks(triage(run.read_items(), transforms=run.manifest.transforms)) == ranks(
-        triage(run.read_items(), by="stability", transforms=run.manifest.transforms)
-    )
-
-
 def test_a_gate_that_keeps_no_view_silences_peum_and_not_stability():
     rows = [
-        picture("a", 0.2, views_kept=0, flags=["none-kept"]),
-        picture("b", 0.1),
-        picture("c", 0.9, views_kept=1),
+        image_row("a", 0.2, views_kept=0, flags=["none-kept"]),
+        image_row("b", 0.1),
+        image_row("c", 0.9, views_kept=1),
     ]
     assert ranking_scores(table(rows), "peum").tolist() == [np.inf, 0.01, np.inf]
     assert ranking_scores(table(rows), "stability") == pytest.approx([0.8, 0.9, 0.1])
@@ -182,7 +142,7 @@ def test_a_gate_that_keeps_no_view_silences_peum_and_not_stability():
 
 @pytest.mark.parametrize(("kept", "code"), [(0, "none-kept"), (1, "one-kept")])
 def test_no_kept_view_and_one_say_nothing_even_without_a_flag(kept, code):
-    rows = table([picture("a", views_kept=kept), picture("b", views_kept=None)])
+    rows = table([image_row("a", views_kept=kept), image_row("b", views_kept=None)])
     assert ranking_scores(rows, "peum").tolist() == [np.inf, 0.01]
     found = triage(rows, by="peum", budget="100%", transforms=VIEWS).rows.to_pylist()
     codes = {row["id"]: [reason["code"] for reason in row["reasons"]] for row in found}
@@ -190,7 +150,7 @@ def test_no_kept_view_and_one_say_nothing_even_without_a_flag(kept, code):
 
 
 def test_a_flat_map_has_no_stability():
-    rows = [picture("a", 0.0, flags=["blank"]), picture("b", None), picture("c", 0.9)]
+    rows = [image_row("a", 0.0, flags=["blank"]), image_row("b", None), image_row("c", 0.9)]
     found = triage(table(rows), by="stability", budget="100%", transforms=VIEWS)
     told = {row["id"]: row for row in found.rows.to_pylist()}
     assert told["a"]["stability"] is told["b"]["stability"] is None
@@ -204,9 +164,9 @@ def test_another_signal_is_refused():
     with pytest.raises(
         EquicamError, match=r"by needs one of stability, peum, risk, got 'entropy'; try stability"
     ):
-        triage(table([picture("a")]), by="entropy", transforms=VIEWS)
+        triage(table([image_row("a")]), by="entropy", transforms=VIEWS)
     with pytest.raises(EquicamError, match="one view, which has no stability to rank by"):
-        triage(table([picture("a")]), transforms=VIEWS[:1])
+        triage(table([image_row("a")]), transforms=VIEWS[:1])
     for by in SIGNALS:
         assert triage(table([]), by=by, transforms=VIEWS).rows.num_rows == 0
 
@@ -218,7 +178,7 @@ def calibrated(n=120, *, seed=0, **known):
         drift = rng.uniform()
         heard = {by: known.get(by, 0.0) * drift + rng.uniform() for by in ("peum", "stability", "confidence")}
         rows.append(
-            picture(
+            image_row(
                 f"{i:04d}",
                 1 - 0.3 * heard["stability"],
                 peum_score=0.01 * heard["peum"],
@@ -234,7 +194,7 @@ def quality(by="stability", n=120, **known):
     return triage(table(calibrated(n, **known)), by=by, transforms=VIEWS).quality
 
 
-def test_every_signal_is_measured_on_the_same_pictures():
+def test_every_signal_is_measured_on_the_same_images():
     rows = calibrated(peum=0.5, stability=4)
     found, other = (triage(table(rows), by=by, transforms=VIEWS).quality for by in ("stability", "peum"))
     assert set(found.signals) == set(SIGNALS)
@@ -323,10 +283,10 @@ def test_what_stands_against_a_recommendation():
 def test_risk_is_of_ranks_by_stability_and_by_the_confidence_of_all_views():
     rows = table(
         [
-            picture("a", view_confidence=[0.9, 0.1, None, None, None, None], stability=0.9),
-            picture("b", view_confidence=[0.8] * 6, stability=0.1),
-            picture("c", view_confidence=[0.7] * 6, stability=0.5),
-            picture("d", view_confidence=[0.6] * 6, stability=0.5),
+            image_row("a", view_confidence=[0.9, 0.1, None, None, None, None], stability=0.9),
+            image_row("b", view_confidence=[0.8] * 6, stability=0.1),
+            image_row("c", view_confidence=[0.7] * 6, stability=0.5),
+            image_row("d", view_confidence=[0.6] * 6, stability=0.5),
         ]
     )
     assert signal_values(rows, "risk") == pytest.approx(
@@ -345,7 +305,7 @@ def test_the_reasons_follow_the_signal():
         "stability_by_view": [1.0, 0.4, 0.6, -0.1, 0.49, 0.5],
         "view_agreement": [0.9, 0.9, 0.2, 0.9, 0.9, 0.9],
     }
-    rows = table([picture("a", **moved), picture("b", stability_by_view=[0.0] * 6)])
+    rows = table([image_row("a", **moved), image_row("b", stability_by_view=[0.0] * 6)])
     for by, code, views in (
         ("stability", "map-moves", ["180°", "60°", "240°"]),
         ("risk", "map-moves", ["180°", "60°", "240°"]),
@@ -369,18 +329,9 @@ def test_a_signal_that_says_nothing_is_not_compared():
 
 
 @pytest.mark.parametrize("by", SIGNALS)
-def test_the_signal_is_ranked_by(by):
-    found = triage(table(odd_rows()), by=by, transforms=VIEWS)
-    told = found.to_json()
-    assert (found.by, told["by"], ranked_by(found.rows)) == (by, by, by)
-    assert {row["by"] for row in told["rows"]} == {by}
-    assert ranked_by(found.rows.slice(0, 0)) == "stability"
-
-
-@pytest.mark.parametrize("by", SIGNALS)
 def test_reviewers_get_nothing_of_what_ranks(by, tmp_path):
     rows = [
-        picture(
+        image_row(
             f"{i:02d}", i / 100, view_top1=[0, 1, 0, 0, 0, 0], view_agreement=[0.1 + i / 100] * 6, confidence=0.4,
             stability_by_view=[1.0] + [i / 100] * 5, view_confidence=[i / 40] * 6,
         )
@@ -474,10 +425,3 @@ def test_the_command_says_how_good_the_signals_are(tmp_path):
         assert sentence["sentence"] in done.said
     assert told["quality"]["comparison"] in done.said
     assert "--alpha" not in " ".join(command("triage", "--help").said.split())
-
-
-def test_the_command_refuses_another_signal(run):
-    done = command("triage", run.folder, "--by", "entropy")
-    assert (done.code, done.said) == (
-        2, "by needs one of stability, peum, risk, got 'entropy'; try stability",
-    )  # fmt: skip

@@ -14,16 +14,14 @@ from scipy.stats import chisquare
 import equicam
 from equicam.errors import EquicamError
 from equicam.evaluate.statistics import upper_bound
-from equicam.runs.bounds import Counts, count_verdicts, is_wrong, more_readings, remainder
+from equicam.runs.bounds import Counts, arms_now, bound_unopened, count_verdicts, is_wrong, more_reviews
 from equicam.runs.log import Log
 from equicam.runs.queue_files import rank_again, read_queue
-from equicam.runs.review_key import ReviewKey
-from equicam.runs.review_statistics import arms_now
 from equicam.runs.triage import triage
-from equicam.runs.verdicts import ReviewLog
-from tests.audit.conftest import equicam_command
-from tests.audit.faked import Page, fake_run
-from tests.audit.test_triage import VIEWS, picture, table
+from equicam.runs.verdicts import ReviewKey, ReviewLog
+from tests.audit.conftest import run_command
+from tests.audit.faked import Page, fake_run, table
+from tests.audit.test_triage import VIEWS, ranked_row
 from tests.audit.test_triage import run as made_up
 from tests.audit.test_verdicts import said
 
@@ -70,7 +68,7 @@ def test_the_bound_by_hand():
 
 
 def test_no_hit_in_155():
-    found = remainder(counts(found=40))
+    found = bound_unopened(counts(found=40))
     bound = 1 - 0.05 ** (1 / 155)
     assert found.outside_bound == pytest.approx(bound)
     assert found.unopened == 9600
@@ -86,9 +84,9 @@ def test_no_hit_in_155():
 
 
 def test_undecided_maps_weaken_every_bound():
-    decided = remainder(counts(wrong=2, found=42))
+    decided = bound_unopened(counts(wrong=2, found=42))
     unsure = counts(wrong=2, undecided=3, found=42, undecided_everywhere=10)
-    found = remainder(unsure)
+    found = bound_unopened(unsure)
     missed = upper_bound(5, 155) * 9755 - 2  # the undecided may be right, so only two wrong maps are known
     assert found.unopened_bound == pytest.approx(missed / 9600)
     assert found.unopened_bound > decided.unopened_bound
@@ -102,7 +100,7 @@ def test_undecided_maps_weaken_every_bound():
 
 
 def test_what_is_not_reviewed_is_stated():
-    part = remainder(counts(controls=160, wrong=1, found=9, queue_left=12))
+    part = bound_unopened(counts(controls=160, wrong=1, found=9, queue_left=12))
     assert part.sentence.startswith(
         "Of the 9,600 maps outside the queue that nobody opened at most 3.1 % are"
     )
@@ -110,8 +108,8 @@ def test_what_is_not_reviewed_is_stated():
     assert part.sentence.endswith(
         "5 images of the control arm are not reviewed yet. 12 images of the queue are not reviewed yet."
     )
-    assert remainder(counts(queue_left=1)).sentence.endswith("1 image of the queue is not reviewed yet.")
-    assert remainder(counts()).sentence.endswith("The review has found no wrong map.")
+    assert bound_unopened(counts(queue_left=1)).sentence.endswith("1 image of the queue is not reviewed yet.")
+    assert bound_unopened(counts()).sentence.endswith("The review has found no wrong map.")
 
 
 def test_without_a_random_verdict_there_is_no_bound():
@@ -131,26 +129,26 @@ def test_without_a_random_verdict_there_is_no_bound():
             "5 images of the control arm are not reviewed yet. 1 image of the queue is not reviewed yet.",
         ),
     ):
-        found = remainder(counts(**given))
+        found = bound_unopened(counts(**given))
         assert (
             found.outside_bound, found.unopened_share, found.unopened_bound, found.recall, found.recall_bound
         ) == nothing  # fmt: skip
         assert found.sentence.startswith("Whether the 9,755 maps outside the queue are right is not known")
         assert found.sentence.endswith(why)
-    only_unsure = remainder(counts(reviewed=3, undecided=3, undecided_everywhere=3))
+    only_unsure = bound_unopened(counts(reviewed=3, undecided=3, undecided_everywhere=3))
     assert only_unsure.unopened_bound == 1
     assert only_unsure.unopened_share is only_unsure.recall is None
 
 
 def test_where_nothing_is_left_the_count_is_exact():
-    whole = remainder(counts(outside=155, wrong=3, found=8))
+    whole = bound_unopened(counts(outside=155, wrong=3, found=8))
     assert (whole.unopened, whole.unopened_bound, whole.recall_bound) == (0, 0, 1)
     assert whole.sentence == (
         "All 155 maps outside the queue are reviewed; 3 of them are wrong. The review has found 8 wrong maps, all there are."
     )
-    queue = remainder(counts(outside=0, controls=0, reviewed=0, found=8))
+    queue = bound_unopened(counts(outside=0, controls=0, reviewed=0, found=8))
     assert queue.sentence == "Every map is in the queue. The review has found 8 wrong maps, all there are."
-    assert remainder(counts(outside=0, controls=0, reviewed=0)).recall is None
+    assert bound_unopened(counts(outside=0, controls=0, reviewed=0)).recall is None
 
 
 @pytest.mark.parametrize("share", [0.004, 0.0203, 0.05, 0.3, 0.777, 0.99951])
@@ -172,7 +170,7 @@ def slow_more(c, share):
     return None
 
 
-def test_how_many_more_readings_is_that_of_counting_on():
+def test_how_many_more_reviews_is_that_of_counting_on():
     rng, answers = np.random.default_rng(0), Counter()
     for _ in range(40):
         outside = int(rng.integers(20, 500))
@@ -181,21 +179,21 @@ def test_how_many_more_readings_is_that_of_counting_on():
         undecided = int(rng.integers(0, min(2, reviewed - wrong + 1)))
         c = counts(outside=outside, controls=reviewed, reviewed=reviewed, wrong=wrong, undecided=undecided)
         for share in (0.2, 0.05, 0.01):
-            found = more_readings(c, share)
+            found = more_reviews(c, share)
             assert found == slow_more(c, share)
             answers[found is None, found == 0] += 1
     assert len(answers) == 3  # none, some, and too many all occur
 
 
-def test_more_readings_make_the_statement_true():
+def test_more_reviews_make_the_statement_true():
     c = counts(wrong=1, found=1)
-    for text, more in remainder(c).more_readings.items():
+    for text, more in bound_unopened(c).more_reviews.items():
         then = counts(wrong=1, found=1, controls=155 + more, reviewed=155 + more)
-        assert remainder(then).unopened_bound <= float(text)
+        assert bound_unopened(then).unopened_bound <= float(text)
         if more:
             before = counts(wrong=1, found=1, controls=154 + more, reviewed=154 + more)
-            assert remainder(before).unopened_bound > float(text)
-    assert remainder(counts(outside=300)).more_readings == {"0.05": 0, "0.02": None, "0.01": None}
+            assert bound_unopened(before).unopened_bound > float(text)
+    assert bound_unopened(counts(outside=300)).more_reviews == {"0.05": 0, "0.02": None, "0.01": None}
 
 
 # Verdicts
@@ -235,27 +233,37 @@ def test_verdicts_are_counted_by_arm_and_by_what_they_represent(tmp_path):
     rows = pa.table(columns | {"represents_rest": [one == "control" for one in arm.values()]})
     usual = {"outside": 97, "controls": 6, "reviewed": 4, "wrong": 2, "undecided": 1}
     assert count_verdicts(log, rows, 100) == Counts(
-        **usual, found=4, undecided_everywhere=2, queue_left=1, elsewhere=1, wrong_elsewhere=1
+        **usual,
+        found=4,
+        undecided_everywhere=2,
+        queue_left=1,
+        outside_both_samples=1,
+        wrong_outside_both_samples=1,
     )
     extended = pa.table(columns | {"represents_rest": [name in ("c0", "c1", "c2", "c3") for name in arm]})
     usual = {"outside": 95, "controls": 4, "reviewed": 3, "wrong": 1, "undecided": 1}
     assert count_verdicts(log, extended, 100) == Counts(
-        **usual, found=4, undecided_everywhere=2, queue_left=2, elsewhere=1, wrong_elsewhere=1
+        **usual,
+        found=4,
+        undecided_everywhere=2,
+        queue_left=2,
+        outside_both_samples=1,
+        wrong_outside_both_samples=1,
     )  # c4, which the queue has reached, is not reviewed either
 
 
 def test_images_of_the_queue_without_a_verdict_may_all_be_wrong():
-    begun = remainder(counts(outside=0, controls=0, reviewed=0, found=1, queue_left=59))
+    begun = bound_unopened(counts(outside=0, controls=0, reviewed=0, found=1, queue_left=59))
     assert begun.recall_bound == 1 / 60
     assert begun.recall is None
     assert "1 wrong map, at least 1.6 % of all wrong maps." in begun.sentence
-    late = remainder(counts(found=40, queue_left=10))
-    assert late.recall_bound < remainder(counts(found=40)).recall_bound
-    assert remainder(counts(outside=0, controls=0, reviewed=0, found=1)).recall_bound == 1
+    late = bound_unopened(counts(found=40, queue_left=10))
+    assert late.recall_bound < bound_unopened(counts(found=40)).recall_bound
+    assert bound_unopened(counts(outside=0, controls=0, reviewed=0, found=1)).recall_bound == 1
 
 
 def test_every_extension_is_a_look_more():
-    once, again = remainder(counts()), remainder(counts(extensions=2))
+    once, again = bound_unopened(counts()), bound_unopened(counts(extensions=2))
     assert again.outside_bound == upper_bound(0, 155, confidence=1 - 0.05 / 3) > once.outside_bound
     assert "(95 % confidence in all 3 looks together; 0 of 155" in again.sentence
 
@@ -276,7 +284,7 @@ def test_an_auditor_who_stops_when_it_pleases_is_held_to_the_confidence():
                     wrong=int(wrong[:n].sum()),
                     extensions=look * corrected,
                 )
-                if remainder(c, shares=()).outside_bound <= 0.05:
+                if bound_unopened(c, shares=()).outside_bound <= 0.05:
                     false[corrected] += 1
                     break
     assert false[True] / 2000 <= 0.05 < false[False] / 2000
@@ -288,16 +296,16 @@ def test_verdicts_of_an_earlier_queue_are_not_a_random_sample(tmp_path):
     log = ReviewLog(run.folder)
     for row in read_queue(run.store).to_pylist():
         said(log, row["id"], "ana", "shortcut" if row["arm"] == "queue" else "supports")
-    assert not run.remainder().counts.may_be_selected
+    assert not run.bound().counts.may_be_selected
     run.triage(budget=12, by="peum", seed=3)
     arms = {row["id"]: row["arm"] for row in read_queue(run.store).to_pylist()}
-    found = run.remainder()
+    found = run.bound()
     given = {v.item for v in log.verdicts()}
-    assert found.counts.elsewhere == len(given - arms.keys()) > 0
+    assert found.counts.outside_both_samples == len(given - arms.keys()) > 0
     assert found.counts.reviewed_before == sum(
         arm == "control" and name in given for name, arm in arms.items()
     )
-    assert found.unopened == found.counts.outside - found.counts.reviewed - found.counts.elsewhere
+    assert found.unopened == found.counts.outside - found.counts.reviewed - found.counts.outside_both_samples
     if found.counts.may_be_selected:
         assert found.unopened_bound is None
 
@@ -361,7 +369,7 @@ def test_bounds_hold_as_often_as_they_state(extends):
             if (k, u, found, u_all) not in stated:
                 c = counts(outside=IMAGES - queue, controls=n, reviewed=n, wrong=k, undecided=u, found=found,
                            undecided_everywhere=u_all)  # fmt: skip
-                stated[k, u, found, u_all] = remainder(c, shares=())
+                stated[k, u, found, u_all] = bound_unopened(c, shares=())
             r = stated[k, u, found, u_all]
             share_holds += left / unopened <= r.unopened_bound
             recall_holds += total == 0 or found / total >= r.recall_bound
@@ -431,7 +439,7 @@ def test_an_extended_queue_is_still_the_head_of_every_class():
 
 @pytest.mark.slow
 def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
-    items = table([picture(f"{i:02d}", i / 100) for i in range(12)])
+    items = table([ranked_row(f"{i:02d}", i / 100) for i in range(12)])
     options = {"budget": 6, "control": 0.34, "quotas": False, "transforms": VIEWS, "extended": [3]}
     samples, places = Counter(), Counter()
     for i in range(1000):
@@ -445,7 +453,7 @@ def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
 
 
 def test_an_extension_ends_with_the_images():
-    items = table([picture(f"{i:02d}", i / 100) for i in range(30)])
+    items = table([ranked_row(f"{i:02d}", i / 100) for i in range(30)])
     found = triage_by_peum(items, budget=10, transforms=VIEWS, extended=[500], key=KEY)
     assert found.budget == found.rows.num_rows == 30
     with pytest.raises(EquicamError, match="more needs images that are in no arm yet"):
@@ -469,14 +477,13 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
     log = ReviewLog(run.folder)
     for row in first:
         said(log, row["id"], "ana", "shortcut" if row["arm"] == "queue" else "supports")
-    assert run.remainder().counts.queue_left == 0
+    assert run.bound().counts.queue_left == 0
     for given in ({"by": "risk"}, {"budget": 3}, {"seed": 3}):
         with pytest.raises(EquicamError, match=f"no other option.*got {next(iter(given))}"):
             run.triage(more=5, **given)
     assert read_queue(run.store).to_pylist() == first
     run.triage(more=5)
-    code, output = equicam_command("triage", run.folder, "--more", 4)
-    assert code == 0, output
+    run_command("triage", run.folder, "--more", 4)
     rows = read_queue(run.store).to_pylist()
     assert without_representing(rows[:12]) == without_representing(first)
     assert len(rows) == 21
@@ -486,12 +493,11 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
     events = [event.payload for event in Log(run.folder).events() if event.kind == "triaged"]
     assert [event["options"].get("extended") for event in events] == [None, [5], [5, 4]]
     assert rank_again(run.store).rows.to_pylist() == rows
-    found = run.remainder()
+    found = run.bound()
     assert found.counts.queue_left == sum(not row["represents_rest"] for row in rows[12:])
     assert found.counts.reviewed == sum(row["represents_rest"] for row in rows[:12])
     assert found.counts.found == 7
-    code, output = equicam_command("report", run.folder)
-    assert code == 0, output
+    output = run_command("report", run.folder)
     assert found.sentence in " ".join(output.split())
     assert json.loads((run.folder / "report.json").read_text())["remainder"] == found.to_json()
     page = Page((run.folder / "report.html").read_text()).text
@@ -505,6 +511,5 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
 def test_a_report_states_what_is_missing(tmp_path):
     run = equicam.open_run(fake_run(tmp_path, calibrate=0).folder)
     run.triage(10)
-    code, output = equicam_command("report", run.folder)
-    assert code == 0
+    output = run_command("report", run.folder)
     assert "outside the queue are right is not known yet" in output

@@ -19,10 +19,11 @@ from equicam.cli import audit_output
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
-from equicam.runs.exports import write_csv, write_parquet
-from equicam.runs.store import ITEMS
+from equicam.runs.queue_files import write_csv
 from equicam.runs.triage import class_quotas
 from equicam.runs.triage import triage as rank
+from equicam.shards import write_table
+from tests.audit.faked import image_row, table
 
 VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
 
@@ -31,29 +32,17 @@ def triage(items, **options):
     return rank(items, **{"by": "peum", **options})
 
 
-def picture(name, peum=0.01, target=0, **more):
-    row = {
-        "id": name,
-        "path": f"pictures/{name}.png",
-        "peum_score": peum,
-        "target": target,
-        "confidence": 0.9,
-        "views_kept": 6,
-    }
-    row |= {"status": "ok", "flags": [], "view_top1": [target] * 6, "view_agreement": [0.9] * 6}
-    return row | more
-
-
-def table(rows):
-    return pa.Table.from_pylist(rows, schema=ITEMS)
+def ranked_row(name, peum=0.01, target=0, **more):
+    unmeasured = dict.fromkeys(("stability", "stability_by_view", "view_confidence"))
+    return image_row(name, **unmeasured, peum_score=peum, target=target) | {"view_top1": [target] * 6} | more
 
 
 def run(n, *, seed=0, calibrated=0, classes=4):
-    """A run in which PEUM knows something of Eq, some pictures are bad and on some PEUM says nothing."""
+    """A run in which PEUM knows something of Eq, some images are bad and on some PEUM says nothing."""
     rng, rows = np.random.default_rng(seed), []
     for i in range(n):
         peum = float(rng.gamma(2, 0.01))
-        row = picture(f"p{i:04d}", peum, int(rng.integers(classes) ** 2 // classes))
+        row = ranked_row(f"p{i:04d}", peum, int(rng.integers(classes) ** 2 // classes))
         kind = rng.choice(["ok", "ok", "ok", "ok", "ok", "ok", "none-kept", "one-kept", "blank", "bad"])
         if kind in ("none-kept", "one-kept"):
             row |= {
@@ -85,7 +74,7 @@ def sentences(row):
 
 
 def slow_ranks(rows):
-    """Rank of every ok picture: those of which PEUM says nothing in any order, then from the highest PEUM."""
+    """Rank of every ok image: those of which PEUM says nothing in any order, then from the highest PEUM."""
     ok = [row for row in rows if row["status"] == "ok"]
     mute = {row["id"] for row in ok if silent(row)}
     heard = sorted((row for row in ok if row["id"] not in mute), key=lambda row: -row["peum_score"])
@@ -122,7 +111,7 @@ def test_places_are_dealt_by_whole_shares():
 
 
 def test_with_more_classes_than_places_the_queue_goes_by_rank():
-    rows = [picture(f"{i:03d}", i / 1000, i % 100) for i in range(200)]
+    rows = [ranked_row(f"{i:03d}", i / 1000, i % 100) for i in range(200)]
     found = triage(table(rows), budget=20, control=0, transforms=VIEWS)
     assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 21))
 
@@ -155,7 +144,7 @@ def test_without_quotas_the_queue_is_the_head_of_all():
 
 
 def test_classes_of_one_name_share_a_line():
-    rows = [picture(f"{i}", i / 100, i % 2) for i in range(20)]
+    rows = [ranked_row(f"{i}", i / 100, i % 2) for i in range(20)]
     found = triage(table(rows), budget=5, transforms=VIEWS, classes=["crane", "crane"])
     assert found.quotas == {"crane": 4}
     assert {row["class"] for row in reviewed(found)} == {"crane"}
@@ -167,9 +156,9 @@ def test_classes_of_one_name_share_a_line():
     [("10%", 3), ("10 %", 3), ("11%", 4), ("0.01%", 1), ("100%", 30), ("7", 7), (7, 7), (999, 30), (1, 1)],
 )
 def test_a_budget_is_a_share_or_a_number(budget, reviews):
-    found = triage(table([picture(f"{i}") for i in range(30)]), budget=budget, transforms=VIEWS)
+    found = triage(table([ranked_row(f"{i}") for i in range(30)]), budget=budget, transforms=VIEWS)
     assert found.budget == found.rows.num_rows == reviews
-    hundred = table([picture(f"{i}") for i in range(100)])
+    hundred = table([ranked_row(f"{i}") for i in range(100)])
     assert (
         triage(hundred, budget="7%", transforms=VIEWS).budget == 7
     )  # 0.07 · 100 is above 7 in floating point
@@ -178,15 +167,15 @@ def test_a_budget_is_a_share_or_a_number(budget, reviews):
 @pytest.mark.parametrize("budget", ["0%", "abc", -3, 0, "150%", "", "-5%", "1.5", "10%%", "nan%"])
 def test_another_budget_is_refused_in_a_sentence(budget):
     with pytest.raises(EquicamError, match=r"the budget needs a share from above 0% to 100%, or a number"):
-        triage(table([picture("a")]), budget=budget, transforms=VIEWS)
+        triage(table([ranked_row("a")]), budget=budget, transforms=VIEWS)
 
 
 def test_shares_outside_their_range_are_refused():
     for bad in ({"control": 1}, {"control": -0.1}):
         with pytest.raises(EquicamError, match="needs a share"):
-            triage(table([picture("a")]), transforms=VIEWS, **bad)
+            triage(table([ranked_row("a")]), transforms=VIEWS, **bad)
     with pytest.raises(EquicamError, match="transforms needs those of 'a', got 4 for 6 views"):
-        triage(table([picture("a")]), transforms=VIEWS[:4])
+        triage(table([ranked_row("a")]), transforms=VIEWS[:4])
 
 
 @pytest.mark.parametrize(
@@ -204,13 +193,13 @@ def test_shares_outside_their_range_are_refused():
 )
 def test_how_many_reviews_are_blind(budget, control, arm):
     found = triage(
-        table([picture(f"{i}") for i in range(30)]), budget=budget, control=control, transforms=VIEWS
+        table([ranked_row(f"{i}") for i in range(30)]), budget=budget, control=control, transforms=VIEWS
     )
     assert Counter(row["arm"] for row in reviewed(found)) == Counter(queue=budget - arm, control=arm)
 
 
-def test_no_pictures_no_reviews():
-    for rows in ([], [picture("a", status="bad")]):
+def test_no_images_no_reviews():
+    for rows in ([], [ranked_row("a", status="bad")]):
         found = triage(table(rows), transforms=VIEWS)
         assert (found.rows.num_rows, found.budget, found.ok, found.bad) == (0, 0, 0, len(rows))
         assert found.quality is None
@@ -220,7 +209,7 @@ def test_no_pictures_no_reviews():
 
 @pytest.mark.slow
 def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
-    items = table([picture(f"{i:02d}", i / 100) for i in range(20)])
+    items = table([ranked_row(f"{i:02d}", i / 100) for i in range(20)])
     drawn, places = Counter(), Counter()
     for seed in range(1500):
         rows = reviewed(triage(items, budget=10, quotas=False, transforms=VIEWS, seed=seed), "control")
@@ -232,7 +221,7 @@ def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
 
 
 def test_ties_do_not_stand_by_name():
-    items = table([picture(f"{i:02d}", 0.0) for i in range(40)])
+    items = table([ranked_row(f"{i:02d}", 0.0) for i in range(40)])
     found = [triage(items, budget=3, control=0, transforms=VIEWS, seed=seed) for seed in range(8)]
     assert len({tuple(sorted(one.rows["id"].to_pylist())) for one in found}) > 4
 
@@ -247,7 +236,7 @@ def test_the_order_of_rows_changes_nothing():
 
 
 def test_reasons_are_words():
-    rows = [picture(f"{i:02d}", i / 1000) for i in range(100)]
+    rows = [ranked_row(f"{i:02d}", i / 1000) for i in range(100)]
     rows[98] |= {"view_top1": [0, 1, 0, 0, 2, 0], "view_agreement": [0.9, 0.12, None, 0.4, -0.3, 0.49]}
     rows[97] |= {
         "view_top1": [0, 1, 1, 1, 2, 1],
@@ -285,14 +274,9 @@ def test_reasons_are_words():
     assert {row["rank"] for row in reviewed(found) if row["id"] < "05"} == {1, 2, 3, 4, 5}
 
 
-def test_a_run_of_one_view_has_nothing_to_rank_by():
-    with pytest.raises(EquicamError, match="one view, which has no PEUM to rank by"):
-        triage(table([picture("a", 0.0)]), transforms=VIEWS[:1])
-
-
 def test_unstable_maps_are_counted_and_not_predicted():
-    rows = [picture(f"{i:02d}", stability=i / 50) for i in range(50)]
-    rows += [picture("flat", stability=0.9, flags=["blank"]), picture("none", stability=None)]
+    rows = [ranked_row(f"{i:02d}", stability=i / 50) for i in range(50)]
+    rows += [ranked_row("flat", stability=0.9, flags=["blank"]), ranked_row("none", stability=None)]
     found = rank(table(rows), budget=10, control=0, quotas=False, transforms=VIEWS)
     assert (found.unstable.count, found.unstable.in_queue, found.unstable.undefined) == (25, 8, 2)
     assert found.unstable.sentence == (
@@ -302,16 +286,16 @@ def test_unstable_maps_are_counted_and_not_predicted():
     less = rank(table(rows), unstable=0.2, transforms=VIEWS)
     assert (less.unstable.below, less.unstable.count) == (0.2, 10)
     assert less.to_json()["unstable"]["count"] == 10
-    unknown = triage(table([picture("a")]), transforms=VIEWS).unstable
+    unknown = triage(table([ranked_row("a")]), transforms=VIEWS).unstable
     assert (unknown.count, unknown.sentence) == (
         0,
         "no map has a stability: all are blank or constant, or it was not measured",
     )
 
 
-def test_where_only_silent_pictures_are_unstable_the_signal_finds_them():
-    rows = [picture(f"{i:02d}", 0.0, views_kept=0, flags=["none-kept"], eq=0.1) for i in range(20)]
-    rows += [picture(f"a{i:02d}", i / 100, eq=0.9) for i in range(20)]
+def test_where_only_silent_images_are_unstable_the_signal_finds_them():
+    rows = [ranked_row(f"{i:02d}", 0.0, views_kept=0, flags=["none-kept"], eq=0.1) for i in range(20)]
+    rows += [ranked_row(f"a{i:02d}", i / 100, eq=0.9) for i in range(20)]
     found = triage(table(rows), budget="100%", transforms=VIEWS)
     assert found.quality.auroc.value == 1
     assert math.isnan(found.quality.outside.value)  # nothing is outside
@@ -342,7 +326,7 @@ def test_worth_is_measured_on_the_calibrated():
     json.dumps(found.to_json(), allow_nan=False)
 
 
-def test_few_calibrated_pictures_are_too_few_to_say():
+def test_few_calibrated_images_are_too_few_to_say():
     few = triage(table(run(100, calibrated=40)), transforms=VIEWS).quality
     assert few.sentence.startswith("too few images to say")
     none = triage(table(run(50)), transforms=VIEWS)
@@ -366,7 +350,7 @@ HOSTILE = [
 
 
 def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
-    rows = [picture(name, i / 100, i) for i, name in enumerate(HOSTILE)]
+    rows = [ranked_row(name, i / 100, i) for i, name in enumerate(HOSTILE)]
     found = triage(table(rows), budget="100%", transforms=VIEWS, classes=HOSTILE)
     write_csv(found, tmp_path / "queue.csv")
     with (tmp_path / "queue.csv").open(encoding="utf-8", newline="") as file:
@@ -389,7 +373,7 @@ def test_what_reviewers_get_is_blind(tmp_path):
     found = triage(items, transforms=VIEWS)
     found = replace(found, rows=found.rows.sort_by("rank"))
     write_csv(found, tmp_path / "queue.csv")
-    write_parquet(found, tmp_path / "queue.parquet")
+    write_table(tmp_path / "queue.parquet", found.rows)
     with (tmp_path / "queue.csv").open(newline="") as file:
         read = list(csv.DictReader(file))
     assert [int(row["place"]) for row in read] == list(range(1, found.budget + 1))

@@ -6,13 +6,12 @@ import re
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
+from equicam.demo import synthetic_patches
 from equicam.errors import EquicamError
-from equicam.images.synthetic import draw_many
 from tests.web.conftest import Server, key_of
 
 RUN = CliRunner()
@@ -35,8 +34,8 @@ def build(outputs={outputs}, classes={classes}):
 def photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("values") / "photos"
     folder.mkdir()
-    for i, patch in enumerate(draw_many(6, seed=7)):
-        Image.fromarray(patch.image).save(folder / f"{i}.png")
+    for i, patch in enumerate(synthetic_patches(6)):
+        patch.save(folder / f"{i}.png")
     return folder
 
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
+from equicam.demo import synthetic_patches
 from equicam.drawing.text import RANDOM_EQ
-from equicam.images.synthetic import draw_many
 from equicam_paper import cli as paper
 from equicam_paper.kept import read_rows
 
@@ -38,8 +38,8 @@ def run_page(page: str, names: dict, replaced: Mapping[str, str] = {}) -> None:
 
 def draw_patches(folder: Path, count: int, names: str) -> None:
     folder.mkdir(exist_ok=True)
-    for i, patch in enumerate(draw_many(count, seed=7)):
-        Image.fromarray(patch.image).save(folder / names.format(i))
+    for i, patch in enumerate(synthetic_patches(count)):
+        patch.save(folder / names.format(i))
 
 
 def test_the_readme_ends_in_an_image_of_the_map(tmp_path, monkeypatch, capsys):

@@ -12,8 +12,7 @@ from equicam.recipe import Recipe
 from equicam.runs.export.stitching import WindowMaps
 from equicam.runs.log import Log
 from equicam.runs.manifest import Manifest
-from equicam.runs.store import ITEMS, RunStore
-from equicam.runs.stored_maps import MAPS, StoredMaps
+from equicam.runs.store import ITEMS, MAPS, RunStore, StoredMaps
 
 GRID = 12  # a side of the layer
 

@@ -14,8 +14,7 @@ from equicam.errors import EquicamError
 from equicam.images.items import Item
 from equicam.runs.export.dicom import OUTSIDE, map_in_frame
 from equicam.runs.log import Log
-from equicam.runs.store import ITEMS, RunStore
-from equicam.runs.stored_maps import MAPS, StoredMaps
+from equicam.runs.store import ITEMS, MAPS, RunStore, StoredMaps
 from tests.export.faked import fake_raster_run, raster_row
 
 highdicom = pytest.importorskip("highdicom")

@@ -19,8 +19,8 @@ from equicam.runs.export.export import FORMATS, ExportOptions
 from equicam.runs.export.features import geometry, qupath_regions, trace, write_features
 from equicam.runs.export.files import write_geotiff, write_ome_tiff
 from equicam.runs.export.stitching import BANDS, RasterWindows, StitchedMap
-from equicam.runs.feature_ids import feature_id
 from equicam.runs.log import Log
+from equicam.runs.queue_files import feature_id
 from tests.audit.conftest import equicam_answer, equicam_command
 from tests.export.faked import fake_raster_run, raster_row
 

@@ -42,8 +42,8 @@ from equicam import Views
 from equicam.cli.app import app
 from equicam.images.items import Item, load_item
 from equicam.images.limited import end_idle
-from equicam.images.synthetic import draw
 from equicam.models.libraries import ZeroShot
+from scripts.synthetic import draw
 from tests.conftest import Cnn, Vit, pictures, seeded
 from tests.golden.values import RENAMED, differences, digest, left_out, plain, project
 from tests.hostile.fuzz import make_image, make_source, open_source
@@ -51,7 +51,7 @@ from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 from tests.unit.test_dicom import written as write_dicom
 
 APPS = {"reproduce": app}  # of commands that are not equicam's own
-PAPER: dict[str, Any] = {"as_published": True}  # the options of the paper authors' protocol
+PAPER: dict[str, Any] = {"protocol": "paper"}  # the options of the paper authors' protocol
 KEY = "review.key"  # of a run
 EMPTY = "PatientBirthDate PatientSex AccessionNumber StudyID StudyDate StudyTime ReferringPhysicianName"
 IMAGES = "input original map thumb thumb-plain presented peum strip view-1 thumb-1"

@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
-RENAMED: dict[str, str] = {}
+RENAMED = {
+    "more_reviews": "more_readings",
+    "outside_both_samples": "elsewhere",
+    "wrong_outside_both_samples": "wrong_elsewhere",
+}
 """A field's or file's name in the program, and ours where it is another."""
 VARIES = """browser bytes digests equicam file hash json last_hash mark mtime_ns out page path report run seconds
     source version versions worst"""

@@ -16,18 +16,16 @@ import pytest
 from scipy.stats import rankdata
 
 from equicam.errors import EquicamError
-from equicam.runs.exports import write_csv
+from equicam.runs.bounds import summarise_reviews
 from equicam.runs.log import Log
-from equicam.runs.queue_files import rank_again, rank_run, write_queue
+from equicam.runs.queue_files import rank_again, rank_run, write_csv, write_queue
 from equicam.runs.review.images import ImageRenderer
 from equicam.runs.review.queue import QueueLoader
-from equicam.runs.review_key import ReviewKey, read_review_key
-from equicam.runs.review_statistics import summarise_reviews
 from equicam.runs.triage import _controls, _entropy, triage
-from equicam.runs.verdicts import ReviewLog
+from equicam.runs.verdicts import ReviewKey, ReviewLog, read_review_key
 from equicam.shards import read_table
-from tests.audit.faked import fake_run
-from tests.audit.test_triage import VIEWS, table
+from tests.audit.faked import fake_run, table
+from tests.audit.test_triage import VIEWS
 from tests.audit.test_triage import run as random_rows
 from tests.web.conftest import Server, events, key_of, large_run, queued
 
@@ -397,11 +395,11 @@ def test_a_note_reveals_nothing_of_an_image_without_a_verdict(run):
 
 
 def registrations(run):
-    return [(e.kind, e.who) for e in events(run, "reviewer registered", "also known as")]
+    return [(e.kind, e.actor) for e in events(run, "reviewer registered", "also known as")]
 
 
 def blind_verdicts(run):
-    return [(e.who, e.payload["blind"]) for e in events(run)]
+    return [(e.actor, e.payload["blind"]) for e in events(run)]
 
 
 def test_a_second_name_in_one_browser_does_not_review_blinded_what_the_first_revealed(run):
@@ -476,8 +474,8 @@ def test_no_verdict_under_a_name_that_was_not_registered_before(run):
     known = set()
     for event in Log(run.folder).events():
         if event.kind in ("reviewer registered", "also known as"):
-            known.add(event.who)
-        assert event.kind not in ("verdict", "note") or event.who in known
+            known.add(event.actor)
+        assert event.kind not in ("verdict", "note") or event.actor in known
 
 
 def test_a_personal_link_has_one_name(run):

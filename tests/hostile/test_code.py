@@ -14,7 +14,7 @@ import torchvision
 from safetensors.torch import save_file
 
 import equicam
-from equicam.audit import reload
+from equicam.audit import verify
 from equicam.errors import EquicamError
 from equicam.models import libraries
 from equicam.readers.names import is_library_model
@@ -52,7 +52,7 @@ def strangers_run(whole, tmp_path) -> tuple[Path, Path]:
 
 def forget_and_log_again(out: Path) -> None:
     """A new log for the files as they are."""
-    from equicam.runs.integrity import log_start
+    from equicam.runs.log import log_start
 
     (out / "events.sqlite").unlink()
     store = RunStore(out)
@@ -103,7 +103,7 @@ def test_differences_stop_any_loading_and_all_are_named(strangers_run, monkeypat
     def load(*_args, **_options):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(reload, "load", load)
+    monkeypatch.setattr(verify, "load", load)
     code, said = equicam_command("verify", out, "--sample", "4", "--model", RunStore(out).manifest.model)
     assert code == 1
     assert "items/shard-000001.parquet is not as it was written" in said

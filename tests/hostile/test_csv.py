@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equicam.runs.csv_export import as_csv, guard_formulas
+from equicam.runs.queue_files import as_csv, guard_formulas
 
 FORMULA_CHARACTERS = "=+-@＝＋－＠"
 STARTS = (*FORMULA_CHARACTERS, "\t", "\r", "\n")

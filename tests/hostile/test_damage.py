@@ -205,7 +205,7 @@ def test_a_noted_hash_finds_a_cut_and_a_rewritten_log(whole, tmp_path):
         (copy / "events.sqlite").unlink()
         log = Log(copy)  # chained anew by somebody with write access
         for event in events[:keep]:
-            log.add(event.kind, event.payload, who=event.who)
+            log.add(event.kind, event.payload, actor=event.actor)
         assert equicam.open_run(copy).verify(0).ok  # the chain alone does not show it
         problems = equicam.open_run(copy).verify(0, noted_hash=noted).problems
         assert any("the log was cut off or rewritten" in problem for problem in problems), problems

@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 import equicam
-from equicam.audit.compute import preprocess_to_array
-from equicam.audit.worker import AuditJob
+from equicam.audit.compute import AuditJob, preprocess_to_array
 from equicam.engines.worker import ModelFromName, SharedFolder
 from equicam.errors import EquicamError
 from equicam.images import decoding, limited

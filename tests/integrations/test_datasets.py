@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 import equicam
+from equicam.demo import synthetic_patches
 from equicam.errors import EquicamError
 from equicam.images import arrow_streams, limited
 from equicam.images.items import open_item, read_item
 from equicam.images.sources import find_items
-from equicam.images.synthetic import draw_many
 
 NAMES = ["negative", "positive"]
 DATA = "data-00000-of-00001.arrow"
@@ -25,7 +25,7 @@ DATA = "data-00000-of-00001.arrow"
 
 @pytest.fixture(scope="module")
 def patches() -> list[Image.Image]:
-    return [Image.fromarray(patch.image) for patch in draw_many(6, seed=7)]
+    return synthetic_patches(6)
 
 
 @pytest.fixture(scope="module")

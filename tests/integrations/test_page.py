@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 import equicam
-from equicam.images.synthetic import draw_many
+from equicam.demo import synthetic_patches
 
 PAGE = (Path(__file__).parents[2] / "docs/integrations.md").read_text()
 
@@ -22,8 +21,8 @@ def blocks(heading: str) -> list[str]:
 def names(tmp_path_factory) -> dict:
     """A folder with eight images, one of them damaged, and their run."""
     folder = tmp_path_factory.mktemp("integrations")
-    for i, patch in enumerate(draw_many(8, seed=7)):
-        Image.fromarray(patch.image).save(folder / f"{i}.png")
+    for i, patch in enumerate(synthetic_patches(8)):
+        patch.save(folder / f"{i}.png")
     photos = sorted(folder.glob("*.png"))
     photos[5].write_bytes(b"not an image")
     model = equicam.load("embedded", device="cpu")

@@ -10,9 +10,9 @@ import equicam
 from equicam.core.transforms import Transform, canvas_size, margin_needed
 from equicam.core.uncertainty import pearson
 from equicam.core.views import Views, Window, crop_centre, rotate, transform_all
+from equicam.demo import synthetic_patches
 from equicam.errors import EquicamError
 from equicam.explain import explain_batch
-from equicam.images.synthetic import draw_many
 from equicam.models.images import preprocess_image, standard_preprocessing
 from equicam.models.surround import preprocess_surround
 from equicam.recipe import Recipe
@@ -145,8 +145,7 @@ def test_the_margin_that_views_need():
 
 
 def test_edges_are_flagged(model):
-    images = [Image.fromarray(patch.image) for patch in draw_many(2, seed=1)]
-    found = equicam.explain(model, images, views=6, context="auto")
+    found = equicam.explain(model, synthetic_patches(2), views=6, context="auto")
     assert all("edge" in flags for flags in found.flags)  # its preprocessing crops nothing
     scene = scenes(2, canvas_size(SIZE)[0])
     assert not any("edge" in flags for flags in equicam.explain(model, scene, views=6, window=96).flags)
@@ -167,7 +166,7 @@ def test_what_is_refused(model):
     with pytest.raises(EquicamError, match="context needs one of none, auto"):
         equicam.explain(model, scene, context="some")
     with pytest.raises(EquicamError, match="context needs none: the authors'"):
-        equicam.explain(model, scene, window=96, as_published=True)
+        equicam.explain(model, scene, window=96, protocol="paper")
 
 
 def steps_of(*steps):

@@ -71,7 +71,7 @@ def grad_cam_pp(acts, grads):
     return plane
 
 
-def grad_cam_pp_as_published(acts, grads):
+def grad_cam_pp_of_products(acts, grads):
     plane = np.zeros_like(acts[0])
     for a, g in zip(acts, grads, strict=True):
         alpha = np.maximum(g**2 / (2 * g**2 + (a * g**3).sum() + 1e-8), 0)

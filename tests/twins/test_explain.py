@@ -6,7 +6,12 @@ import torch
 
 import equicam
 from equicam import KeepConfident, SoftGate, Views, uniform
-from equicam.core.chain import grad_cam_pp, grad_cam_pp_as_published, layer_cam, xgrad_cam
+from equicam.core.chain import (
+    grad_cam_pp,
+    grad_cam_pp_of_products,
+    layer_cam,
+    xgrad_cam,
+)
 from equicam.methods import Fusion, Method
 from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, pictures, seeded
 from tests.twins import slow
@@ -55,7 +60,7 @@ def test_every_fusion_weigher_and_fill(net, align_at, mean_at, weigh, fill):
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize(("align_at", "mean_at"), [("features", "features"), ("upsampled", "upsampled")])
 @pytest.mark.parametrize(
-    "combine", [grad_cam_pp, grad_cam_pp_as_published, xgrad_cam, layer_cam], ids=lambda c: c.__name__
+    "combine", [grad_cam_pp, grad_cam_pp_of_products, xgrad_cam, layer_cam], ids=lambda c: c.__name__
 )
 def test_every_combine(net, combine, align_at, mean_at, fill):
     x = small()

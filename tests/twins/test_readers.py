@@ -10,7 +10,8 @@ import torch
 import equicam
 from equicam.core.views import rotate
 from equicam.evaluate.controls import blur_maps
-from equicam.methods import AS_PUBLISHED, METHODS, Method
+from equicam.methods import METHODS, Method, find_method
+from equicam.protocol import PAPER
 from equicam.readers.gradients import opti_cam, smooth_grad_cam_pp
 from equicam.readers.masking import rise, score_cam
 from equicam.readers.perturb import recipro_cam
@@ -90,7 +91,7 @@ def test_score_cam_is_canonical_by_default_and_the_authors_by_name(net, x):
         assert_alive(found)
         return found
 
-    soft, authors = maps("score-cam"), maps("score-cam", as_published=True)
+    soft, authors = maps("score-cam"), maps("score-cam", protocol="paper")
     assert torch.equal(soft, maps(Method("", reader=without_gradient(score_cam))))
     assert torch.equal(
         authors, maps(Method("", reader=without_gradient(partial(score_cam, weigh="relu_minus_full_image"))))
@@ -203,19 +204,16 @@ def test_rise(net, x):
 
 
 @pytest.mark.parametrize("name", ["rise-400", "score-cam-80"])
-def test_as_published_some_maps_are_rotated_as_they_are(net, x, name, monkeypatch):
+def test_by_the_papers_protocol_some_maps_are_rotated_as_they_are(net, x, name, monkeypatch):
     """RISE's map is far above 0 everywhere: stretched to [0, 1] or not decides what zeros in its corners mean."""
     monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
-    monkeypatch.setitem(
-        AS_PUBLISHED, "rise-400", replace(AS_PUBLISHED["rise-400"], reader=light("rise-400").reader)
-    )
     model = model_of(net)
     table = equicam.evaluate(
-        model, x, methods=[name], scores=["eq"], angles=[30], as_published=True
+        model, x, methods=[name], scores=["eq"], angles=[30], protocol="paper"
     ).to_pylist()
     found = [row["value"] for row in table if row["region"] == "full" and row["angle"] == 30]
-    plain = equicam.explain(model, x, method=name, as_published=True)
-    rotated = equicam.explain(model, rotate(x, 30), method=name, as_published=True, target=plain.target)
+    plain = equicam.explain(model, x, method=name, protocol="paper")
+    rotated = equicam.explain(model, rotate(x, 30), method=name, protocol="paper", target=plain.target)
     raw, stretched = (
         [
             np.corrcoef(a.ravel(), b.ravel())[0, 1]
@@ -230,18 +228,18 @@ def test_as_published_some_maps_are_rotated_as_they_are(net, x, name, monkeypatc
 
 
 def test_controls_and_structural_similarity_take_stretched_maps(net, x, monkeypatch):
-    few = replace(AS_PUBLISHED["rise-400"], reader=light("rise-400").reader)
-    monkeypatch.setitem(AS_PUBLISHED, "rise-400", few)
+    monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
+    few = find_method("rise-400", PAPER)
     model = model_of(net)
 
     def measured(score, methods):
         rows = equicam.evaluate(
-            model, x, methods=methods, scores=[score], angles=[30], as_published=True
+            model, x, methods=methods, scores=[score], angles=[30], protocol="paper"
         ).to_pylist()
         return [row["value"] for row in rows if row["region"] == "full" and row["angle"] == 30]
 
-    plain = equicam.explain(model, x, method=few, as_published=True)
-    rotated = equicam.explain(model, rotate(x, 30), method=few, as_published=True, target=plain.target)
+    plain = equicam.explain(model, x, method=few, protocol="paper")
+    rotated = equicam.explain(model, rotate(x, 30), method=few, protocol="paper", target=plain.target)
     before, after = blur_maps(plain.map, 1), blur_maps(rotated.map, 1)
     pairs = zip(after, rotate(before, 30, fill="zeros"), strict=True)
     blurred = [np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in pairs]
@@ -252,7 +250,7 @@ def test_controls_and_structural_similarity_take_stretched_maps(net, x, monkeypa
 
 
 def test_the_authors_do_not_stretch_three_kinds_of_maps():
-    unstretched = {name for name, method in AS_PUBLISHED.items() if not method.stretched}
+    unstretched = {name for name in METHODS if not find_method(name, PAPER).stretched}
     assert unstretched == {"rise", "rise-400", "score-cam-80"}
     assert all(method.stretched for method in METHODS.values())
 

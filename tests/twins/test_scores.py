@@ -15,20 +15,22 @@ import equicam
 from equicam.core.chain import Chain, grad_cam, grad_cam_rectified, layer_cam
 from equicam.core.uncertainty import correlate_views, pearson
 from equicam.core.views import Views, disc, rotate, transform_all
-from equicam.evaluate import causal, controls, faithfulness, localisation, uncertainty
-from equicam.evaluate.blur import gaussian
+from equicam.evaluate import causal, controls, faithfulness, localisation, metrics
 from equicam.evaluate.equivariance import (
     ANGLES,
     GROUPS,
+    LayerTrace,
     confidence_kept,
     consistent,
     equivariance,
     mean_where,
+    stages,
     weighted_mean,
 )
-from equicam.evaluate.reasons import ReasonCode
+from equicam.evaluate.faithfulness import gaussian
+from equicam.evaluate.rows import ReasonCode
 from equicam.evaluate.similarity import MEASURES, cosine, ranks, spearman, ssim
-from equicam.evaluate.stages import LayerTrace, stages
+from equicam.protocol import OURS, PAPER
 from tests.conftest import Cnn, assert_alive, seeded
 
 SIZE = 28
@@ -256,16 +258,16 @@ def test_conditions_by_hand():
     assert consistent(PROBS, TARGET).tolist() == [[False, True], [True, False]]
     assert torch.allclose(confidence_kept(PROBS, TARGET), torch.tensor([[0.5, 1.0], [1.0, 0.5]]))
     assert torch.allclose(
-        confidence_kept(PROBS, TARGET, as_published=True), torch.tensor([[0.45, 0.8], [0.9, 0.6]])
+        confidence_kept(PROBS, TARGET, of_any_class=True), torch.tensor([[0.45, 0.8], [0.9, 0.6]])
     )
     value = torch.tensor([[0.2, 0.4], [0.8, 0.6]])
     assert torch.allclose(mean_where(value, consistent(PROBS, TARGET)), torch.tensor([0.8, 0.4]))
     assert mean_where(value, torch.zeros(2, 2, dtype=torch.bool)).isnan().all()
     kept = confidence_kept(PROBS, TARGET)
     assert torch.allclose(weighted_mean(value, kept), torch.tensor([(0.1 + 0.8) / 1.5, (0.4 + 0.3) / 1.5]))
-    assert uncertainty.flip_rate(PROBS, TARGET).tolist() == [0.5, 0.5]
+    assert metrics.flip_rate(PROBS, TARGET).tolist() == [0.5, 0.5]
     expected = torch.tensor([(0.5 + 1 - 9 / 7) / 2, (1 - 2 + 0.5) / 2], dtype=torch.float64)
-    assert torch.allclose(uncertainty.confidence_drop(PROBS.double(), TARGET), expected)
+    assert torch.allclose(metrics.confidence_drop(PROBS.double(), TARGET), expected)
 
 
 def test_the_blur_is_torchvisions():
@@ -281,32 +283,32 @@ def bright(x: torch.Tensor) -> torch.Tensor:
     return torch.stack((z.sigmoid(), 1 - z.sigmoid()), 1)
 
 
-@pytest.mark.parametrize("as_published", [False, True])
+@pytest.mark.parametrize("whole_pixels", [False, True])
 @pytest.mark.parametrize("kind", ["insertion", "deletion"])
-def test_insertion_and_deletion_are_the_loop(kind, as_published):
+def test_insertion_and_deletion_are_the_loop(kind, whole_pixels):
     x, maps = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64), planes(2)
     target = torch.tensor([0, 1])
-    found = faithfulness.curve(bright, x, maps, target, kind, as_published=as_published)
+    found = faithfulness.curve(bright, x, maps, target, kind, whole_pixels=whole_pixels)
     blur = gaussian_blur(x, [51, 51], [10.0, 10.0]) if SIZE > 25 else None
     for i in range(2):
         order = np.argsort(-maps[i].numpy().ravel(), kind="stable")
         expected = []
         for s in range(21):
-            many = s * (SIZE * SIZE // 20) if as_published else round(s * SIZE * SIZE / 20)
+            many = s * (SIZE * SIZE // 20) if whole_pixels else round(s * SIZE * SIZE / 20)
             image = (blur if kind == "insertion" else x)[i].clone().reshape(3, -1)
             image[:, order[:many]] = (x if kind == "insertion" else blur)[i].reshape(3, -1)[:, order[:many]]
             expected.append(bright(image.view(1, 3, SIZE, SIZE))[0, target[i]].item())
         assert np.ptp(expected) > 0.05
         assert found[i].tolist() == pytest.approx(expected, abs=1e-12)
-        width = 1 / 21 if as_published else 1 / 20
-        area = faithfulness.area(found, as_published=as_published)[i].item()
-        assert area == pytest.approx(np.trapezoid(expected, dx=width), abs=1e-12)
+        for steps in (20, 21):
+            area = faithfulness.area(found, steps)[i].item()
+            assert area == pytest.approx(np.trapezoid(expected, dx=1 / steps), abs=1e-12)
 
 
 def test_a_curve_that_stays_at_one_scores_one_or_the_published_0952():
     ones = torch.ones(1, 21)
     assert faithfulness.area(ones).item() == pytest.approx(1)
-    assert faithfulness.area(ones, as_published=True).item() == pytest.approx(20 / 21)
+    assert faithfulness.area(ones, PAPER.curve_divisor).item() == pytest.approx(20 / 21)
 
 
 def test_equal_pixels_keep_reading_order():
@@ -316,7 +318,7 @@ def test_equal_pixels_keep_reading_order():
 def test_drift_and_agreement_regions_by_sorting():
     h, back = planes(2), planes(2, seed=5)
     streams = [torch.Generator().manual_seed(s) for s in (1, 2)]
-    found = causal.regions(h, back, "disc", streams, as_published=False)
+    found = causal.regions(h, back, "disc", streams)
     valid = disc((SIZE, SIZE), h.device)
     count = round(0.1 * int(valid.sum()))
     for i in range(2):
@@ -339,20 +341,31 @@ def test_drift_and_agreement_regions_by_sorting():
     assert not torch.equal(found["drift-elsewhere"], found["drift"])
 
 
-@pytest.mark.parametrize("as_published", [False, True])
-def test_occlusion_is_the_loop(as_published):
+@pytest.mark.parametrize("protocol", [OURS, PAPER])
+def test_occlusion_is_the_loop(protocol):
     x, target, angles = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64), torch.tensor([0, 1]), (30, 180)
     maps = torch.stack([planes(2, seed=s) for s in range(3)])
-    found = causal.occlusion(bright, x, maps, angles, target, seeds=[4, 5], as_published=as_published)
-    assert set(found.presented) == set(causal.PUBLISHED if as_published else causal.CONTROLS)
-    fill, frame = ("zeros", "full") if as_published else ("reflect", "disc")
+    controlled, frame, fill = protocol.causal_controls, protocol.region, protocol.causal_fill
+    found = causal.occlusion(
+        bright,
+        x,
+        maps,
+        angles,
+        target,
+        seeds=[4, 5],
+        region=frame,
+        fill=fill,
+        controls=controlled,
+        soft_masks=protocol.soft_masks,
+    )
+    assert set(found.presented) == set(causal.CONTROLS if controlled else causal.UNCONTROLLED)
     streams = [torch.Generator().manual_seed(s) for s in (4, 5)]
     blurred = gaussian_blur(x, [51, 51], [10.0, 10.0])
     for a, angle in enumerate(angles):
         rotated = rotate(x, angle)
         rotated_blurred = gaussian_blur(rotated, [51, 51], [10.0, 10.0])
         masks = causal.regions(
-            maps[0], rotate(maps[a + 1], -angle, fill=fill), frame, streams, as_published=as_published
+            maps[0], rotate(maps[a + 1], -angle, fill=fill), frame, streams, controls=controlled
         )
         for name, mask in masks.items():
             for i in range(2):
@@ -361,7 +374,7 @@ def test_occlusion_is_the_loop(as_published):
                 lost = p[0] - bright(hidden[None])[0, target[i]]
                 assert found.presented[name][a, i].item() == pytest.approx(lost.item(), abs=1e-12)
                 carried = rotate(mask[i].double(), angle, fill=fill)
-                carried = carried if as_published else (carried >= 0.5).double()
+                carried = carried if protocol.soft_masks else (carried >= 0.5).double()
                 hidden = rotated[i] * (1 - carried) + rotated_blurred[i] * carried
                 lost = p[1] - bright(hidden[None])[0, target[i]]
                 assert found.rotated[name][a, i].item() == pytest.approx(lost.item(), abs=1e-12)
@@ -379,7 +392,7 @@ def test_occlusion_under_other_groups_is_the_loop(group):
     outside = ~disc((SIZE, SIZE), x.device, radius)
     for a, one in enumerate(group):
         moved, aligned = transform_all(x, [one])[0], transform_all(maps[a + 1], [one.inverse()])[0]
-        masks = causal.regions(maps[0], aligned, "disc", streams, radius, as_published=False)
+        masks = causal.regions(maps[0], aligned, "disc", streams, radius)
         for name, mask in masks.items():
             assert mask.any()
             assert not (mask & outside).any()
@@ -458,10 +471,10 @@ def test_calibration_compares_in_the_presented_frame():
     spot[:, 8:14, 15:20] = torch.linspace(0.1, 1, 30, dtype=torch.float64).view(6, 5)
     rotated = torch.stack([rotate(still + spot.sqrt(), a) for a in (90, 180)])
     maps = torch.cat((still[None], rotated))
-    assert uncertainty.calibration(spot, maps, (90, 180), "disc").min() > 0.999
+    assert metrics.calibration(spot, maps, (90, 180), "disc").min() > 0.999
     elsewhere = rotate(spot, 90)
-    assert uncertainty.calibration(elsewhere, maps, (90, 180), "disc").max() < 0.5
-    assert uncertainty.calibration(torch.zeros_like(spot), maps, (90, 180), "disc").isnan().all()
+    assert metrics.calibration(elsewhere, maps, (90, 180), "disc").max() < 0.5
+    assert metrics.calibration(torch.zeros_like(spot), maps, (90, 180), "disc").isnan().all()
 
 
 @pytest.mark.parametrize("group", ["dihedral", "scale", "shift"])
@@ -471,7 +484,7 @@ def test_calibration_under_other_groups_is_the_loop(group):
         planes(2, seed=9),
         GROUPS[group][-2:],
     )
-    found = uncertainty.calibration(peum, maps, group, "disc")
+    found = metrics.calibration(peum, maps, group, "disc")
     radius = Views(group).radius
     aligned = [transform_all(m, [one.inverse()])[0] for m, one in zip(maps[1:], group, strict=True)]
     for i in range(2):
@@ -551,7 +564,7 @@ def test_the_published_reference_is_rectified_after_rotation():
     before, after = trace(1), trace(2)
     clean = stages(before, [after], (30,), grad_cam, region="full", fill="zeros", **OPTIONS)
     theirs = stages(
-        before, [after], (30,), grad_cam, region="full", fill="zeros", as_published=True, **OPTIONS
+        before, [after], (30,), grad_cam, region="full", fill="zeros", rectify_last=True, **OPTIONS
     )
     assert torch.equal(clean["combined"].value, theirs["combined"].value)
     assert not torch.equal(clean["rectified"].value, theirs["rectified"].value)

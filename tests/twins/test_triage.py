@@ -11,8 +11,7 @@ from equicam.core.views import Views
 from equicam.reasons import from_rows
 from equicam.runs.queue_files import _same
 from equicam.runs.signals import ROWS, flagged, signal_values
-from equicam.runs.store import ITEMS
-from equicam.runs.stored_maps import MAPS, StoredMaps
+from equicam.runs.store import ITEMS, MAPS, StoredMaps
 from equicam.runs.triage import _by_class, triage
 from equicam.shards import finite_table, json_ready
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import equicam
 from equicam.cli.app import app
 from equicam.console import as_typed, exit_on_error
+from equicam.demo import synthetic_patches
 from equicam.explain_files import safe_stem
 from equicam.images.decoding import MAX_DECODERS
-from equicam.images.synthetic import draw
 from equicam.readers.names import absolute_model, absolute_weights
 
 RUN = CliRunner(env={"COLUMNS": "200"})
@@ -24,7 +24,7 @@ RUN = CliRunner(env={"COLUMNS": "200"})
 
 @pytest.fixture
 def patch(tmp_path):
-    Image.fromarray(draw(0, seed=7).image).save(tmp_path / "patch.png")
+    synthetic_patches(1)[0].save(tmp_path / "patch.png")
     return tmp_path / "patch.png"
 
 
@@ -78,7 +78,9 @@ def test_views_have_names(tmp_path, patch, typed, labels):
 
 def test_the_authors_grid_reports_the_presented_confidence(tmp_path, patch):
     for views in ("6", "3"):
-        RUN.invoke(app, ["explain", str(patch), "--out", str(tmp_path), "--views", views, "--as-published"])
+        RUN.invoke(
+            app, ["explain", str(patch), "--out", str(tmp_path), "--views", views, "--protocol", "paper"]
+        )
         facts = json.loads((tmp_path / "patch.json").read_text())
         e = equicam.explain(equicam.load("embedded"), patch, views=1)
         np.testing.assert_allclose(facts["confidence"], e.confidence[0], atol=1e-5)
@@ -229,7 +231,7 @@ def test_the_version_is_printed():
 
 
 def test_drawing_and_printing_need_no_torch():
-    modules = ("runs.report.tables", "images.synthetic", "images.formats")
+    modules = ("runs.report.tables", "images.formats")
     code = f"import sys, {', '.join(f'equicam.{m}' for m in modules)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -237,10 +239,10 @@ def test_drawing_and_printing_need_no_torch():
 @pytest.fixture
 def patches(tmp_path):
     """Four drawn patches in two classes, and one file that is not an image."""
-    for i in range(4):
+    for i, patch in enumerate(synthetic_patches(4)):
         folder = tmp_path / "source" / ("normal", "tumour")[i % 2]
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draw(i, seed=7).image).save(folder / f"{i}.png")
+        patch.save(folder / f"{i}.png")
     (folder / "broken.png").write_bytes(b"no")
     return tmp_path / "source"
 
@@ -276,10 +278,10 @@ def test_evaluate_prints_values_floors_and_skill_and_keeps_rows(tmp_path, patche
 
 @pytest.mark.parametrize(("group", "label"), [("dihedral", "45° mirrored"), ("scale", "× 1.25")])
 def test_evaluate_under_another_group(tmp_path, group, label):
-    for i in range(6):
+    for i, patch in enumerate(synthetic_patches(6)):
         folder = tmp_path / "source" / ("normal", "tumour")[i % 2]
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draw(i, seed=7).image).save(folder / f"{i}.png")
+        patch.save(folder / f"{i}.png")
     out = tmp_path / "rows.parquet"
     command = ["evaluate", str(tmp_path / "source"), "--methods", "grad-cam", "--group", group, "--n", "6"]
     result = RUN.invoke(app, [*command, "--out", str(out), "--details"], env={"COLUMNS": "200"})
@@ -301,8 +303,8 @@ def test_evaluate_under_another_group(tmp_path, group, label):
             "group needs one of rotation, dihedral, scale, shift, got 'mirror'; try --group rotation",
         ),
         (
-            ["--group", "shift", "--as-published"],
-            "as_published needs group rotation, the paper's, got shift; try no",
+            ["--group", "shift", "--protocol", "paper"],
+            "protocol paper needs group rotation, its only one, got shift; try --protocol ours",
         ),
         (["--scores", "eqq"], "scores needs a list of"),
         (["--methods", "grad-kam"], "method needs one of"),

@@ -11,7 +11,6 @@ import jsonschema
 import numpy as np
 import pytest
 import typer
-from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -20,7 +19,7 @@ from equicam.cli import app as cli
 from equicam.cli.audit_output import causal_command
 from equicam.cli.gates import check_gates, failed_gate, parse_gates, refuse_unreachable
 from equicam.console import console, notices
-from equicam.images.synthetic import draw
+from equicam.demo import synthetic_patches
 from equicam.reasons import from_rows
 from equicam.runs.log import Log
 
@@ -53,8 +52,8 @@ def answer(*arguments, code=0):
 def patches(tmp_path_factory):
     """Six synthetic images, and a file that is none."""
     folder = tmp_path_factory.mktemp("patches")
-    for i in range(6):
-        Image.fromarray(draw(i, seed=7).image).save(folder / f"{i}.png")
+    for i, patch in enumerate(synthetic_patches(6)):
+        patch.save(folder / f"{i}.png")
     (folder / "broken.png").write_bytes(b"no")
     return folder
 
@@ -272,8 +271,8 @@ def test_predictions_are_compared_with_each_other_and_not_with_the_explained_cla
     """A class that is not the top-1 is explained: the prediction changes only where it does."""
     images, out = tmp_path / "images", tmp_path / "run"
     images.mkdir()
-    for i in range(6):
-        Image.fromarray(draw(i, seed=3).image).save(images / f"{i}.png")
+    for i, patch in enumerate(synthetic_patches(6)):
+        patch.save(images / f"{i}.png")
     names = equicam.load("embedded").classes
     invoke("audit", images, "--out", out, "--views", 6, "--target", names[0])
     invoke("triage", out, "--budget", "100%", "--control", 0)

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 import equicam
-from equicam.images.synthetic import CENTRE, MIN_TUMOUR_PIXELS, SIZE, draw, draw_many
+from equicam.demo import PATCHES, SHEET, synthetic_patches
 from equicam.models.layers import choose_layer
 from equicam.models.libraries import EMBEDDED_WEIGHTS, EmbeddedNet
+from scripts.synthetic import CENTRE, MIN_TUMOUR_PIXELS, SEED, SIZE, draw, draw_many
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,20 @@ def test_the_model_is_good_but_not_perfect_on_fresh_draws(patches, x):
     accuracy = (top1 == torch.tensor([p.label for p in patches])).float().mean().item()
     assert 0.80 <= accuracy <= 0.95
     assert EMBEDDED_WEIGHTS.stat().st_size <= 2_000_000
+
+
+def test_it_is_as_good_on_the_patches_of_the_demo():
+    """They are those of the generator, but for what a JPEG changes."""
+    model, drawn = equicam.load("embedded"), list(draw_many(PATCHES, seed=SEED))
+    shipped = synthetic_patches()
+    apart = [np.abs(np.asarray(a, float) - b.image).mean() for a, b in zip(shipped, drawn, strict=True)]
+    assert max(apart) < 6
+    top1 = equicam.explain(model, shipped, method="grad-cam").target
+    accuracy = (top1 == torch.tensor([p.label for p in drawn])).float().mean().item()
+    assert 0.80 <= accuracy <= 0.95
+    assert SHEET.stat().st_size <= 700_000
+    with pytest.raises(equicam.EquicamError, match="at most 200"):
+        synthetic_patches(201)
 
 
 def test_its_grad_cam_drifts_and_equigrad_cam_does_not(x):

@@ -45,19 +45,17 @@ def value(table, score, method=None, region=None, angle=None):
     return {r["id"]: r["value"] for r in rows}, {r["id"]: r["floor"] for r in rows}
 
 
-@pytest.mark.parametrize("as_published", [False, True])
+@pytest.mark.parametrize("protocol", ["ours", "paper"])
 @pytest.mark.parametrize(
     "method", ["grad-cam", "layer-cam", "equigrad-cam", "equigrad-cam+pcf", "equigrad-cam-out", "aug-cam"]
 )
-def test_eq_is_that_of_explains_maps(cnn, method, as_published):
+def test_eq_is_that_of_explains_maps(cnn, method, protocol):
     x = pictures(3)
     others = ["grad-cam", "equigrad-cam-fine"]  # must not change this one's maps
-    table = equicam.evaluate(
-        cnn, x, methods=[*others, method], views=6, angles=ANGLES_2, as_published=as_published
-    )
-    fill = "zeros" if as_published else "reflect"
+    table = equicam.evaluate(cnn, x, methods=[*others, method], views=6, angles=ANGLES_2, protocol=protocol)
+    fill = "zeros" if protocol == "paper" else "reflect"
     views = None if method in ("grad-cam", "layer-cam") else 6
-    explain = partial(equicam.explain, cnn, method=method, views=views, as_published=as_published)
+    explain = partial(equicam.explain, cnn, method=method, views=views, protocol=protocol)
     first = explain(x)
     rotated = [explain(rotate(x, a), target=first.target).map for a in ANGLES_2]
     assert_alive(first.map, *rotated)
@@ -735,6 +733,29 @@ def test_names_that_do_not_match_are_no_labels(small, folder):
     assert all(r["reason"] is None for r in rows if r["score"] == "misclassified")
 
 
+def test_rows_are_in_the_callers_order_of_images(small, folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(import_module("equicam.evaluate.evaluate"), "IMAGES_PER_SHARD", 3)
+    paths = sorted(folder.glob("*.png"), reverse=True)
+    options = {"methods": ["grad-cam"], "angles": (90,)}
+    for more in ({}, {"out": tmp_path / "rows.parquet"}, {"n": 5}):
+        ids = equicam.evaluate(small, paths, **options, **more)["id"].to_pylist()
+        listed = [str(path) for path in paths if str(path) in ids]
+        assert list(dict.fromkeys(ids)) == listed
+        assert sorted(ids, key=listed.index) == ids
+        assert len(listed) == more.get("n", len(paths))
+
+
+def test_a_plain_function_may_differentiate(cnn):
+    def gradient(x, target):
+        x = x.clone().requires_grad_()
+        chosen = cnn.module(x).gather(1, target[:, None]).sum()
+        return torch.autograd.grad(chosen, x)[0].abs().sum(1)
+
+    with torch.no_grad():
+        table = equicam.evaluate(cnn, pictures(2), methods={"mine": gradient}, angles=(90,))
+    assert np.std(list(value(table, "eq", "mine", "disc")[0].values())) > 0
+
+
 def test_no_image_is_alone_in_a_shard(cnn, monkeypatch):
     monkeypatch.setattr(import_module("equicam.evaluate.evaluate"), "IMAGES_PER_SHARD", 4)
     table = equicam.evaluate(cnn, pictures(9), methods=["grad-cam"], angles=(90,))
@@ -841,10 +862,7 @@ def test_images_that_are_not_finite_are_named(methods):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        m.name
-        for m in pkgutil.walk_packages([str(Path(equicam.__file__).parent / "evaluate")], "equicam.evaluate.")
-    ],
+    [m.name for m in pkgutil.walk_packages(import_module("equicam.evaluate").__path__, "equicam.evaluate.")],
 )
 def test_every_module_can_be_imported_from_its_package(name):
     """The function `equicam.evaluate` hides the package of that name, and nothing hides a module in it."""

@@ -318,5 +318,5 @@ def test_a_recipe_survives_json_and_names_equal_recipes_equally():
     assert again.fingerprint() == recipe.fingerprint()
     others = [Recipe(), Recipe(views=6), Recipe(seed=1), Recipe(compiled=True), Recipe(fill="zeros"), recipe]
     assert len({r.fingerprint() for r in others}) == len(others)
-    with pytest.raises(equicam.EquicamError, match=r"only as_published.*got colour"):
+    with pytest.raises(equicam.EquicamError, match=r"only protocol.*got colour"):
         Recipe.from_json({"colour": "red"})

@@ -36,24 +36,24 @@ def test_eighteen_views_unless_told_otherwise(cnn, x):
     assert equicam.explain(cnn, x, views=Views((0, 10))).views.to_plain() == (0, 10)
 
 
-def test_as_published_is_the_authors_grid_fill_and_variants(cnn, x):
-    published = equicam.explain(cnn, x, views=6, as_published=True)
+def test_the_papers_protocol_is_the_authors_grid_fill_and_variants(cnn, x):
+    published = equicam.explain(cnn, x, views=6, protocol="paper")
     assert published.views.to_plain() == (-180, -120, -60, 0, 60, 120)
     by_hand = equicam.explain(cnn, x, views=Views.evenly(6, start=-180), fill="zeros")
     assert_alive(published.map)
     assert torch.equal(published.map, by_hand.map)
     assert not torch.allclose(published.map, equicam.explain(cnn, x, views=6).map, atol=1e-3)
-    kept = equicam.explain(cnn, x, views=6, as_published=True, fill="reflect")
+    kept = equicam.explain(cnn, x, views=6, protocol="paper", fill="reflect")
     torch.testing.assert_close(kept.map, equicam.explain(cnn, x, views=6).map)
     for method in ("grad-cam++", "aug-cam"):
         ours = equicam.explain(cnn, x, method=method, fill="zeros")
-        theirs = equicam.explain(cnn, x, method=method, as_published=True)
+        theirs = equicam.explain(cnn, x, method=method, protocol="paper")
         assert not torch.allclose(ours.map, theirs.map, atol=1e-6), method
-    assert equicam.explain(cnn, x, method="grad-cam", as_published=True).views.to_plain() == (0,)
+    assert equicam.explain(cnn, x, method="grad-cam", protocol="paper").views.to_plain() == (0,)
 
 
 def test_three_views_of_the_authors_grid_lack_the_presented_one(cnn, x):
-    e = equicam.explain(cnn, x, views=3, as_published=True)
+    e = equicam.explain(cnn, x, views=3, protocol="paper")
     assert e.views.to_plain() == (-180, -60, 60)
     assert e.view_confidence.shape == (2, 3)
     assert e.target.tolist() == cnn.module(x).argmax(1).tolist()
@@ -260,7 +260,7 @@ def test_an_in_place_operation_on_what_the_layer_took_does_not_reach_it_either(x
 
 
 def test_the_probability_of_the_presented_picture_is_there_even_if_it_is_no_view(cnn, x):
-    e = equicam.explain(cnn, x, views=3, as_published=True)
+    e = equicam.explain(cnn, x, views=3, protocol="paper")
     p = cnn.module(x).softmax(1).gather(1, e.target[:, None])[:, 0].detach()
     torch.testing.assert_close(e.confidence, p)
     assert not torch.isclose(e.confidence[:, None], e.view_confidence).any()

@@ -10,7 +10,7 @@ import equicam
 from equicam.core.views import transform_all
 from equicam.errors import EquicamError
 from equicam.evaluate.equivariance import GROUPS
-from equicam.evaluate.selection import pick
+from equicam.evaluate.rows import pick
 from tests.conftest import assert_alive, pictures
 
 EVERY = tuple(GROUPS)
@@ -101,8 +101,8 @@ def test_the_angles_of_reflections_can_be_chosen(cnn):
     [
         ({"group": "mirror"}, "group needs one of rotation, dihedral, scale, shift, got 'mirror'"),
         (
-            {"group": "scale", "as_published": True},
-            "as_published needs group rotation, the paper's, got scale",
+            {"group": "scale", "protocol": "paper"},
+            "protocol paper needs group rotation, its only one, got scale",
         ),
         ({"group": "scale", "angles": (15,)}, "angles needs group rotation or dihedral, got scale"),
         ({"group": "dihedral", "angles": ()}, "angles needs finite numbers of degrees"),

@@ -8,15 +8,14 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 import equicam
+from equicam.demo import synthetic_patches
 from equicam.errors import EquicamError
 from equicam.images import files
 from equicam.images.files import RemotePath, as_path, file_stat, is_url
 from equicam.images.items import digest_items, open_item, read_item
 from equicam.images.sources import find_items
-from equicam.images.synthetic import draw_many
 
 FREE = ("seconds", "path", "mtime_ns")
 
@@ -33,9 +32,9 @@ def memory():
 @pytest.fixture
 def both(memory, tmp_path):
     """The same six patches, in classes, on a disk and in memory; one is broken, one hidden."""
-    for i, patch in enumerate(draw_many(6, seed=7)):
+    for i, patch in enumerate(synthetic_patches(6)):
         buffer = io.BytesIO()
-        Image.fromarray(patch.image).save(buffer, "PNG")
+        patch.save(buffer, "PNG")
         name = f"{'ab'[i % 2]}/{i:02d}.png"
         _put(memory, tmp_path, name, buffer.getvalue())
     _put(memory, tmp_path, "a/broken.png", b"no image")

@@ -14,6 +14,7 @@ from sklearn.metrics import cohen_kappa_score, roc_auc_score
 from equicam.errors import EquicamError
 from equicam.evaluate.statistics import (
     Estimate,
+    Gap,
     auroc,
     bonferroni,
     bootstrap,
@@ -26,17 +27,15 @@ from equicam.evaluate.statistics import (
     kappa,
     mean,
     mean_ratio,
-    means_by_bin,
-    paired_difference,
     pearson,
     pearson_r,
-    pooled_mean,
     proportion,
     skill,
     spearman,
     spearman_r,
     weighted_mean,
 )
+from equicam.evaluate.summary import means_by_bin
 
 NAN = float("nan")
 EMPTY = np.array([])
@@ -154,8 +153,8 @@ def test_counts_and_rows_draw_the_same_images(cluster):
     for statistic, columns in ((auroc, (signal, bad)), (spearman_r, (signal, drift))):
         fast, slow = find(statistic, *columns), find(lambda *c, of=statistic: of(*c), *columns)
         assert unpack(fast) == pytest.approx(unpack(slow), rel=1e-12)
-    gap = partial(paired_difference, cluster=cluster, resamples=200)
-    fast, slow = gap(auroc, bad, signal, other), gap(lambda *c: auroc(*c), bad, signal, other)
+    gap = partial(bootstrap, cluster=cluster, resamples=200)
+    fast, slow = gap(Gap(auroc), bad, signal, other), gap(Gap(lambda *c: auroc(*c)), bad, signal, other)
     assert unpack(fast) == pytest.approx(unpack(slow), rel=1e-10)
 
 
@@ -202,7 +201,7 @@ def test_intervals_by_image_cover_and_those_by_pair_do_not():
     for seed in range(runs):
         pairs = rng.normal(size=images)[cluster] + 0.5 * rng.normal(size=images * angles)
         for name, ids in (("image", cluster), ("pair", None)):
-            found = pooled_mean(pairs, cluster=ids, resamples=300, seed=seed)
+            found = bootstrap(mean, pairs, cluster=ids, resamples=300, seed=seed)
             hit[name] += found.low <= 0 <= found.high
     assert 0.91 <= hit["image"] / runs <= 0.98
     assert hit["pair"] / runs < 0.70
@@ -333,9 +332,9 @@ def test_a_threshold_is_held_out_by_group():
 
 def test_pooled_is_the_mean_over_pairs_not_over_image_means():
     values, cluster = numbers(1, 1, 1, 5), ["a", "a", "a", "b"]
-    assert pooled_mean(values, cluster=cluster).value == 2
-    assert pooled_mean(values, weights=numbers(1, 1, 1, 3), cluster=cluster).value == 3
-    assert pooled_mean(values, cluster=cluster).n == 2
+    assert bootstrap(mean, values, cluster=cluster).value == 2
+    assert bootstrap(weighted_mean, values, numbers(1, 1, 1, 3), cluster=cluster).value == 3
+    assert bootstrap(mean, values, cluster=cluster).n == 2
 
 
 def test_strata_are_half_open_and_the_last_closed():
@@ -590,19 +589,19 @@ def test_held_out_lift_needs_two_images():
 
 
 @pytest.mark.parametrize("statistic", [pearson_r, spearman_r, capture])
-def test_paired_difference_is_of_one_draw(statistic):
+def test_a_gap_is_of_one_draw(statistic):
     target = noise(200)
     good, poor = target + 0.5 * noise(200, 1), target + 2 * noise(200, 2)
-    found = paired_difference(statistic, target, good, poor, resamples=200)
+    found = bootstrap(Gap(statistic), target, good, poor, resamples=200)
     assert found.value == statistic(good, target) - statistic(poor, target)
     assert found.low < found.value < found.high
-    none = paired_difference(statistic, target, good, good.copy(), resamples=50)
+    none = bootstrap(Gap(statistic), target, good, good.copy(), resamples=50)
     assert unpack(none) == (0, 0, 0, 200)
 
 
-def test_paired_difference_hands_the_target_second():
+def test_a_gap_hands_the_target_second():
     target = (noise(100) > 0).astype(float)
-    found = paired_difference(auroc, target, target + noise(100, 1), noise(100, 2), resamples=100)
+    found = bootstrap(Gap(auroc), target, target + noise(100, 1), noise(100, 2), resamples=100)
     assert found.value == auroc(target + noise(100, 1), target) - auroc(noise(100, 2), target)
 
 

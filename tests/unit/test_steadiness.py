@@ -5,11 +5,10 @@ import statistics
 
 import pytest
 import torch
-from PIL import Image
 
 import equicam
 from equicam import steadiness
-from equicam.images.synthetic import draw_many
+from equicam.demo import synthetic_patches
 from equicam.reasons import Reason, describe
 from equicam.steadiness import MIN_OTHER_VIEWS, WORDS, Steadiness, count_words, judge
 
@@ -84,8 +83,8 @@ def test_an_explanation_and_a_run_have_the_same_words(tmp_path, monkeypatch):
     monkeypatch.setattr(steadiness, "STEADY_FROM", 0.3)  # no map of the embedded model is steady
     model = equicam.load("embedded")
     paths = [tmp_path / f"{i:02}.png" for i in range(12)]
-    for path, patch in zip(paths, draw_many(12, seed=7), strict=True):
-        Image.fromarray(patch.image).save(path)
+    for path, patch in zip(paths, synthetic_patches(12), strict=True):
+        patch.save(path)
     run = equicam.audit(tmp_path, model, tmp_path / "run")
     explained = equicam.explain(model, paths)
     words = [one.word for one in explained.steadiness]

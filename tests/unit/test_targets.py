@@ -12,10 +12,10 @@ from torch import nn
 
 import equicam
 from equicam import EquicamError
-from equicam.images.synthetic import draw_many
+from equicam.demo import synthetic_patches
 from equicam.models.images import as_batch, read_arrays
 from equicam.readers.names import class_index
-from equicam.runs.manifest import read_manifest
+from equicam.runs.manifest import parse_manifest
 from tests.conftest import Cnn, assert_alive, light, pictures, seeded
 
 NAMES = ("benign", "malignant", "crane", "crane", "Other")
@@ -304,7 +304,7 @@ def embedded() -> equicam.Model:
     return equicam.load("embedded")
 
 
-PIXELS = np.stack([patch.image for patch in draw_many(3, seed=5)])
+PIXELS = np.stack([np.asarray(patch) for patch in synthetic_patches(3)])
 
 
 def test_arrays_of_pixels_are_preprocessed_like_images(embedded):
@@ -409,9 +409,9 @@ def test_a_run_of_labels_records_the_task(folder, tmp_path, embedded):
     (problem,) = run.verify(sample=2, model=embedded).problems
     assert "a model with task='multilabel', got None" in problem
     text = (run.folder / "manifest.json").read_text()
-    assert read_manifest(text, where="here").task == "multilabel"
+    assert parse_manifest(text, where="here").task == "multilabel"
     with pytest.raises(EquicamError, match="task"):
-        read_manifest(text.replace('"multilabel"', '"nonsense"'), where="here")
+        parse_manifest(text.replace('"multilabel"', '"nonsense"'), where="here")
 
 
 def test_a_run_of_values_has_no_confidence_and_can_be_ranked_and_reported(folder, tmp_path, embedded):

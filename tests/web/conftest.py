@@ -17,9 +17,9 @@ from equicam.runs.log import Log
 from equicam.runs.review.app import make_app
 from equicam.runs.review.auth import Access
 from equicam.runs.review.queue import item_key
-from equicam.runs.review_key import read_review_key
 from equicam.runs.store import SAMPLE, RunStore
 from equicam.runs.triage import ROWS, triage
+from equicam.runs.verdicts import read_review_key
 from equicam.shards import read_table, write_table
 from tests.audit.faked import Page, fake_run
 

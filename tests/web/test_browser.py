@@ -320,7 +320,7 @@ def test_two_reviewers_in_two_browsers(run, watched):
             page.keyboard.press(key)
             wait_for_reviewed(page, 1)
     found = events(run)
-    assert {(e.who, e.payload["verdict"]) for e in found} == {("ana", "supports"), ("bo", "wrong-region")}
+    assert {(e.actor, e.payload["verdict"]) for e in found} == {("ana", "supports"), ("bo", "wrong-region")}
     assert len({e.payload["item"] for e in found}) == 1
 
 
@@ -335,9 +335,9 @@ def test_a_second_name_in_the_same_browser_is_known(run, opened):
     wait_until_ready(page)
     page.keyboard.press("2")
     wait_for_reviewed(page, 1)
-    kinds = [(e.kind, e.who) for e in events(run, "reviewer registered", "also known as")]
+    kinds = [(e.kind, e.actor) for e in events(run, "reviewer registered", "also known as")]
     assert kinds == [("reviewer registered", "ana"), ("also known as", "bo")]
-    assert [(e.who, e.payload["blind"]) for e in events(run)] == [("ana", True), ("bo", False)]
+    assert [(e.actor, e.payload["blind"]) for e in events(run)] == [("ana", True), ("bo", False)]
 
 
 def test_a_personal_link_opens_under_its_name(run, watched):

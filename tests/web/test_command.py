@@ -28,7 +28,7 @@ def test_it_starts_listens_on_loopback_and_stops(run):
     with ServerProcess(run, "--reviewer", "ana") as server:
         assert server.address.startswith("http://127.0.0.1:")
         assert "reviewing as" in Browser(server).get("/")
-        opened = [(e.who, e.payload) for e in events(run, "review opened")]
+        opened = [(e.actor, e.payload) for e in events(run, "review opened")]
         assert opened == [("ana", {"blind": True, "blind_class": False})]
         addresses = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
         for other in {info[4][0] for info in addresses if not info[4][0].startswith("127.")}:

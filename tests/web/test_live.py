@@ -18,9 +18,9 @@ from PIL import Image
 
 import equicam
 from equicam.core.views import rotate
+from equicam.demo import synthetic_patches
 from equicam.evaluate.equivariance import equivariance
 from equicam.images import decoding
-from equicam.images.synthetic import draw
 from equicam.live import app
 from equicam.live.frames import LIVE_METHODS, FrameComputer, Settings, SupersededError, single_view_method
 from equicam.live.images import MAX_UPLOADS, OpenedImages
@@ -40,9 +40,9 @@ CHART_TEXTS = """Object.fromEntries(['#chart', '#curve svg'].map((at) => {
 LAYER = "layer4"
 
 
-def png(index=0, seed=11):
+def png(index=0):
     buffer = io.BytesIO()
-    Image.fromarray(draw(index, seed=seed).image).save(buffer, "PNG")
+    synthetic_patches()[index].save(buffer, "PNG")
     return buffer.getvalue()
 
 

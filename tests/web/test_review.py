@@ -30,6 +30,7 @@ from equicam.runs.review.queue import QueueLoader
 from equicam.runs.store import ITEMS, RunStore
 from equicam.runs.verdicts import VERDICTS, ReviewLog
 from equicam.shards import read_table, write_table
+from scripts.check_words import unspelled
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, fake_run
 from tests.web.conftest import Server, by_key, events, key_of, large_run, queued, rank
 
@@ -121,7 +122,7 @@ def test_the_log_says_whether_the_class_was_shown(run):
     bo.decide(first, "supports")
     later = hidden.client("bo")
     later.decide(second, "supports", mark="bo-on-the-second")
-    modes = [(e.who, e.payload["blind"], e.payload["blind_class"]) for e in events(run)]
+    modes = [(e.actor, e.payload["blind"], e.payload["blind_class"]) for e in events(run)]
     assert modes == [("ana", True, True), ("bo", True, False), ("bo", True, False)]
     registered = [e.payload["blind_class"] for e in events(run, "reviewer registered")]
     assert registered[:2] == [True, False]
@@ -265,7 +266,7 @@ def test_a_change_is_a_new_event_that_keeps_the_old(run, ana):
     assert [e.payload["verdict"] for e in kept] == ["supports", "unsure"]
     assert [e.payload["changes"] for e in kept] == [None, first]
     assert [e.payload["blind"] for e in kept] == [True, False]
-    assert all(e.who == "ana" and e.time.endswith("+00:00") for e in kept)
+    assert all(e.actor == "ana" and e.time.endswith("+00:00") for e in kept)
     assert all(b.previous == a.hash for a, b in pairwise(Log(run.folder).events()))
     assert Log(run.folder).problems() == []
     page = ana.get(f"/item/{key}").text
@@ -569,7 +570,7 @@ def test_what_is_left_is_stated_only_to_reviewers_who_have_finished(tmp_path):
     for i, key in enumerate(ana.list_keys()):
         assert ana.progress()["remainder"] is None
         ana.decide(key, "shortcut" if i % 2 else "supports")
-    stated = opened.remainder().sentence
+    stated = opened.bound().sentence
     assert stated.startswith("Of the ")
     assert ana.progress()["remainder"] == stated
     assert stated in ana.get("/").text
@@ -581,7 +582,7 @@ def test_what_is_left_is_stated_only_to_reviewers_who_have_finished(tmp_path):
         assert "nobody opened" not in text
         assert "confidence;" not in text
     bo.decide(last, "supports")
-    both = opened.remainder().sentence
+    both = opened.bound().sentence
     assert both != stated
     assert {one.progress()["remainder"] for one in (ana, bo)} == {both}
     opened.triage(more=4)

@@ -11,8 +11,8 @@ import pytest
 from equicam.errors import EquicamError
 from equicam.images import limited
 from equicam.rasters import geojson
-from equicam.runs.feature_ids import feature_id
 from equicam.runs.log import Log
+from equicam.runs.queue_files import feature_id
 from equicam.runs.review import verdict_files
 from equicam.runs.review.verdict_files import import_verdicts, write_verdicts
 from equicam.runs.store import RunStore

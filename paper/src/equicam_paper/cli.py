@@ -10,6 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD, Box
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from equicam.console import (
     answer,
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
     from equicam_paper.rows import Row
     from equicam_paper.tables import Matrix
 
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda or cuda:1.", show_default="a GPU if there is one")
-]
+Device = Annotated[str | None, Option(help="cpu, cuda or cuda:1.", show_default="a GPU if there is one")]
 COLOURS = {
     "matches": "green",
     "differs": "red",
@@ -45,103 +44,81 @@ COLOURS = {
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Name from --list, or all.", show_default=False)] = None,
+    name: Annotated[str | None, Argument(help="Name from --list, or all.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            help="Source of the images, as `equicam evaluate` takes it, or a published data set.",
-            show_default=False,
-        ),
+        Option(help="Source of the images, as `equicam evaluate` takes it, or a published data set."),
     ] = None,
-    model: Annotated[str, typer.Option(help="Name from `equicam models`, or FILE.py:FACTORY.")] = "resnet50",
+    model: Annotated[str, Option(help="Name from `equicam models`, or FILE.py:FACTORY.")] = "resnet50",
     weights: Annotated[
         str | None,
-        typer.Option(
-            help="Weights file, name of published weights, or random.", show_default="published weights"
-        ),
+        Option(help="Weights file, name of published weights, or random.", show_default="published weights"),
     ] = None,
     backbone: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Network whose published numbers to compare with: resnet50, vgg16 or vit_b_16.",
             show_default="--model",
         ),
     ] = None,
     domain: Annotated[
-        str, typer.Option(help="Domain of the domain tables: PatchCamelyon or RESISC45.", show_default=False)
+        str, Option(help="Domain of the domain tables: PatchCamelyon or RESISC45.", show_default=False)
     ] = "",
     n: Annotated[
-        int | None,
-        typer.Option(help="Take this many images, spread over the classes.", show_default="all"),
+        int | None, Option(help="Take this many images, spread over the classes.", show_default="all")
     ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Split of the source: train, test, …", show_default=False)
-    ] = None,
+    split: Annotated[str | None, Option(help="Split of the source: train, test, …")] = None,
     draw: Annotated[
         str,
-        typer.Option(
+        Option(
             help="authors: the images that the authors' loader draws, of 15 per class.",
             show_default="class-spread",
         ),
     ] = "",
     group_by: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Column of the image list with each image's group: intervals are by group.",
             show_default="a column group",
         ),
     ] = None,
     extra: Annotated[
-        list[str] | None,
-        typer.Option(help="More weights, each under its name: rotated=FILE, seed1=FILE.", show_default=False),
+        list[str] | None, Option(help="More weights, each under its name: rotated=FILE, seed1=FILE.")
     ] = None,
     classes: Annotated[
-        str | None,
-        typer.Option(help="Class names of a zero-shot model, separated by commas.", show_default=False),
+        str | None, Option(help="Class names of a zero-shot model, separated by commas.")
     ] = None,
-    costly: Annotated[bool, typer.Option(help="Include methods with hundreds of passes per map.")] = False,
+    costly: Annotated[bool, Option(help="Include methods with hundreds of passes per map.")] = False,
     max_passes: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1, help="With --costly, leave out methods with more passes per map.", show_default="no limit"
         ),
     ] = None,
-    only: Annotated[
-        str | None,
-        typer.Option(help="With all: these experiments, separated by commas.", show_default=False),
-    ] = None,
+    only: Annotated[str | None, Option(help="With all: these experiments, separated by commas.")] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, help="With all: stop after this time; the same command resumes.", show_default=False
-        ),
+        float | None, Option(min=0.0, help="With all: stop after this time; the same command resumes.")
     ] = None,
     page: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write this page from the rows in --rows, with its plots; runs nothing.", show_default=False
-        ),
+        Path | None, Option(help="Write this page from the rows in --rows, with its plots; runs nothing.")
     ] = None,
     rows: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of kept rows, FOLDER/NETWORK/NAME.json: read by --page, written by all.",
-            show_default=False,
-        ),
+        Option(help="Folder of kept rows, FOLDER/NETWORK/NAME.json: read by --page, written by all."),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Run the network in bfloat16 or float16.", show_default="the type of the weights"),
+        Option(help="Run the network in bfloat16 or float16.", show_default="the type of the weights"),
     ] = None,
     compile_: Annotated[
-        bool, typer.Option("--compile", help="Compile the network first to run it faster.")
+        bool, Option("--compile", help="Compile the network first to run it faster.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for rows and figures; resumed if it exists.")] = Path(
+    out: Annotated[Path, Option(help="Folder for rows and figures; resumed if it exists.")] = Path(
         "reproduced"
     ),
     device: Device = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="List every table and figure, or with NAME its claims.")
+        bool, Option("--list", help="List every table and figure, or with NAME its claims.")
     ] = False,
 ) -> None:
     """Reproduce a table, figure or claim of the paper: published, by the authors' protocol, and by ours.
@@ -189,8 +166,7 @@ def _run_all(
     rows: Path | None,
 ) -> None:
     """Every experiment of one network, a line each; the status is 1 if one failed."""
-    from equicam_paper.reproduce import no_data, open_context
-    from equicam_paper.run_all import run_all
+    from equicam_paper.reproduce import no_data, open_context, run_all
 
     until = None if minutes is None else monotonic() + 60 * minutes
     if data is None:
@@ -312,25 +288,21 @@ def _print_matrices(title: str, matrices: Sequence["Matrix"]) -> None:
 
 
 def finetune(
-    data: Annotated[str, typer.Argument(help="Labelled source with splits.", show_default=False)],
-    out: Annotated[
-        Path, typer.Option(help="Folder for weights, model card and checkpoint; resumed if it exists.")
-    ],
-    arch: Annotated[str, typer.Option(help="Name from `equicam models`, or FILE.py:FACTORY.")] = "resnet50",
+    data: Annotated[str, Argument(help="Labelled source with splits.", show_default=False)],
+    out: Annotated[Path, Option(help="Folder for weights, model card and checkpoint; resumed if it exists.")],
+    arch: Annotated[str, Option(help="Name from `equicam models`, or FILE.py:FACTORY.")] = "resnet50",
     weights: Annotated[
-        str | None, typer.Option(help="Weights file to start from.", show_default="published weights")
+        str | None, Option(help="Weights file to start from.", show_default="published weights")
     ] = None,
-    train: Annotated[str | None, typer.Option(help="Split to train on.")] = "train",
-    test: Annotated[str | None, typer.Option(help="Split to measure accuracy on.")] = "test",
-    epochs: Annotated[int, typer.Option(min=1, help="Largest number of epochs.")] = 10,
-    batch: Annotated[int, typer.Option(min=1, help="Images per step.")] = 32,
-    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-4,
-    patience: Annotated[
-        int, typer.Option(min=1, help="Epochs without improvement before training stops.")
-    ] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
-    rotation_augment: Annotated[bool, typer.Option(help="Rotate training images by random angles.")] = False,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images.")] = 2,
+    train: Annotated[str | None, Option(help="Split to train on.")] = "train",
+    test: Annotated[str | None, Option(help="Split to measure accuracy on.")] = "test",
+    epochs: Annotated[int, Option(min=1, help="Largest number of epochs.")] = 10,
+    batch: Annotated[int, Option(min=1, help="Images per step.")] = 32,
+    rate: Annotated[float, Option(help="Highest learning rate.")] = 1e-4,
+    patience: Annotated[int, Option(min=1, help="Epochs without improvement before training stops.")] = 3,
+    seed: Annotated[int, Option(help="Seed of every random choice.")] = 0,
+    rotation_augment: Annotated[bool, Option(help="Rotate training images by random angles.")] = False,
+    workers: Annotated[int, Option(min=0, help="Processes that decode images.")] = 2,
     device: Device = None,
 ) -> None:
     """Fine-tune a classifier on your domain: weights for `--weights`, and a model card next to them.

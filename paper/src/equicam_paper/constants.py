@@ -1,30 +1,38 @@
-"""The protocol's constants as the code has them, constant maps, XGrad-CAM's identity, and numbers nobody can re-run."""
+"""The protocol's constants as the code has them, maps that are constant and why, and identities."""
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from equicam.core.transforms import as_transform
 from equicam.core.uncertainty import CONSTANT_BELOW
 from equicam.core.weights import KeepConfident
 from equicam.evaluate import faithfulness, statistics, summary
 from equicam.evaluate.equivariance import ANGLES
-from equicam.evaluate.statistics import Estimate
+from equicam.evaluate.statistics import Estimate, Floats
 from equicam.explain import explain
 from equicam.methods import resolve
+from equicam.readers.layout import is_block_norm
+from equicam.readers.model import Model
 from equicam.recipe import Recipe
 from equicam_paper.claims import Claim, claims
-from equicam_paper.context import Context, Evaluation
-from equicam_paper.experiment import Experiment, another_network
-from equicam_paper.measure import constant_share
+from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, Experiment, another_network
+from equicam_paper.measure import SCORE_CAM_WEIGHTS, constant_share, layer_gradient
 from equicam_paper.rows import (
     Both,
+    Contradiction,
     Remark,
     Row,
     by_definition,
     compare,
     correlation,
+    costly,
     few_images,
     not_run,
     note,
@@ -34,6 +42,9 @@ from equicam_paper.rows import (
 
 METHODS = ("grad-cam", "grad-cam++", "layer-cam", "aug-cam", "equigrad-cam+pcf", "equigrad-cam")
 IMAGES = 8
+IMAGES_PER_BATCH = 16
+FLAT = {"blank", "constant"}
+"""Flags of a map that shows nothing."""
 INPUT_SIDE = 224
 """Of the paper's images, in pixels."""
 IDENTICAL = 1e-5
@@ -46,8 +57,8 @@ CENTRED = "theirs is centred on the fused map, ours on the mean of the views"
 NO_STARS = "no stars here: tests give log10 p, which does not underflow"
 
 
-def measure(context: Context) -> Iterator[Row]:
-    """Published constants and ours."""
+def constants(context: Context) -> Iterator[Row]:
+    """Published constants and ours, and XGrad-CAM's identity."""
     x = context.open_some(IMAGES)
     yield from _constants(x.shape[-1])
     yield _most_constant(context)
@@ -125,10 +136,74 @@ def _missing(context: Context, claim: Claim) -> Remark:
     return plotted if claim.id.startswith("code.time") else another_network(context, claim)
 
 
+def constant_maps(context: Context) -> Iterator[Row]:
+    """The share of constant Score-CAM maps with the authors' weights and with the original's."""
+    claim = f"const.scorecam.{context.backbone}"
+    if not context.costly:
+        if claim in claims():
+            yield not_run(claim, costly(FORWARD_PASSES["score-cam"]))
+        return
+    with context.masked_scores():
+        constant = Both.of(partial(_constant_score_cams, context))
+    group = [item.group or item.id for item in context.sample] if context.groups else None
+    share = constant.map(lambda c: statistics.proportion(int(c.sum()), len(c)))
+    fewer = statistics.compare(constant.clean, constant.as_published, group=group).difference
+    artefact = Contradiction(fewer, "with the original's weights fewer maps are constant")
+    label = "score-cam: constant maps"
+    yield compare(claim, share, label=label, reason=SCORE_CAM_WEIGHTS, artefact=artefact)
+
+
+def _constant_score_cams(context: Context, protocol: str) -> Floats:
+    """Which images have a constant map."""
+    items, constant = context.sample, []
+    how = {name: value for name, value in context.options.items() if name in ("dtype", "compiled")}
+    for start in range(0, len(items), IMAGES_PER_BATCH):
+        x = context.open(items[start : start + IMAGES_PER_BATCH])
+        found = explain(context.model, x, method="score-cam", protocol=protocol, **how)
+        constant += [bool(flags & FLAT) for flags in found.flags]
+    return np.array(constant, dtype=np.float64)
+
+
+ZERO = "patch gradients are exactly zero there: only the class token feeds the head, no residual spreads them"
+
+
+def hooks(context: Context) -> Iterator[Row]:
+    """The share of constant Grad-CAM maps at the last block's second norm and at its output."""
+    if context.backbone != "vit_b_16":
+        return
+    module = context.model.module
+    norms = [name for name, _ in module.named_modules() if name and is_block_norm(module, name)]
+    layers = {"ln_2": norms[-1], "block": norms[-1].rpartition(".")[0]} if norms else {}
+    x = context.open_some(IMAGES)
+    for name, layer in layers.items():
+        share, reason = _constant_at(replace(context.model, layer=layer, layout=None), x)
+        claim, found = f"vit.hook.{name}", Both(share, None)
+        if reason:  # follows from the architecture, for every image
+            yield with_verdict(claim, found, "by definition", label=layer, reason=reason)
+        else:
+            yield compare(claim, found, label=layer)
+
+
+def _constant_at(model: Model, x: Float[Tensor, "b c H W"]) -> tuple[Estimate, str]:
+    """`explain` refuses a layer whose patches have no gradient: every map of it would be constant."""
+    if not layer_gradient(model, x).any():
+        return statistics.proportion(len(x), len(x)), ZERO
+    flags = explain(model, x, method="grad-cam").flags
+    return statistics.proportion(sum(bool(f & FLAT) for f in flags), len(x)), ""
+
+
+def _missing_hook(context: Context, claim: Claim) -> Remark:
+    if context.backbone == "vit_b_16":
+        return note("a transformer of blocks with norms")
+    return another_network(context, claim)
+
+
 PREFIXES = ("T", "tau", "pad", "insdel", "const_", "significance", "eq_", "imagenet")
-EXPERIMENT = Experiment(
-    "The protocol's constants",
-    (*(f"const.{prefix}" for prefix in PREFIXES), "xgrad.", "code.time", "code.readme"),
-    measure,
-    missing=_missing,
-)
+ANSWERS = (*(f"const.{prefix}" for prefix in PREFIXES), "xgrad.", "code.time", "code.readme")
+EXPERIMENTS = {
+    "constants": Experiment("The protocol's constants", ANSWERS, constants, missing=_missing),
+    "constant-maps": Experiment("Constant Score-CAM maps", ("const.scorecam.",), constant_maps),
+    "hooks": Experiment(
+        "Which layer of a transformer can be explained", ("vit.hook.",), hooks, "a ViT-B/16 and a few images", _missing_hook
+    ),
+}  # fmt: skip

@@ -1,58 +1,64 @@
-"""The network and images an experiment runs on, and the evaluations kept between experiments."""
+"""An experiment, the network and images it runs on, and the evaluations kept between experiments."""
 
 import hashlib
+import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from equicam import __version__
-from equicam.core.views import Views
 from equicam.evaluate import summary
 from equicam.evaluate.evaluate import evaluate
+from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate
 from equicam.images.items import Item, digest_files, digest_groups, digest_items, open_item, sample_by_class
-from equicam.methods import AS_PUBLISHED, METHODS, Method
+from equicam.methods import METHODS, Method, find_method
 from equicam.models.images import as_batch, preprocess_image, stack_images
 from equicam.models.load import load
 from equicam.models.weights import fingerprint
+from equicam.protocol import find_protocol
 from equicam.readers.masking import remember_masked_scores
 from equicam.readers.model import Model
 from equicam.shards import write_atomic
 from equicam_paper.benchmarks import find_items, is_cub
-from equicam_paper.claims import MIN_IMAGES
-from equicam_paper.draws import draw_sample
-from equicam_paper.provenance import commit, content_digest
-from equicam_paper.rows import Both
-from equicam_paper.score_files import ScoreFiles
+from equicam_paper.claims import MIN_IMAGES, NETWORKS, Claim, claims
+from equicam_paper.provenance import commit, content_digest, draw_sample
+from equicam_paper.rows import Both, Remark, Row, not_run, note, only_of_the_papers
+
+if TYPE_CHECKING:
+    from equicam_paper.plots import Scatter
 
 FORWARD_PASSES = {"score-cam": 2048, "aug-score-cam": 6 * 2048, "rise": 8000, "recipro-cam": 50}
 """Forward passes per map of the methods that run only with --costly."""
 FIRST_CLASSES_SHARE = 0.2
 """Of the images: 2,000 of the paper's 10,000."""
+Methods = Sequence[str] | Mapping[str, Method]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The table of one evaluation, and whether it follows the authors' protocol."""
+    """The table of one evaluation, and the protocol it follows."""
 
     table: pa.Table
-    as_published: bool = False
+    protocol: str = "ours"
 
     @property
     def region(self) -> str:
         """Where its protocol compares maps."""
-        return "full" if self.as_published else "disc"
+        return find_protocol(self.protocol).region
 
     def mean(self, metric: str, method: str | None = None, region: str | None = None) -> Estimate:
         """The mean over images with its interval."""
@@ -65,6 +71,10 @@ class Evaluation:
     def eq_above(self, method: str, other: str) -> Estimate:
         """Eq of one method minus that of another by its protocol, paired by image."""
         return summary.contrast(self.table, method, other, region=self.region).difference
+
+    def column(self, metric: str, method: str, *, each_angle: bool = False) -> MetricColumn:
+        """A metric of maps by its protocol, a value for every image, or for every image and angle."""
+        return summary.pick(self.table, metric, method, self.region, each_angle=each_angle)
 
     def of_items(self, items: Sequence[Item]) -> "Evaluation":
         """The rows of some of the images."""
@@ -98,9 +108,7 @@ class Context:
     progress: bool = False
     options: dict[str, Any] = field(default_factory=dict)  # dtype, compiled, …: passed to `evaluate`
     extra: dict[str, Path] = field(default_factory=dict)  # more weights of the same architecture, by name
-    evaluated: set["Evaluated"] = field(
-        default_factory=set, repr=False
-    )  # what evaluations were of, for their provenance
+    evaluated: set[Evaluated] = field(default_factory=set, repr=False)  # by evaluations, for their provenance
 
     @property
     def claimed_domain(self) -> str:
@@ -135,10 +143,9 @@ class Context:
     @cached_property
     def first_images(self) -> list[Item]:
         """Images of the first fifth of the classes: the sample's, and others of the source if they are too few to decide anything."""
-        own = self.by_class[: round(FIRST_CLASSES_SHARE * len(self.sample))]
-        ordered = sorted(self.listing, key=_by_class)[: round(FIRST_CLASSES_SHARE * len(self.listing))]
+        own = _first_fifth(self.by_class)
         taken = {item.id for item in own}
-        others = [item for item in ordered if item.id not in taken]
+        others = [item for item in _first_fifth(sorted(self.listing, key=_by_class)) if item.id not in taken]
         missing = min(MIN_IMAGES - len(own), len(others))
         return [*own, *(sample_by_class(others, missing) if missing > 0 else ())]
 
@@ -147,9 +154,7 @@ class Context:
 
         Without labels it is on all images.
         """
-        if not self.labelled:
-            return found
-        return found.map(Evaluation.of_items, self.by_class[: round(FIRST_CLASSES_SHARE * len(self.sample))])
+        return found.map(Evaluation.of_items, _first_fifth(self.by_class)) if self.labelled else found
 
     @cached_property
     def weights_digest(self) -> str:
@@ -185,11 +190,10 @@ class Context:
 
     def evaluate(
         self,
-        methods: Sequence[str] | Mapping[str, Method],
+        methods: Methods,
         metrics: Sequence[str] = ("eq",),
         *,
-        as_published: bool = False,
-        views: int | Views | None = None,
+        protocol: str = "ours",
         items: Sequence[Item] | None = None,
     ) -> Evaluation:
         """Evaluate the sample, or these items; a kept evaluation with all the methods and metrics is reused.
@@ -197,32 +201,25 @@ class Context:
         Methods of many forward passes are evaluated and kept each on its own.
         """
         if isinstance(methods, Mapping):  # kept tables go by name
-            known = METHODS | AS_PUBLISHED if as_published else METHODS
-            if taken := [name for name, method in methods.items() if known.get(name, method) != method]:
+            known, of = METHODS.keys() & methods.keys(), find_protocol(protocol)
+            if taken := [
+                name for name in methods if name in known and find_method(name, of) != methods[name]
+            ]:
                 raise ValueError(f"names of other methods: {', '.join(taken)}")
-        sets: list[Sequence[str] | Mapping[str, Method]] = (
-            [methods] if isinstance(methods, Mapping) else [*_apart_if_many_passes(methods)]
-        )
-        found = [self._evaluate(one, metrics, as_published, views, items) for one in sets]
+        sets = [methods] if isinstance(methods, Mapping) else [*_apart_if_many_passes(methods)]
+        found = [self._evaluate(one, metrics, protocol, items) for one in sets]
         # rows of the images and of the model alone are the same in each
         more = [table.filter(pc.is_valid(table["method"])) for table in found[1:]]
-        return Evaluation(pa.concat_tables([found[0], *more]), as_published)
+        return Evaluation(pa.concat_tables([found[0], *more]), protocol)
 
     def _evaluate(
-        self,
-        methods: Sequence[str] | Mapping[str, Method],
-        metrics: Sequence[str],
-        as_published: bool,
-        views: int | Views | None,
-        items: Sequence[Item] | None,
+        self, methods: Methods, metrics: Sequence[str], protocol: str, items: Sequence[Item] | None
     ) -> pa.Table:
         options = self.options
         given = methods.values() if isinstance(methods, Mapping) else methods
         if self.costly and not any(map(_many_passes, given)):  # compiling would take longer than it saves
             options = options | {"compiled": False}
-        setting = self._setting | {
-            "as_published": as_published, "views": str(views), "options": str(options),
-        }  # fmt: skip
+        setting = self._setting | {"protocol": protocol, "options": str(options)}
         of = (self.data_digest, len(self.sample)) if items is None else (content_digest(items), len(items))
         self.evaluated.add(Evaluated(self.weights_digest, *of))
         if items is not None:
@@ -238,7 +235,7 @@ class Context:
         key = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
         table = evaluate(
             self.model, list(self.sample if items is None else items), methods=methods, scores=metrics,
-            as_published=as_published, views=views, out=self._file(key), progress=self.progress, **options,
+            protocol=protocol, out=self._file(key), progress=self.progress, **options,
         )  # fmt: skip
         write_atomic(index, json.dumps(known | {key: entry}, indent=1).encode())
         return table
@@ -248,15 +245,11 @@ class Context:
         methods: Sequence[str],
         metrics: Sequence[str] = ("eq",),
         *,
-        views: int | None = None,
         items: Sequence[Item] | None = None,
     ) -> Both[Evaluation]:
         """The same evaluation by our protocol and by the authors'."""
         with self.masked_scores():
-            return Both(
-                self.evaluate(methods, metrics, views=views, items=items),
-                self.evaluate(methods, metrics, views=views, items=items, as_published=True),
-            )
+            return Both.of(lambda protocol: self.evaluate(methods, metrics, items=items, protocol=protocol))
 
     @contextmanager
     def masked_scores(self) -> Iterator[None]:
@@ -275,9 +268,8 @@ class Context:
 
     def open(self, items: Sequence[Item]) -> Float[Tensor, "b c H W"]:
         """These images as the model's input."""
-        return as_batch(
-            self.model, stack_images([preprocess_image(self.model, open_item(item)) for item in items])
-        )
+        inputs = [preprocess_image(self.model, open_item(item)) for item in items]
+        return as_batch(self.model, stack_images(inputs))
 
     def open_some(self, count: int) -> Float[Tensor, "b c H W"]:
         """A class-spread handful of the sample as the model's input."""
@@ -292,8 +284,54 @@ class Context:
         return self.out / f"evaluation-{key}.parquet"
 
 
+class ScoreFiles(dict[str, Tensor]):
+    """Tensors by name, each also a file in a folder, so that an interrupted evaluation does not compute them again.
+
+    One is written while the next is computed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder, self._writer, self._writing = folder, ThreadPoolExecutor(1), Future[None]()
+        self._writing.set_result(None)
+
+    def __enter__(self) -> "ScoreFiles":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait until the last tensor is written; if it could not be, an error that is on its way goes first."""
+        self._writer.shutdown()
+        if kind is None:
+            self._writing.result()
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or self._file(str(name)).is_file()
+
+    def __missing__(self, name: str) -> Tensor:
+        found: Tensor = torch.load(self._file(name), map_location="cpu", weights_only=True)
+        super().__setitem__(name, found)
+        return found
+
+    def __setitem__(self, name: str, scores: Tensor) -> None:
+        self._writing.result()
+        self._writing = self._writer.submit(self._write, name, scores.cpu())
+        super().__setitem__(name, scores)
+
+    def _write(self, name: str, scores: Tensor) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        torch.save(scores, content := io.BytesIO())
+        write_atomic(self._file(name), content.getvalue())
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{name}.pt"
+
+
 def _by_class(item: Item) -> tuple[bool, Any, str]:
     return isinstance(item.label, str), item.label, item.id
+
+
+def _first_fifth(by_class: Sequence[Item]) -> list[Item]:
+    return list(by_class[: round(FIRST_CLASSES_SHARE * len(by_class))])
 
 
 def _many_passes(method: str | Method) -> bool:
@@ -312,3 +350,46 @@ def _apart_if_many_passes(methods: Sequence[str]) -> Iterator[list[str]]:
 def _of_methods(table: pa.Table, methods: Sequence[str]) -> pa.Table:
     wanted = pc.is_in(table["method"], value_set=pa.array(list(methods)))
     return table.filter(pc.or_(pc.is_null(table["method"]), wanted))
+
+
+def another_network(context: Context, claim: Claim) -> Remark:
+    """Why a claim about another network or domain is not answered, with the option that names it."""
+    about = next((network for network in NETWORKS if network in claim.id), claim.of)
+    if about and about not in (context.backbone, context.domain, "all"):
+        return Remark("network", {"network": about})
+    return note("not answered by this run")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`measure` yields the rows that a context allows; every other claim it answers is listed as not run."""
+
+    title: str
+    answers: tuple[str, ...]  # prefixes of its claims' ids
+    measure: Callable[[Context], Iterator[Row]] = field(repr=False)
+    needs: str = "an ImageNet classifier and validation images"
+    missing: Callable[[Context, Claim], Remark] = field(default=another_network, repr=False)
+    prepare: Callable[[Context], Context] = field(default=lambda context: context, repr=False)
+    """The context that it is run in, and whose provenance its rows carry."""
+    scatters: Callable[[Context], "Sequence[Scatter]"] = field(default=lambda _context: (), repr=False)
+    """Panels of single images or pairs, which its rows do not have: read from its kept evaluation."""
+
+    @property
+    def claims(self) -> dict[str, Claim]:
+        """The claims it answers, by id."""
+        return {name: claim for name, claim in claims().items() if name.startswith(self.answers)}
+
+    def run(self, context: Context) -> Iterator[Row]:
+        """Every claim once: measured, or not run with the reason."""
+        answered = set()
+        for row in self.measure(context):
+            answered.add(row.claim)
+            yield row
+        for name, claim in self.claims.items():
+            if name not in answered:
+                yield not_run(name, self.missing(context, claim))
+
+    def rows(self, context: Context) -> Iterator[Row]:
+        """`run`, except that a number published for one network and its images is not a claim about others."""
+        for row in self.run(context):
+            yield from only_of_the_papers(row, context.backbone, context.domain, cub=context.of_cub)

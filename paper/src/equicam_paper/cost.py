@@ -13,8 +13,7 @@ from equicam.evaluate import statistics
 from equicam.evaluate.statistics import Estimate
 from equicam.explain import explain
 from equicam_paper.claims import claims
-from equicam_paper.context import Context
-from equicam_paper.experiment import Experiment
+from equicam_paper.context import Context, Experiment
 from equicam_paper.rows import Both, Row, compare, not_run
 
 TIMINGS = 100
@@ -45,7 +44,7 @@ SCORE_CAM = Kind("score-cam")
 Seconds = dict[Kind, list[float]]
 
 
-def measure(context: Context) -> Iterator[Row]:
+def cost(context: Context) -> Iterator[Row]:
     """A map of 18 and of 6 views over one Grad-CAM: one view per pass, as the authors do, and all views in one pass.
 
     Each is over a Grad-CAM run in the same way, because a call with `max_views_per_forward` is never captured as a graph.
@@ -130,6 +129,8 @@ def _now(x: Tensor) -> float:
     return perf_counter()
 
 
-EXPERIMENT = Experiment(
-    "The cost of several views", ("cost.",), measure, needs="an A100, a classifier and a few images"
-)
+EXPERIMENTS = {
+    "cost": Experiment(
+        "The cost of several views", ("cost.",), cost, needs="an A100, a classifier and a few images"
+    )
+}

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from equicam.evaluate import statistics, summary
-from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate, Floats
 from equicam.images.items import sample_by_class
 from equicam_paper.claims import Claim, claims
-from equicam_paper.context import FORWARD_PASSES, Context, Evaluation
-from equicam_paper.experiment import Experiment, another_network
+from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, Experiment, another_network
 from equicam_paper.measure import constant_maps
 from equicam_paper.rows import Both, Remark, Row, compare, costly, not_run, note
 
@@ -27,7 +27,7 @@ class Samples:
     """Samples of the context's images, evaluated by one protocol."""
 
     context: Context
-    as_published: bool
+    protocol: str
 
     def evaluate(self, sample: str, method: str = GC) -> Evaluation:
         """The method and EquiGrad-CAM on `prefix591` (of 10,000), `spread1000` or `all` images."""
@@ -38,7 +38,7 @@ class Samples:
             ordered = self.context.by_class
             count = max(2, round(share * len(ordered)))
             items = ordered[:count] if kind == "prefix" else sample_by_class(ordered, count)
-        return self.context.evaluate([method, EG], as_published=self.as_published, items=items)
+        return self.context.evaluate([method, EG], protocol=self.protocol, items=items)
 
     def eq(self, sample: str, method: str) -> Estimate:
         """The mean."""
@@ -139,11 +139,11 @@ def _difference_of_means(a: Floats, of_a: Floats, b: Floats, of_b: Floats) -> fl
     return float(a.sum() / of_a.sum() - b.sum() / of_b.sum()) if of_a.any() and of_b.any() else statistics.NAN
 
 
-def measure(context: Context) -> Iterator[Row]:
+def matched(context: Context) -> Iterator[Row]:
     """Prefixes, class-spread samples and all images; costly methods and EquiGrad-CAM on the same images."""
     if not context.labelled:
         return
-    samples = Both(Samples(context, as_published=False), Samples(context, as_published=True))
+    samples = Both.of(partial(Samples, context))
     wanted = _cheap(context.backbone)
     for method, quantities in _costly(context.backbone).items():
         if context.affordable([method]):
@@ -164,10 +164,12 @@ def _missing(context: Context, claim: Claim) -> Remark:
     return note("labelled images, which can be ordered by class")
 
 
-EXPERIMENT = Experiment(
-    "Reduced samples: prefixes against class-spread ones",
-    ("matched.", "code.prefix", "code.spread"),
-    measure,
-    needs="an ImageNet classifier and labelled validation images, several per class",
-    missing=_missing,
-)
+EXPERIMENTS = {
+    "matched": Experiment(
+        "Reduced samples: prefixes against class-spread ones",
+        ("matched.", "code.prefix", "code.spread"),
+        matched,
+        needs="an ImageNet classifier and labelled validation images, several per class",
+        missing=_missing,
+    )
+}

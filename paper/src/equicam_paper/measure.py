@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equicam.evaluate import statistics, summary
-from equicam.evaluate.reasons import ReasonCode
-from equicam.evaluate.selection import MetricColumn
+from equicam.evaluate.rows import MetricColumn, ReasonCode
 from equicam.evaluate.statistics import Estimate
-from equicam.methods import AS_PUBLISHED
+from equicam.methods import find_method
+from equicam.protocol import PAPER
 from equicam.readers.forward import Network, capture_layer
 from equicam.readers.gradients import class_logit
 from equicam.readers.model import Model
@@ -50,7 +50,9 @@ SCORE_CAM_WEIGHTS = (
 def stretched_row(context: Context, found: Both[Evaluation], method: str) -> Row:
     """Eq by the authors' protocol of a map that they do not stretch to [0, 1], stretched; ours always is."""
     name = STRETCHED.format(method)
-    stretched = context.evaluate({name: replace(AS_PUBLISHED[method], stretched=True)}, as_published=True)
+    stretched = context.evaluate(
+        {name: replace(find_method(method, PAPER), stretched=True)}, protocol="paper"
+    )
     return compare("", Both(found.clean.eq(method), stretched.eq(name)), label=name, reason=NOT_STRETCHED)
 
 

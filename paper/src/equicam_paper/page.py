@@ -160,14 +160,13 @@ def count_text(answers: Mapping[str, Answer]) -> str:
         of_both = f"counted once each, these are {matched} that match and {differing} that differ"
         text = f"{text.rstrip()} Several tables print the same number; {of_both}.\n\n"
     why = Counter(one.reason for one in answers.values() if one.verdict == "not run")
-    if why:
-        text += "| not run: why | claims |\n|---|---|\n"
-        text += "".join(f"| {_cell(reason)} | {n} |\n" for reason, n in why.most_common()) + "\n"
     undecided = Counter(_why(one.row) for one in answers.values() if one.verdict == "undecided")
-    if undecided:
-        text += "| undecided: why | claims |\n|---|---|\n"
-        text += "".join(f"| {_cell(reason)} | {n} |\n" for reason, n in undecided.most_common()) + "\n"
-    return text
+    return text + _reasons("not run", why) + _reasons("undecided", undecided)
+
+
+def _reasons(verdict: str, found: Counter[str]) -> str:
+    lines = "".join(f"| {_cell(reason)} | {n} |\n" for reason, n in found.most_common())
+    return f"| {verdict}: why | claims |\n|---|---|\n{lines}\n" if lines else ""
 
 
 def _why(row: Row | None) -> str:
@@ -211,9 +210,9 @@ def table(
     notes = []
     for row in kept.ran:
         theirs, ours = interval(row.as_published), interval(row.clean)
-        text += f"| {_cell(row.label)} | {_cell(row.published)} | {theirs} | {ours} | {row.images or ''} | {_verdict(row, folder, name, answers)} |\n"
-        here = _counted_elsewhere(row, folder, name, answers) is None
-        if note := row.note if here else row.reason.text if row.reason else "":
+        elsewhere = _counted_elsewhere(row, folder, name, answers)
+        text += f"| {_cell(row.label)} | {_cell(row.published)} | {theirs} | {ours} | {row.images or ''} | {elsewhere or _verdict(row)} |\n"
+        if note := row.note if not elsewhere else row.reason.text if row.reason else "":
             notes.append(f"- {row.label}: {note}")
     return text + "\n" + "".join(f"{line}\n" for line in dict.fromkeys(notes)) + "\n" * bool(notes)
 
@@ -239,19 +238,16 @@ def _as_markdown(matrix: Matrix) -> str:
     return f"{matrix.title}:\n\n| method | {' | '.join(matrix.columns)} |\n|{'---|' * (len(matrix.columns) + 1)}\n{lines}\n"
 
 
-def _counted_elsewhere(
-    row: Row, folder: str, experiment: str, answers: Mapping[str, Answer]
-) -> Answer | None:
-    """The answer to a row's claim where another table has it."""
+def _counted_elsewhere(row: Row, folder: str, experiment: str, answers: Mapping[str, Answer]) -> str:
+    """Where the table is that has the answer to a row's claim; empty if it is this one."""
     answer = answers.get(row.claim)
-    here = answer is None or (answer.folder, answer.experiment) == (folder, experiment)
-    return None if here or answer is None or answer.row is None else answer
+    if answer is None or answer.row is None or (answer.folder, answer.experiment) == (folder, experiment):
+        return ""
+    n = answer.row.images
+    return f"counted {f'on {n:,} images, ' if n else 'in '}`{answer.experiment}` of {answer.folder}"
 
 
-def _verdict(row: Row, folder: str, experiment: str, answers: Mapping[str, Answer]) -> str:
-    if (other := _counted_elsewhere(row, folder, experiment, answers)) is not None and other.row is not None:
-        n = other.row.images
-        return f"counted {f'on {n:,} images, ' if n else 'in '}`{other.experiment}` of {other.folder}"
+def _verdict(row: Row) -> str:
     if row.verdict == "matches" and row.margin:
         return f"matches ± {row.margin:.2g}"
     return f"**{row.verdict}**" if row.verdict in ("differs", "artefact") else row.verdict
@@ -264,7 +260,7 @@ def not_run(answers: Mapping[str, Answer], kept: Kept) -> str:
     for name in EXPERIMENTS:
         if name not in begun:
             lines[name, f"`equicam-paper reproduce {name} {COMMANDS.get(name, '')}`"] = 0
-    order = sorted(lines.items(), key=lambda pair: EXPERIMENTS.index(pair[0][0]))
+    order = sorted(lines.items(), key=lambda pair: [*EXPERIMENTS].index(pair[0][0]))
     text = "".join(f"| `{name}` | {n or ''} | {_cell(command)} |\n" for (name, command), n in order)
     return (
         "## Not run here\n\nFigures of images show images, which are not ours to publish. Every experiment is tested on stand-ins of the same layout.\n\n"
@@ -274,10 +270,8 @@ def not_run(answers: Mapping[str, Answer], kept: Kept) -> str:
 
 def _command(one: Answer) -> str:
     """The command that runs a claim, as one types it, or the reason why there is none."""
-    run, reason = (
-        f"equicam-paper reproduce {one.experiment} --data ILSVRC2012/val",
-        one.row.reason if one.row else None,
-    )
+    run = f"equicam-paper reproduce {one.experiment} --data ILSVRC2012/val"
+    reason = one.row.reason if one.row else None
     if one.row is None or reason is None:
         return f"`equicam-paper reproduce {one.experiment} {COMMANDS.get(one.experiment, '')}`"
     values, method = reason.values, METHOD_NAMES.get(claims()[one.row.claim].method)

@@ -20,6 +20,7 @@ from equicam_paper.rows import Row, number
 
 THEIRS, OURS, PUBLISHED = "#7a8793", "#1f6f8b", "#c2571a"
 PROTOCOLS = (("as_published", THEIRS, "by the authors' protocol"), ("clean", OURS, "by ours"))
+DRIFT = "drift of the single-view map,\n1 − Eq"
 EQ = "Eq (equivariance)\n1: follows the image"
 STYLE: Any = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.titlelocation": "left",
@@ -39,6 +40,8 @@ ON_PAGE = ("main", "t-sweep", "angles", "causal", "rotation-augmentation", "sani
 """Plots of the documentation."""
 RANDOM_WEIGHTS = ("weights as given", "head random", "last quarter random", "last half random", "all random")
 """The steps of `sanity`."""
+Series = tuple[str, str, str, Sequence[tuple[float, Estimate]]]
+"""Name, colour, style and points of a line."""
 
 
 @dataclass(frozen=True)
@@ -57,33 +60,16 @@ class Bars:
         for (protocol, colour, legend), shift in zip(protocols, shifts, strict=True):
             found = [(i + shift, getattr(row, protocol)) for i, (_, row) in enumerate(self.rows)]
             found = [(x, e) for x, e in found if _known(e)]
-            axes.bar(
-                [x for x, _ in found],
-                [e.value for _, e in found],
-                0.76 / len(protocols),
-                color=colour,
-                label=legend,
-            )
+            axes.bar(*_coordinates(found), 0.76 / len(protocols), color=colour, label=legend)
             _errors(axes, found, "black")
             places = {name: i + shift for i, (name, _) in enumerate(self.rows)}
             single = [(places[name], getattr(row, protocol)) for name, row in self.fine_tunes]
-            axes.plot(
-                [x for x, e in single if _known(e)],
-                [e.value for _, e in single if _known(e)],
-                "o",
-                color="black",
-                markerfacecolor="white",
-                ms=3.5,
-                label="one fine-tune" if single else None,
-            )
+            single = [(x, e) for x, e in single if _known(e)]
+            rings: Any = {"color": "black", "markerfacecolor": "white", "ms": 3.5}
+            axes.plot(*_coordinates(single), "o", label="one fine-tune" if self.fine_tunes else None, **rings)
         _diamonds(axes, [(float(i), row) for i, (_, row) in enumerate(self.rows)])
-        axes.set_xticks(
-            range(len(self.rows)),
-            [name.replace(", by ", ",\nby ") for name, _ in self.rows],
-            rotation=25,
-            ha="right",
-            rotation_mode="anchor",
-        )
+        names = [name.replace(", by ", ",\nby ") for name, _ in self.rows]
+        axes.set_xticks(range(len(names)), names, rotation=25, ha="right", rotation_mode="anchor")
         axes.set_ylabel(self.ylabel)
         axes.axhline(0, color="black", linewidth=0.6)
 
@@ -95,7 +81,7 @@ class Lines:
     title: str
     ylabel: str
     xlabel: str
-    series: Sequence[tuple[str, str, str, Sequence[tuple[float, Estimate]]]]  # name, colour, style, points
+    series: Sequence[Series]
     published: Sequence[tuple[float, Row]] = ()
     ticks: Sequence[tuple[float, str]] = ()
     logarithmic: bool = False
@@ -104,16 +90,7 @@ class Lines:
         """Lines with 95 % intervals."""
         for name, colour, style, points in self.series:
             kept = sorted(((x, e) for x, e in points if _known(e)), key=lambda pair: pair[0])
-            axes.plot(
-                [x for x, _ in kept],
-                [e.value for _, e in kept],
-                style,
-                color=colour,
-                marker="o",
-                ms=3.5,
-                lw=1.3,
-                label=name,
-            )
+            axes.plot(*_coordinates(kept), style, color=colour, marker="o", ms=3.5, lw=1.3, label=name)
             _errors(axes, kept, colour)
         _diamonds(axes, self.published)
         if self.logarithmic:
@@ -138,15 +115,8 @@ class Scatter:
     def draw(self, axes: Axes) -> None:
         """At most a few thousand marks; r and p are of all."""
         every = -(-len(self.x) // MAX_POINTS) or 1
-        many = len(self.x) > 300
-        axes.scatter(
-            self.x[::every],
-            self.y[::every],
-            7 if many else 14,
-            color=OURS,
-            alpha=0.35 if many else 0.8,
-            linewidth=0,
-        )
+        size, alpha = (7, 0.35) if len(self.x) > 300 else (14, 0.8)
+        axes.scatter(self.x[::every], self.y[::every], size, color=OURS, alpha=alpha, linewidth=0)
         axes.set(xlabel=self.xlabel, ylabel=self.ylabel)
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + TEXT_BAND * (high - low))  # room above all marks
@@ -167,61 +137,40 @@ class Cells:
     @property
     def images(self) -> str:
         """How many images the numbers are of."""
-        return " or ".join(
-            f"{n:,}" for n in sorted({e.n for _, row in self.rows for e in row if e is not None and e.n})
-        )
+        counts = {e.n for _, row in self.rows for e in row if e is not None and e.n}
+        return " or ".join(f"{n:,}" for n in sorted(counts))
 
     def draw(self, axes: Axes) -> None:
         """Numbers with half of their 95 % interval, and a colour bar."""
-        around_zero = self.limits[0] < 0
-        blank = {
-            (i, j)
-            for i, (name, _) in enumerate(self.rows)
-            for j, column in enumerate(self.columns)
-            if (name, column) in self.constant
-        }
-        shown = [
-            [
-                e.value if e is not None and _known(e) and (i, j) not in blank else math.nan
-                for j, e in enumerate(row)
-            ]
-            for i, (_, row) in enumerate(self.rows)
-        ]
-        image = axes.imshow(
-            shown,
-            cmap="RdBu_r" if around_zero else "viridis",
-            vmin=self.limits[0],
-            vmax=self.limits[1],
-            aspect="auto",
-        )
+        around_zero, middle = self.limits[0] < 0, sum(self.limits) / 2
+        colours = "RdBu_r" if around_zero else "viridis"
+        shown = [[self._value(name, j) for j in range(len(self.columns))] for name, _ in self.rows]
+        image = axes.imshow(shown, colours, vmin=self.limits[0], vmax=self.limits[1], aspect="auto")
         axes.set_facecolor("0.92")
-        middle = sum(self.limits) / 2
-        for i, (_, row) in enumerate(self.rows):
-            for j, e in enumerate(row):
-                if (i, j) in blank:
-                    axes.text(j, i, "constant", ha="center", va="center", fontsize=6, color="0.45")
+        centred: Any = {"ha": "center", "va": "center", "fontsize": 6}
+        for i, (name, row) in enumerate(self.rows):
+            for j, (column, e) in enumerate(zip(self.columns, row, strict=True)):
+                if (name, column) in self.constant:
+                    axes.text(j, i, "constant", color="0.45", **centred)
                 elif e is not None and _known(e):
                     dark = abs(e.value) > 0.65 if around_zero else e.value < middle
                     text = f"{e.value:.2f} ± {(e.high - e.low) / 2:.2f}".replace("0.", ".")
-                    axes.text(
-                        j, i, text, ha="center", va="center", fontsize=6, color="white" if dark else "black"
-                    )
-        axes.set_xticks(
-            range(len(self.columns)), [name.replace(" ", "\n") for name in self.columns], fontsize=7
-        )
+                    axes.text(j, i, text, color="white" if dark else "black", **centred)
+        columns = [name.replace(" ", "\n") for name in self.columns]
+        axes.set_xticks(range(len(columns)), columns, fontsize=7)
         place = axes.get_subplotspec()
         first = place is None or place.is_first_col()  # all panels have the same rows
         axes.set_yticks(range(len(self.rows)), [name if first else "" for name, _ in self.rows], fontsize=7)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        axes.figure.colorbar(
-            image,
-            ax=axes,
-            location="bottom",
-            label=f"{self.label}, {self.images} images",
-            shrink=0.8,
-            aspect=30,
-        )
+        label = f"{self.label}, {self.images} images"
+        axes.figure.colorbar(image, ax=axes, location="bottom", label=label, shrink=0.8, aspect=30)
+
+    def _value(self, name: str, j: int) -> float:
+        """A number, unless all maps are constant."""
+        e = dict(self.rows)[name][j]
+        blank = e is None or not _known(e) or (name, self.columns[j]) in self.constant
+        return math.nan if e is None or blank else e.value
 
 
 Panel = Bars | Lines | Scatter | Cells
@@ -232,24 +181,17 @@ def correlation_text(found: Correlation) -> str:
     text = f"r = {found.r:.2f} [{found.low:.2f}, {found.high:.2f}]"
     # of a few images, p and the interval may contradict each other
     if found.n >= MIN_IMAGES and not math.isnan(found.log10_p):
-        text += (
-            f", p = {10**found.log10_p:.2g}" if found.log10_p > -4 else f", p = $10^{{{found.log10_p:.0f}}}$"
-        )
+        p = f"{10**found.log10_p:.2g}" if found.log10_p > -4 else f"$10^{{{found.log10_p:.0f}}}$"
+        text += f", p = {p}"
     return f"{text}\nn = {found.n:,} images"
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
     """Write a figure as PDF, SVG and PNG."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in FORMATS]
+    undated: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     for path in paths:
-        dated = (
-            {"Date": None}
-            if path.suffix == ".svg"
-            else {"CreationDate": None}
-            if path.suffix == ".pdf"
-            else None
-        )
-        figure.savefig(path, dpi=DPI, metadata=dated)
+        figure.savefig(path, dpi=DPI, metadata=undated.get(path.suffix))
     return paths
 
 
@@ -278,9 +220,8 @@ def heading(kept: KeptRows) -> str:
     n, where = kept.provenance.get("n"), kept.domain or kept.provenance.get("data", "")
     if name == "cost":  # of rounds, which its panel counts
         n = None
-    return f"{load_experiment(name).title}\n{kept.backbone}, {where}" + (
-        f", n = {n:,}" if isinstance(n, int) else ""
-    )
+    count = f", n = {n:,}" if isinstance(n, int) else ""
+    return f"{load_experiment(name).title}\n{kept.backbone}, {where}{count}"
 
 
 def compose(panels: Sequence[Panel], title: str) -> Figure:
@@ -303,17 +244,14 @@ def compose(panels: Sequence[Panel], title: str) -> Figure:
         panel.draw(one)
         letter = f"({chr(ord('a') + i)}) " if len(panels) > 1 else ""
         one.set_title(letter + panel.title, parse_math=False)
-        handles |= {
-            str(label): handle for handle, label in zip(*one.get_legend_handles_labels(), strict=True)
-        }
+        found, labels = one.get_legend_handles_labels()
+        handles |= dict(zip(labels, found, strict=True))
     for one in axes[len(panels) :]:
         one.axis("off")
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", parse_math=False)
     if handles:
-        columns = max(1, int(width * 17 / (max(map(len, handles)) + 8)))
-        figure.legend(
-            handles.values(), handles.keys(), loc="outside lower center", ncols=min(columns, len(handles))
-        )
+        columns = min(len(handles), max(1, int(width * 17 / (max(map(len, handles)) + 8))))
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
     return figure
 
 
@@ -325,6 +263,10 @@ def panels_of(kept: KeptRows) -> list[Panel]:
         return []
     panels = PLOTS.get(name, _everything)(rows)
     return [panel for panel in panels if not isinstance(panel, Bars) or panel.rows]
+
+
+def _coordinates(points: Sequence[tuple[float, Estimate]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [e.value for _, e in points]
 
 
 def _known(found: Estimate | None) -> bool:
@@ -356,6 +298,11 @@ def _pick(rows: Sequence[Row], form: str) -> list[tuple[str, Row]]:
     return [(match.group(1), row) for match, row in found if match]
 
 
+def _bars(*panels: tuple[str, str, str]) -> Callable[[Sequence[Row]], Sequence[Panel]]:
+    """A panel of bars for each title, unit, and pattern of labels."""
+    return lambda rows: [Bars(title, ylabel, _pick(rows, form)) for title, ylabel, form in panels]
+
+
 def _everything(rows: Sequence[Row]) -> list[Panel]:
     """All rows between −1.5 and 1.5, which share a scale."""
     small = [
@@ -369,68 +316,45 @@ def _everything(rows: Sequence[Row]) -> list[Panel]:
 def _main(rows: Sequence[Row]) -> list[Panel]:
     found = _pick(rows, r"([^,:]+(?:, first classes|, stretched to \[0, 1\])?)(?::.*)?")
     usual = max((row.images for _, row in found), default=0)
-    names = {name: name if row.images == usual else f"{name}, n = {row.images:,}" for name, row in found}
-    return [Bars("equivariance of each method", EQ, [(names[name], row) for name, row in found])]
+    named = [(name if row.images == usual else f"{name}, n = {row.images:,}", row) for name, row in found]
+    return [Bars("equivariance of each method", EQ, named)]
 
 
-def _alignment(rows: Sequence[Row]) -> list[Panel]:
+decomposition = _bars(
+    (
+        "each stage of Grad-CAM under rotation",
+        "similarity of rotated\nand presented, Pearson r",
+        r"(activations|gradients|weights|weights-cosine|combined|rectified|map)",
+    ),
+    ("pooled features and logits", "cosine similarity", r"((?:feature|logit), (?:rotated|unrelated))"),
+)
+"""Stages of Grad-CAM, and cosines of pooled features and logits."""
+
+
+def _of_methods(found: Callable[[str], list[tuple[float, Row]]]) -> list[Series]:
+    """A line for either method and protocol through the rows that are found of a method."""
     return [
-        Bars("equivariance", EQ, _pick(rows, r"([\w+-]+)")),
-        Bars(
-            "above the floor of unrelated images",
-            "skill\n(Eq − floor) / (1 − floor)",
-            _pick(rows, r"(.+): skill above the floor"),
-        ),
-    ]
-
-
-def decomposition(rows: Sequence[Row]) -> list[Panel]:
-    """Stages of Grad-CAM, and cosines of pooled features and logits."""
-    stages = r"(activations|gradients|weights|weights-cosine|combined|rectified|map)"
-    return [
-        Bars(
-            "each stage of Grad-CAM under rotation",
-            "similarity of rotated\nand presented, Pearson r",
-            _pick(rows, stages),
-        ),
-        Bars(
-            "pooled features and logits",
-            "cosine similarity",
-            _pick(rows, r"((?:feature|logit), (?:rotated|unrelated))"),
-        ),
-    ]
-
-
-def _conditional(rows: Sequence[Row]) -> list[Panel]:
-    return [
-        Bars("Eq where the prediction holds", EQ, _pick(rows, r"((?:equi)?grad-cam, .+)")),
-        Bars(
-            "predictions under rotation",
-            "share of image-angle pairs",
-            _pick(rows, r"(the top-1 (?:is kept|flips))"),
-        ),
+        (f"{method}, {whose}", colour, style, [(x, getattr(row, protocol)) for x, row in found(method)])
+        for method, colour in (("grad-cam", THEIRS), ("equigrad-cam", OURS))
+        for protocol, style, whose in (("as_published", "--", "authors' protocol"), ("clean", "-", "ours"))
     ]
 
 
 def strata(rows: Sequence[Row]) -> list[Panel]:
     """Eq of both methods by confidence."""
-    series: list[tuple[str, str, str, list[tuple[float, Estimate]]]] = []
-    ticks: dict[float, str] = {}
-    for method, colour in (("grad-cam", THEIRS), ("equigrad-cam", OURS)):
-        bins = _pick(rows, rf"{method}, p in (.+ \(n = \d+\))")
-        for protocol, style, whose in (("as_published", "--", "authors' protocol"), ("clean", "-", "ours")):
-            points = [(float(i), getattr(row, protocol)) for i, (_, row) in enumerate(bins)]
-            series.append((f"{method}, {whose}", colour, style, points))
-        ticks |= {float(i): name.replace(" (", "\n(") for i, (name, _) in enumerate(bins)}
-    return [
-        Lines(
-            "Eq by the confidence of the prediction",
-            EQ,
-            "probability of the class (images)",
-            series,
-            ticks=tuple(ticks.items()),
-        )
-    ]
+    bins = {m: _pick(rows, rf"{m}, p in (.+ \(n = \d+\))") for m in ("grad-cam", "equigrad-cam")}
+    series = _of_methods(lambda method: [(float(i), row) for i, (_, row) in enumerate(bins[method])])
+    ticks = {float(i): name.replace(" (", "\n(") for of in bins.values() for i, (name, _) in enumerate(of)}
+    title, xlabel = "Eq by the confidence of the prediction", "probability of the class (images)"
+    return [Lines(title, EQ, xlabel, series, ticks=tuple(ticks.items()))]
+
+
+def _angles(rows: Sequence[Row]) -> list[Panel]:
+    def at(method: str) -> list[tuple[float, Row]]:
+        return [(float(angle), row) for angle, row in _pick(rows, rf"{method} at (.+)°")]
+
+    xlabel = "rotation of the image, degrees"
+    return [Lines("equivariance by angle", EQ, xlabel, _of_methods(at), at(".+"))]
 
 
 def _causal(rows: Sequence[Row]) -> list[Panel]:
@@ -446,55 +370,25 @@ def _causal(rows: Sequence[Row]) -> list[Panel]:
     ]
 
 
-def _over_number(
-    title: str, xlabel: str, form: str, *, logarithmic: bool = False
-) -> Callable[[Sequence[Row]], Sequence[Panel]]:
-    def panels(rows: Sequence[Row]) -> list[Panel]:
-        found = [(float(name), row) for name, row in _pick(rows, form)]
-        series = [
-            (legend, colour, "-", [(x, getattr(row, protocol)) for x, row in found])
-            for protocol, colour, legend in PROTOCOLS
-        ]
-        ticks = [(x, f"{x:g}") for x in sorted({x for x, _ in found})]
-        return [Lines(title, EQ, xlabel, series, found, ticks, logarithmic)]
+def _over_number(rows: Sequence[Row], title: str, xlabel: str, form: str, logarithmic: bool) -> Panel:
+    found = [(float(name), row) for name, row in _pick(rows, form)]
+    series = [
+        (legend, colour, "-", [(x, getattr(row, protocol)) for x, row in found])
+        for protocol, colour, legend in PROTOCOLS
+    ]
+    ticks = [(x, f"{x:g}") for x in sorted({x for x, _ in found})]
+    return Lines(title, EQ, xlabel, series, found, ticks, logarithmic)
 
-    return panels
+
+def _gate(rows: Sequence[Row]) -> list[Panel]:
+    title, xlabel = "equivariance by the strength of the gate", "γ, views weighted by p^γ"
+    return [_over_number(rows, title, xlabel, r"γ = ([\d.]+)", False)]
 
 
 def _views(rows: Sequence[Row]) -> list[Panel]:
-    eq = _over_number("equivariance", "number of views T", r"T = (\d+)", logarithmic=True)(rows)
-    return [
-        *eq,
-        Bars(
-            "share of the gain of 18 views",
-            "share of the gain",
-            _pick(rows, r"share of the gain at (T = \d+)"),
-        ),
-    ]
-
-
-def _angles(rows: Sequence[Row]) -> list[Panel]:
-    series = []
-    for method, colour in (("grad-cam", THEIRS), ("equigrad-cam", OURS)):
-        found = [(float(angle), row) for angle, row in _pick(rows, rf"{re.escape(method)} at (.+)°")]
-        for protocol, style, whose in (("as_published", "--", "authors' protocol"), ("clean", "-", "ours")):
-            series.append(
-                (f"{method}, {whose}", colour, style, [(x, getattr(row, protocol)) for x, row in found])
-            )
-    published = [(float(angle), row) for angle, row in _pick(rows, r".+ at (.+)°")]
-    return [Lines("equivariance by angle", EQ, "rotation of the image, degrees", series, published)]
-
-
-def _by_metric(**ylabels: str) -> Callable[[Sequence[Row]], Sequence[Panel]]:
-    """A panel per metric; labels are `method, metric`."""
-
-    def panels(rows: Sequence[Row]) -> list[Panel]:
-        return [
-            Bars(name.replace("_", "-"), label, _pick(rows, rf"([\w+@-]+), {name.replace('_', '-')}"))
-            for name, label in ylabels.items()
-        ]
-
-    return panels
+    eq = _over_number(rows, "equivariance", "number of views T", r"T = (\d+)", True)
+    share = _pick(rows, r"share of the gain at (T = \d+)")
+    return [eq, Bars("share of the gain of 18 views", "share of the gain", share)]
 
 
 def _training(rows: Sequence[Row]) -> list[Panel]:
@@ -518,28 +412,6 @@ def _name_of_training(name: str) -> str:
     return methods[method] + {"no": "unrotated training", "rot": "rotated training"}[training]
 
 
-def _audit(rows: Sequence[Row]) -> list[Panel]:
-    return [
-        Bars("which signal finds unstable maps", "r with 1 − Eq of Grad-CAM", _pick(rows, r"r of (.+)")),
-        Bars(
-            "which signal finds wrong predictions",
-            "AUROC, 0.5: chance",
-            _pick(rows, r"(.+): AUROC for wrong predictions"),
-        ),
-    ]
-
-
-def _triage(rows: Sequence[Row]) -> list[Panel]:
-    return [
-        Bars(
-            f"worst tenth found{where}",
-            "share found\n0.1: chance in a tenth",
-            _pick(rows, rf"(?:worst tenth )(found in (?:(?!, seed|, off).)+){where}"),
-        )
-        for where in ("", ", off the grid")
-    ]
-
-
 def random_weights_panels(rows: Sequence[Row]) -> list[Cells]:
     """Of `sanity`: a line per method, from the weights as given to all of them random."""
     kinds = (
@@ -558,10 +430,7 @@ def random_weights_panels(rows: Sequence[Row]) -> list[Cells]:
         found = {weights: dict(_pick(rows, rf"(.+), {weights}: {label}(?: with .+)?")) for weights in columns}
         methods = dict.fromkeys(name for of in found.values() for name in of)
         cells = [
-            (
-                method,
-                [found[weights][method].clean if method in found[weights] else None for weights in columns],
-            )
+            (method, [found[one][method].clean if method in found[one] else None for one in columns])
             for method in methods
         ]
         if cells:
@@ -577,30 +446,11 @@ def _constants(rows: Sequence[Row]) -> list[Panel]:
         if row.clean is not None and isinstance(published, float):
             ratio = number(row.clean.value / published)
             ratios.append((name, replace(row, claim="", clean=ratio)))
-    return [
-        Bars("constants, ours over the published", "ratio\n1: the same", ratios),
-        Bars("constant maps", "share of images, at most", _pick(rows, r"constant maps at most, (.+)")),
-        Bars("PEUM as the authors' code has it", "Pearson r", _pick(rows, r"(r of gated PEUM) .+")),
-    ]
-
-
-def _label_region(rows: Sequence[Row]) -> list[Panel]:
-    sides = {
-        "mass in disc 0deg": "presented",
-        "mass in disc rotated mean": "mean over rotations",
-        "drop": "presented − rotated",
-    }
-    return [
-        Bars(title, "share of saliency in the label region", _pick(rows, rf"(.+), {side}"))
-        for side, title in sides.items()
-    ]
-
-
-def _blur(rows: Sequence[Row]) -> list[Panel]:
-    return [
-        Bars("Grad-CAM, blurred by σ pixels", EQ, _pick(rows, r"(?:grad-cam@)?([\w-]+)")),
-        Bars("change by the blur", "Eq − Eq unblurred", _pick(rows, r"(.+) − unblurred")),
-    ]
+    measured = _bars(
+        ("constant maps", "share of images, at most", r"constant maps at most, (.+)"),
+        ("PEUM as the authors' code has it", "Pearson r", r"(r of gated PEUM) .+"),
+    )
+    return [Bars("constants, ours over the published", "ratio\n1: the same", ratios), *measured(rows)]
 
 
 def _cost(rows: Sequence[Row]) -> list[Panel]:
@@ -610,42 +460,67 @@ def _cost(rows: Sequence[Row]) -> list[Panel]:
     return [Bars(f"time of a map, median of {rounds} rounds", "times as long", [*by_name.items()])]
 
 
-def _seeds(rows: Sequence[Row]) -> list[Panel]:
-    return [
-        Bars("equivariance of each fine-tune, and the mean", EQ, _pick(rows, r"(.+, (?:seed \d+|mean))")),
-        Bars("spread over fine-tunes", "standard deviation of Eq", _pick(rows, r"(.+), spread")),
-    ]
-
-
+HIGHER, LOWER = "area under the curve\nhigher is better", "area under the curve\nlower is better"
+_AREAS = (("insertion", HIGHER, r"([\w+@-]+), insertion"), ("deletion", LOWER, r"([\w+@-]+), deletion"))
+_BOXES = _bars(
+    ("pointing", "share of images", r"([\w+@-]+), pointing"),
+    ("box-iou", "intersection over union", r"([\w+@-]+), box-iou"),
+)
+_IN_REGION = "share of saliency in the label region"
+_FOUND = "share found\n0.1: chance in a tenth"
 PLOTS: dict[str, Callable[[Sequence[Row]], Sequence[Panel]]] = {
     "main": _main,
-    "alignment": _alignment,
-    "decomposition": decomposition,
-    "conditional": _conditional,
-    "strata": strata,
-    "drift-confidence": lambda _rows: [],
-    "causal": _causal,
-    "blur": _blur,
-    "soft-gate": _over_number("equivariance by the strength of the gate", "γ, views weighted by p^γ", r"γ = ([\d.]+)"),
-    "t-sweep": _views,
-    "angles": _angles,
-    "faithfulness": _by_metric(insertion="area under the curve\nhigher is better", deletion="area under the curve\nlower is better"),
-    "domains": _by_metric(eq=EQ, insertion="area under the curve\nhigher is better", deletion="area under the curve\nlower is better"),
-    "clip": _by_metric(eq=EQ, insertion="area under the curve\nhigher is better", deletion="area under the curve\nlower is better"),
-    "localisation": _by_metric(pointing="share of images", box_iou="intersection over union"),
-    "cub": _by_metric(pointing="share of images", box_iou="intersection over union"),
     "equal-compute": _main,
     "vit-attribution": _main,
     "vit-l": _main,
-    "matched": lambda rows: [Bars("samples", "Eq, or share of pairs\nthat keep the top-1", [(row.label, row) for row in rows])],
+    "decomposition": decomposition,
+    "strata": strata,
+    "drift-confidence": _bars(),
+    "causal": _causal,
+    "soft-gate": _gate,
+    "t-sweep": _views,
+    "angles": _angles,
+    "localisation": _BOXES,
+    "cub": _BOXES,
+    "faithfulness": _bars(*_AREAS),
+    "domains": _bars(("eq", EQ, r"([\w+@-]+), eq"), *_AREAS),
+    "clip": _bars(("eq", EQ, r"([\w+@-]+), eq"), *_AREAS),
     "cost": _cost,
-    "seeds": _seeds,
     "rotation-augmentation": _training,
     "cub-rotation": _training,
-    "peum-audit": _audit,
-    "triage": _triage,
-    "label-region": _label_region,
     "constants": _constants,
-    "hooks": lambda rows: [Bars("constant Grad-CAM maps", "share of images", [(row.label, row) for row in rows])],
     "sanity": random_weights_panels,
+    "alignment": _bars(
+        ("equivariance", EQ, r"([\w+-]+)"),
+        ("above the floor of unrelated images", "skill\n(Eq − floor) / (1 − floor)", r"(.+): skill above the floor"),
+    ),
+    "conditional": _bars(
+        ("Eq where the prediction holds", EQ, r"((?:equi)?grad-cam, .+)"),
+        ("predictions under rotation", "share of image-angle pairs", r"(the top-1 (?:is kept|flips))"),
+    ),
+    "blur": _bars(
+        ("Grad-CAM, blurred by σ pixels", EQ, r"(?:grad-cam@)?([\w-]+)"),
+        ("change by the blur", "Eq − Eq unblurred", r"(.+) − unblurred"),
+    ),
+    "matched": _bars(("samples", "Eq, or share of pairs\nthat keep the top-1", r"(.+)")),
+    "seeds": _bars(
+        ("equivariance of each fine-tune, and the mean", EQ, r"(.+, (?:seed \d+|mean))"),
+        ("spread over fine-tunes", "standard deviation of Eq", r"(.+), spread"),
+    ),
+    "peum-audit": _bars(
+        ("which signal finds unstable maps", "r with 1 − Eq of Grad-CAM", r"r of (.+)"),
+        ("which signal finds wrong predictions", "AUROC, 0.5: chance", r"(.+): AUROC for wrong predictions"),
+    ),
+    "triage": _bars(
+        *(
+            (f"worst tenth found{where}", _FOUND, rf"(?:worst tenth )(found in (?:(?!, seed|, off).)+){where}")
+            for where in ("", ", off the grid")
+        )
+    ),
+    "label-region": _bars(
+        ("presented", _IN_REGION, r"(.+), mass in disc 0deg"),
+        ("mean over rotations", _IN_REGION, r"(.+), mass in disc rotated mean"),
+        ("presented − rotated", _IN_REGION, r"(.+), drop"),
+    ),
+    "hooks": _bars(("constant Grad-CAM maps", "share of images", r"(.+)")),
 }  # fmt: skip

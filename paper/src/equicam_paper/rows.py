@@ -63,6 +63,16 @@ class Both(Generic[T_co]):
     clean: T_co
     as_published: T_co
 
+    @staticmethod
+    def of(measure: Callable[[str], U]) -> "Both[U]":
+        """`measure` of either protocol's name."""
+        return Both(measure("ours"), measure("paper"))
+
+    @staticmethod
+    def together(several: "Sequence[Both[U]]") -> "Both[list[U]]":
+        """Several quantities, a list by either protocol."""
+        return Both([one.clean for one in several], [one.as_published for one in several])
+
     def map(self, measure: Callable[Concatenate[T_co, P], U], *args: P.args, **kwargs: P.kwargs) -> "Both[U]":
         """`measure` applied to either."""
         return Both(measure(self.clean, *args, **kwargs), measure(self.as_published, *args, **kwargs))
@@ -355,6 +365,16 @@ def correlation(c: Correlation) -> Estimate:
 def minus(e: Estimate) -> Estimate:
     """A number with the opposite sign."""
     return Estimate(-e.value, -e.high, -e.low, e.n, e.groups)
+
+
+def complement(e: Estimate) -> Estimate:
+    """The rest of a share."""
+    return Estimate(1 - e.value, 1 - e.high, 1 - e.low, e.n, e.groups)
+
+
+def scaled(e: Estimate, by: int | float) -> Estimate:
+    """A number in another unit."""
+    return replace(e, value=by * e.value, low=by * e.low, high=by * e.high)
 
 
 def _remark(given: str | Remark) -> Remark | None:

@@ -21,8 +21,7 @@ from equicam.explain import explain
 from equicam.images.items import Item, sample_by_class
 from equicam.methods import METHODS
 from equicam.progress import progress_bar
-from equicam_paper.context import Context, Evaluation
-from equicam_paper.experiment import Experiment
+from equicam_paper.context import Context, Evaluation, Experiment
 from equicam_paper.measure import constant_share, mean_over
 from equicam_paper.rows import Both, Remark, Row, compare
 
@@ -43,7 +42,7 @@ def not_in_float16(context: Context) -> Context:
     return replace(context, options=dict(context.options) | {"dtype": None})
 
 
-def measure(context: Context) -> Iterator[Row]:
+def sanity(context: Context) -> Iterator[Row]:
     """Eq with the weights as given, with the last layers random, and with all of them random; and how alike the maps are."""
     items = sample_by_class(context.sample, min(COMPARED_IMAGES, len(context.sample)))
     x = context.open(items)
@@ -125,10 +124,12 @@ def _alike_rows(
         yield compare("", Both(found, None), label=f"{label}: {name} with the map of the weights as given")
 
 
-EXPERIMENT = Experiment(
-    "Model randomisation: what is left without the trained weights",
-    (),
-    measure,
-    needs="a classifier and images",
-    prepare=not_in_float16,
-)
+EXPERIMENTS = {
+    "sanity": Experiment(
+        "Model randomisation: what is left without the trained weights",
+        (),
+        sanity,
+        needs="a classifier and images",
+        prepare=not_in_float16,
+    )
+}

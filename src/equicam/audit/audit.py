@@ -16,8 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equicam.audit.compute import AuditContext, compact_preprocessing, compute_ahead
-from equicam.audit.worker import AuditJob, versions
+from equicam.audit.compute import AuditContext, AuditJob, compact_preprocessing, compute_ahead, versions
 from equicam.core.transforms import canvas_size
 from equicam.core.views import Views
 from equicam.engines.devices import Devices
@@ -38,7 +37,8 @@ from equicam.rasters.options import Tiling
 from equicam.rasters.tiling import RasterRow, cut_windows
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
-from equicam.runs.integrity import (
+from equicam.runs.log import (
+    Log,
     Notice,
     complete,
     heal,
@@ -48,7 +48,6 @@ from equicam.runs.integrity import (
     refuse_lost_log,
     remove_temporary,
 )
-from equicam.runs.log import Log
 from equicam.runs.manifest import LARGEST, MAX_VIEWS, Manifest, are_views
 from equicam.runs.store import RunStore
 from equicam.shards import map_concurrently
@@ -107,7 +106,7 @@ def compute_run(
     if compile_if_repaid and is_repaid(device, len(items), len(Views(recipe.views))):
         recipe = replace(recipe, compiled=True)
         notice(f"{len(items):,} images: the network is compiled first, which takes about half a minute")
-    calibration = calibration_subset(items, calibrate, recipe.seed)
+    calibration = _calibration_subset(items, calibrate, recipe.seed)
     context = AuditContext(
         model, recipe, frozenset(calibration), tiling.tile if tiling else None, target, shard_size
     )
@@ -215,10 +214,10 @@ def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
             "an audit", needs=f"at most {MAX_VIEWS:,} views, with numbers up to {LARGEST:g}",
             got=f"{len(resolved.views):,} views", fix="views=18",
         )  # fmt: skip
-    return resolved, describe_method(method)
+    return resolved, _describe_method(method)
 
 
-def describe_method(method: Method) -> str:
+def _describe_method(method: Method) -> str:
     """Everything a method's name stands for, in text that is the same in every process."""
     fusion = method.fusion
     stages = f"{fusion.align_at}→{fusion.mean_at}"
@@ -244,7 +243,7 @@ def _describe_preprocessing(preprocess: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def calibration_subset(items: Items, count: int, seed: int) -> list[str]:
+def _calibration_subset(items: Items, count: int, seed: int) -> list[str]:
     """The ids of a random subset, the same whatever the order of the items."""
     if count < 0:
         raise EquicamError("calibrate", needs="a number of images", got=count, fix="--calibrate 200")
@@ -303,7 +302,7 @@ def _follow(written: Iterator[int], shards: Sequence[Shard], total: int, progres
     """Report shards as they are written; after Ctrl-C, stop between two."""
     sizes = {number: len(items) for number, items in shards}
     done, now = total - sum(sizes.values()), 0
-    with stop_after_shard() as stop, closing(written):  # type: ignore[type-var]
+    with _stop_after_shard() as stop, closing(written):  # type: ignore[type-var]
         for number in written:
             now += sizes[number]
             if progress:
@@ -313,7 +312,7 @@ def _follow(written: Iterator[int], shards: Sequence[Shard], total: int, progres
 
 
 @contextmanager
-def stop_after_shard() -> Iterator[Callable[[], bool]]:
+def _stop_after_shard() -> Iterator[Callable[[], bool]]:
     """Remember Ctrl-C so that the current shard can be finished; a second one stops at once."""
     interrupted = threading.Event()
 
@@ -351,6 +350,6 @@ def _refuse_changed(store: RunStore, items: Items) -> None:
     written = filter(store.has_shard, range(store.shard_count))
     if name := next(filter(None, map_concurrently(changed, written)), None):
         raise EquicamError(
-            f"resuming {valid_utf8(str(store.folder))}", needs="the images it was started with",
+            f"resuming {store.shown}", needs="the images it was started with",
             got=f"{name!r} changed since it was explained", fix="another --out, or the image as it was",
         )  # fmt: skip

@@ -17,14 +17,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.audit.reload import Reloaded, unchanged_inputs
+from equicam.audit.verify import Reloaded, unchanged_inputs
 from equicam.errors import EquicamError
 from equicam.evaluate import causal, statistics
 from equicam.evaluate.controls import item_seed, randomise_weights, without_float16
 from equicam.evaluate.equivariance import ANGLES, GROUPS
 from equicam.evaluate.faithfulness import blur_out
 from equicam.evaluate.maps import MapComputer
-from equicam.evaluate.selection import resampled_groups
+from equicam.evaluate.rows import resampled_groups
 from equicam.evaluate.spec import EvaluationSpec
 from equicam.evaluate.statistics import Floats, Ids
 from equicam.images.items import Item

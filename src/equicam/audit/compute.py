@@ -1,14 +1,18 @@
-"""One shard of a run: decoded images in, their rows and maps out."""
+"""One shard of a run: decoded images in, their rows and maps out; in this process, or as work for others and other machines."""
 
 import logging
 import math
+import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from importlib import metadata
 from typing import Any
 
 import numpy as np
+import PIL
 import pyarrow as pa
 import torch
 from jaxtyping import Float, Int
@@ -17,27 +21,31 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from equicam import __version__
 from equicam.core.transforms import Transform, canvas_size
 from equicam.core.uncertainty import pearson
 from equicam.core.views import Views, Window, rotate_all
+from equicam.engines.worker import ModelSource, Shard, SharedFolder, load_checked, load_preprocessing
 from equicam.errors import EquicamError
 from equicam.evaluate.equivariance import ANGLES, equivariance
 from equicam.explain import explain_batch, start_explaining
-from equicam.images.decoding import DecodedImage, Preprocess
+from equicam.images.decoding import DecodedImage, DecoderPool, Preprocess, need_network
+from equicam.images.files import file_digest
 from equicam.images.formats import LevelPixels, to_rgb
 from equicam.images.items import valid_utf8
 from equicam.methods import resolve
-from equicam.models.images import as_batch, preprocessing_of
+from equicam.models.images import VisibleBoxes, as_batch, preprocessing_of
 from equicam.models.preprocessing import LevelTable, read_steps
 from equicam.models.surround import crops_centre, input_size, preprocess_pixels, window_levels
 from equicam.rasters.windows import WindowPixels
 from equicam.readers.model import Model
 from equicam.reasons import Reason, describe
 from equicam.recipe import Recipe
-from equicam.runs.store import ITEMS
-from equicam.runs.stored_maps import MAPS, StoredMaps
+from equicam.runs.manifest import Manifest
+from equicam.runs.store import ITEMS, MAPS, RunStore, StoredMaps
 from equicam.runtime.executor import Executor
 from equicam.runtime.pending import finish_in_order, numbers_of_levels, send_to_host, to_device
+from equicam.shards import differences
 from equicam.steadiness import judge
 
 LOG = logging.getLogger(__name__)
@@ -262,7 +270,7 @@ def _start(
     del found["flags"]
     wanted = [i for i, name in enumerate(ids) if name in context.calibration]
     if wanted:
-        found["eq"] = single_view_eq(context, x[wanted], found["target"][wanted])
+        found["eq"] = _single_view_eq(context, x[wanted], found["target"][wanted])
     size = (found["view_maps"].shape[-2], found["view_maps"].shape[-1])
     maps = (found["layer_map"], adaptive_avg_pool2d(found["peum"], size), found["view_maps"])
     found |= {f"stored_{i}": plane.float() for i, plane in enumerate(maps)}
@@ -331,7 +339,7 @@ def view_agreement(views: Views, view_maps: Float[Tensor, "b t h w"]) -> Float[T
     return pearson(aligned, others, "disc", views.radius).diagonal(dim1=-2, dim2=-1)
 
 
-def single_view_eq(
+def _single_view_eq(
     context: AuditContext, x: Float[Tensor, "b c H W"], target: Int[Tensor, " b"]
 ) -> Float[Tensor, " b"]:
     """Disc Eq of Grad-CAM over the seven angles: the measurement that signals are compared with."""
@@ -344,3 +352,104 @@ def single_view_eq(
     found = explain_batch(context.grad_cam_executor, presented, target.repeat(len(angles)))
     maps = found.map.reshape(len(angles), len(x), *found.map.shape[-2:])
     return equivariance(maps[1:], maps[0], ANGLES).value.mean(0)
+
+
+@dataclass(frozen=True)
+class AuditJob:
+    """The recipe of a run and everything a worker needs to compute shards of it."""
+
+    folder: SharedFolder
+    manifest: Manifest
+    calibration: frozenset[str]
+    model_source: ModelSource
+    preprocessing: Model | None  # the model without weights; None: each worker loads it
+    workers: int  # decoding processes
+    image_bytes: int  # of one preprocessed image
+
+    @property
+    def shard_bytes(self) -> int:
+        """Approximate memory of the decoded images of a shard."""
+        return self.manifest.shard_size * self.image_bytes
+
+    def decode(self, shard: Shard) -> list[DecodedImage]:
+        """The images of a shard, decoded by a child process: its limits and its death are not this process's."""
+        _, items = shard
+        network = need_network([items])
+        if network not in self._lone_decoders:
+            self._lone_decoders[network] = self._decoders(1, network=network)
+        (found,) = self._lone_decoders[network].decode_shards([items])
+        # copied, because the next shard's pixels take their place
+        return [one if one.x is None else replace(one, x=one.x.copy()) for one in found]
+
+    def decode_ahead(self, shards: Sequence[Shard]) -> Iterator[list[DecodedImage]]:
+        """Shards decoded by child processes, ahead of the caller."""
+        network = need_network(items for _, items in shards)
+        with closing(self._decoders(self.workers, network=network)) as decoders:
+            yield from decoders.decode_shards([items for _, items in shards])
+
+    def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], dict[str, str]]:
+        """Load the model, refuse versions or weights that would give other rows, and return the computation."""
+        store = RunStore(self.folder.enter())
+        recorded, rasters = dict(self.manifest.versions), self.manifest.tiling is not None
+        if found := differences(recorded, dict(versions(rasters=rasters, dicom="pydicom" in recorded))):
+            raise EquicamError(
+                "a worker", needs="the versions the run was started with", got="; ".join(found), fix="the same everywhere"
+            )  # fmt: skip
+        model = load_checked(self.model_source, device, self.manifest.weights)
+        model = replace(model, task=self.manifest.task)  # a name alone does not say it
+        tiling, target = self.manifest.tiling, self.manifest.target
+        context = AuditContext(
+            model, self.manifest.recipe, self.calibration, tiling.tile if tiling else None, target,
+            self.manifest.shard_size,
+        )  # fmt: skip
+
+        def compute(number: int, decoded: list[DecodedImage]) -> dict[str, str]:
+            # another worker may have written this shard after being presumed dead; keep it
+            if not store.has_shard(number):
+                items, maps = compute_shard(context, decoded)
+                if not store.has_shard(number):
+                    return store.write_shard(number, items, maps)
+            return {kind: file_digest(store.path(kind, number)) for kind in ("items", "maps")}
+
+        return compute
+
+    @cached_property
+    def _lone_decoders(self) -> dict[bool, DecoderPool]:
+        """One child process for all shards that this process decodes, and one for those at URLs; they end with this process."""
+        return {}
+
+    def _decoders(self, workers: int, *, network: bool) -> DecoderPool:
+        model = self.preprocessing or load_preprocessing(self.model_source)
+        return DecoderPool(
+            compact_preprocessing(model, self.manifest.recipe.context),
+            VisibleBoxes(model),
+            workers=workers,
+            image_bytes=self.image_bytes,
+            shard_size=self.manifest.shard_size,
+            network=network,
+        )
+
+
+READERS = ("openslide-python", "openslide-bin", "tifffile", "imagecodecs", "rasterio")
+"""The libraries that read rasters."""
+
+
+def versions(*, rasters: bool = False, dicom: bool = False) -> tuple[tuple[str, str], ...]:
+    """The versions that decide rows; those of readers only where there are rasters or DICOM images."""
+    readers = (*(READERS if rasters else ()), *(("pydicom",) if dicom else ()))
+    return (
+        *((name, _version(name)) for name in readers),
+        ("equicam", __version__),
+        ("python", platform.python_version()),
+        ("torch", torch.__version__),
+        ("torchvision", metadata.version("torchvision")),
+        ("numpy", np.__version__),
+        ("pillow", PIL.__version__),
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -21,13 +21,7 @@ from equicam.rasters.options import Tiling
 from equicam.readers.names import class_index
 from equicam.recipe import Recipe
 from equicam.runs import CAUSAL_IMAGES, SHARD_SIZE
-from equicam.runs.queue_files import (
-    extend_run,
-    rank_again,
-    rank_run,
-    read_queue,
-    write_queue,
-)
+from equicam.runs.queue_files import extend_run, rank_again, rank_run, read_queue, write_queue
 from equicam.runs.signals import queue_arm
 from equicam.runs.store import RunStore
 
@@ -37,7 +31,7 @@ if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
     from equicam.images.item_table import Items
     from equicam.readers.model import Model
-    from equicam.runs.bounds import Remainder
+    from equicam.runs.bounds import UnopenedBound
     from equicam.runs.causal_result import CausalTest
     from equicam.runs.export.export import Exported
     from equicam.runs.manifest import Manifest
@@ -136,7 +130,7 @@ class Run:
         give any other. `source` and `weights` say where moved images and weights are now.
         """
         from equicam.audit.causal import run_causal_test
-        from equicam.audit.reload import reload_run
+        from equicam.audit.verify import reload_run
 
         reload = partial(
             reload_run, self.store, model=model, source=source, weights=weights, device=device
@@ -178,14 +172,14 @@ class Run:
         options = ExportOptions(to, target, every, regions, blind, compress, force)
         return export_run(self.store, options, None if out is None else Path(out), tick)
 
-    def remainder(self) -> "Remainder":
+    def bound(self) -> "UnopenedBound":
         """What can be stated of the maps that nobody opened, by the verdicts so far."""
-        from equicam.runs.bounds import count_verdicts, remainder
+        from equicam.runs.bounds import bound_unopened, count_verdicts
         from equicam.runs.verdicts import ReviewLog
 
         ranked, log = rank_again(self.store, 0), ReviewLog(self.store.folder)
         log.refresh()
-        return remainder(count_verdicts(log, ranked.rows, ranked.ok))
+        return bound_unopened(count_verdicts(log, ranked.rows, ranked.ok))
 
     def verify(
         self,
@@ -205,8 +199,7 @@ class Run:
         As in `causal`, a model that is not a library's must be given; without it nothing is computed again,
         `left_out_reason` says why, and the result is not `ok`.
         """
-        from equicam.audit.reload import reload_run
-        from equicam.audit.verify import verify_run
+        from equicam.audit.verify import reload_run, verify_run
 
         reload = partial(
             reload_run, self.store, model=model, source=source, weights=weights, device=device
@@ -267,7 +260,7 @@ def audit(
     method: str = "equigrad-cam",
     views: Any = None,
     fill: str | None = None,
-    as_published: bool = False,
+    protocol: str = "ours",
     context: str | None = None,
     tau: float | None = None,
     gamma: float | None = None,
@@ -304,14 +297,15 @@ def audit(
     items that `list_source` found in the source, if it was listed before the model was loaded.
     """
     from equicam.audit.audit import compute_run
+    from equicam.protocol import find_protocol
 
     if context is None:
-        context = "none" if tiling is None or as_published else "auto"
+        context = "auto" if tiling is not None and find_protocol(protocol).has_context else "none"
     if tiling is not None:
         tiling = replace(tiling, input=tiling.input.or_else(model.input))
         _refuse_other_bands(tiling, model)
     recipe = Recipe(
-        method=method, views=views, fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=dtype,
+        method=method, views=views, fill=fill, protocol=protocol, context=context, tau=tau, gamma=gamma, dtype=dtype,
         compiled=bool(compiled), seed=seed,
     )  # fmt: skip
     store = RunStore(Path(out))

@@ -1,8 +1,12 @@
-"""Is a run what it claims to be: files against their digests, the log's chain, and a sample computed again."""
+"""Is a run what it claims to be: files against their digests, the log's chain, and a sample computed again.
+
+Model, recipe and images of a finished run are loaded again, and refused if they are not the same.
+"""
 
 import secrets
+import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -10,20 +14,142 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from torch import Tensor
 
-from equicam.audit.compute import compute_shard, preprocess_to_array
-from equicam.audit.reload import Reloaded
+from equicam.audit.audit import list_items, resolve_recipe
+from equicam.audit.compute import AuditContext, compute_shard, preprocess_to_array
+from equicam.core.views import crop_centre
 from equicam.errors import EquicamError, NotNamedError
 from equicam.images.decoding import preprocess_loaded
-from equicam.images.items import load_item
-from equicam.models.images import VisibleBoxes
+from equicam.images.item_table import Items
+from equicam.images.items import Item, LoadedItem, load_item
+from equicam.models.images import VisibleBoxes, preprocess_image
+from equicam.models.load import load
+from equicam.models.preprocessing import Preprocessing
+from equicam.models.surround import preprocess_window
 from equicam.models.weights import fingerprint
+from equicam.rasters.windows import WindowPixels
+from equicam.readers.model import Model
+from equicam.readers.names import is_library_model, weights_file
 from equicam.reasons import Reason, describe
-from equicam.runs.integrity import check_files, logged_digests
-from equicam.runs.log import Event, Log
-from equicam.runs.store import RunStore
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.log import Event, Log, check_files, logged_digests
+from equicam.runs.store import RunStore, StoredMaps
 from equicam.shards import map_concurrently
+
+
+@dataclass(frozen=True)
+class Reloaded:
+    """What computes the rows of a run again."""
+
+    context: AuditContext
+    items: Items
+
+
+def reload_run(
+    store: RunStore,
+    *,
+    model: Model | str | None = None,
+    source: str | None = None,
+    weights: str | None = None,
+    device: str | None = None,
+) -> Reloaded:
+    """The model, by the caller or one of a library that the manifest names, and the images; refuse others than the run's."""
+    manifest, where = store.manifest, f"the run {store.shown}"
+    if not isinstance(model, Model):
+        model = _load_model(store, model or _library_model(store), weights, device)
+    if (model.classes or ()) != (manifest.classes or ()):
+        raise EquicamError(
+            where, needs="the model's own class names", got="others in manifest.json", fix="restoring it"
+        )
+    if model.task != manifest.task:
+        raise EquicamError(
+            where,
+            needs=f"a model with task={manifest.task!r}",
+            got=repr(model.task),
+            fix="the model as it was audited",
+        )
+    if fingerprint(model.module) != manifest.weights:
+        raise EquicamError(
+            where, needs="the weights it was computed with", got="others", fix="restoring them"
+        )
+    found, _ = list_items(
+        source or manifest.source, manifest.split, manifest.tiling, manifest.recipe.context, manifest.voi,
+        from_user=source is not None,
+    )  # fmt: skip
+    sample = store.sample()
+    items = replace(found, table=found.table.filter(pc.is_in(found.ids, sample["id"]))).in_scan_order()
+    if items.digest() != manifest.data:
+        raise EquicamError(
+            where, needs="the images it was computed from", got=f"others in {source or manifest.source}",
+            fix="--source with their present place",
+        )  # fmt: skip
+    recipe, description = resolve_recipe(model, replace(manifest.recipe, dtype=manifest.dtype))
+    if description != manifest.method_description:
+        raise EquicamError(
+            where, needs=f"the method it was computed with ({manifest.method_description})", got="another of that name",
+            fix="the equicam version that wrote it",
+        )  # fmt: skip
+    calibration = frozenset(sample.filter(sample["calibration"])["id"].to_pylist())
+    tile = manifest.tiling.tile if manifest.tiling else None
+    return Reloaded(AuditContext(model, recipe, calibration, tile, manifest.target), items)
+
+
+def unchanged_inputs(
+    model: Model, items: Sequence[Item], rows: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[str], list[Tensor]]:
+    """Ids and model inputs, without their surround, of the images that are as the run's rows have them and can be read."""
+    ids, images = [], []
+    for item in items:
+        try:
+            loaded = load_item(item)
+            if item.id in rows and loaded.sha256 == rows[item.id].get("sha256"):
+                images.append(_input(model, loaded))
+                ids.append(item.id)
+        except (EquicamError, OSError, ValueError):
+            continue
+    return ids, images
+
+
+def _input(model: Model, loaded: LoadedItem) -> Tensor:
+    if isinstance(loaded.content, WindowPixels):
+        return crop_centre(preprocess_window(model, loaded.content), (loaded.content.tile,) * 2)
+    return preprocess_image(model, loaded.content.image)
+
+
+def _library_model(store: RunStore) -> str:
+    """The model a run names, if it is one that a library we know publishes under that name."""
+    name = store.manifest.model
+    if name is None:
+        raise NotNamedError(
+            f"the run {store.shown}", needs="its model", got="a module of the caller's",
+            fix="model=… in Python, with that module",
+        )  # fmt: skip
+    if not is_library_model(name):
+        raise NotNamedError(
+            f"the run {store.shown}", needs="--model, because a run may name any code and is not obeyed",
+            got=f"no --model; the run names {name!r}", fix=f"--model {shlex.quote(name)} if you trust it",
+        )  # fmt: skip
+    return name
+
+
+def _load_model(store: RunStore, name: str, weights: str | None, device: str | None) -> Model:
+    import torch
+
+    manifest = store.manifest
+    if weights is None and (file := weights_file(manifest.weights_from)):
+        raise NotNamedError(
+            f"the run {store.shown}", needs="--weights: its weights are of a file, and a run could name any, so you name it",
+            got="no --weights", fix=f"--weights {shlex.quote(str(file))}",
+        )  # fmt: skip
+    zero_shot = name.startswith(("open_clip:", "hf:"))
+    model = load(
+        name, weights=weights or manifest.weights_from, layer=manifest.layer,
+        classes=manifest.classes if zero_shot else None, task=manifest.task,
+        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+    )  # fmt: skip
+    given = manifest.given_preprocessing
+    return model if given is None else Preprocessing.from_json(given).of(model)
+
 
 TOLERANCES = {"confidence": 2e-3, "peum_score": 2e-4, "eq": 5e-3, "map": 0.999}
 """Largest difference of confidence, PEUM and Eq, and least Pearson of maps, that other batches or libraries may cause."""
@@ -71,7 +197,7 @@ def verify_run(
     events, chain, notes = check_log(store, noted_hash)
     problems = [*problems, *chain]
     if not problems:
-        problems = check_rows(store)
+        problems = _check_rows(store)
     recomputed, worst, left_out, why = 0, dict[str, float](), 0, None
     if sample and problems:
         notes.append("nothing was computed again, because of these differences")
@@ -100,7 +226,7 @@ def _explained_count(store: RunStore) -> int:
     return int(pc.sum(pc.equal(status, "ok")).as_py() or 0)
 
 
-def check_rows(store: RunStore) -> list[str]:
+def _check_rows(store: RunStore) -> list[str]:
     """Whether the rows are those of the sample, and every explained image has its map."""
     problems: list[str] = []
     try:
@@ -147,12 +273,12 @@ def check_log(store: RunStore, noted_hash: str | None = None) -> tuple[list[Even
         problems.append("events.sqlite holds no event")
     problems = [f"log: {problem}" for problem in problems]
     if noted_hash is not None:
-        changed, covered = check_noted_hash(store, log, noted_hash.strip().lower())
+        changed, covered = _check_noted_hash(store, log, noted_hash.strip().lower())
         problems, notes = problems + changed, notes + covered
     return events, problems, notes
 
 
-def check_noted_hash(store: RunStore, log: Log, noted_hash: str) -> tuple[list[str], list[str]]:
+def _check_noted_hash(store: RunStore, log: Log, noted_hash: str) -> tuple[list[str], list[str]]:
     """Whether the log still holds the event with this hash, and every file as that event knew it; what came after is noted."""
     event = next((event for event in log.events() if event.hash == noted_hash), None)
     if event is None:

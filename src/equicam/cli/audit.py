@@ -90,7 +90,7 @@ def audit(
     ] = None,
     tau: options.Tau = None,
     gamma: options.Gamma = None,
-    as_published: options.AsPublished = False,
+    protocol: options.Protocol = "ours",
     dtype: options.Dtype = None,
     compile_: options.CompileIfRepaid = None,
     fast: options.Fast = False,
@@ -165,7 +165,7 @@ def audit(
         run = equicam.audit(
             source, loaded, out, method=method, views=chosen_views, split=split, n=n, voi=window, calibrate=calibrate,
             target=target, tiling=tiling, listed=listed,
-            fill=fill, as_published=as_published, context=context, tau=tau, gamma=gamma, dtype=run_in, compiled=compiled,
+            fill=fill, protocol=protocol, context=context, tau=tau, gamma=gamma, dtype=run_in, compiled=compiled,
             seed=seed, shard_size=shard_size, workers=workers, weights_from=absolute_weights(weights),
             engine=chosen, progress=partial(progress.update, title="auditing", unit="images"),
             listing=partial(progress.update, title="listing", unit="rasters"), notice=note,

@@ -11,7 +11,7 @@ from equicam.console import FAILED, answer, exit_on_error, note, say, show_progr
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the images and the run.")] = Path("demo"),
-    count: Annotated[int, typer.Option(min=10, help="Number of synthetic images.")] = 200,
+    count: Annotated[int, typer.Option(min=10, max=200, help="Number of synthetic images.")] = 200,
 ) -> None:
     """Audit, rank, verify and report synthetic histology-like images with the embedded model, offline.
 

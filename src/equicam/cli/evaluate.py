@@ -40,7 +40,7 @@ def evaluate(
     classes: options.Classes = None,
     fill: options.Fill = None,
     context: options.Context = "none",
-    as_published: options.AsPublished = False,
+    protocol: options.Protocol = "ours",
     size: options.Size = None,
     crop: options.Crop = None,
     mean: options.Mean = None,
@@ -84,7 +84,7 @@ def evaluate(
             n=n, split=split, group_by=group_by, views=parse_views(views), group=group,
             fill=fill,  # type: ignore[arg-type]
             context=context,
-            as_published=as_published, dtype=kind, compiled=bool(compiled), seed=seed, out=out, engine=chosen,
+            protocol=protocol, dtype=kind, compiled=bool(compiled), seed=seed, out=out, engine=chosen,
             progress=not output.quiet,
         )  # fmt: skip
     if output.json:

@@ -44,7 +44,7 @@ def explain(
     context: options.Context = "none",
     tau: options.Tau = None,
     gamma: options.Gamma = None,
-    as_published: options.AsPublished = False,
+    protocol: options.Protocol = "ours",
     size: options.Size = None,
     crop: options.Crop = None,
     mean: options.Mean = None,
@@ -77,7 +77,7 @@ def explain(
             table.columns[1].header, table.columns[2].header = "output", "value"
         results = explain_files(
             ready, images, out, method=method, views=parse_views(views), target=class_index(target, ready.classes), fill=fill, context=context, tau=tau,
-            gamma=gamma, as_published=as_published, voi=window,
+            gamma=gamma, protocol=protocol, voi=window,
         )  # fmt: skip
         try:
             for result in results:

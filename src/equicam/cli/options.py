@@ -177,7 +177,9 @@ Voi = Annotated[
         rich_help_panel=_PREPROCESSING,
     ),
 ]
-AsPublished = Annotated[bool, Option(help="Use the paper authors' view grid, fill and method variants.")]
+Protocol = Annotated[
+    str, Option(help="ours, or paper: its authors' view grid, fill, and variants of methods and metrics.")
+]
 Dtype = Annotated[
     str | None,
     Option(help="Run the network in bfloat16 or float16.", show_default="the type of the weights"),

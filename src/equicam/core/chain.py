@@ -40,7 +40,7 @@ def grad_cam_pp(acts: Features, grads: Features) -> Plane:
     return weighted(acts, (grads**2 / (2 * grads**2 + curvature + 1e-6) * grads.relu()).sum(_SPACE))
 
 
-def grad_cam_pp_as_published(acts: Features, grads: Features) -> Plane:
+def grad_cam_pp_of_products(acts: Features, grads: Features) -> Plane:
     """The authors' Grad-CAM++: Σ_ab (A·g³)_ab inside the sum, a⁺, ε = 1e-8."""
     curvature = (acts * grads**3).sum(_SPACE, keepdim=True)
     alpha = (grads**2 / (2 * grads**2 + curvature + 1e-8)).relu()

@@ -112,11 +112,7 @@ def _decode(batch: pa.Table, sent: Any) -> pa.Table:
         found = pickle.dumps(_fetch_job(sent).decode((row["shard"], pickle.loads(row["items"]))))  # noqa: S301  # our own
     except (EquicamError, OSError) as error:
         problem = _with_host(error)
-    columns = {
-        "shard": [row["shard"]],
-        "decoded": pa.array([found], pa.large_binary()),
-        "problem": [problem],
-    }
+    columns = {"shard": [row["shard"]], "decoded": pa.array([found], pa.large_binary()), "problem": [problem]}
     return pa.table(columns)
 
 

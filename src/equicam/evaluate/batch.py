@@ -11,8 +11,9 @@ from equicam.core.chain import Combine
 from equicam.core.transforms import Transform
 from equicam.core.uncertainty import Region
 from equicam.core.views import Fill
-from equicam.evaluate.reasons import ReasonCode
-from equicam.evaluate.stages import LayerTrace
+from equicam.evaluate.equivariance import LayerTrace, target_probability
+from equicam.evaluate.rows import ReasonCode
+from equicam.protocol import OURS, Protocol
 
 Predict = Callable[[Float[Tensor, "n c H W"]], Float[Tensor, "n y"]]
 """Class probabilities of a batch."""
@@ -70,14 +71,14 @@ class EvaluatedBatch:
     truth: Sequence[GroundTruth]
     predict: Predict
     fill: Fill
-    as_published: bool = False
+    protocol: Protocol = OURS
     seed: int = 0
     groups: Sequence[str | None] = ()  # of the images: their patient, slide or scene
 
     @property
     def region(self) -> Region:
         """The region of metrics that are computed over one region only."""
-        return "full" if self.as_published else "disc"
+        return self.protocol.region
 
     @property
     def unrelated(self) -> Bool[Tensor, "b b"]:
@@ -87,8 +88,3 @@ class EvaluatedBatch:
             [i != j and (a is None or a != b) for j, b in enumerate(groups)] for i, a in enumerate(groups)
         ]
         return torch.tensor(apart, dtype=torch.bool).to(self.x.device, non_blocking=True)
-
-
-def target_probability(probs: Float[Tensor, "*v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, "*v b"]:
-    """p_c: the probability of each image's explained class."""
-    return probs.gather(-1, target[:, None].expand(*probs.shape[:-1], 1))[..., 0]

@@ -3,8 +3,8 @@
 In the presented frame, h̃ = T⁻¹ h(T x) for a presentation T: drift is the tenth with the largest |h − h̃|, agreement the
 tenth with the largest min(h, h̃). Each region is blurred out of the image and, carried by T, out of T x ("rotated",
 whatever T does); the metric is the class probability lost. A drop alone says little, because regions of other shape,
-place and saliency drop too: hence the controls. `as_published`: the full square with zero fill (whose corners count as
-drift) and single pixels chosen at random, whose blurring is noise all over the object.
+place and saliency drop too: hence the controls. The paper's authors take the full square with zero fill (whose corners
+count as drift), soft masks, and single pixels chosen at random, whose blurring is noise all over the object.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,8 @@ from torch import Tensor
 from equicam.core.transforms import Element
 from equicam.core.uncertainty import Region
 from equicam.core.views import Fill, Views, rotate_each, transform_all
-from equicam.evaluate.batch import Predict, target_probability
+from equicam.evaluate.batch import Predict
+from equicam.evaluate.equivariance import target_probability
 from equicam.evaluate.faithfulness import blur_out
 from equicam.evaluate.similarity import constant_in_region, region_mask
 
@@ -33,7 +34,7 @@ CONTROLS = {
     "scattered": "single pixels at random",
 }
 BORROWED = ("drift-of-another", "agreement-of-another")
-PUBLISHED = ("drift", "agreement", "scattered")
+UNCONTROLLED = ("drift", "agreement", "scattered")
 
 
 @dataclass(frozen=True)
@@ -53,25 +54,28 @@ def occlusion(
     target: Int[Tensor, " b"],
     *,
     seeds: Sequence[int],
-    as_published: bool = False,
+    region: Region = "disc",
+    fill: Fill = "reflect",
+    soft_masks: bool = False,
+    controls: bool = True,
     unrelated: Bool[Tensor, "b b"] | None = None,
 ) -> Drops:
     """Probability lost without each region; `maps` are of the presented images, then of each presentation.
 
+    `fill` is of maps and regions that are carried to the other frame.
     `unrelated` says which images may lend their region to which; without it, all others may.
     """
     views = Views(presentations)
     lenders = _lenders(unrelated, x)
-    names = PUBLISHED if as_published else tuple(CONTROLS)
+    names = tuple(CONTROLS) if controls else UNCONTROLLED
     presented: dict[str, list[Tensor]] = {name: [] for name in names}
     rotated: dict[str, list[Tensor]] = {name: [] for name in names}
     constant_at = []
     blurred = blur_out(x)
     own = torch.arange(len(x), device=x.device)
     confidence = target_probability(predict(x), target)
-    fill = _fill(as_published)
     every = regions_by_presentation(
-        maps, presentations, seeds=seeds, as_published=as_published, lenders=lenders
+        maps, presentations, seeds=seeds, region=region, fill=fill, controls=controls, lenders=lenders
     )
     for one, (masks, constant) in zip(views.transforms, every, strict=True):
         x_rotated = transform_all(x, [one])[0]
@@ -79,7 +83,7 @@ def occlusion(
         # every region in both frames in one pass: [regions, b, …]
         mask = torch.stack([masks[name].to(x.dtype) for name in names])
         carried = transform_all(mask, [one], fill=fill)[0]
-        carried = carried.clamp(0, 1) if as_published else (carried >= 0.5).to(x.dtype)
+        carried = carried.clamp(0, 1) if soft_masks else (carried >= 0.5).to(x.dtype)
         for drops, image, blur, where, before in (
             (presented, x, blurred, mask, confidence),
             (
@@ -122,20 +126,19 @@ def regions_by_presentation(
     presentations: Sequence[Element],
     *,
     seeds: Sequence[int],
-    as_published: bool = False,
+    region: Region = "disc",
+    fill: Fill = "reflect",
+    controls: bool = True,
     lenders: Int[Tensor, " b"] | None = None,
 ) -> Iterator[tuple[dict[str, Bool[Tensor, "b H W"]], Bool[Tensor, " b"]]]:
     """For each presentation, the regions by name, and the images whose map is constant there."""
-    frame: Region = "full" if as_published else "disc"
     views = Views(presentations)
     # one random stream per image, whatever batch it is in
     streams = [torch.Generator().manual_seed(seed) for seed in seeds]
     for own, inverse in zip(maps[1:], views.inverses, strict=True):
-        aligned = transform_all(own, [inverse], fill=_fill(as_published))[0]
-        masks = regions(
-            maps[0], aligned, frame, streams, views.radius, as_published=as_published, lenders=lenders
-        )
-        yield masks, constant_in_region(torch.stack((maps[0], own)), frame, views.radius).any(0)
+        aligned = transform_all(own, [inverse], fill=fill)[0]
+        masks = regions(maps[0], aligned, region, streams, views.radius, controls=controls, lenders=lenders)
+        yield masks, constant_in_region(torch.stack((maps[0], own)), region, views.radius).any(0)
 
 
 def _lenders(unrelated: Bool[Tensor, "b b"] | None, x: Float[Tensor, "b *_"]) -> Int[Tensor, " b"]:
@@ -147,29 +150,25 @@ def _lenders(unrelated: Bool[Tensor, "b b"] | None, x: Float[Tensor, "b *_"]) ->
     return torch.where((least == n) | (least == 0), torch.arange(n), lender).to(x.device)
 
 
-def _fill(as_published: bool) -> Fill:
-    return "zeros" if as_published else "reflect"
-
-
 def regions(
     h: Float[Tensor, "b H W"],
     aligned: Float[Tensor, "b H W"],
-    frame: Region,
+    region: Region,
     streams: Sequence[torch.Generator],
     radius: float = 1.0,
     *,
-    as_published: bool,
+    controls: bool = True,
     lenders: Int[Tensor, " b"] | None = None,
 ) -> dict[str, Bool[Tensor, "b H W"]]:
     """The drift and agreement regions of each image, and the regions to compare them with; the previous image lends its."""
     lenders = _lenders(None, h) if lenders is None else lenders
-    valid = region_mask(frame, (h.shape[-2], h.shape[-1]), h.device, radius)
+    valid = region_mask(region, (h.shape[-2], h.shape[-1]), h.device, radius)
     count = round(REGION_SHARE * int(valid.sum()))
     drift = largest((h - aligned).abs(), valid, count)
     agreement = largest(torch.minimum(h, aligned), valid, count)
     noise = torch.stack([torch.rand(h.shape[1:], generator=g) for g in streams]).to(h)
     found = {"drift": drift, "agreement": agreement, "scattered": largest(noise, valid, count)}
-    if as_published:
+    if not controls:
         return found
     angles = torch.cat([torch.rand(1, generator=g) * 360 for g in streams])
     elsewhere = rotate_each(drift[:, None].to(h.dtype), angles)[:, 0] >= 0.5

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from equicam.core.chain import Chain, grad_cam, unit
 from equicam.core.views import Views
-from equicam.evaluate.blur import gaussian
+from equicam.evaluate.faithfulness import gaussian
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
 

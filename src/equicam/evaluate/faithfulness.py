@@ -1,8 +1,8 @@
 """Does the model need the pixels a map marks? Insertion and deletion.
 
 Pixels in the order of the map are put into the blurred image (insertion) or blurred out of the image (deletion)
-in equal steps, and the class probability is recorded. `as_published`: steps of ⌊HW/20⌋ pixels and a step width of
-1/21, so that a curve that stays at 1 scores .952.
+in equal steps, and the class probability is recorded. The paper's authors divide by 21, so that a curve that stays
+at 1 scores .952, and leave out the pixels that 20 steps of ⌊HW/20⌋ do not reach.
 """
 
 from typing import Literal
@@ -10,10 +10,32 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import conv1d, pad
 
-from equicam.evaluate.batch import Predict, target_probability
-from equicam.evaluate.blur import gaussian
+from equicam.evaluate.batch import Predict
+from equicam.evaluate.equivariance import target_probability
 from equicam.readers.forward import views_that_fit
+
+
+def gaussian(
+    x: Float[Tensor, "*n H W"], sigma: int | float, *, reach: int | None = None
+) -> Float[Tensor, "*n H W"]:
+    """Blur with reflected edges; the kernel ends `reach` pixels from its centre (default: 4σ)."""
+    radius = round(4 * sigma) if reach is None else reach
+    columns, rows = (_blur_matrix(length, sigma, radius, x) for length in x.shape[-2:])
+    return columns.mT @ x @ rows
+
+
+def _blur_matrix(length: int, sigma: int | float, radius: int, like: Tensor) -> Float[Tensor, "i j"]:
+    """Row i: a line that is 1 at pixel i and 0 elsewhere, blurred. A product with it is many times faster than a convolution."""
+    reflected = min(radius, length - 1)  # a reflection cannot be longer than the image
+    steps = torch.arange(-reflected, reflected + 1, dtype=like.dtype, device=like.device)
+    kernel = torch.exp(-(steps**2) / (2 * sigma**2))
+    lines = torch.eye(length, dtype=like.dtype, device=like.device)[:, None]
+    return conv1d(pad(lines, (reflected, reflected), mode="reflect"), (kernel / kernel.sum())[None, None])[
+        :, 0
+    ]
+
 
 STEPS = 20
 
@@ -36,11 +58,11 @@ def curve(
     target: Int[Tensor, " b"],
     kind: Literal["insertion", "deletion"],
     *,
-    as_published: bool = False,
+    whole_pixels: bool = False,
 ) -> Float[Tensor, "b s"]:
-    """p_c after 0, 1, … 20 steps."""
+    """p_c after 0, 1, … 20 steps; `whole_pixels`: of ⌊HW/20⌋ pixels each."""
     pixels = maps[0].numel()
-    counts = [s * (pixels // STEPS) if as_published else round(s * pixels / STEPS) for s in range(STEPS + 1)]
+    counts = [s * (pixels // STEPS) if whole_pixels else round(s * pixels / STEPS) for s in range(STEPS + 1)]
     rank, blurred = pixel_ranks(maps), blur_out(x)
     before, after = (blurred, x) if kind == "insertion" else (x, blurred)
     found = torch.empty((len(x), len(counts)), dtype=x.dtype, device=x.device)
@@ -54,6 +76,6 @@ def curve(
     return found
 
 
-def area(values: Float[Tensor, "b s"], *, as_published: bool = False) -> Float[Tensor, " b"]:
-    """Area under the curve by trapezoids of width 1/20; `as_published`: 1/21."""
-    return torch.trapezoid(values, dim=1) / (STEPS + 1 if as_published else STEPS)
+def area(values: Float[Tensor, "b s"], divisor: int = STEPS) -> Float[Tensor, " b"]:
+    """Area under the curve by trapezoids of width 1/divisor."""
+    return torch.trapezoid(values, dim=1) / divisor

@@ -99,7 +99,7 @@ def make_sample(
             else find_items(images, split=split, group_by=group_by)
         )
         names = tuple(sorted({i.label for i in found if isinstance(i.label, str)}))
-        return Sample(sample_by_class(found, n), load_file, names)
+        return Sample(_take(found, n), load_file, names)
     for option, value in (("split", split), ("group_by", group_by)):
         if value is not None:
             raise EquicamError(
@@ -113,7 +113,7 @@ def make_sample(
         batch = as_batch(model, images)
         if unscaled(batch, model.mean, model.std):
             raise not_scaled()
-        items = sample_by_class(_numbered_items(len(batch)), n)
+        items = _take(_numbered_items(len(batch)), n)
         return Sample(items, lambda item: (batch[item.index or 0], GroundTruth()), in_memory=batch)
     refuse_in_memory(images, "images")
     given = [images] if isinstance(images, Image.Image) else as_list(images)
@@ -121,14 +121,14 @@ def make_sample(
     if paths and len(paths) == len(given):
         items = [Item(id=valid_utf8(str(p)), path=as_path(p)) for p in paths]
         refuse_duplicates("images", [item.id for item in items])
-        return Sample(sample_by_class(items, n), load_file)
+        return Sample(_take(items, n), load_file)
     if not given or not all(isinstance(p, Image.Image) for p in given):
         kinds = sorted({type(p).__name__ for p in given}) or "nothing"
         raise EquicamError(
             "images", needs="a folder, a manifest, PIL images, paths, items or a batch", got=kinds, fix='"folder/"',
         )  # fmt: skip
     return Sample(
-        sample_by_class(_numbered_items(len(given)), n),
+        _take(_numbered_items(len(given)), n),
         lambda item: (preprocess_pixels(model, given[item.index or 0], context), GroundTruth()),
         in_memory=[to_rgb(image) for image in given],
     )
@@ -185,6 +185,12 @@ def refuse_duplicates(what: str, given: Sequence[Any]) -> None:
     twice = [one for i, one in enumerate(given) if one in given[:i]]
     if twice:
         raise EquicamError(what, needs="each one once", got=f"{twice[0]!r} twice", fix="leaving one out")
+
+
+def _take(items: Sequence[Item], n: int | None) -> list[Item]:
+    """A sample spread over classes, in the caller's order."""
+    taken = {item.id for item in sample_by_class(items, n)}
+    return [item for item in items if item.id in taken]
 
 
 def _numbered_items(count: int) -> list[Item]:

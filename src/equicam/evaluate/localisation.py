@@ -13,7 +13,7 @@ from torch import Tensor
 from equicam.core.transforms import Transform
 from equicam.core.views import transform_all
 from equicam.evaluate.batch import EvaluatedBatch
-from equicam.evaluate.reasons import ReasonCode
+from equicam.evaluate.rows import ReasonCode
 from equicam.evaluate.table import MetricRows
 
 Box = tuple[float, float, float, float]

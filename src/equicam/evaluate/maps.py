@@ -6,14 +6,17 @@ Methods with the same reader share its views: the network runs once for each ima
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from equicam.core.chain import Combine, grad_cam_rectified
+from equicam.core.fusion import FusedMap, fuse
 from equicam.core.transforms import Transform
-from equicam.core.views import Views, Window, crop_centre, transform_all
+from equicam.core.uncertainty import Region, correlate_views, peum
+from equicam.core.views import Fill, Views, Window, crop_centre, select, transform_all
 from equicam.errors import EquicamError
 from equicam.evaluate.batch import EvaluatedBatch, GroundTruth, MethodMaps, Predictions
 from equicam.evaluate.controls import (
@@ -24,7 +27,7 @@ from equicam.evaluate.controls import (
     times_coverage,
     without_float16,
 )
-from equicam.evaluate.fused_methods import KeptTensors, fuse_methods, trace_of, views_read
+from equicam.evaluate.equivariance import LayerTrace
 from equicam.evaluate.similarity import size_of
 from equicam.evaluate.spec import COVERAGE_VIEWS, IMAGES_PER_SHARD, Condition, EvaluationSpec, MapSpec
 from equicam.methods import Method
@@ -35,6 +38,79 @@ from equicam.readers.model import Model
 from equicam.readers.reading import Reader
 from equicam.runtime.executor import Executor
 from equicam.runtime.pending import Tensors
+from equicam.runtime.view_reader import ViewReader
+
+
+@dataclass(frozen=True)
+class KeptTensors:
+    """Which tensors metrics need in addition to the maps."""
+
+    trace: bool  # activations and gradients of methods of one view
+    uncertainty: bool  # PEUM, disagreement and stability of methods of several views
+    views_compared: int | None  # by disagreement: the first ones; None: all
+    region: Region  # of disagreement
+
+
+def views_read(methods: Mapping[str, Method]) -> int:
+    """The views of an image in one call."""
+    return len(_union(methods))
+
+
+def fuse_methods(
+    reader: ViewReader,
+    x: Float[Tensor, "b c H W"],
+    target: Int[Tensor, " b"] | None,
+    *,
+    methods: Mapping[str, Method],
+    fills: Mapping[str, Fill],
+    kept: KeptTensors,
+) -> Tensors:
+    """Every method's tensors as `METHOD.NAME`, and the probabilities of the presented view."""
+    readings = reader.read(x, _union(methods), target)
+    found: Tensors = {"target": readings.target}
+    if readings.probabilities is not None:
+        found["probabilities"] = readings.probabilities
+    for name, method in methods.items():
+        fused = fuse(readings, method.combine, method.fusion, fills[name])
+        tensors = _measure(fused, method=method, kept=kept)
+        found |= {f"{name}.{key}": tensor for key, tensor in tensors.items()}
+    return found
+
+
+def trace_of(found: Tensors, name: str) -> tuple[LayerTrace, Combine | None]:
+    """A method's trace, and the combine that replaced its own, if one did."""
+    trace = LayerTrace(*(found[f"{name}.{key}"] for key in ("activations", "gradients", "logits")))
+    return trace, grad_cam_rectified if found[f"{name}.rectified"].any() else None
+
+
+def _measure(fused: FusedMap, *, method: Method, kept: KeptTensors) -> Tensors:
+    readings, order = fused.readings, fused.order
+    found = {"map": fused.map}
+    if not method.stretched:
+        found["raw"] = fused.raw
+    if kept.uncertainty and len(order) > 1:
+        maps = select(fused.aligned_maps, order[: kept.views_compared])
+        found["peum"] = peum(fused.aligned_maps, fused.alignment)
+        radius = fused.views.radius
+        found["disagreement"] = correlate_views(maps, kept.region, radius).disagreement
+        found["stability"] = correlate_views(fused.maps_in_presented_frame, radius=radius).stability
+    if kept.trace and len(order) == 1 and readings.stage == "features" and readings.logits is not None:
+        activations, gradients = (value[0] for value in readings.values)
+        rectified = torch.full_like(readings.target, fused.combine is grad_cam_rectified, dtype=torch.bool)
+        found |= {
+            "activations": activations,
+            "gradients": gradients,
+            "logits": readings.logits,
+            "rectified": rectified,
+        }
+    return found
+
+
+def _union(methods: Mapping[str, Method]) -> Views:
+    """The views of all methods once, the presented view first."""
+    each = [method.fusion.views.presented_first()[0] for method in methods.values()]
+    return reduce(Views.union, each, Views((0.0,)))
+
 
 Done = Callable[[float], None]
 """Receives the share of the work finished since its last call."""
@@ -120,7 +196,7 @@ class MapComputer:
             fill="zeros"
             if self.spec.fill == "zeros"
             else "reflect",  # of rotated maps; other fills are of views
-            as_published=self.spec.recipe.as_published,
+            protocol=self.spec.protocol,
             seed=seed,
         )
         return batch, checks
@@ -155,7 +231,8 @@ class MapComputer:
         kept = KeptTensors(
             trace=self.spec.needs_traces,
             uncertainty=self.spec.needs_views,
-            as_published=self.spec.recipe.as_published,
+            views_compared=self.spec.protocol.views_compared,
+            region=self.spec.protocol.region,
         )
         calls = [self._start(executor, x, methods, None, kept, self._window(Transform()))]
         done(1 / (1 + len(presentations)))

@@ -1,30 +1,62 @@
 """Every metric by name: what it measures, and the rows it makes of an evaluated batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
+from equicam.core.transforms import Element
 from equicam.core.uncertainty import REGIONS, Region
 from equicam.core.views import Views, transform_all
-from equicam.evaluate import causal, faithfulness, uncertainty
+from equicam.evaluate import causal, faithfulness
 from equicam.evaluate.batch import EvaluatedBatch, Predictions
 from equicam.evaluate.controls import item_seed
 from equicam.evaluate.equivariance import (
+    WITHOUT_GRID,
     Eq,
     compare,
     confidence_kept,
     consistent,
     mean_where,
+    stages,
+    target_probability,
     weighted_mean,
 )
 from equicam.evaluate.localisation import box_rows, energy_rows
-from equicam.evaluate.reasons import ReasonCode
-from equicam.evaluate.similarity import region_mask, size_of
-from equicam.evaluate.stages import WITHOUT_GRID, stages
+from equicam.evaluate.rows import ReasonCode
+from equicam.evaluate.similarity import region_mask, size_of, spearman
 from equicam.evaluate.table import MetricRows
+
+
+def flip_rate(
+    probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"], *, multilabel: bool = False
+) -> Float[Tensor, " b"]:
+    """Share of the presentations whose prediction is not the presented one's, the first of `probs`."""
+    return (~consistent(probs, target, multilabel=multilabel)).double().mean(0)
+
+
+def confidence_drop(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+    """Mean over the presentations of 1 − p_c(T x) / p_c(x)."""
+    of_target = target_probability(probs, target).double()
+    return (1 - of_target[1:] / of_target[0]).mean(0)
+
+
+def calibration(
+    peum: Float[Tensor, "b H W"],
+    maps: Float[Tensor, "v b H W"],
+    presentations: Sequence[Element],
+    region: Region,
+) -> Float[Tensor, " b"]:
+    """Spearman over pixels of PEUM with the mean squared drift, both in the presented frame; NaN where either is flat."""
+    views = Views(presentations)
+    drift = ((views.align(maps[1:], "reflect") - maps[0]) ** 2).mean(0)
+    pairs = zip(peum, drift, strict=True)
+    found = torch.stack([spearman(p[None], d[None], region, views.radius)[0, 0] for p, d in pairs])
+    return torch.where(found == 0, torch.nan, found)
 
 
 @dataclass(frozen=True)
@@ -54,8 +86,8 @@ def prediction_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
         for text in missing
     )
     yield from _confidence(None, batch.predictions, batch)
-    yield MetricRows("flip-rate", None, uncertainty.flip_rate(probs, target, multilabel=multilabel))
-    yield MetricRows("confidence-drop", None, uncertainty.confidence_drop(probs, target))
+    yield MetricRows("flip-rate", None, flip_rate(probs, target, multilabel=multilabel))
+    yield MetricRows("confidence-drop", None, confidence_drop(probs, target))
     yield MetricRows("misclassified", None, wrong, reasons=reasons)
     for method, own in batch.methods.items():
         if own.predictions is not batch.predictions:  # another network or other images
@@ -64,7 +96,7 @@ def prediction_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
 
 def _confidence(method: str | None, predictions: Predictions, batch: EvaluatedBatch) -> Iterator[MetricRows]:
     probs, target, of_target = predictions.probs, predictions.target, predictions.of_target
-    kept = confidence_kept(probs, target, as_published=batch.as_published)
+    kept = confidence_kept(probs, target, of_any_class=batch.protocol.kept_is_of_any_class)
     yield MetricRows("presented-confidence", method, of_target[0])
     yield MetricRows("confidence", method, of_target[1:], presentations=batch.presentations)
     yield MetricRows("confidence-kept", method, kept, presentations=batch.presentations)
@@ -108,7 +140,9 @@ def _eq_consistent(batch: EvaluatedBatch) -> Iterator[MetricRows]:
 def _eq_weighted(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, region, eq in _each_eq(batch):
         predictions = batch.methods[method].predictions
-        kept = confidence_kept(predictions.probs, predictions.target, as_published=batch.as_published)
+        kept = confidence_kept(
+            predictions.probs, predictions.target, of_any_class=batch.protocol.kept_is_of_any_class
+        )
         value, floor = (weighted_mean(v, kept.double()) for v in (eq.value, eq.floor))
         reasons = ((ReasonCode.CONSTANT_AT_SOME_ANGLE, eq.constant.any(0)),)
         yield MetricRows("eq-weighted", method, value, floor, region, reasons=reasons)
@@ -121,7 +155,7 @@ def _stages(batch: EvaluatedBatch) -> Iterator[MetricRows]:
         by_stage = stages(
             own.traces[0], own.traces[1:], batch.presentations, own.combine,
             target=own.predictions.target, size=size_of(batch.x),
-            region=batch.region, fill=batch.fill, as_published=batch.as_published, unrelated=batch.unrelated,
+            region=batch.region, fill=batch.fill, rectify_last=batch.protocol.reference_is_rectified_last, unrelated=batch.unrelated,
         )  # fmt: skip
         for stage, eq in by_stage.items():
             undefined = torch.full_like(eq.value, eq.reason is not None, dtype=torch.bool)
@@ -140,9 +174,14 @@ def _curve(batch: EvaluatedBatch, *, kind: Literal["insertion", "deletion"]) -> 
     target = batch.predictions.target
     for method, own in batch.methods.items():
         values = faithfulness.curve(
-            batch.predict, batch.x, own.maps[0], target, kind, as_published=batch.as_published
+            batch.predict,
+            batch.x,
+            own.maps[0],
+            target,
+            kind,
+            whole_pixels=batch.protocol.whole_pixels_per_step,
         )
-        yield MetricRows(kind, method, faithfulness.area(values, as_published=batch.as_published))
+        yield MetricRows(kind, method, faithfulness.area(values, batch.protocol.curve_divisor))
 
 
 def _causal(batch: EvaluatedBatch) -> Iterator[MetricRows]:
@@ -150,7 +189,8 @@ def _causal(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, own in batch.methods.items():
         drops = causal.occlusion(
             batch.predict, batch.x, own.maps, batch.presentations, batch.predictions.target,
-            seeds=seeds, as_published=batch.as_published, unrelated=batch.unrelated,
+            seeds=seeds, region=batch.region, fill=batch.protocol.causal_fill, soft_masks=batch.protocol.soft_masks,
+            controls=batch.protocol.causal_controls, unrelated=batch.unrelated,
         )  # fmt: skip
         for region in drops.presented:
             for name, lost in (
@@ -187,7 +227,7 @@ def _stability(batch: EvaluatedBatch) -> Iterator[MetricRows]:
 def _calibration(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, own in batch.methods.items():
         if own.peum is not None:
-            value = uncertainty.calibration(own.peum, own.maps, batch.presentations, batch.region)
+            value = calibration(own.peum, own.maps, batch.presentations, batch.region)
             reasons = ((ReasonCode.FLAT, value.isnan()),)
             yield MetricRows("calibration", method, value, None, batch.region, reasons=reasons)
 

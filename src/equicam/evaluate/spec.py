@@ -15,6 +15,7 @@ from equicam.core.views import Fill, Views
 from equicam.errors import EquicamError
 from equicam.evaluate.controls import CONTROLS, blur_maps
 from equicam.methods import METHODS, Method, resolve, resolve_fill
+from equicam.protocol import Protocol, find_protocol
 from equicam.readers.reading import external
 from equicam.recipe import Recipe
 
@@ -77,6 +78,11 @@ class EvaluationSpec:
     label_names: tuple[str, ...] = ()  # the labels of the whole source, where they are words
     max_views_per_forward: int | None = None
     group: str = "rotation"  # of the presentations
+
+    @property
+    def protocol(self) -> Protocol:
+        """In what ours and the paper's differ."""
+        return find_protocol(self.recipe.protocol)
 
     @property
     def fill(self) -> Fill:

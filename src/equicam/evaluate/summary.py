@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
 from equicam.evaluate import statistics
-from equicam.evaluate.reasons import ReasonCode
-from equicam.evaluate.selection import MetricColumn, equals, pick, pick_prediction
-from equicam.evaluate.statistics import Comparison, Correlation, Estimate, HeldOut
+from equicam.evaluate.rows import MetricColumn, ReasonCode, equals, pick, pick_prediction
+from equicam.evaluate.statistics import Column, Comparison, Correlation, Estimate, Floats, HeldOut, Ids
 
 __all__ = [
     "by_angle", "by_confidence", "conditional", "contrast", "count_groups", "drift_and_confidence", "groups_remark", "mean_of", "occlusion_effects", "pick",
@@ -141,11 +140,12 @@ def conditional(table: pa.Table, method: str, *, region: str = "disc") -> Condit
         for name in ("consistent", "confidence-kept")
     )
     kept = is_consistent == 1
+    pooled = partial(statistics.bootstrap, cluster=eq.ids, group=eq.group)
     return ConditionalEq(
         mean_of(eq),
         mean_of(eq, kept),
-        statistics.pooled_mean(eq.value, weights=weight, cluster=eq.ids, group=eq.group),
-        statistics.pooled_mean(is_consistent, cluster=eq.ids, group=eq.group),
+        pooled(statistics.weighted_mean, eq.value, weight),
+        pooled(statistics.mean, is_consistent),
     )
 
 
@@ -155,7 +155,26 @@ def by_confidence(
     """Eq by the probability of the class in the presented image."""
     eq = pick(table, "eq", method, region)
     confidence = pick_prediction(table, "presented-confidence", method).by_id(eq.ids)
-    return statistics.means_by_bin(eq.value, confidence, edges=edges, cluster=eq.ids, group=eq.group)
+    return means_by_bin(eq.value, confidence, edges=edges, cluster=eq.ids, group=eq.group)
+
+
+def means_by_bin(
+    values: Column,
+    by: Column,
+    *,
+    edges: Sequence[int | float] | Floats,
+    cluster: Ids | None = None,
+    group: Ids | None = None,
+) -> list[tuple[str, Estimate]]:
+    """Mean of values by bins of `by`: [e0, e1), …, the last closed; rows outside the edges are in none."""
+    if len(edges) < 2 or not (np.diff(edges) > 0).all():
+        raise EquicamError("edges", needs="two or more rising numbers", got=list(edges), fix="[0, 0.5, 1]")
+    bins = np.digitize(by, edges) - (by == edges[-1])  # 1 is the first; NaN lands behind the last
+    inside = [np.where(bins == i, values, np.nan) for i in range(1, len(edges))]
+    return [
+        (f"{low:g}–{high:g}", statistics.bootstrap(statistics.mean, some, cluster=cluster, group=group))
+        for (low, high), some in zip(itertools.pairwise(edges), inside, strict=True)
+    ]
 
 
 def drift_and_confidence(
@@ -261,9 +280,7 @@ def signals(
         if peum is None:
             peum = signal
         else:
-            behind = statistics.paired_difference(
-                statistics.pearson_r, badness, peum, signal, group=eq.group, resamples=resamples
-            )
+            behind = boot(statistics.Gap(statistics.pearson_r), badness, peum, signal)
         found.append(
             SignalSummary(
                 name,

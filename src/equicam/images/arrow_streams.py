@@ -37,7 +37,7 @@ class Stream:
 
 def read_image_bytes(path: Path, index: int) -> bytes:
     """The encoded image in a row; a path in the file is never followed."""
-    what, image, stream = f"row {index} of {str(path)!r}", image_column(path), _open(path)
+    what, image, stream = f"row {index} of {str(path)!r}", _image_column(path), _open(path)
     number = bisect_right(stream.ends, index)
     if number == len(stream.batches):
         raise invalid(path, f"a row {index}", "fewer")
@@ -53,7 +53,7 @@ def read_image_bytes(path: Path, index: int) -> bytes:
     return data
 
 
-def image_column(path: Path) -> str:
+def _image_column(path: Path) -> str:
     """The column with bytes and path of images; of several, the one named "image"."""
     found = _open(path).image_columns
     if len(found) != 1 and "image" not in found:
@@ -66,7 +66,7 @@ def image_column(path: Path) -> str:
 
 def read_labels(path: Path, name: str) -> list[int | str | None]:
     """The numbers or texts of a column, one for each image; None for all where the column is missing or another kind."""
-    stream, image, found = _open(path), image_column(path), list[int | str | None]()
+    stream, image, found = _open(path), _image_column(path), list[int | str | None]()
     for batch in stream.batches:
         rows = len(_column(path, batch, image))  # as many as there are, whatever the header claims
         found += _column(path, batch, name).to_pylist() if name in stream.label_columns else [None] * rows

@@ -127,7 +127,7 @@ def upright(image: Image.Image, *, ours: bool = False) -> UprightImage:
         remaining = _in_range(image.getexif().get(ORIENTATION, 1))
     else:
         image.load()
-        orientation = remaining = stored_orientation(image.info)
+        orientation = remaining = _stored_orientation(image.info)
     if remaining in _TRANSPOSE:
         image = image.transpose(_TRANSPOSE[remaining])
     rgb = _rgb(image)
@@ -153,7 +153,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def stored_orientation(info: Mapping[Any, Any]) -> int | None:
+def _stored_orientation(info: Mapping[Any, Any]) -> int | None:
     """The orientation (1 to 8) in the EXIF or XMP that Pillow found in a file; None where it cannot be read.
 
     Pillow's own reader fails on damage in any tag, and takes an image for upright where the tag is cut off.

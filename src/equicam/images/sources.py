@@ -130,13 +130,13 @@ def _in_file(path: AnyPath, split: str | None, group_by: str | None, tick: Tick)
     suffix = path.suffix.lower()
     if suffix in (".csv", ".parquet"):
         return read_manifest(path, split=split, group_by=group_by, tick=tick)
-    if not has_image_suffix(path.name) and not (isinstance(path, Path) and is_dicom_file(path)):
+    if not _has_image_suffix(path.name) and not (isinstance(path, Path) and is_dicom_file(path)):
         raise EquicamError(
             f"source {str(path)!r}", needs=f"an image ({' '.join(SUFFIXES)}) or a list (.csv .parquet)",
             got=f"a file {suffix or 'without suffix'}", fix="a folder, or a list of the images",
         )  # fmt: skip
     _refuse_split(path, split)
-    return Items.of([make_item((path.name,), path)])
+    return Items.of([_make_item((path.name,), path)])
 
 
 def _by_frame(items: Items, tick: Tick) -> Items:
@@ -179,7 +179,7 @@ def _matching(pattern: AnyPath, split: str | None) -> Items:
     depth = None if "**" in wanted else len(wanted)
     skipped: list[PathParts] = []
     images = list_images(root, skipped, depth=depth) if root.is_dir() else []
-    found = Items.of(make_item(names, path) for names, path in images if _matches(names, wanted))
+    found = Items.of(_make_item(names, path) for names, path in images if _matches(names, wanted))
     if not found:
         raise EquicamError(
             f"pattern {str(pattern)!r}", needs=f"images ({' '.join(SUFFIXES)}) that match it",
@@ -215,7 +215,7 @@ PathParts = tuple[str, ...]
 _log = logging.getLogger(__name__)
 
 
-def has_image_suffix(name: str) -> bool:
+def _has_image_suffix(name: str) -> bool:
     """Whether a file name has the suffix of an image; the content is checked when the file is opened."""
     return _suffix(name) in SUFFIXES
 
@@ -225,7 +225,7 @@ def list_items(root: AnyPath) -> Items:
     skipped: list[PathParts] = []
     if isinstance(root, RemotePath):
         found = Items.of(
-            make_item(parts, path, label=_escape(parts[0]) if len(parts) > 1 else None)
+            _make_item(parts, path, label=_escape(parts[0]) if len(parts) > 1 else None)
             for parts, path in list_images(root, skipped)
         )
     else:
@@ -262,7 +262,7 @@ def list_images(
     found: list[tuple[PathParts, AnyPath]] = []
     for parts, path in root.list_files():
         if depth is None or len(parts) <= depth:
-            if has_image_suffix(parts[-1]) and not is_hidden(parts):
+            if _has_image_suffix(parts[-1]) and not is_hidden(parts):
                 found.append((parts, path))
             else:
                 skipped.append(parts)
@@ -285,10 +285,10 @@ def report_skipped(source: AnyPath, skipped: Sequence[PathParts]) -> None:
 
 def item_at(root: Path, parts: PathParts, *, label: int | str | None = None) -> Item:
     """The item of an image at a path below a folder."""
-    return make_item(parts, root.joinpath(*parts), label=label)
+    return _make_item(parts, root.joinpath(*parts), label=label)
 
 
-def make_item(parts: PathParts, path: AnyPath, *, label: int | str | None = None) -> Item:
+def _make_item(parts: PathParts, path: AnyPath, *, label: int | str | None = None) -> Item:
     """The item of an image file; different relative paths give different ids."""
     return Item(_escape("/".join(parts)), path, label)
 

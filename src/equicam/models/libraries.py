@@ -145,7 +145,7 @@ EMBEDDED_WEIGHTS = Path(__file__).with_name("embedded.safetensors")
 
 
 class EmbeddedNet(nn.Module):
-    """A small residual network for the synthetic patches of `equicam.images.synthetic`, for demonstrations and tests.
+    """A small residual network for the synthetic patches of `scripts/synthetic.py`, for demonstrations and tests.
 
     `scripts/embedded_model.py` trains it on synthetic images alone: it is not for clinical use.
     """

@@ -227,11 +227,11 @@ def plain_crs(crs: str, what: str) -> str:
     """A coordinate system as a code or as WKT; one that names files or addresses is refused, because GDAL would open them."""
     if len(crs) > MAX_CRS or not _CRS.match(crs):
         raise _bad_crs(crs, what)
-    refuse_crs_files(crs, what)
+    _refuse_crs_files(crs, what)
     return crs
 
 
-def refuse_crs_files(text: str, what: str) -> None:
+def _refuse_crs_files(text: str, what: str) -> None:
     """Refuse what a file says of its coordinates if that names files: PROJ opens grids even where nothing is transformed."""
     if _CRS_FILES.search(text):
         raise _bad_crs(text, what)
@@ -343,7 +343,7 @@ def _key(path: Path, stat: os.stat_result) -> tuple[object, ...]:
 def _open(path: Path, head: bytes, what: str) -> Raster:
     """One reader for each content; a file is never given to another because the right one is not installed."""
     if _is_jpeg2000(head):
-        refuse_crs_files(_geo_boxes(path), what)
+        _refuse_crs_files(_geo_boxes(path), what)
         return _open_map(path, what, jpeg2000=True)
     is_dicom = head[128:132] == b"DICM"
     if not is_tiff(head) or is_dicom:
@@ -356,7 +356,7 @@ def _open(path: Path, head: bytes, what: str) -> Raster:
         return _open_slide(path, what)
     pages = _pages(path)
     for page in pages:
-        refuse_crs_files(page.crs_text, what)
+        _refuse_crs_files(page.crs_text, what)
     first = pages[0]
     if first.is_ome:
         return _open_slide(path, what, pages)

@@ -183,7 +183,7 @@ def _places(
     background, without data, outside the regions.
     """
     info = raster.info
-    scale = pixels_per_pixel(raster, tiling, str(path))
+    scale = _pixels_per_pixel(raster, tiling, str(path))
     side, step = tiling.tile * scale, tiling.step * scale
     columns, rows = (_starts(length, side, step) for length in (info.width, info.height))
     if not columns or not rows:
@@ -223,7 +223,7 @@ def _places(
     return places, side, (background, nodata, outside)
 
 
-def pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
+def _pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
     """Pixels of level 0 for one of the model's."""
     wanted, stored = tiling.input.mpp, tiling.mpp_is or raster.info.mpp
     if wanted is None:

@@ -67,7 +67,8 @@ def read_external(
     fn: Any, _network: None, x: Float[Tensor, "n c H W"], _forward: None, targets: Targets
 ) -> Reading:
     """The explainer's own maps, signed values included: [n, h, w], or [n, c, h, w] summed over channels."""
-    found: Any = as_explainer(fn)(x, targets.classes)
+    with torch.enable_grad():  # explainers may differentiate, whatever the caller computes in
+        found: Any = as_explainer(fn)(x, targets.classes)
     found = getattr(found, "map", found)  # an Explanation of ours
     if not isinstance(found, Tensor) or found.ndim not in (3, 4) or len(found) != len(x):
         got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
@@ -107,16 +108,14 @@ def as_explainer(found: Any) -> Explainer:
 
 
 def _captum(attribution: Any, x: Tensor, target: Tensor) -> Tensor:
-    with torch.enable_grad():
-        found: Tensor = attribution.attribute(x, target=target)
+    found: Tensor = attribution.attribute(x, target=target)
     return found
 
 
 def _pytorch_grad_cam(cam: Any, x: Tensor, target: Tensor) -> Tensor:
     # its targets are callables that pick a number from one row of the output
     picks = [partial(_pick, int(c)) for c in target]
-    with torch.enable_grad():
-        return torch.as_tensor(cam(x, targets=picks))
+    return torch.as_tensor(cam(x, targets=picks))
 
 
 def _pick(index: int, output: Tensor) -> Tensor:
@@ -124,6 +123,5 @@ def _pick(index: int, output: Tensor) -> Tensor:
 
 
 def _torchcam(extractor: Any, x: Tensor, target: Tensor) -> Tensor:
-    with torch.enable_grad():
-        found: Tensor = extractor(target.tolist(), extractor.model(x))[0]
+    found: Tensor = extractor(target.tolist(), extractor.model(x))[0]
     return found

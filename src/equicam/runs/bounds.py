@@ -1,4 +1,10 @@
-"""What a review may state when it stops: how many of the maps that nobody opened can be wrong at most.
+"""What verdicts add up to: do reviewers agree, does the queue find more than chance would, what may be stated at the end.
+
+A hit is a map that a reviewer rejects: a shortcut or artefact, or the wrong region. The majority of its reviewers decides
+an image; if they are even, or all request a second reviewer, it is open and counts in no rate. Names that shared a
+browser are one reviewer, whose first verdict on an image is the earliest under any of them.
+
+The bound says how many of the maps that nobody opened can be wrong at most.
 
 The control arm is a random sample of the images outside the queue. With k wrong maps among the n reviewed ones of N
 images outside it, b is the Clopper–Pearson bound of their share: P(at most k of n | b) = 1 − confidence. At most
@@ -12,16 +18,176 @@ verdict are a random sample too, unless some had theirs before this queue was ma
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from equicam.evaluate.statistics import upper_bound
-from equicam.runs.review_statistics import HITS, arms_now, first_verdicts
-from equicam.runs.verdicts import ReviewLog
+from equicam.evaluate import statistics
+from equicam.evaluate.statistics import Estimate, upper_bound
+from equicam.runs.verdicts import VERDICTS, ReviewLog, Verdict
 from equicam.shards import json_ready
+
+HITS = {"shortcut", "wrong-region"}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How often a map was rejected, in the queue and in the control arm."""
+
+    queue: Estimate
+    control: Estimate
+    difference: Estimate
+    open: int  # images reviewed but not decided
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two reviewers on the images both reviewed, by the first verdict of each."""
+
+    reviewers: tuple[str, str]
+    agreement: Estimate  # share with the same verdict
+    kappa: Estimate
+
+
+@dataclass(frozen=True)
+class ReviewSummary:
+    """Counts and rates over all verdicts of a run."""
+
+    counts: dict[str, dict[str, int]]  # standing verdicts by arm
+    reviewers: dict[str, int]  # images by reviewer; several names of one are joined by " = "
+    reviewed: int
+    reviewed_twice: int  # images with two reviewers or more
+    changed: int  # verdicts that replaced another
+    unblinded: int  # first verdicts that were not blind
+    first: Rates  # of first verdicts
+    standing: Rates
+    pairs: tuple[Pair, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, null where undefined."""
+        found: dict[str, Any] = json_ready(asdict(self))
+        return found
+
+
+def arms_now(queue: pa.Table) -> dict[str, str]:
+    """The arm of every image; a control that an extended queue has reached is of the queue."""
+    arms = dict(zip(queue["id"].to_pylist(), queue["arm"].to_pylist(), strict=True))
+    rest = dict(zip(arms, queue["represents_rest"].to_pylist(), strict=True))
+    return {name: "control" if arm == "control" and rest[name] else "queue" for name, arm in arms.items()}
+
+
+def summarise_reviews(review_log: ReviewLog, arms: Mapping[str, str]) -> ReviewSummary | None:
+    """The verdicts on the images of these arms; None if there are none."""
+    given = _by_person(review_log, arms)
+    if not given:
+        return None
+    last = {(v.item, v.reviewer): v for v in given}
+    first = {(v.item, v.reviewer): v for v in reversed(given)}
+    counts = {arm: dict.fromkeys(VERDICTS, 0) for arm in ("queue", "control")}
+    for v in last.values():
+        counts[arms[v.item]][v.verdict] += 1
+    reviewers: dict[str, int] = {}
+    for _, reviewer in last:
+        reviewers[reviewer] = reviewers.get(reviewer, 0) + 1
+    by_item = _by_item(last.values())
+    return ReviewSummary(
+        counts=counts,
+        reviewers=dict(sorted(reviewers.items())),
+        reviewed=len(by_item),
+        reviewed_twice=sum(len(some) > 1 for some in by_item.values()),
+        changed=sum(v.changes is not None for v in given),
+        unblinded=sum(not v.blind for v in first.values()),
+        first=_rates(_by_item(first.values()), arms),
+        standing=_rates(by_item, arms),
+        pairs=tuple(_pair(a, b, first) for a, b in combinations(sorted(reviewers), 2) if _both(a, b, first)),
+    )
+
+
+def _first_verdicts(review_log: ReviewLog) -> dict[str, list[str]]:
+    """The first verdict of each reviewer on each image that has one."""
+    given = _by_person(review_log, {v.item for v in review_log.verdicts()})
+    return _by_item({(v.item, v.reviewer): v for v in reversed(given)}.values())
+
+
+def _by_person(review_log: ReviewLog, images: Container[str]) -> list[Verdict]:
+    """Verdicts in the order they were given; names that shared a browser are joined."""
+    given = [v for v in review_log.verdicts() if v.item in images]
+    person = {name: " = ".join(sorted(review_log.same_person(name))) for name in {v.reviewer for v in given}}
+    return [replace(v, reviewer=person[v.reviewer]) for v in given]
+
+
+def majority(verdicts: Iterable[str]) -> bool | None:
+    """Whether most of its reviewers call it a hit; None: open."""
+    votes = [v in HITS for v in verdicts if v != "second-reviewer"]
+    hits = sum(votes)
+    return None if 2 * hits == len(votes) else 2 * hits > len(votes)
+
+
+def _by_item(verdicts: Iterable[Verdict]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for v in verdicts:
+        found.setdefault(v.item, []).append(v.verdict)
+    return found
+
+
+def _rates(by_item: Mapping[str, list[str]], arms: Mapping[str, str]) -> Rates:
+    decided = {item: majority(verdicts) for item, verdicts in by_item.items()}
+    found = {
+        arm: statistics.proportion(
+            sum(hit is True and arms[item] == arm for item, hit in decided.items()),
+            sum(hit is not None and arms[item] == arm for item, hit in decided.items()),
+        )
+        for arm in ("queue", "control")
+    }
+    difference = statistics.difference(found["queue"], found["control"])
+    still_open = sum(hit is None for hit in decided.values())
+    return Rates(
+        found["queue"],
+        found["control"],
+        difference,
+        still_open,
+        _rates_sentence(found["queue"], found["control"], difference, still_open),
+    )
+
+
+def _rates_sentence(queue: Estimate, control: Estimate, more: Estimate, still_open: int) -> str:
+    if not queue.n and not control.n:
+        return f"no image is decided yet; {still_open} are open"
+    rates = f"{_share(queue, 'of the queue')} and {_share(control, 'chosen at random')} were rejected"
+    if not (queue.n and control.n):
+        return f"{rates}; a comparison needs both"
+    if more.low > 0:
+        means = "the queue finds more than chance would"
+    elif more.high < 0:
+        means = "the queue finds less than chance would"
+    else:
+        means = "the queue is not shown to find more than chance would"
+    difference = f"{100 * more.value:+.0f} points [{100 * more.low:+.0f}, {100 * more.high:+.0f}]"
+    return f"{rates}: {difference}, so {means}" + (f"; {still_open} are open" if still_open else "")
+
+
+def _share(e: Estimate, which: str) -> str:
+    if not e.n:
+        return f"none yet of those {which}"
+    return f"{100 * e.value:.0f} % [{100 * e.low:.0f}, {100 * e.high:.0f}] of {e.n} {which}"
+
+
+def _both(a: str, b: str, first: Mapping[tuple[str, str], Verdict]) -> list[str]:
+    return sorted(item for item, reviewer in first if reviewer == a and (item, b) in first)
+
+
+def _pair(a: str, b: str, first: Mapping[tuple[str, str], Verdict]) -> Pair:
+    codes = {name: float(i) for i, name in enumerate(VERDICTS)}
+    items = _both(a, b, first)
+    x, y = (np.array([codes[first[item, reviewer].verdict] for item in items]) for reviewer in (a, b))
+    agreement = statistics.proportion(int((x == y).sum()), len(items))
+    return Pair((a, b), agreement, statistics.bootstrap(statistics.kappa, x, y))
+
 
 CONFIDENCE = 0.95
 SHARES = (0.05, 0.02, 0.01)
@@ -40,8 +206,8 @@ class Counts:
     found: int  # wrong maps in both arms
     undecided_everywhere: int  # in both arms
     queue_left: int  # images of the queue without a verdict
-    elsewhere: int = 0  # images in neither arm that have a verdict, of an earlier queue
-    wrong_elsewhere: int = 0
+    outside_both_samples: int = 0  # images in neither arm that have a verdict, of an earlier queue
+    wrong_outside_both_samples: int = 0
     extensions: int = 0  # of the queue
     reviewed_before: int = 0  # controls that had a verdict before this queue was made
 
@@ -52,7 +218,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Remainder:
+class UnopenedBound:
     """What is left when a review stops. Shares are from 0 to 1, and None where nothing can be stated."""
 
     counts: Counts
@@ -63,7 +229,7 @@ class Remainder:
     unopened_bound: float | None  # and at most
     recall: float | None  # wrong maps found, of all wrong maps: estimated
     recall_bound: float | None  # and at least
-    more_readings: dict[
+    more_reviews: dict[
         str, int | None
     ]  # by share: further controls without a wrong map that would support it
     sentence: str
@@ -78,9 +244,9 @@ def count_verdicts(log: ReviewLog, queue: pa.Table, ok: int) -> Counts:
     """The verdicts on the rows of a triage, which ranked `ok` images."""
     arms = arms_now(queue)
     sample = {name for name, arm in arms.items() if arm == "control"}
-    every = {name: is_wrong(verdicts) for name, verdicts in first_verdicts(log).items()}
+    every = {name: is_wrong(verdicts) for name, verdicts in _first_verdicts(log).items()}
     wrong = {name: decided for name, decided in every.items() if name in arms}
-    elsewhere = [decided for name, decided in every.items() if name not in arms]
+    outside_both = [decided for name, decided in every.items() if name not in arms]
     of_sample = [decided for name, decided in wrong.items() if name in sample]
     began, extensions = _last_triage(log)
     return Counts(
@@ -92,8 +258,8 @@ def count_verdicts(log: ReviewLog, queue: pa.Table, ok: int) -> Counts:
         found=sum(decided is True for decided in every.values()),
         undecided_everywhere=sum(decided is None for decided in every.values()),
         queue_left=len(arms.keys() - sample - wrong.keys()),
-        elsewhere=len(elsewhere),
-        wrong_elsewhere=elsewhere.count(True),
+        outside_both_samples=len(outside_both),
+        wrong_outside_both_samples=outside_both.count(True),
         extensions=extensions,
         reviewed_before=len({v.item for v in log.verdicts() if v.item in sample and v.number < began}),
     )
@@ -117,16 +283,18 @@ def is_wrong(verdicts: Sequence[str]) -> bool | None:
     return False if 2 * votes.count("supports") > len(votes) else None
 
 
-def remainder(
+def bound_unopened(
     counts: Counts, *, confidence: float = CONFIDENCE, shares: Sequence[float] = SHARES
-) -> Remainder:
+) -> UnopenedBound:
     """What these verdicts support with this confidence, in one look at them."""
     c, decided = counts, counts.reviewed - counts.undecided
-    unopened = c.outside - c.reviewed - c.elsewhere
+    unopened = c.outside - c.reviewed - c.outside_both_samples
     outside_bound = unopened_share = unopened_bound = recall = recall_bound = None
     if (c.reviewed and not c.may_be_selected) or not unopened:
         outside_bound = _outside_bound(c, c.reviewed, confidence)
-        missed = max(outside_bound * c.outside - c.wrong - c.wrong_elsewhere, 0.0) if unopened else 0.0
+        missed = (
+            max(outside_bound * c.outside - c.wrong - c.wrong_outside_both_samples, 0.0) if unopened else 0.0
+        )
         unopened_bound = min(missed / unopened, 1.0) if unopened else 0.0
         wrong = c.found + c.undecided_everywhere + c.queue_left + min(missed, unopened)
         recall_bound = c.found / wrong if wrong else None
@@ -134,14 +302,14 @@ def remainder(
         unopened_share = c.wrong / decided if unopened else 0.0
         wrong = c.found + unopened_share * unopened
         recall = c.found / wrong if wrong and not c.queue_left else None
-    found = Remainder(
+    found = UnopenedBound(
         counts, confidence, unopened, outside_bound, unopened_share, unopened_bound, recall, recall_bound,
-        {f"{share:g}": more_readings(counts, share, confidence=confidence) for share in shares}, "",
+        {f"{share:g}": more_reviews(counts, share, confidence=confidence) for share in shares}, "",
     )  # fmt: skip
     return replace(found, sentence=_sentence(found))
 
 
-def more_readings(counts: Counts, share: float, *, confidence: float = CONFIDENCE) -> int | None:
+def more_reviews(counts: Counts, share: float, *, confidence: float = CONFIDENCE) -> int | None:
     """How many further controls, none of them wrong, would support that at most `share` of the unopened are; None: all.
 
     b(n) N − k ≤ share (N − n) must hold. The difference is convex in n, so the n that satisfy it are an interval.
@@ -149,8 +317,12 @@ def more_readings(counts: Counts, share: float, *, confidence: float = CONFIDENC
     c = counts
 
     def excess(n: int) -> float:
-        known = c.wrong + c.wrong_elsewhere
-        return _outside_bound(c, n, confidence) * c.outside - known - share * (c.outside - c.elsewhere - n)
+        known = c.wrong + c.wrong_outside_both_samples
+        return (
+            _outside_bound(c, n, confidence) * c.outside
+            - known
+            - share * (c.outside - c.outside_both_samples - n)
+        )
 
     if not c.outside - c.reviewed or (excess(c.reviewed) <= 0 and not c.may_be_selected):
         return 0
@@ -176,7 +348,7 @@ def _outside_bound(c: Counts, n: int, confidence: float) -> float:
     return upper_bound(c.wrong + c.undecided, n, confidence=1 - (1 - confidence) / (c.extensions + 1))
 
 
-def _sentence(r: Remainder) -> str:
+def _sentence(r: UnopenedBound) -> str:
     c = r.counts
     sentences = [_about_unopened(r)]
     undecided = (
@@ -203,7 +375,7 @@ def _sentence(r: Remainder) -> str:
     return " ".join(sentences)
 
 
-def _about_unopened(r: Remainder) -> str:
+def _about_unopened(r: UnopenedBound) -> str:
     c = r.counts
     undecided = f", counting {c.undecided:,} undecided as wrong" if c.undecided else ""
     wrong = c.wrong + c.undecided
@@ -216,7 +388,7 @@ def _about_unopened(r: Remainder) -> str:
         return f"{unknown}: there is no control arm."
     if c.may_be_selected:
         return (
-            f"{unknown} yet: {_count(c.reviewed_before, 'image')} of the control arm {_had(c.reviewed_before)} a verdict from "
+            f"{unknown} yet: {_count(c.reviewed_before, 'image')} of the control arm {'has' if c.reviewed_before == 1 else 'have'} a verdict from "
             f"before this queue was made, so all {c.controls:,} must be reviewed first."
         )
     if r.unopened_bound is None:
@@ -229,7 +401,7 @@ def _about_unopened(r: Remainder) -> str:
     return (
         f"Of the {_count(r.unopened, 'map')}{which} nobody opened at most {_percent_up(r.unopened_bound)} "
         f"{_are(r.unopened)} wrong ({100 * r.confidence:g} % confidence{looks}; {wrong:,} of {c.reviewed:,} drawn at random "
-        f"{_were(wrong)}{undecided})."
+        f"{'was' if wrong == 1 else 'were'}{undecided})."
     )
 
 
@@ -239,14 +411,6 @@ def _count(count: int, what: str) -> str:
 
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
-
-
-def _had(count: int) -> str:
-    return "has" if count == 1 else "have"
-
-
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"
 
 
 def _percent_up(share: float) -> str:

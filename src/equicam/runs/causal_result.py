@@ -3,21 +3,16 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from equicam.errors import EquicamError
+from equicam.evaluate.statistics import Estimate
 from equicam.images.files import file_digest
 from equicam.images.items import valid_utf8
 from equicam.reasons import Reason, describe
-from equicam.runs.log import Log
-from equicam.runs.queue_files import CAUSAL, logged_files
+from equicam.runs.log import CAUSAL, Log, logged_files
 from equicam.runs.store import RunStore
-from equicam.shards import json_ready, read_json, write_atomic
-
-if TYPE_CHECKING:
-    from equicam.evaluate.statistics import (
-        Estimate,
-    )  # loads SciPy, which a run without a test does not need
+from equicam.shards import from_plain, json_ready, read_json, write_atomic
 
 MIN_EFFECT = 0.02
 """Of the probability: a smaller change counts as none."""
@@ -27,32 +22,16 @@ MIN_EFFECT = 0.02
 class Costs:
     """Probability lost where a tenth of the image is blurred, in the mean over the images; a blank map counts 0."""
 
-    drift: "Estimate"  # where the map moves
-    elsewhere: "Estimate"  # the same shape, rotated to another place
-    agreement: "Estimate"  # where the map stays
-    effect: "Estimate"  # drift minus elsewhere, paired by image
+    drift: Estimate  # where the map moves
+    elsewhere: Estimate  # the same shape, rotated to another place
+    agreement: Estimate  # where the map stays
+    effect: Estimate  # drift minus elsewhere, paired by image
     blank: int  # images whose map is constant
 
     @property
     def shows_effect(self) -> bool:
         """Whether drift surely costs more than as much elsewhere, and enough to speak of."""
         return self.effect.low > 0 and self.effect.value >= MIN_EFFECT
-
-    @staticmethod
-    def from_json(found: Mapping[str, Any]) -> "Costs":
-        """The costs `to_json` wrote."""
-        drift, elsewhere, agreement, effect = (
-            _estimate(found[name]) for name in ("drift", "elsewhere", "agreement", "effect")
-        )
-        return Costs(drift, elsewhere, agreement, effect, int(found["blank"]))
-
-
-def _estimate(found: Mapping[str, Any]) -> "Estimate":
-    from equicam.evaluate.statistics import Estimate
-
-    numbers = [found[name] for name in ("value", "low", "high")]
-    value, low, high = (float("nan" if number is None else number) for number in numbers)
-    return Estimate(value, low, high, int(found["n"]), found["groups"])
 
 
 @dataclass(frozen=True)
@@ -134,16 +113,8 @@ def read_causal(store: RunStore) -> CausalTest | None:
         return None
     plain = read_json(path)
     try:
-        return CausalTest(
-            images=tuple(map(str, plain["images"])),
-            left_out=int(plain["left_out"]),
-            explained=int(plain["explained"]),
-            requested=int(plain["requested"]),
-            recipe=dict(plain["recipe"]),
-            weights=str(plain["weights"]),
-            trained=Costs.from_json(plain["trained"]),
-            random=Costs.from_json(plain["random"]),
-        )
+        test: CausalTest = from_plain(CausalTest, plain)
+        return test
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # anybody may have written the file
         raise EquicamError(
             valid_utf8(str(path)),

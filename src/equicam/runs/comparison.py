@@ -22,7 +22,7 @@ MIN_PAIRS = 20
 """Images below which no interval is trusted: the bootstrap's is too narrow for a handful."""
 LEVEL = 0.95
 """Of the intervals."""
-DECIDING_OPTIONS = ("method", "views", "fill", "as_published", "context", "tau", "gamma")
+DECIDING_OPTIONS = ("method", "views", "fill", "protocol", "context", "tau", "gamma")
 """Options of a recipe that decide the numbers compared; the others say how it ran."""
 DECIDING_FIELDS = ("target", "tiling", "voi")
 NOTED_FIELDS = ("model", "layer", "preprocessing", "classes", "task", "dtype")

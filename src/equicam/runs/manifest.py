@@ -1,11 +1,11 @@
 """Everything that makes a run reproducible, as plain data: `manifest.json`."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from equicam.core.transforms import Transform, as_transform, canvas_size, presented_index
 from equicam.errors import EquicamError
@@ -15,55 +15,11 @@ from equicam.images.items import Item
 from equicam.rasters.options import RasterWindow, Tiling
 from equicam.readers.names import Task, is_library_model, output_name, weights_file
 from equicam.recipe import Recipe
-from equicam.shards import differences, parse_object, shorten
+from equicam.shards import differences, from_plain, parse_object, shorten
 
 SCHEMA_VERSION = 2
-
-
-MAX_IMAGES = 10**9
 MAX_VIEWS = 10_000
 LARGEST = 1e6  # of a view's numbers
-
-
-def _is_text(value: object) -> bool:
-    """Text that can be written in UTF-8: JSON allows halves of characters."""
-    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
-
-
-def _is_text_or_none(value: object) -> bool:
-    return value is None or _is_text(value)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= MAX_IMAGES
-
-
-def _is_window(value: object) -> bool:
-    """Centre and width of a DICOM image's window."""
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(type(one) in (int, float) and -MAX_VALUE <= one <= MAX_VALUE for one in value)
-        and value[1] >= 1
-    )
-
-
-VALID: dict[str, Callable[[Any], bool]] = {
-    "recipe": lambda value: isinstance(value, dict),
-    **dict.fromkeys(("method_description", "weights", "layer", "layout", "preprocessing", "dtype", "device"), _is_text),
-    **dict.fromkeys(("source", "data"), _is_text),
-    **dict.fromkeys(("model", "weights_from", "split"), _is_text_or_none),
-    **dict.fromkeys(("images", "calibration_size"), _is_count),
-    "shard_size": lambda value: _is_count(value) and value > 0,
-    "voi": lambda value: value is None or _is_window(value),
-    "classes": lambda value: value is None or (isinstance(value, list) and all(map(_is_text, value))),
-    **dict.fromkeys(("tiling", "given_preprocessing"), lambda value: value is None or isinstance(value, dict)),
-    "target": lambda value: value is None or _is_count(value),
-    "task": lambda value: value is None or value in get_args(Task),
-    "versions": lambda value: isinstance(value, list)
-    and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_text, pair)) for pair in value),
-}  # fmt: skip
-"""What each field of a manifest may be: anybody may have written it."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +114,7 @@ class Manifest:
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False)
 
 
-def read_manifest(text: str | bytes, *, where: str) -> Manifest:
+def parse_manifest(text: str | bytes, *, where: str) -> Manifest:
     """A manifest read back; that of a version with another layout is refused."""
     try:
         found = parse_object(text)
@@ -167,16 +123,13 @@ def read_manifest(text: str | bytes, *, where: str) -> Manifest:
                 f"the run {where}", needs=f"schema version {SCHEMA_VERSION}", got=found.get("schema"),
                 fix="equicam audit again with another --out, or the equicam version that wrote it",
             )  # fmt: skip
-        for name, check in VALID.items():
-            if not check(found[name]):
-                raise ValueError(f"{name} = {shorten(found[name])}")
-        found["recipe"] = _read_recipe(found["recipe"])
-        found["tiling"] = None if found["tiling"] is None else Tiling.from_json(found["tiling"])
-        found["classes"] = None if found["classes"] is None else tuple(found["classes"])
-        found["voi"] = None if found["voi"] is None else tuple(map(float, found["voi"]))
-        found["versions"] = tuple((name, version) for name, version in found["versions"])
-        return Manifest(**{f.name: found[f.name] for f in fields(Manifest)})
-    except (KeyError, TypeError, ValueError) as error:
+        manifest: Manifest = from_plain(Manifest, found)
+        if not manifest.shard_size or not (manifest.voi is None or _is_window(*manifest.voi)):
+            raise ValueError(f"shard_size = {manifest.shard_size}, voi = {manifest.voi}")
+        if not are_views(manifest.recipe.views) or not isinstance(manifest.recipe.method, str):
+            raise ValueError(f"recipe = {shorten(found['recipe'])}")
+        return manifest
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, EquicamError):
             raise
         raise EquicamError(
@@ -201,14 +154,9 @@ def _is_view(value: object) -> bool:
     return all(_is_number(value[i]) for i in (0, 2, 3, 4)) and value[2] >= 1 / LARGEST
 
 
-def _read_recipe(found: Mapping[str, Any]) -> Recipe:
-    """The recipe of a run: a method by name, and plain values of its views."""
-    recipe = Recipe.from_json(found)
-    if not are_views(recipe.views):
-        raise ValueError(f"recipe.views = {shorten(recipe.views)}")
-    if not isinstance(recipe.method, str):
-        raise ValueError(f"recipe.method = {shorten(recipe.method)}")
-    return recipe
+def _is_window(centre: float, width: float) -> bool:
+    """Of a DICOM image."""
+    return all(-MAX_VALUE <= one <= MAX_VALUE for one in (centre, width)) and width >= 1
 
 
 DERIVED = ("method_description ", "transforms ")

@@ -1,43 +1,48 @@
-"""The files of a run's queue: ranked, written, and read back."""
+"""The files of a run's queue: ranked, written (a blinded CSV for reviewers next to the whole table), and read back.
+
+The CSV is safe to open in a spreadsheet.
+"""
 
 import contextlib
+import csv
+import io
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import pyarrow as pa
 
 from equicam.errors import EquicamError
 from equicam.images.files import file_digest
 from equicam.images.items import valid_utf8
-from equicam.runs.exports import write_csv, write_parquet
-from equicam.runs.log import Log
+from equicam.reasons import describe, from_rows
+from equicam.runs.log import QUEUE_FILES, Log
 from equicam.runs.manifest import Manifest
-from equicam.runs.review_key import ReviewKey, read_review_key
-from equicam.runs.signals import ROWS, reduce_views
+from equicam.runs.signals import REVEALING, ROWS, reduce_views
 from equicam.runs.store import RunStore
+from equicam.runs.verdicts import ReviewKey, read_review_key
 from equicam.shards import (
     finite_table,
     parse_object,
     read_json,
     read_table,
-    refuse_other_columns,
     write_atomic,
+    write_table,
 )
 
 if TYPE_CHECKING:
     from equicam.runs.triage import Triage
 
 ORDER = ("id", "arm", "rank", "by", "class", "flags")
-FILES = ("triage.parquet", "triage.json", "queue.csv")
 RANKED = (
     "id", "status", "target", "confidence", "output", "peum_score", "stability", "view_confidence", "views_kept", "flags",
     "eq",
 )  # fmt: skip
 PLACES = ("x", "y", "side")  # of windows in their raster
-CAUSAL = "causal.json"
-LOGGED = {"triaged": FILES, "causal": (CAUSAL,)}
-"""Files whose digests an event holds, by its kind."""
 SHA256 = "triage.parquet"
 """The key of triage.json with the SHA-256 of that file."""
 MAX_HEAD_BYTES = 2**20  # of triage.json without its rows
@@ -85,10 +90,12 @@ def extend_run(store: RunStore, more: int) -> tuple["Triage", dict[str, Any]]:
 
 def write_queue(store: RunStore, found: "Triage", options: Mapping[str, Any]) -> None:
     """Write the queue and its exports, and log their digests."""
-    write_parquet(found, store.folder / "triage.parquet")
+    write_table(store.folder / "triage.parquet", found.rows)
     write_csv(found, store.folder / "queue.csv")
     write_atomic(store.folder / "triage.json", _encode(store, found, options))
-    files = {name: file_digest(store.folder / name) for name in FILES if (store.folder / name).is_file()}
+    files = {
+        name: file_digest(store.folder / name) for name in QUEUE_FILES if (store.folder / name).is_file()
+    }
     Log(store.folder).add("triaged", {"options": dict(options), "files": files})
 
 
@@ -117,11 +124,11 @@ def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triag
     if not (store.folder / file).is_file():
         if len(store.manifest.transforms) < 2:
             raise EquicamError(
-                valid_utf8(str(store.folder)), needs="several views of each image: one has no stability to rank by",
+                store.shown, needs="several views of each image: one has no stability to rank by",
                 got="a run of one view", fix="equicam audit --views 6 with another --out",
             )  # fmt: skip
         raise EquicamError(
-            valid_utf8(str(store.folder)),
+            store.shown,
             needs=f"a queue to {purpose}",
             got="none",
             fix="equicam triage first",
@@ -131,18 +138,12 @@ def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triag
 def read_queue(store: RunStore, data: bytes | None = None) -> pa.Table:
     """triage.parquet as written. `data` is the file, if it was read already."""
     refuse_unranked(store)
-    path = store.folder / "triage.parquet"
-    found = read_table(path, data=data)
-    refuse_other_columns(path, found, ROWS, ROWS.names)
-    return found
+    return read_table(store.folder / "triage.parquet", schema=ROWS, data=data)
 
 
 def read_order(store: RunStore, data: bytes) -> pa.Table:
     """The columns of triage.parquet that say what is under review, in which order; without reasons it is read sooner."""
-    path = store.folder / "triage.parquet"
-    found = read_table(path, ORDER, data=data)
-    refuse_other_columns(path, found, ROWS, ORDER)
-    return found
+    return read_table(store.folder / "triage.parquet", ORDER, schema=ROWS, data=data)
 
 
 def ranked_columns(manifest: Manifest) -> list[str]:
@@ -168,7 +169,7 @@ def rank_again(store: RunStore, top: int | None = None, items: pa.Table | None =
         ) from error  # fmt: skip
     if not _same(found.rows, read_queue(store)):
         raise EquicamError(
-            valid_utf8(str(store.folder)), needs="the queue of the present rows", got="one made before the run went on",
+            store.shown, needs="the queue of the present rows", got="one made before the run went on",
             fix="equicam triage again",
         )  # fmt: skip
     return found
@@ -186,12 +187,56 @@ def _same(now: pa.Table, before: pa.Table) -> bool:
     )
 
 
-def logged_files(log: Log) -> dict[str, Any]:
-    """The digests that the log holds of the last queue's files and of the last causal test's, by name."""
-    by_kind: dict[str, Any] = {}
-    for event in log.events():
-        files = event.payload.get("files")
-        if event.kind in LOGGED and isinstance(files, dict):
-            by_kind[event.kind] = files
-    # a stranger may have written the log: only names that such an event has
-    return {name: files[name] for kind, files in by_kind.items() for name in LOGGED[kind] if name in files}
+_FORMULA = r"'*[=+\-@＝＋－＠]"
+# A spreadsheet that expects another separator, or no quotes, splits a cell at these and runs what follows.
+_FORMULA_AHEAD = re.compile(rf"((?:\A|[;|\t\r\n])[\s\"]*)(?={_FORMULA})")
+_CONTROL_FIRST = re.compile(r"'*[\t\r\n]")
+
+
+def as_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """These columns of the rows as CSV; an apostrophe precedes whatever a spreadsheet would run as a formula."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(names)
+    table.writerows([_cell(row[name]) for name in names] for row in rows)
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        value = "; ".join(value)
+    return guard_formulas(value) if isinstance(value, str) else value
+
+
+def guard_formulas(text: str) -> str:
+    """Text with an apostrophe before every formula: where the cell begins, and after what may separate cells.
+
+    Apostrophes that are already there get one more, so no two texts become the same.
+    """
+    guarded = _FORMULA_AHEAD.sub(r"\1'", text)
+    return f"'{guarded}" if _CONTROL_FIRST.match(guarded) else guarded
+
+
+BLIND = ("place", "id", "class", "target", "confidence", "flags", "reasons")
+"""Columns a reviewer may see: neither arm nor rank, nor the signal, which would reveal them."""
+
+
+def write_csv(triage: "Triage", path: Path) -> None:
+    """For reviewers, in order of place, which the run's key decides."""
+    rows, hidden = triage.rows.select(BLIND).sort_by("place").to_pylist(), REVEALING[triage.by]
+    for row in rows:
+        row["reasons"] = [describe(one) for one in from_rows(row["reasons"]) if one.code not in hidden]
+    write_atomic(path, as_csv(BLIND, rows))
+
+
+def feature_id(store: RunStore, item_id: str) -> str:
+    """The UUIDv5 of an image, from manifest.json and its id: features of another run match none of this one."""
+    path = store.folder / "manifest.json"
+    stat = path.stat()
+    return str(uuid5(_namespace(path, stat.st_mtime_ns, stat.st_size), valid_utf8(item_id)))
+
+
+@lru_cache(maxsize=8)
+def _namespace(manifest: Path, _modified: int, _bytes: int) -> UUID:
+    """The namespace of a run; the arguments after the path make a changed file another one."""
+    return uuid5(NAMESPACE_URL, f"equicam:run:{file_digest(manifest)}")

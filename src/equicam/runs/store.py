@@ -17,7 +17,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
 from equicam.images.files import file_digest
@@ -34,8 +35,7 @@ from equicam.images.item_table import Items
 from equicam.images.items import Item, valid_utf8
 from equicam.rasters.options import raster_id
 from equicam.rasters.tiling import RasterRow
-from equicam.runs.manifest import Manifest, read_manifest, refuse_difference
-from equicam.runs.stored_maps import MAPS, StoredMaps
+from equicam.runs.manifest import Manifest, parse_manifest, refuse_difference
 from equicam.shards import (
     TEMPORARY_SUFFIX,
     encode_table,
@@ -45,6 +45,74 @@ from equicam.shards import (
     write_atomic,
     write_table,
 )
+
+MAPS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("height", pa.int32()),  # of the grid
+        pa.field("width", pa.int32()),
+        pa.field("map", pa.list_(pa.float16())),  # × map_scale
+        pa.field("map_scale", pa.float32()),
+        pa.field("peum", pa.list_(pa.float16())),
+        pa.field("peum_scale", pa.float32()),
+        pa.field("view_maps", pa.list_(pa.float16())),  # every view's plane, not aligned
+        pa.field("view_maps_scale", pa.float32()),
+    ]
+)
+
+
+def _read(row: dict[str, Any], name: str) -> NDArray[np.float32]:
+    """A map of a row of the maps table, or its view maps."""
+    grid = (row["height"], row["width"])
+    try:
+        values: NDArray[np.float32] = np.asarray(row[name], dtype=np.float32) * float(row[f"{name}_scale"])
+        return values.reshape(-1, *grid) if name == "view_maps" else values.reshape(grid)
+    except (TypeError, ValueError) as error:
+        raise EquicamError(
+            f"the maps of {row['id']!r}", needs="to be as they were written", got=error, fix="restoring their shard"
+        ) from error  # fmt: skip
+
+
+def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a maps table, with these lists as views of one array, not as Python numbers."""
+    arrays = {name: _arrays(table[name].combine_chunks()) for name in names}
+    for i, row in enumerate(table.drop_columns(list(names)).to_pylist()):
+        yield row | {name: some[i] for name, some in arrays.items()}
+
+
+def _arrays(lists: pa.ListArray) -> list[NDArray[np.float16] | None]:
+    values, ends = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().tolist()
+    null = lists.is_null().to_pylist()
+    return [None if none else values[a:b] for none, a, b in zip(null, ends, ends[1:], strict=False)]
+
+
+@dataclass(frozen=True)
+class StoredMaps:
+    """One image's map, PEUM and view maps at layer resolution; view maps are not aligned."""
+
+    map: NDArray[np.float32]  # [h, w]
+    peum: NDArray[np.float32]  # [h, w]
+    view_maps: NDArray[np.float32]  # [t, h, w]
+
+    @staticmethod
+    def from_row(row: dict[str, Any]) -> "StoredMaps":
+        """From a row of the maps table."""
+        return StoredMaps(*(_read(row, name) for name in ("map", "peum", "view_maps")))
+
+    @staticmethod
+    def from_table(table: pa.Table) -> dict[str, "StoredMaps"]:
+        """Those of a maps table, by id."""
+        return {row["id"]: StoredMaps.from_row(row) for row in _rows(table, ("map", "peum", "view_maps"))}
+
+    def to_row(self, name: str) -> dict[str, Any]:
+        """As a row of the maps table: float16 of values divided by their largest, so that none vanishes or overflows."""
+        row: dict[str, Any] = {"id": name, "height": self.map.shape[0], "width": self.map.shape[1]}
+        for key in ("map", "peum", "view_maps"):
+            values = getattr(self, key)
+            scale = float(np.abs(values).max(initial=0.0)) or 1.0
+            row[key], row[f"{key}_scale"] = (values / scale).astype(np.float16).ravel(), scale
+        return row
+
 
 SHARDS_AT_A_TIME = 64  # whose rows are reduced together
 ITEMS = pa.schema(
@@ -138,6 +206,7 @@ class RunStore:
     def __init__(self, folder: Path, moved: Mapping[str, str] | None = None) -> None:
         self.folder = Path(folder)
         self.moved = dict(moved or {})  # present paths of moved images, by id
+        self.shown = valid_utf8(str(self.folder))  # in messages
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -145,16 +214,16 @@ class RunStore:
         path = self.folder / "manifest.json"
         if not path.is_file():
             raise EquicamError(
-                f"{valid_utf8(str(self.folder))!r}",
+                repr(self.shown),
                 needs="to be a run",
                 got="no manifest.json in it" if self.folder.is_dir() else "no such folder",
                 fix="equicam audit first",
             )
-        manifest = read_manifest(path.read_bytes(), where=valid_utf8(str(self.folder)))
+        manifest = parse_manifest(path.read_bytes(), where=self.shown)
         rows = _row_count(self.folder / "sample.parquet")
         if rows is not None and rows != manifest.images:
             raise EquicamError(
-                f"the run {valid_utf8(str(self.folder))}", needs="as many images in manifest.json as in sample.parquet",
+                f"the run {self.shown}", needs="as many images in manifest.json as in sample.parquet",
                 got=f"{manifest.images} and {rows}", fix="restoring both files",
             )  # fmt: skip
         return manifest
@@ -207,10 +276,7 @@ class RunStore:
 
     def read_shard(self, kind: str, number: int, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a shard of items or maps; all columns or these."""
-        path, schema = self.path(kind, number), SHARD_COLUMNS[kind]
-        table = read_table(path, columns)
-        refuse_other_columns(path, table, schema, columns or schema.names)
-        return table
+        return read_table(self.path(kind, number), columns, schema=SHARD_COLUMNS[kind])
 
     def refuse_other_columns(self, kind: str, number: int) -> None:
         """Refuse a shard without the columns it was written with, without reading it."""
@@ -219,25 +285,13 @@ class RunStore:
 
     def sample(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Every image of the run, in order; all columns or these."""
-        path = self.folder / "sample.parquet"
-        found = read_table(path, columns)
-        refuse_other_columns(path, found, SAMPLE, columns or SAMPLE.names)
-        return found
+        return read_table(self.folder / "sample.parquet", columns, schema=SAMPLE)
 
     def rasters(self) -> pa.Table:
         """Every raster of the run; none in a run of images."""
         if self.manifest.tiling is None:
             return RASTERS.empty_table()
-        path = self.folder / "rasters.parquet"
-        found = read_table(path)
-        refuse_other_columns(path, found, RASTERS, RASTERS.names)
-        if self.moved:
-            pairs = zip(found["id"].to_pylist(), found["path"].to_pylist(), strict=True)
-            now = [self.moved.get(name, where) for name, where in pairs]
-            found = found.set_column(
-                RASTERS.get_field_index("path"), RASTERS.field("path"), pa.array(now, pa.string())
-            )
-        return found
+        return self._with_present_paths(read_table(self.folder / "rasters.parquet", schema=RASTERS))
 
     def read_items(
         self,
@@ -257,13 +311,16 @@ class RunStore:
         reduced = []
         while some := list(islice(tables, SHARDS_AT_A_TIME)):
             reduced.append(reduce(pa.concat_tables(some)))
-        found = pa.concat_tables(reduced)
-        if self.moved and "path" in found.column_names:
-            ids, paths = found["id"].to_pylist(), found["path"].to_pylist()
-            now = [self.moved.get(raster_id(name), path) for name, path in zip(ids, paths, strict=True)]
-            at = found.column_names.index("path")
-            found = found.set_column(at, ITEMS.field("path"), pa.array(now, pa.string()))
-        return found
+        return self._with_present_paths(pa.concat_tables(reduced))
+
+    def _with_present_paths(self, table: pa.Table) -> pa.Table:
+        """Rows of images or rasters, with the present paths of those that were moved."""
+        if not self.moved or "path" not in table.column_names:
+            return table
+        pairs = zip(table["id"].to_pylist(), table["path"].to_pylist(), strict=True)
+        moved = self.moved  # an id may look like that of a window
+        now = [moved.get(name, moved.get(raster_id(name), path)) for name, path in pairs]
+        return table.set_column(table.column_names.index("path"), "path", pa.array(now, pa.string()))
 
     def rows(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The rows of these images by id."""
@@ -276,12 +333,10 @@ class RunStore:
 
     def maps(self, ids: Iterable[str]) -> dict[str, StoredMaps]:
         """The maps of these images by id."""
-        return {name: one for table in self._maps(ids) for name, one in StoredMaps.from_table(table).items()}
-
-    def _maps(self, ids: Iterable[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         wanted = pa.array(list(ids), pa.string())
         written = [n for n in self._shards(wanted) if self.path("maps", n).is_file()]
-        return map_concurrently(lambda n: _with_ids(self.read_shard("maps", n, columns), wanted), written)
+        tables = map_concurrently(lambda n: _with_ids(self.read_shard("maps", n), wanted), written)
+        return {name: one for table in tables for name, one in StoredMaps.from_table(table).items()}
 
     def _shards(self, ids: pa.Array) -> list[int]:
         """The shards that hold these images."""
@@ -308,12 +363,12 @@ class RunStore:
         ]
         if shards:
             raise EquicamError(
-                f"resuming {valid_utf8(str(self.folder))}", needs="its manifest.json", got="no such file",
+                f"resuming {self.shown}", needs="its manifest.json", got="no such file",
                 fix="restoring it, or another --out",
             )  # fmt: skip
         if foreign:
             raise EquicamError(
-                f"{valid_utf8(str(self.folder))!r}", needs="an empty or new folder, or a run", got="other files in it",
+                repr(self.shown), needs="an empty or new folder, or a run", got="other files in it",
                 fix="another --out",
             )  # fmt: skip
 
@@ -325,7 +380,7 @@ class RunStore:
             before = self.manifest
             if (before.data, before.images) != (manifest.data, manifest.images):
                 self._refuse_other_images(items)
-            refuse_difference(before, manifest, where=valid_utf8(str(self.folder)))
+            refuse_difference(before, manifest, where=self.shown)
             return
         self.refuse_foreign()
         for kind in ("items", "maps"):
@@ -366,7 +421,7 @@ class RunStore:
         ]
         if changes:
             raise EquicamError(
-                f"resuming {valid_utf8(str(self.folder))}", needs="the images it was started with",
+                f"resuming {self.shown}", needs="the images it was started with",
                 got=" and ".join(changes), fix="another --out, or those images",
             )  # fmt: skip
 
@@ -381,7 +436,7 @@ class RunStore:
             except BlockingIOError as error:
                 holder = os.pread(handle, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise EquicamError(
-                    f"{valid_utf8(str(self.folder))!r}", needs="one writer at a time", got=f"process {holder} writing it",
+                    repr(self.shown), needs="one writer at a time", got=f"process {holder} writing it",
                     fix="waiting for it",
                 ) from error  # fmt: skip
             os.truncate(handle, 0)

@@ -5,11 +5,19 @@ verdict given before the reviewer saw label, confidence, signals or the verdicts
 `blind_class` one given before they saw the class as well.
 
 Each browser has a mark in the log and the names it used: names that share a browser are taken for one person.
+
+The run has a secret, `review.key`: keys, order and tags that reviewers see, the draw of the control arm and the order of
+the exports come from it, so that nobody can compute an image's arm, name or label from them.
 """
 
+import hmac
+import os
+import secrets
+import tempfile
 import threading
 import unicodedata
 from dataclasses import asdict, dataclass
+from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +25,7 @@ import pyarrow as pa
 
 from equicam.errors import EquicamError
 from equicam.runs.log import Event, Log
+from equicam.shards import TEMPORARY_SUFFIX
 
 VERDICTS = {
     "supports": "Supports",
@@ -31,6 +40,7 @@ COLUMNS = (
 )  # fmt: skip
 TRIAGE_COLUMNS = ("arm", "rank", "by", "stability", "peum_score", "risk", "class", "confidence")
 MAX_TEXT_CHARS, MAX_NAME_CHARS = 2000, 60
+KEY_FILE, KEY_BYTES = "review.key", 32
 
 
 class StaleError(EquicamError):
@@ -164,7 +174,7 @@ class ReviewLog:
                 return
             also = [name for name in self._names.get(browser, ()) if name != reviewer]
             payload = {"browser": browser, **mode, "also": also}
-            self.log.add("also known as" if also else "reviewer registered", payload, who=reviewer)
+            self.log.add("also known as" if also else "reviewer registered", payload, actor=reviewer)
             self.refresh()
 
     def add_verdict(
@@ -210,7 +220,7 @@ class ReviewLog:
             blind = blind and not self._revealed(reviewer, item)
             blind_class = blind and blind_class and self.same_person(reviewer).isdisjoint(self._class_shown)
             payload |= {"blind": blind, "blind_class": blind_class, "changes": last or None}
-            self.log.add("verdict", payload, who=reviewer)
+            self.log.add("verdict", payload, actor=reviewer)
             self.refresh()
             if added := self._known(mark, reviewer, item, verdict, reason):
                 return added
@@ -222,7 +232,7 @@ class ReviewLog:
         if not text:
             raise EquicamError("a note", needs="words", got="none", fix="writing some")
         with self._lock:
-            self.log.add("note", {"item": item, "text": text, "mark": mark}, who=reviewer)
+            self.log.add("note", {"item": item, "text": text, "mark": mark}, actor=reviewer)
             self.refresh()
             added = self._marks.get(mark)
         if not isinstance(added, Note) or (added.item, added.reviewer, added.text) != (item, reviewer, text):
@@ -260,11 +270,11 @@ class ReviewLog:
         browser = payload.get("browser")
         if event.kind in ("reviewer registered", "also known as") and isinstance(browser, str):
             names = self._names.setdefault(browser, [])
-            names[:] = [*(name for name in names if name != event.who), event.who]
+            names[:] = [*(name for name in names if name != event.actor), event.actor]
             if not payload.get("blind"):
-                self._unblinded.add(event.who)
+                self._unblinded.add(event.actor)
             if not _blind_class(payload):
-                self._class_shown.add(event.who)
+                self._class_shown.add(event.actor)
             return
         if not isinstance(item, str):
             return
@@ -272,19 +282,19 @@ class ReviewLog:
         verdict = payload.get("verdict")
         if event.kind == "verdict" and isinstance(verdict, str) and verdict in VERDICTS:
             added = Verdict(
-                event.number, event.time, event.who, item, verdict, str(payload.get("reason") or ""),
+                event.number, event.time, event.actor, item, verdict, str(payload.get("reason") or ""),
                 bool(payload.get("blind")), payload.get("changes"), event.previous, event.hash, _file_name(payload.get("source")),
                 _blind_class(payload),
             )  # fmt: skip
             source = payload.get("source")
             if isinstance(source, dict) and source.get("blind") is not True:
-                self._unblinded.add(event.who)  # such an export shows every image's signals
+                self._unblinded.add(event.actor)  # such an export shows every image's signals
             self._verdicts.setdefault(item, []).append(added)
-            self._standing.setdefault(event.who, {})[item] = added
+            self._standing.setdefault(event.actor, {})[item] = added
             if added.verdict == "second-reviewer":
                 self._second_requested.add(item)
         elif event.kind == "note":
-            added = Note(event.number, event.time, event.who, item, str(payload.get("text") or ""))
+            added = Note(event.number, event.time, event.actor, item, str(payload.get("text") or ""))
             self._notes.setdefault(item, []).append(added)
         else:
             return
@@ -337,3 +347,53 @@ def verdict_rows(
         row |= {name: facts.get(name) for name in added}
         rows.append({name: row[name] for name in (*COLUMNS, *added)})
     return rows
+
+
+class ReviewKey:
+    """HMAC-SHA256 with the run's secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def digest(self, purpose: str, *values: str) -> str:
+        """64 hexadecimal digits for these values; those of one purpose say nothing about another's."""
+        listed = ", ".join(map(quote, (purpose, *values)))  # as JSON; `json.dumps` takes longer
+        return hmac.digest(self._secret, f"[{listed}]".encode(), "sha256").hex()
+
+
+def read_review_key(folder: Path, *, create: bool = True) -> ReviewKey:
+    """The run's secret, made where there is none yet; all servers of a run share it."""
+    path = Path(folder) / KEY_FILE
+    if create and not path.is_file():
+        _create(path)
+    try:
+        secret = path.read_bytes()
+    except OSError as error:
+        raise EquicamError(
+            str(path), needs="to be readable", got=error.strerror,
+            fix="the user who ranked the run, or equicam triage again",
+        ) from error  # fmt: skip
+    if len(secret) != KEY_BYTES:
+        raise EquicamError(
+            str(path), needs=f"{KEY_BYTES} bytes", got=len(secret), fix="deleting it and equicam triage again"
+        )
+    return ReviewKey(secret)
+
+
+def _create(path: Path) -> None:
+    """Write a new secret that only this user can read, unless another process is first."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{KEY_FILE}.", suffix=TEMPORARY_SUFFIX)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        except OSError:  # no hard links here
+            if not path.is_file():
+                Path(temporary).rename(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from equicam.images.files import MAX_IMAGE_BYTES, as_path, open_regular, read_fi
 from equicam.images.items import valid_utf8
 from equicam.runs.export.files import ExportFolder, safe_names
 from equicam.runs.export.stitching import Row, StitchedMap, interpolation, run_facts, stored_planes
-from equicam.runs.feature_ids import feature_id
+from equicam.runs.queue_files import feature_id
 from equicam.runs.store import RunStore
 
 PARAMETRIC = ("CT", "MR")

@@ -31,9 +31,8 @@ from equicam.runs.export.stitching import (
     run_facts,
     stitch,
 )
-from equicam.runs.feature_ids import feature_id
 from equicam.runs.log import Log
-from equicam.runs.queue_files import read_queue
+from equicam.runs.queue_files import feature_id, read_queue
 from equicam.runs.store import RunStore
 
 DEFAULT_CELL_PX = 8

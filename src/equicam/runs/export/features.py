@@ -16,7 +16,7 @@ from equicam.errors import EquicamError, needing
 from equicam.images import limited
 from equicam.rasters.raster import plain_crs
 from equicam.runs.export.stitching import RasterWindows, Row, StitchedMap, predicted_class
-from equicam.runs.feature_ids import feature_id
+from equicam.runs.queue_files import feature_id
 from equicam.runs.store import RunStore
 
 Feature = dict[str, Any]

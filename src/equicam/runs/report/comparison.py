@@ -17,8 +17,7 @@ from equicam.overlay import overlay
 from equicam.runs import comparison
 from equicam.runs.comparison import MIN_PAIRS, Change, Difference, Direction, Pairs
 from equicam.runs.report import render
-from equicam.runs.store import RunStore
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.store import RunStore, StoredMaps
 from equicam.shards import json_ready, write_atomic
 from equicam.steadiness import STEADY_FROM, WORDS
 
@@ -195,7 +194,7 @@ def _interval(found: Any, form: str = "+.3f") -> str:
 def _run_facts(store: RunStore) -> dict[str, Any]:
     manifest = store.manifest
     return {
-        "folder": valid_utf8(str(store.folder)),
+        "folder": store.shown,
         "model": manifest.model,
         "weights": manifest.weights,
         "layer": manifest.layer,
@@ -213,7 +212,7 @@ def _render(found: Comparison) -> str:
         plot=Markup(plots.stability_against_stability(*comparison.stabilities(found.pairs))),  # noqa: S704  # no foreign text
         metrics=METRICS, word_list=WORDS, min_pairs=MIN_PAIRS, steady_from=STEADY_FROM,
         manifest=found.stores[0].manifest, scale=render.data_url(render.colour_scale()),
-        command=shlex.join(["equicam", "compare", *(valid_utf8(str(store.folder)) for store in found.stores)]),
+        command=shlex.join(["equicam", "compare", *(store.shown for store in found.stores)]),
         written=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
 

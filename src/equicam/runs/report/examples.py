@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 from equicam.overlay import RgbImage, overlay
 from equicam.runs.manifest import Manifest
 from equicam.runs.report import render
-from equicam.runs.store import RunStore
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.store import RunStore, StoredMaps
 
 MAX_EXAMPLES = 4  # of each word
 MAX_VIEWS = 6  # of each example

@@ -194,7 +194,7 @@ def _verify_command(store: RunStore) -> str:
     """The command that checks the run, with the files it must name; without the sample where only Python has the model."""
     named = store.manifest.reload_options()
     options = ["--sample", "0"] if named is None else [text for pair in named.items() for text in pair]
-    return shlex.join(["equicam", "verify", valid_utf8(str(store.folder)), *options])
+    return shlex.join(["equicam", "verify", store.shown, *options])
 
 
 def _colour_scale(cards: Sequence[Card]) -> RgbImage:
@@ -230,7 +230,7 @@ def _review(log: ReviewLog, triage: RankedQueue) -> dict[str, Any] | None:
     if not log.verdicts():
         return None
     # imported here: intervals load slowly, and most reports have no verdicts
-    from equicam.runs.review_statistics import arms_now, summarise_reviews
+    from equicam.runs.bounds import arms_now, summarise_reviews
 
     arms = arms_now(triage.rows)
     found = summarise_reviews(log, arms)
@@ -244,9 +244,9 @@ def _remainder(log: ReviewLog, triage: RankedQueue, ok: int) -> dict[str, Any] |
     """What can be stated of the maps nobody opened; None if nothing is under review."""
     if not triage.rows.num_rows:
         return None
-    from equicam.runs.bounds import count_verdicts, remainder
+    from equicam.runs.bounds import bound_unopened, count_verdicts
 
-    return remainder(count_verdicts(log, triage.rows, ok)).to_json()
+    return bound_unopened(count_verdicts(log, triage.rows, ok)).to_json()
 
 
 def _plots(items: pa.Table, queue: pa.Table, triage: RankedQueue, views: int) -> dict[str, Markup]:

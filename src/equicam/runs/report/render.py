@@ -22,7 +22,7 @@ from equicam.images.items import Item, ItemContent, read_item
 from equicam.overlay import MAX_DEVIATION, RgbImage, enlarge, overlay
 from equicam.rasters.windows import show_original, show_window
 from equicam.runs.manifest import Manifest
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.store import StoredMaps
 
 IMAGE_PX = 224  # the longer side of an image in the page
 TILE_PX = 96  # of one view in the strip

@@ -91,7 +91,7 @@ def serve_review(
         app = make_app(store, access, blind=blind, blind_class=blind_class)
         opened: dict[str, Any] = {"blind": blind, "blind_class": blind and blind_class}
         opened |= {"reviewers": personal} if personal else {}
-        Log(store.folder).add("review opened", opened, who=name or access.login or "equicam")
+        Log(store.folder).add("review opened", opened, actor=name or access.login or "equicam")
         serve(app, access, listener, announce)
 
 

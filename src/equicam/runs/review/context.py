@@ -104,7 +104,7 @@ class ReviewContext:
     def remainder(self, queue: Queue) -> str | None:
         """What can be stated of the maps nobody opened; None while a triage is being written."""
         # imported here: it loads SciPy, which most pages do not need
-        from equicam.runs.bounds import count_verdicts, remainder
+        from equicam.runs.bounds import bound_unopened, count_verdicts
 
         path = self.store.folder / "triage.json"
         if not path.is_file():
@@ -113,7 +113,7 @@ class ReviewContext:
         if self._remainder is None or self._remainder[0] != written:
             triage, sentence = read_options(self.store), None
             if triage.get(SHA256) == queue.sha256:
-                sentence = remainder(count_verdicts(self.log, queue.triage, triage["ok"])).sentence
+                sentence = bound_unopened(count_verdicts(self.log, queue.triage, triage["ok"])).sentence
             self._remainder = (written, sentence)
         return self._remainder[1]
 

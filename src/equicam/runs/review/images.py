@@ -15,8 +15,8 @@ from equicam.core.transforms import Transform, inner_radius, presented_index
 from equicam.overlay import RgbImage, heat, opacity, overlay
 from equicam.runs.report import render
 from equicam.runs.review.queue import Queue, QueueItem
-from equicam.runs.review_key import ReviewKey
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.store import StoredMaps
+from equicam.runs.verdicts import ReviewKey
 
 LAYER_PX, THUMB_PX, TILE_PX = 384, 240, 96  # longer sides; maps are coarse and scale smoothly
 MAX_INPUT_PX = 900

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from equicam.errors import EquicamError
 from equicam.rasters.options import raster_id
 from equicam.runs.queue_files import read_order, read_queue, refuse_unranked
-from equicam.runs.review_key import ReviewKey, read_review_key
 from equicam.runs.signals import FLAT, ranked_by
-from equicam.runs.store import RunStore
-from equicam.runs.stored_maps import StoredMaps
+from equicam.runs.store import RunStore, StoredMaps
+from equicam.runs.verdicts import ReviewKey, read_review_key
 
 WARM_AFTER_S = 1.0  # when the first page is there, what items need is read
 

@@ -20,9 +20,7 @@ from equicam.images import limited
 from equicam.images.files import read_file
 from equicam.images.items import valid_utf8
 from equicam.rasters.geojson import MAX_BYTES, read_features
-from equicam.runs.csv_export import as_csv
-from equicam.runs.feature_ids import feature_id
-from equicam.runs.queue_files import read_queue
+from equicam.runs.queue_files import as_csv, feature_id, read_queue
 from equicam.runs.store import RunStore
 from equicam.runs.verdicts import (
     COLUMNS,

@@ -1,9 +1,11 @@
 """Histology-like patches with an exact label: synthetic tissue in haematoxylin and eosin, no photographs.
 
-As in PatchCamelyon a patch is 96×96 pixels of about 1 µm, and it is positive if and only if its centre third contains
-tumour. Scenes of both labels come from one distribution: a coin picks the label, and scenes are sampled until one
-has it. So tumour outside the centre, borderline centres and benign look-alikes occur at their natural frequency, and
-only the content of the centre decides the label. No direction is special.
+    python scripts/synthetic.py
+
+writes those of the demo into the package, as one image. As in PatchCamelyon a patch is 96×96 pixels of about 1 µm, and it is
+positive if and only if its centre third contains tumour. Scenes of both labels come from one distribution: a coin picks the
+label, and scenes are sampled until one has it. So tumour outside the centre, borderline centres and benign look-alikes occur at
+their natural frequency, and only the content of the centre decides the label. No direction is special.
 """
 
 from collections.abc import Iterator
@@ -12,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
+
+from equicam.demo import PATCHES, PATCHES_PER_ROW, SHEET
 
 SIZE = 96
 """Pixels along a side of a patch."""
@@ -93,23 +97,23 @@ class Scene:
     cells: Cells
 
 
-def sample_scene(rng: np.random.Generator) -> Scene:
+def _sample_scene(rng: np.random.Generator) -> Scene:
     """Stroma with random regions painted over one another, then its cells."""
     ground = Image.new("L", (SIZE * OVERSAMPLING, SIZE * OVERSAMPLING), GROUND["stroma"])
     pen = ImageDraw.Draw(ground)
     for _ in range(rng.integers(0, 3)):
-        fill_polygon(
+        _fill_polygon(
             pen, _wavy_outline(rng, _random_point(rng), rng.uniform(18, 50), wobble=0.25), GROUND["lymphoid"]
         )
     for _ in range(rng.integers(0, 3)):
-        fill_polygon(
+        _fill_polygon(
             pen, _wavy_outline(rng, _random_point(rng), rng.uniform(8, 24), wobble=0.2), GROUND["follicle"]
         )
     for _ in range(rng.integers(0, 5)):
         at, radius = _random_point(rng), rng.uniform(6, 26)
-        fill_polygon(pen, _wavy_outline(rng, at, radius, wobble=0.3), GROUND["nest"])
+        _fill_polygon(pen, _wavy_outline(rng, at, radius, wobble=0.3), GROUND["nest"])
         if radius > 18 and rng.random() < 0.3:
-            fill_polygon(pen, _wavy_outline(rng, at, rng.uniform(3, 6), wobble=0.2), GROUND["space"])
+            _fill_polygon(pen, _wavy_outline(rng, at, rng.uniform(3, 6), wobble=0.2), GROUND["space"])
     if rng.random() < 0.3:
         _add_fat(rng, pen)
     ring = _add_gland(rng, pen) if rng.random() < 0.3 else np.empty((0, 3))
@@ -128,15 +132,15 @@ def _wavy_outline(
     angle, bumps = np.linspace(0, 2 * np.pi, 40, endpoint=False), np.arange(2, 6)[:, None]
     waves = rng.normal(0, wobble / bumps) * np.cos(bumps * angle + rng.uniform(0, 2 * np.pi, (4, 1)))
     reach: Floats = radius * np.clip(1 + waves.sum(0), 0.3, 2)
-    return at + reach[:, None] * unit_circle(angle)
+    return at + reach[:, None] * _unit_circle(angle)
 
 
-def unit_circle(angle: Floats | float) -> Floats:
+def _unit_circle(angle: Floats | float) -> Floats:
     """Points on the unit circle [..., xy]."""
     return np.stack((np.cos(angle), np.sin(angle)), axis=-1, dtype=float)
 
 
-def fill_polygon(pen: ImageDraw.ImageDraw, edge: Floats, value: int | float) -> None:
+def _fill_polygon(pen: ImageDraw.ImageDraw, edge: Floats, value: int | float) -> None:
     """Fill a polygon given in pixels of the patch."""
     pen.polygon((edge * OVERSAMPLING).ravel().tolist(), fill=int(value))
 
@@ -146,21 +150,21 @@ def _add_fat(rng: np.random.Generator, pen: ImageDraw.ImageDraw) -> None:
     at, radius, angle = _random_point(rng), rng.uniform(9, 15), rng.uniform(0, 2 * np.pi)
     for _ in range(rng.integers(1, 5)):
         edge = _wavy_outline(rng, at, radius, wobble=0.08)
-        fill_polygon(pen, edge, GROUND["membrane"])
-        fill_polygon(pen, at + (1 - 1.2 / radius) * (edge - at), GROUND["space"])
+        _fill_polygon(pen, edge, GROUND["membrane"])
+        _fill_polygon(pen, at + (1 - 1.2 / radius) * (edge - at), GROUND["space"])
         angle += rng.uniform(-1, 1)  # onwards, not back over the previous one
-        at = at + 2 * radius * unit_circle(angle)
+        at = at + 2 * radius * _unit_circle(angle)
 
 
 def _add_gland(rng: np.random.Generator, pen: ImageDraw.ImageDraw) -> Floats:
     """A benign duct: a ring of epithelium around a lumen; returns position and tilt of its nuclei [n, xy + tilt]."""
     at, radius = _random_point(rng), rng.uniform(11, 19)
-    fill_polygon(pen, _wavy_outline(rng, at, radius, wobble=0.05), GROUND["gland"])
-    fill_polygon(pen, _wavy_outline(rng, at, radius - rng.uniform(8, 9.5), wobble=0.1), GROUND["space"])
+    _fill_polygon(pen, _wavy_outline(rng, at, radius, wobble=0.05), GROUND["gland"])
+    _fill_polygon(pen, _wavy_outline(rng, at, radius - rng.uniform(8, 9.5), wobble=0.1), GROUND["space"])
     count = int(2 * np.pi * radius / 5.2)
     angle = np.arange(count) * (2 * np.pi / count) + rng.normal(0, 0.08, count)
     reach = radius - 3.6 + rng.normal(0, 0.5, count)
-    return np.column_stack((at + reach[:, None] * unit_circle(angle), angle))
+    return np.column_stack((at + reach[:, None] * _unit_circle(angle), angle))
 
 
 def _fibre_coordinate(rng: np.random.Generator) -> Floats:
@@ -168,10 +172,10 @@ def _fibre_coordinate(rng: np.random.Generator) -> Floats:
     angle = rng.uniform(0, 2 * np.pi)
     y, x = np.arange(float(SIZE))[:, None], np.arange(float(SIZE))
     straight: Floats = np.cos(angle) * y - np.sin(angle) * x
-    return straight + 9 * smooth_noise(rng, 3) + 2 * smooth_noise(rng, 7)
+    return straight + 9 * _smooth_noise(rng, 3) + 2 * _smooth_noise(rng, 7)
 
 
-def smooth_noise(rng: np.random.Generator, bumps: int) -> Floats:
+def _smooth_noise(rng: np.random.Generator, bumps: int) -> Floats:
     """Smooth noise of about unit deviation, this many bumps across the patch."""
     grid = Image.fromarray(rng.standard_normal((bumps + 1, bumps + 1)).astype(np.float32))
     return np.asarray(grid.resize((SIZE, SIZE), Image.Resampling.BICUBIC), dtype=float)
@@ -216,24 +220,26 @@ def _outlines(rng: np.random.Generator, kind: Ints, at: Floats, radius: Floats, 
         waves += size[:, None] * np.cos(bumps * ANGLES + rng.uniform(0, 2 * np.pi, (len(kind), 1)))
     ratio = np.sqrt(1 + rng.random(len(kind)) * (PROPERTIES["longest"][kind] - 1))
     axes = np.stack((radius * ratio, radius / ratio), axis=1)
-    long, short = np.moveaxis(axes[:, None] * waves[..., None] * unit_circle(ANGLES), -1, 0)
+    long, short = np.moveaxis(axes[:, None] * waves[..., None] * _unit_circle(ANGLES), -1, 0)
     cos, sin = np.cos(tilt)[:, None], np.sin(tilt)[:, None]
     rotated: Floats = at[:, None] + np.stack((long * cos - short * sin, long * sin + short * cos), axis=2)
     return rotated
 
 
-def tumour_mask(cells: Cells) -> NDArray[np.bool_]:
+def _tumour_mask(cells: Cells) -> NDArray[np.bool_]:
     """Pixels more than half covered by tumour nuclei."""
     fine = Image.new("L", (SIZE * OVERSAMPLING, SIZE * OVERSAMPLING))
     pen = ImageDraw.Draw(fine)
     for edge in cells.outline[cells.kind == _TUMOUR]:
-        fill_polygon(pen, edge, 255)
+        _fill_polygon(pen, edge, 255)
     return np.asarray(fine.reduce(OVERSAMPLING)) > 127
 
 
 CENTRE = slice(32, 64)
 MIN_TUMOUR_PIXELS = 32
 """Tumour nucleus pixels that make a centre positive: about half a small tumour nucleus."""
+SEED, QUALITY = 7, 85
+"""Of the patches of the demo, and of the JPEG that holds them."""
 
 
 @dataclass(frozen=True)
@@ -250,8 +256,8 @@ def draw(index: int, *, seed: int = 0) -> Patch:
     rng = np.random.default_rng([seed, index])
     wanted = int(rng.integers(2))
     while True:
-        scene = sample_scene(rng)
-        tumour = tumour_mask(scene.cells)
+        scene = _sample_scene(rng)
+        tumour = _tumour_mask(scene.cells)
         if int(tumour[CENTRE, CENTRE].sum() >= MIN_TUMOUR_PIXELS) == wanted:
             return Patch(_stain(rng, scene), wanted, tumour)
 
@@ -266,10 +272,10 @@ def _stain(rng: np.random.Generator, scene: Scene) -> NDArray[np.uint8]:
     nuclei, bodies = _stain_cells(rng, scene.cells)
     eosin = _ground_property(scene, "eosin") + bodies
     eosin += 0.28 * _ground_property(scene, "fibres") * _fibres(rng, scene.across)
-    eosin = np.clip(eosin * (1 + 0.08 * smooth_noise(rng, 24)), 0.01, None) * (
+    eosin = np.clip(eosin * (1 + 0.08 * _smooth_noise(rng, 24)), 0.01, None) * (
         1 - 0.5 * np.clip(nuclei, 0, 1)
     )
-    haematoxylin = _ground_property(scene, "haematoxylin") + nuclei * (1 + 0.2 * smooth_noise(rng, 60))
+    haematoxylin = _ground_property(scene, "haematoxylin") + nuclei * (1 + 0.2 * _smooth_noise(rng, 60))
 
     dyes = np.array([[0.60, 0.72, 0.36], [0.12, 0.76, 0.42]]) + rng.normal(0, 0.025, (2, 3))
     amount = np.exp(rng.normal(0, 0.18, 2))
@@ -295,8 +301,8 @@ def _fibres(rng: np.random.Generator, across: Floats) -> Floats:
     """Collagen: bands of two widths along the fibres, of varying strength, and clefts between them."""
     knots = np.arange(-200, 201)
     wide, thin = (np.interp(across / width, knots, rng.standard_normal(len(knots))) for width in (3.5, 1.4))
-    bands = wide * (0.6 + 0.5 * smooth_noise(rng, 5)) + 0.7 * thin * (0.6 + 0.5 * smooth_noise(rng, 6))
-    clefts = np.clip(wide + smooth_noise(rng, 4) - 2.0, 0, None)
+    bands = wide * (0.6 + 0.5 * _smooth_noise(rng, 5)) + 0.7 * thin * (0.6 + 0.5 * _smooth_noise(rng, 6))
+    clefts = np.clip(wide + _smooth_noise(rng, 4) - 2.0, 0, None)
     return 0.6 * bands - 2.2 * clefts
 
 
@@ -309,12 +315,28 @@ def _stain_cells(rng: np.random.Generator, cells: Cells) -> tuple[Floats, Floats
     nucleoli = rng.poisson(value["nucleoli"])
     for i, (at, radius, edge) in enumerate(zip(cells.at, cells.radius, cells.outline, strict=True)):
         if value["cytoplasm"][i]:
-            fill_polygon(
+            _fill_polygon(
                 pale, at + value["cytoplasm"][i] * (edge - at), GREY_LEVELS * rng.uniform(0.04, 0.22)
             )
-        fill_polygon(pen, edge, GREY_LEVELS * (density[i] + value["rim"][i]))
-        fill_polygon(pen, at + (1 - 0.7 / radius) * (edge - at), GREY_LEVELS * density[i])
+        _fill_polygon(pen, edge, GREY_LEVELS * (density[i] + value["rim"][i]))
+        _fill_polygon(pen, at + (1 - 0.7 / radius) * (edge - at), GREY_LEVELS * density[i])
         for _ in range(nucleoli[i]):
-            spot = at + radius * rng.normal(0, 0.3, 2) + rng.uniform(0.7, 1.2) * unit_circle(ANGLES)
-            fill_polygon(pen, spot, GREY_LEVELS * (density[i] + 0.85))
+            spot = at + radius * rng.normal(0, 0.3, 2) + rng.uniform(0.7, 1.2) * _unit_circle(ANGLES)
+            _fill_polygon(pen, spot, GREY_LEVELS * (density[i] + 0.85))
     return _downsample(nuclei), _downsample(bodies)
+
+
+def main() -> None:
+    """Write the patches of the demo, row by row, with all their colours."""
+    rows = -(-PATCHES // PATCHES_PER_ROW)
+    sheet = Image.new("RGB", (SIZE * PATCHES_PER_ROW, SIZE * rows))
+    for i, patch in enumerate(draw_many(PATCHES, seed=SEED)):
+        sheet.paste(
+            Image.fromarray(patch.image), (SIZE * (i % PATCHES_PER_ROW), SIZE * (i // PATCHES_PER_ROW))
+        )
+    sheet.save(SHEET, quality=QUALITY, subsampling=0, optimize=True, progressive=True)
+    print(f"{SHEET}: {SHEET.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""Networks fine-tuned on domains without an upright, with and without rotated images; PatchCamelyon and RESISC45 are the paper's."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+
+from equicam.evaluate import summary
+from equicam.evaluate.rows import MetricColumn
+from equicam.evaluate.statistics import Estimate
+from equicam.models.libraries import ZeroShot
+from equicam_paper.claims import DOMAINS, METHODS, METRICS, Claim, claims
+from equicam_paper.context import Context, Evaluation, Experiment
+from equicam_paper.measure import (
+    NO_LABEL,
+    accuracy,
+    constant_share,
+    describe_seeds,
+    eq_row,
+    eq_where_defined,
+    gain_row,
+    mean_over,
+    p_row,
+    paired,
+)
+from equicam_paper.rows import Both, Remark, Row, compare, note, number
+
+PUBLISHED = ("Grad-CAM", "AugCAM unaligned", "EquiGrad-CAM+PCF", "EquiGrad-CAM")
+TESTS = {
+    "app.p.pcam": ("PatchCamelyon", ["insertion", "deletion"]),
+    "app.p.resisc.ins": ("RESISC45", ["insertion"]),
+    "app.p.resisc.del": ("RESISC45", ["deletion"]),
+}
+
+
+def domains(context: Context) -> Iterator[Row]:
+    """Table application: Eq, insertion and deletion; accuracy; the cost of alignment in faithfulness, tested by image."""
+    if not context.domain:
+        return
+    start = f"app.{context.claimed_domain}"
+    found = context.evaluate_both([METHODS[name] for name in PUBLISHED], list(METRICS.values()))
+    yield from _metric_rows(start, found, PUBLISHED)
+    right = accuracy(found)
+    yield compare(f"{start}.acc", right, label="accuracy", reason="" if right.clean else NO_LABEL)
+    yield gain_row(f"app.gain.{context.claimed_domain}", found)
+    for claim, (domain, metrics) in TESTS.items():
+        if domain == context.claimed_domain:
+            log10_p = found.map(lambda e, metrics: max(_log10_p(e, m) for m in metrics), metrics)
+            opposite = min(_log10_p(found.as_published, m, worse=False) for m in metrics)
+            images = len(summary.pick(found.clean.table, metrics[0], "grad-cam").ids)
+            if claims()[claim].values:
+                label = f"log10 p that it falls, {' and '.join(metrics)}"
+            else:  # published as not significant, in either direction
+                log10_p, label = log10_p.map(min, opposite), f"log10 p, {' and '.join(metrics)}"
+            yield p_row(claim, label, log10_p, images, opposite=opposite)
+    if context.affordable(["aug-score-cam"]):
+        augmented = context.evaluate_both(["aug-score-cam"])
+        yield eq_row(f"{start}.Aug. Score-CAM.Eq", augmented, "aug-score-cam")
+        for name, value in (("const", constant_share), ("cond", eq_where_defined)):
+            both = augmented.map(value, "aug-score-cam")
+            yield compare(f"{start}.augsc.{name}", both, label=f"aug-score-cam, {name}")
+
+
+def _metric_rows(start: str, found: Both[Evaluation], published: Sequence[str]) -> Iterator[Row]:
+    """Eq, insertion and deletion of every method; claims are START.METHOD.METRIC in the paper's names."""
+    for name in published:
+        for short, metric in METRICS.items():
+            measured = found.map(_mean, metric, METHODS[name])
+            yield compare(f"{start}.{name}.{short}", measured, label=f"{METHODS[name]}, {metric}")
+
+
+def _mean(found: Evaluation, metric: str, method: str) -> Estimate:
+    return found.mean(metric, method, found.region if metric == "eq" else None)
+
+
+def _log10_p(found: Evaluation, metric: str, *, worse: bool = True) -> float:
+    """Of a paired test that EquiGrad-CAM is less faithful than Grad-CAM, as published, or more; two-sided as the authors' is."""
+    pair = ("grad-cam", "equigrad-cam") if worse else ("equigrad-cam", "grad-cam")
+    return min(0.0, summary.contrast(found.table, *pair, score=metric, region=None).log10_p + math.log10(2))
+
+
+def missing_domain(context: Context, claim: Claim) -> Remark:
+    """Why a claim about a domain is not answered: the commands that would."""
+    if claim.id.endswith("acc_seed_sd"):
+        return _three_fine_tunes(claim)
+    costly = claim.domain == context.domain or "Score-CAM" in claim.id or ".augsc." in claim.id
+    return fine_tuning(claim.domain, "domains", " --costly --n 500" if costly else "")
+
+
+def fine_tuning(domain: str, experiment: str, options: str = "") -> Remark:
+    """The commands that fine-tune a network on a domain and run an experiment with it."""
+    run = f"--weights models/plain/weights.safetensors{options}"
+    return _commands(domain, ["--out models/plain"], experiment, f" --domain {domain} {run}")
+
+
+def _commands(of: str, trainings: Sequence[str], experiment: str, options: str) -> Remark:
+    """The commands that fine-tune networks, each with its options, and run an experiment with them."""
+    tune = [f"equicam-paper finetune DATA --arch resnet50 {how}" for how in trainings]
+    run = f"equicam-paper reproduce {experiment} --data DATA --split test{options}"
+    return Remark("command", {"of": of, "command": "; ".join([*tune, run])})
+
+
+ZERO_SHOT = ("Grad-CAM", "Grad-CAM++", "LayerCAM", "AugCAM unaligned", "EquiGrad-CAM+PCF", "EquiGrad-CAM")
+ZERO_SHOT_COMMAND = (
+    "a zero-shot CLIP: equicam-paper reproduce clip --data FOLDER (with NWPU-RESISC45, as unpacked) --domain RESISC45 --n 1000 "
+    "--model open_clip:ViT-B-16/openai, or offline --model open_clip:ViT-B-16 --weights FILE of the same weights"
+)
+PROMPTS = "the prompts are not published: ours are `a photo of a CLASS.`, with the folders' names as classes"
+
+
+def clip(context: Context) -> Iterator[Row]:
+    """Table clip: Eq, insertion and deletion; accuracy; how often EquiGrad-CAM's map is constant, and Eq without those."""
+    if context.domain != "RESISC45" or not isinstance(context.model.module, ZeroShot):
+        return
+    found = context.evaluate_both([METHODS[name] for name in ZERO_SHOT], ["eq", "insertion", "deletion"])
+    yield from _metric_rows("clip", found, ZERO_SHOT)
+    right = accuracy(found)
+    yield compare("clip.acc", right, label="accuracy", reason=PROMPTS if right.clean else NO_LABEL)
+    yield gain_row("clip.gain", found)
+    constant = found.map(constant_share, "equigrad-cam")
+    yield compare("const.clip.eg", constant, label="equigrad-cam: constant maps")
+    defined = found.map(eq_where_defined, "equigrad-cam")
+    yield compare("clip.eg.cond", defined, label="equigrad-cam where its map is not constant")
+
+
+SHORT = {"gc": "grad-cam", "eg": "equigrad-cam"}
+SEEDS = ("seed0", "seed1", "seed2")
+SPREAD = "three seeds decide nothing; standard deviation, and the paper does not say what its ± is"
+
+
+def seeds(context: Context) -> Iterator[Row]:
+    """Every one of three files of weights, their mean, range and standard deviation."""
+    if not context.domain or not all(seed in context.extra for seed in SEEDS):
+        return
+    start = f"app.{context.claimed_domain}"
+    runs = [context.with_weights(context.extra[seed]).evaluate_both(list(SHORT.values())) for seed in SEEDS]
+    for short, method in SHORT.items():
+        each = [run.map(Evaluation.eq, method) for run in runs]
+        for i, found in enumerate(each):
+            yield compare("", found, label=f"{method}, seed {i}")
+        eq = Both.together(each).map(lambda of: [one.value for one in of])
+        reason = f"from {min(eq.clean):.3f} to {max(eq.clean):.3f} by ours; {SPREAD}"
+        average, deviation = eq.map(lambda of: number(mean(of))), eq.map(lambda of: number(stdev(of)))
+        yield compare(f"{start}.seeds.{short}", average, label=f"{method}, mean", reason=reason)
+        yield compare(f"{start}.seeds.{short}.sd", deviation, label=f"{method}, spread", reason=SPREAD)
+    right = [100 * found.value for found in (accuracy(run).clean for run in runs) if found]
+    spread = Both(number(stdev(right)) if len(right) == len(SEEDS) else None, None)
+    reason = SPREAD if right else NO_LABEL
+    yield compare(f"{start}.acc_seed_sd", spread, label="accuracy, spread in points", reason=reason)
+
+
+def _three_fine_tunes(claim: Claim) -> Remark:
+    extra = " ".join(f"--extra {seed}=models/{seed}/weights.safetensors" for seed in SEEDS)
+    tune = [f"--seed {i} --out models/{seed}" for i, seed in enumerate(SEEDS)]
+    return _commands(claim.domain, tune, "seeds", f" --domain {claim.domain} {extra}")
+
+
+WEIGHTS = {"no aug": "plain", "rot aug": "rotated"}
+"""The paper's names of the two trainings, and those of --extra."""
+TRAININGS = ("", "1", "2")
+"""What follows those names in --extra: nothing for the first seed, then the number of each further one."""
+ALIGNED_ABOVE_TRAINED, ALIGNED_AND_TRAINED, TRAINED_ABOVE_PLAIN = (
+    "EG without rotated training − GC with it",
+    "EG with rotated training − GC with it",
+    "GC with rotated training − GC without",
+)
+DIFFERENCES = {
+    ALIGNED_ABOVE_TRAINED: (("no aug", "equigrad-cam"), ("rot aug", "grad-cam"), "alignment is ahead"),
+    ALIGNED_AND_TRAINED: (("rot aug", "equigrad-cam"), ("rot aug", "grad-cam"), "alignment adds to rotated training"),
+    TRAINED_ABOVE_PLAIN: (("rot aug", "grad-cam"), ("no aug", "grad-cam"), "rotated training raises Eq"),
+}  # fmt: skip
+"""Differences paired by image: what is compared with what, and what a number above 0 means."""
+OfWeights = dict[str, Both[Evaluation]]
+
+
+def rotation_augmentation(context: Context) -> Iterator[Row]:
+    """Eq of Grad-CAM and EquiGrad-CAM, and accuracy, without and with rotated training images, over all seeds."""
+    if not context.domain or not _has_weights(context):
+        return
+    seeds = _evaluate_weights(context)
+    for name, found in _measure_weights(seeds).items():
+        yield from found.rows(f"rotaug.{context.claimed_domain}.{name}", name)
+    for label, (one, other, above) in DIFFERENCES.items():
+        difference = OverSeeds.of([_difference(tables, one, other) for tables in seeds])
+        yield from difference.rows("", label, f"paired by image; above 0: {above}")
+
+
+def cub_rotation(context: Context) -> Iterator[Row]:
+    """The same on birds; the paper gives one number for EquiGrad-CAM on either model."""
+    if not _has_weights(context):
+        return
+    measured = _measure_weights(_evaluate_weights(context))
+    for name, found in measured.items():
+        if not name.startswith("EG"):
+            yield from found.rows(f"rotaug.CUB.{name}", name)
+    either = Both.together([measured[f"EG Eq {name}"].mean for name in WEIGHTS])
+    plain, rotated = (one.value for one in either.clean if one)
+    yield compare(
+        "rotaug.CUB.EG Eq either model", either.map(lambda of: min((e for e in of if e), key=_value)),
+        label="EG Eq, the lower of both models", reason=f"by our protocol {plain:.3f} plain, {rotated:.3f} rotated",
+    )  # fmt: skip
+
+
+def _value(found: Estimate) -> float:
+    return found.value
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """A quantity of every seed by both protocols, and its mean over the seeds with an interval over images or groups of them."""
+
+    mean: Both[Estimate | None]
+    seeds: Sequence[Both[Estimate | None]]
+
+    @staticmethod
+    def of(columns: Sequence[Both[MetricColumn]]) -> "OverSeeds":
+        """Of one column for each seed; None where nothing is defined."""
+        each = [column.map(summary.mean_of).map(_defined) for column in columns]
+        return OverSeeds(Both.together(columns).map(mean_over).map(_defined), each)
+
+    def of_clean(self) -> "OverSeeds":
+        """A quantity that no protocol changes."""
+        return OverSeeds(Both(self.mean.clean, None), [Both(one.clean, None) for one in self.seeds])
+
+    def rows(self, claim: str, label: str, reason: str = "") -> Iterator[Row]:
+        """The mean with the range over the seeds, or why nothing is measured; and every seed, where there are several."""
+        known = [one.clean for one in self.seeds if one.clean is not None]
+        notes = [reason, describe_seeds(known) if len(known) > 1 else "" if known else NO_LABEL]
+        yield compare(claim, self.mean, label=label, reason="; ".join(filter(None, notes)))
+        if len(self.seeds) > 1:
+            yield from (compare("", found, label=f"{label}, seed {i}") for i, found in enumerate(self.seeds))
+
+
+def _has_weights(context: Context) -> bool:
+    """Whether both files of weights of the first seed are given."""
+    return all(name in context.extra for name in WEIGHTS.values())
+
+
+def _evaluate_weights(context: Context) -> list[OfWeights]:
+    """Evaluations with either file of weights, for every seed that has both."""
+    return [
+        {
+            name: context.with_weights(context.extra[f"{ours}{seed}"]).evaluate_both(list(SHORT.values()))
+            for name, ours in WEIGHTS.items()
+        }
+        for seed in TRAININGS
+        if all(f"{ours}{seed}" in context.extra for ours in WEIGHTS.values())
+    ]
+
+
+def _measure_weights(seeds: Sequence[OfWeights]) -> dict[str, OverSeeds]:
+    """Eq and accuracy with either kind of weights, by the paper's names."""
+    measured: dict[str, OverSeeds] = {}
+    for name in WEIGHTS:
+        for short, method in SHORT.items():
+            columns = [tables[name].map(Evaluation.column, "eq", method) for tables in seeds]
+            measured[f"{short.upper()} Eq {name}"] = OverSeeds.of(columns)
+        measured[f"acc {name}"] = OverSeeds.of([tables[name].map(_right) for tables in seeds]).of_clean()
+    return measured
+
+
+def _right(found: Evaluation) -> MetricColumn:
+    """1 for an image classified as labelled; NaN where its label is none of the model's classes."""
+    wrong = summary.pick(found.table, "misclassified")
+    return replace(wrong, value=1 - wrong.value)
+
+
+def _defined(found: Estimate) -> Estimate | None:
+    return found if found.n else None
+
+
+def _difference(tables: OfWeights, one: tuple[str, str], other: tuple[str, str]) -> Both[MetricColumn]:
+    """Eq with some weights and method minus that with others, on the same images."""
+    a, b = (tables[weights].map(Evaluation.column, "eq", method) for weights, method in (one, other))
+    return Both(paired(a.clean, b.clean), paired(a.as_published, b.as_published))
+
+
+def _two_trainings(claim: Claim, experiment: str) -> Remark:
+    extra = " ".join(f"--extra {name}=models/{name}/weights.safetensors" for name in WEIGHTS.values())
+    split = " (DATA with folders train and test)" if claim.domain == "RESISC45" else ""
+    domain = f" --domain {claim.domain}" if claim.domain in DOMAINS else ""
+    tune = ["--out models/plain", "--out models/rotated --rotation-augment"]
+    return _commands(f"{claim.domain}{split}", tune, experiment, f"{domain} {extra}")
+
+
+CLAIMS_OF_DOMAINS = tuple(
+    f"app.{d}.{name}" for d in DOMAINS for name in ("Grad", "Aug", "aug", "Equi", "acc")
+)
+CLAIMS_OF_SEEDS = tuple(f"app.{domain}.{kind}" for domain in DOMAINS for kind in ("seeds", "acc_seed"))
+EXPERIMENTS = {
+    "clip": Experiment(
+        "Table clip: a zero-shot model on aerial tiles", ("clip.", "const.clip"), clip,
+        "a zero-shot CLIP and RESISC45", lambda *_: note(ZERO_SHOT_COMMAND),
+    ),
+    "domains": Experiment(
+        "Table application: two domains without an upright", (*CLAIMS_OF_DOMAINS, "app.gain", "app.p."), domains,
+        "--domain, its test images and fine-tuned --weights", missing_domain,
+    ),
+    "seeds": Experiment(
+        "Three fine-tunes: does the gap depend on the seed?", CLAIMS_OF_SEEDS, seeds,
+        "a domain's test images and three fine-tuned files of weights", lambda _, claim: _three_fine_tunes(claim),
+    ),
+    "rotation-augmentation": Experiment(
+        "Rotation augmentation against alignment", ("rotaug.PatchCamelyon", "rotaug.RESISC45"), rotation_augmentation,
+        "a domain's test images and two fine-tuned files of weights", lambda _, claim: _two_trainings(claim, "rotation-augmentation"),
+    ),
+    "cub-rotation": Experiment(
+        "CUB-200-2011: rotation augmentation against alignment", ("rotaug.CUB",), cub_rotation,
+        "CUB-200-2011 and two fine-tuned files of weights", lambda _, claim: _two_trainings(claim, "cub-rotation"),
+    ),
+}  # fmt: skip
