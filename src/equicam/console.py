@@ -235,12 +235,13 @@ def as_typed(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str | os.PathLike):
         in_the_way = isinstance(error, FileExistsError)
         error = EquicamError(
-            repr(os.fspath(error.filename)), needs="to be a folder" if in_the_way else "to be a path that can be read and written",
-            got="a file" if in_the_way else error.strerror, fix="another path",
+            repr(os.fspath(error.filename)),
+            "to be a folder" if in_the_way else "to be a path that can be read and written",
+            "a file" if in_the_way else error.strerror, "another path",
         )  # fmt: skip
     if isinstance(error, EquicamError):
         fix = ARGUMENT.sub(lambda found: _as_option(found[1], found[2].strip('"')), error.fix)
-        error = EquicamError(error.what, needs=error.needs, got=error.got, fix=fix)
+        error = EquicamError(error.what, error.needs, error.got, fix)
     return plain(error)
 
 
@@ -257,7 +258,7 @@ def parse_dtype(name: str | None) -> "torch.dtype | None":
 
     known = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in known:
-        raise EquicamError("dtype", needs="bfloat16 or float16", got=repr(name), fix="--dtype bfloat16")
+        raise EquicamError("dtype", "bfloat16 or float16", repr(name), "--dtype bfloat16")
     return known[name]
 
 

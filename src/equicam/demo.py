@@ -43,7 +43,7 @@ def worst_tenth_sentence(triage: Triage) -> str:
 def synthetic_patches(count: int = PATCHES) -> list[Image.Image]:
     """Patches that look like stained tissue, with and without tumour in their centre; no photographs, and at most 200."""
     if not 0 <= count <= PATCHES:
-        raise EquicamError("patches", needs=f"at most {PATCHES}", got=count, fix=f"count={PATCHES}")
+        raise EquicamError("patches", f"at most {PATCHES}", count, f"count={PATCHES}")
     with Image.open(SHEET) as sheet:
         sheet.load()
     corners = ((SIDE * (i % PATCHES_PER_ROW), SIDE * (i // PATCHES_PER_ROW)) for i in range(count))

@@ -1,11 +1,11 @@
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
 class EquicamError(ValueError):
     """A mistake the caller can correct: what failed, what it needs, what was given, and what to try."""
 
-    def __init__(self, what: str, *, needs: str, got: object, fix: str) -> None:
+    def __init__(self, what: str, needs: str, got: object, fix: str) -> None:
         super().__init__(f"{what} needs {needs}, got {got}; try {fix}")
         self.what, self.needs, self.got, self.fix = what, needs, got, fix
 
@@ -14,8 +14,13 @@ class EquicamError(ValueError):
         return {"what": self.what, "needs": self.needs, "got": str(self.got), "fix": self.fix}
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Exceptions with keyword-only arguments need this to travel between processes."""
-        return _rebuild, (type(self), self.what, self.needs, str(self.got), self.fix)
+        """It travels between processes by its parts, with what was given as text."""
+        return type(self), (self.what, self.needs, str(self.got), self.fix)
+
+
+def not_one_of(what: str, options: Iterable[str], got: object, fix: str) -> EquicamError:
+    """A value that is none of the options."""
+    return EquicamError(what, f"one of {', '.join(options)}", repr(got), fix)
 
 
 class NotNamedError(EquicamError):
@@ -45,13 +50,11 @@ def refusing(
         raise
     except MemoryError as error:
         raise EquicamError(
-            what, needs="less memory to be read", got="a file too large for it", fix="a smaller or tiled copy"
+            what, "less memory to be read", "a file too large for it", "a smaller or tiled copy"
         ) from error
     except Exception as error:  # noqa: BLE001  # of every kind
         got = error_text(error)[:200] if quoted else ""
-        raise EquicamError(what, needs=needs, got=got or type(error).__name__, fix=fix) from (
-            error if quoted else None
-        )
+        raise EquicamError(what, needs, got or type(error).__name__, fix) from (error if quoted else None)
 
 
 @contextmanager
@@ -61,10 +64,6 @@ def needing(extra: str, what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise EquicamError(
-            what, needs=f"{error.name or 'a library'}, which is not installed", got="no such library",
-            fix=f"pip install 'equicam[{extra}]'",
+            what, f"{error.name or 'a library'}, which is not installed", "no such library",
+            f"pip install 'equicam[{extra}]'",
         ) from error  # fmt: skip
-
-
-def _rebuild(kind: type[EquicamError], what: str, needs: str, got: str, fix: str) -> EquicamError:
-    return kind(what, needs=needs, got=got, fix=fix)

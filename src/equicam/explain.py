@@ -61,7 +61,7 @@ def explain(
     if callable(target):
         if compiled:
             raise EquicamError(
-                "compiled", needs="a class as the target: a function may not be captured", got="a function", fix="compiled=False"
+                "compiled", "a class as the target: a function may not be captured", "a function", "compiled=False",
             )  # fmt: skip
         model, target = model.explaining(target), None
     with torch.inference_mode(False):
@@ -80,14 +80,12 @@ def _with_context(
 ) -> tuple[Float[Tensor, "b c H W"], tuple[int, int] | None, list[tuple[int, int]]]:
     """The batch; the size of the window in it, if it has context; and the margin that each image has around that."""
     if context not in CONTEXTS:
-        raise EquicamError(
-            "context", needs=f"one of {', '.join(CONTEXTS)}", got=repr(context), fix='context="auto"'
-        )
+        raise EquicamError("context", f"one of {', '.join(CONTEXTS)}", repr(context), 'context="auto"')
     if isinstance(images, Tensor):
         if window is None and context != "none":
             raise EquicamError(
-                "context", needs="images, which the model's preprocessing crops, or a window in the tensor", got="a tensor",
-                fix="window=224",
+                "context", "images, which the model's preprocessing crops, or a window in the tensor", "a tensor",
+                "window=224",
             )  # fmt: skip
         if window is None:
             return as_batch(model, images, check=False), None, []
@@ -95,9 +93,7 @@ def _with_context(
         margin = ((x.shape[-2] - size[0]) // 2, (x.shape[-1] - size[1]) // 2)
         return x, size, [margin] * len(x)
     if window is not None:
-        raise EquicamError(
-            "window", needs="a tensor of preprocessed pixels", got="images or paths", fix='context="auto"'
-        )
+        raise EquicamError("window", "a tensor of preprocessed pixels", "images or paths", 'context="auto"')
     if context == "none":  # surrounds come with context only
         return as_batch(model, images, check=False), None, []  # type: ignore[arg-type]
     given = list(images) if isinstance(images, list | tuple) else []
@@ -115,8 +111,8 @@ def _in_window(
     height, width = (window, window) if isinstance(window, int) else window
     if not 2 <= height <= x.shape[-2] or not 2 <= width <= x.shape[-1]:
         raise EquicamError(
-            "window", needs=f"at least 2 and at most {x.shape[-2]}×{x.shape[-1]}, the size of the images",
-            got=f"{height}×{width}", fix="window=224, or no window",
+            "window", f"at least 2 and at most {x.shape[-2]}×{x.shape[-1]}, the size of the images", f"{height}×{width}",
+            "window=224, or no window",
         )  # fmt: skip
     rows, columns = x.shape[-2] - (x.shape[-2] - height) % 2, x.shape[-1] - (x.shape[-1] - width) % 2
     x = x[..., :rows, :columns]
@@ -184,8 +180,8 @@ def _refuse_gate(model: Model | None, method: Method) -> None:
     """Refuse to weigh views by a confidence that values do not have."""
     if model is not None and not model.has_probabilities and method.fusion.weigh is not uniform:
         raise EquicamError(
-            "a method that weighs views by confidence", needs="class probabilities", got="a value, which has none",
-            fix='method="equigrad-cam"',
+            "a method that weighs views by confidence", "class probabilities", "a value, which has none",
+            'method="equigrad-cam"',
         )  # fmt: skip
 
 
@@ -261,7 +257,7 @@ def equivariant(
     Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are.
     """
     if not isinstance(views, int | Views):
-        raise EquicamError("views", needs="a number of views or Views", got=repr(views), fix="views=18")
+        raise EquicamError("views", "a number of views or Views", repr(views), "views=18")
     grid = views if isinstance(views, Views) else Views.evenly(views)
     method = Method("an explainer of the caller's", Fusion(grid, "map", "map"), reader=external(fn))
 
@@ -278,7 +274,7 @@ def equivariant(
 def _dtype_name(dtype: torch.dtype | None, device: torch.device) -> str | None:
     """The name of the type to run the network in: the caller's, or that of an autocast around the call."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise EquicamError("dtype", needs="a floating torch.dtype", got=repr(dtype), fix="torch.bfloat16")
+        raise EquicamError("dtype", "a floating torch.dtype", repr(dtype), "torch.bfloat16")
     if dtype is None and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
     return None if dtype is None else str(dtype).removeprefix("torch.")

@@ -189,8 +189,8 @@ class Explanation:
             write_figure(self.plot(images=len(self)), path)
         elif kind:
             raise EquicamError(
-                "save", needs=f"a folder, or a file that ends in {', '.join((*FIGURE_FILES, *TENSOR_FILES))}",
-                got=repr(path.name), fix='"explained.png"',
+                "save", f"a folder, or a file that ends in {', '.join((*FIGURE_FILES, *TENSOR_FILES))}", repr(path.name),
+                '"explained.png"',
             )  # fmt: skip
         else:
             path.mkdir(parents=True, exist_ok=True)
@@ -346,9 +346,7 @@ def read_state(found: Any, what: str) -> Explanation:
 
 def not_stored(what: str, got: str) -> EquicamError:
     """The error for a file of something else."""
-    return EquicamError(
-        what, needs="a file that Explanation.save wrote", got=got, fix='e.save("explanation.pt")'
-    )
+    return EquicamError(what, "a file that Explanation.save wrote", got, 'e.save("explanation.pt")')
 
 
 def _refuse_shapes(given: dict[str, Any], what: str) -> None:

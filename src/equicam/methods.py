@@ -154,8 +154,8 @@ def resolve(recipe: Recipe) -> Method:
         if value is not None:
             if not isinstance(fusion.weigh, gate):
                 raise EquicamError(
-                    option, needs=f"a method weighted by {gate.__name__}", got=f"{option}={value} with another",
-                    fix='"equigrad-cam+pcf"' if gate is KeepConfident else '"equigrad-cam+soft"',
+                    option, f"a method weighted by {gate.__name__}", f"{option}={value} with another",
+                    '"equigrad-cam+pcf"' if gate is KeepConfident else '"equigrad-cam+soft"',
                 )  # fmt: skip
             fusion = replace(fusion, weigh=gate(value))
     return replace(method, fusion=fusion)
@@ -169,8 +169,7 @@ def resolve_fill(recipe: Recipe) -> Fill:
     protocol = find_protocol(recipe.protocol)
     if recipe.context != "none" and not protocol.has_context:
         raise EquicamError(
-            "context", needs="none: the authors' views are of the input alone", got=repr(recipe.context),
-            fix='protocol="ours"',
+            "context", "none: the authors' views are of the input alone", repr(recipe.context), 'protocol="ours"',
         )  # fmt: skip
     if recipe.fill:
         return as_fill(recipe.fill)
@@ -194,7 +193,7 @@ def find_method(name: str, protocol: Protocol) -> Method:
     """The method of a name, as a protocol has it."""
     if name not in METHODS:
         close = get_close_matches(str(name), METHODS, n=1, cutoff=0.4) or ["equigrad-cam"]
-        raise EquicamError("method", needs=f"one of {', '.join(METHODS)}", got=repr(name), fix=repr(close[0]))
+        raise EquicamError("method", f"one of {', '.join(METHODS)}", repr(name), repr(close[0]))
     return replace(METHODS[name], **protocol.variants.get(name, {}))
 
 
@@ -205,7 +204,7 @@ def _views(recipe: Recipe, fusion: Fusion) -> Views:
     if views is None and not _has_own_grid(recipe):
         return fusion.views
     if not isinstance(views, int | None) or isinstance(views, bool):
-        raise EquicamError("views", needs="a number of views or Views", got=repr(views), fix="Views((0, 90))")
+        raise EquicamError("views", "a number of views or Views", repr(views), "Views((0, 90))")
     count = len(fusion.views) if views is None else views
     # one view is the presented one, whatever the grid
     return Views.evenly(count, start=find_protocol(recipe.protocol).first_angle if count > 1 else 0.0)

@@ -35,8 +35,8 @@ class Reason:
     def __post_init__(self) -> None:
         if self.code not in _SENTENCES:
             raise EquicamError(
-                "a reason", needs=f"one of the codes {', '.join(_SENTENCES)}", got=repr(self.code), fix='"text"'
-            )  # fmt: skip
+                "a reason", f"one of the codes {', '.join(_SENTENCES)}", repr(self.code), '"text"'
+            )
 
     def to_row(self) -> dict[str, str]:
         """As a cell of a table: the code, and the values as JSON."""

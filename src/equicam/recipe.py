@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, not_one_of
 
 CONTEXTS = ("none", "auto")
 
@@ -35,9 +35,7 @@ class Recipe:
         plain = getattr(self.views, "to_plain", None)
         object.__setattr__(self, "views", self.views if plain is None else plain())
         if self.context not in CONTEXTS:
-            raise EquicamError(
-                "context", needs=f"one of {', '.join(CONTEXTS)}", got=repr(self.context), fix='context="auto"'
-            )
+            raise not_one_of("context", CONTEXTS, self.context, 'context="auto"')
         if self.dtype is not None:
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
 
@@ -53,8 +51,7 @@ class Recipe:
         known = {f.name for f in fields(Recipe)}
         if unknown := sorted(set(found) - known):
             raise EquicamError(
-                "a recipe", needs=f"only {', '.join(sorted(known))}", got=", ".join(unknown),
-                fix="the equicam version that wrote it",
+                "a recipe", f"only {', '.join(sorted(known))}", ", ".join(unknown), "the equicam version that wrote it",
             )  # fmt: skip
         views = found.get("views")
         if isinstance(views, list):

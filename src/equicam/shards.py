@@ -86,8 +86,8 @@ def read_table(
         if isinstance(error, OSError) and error.errno:
             raise  # of the file system; pyarrow's own have no number
         raise EquicamError(
-            str(path), needs="to be as it was written", got=next(iter(str(error).splitlines()), "no Parquet"),
-            fix="deleting it and computing it again",
+            str(path), "to be as it was written", next(iter(str(error).splitlines()), "no Parquet"),
+            "deleting it and computing it again",
         ) from error  # fmt: skip
     if schema is not None:
         refuse_other_columns(path, found, schema, columns or schema.names)
@@ -114,8 +114,8 @@ def refuse_other_columns(path: Path, table: pa.Table, schema: pa.Schema, needed:
     ]
     if missing or odd:
         raise EquicamError(
-            str(path), needs="the columns it was written with",
-            got="; ".join([f"no {name}" for name in missing] + [f"another type of {name}" for name in odd]), fix="restoring it",
+            str(path), "the columns it was written with",
+            "; ".join([f"no {name}" for name in missing] + [f"another type of {name}" for name in odd]), "restoring it",
         )  # fmt: skip
 
 
@@ -124,9 +124,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return parse_object(path.read_bytes())
     except ValueError as error:
-        raise EquicamError(
-            str(path), needs="to be as it was written", got=error, fix="restoring it"
-        ) from error
+        raise EquicamError(str(path), "to be as it was written", error, "restoring it") from error
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
@@ -209,7 +207,7 @@ def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_another(what: str, before: Mapping[str, Any], now: Mapping[str, Any], *, fix: str) -> None:
     """Raise an error that names the differences, if there are any."""
     if found := differences(before, plain(now)):
-        raise EquicamError(what, needs="the same settings to resume", got="; ".join(found), fix=fix)
+        raise EquicamError(what, "the same settings to resume", "; ".join(found), fix)
 
 
 def shard_path(folder: Path, number: int) -> Path:
@@ -227,9 +225,7 @@ class Shards:
         if known.is_file():
             refuse_another(str(folder), read_json(known), fingerprint, fix=fix)
         elif any(folder.iterdir()):
-            raise EquicamError(
-                str(folder), needs="to be empty, new or ours", got="other files in it", fix=fix
-            )
+            raise EquicamError(str(folder), "to be empty, new or ours", "other files in it", fix)
         else:
             write_atomic(known, json.dumps(fingerprint, indent=1).encode())
 

@@ -621,7 +621,7 @@ def test_a_part_is_heard_of_before_the_next_is_computed_and_written_by_whatever_
 
     def break_down(plans, found):
         if len(begun) == 3:
-            raise EquicamError("a test", needs="to fail", got="that", fix="nothing")
+            raise EquicamError("a test", "to fail", "that", "nothing")
         begun.append(found)
         return honest(plans, found)
 

@@ -30,7 +30,6 @@ from equicam.runs.review.queue import QueueLoader
 from equicam.runs.store import ITEMS, RunStore
 from equicam.runs.verdicts import VERDICTS, ReviewLog
 from equicam.shards import read_table, write_table
-from scripts.check_words import unspelled
 from tests.audit.faked import BLANK, CHANGED, HOSTILE, MISSING, fake_run
 from tests.web.conftest import Server, by_key, events, key_of, large_run, queued, rank
 

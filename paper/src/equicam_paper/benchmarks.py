@@ -45,8 +45,8 @@ def cub(root: Path, split: str | None) -> list[Item] | None:
         ids.add(items[-1].id)
     if len(ids) < len(items) or not items:
         raise EquicamError(
-            f"file {str(base / CUB[0])!r}", needs="one image per line, each once",
-            got=f"{len(items)} lines of {len(ids)} images in this split", fix="a fresh copy of it",
+            f"file {str(base / CUB[0])!r}", "one image per line, each once",
+            f"{len(items)} lines of {len(ids)} images in this split", "a fresh copy of it",
         )  # fmt: skip
     return items
 
@@ -69,8 +69,8 @@ def _table(file: Path) -> dict[str, str]:
         number, _, rest = text.partition(" ")
         if not rest or number in found or not re.fullmatch("[0-9]{1,9}", number):
             raise EquicamError(
-                f"file {str(file)!r}, line {line},", needs="a new image number and a value",
-                got=repr(text)[:80], fix="a fresh copy of it",
+                f"file {str(file)!r}, line {line},", "a new image number and a value", repr(text)[:80],
+                "a fresh copy of it",
             )  # fmt: skip
         found[number] = rest
     return found
@@ -78,18 +78,15 @@ def _table(file: Path) -> dict[str, str]:
 
 def _cell(table: dict[str, str], number: str, file: Path) -> str:
     if number not in table:
-        raise EquicamError(
-            f"file {str(file)!r}", needs=f"a line for image {number}", got="none", fix="a fresh copy of it"
-        )
+        raise EquicamError(f"file {str(file)!r}", f"a line for image {number}", "none", "a fresh copy of it")
     return table[number]
 
 
 def _class(text: str, number: str, file: Path) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
         raise EquicamError(
-            f"image {number} in {str(file)!r}", needs="a class from 1 on", got=repr(text)[:80],
-            fix="a fresh copy of it",
-        )  # fmt: skip
+            f"image {number} in {str(file)!r}", "a class from 1 on", repr(text)[:80], "a fresh copy of it"
+        )
     return int(text) - 1
 
 
@@ -98,9 +95,7 @@ def _corners(text: str, *, what: str) -> Box:
     try:
         x, y, width, height = (float(v) for v in text.split())
     except ValueError as error:
-        raise EquicamError(
-            what, needs="x y width height", got=repr(text)[:80], fix="a fresh copy of it"
-        ) from error
+        raise EquicamError(what, "x y width height", repr(text)[:80], "a fresh copy of it") from error
     return parse_box((x, y, x + width, y + height), what=what)
 
 
@@ -151,7 +146,7 @@ def resisc45(root: Path, split: str | None) -> list[Item] | None:
 
 
 def _no_split(what: str, split: str | None, splits: list[str]) -> EquicamError:
-    return EquicamError(what, needs="an existing split", got=repr(split), fix=quote_names(splits))
+    return EquicamError(what, "an existing split", repr(split), quote_names(splits))
 
 
 LAYOUTS: tuple[Callable[[Path, str | None], list[Item] | None], ...] = (

@@ -34,8 +34,7 @@ def imagenet_boxes(context: Context) -> Iterator[Row]:
     """The same on ImageNet's boxes; the paper measures this on birds only."""
     if not any(item.boxes for item in context.listing):
         raise EquicamError(
-            "localisation", needs="images with boxes", got=f"{context.data}: none has any",
-            fix="a column `boxes`, or annotations",
+            "localisation", "images with boxes", f"{context.data}: none has any", "a column `boxes`, or annotations",
         )  # fmt: skip
     yield from _box_rows(context, "ImageNet boxes")
 

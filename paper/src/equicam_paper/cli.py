@@ -186,10 +186,7 @@ def _write_page(page: Path, rows: Path | None) -> None:
 
         if rows is None:
             raise EquicamError(
-                "--page",
-                needs="a folder of kept rows",
-                got="no --rows",
-                fix=f"--page {page} --rows docs/reproduce/rows",
+                "--page", "a folder of kept rows", "no --rows", f"--page {page} --rows docs/reproduce/rows"
             )
         counts = write_page(page, rows)
     answer("reproduce", {"page": str(page), "claims": counts})

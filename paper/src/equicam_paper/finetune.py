@@ -90,8 +90,8 @@ def initial_model(arch: str, weights: str | Path | None, classes: int) -> Model:
     unknown = [key for key in given if key not in fitting and not key.startswith(head)]
     if unknown or len(fitting) < len(given) / 2:
         raise EquicamError(
-            f"weights {file.name!r}", needs=f"tensors of {arch}, except the head", got=f"others: {unknown[:3]}",
-            fix="the architecture they were trained with",
+            f"weights {file.name!r}", f"tensors of {arch}, except the head", f"others: {unknown[:3]}",
+            "the architecture they were trained with",
         )  # fmt: skip
     model.module.load_state_dict(fitting, strict=False)
     return model
@@ -131,7 +131,7 @@ def _split(items: Sequence[Item], seed: int) -> tuple[list[Item], list[Item], tu
     classes = tuple(sorted({str(i.label) for i in labelled}))
     if len(classes) < 2:
         raise EquicamError(
-            "finetune", needs="images of two classes or more", got=f"{len(classes)}", fix="a labelled source"
+            "finetune", "images of two classes or more", f"{len(classes)}", "a labelled source"
         )
     rng = np.random.default_rng(seed)
     learn: list[Item] = []

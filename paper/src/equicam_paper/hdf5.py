@@ -87,4 +87,4 @@ def _open(path: str, name: str, pid: int) -> Any:  # noqa: ARG001  # a forked pr
 
 
 def _invalid(path: Path, needs: str, got: object) -> EquicamError:
-    return EquicamError(f"file {str(path)!r}", needs=needs, got=got, fix="a fresh copy of it")
+    return EquicamError(f"file {str(path)!r}", needs, got, "a fresh copy of it")

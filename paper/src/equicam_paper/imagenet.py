@@ -68,8 +68,7 @@ def _by_number(root: Path, truth: Path) -> list[Item]:
     meta = _in_devkit(root, META)
     if meta is None:
         raise EquicamError(
-            f"ImageNet in {str(root)!r}", needs=f"{META} next to {TRUTH}", got="none",
-            fix="unpacking ILSVRC2012_devkit_t12.tar.gz there",
+            f"ImageNet in {str(root)!r}", f"{META} next to {TRUTH}", "none", "unpacking ILSVRC2012_devkit_t12.tar.gz there",
         )  # fmt: skip
     synsets, classes, annotations = _synsets_by_class(meta), read_lines(truth), _annotations(root)
     labels = {synset: i for i, synset in enumerate(sorted(synsets.values()))}
@@ -78,8 +77,8 @@ def _by_number(root: Path, truth: Path) -> list[Item]:
         class_id = classes[number - 1] if 1 <= number <= len(classes) else "no such line"
         if (synset := synsets.get(class_id)) is None:
             raise EquicamError(
-                f"image {name!r}", needs=f"a class of {META} in line {number} of {TRUTH}",
-                got=repr(class_id)[:80], fix="both from the same devkit",
+                f"image {name!r}", f"a class of {META} in line {number} of {TRUTH}", repr(class_id)[:80],
+                "both from the same devkit",
             )  # fmt: skip
         items.append(_with_boxes(item_at(base, (name,), label=labels[synset]), annotations, synset=synset))
     return items
@@ -94,8 +93,8 @@ def _numbered(root: Path) -> list[tuple[Path, str, int]]:
             report_skipped(base, [*skipped, *((name,) for name in names if not NUMBERED.fullmatch(name))])
             return found
     raise EquicamError(
-        f"ImageNet in {str(root)!r}", needs="images ILSVRC2012_val_00000001.JPEG …", got="none",
-        fix="unpacking ILSVRC2012_img_val.tar into val/",
+        f"ImageNet in {str(root)!r}", "images ILSVRC2012_val_00000001.JPEG …", "none",
+        "unpacking ILSVRC2012_img_val.tar into val/",
     )  # fmt: skip
 
 
@@ -110,8 +109,8 @@ def _synsets_by_class(meta: Path) -> dict[str, str]:
         return {str(number): valid_utf8(synset) for number, synset in pairs if 1 <= number <= 1000}
     except Exception as error:  # whatever is wrong with it; SciPy may also end this process
         raise EquicamError(
-            f"file {str(meta)!r}", needs="synsets with ILSVRC2012_ID and WNID", got=valid_utf8(repr(error)[:200]),
-            fix="a fresh copy of the devkit",
+            f"file {str(meta)!r}", "synsets with ILSVRC2012_ID and WNID", valid_utf8(repr(error)[:200]),
+            "a fresh copy of the devkit",
         ) from error  # fmt: skip
 
 
@@ -149,7 +148,7 @@ def read_boxes(file: Path) -> tuple[Box, ...]:
             found[-1][path[3]] = found[-1].get(path[3], "") + data
 
     def refuse(*_: object) -> None:
-        raise EquicamError(what, needs="XML without a DTD", got="a declaration of one", fix="removing it")
+        raise EquicamError(what, "XML without a DTD", "a declaration of one", "removing it")
 
     parser = expat.ParserCreate()
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
@@ -160,7 +159,7 @@ def read_boxes(file: Path) -> tuple[Box, ...]:
     except EquicamError:
         raise
     except (expat.ExpatError, ValueError, LookupError) as error:
-        raise EquicamError(what, needs="well-formed XML", got=error, fix="a fresh copy of it") from error
+        raise EquicamError(what, "well-formed XML", error, "a fresh copy of it") from error
     return tuple(
         parse_box((b.get(k, "") for k in ("xmin", "ymin", "xmax", "ymax")), what=what) for b in found
     )

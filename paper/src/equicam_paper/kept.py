@@ -51,7 +51,7 @@ def read_rows(path: Path) -> KeptRows:
         return KeptRows(found["experiment"], backbone, domain, found["provenance"], rows)
     except (KeyError, TypeError, ValueError) as error:
         raise EquicamError(
-            str(path), needs="rows with provenance, as `equicam-paper reproduce` writes them", got=repr(error), fix="running it again"
+            str(path), "rows with provenance, as `equicam-paper reproduce` writes them", repr(error), "running it again",
         ) from error  # fmt: skip
 
 

@@ -74,14 +74,12 @@ def read_kept(rows: Path) -> Kept:
         files = [path for path in folder.glob("*.json") if path.name not in OTHER_FILES]
         unknown = [path.stem for path in files if path.stem not in order]
         if unknown:
-            raise EquicamError(
-                str(folder), needs="files named as experiments", got=", ".join(unknown), fix="removing them"
-            )
+            raise EquicamError(str(folder), "files named as experiments", ", ".join(unknown), "removing them")
         files.sort(key=lambda path: order.index(path.stem))
         kept[folder.name] = {path.stem: read_rows(path) for path in files}
     if not any(kept.values()):
         raise EquicamError(
-            f"rows {str(rows)!r}", needs="files NETWORK/NAME.json", got="none", fix="equicam-paper reproduce all --rows FOLDER/NETWORK"
+            f"rows {str(rows)!r}", "files NETWORK/NAME.json", "none", "equicam-paper reproduce all --rows FOLDER/NETWORK",
         )  # fmt: skip
     return dict(sorted(kept.items(), key=lambda pair: _place(*pair)))
 

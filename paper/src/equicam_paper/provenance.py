@@ -42,8 +42,10 @@ def authors_draw(items: Sequence[Item]) -> list[Item]:
     sizes = {len(files) for files in by_class.values()}
     if sizes != {FILES_PER_CLASS}:
         raise EquicamError(
-            "--draw authors", needs=f"{FILES_PER_CLASS} images of every class, a folder each, as the authors' download keeps them",
-            got=f"{len(by_class)} classes of {min(sizes, default=0)} to {max(sizes, default=0)}", fix="no --draw: a class-spread sample",
+            "--draw authors",
+            f"{FILES_PER_CLASS} images of every class, a folder each, as the authors' download keeps them",
+            f"{len(by_class)} classes of {min(sizes, default=0)} to {max(sizes, default=0)}",
+            "no --draw: a class-spread sample",
         )  # fmt: skip
     files = [
         sorted(by_class[name], key=lambda item: item.id)
@@ -61,7 +63,7 @@ def draw_sample(items: Sequence[Item], n: int | None, draw: str = "") -> list[It
             return [chosen[round(k * classes / n)] for k in range(n)]
         return chosen[:n]
     if draw:
-        raise EquicamError("--draw", needs="authors", got=repr(draw), fix="--draw authors, or none")
+        raise EquicamError("--draw", "authors", repr(draw), "--draw authors, or none")
     return sample_by_class(items, n)
 
 

@@ -60,9 +60,7 @@ def reproduce(name: str, data: str | None, out: Path, **options: Any) -> Reprodu
 def find_experiment(name: str) -> Experiment:
     """The experiment of this name; refuses an unknown one."""
     if name not in EXPERIMENTS:
-        raise EquicamError(
-            "an experiment", needs=f"one of {', '.join(EXPERIMENTS)}, or all", got=repr(name), fix=LISTING
-        )  # fmt: skip
+        raise EquicamError("an experiment", f"one of {', '.join(EXPERIMENTS)}, or all", repr(name), LISTING)
     return load_experiment(name)
 
 
@@ -70,7 +68,7 @@ def no_data(name: str) -> EquicamError:
     """The error of a run without images, with what the experiment needs."""
     needs = load_experiment(name).needs if name in EXPERIMENTS else "images"
     fix = f"equicam-paper reproduce {name} --data FOLDER"
-    return EquicamError(f"reproduce {name}", needs=needs, got="no --data", fix=fix)
+    return EquicamError(f"reproduce {name}", needs, "no --data", fix)
 
 
 def open_context(
@@ -135,8 +133,8 @@ def parse_extra(given: str) -> tuple[str, Path]:
     name, _, file = given.partition("=")
     if name not in EXTRA_WEIGHTS or not Path(file).is_file():
         raise EquicamError(
-            "--extra", needs=f"{', '.join(EXTRA_WEIGHTS)} with = and an existing file of weights", got=repr(given),
-            fix="--extra rotated=models/rotated/weights.safetensors",
+            "--extra", f"{', '.join(EXTRA_WEIGHTS)} with = and an existing file of weights", repr(given),
+            "--extra rotated=models/rotated/weights.safetensors",
         )  # fmt: skip
     return name, Path(file)
 
@@ -214,7 +212,7 @@ def run_all(
     """
     wanted = tuple(names) or experiments_of(context)
     if unknown := sorted(set(wanted) - set(EXPERIMENTS)):
-        raise EquicamError("experiments", needs="names of --list", got=", ".join(unknown), fix=LISTING)
+        raise EquicamError("experiments", "names of --list", ", ".join(unknown), LISTING)
     clock = _Clock(len(context.sample), costly_passes(context) if context.costly else _passes(context))
     steps: list[tuple[str, Callable[[], Path | None]]] = []
     if len(SHARED_BY & set(wanted)) > 1:

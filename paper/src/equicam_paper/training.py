@@ -115,9 +115,7 @@ class Training:
         """Train until the held-out images improve no more; yields one line per epoch."""
         r = self.recipe
         if any(p.numel() == 0 for p in self.module.parameters()) or not learn:
-            raise EquicamError(
-                "training", needs="images and a network", got=f"{len(learn)} images", fix="another split"
-            )
+            raise EquicamError("training", "images and a network", f"{len(learn)} images", "another split")
         self._resume()
         for epoch in range(len(self.history), r.epochs):
             if self._stale():
@@ -207,8 +205,7 @@ class Training:
         state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
         if found := differences(json.loads(state["recipe"]), plain(asdict(self.recipe))):
             raise EquicamError(
-                f"resuming {self.checkpoint.parent}", needs="the recipe it was begun with", got="; ".join(found),
-                fix="another --out",
+                f"resuming {self.checkpoint.parent}", "the recipe it was begun with", "; ".join(found), "another --out",
             )  # fmt: skip
         self.module.load_state_dict(state["module"])
         self.optimiser.load_state_dict(state["optimiser"])

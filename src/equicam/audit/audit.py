@@ -90,8 +90,8 @@ def compute_run(
     """
     if model.value is not None:
         raise EquicamError(
-            "an audit", needs="a target that its manifest can record", got="a function of the model's output",
-            fix="a module that returns this value, with task=\"regression\"",
+            "an audit", "a target that its manifest can record", "a function of the model's output",
+            "a module that returns this value, with task=\"regression\"",
         )  # fmt: skip
     recipe, description = resolve_recipe(model, recipe)
     voi = None if voi is None else check_window(voi)
@@ -211,8 +211,8 @@ def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
     resolved = replace(recipe, views=method.fusion.views, fill=resolve_fill(recipe), dtype=dtype)
     if not are_views(resolved.views):
         raise EquicamError(
-            "an audit", needs=f"at most {MAX_VIEWS:,} views, with numbers up to {LARGEST:g}",
-            got=f"{len(resolved.views):,} views", fix="views=18",
+            "an audit", f"at most {MAX_VIEWS:,} views, with numbers up to {LARGEST:g}", f"{len(resolved.views):,} views",
+            "views=18",
         )  # fmt: skip
     return resolved, _describe_method(method)
 
@@ -246,7 +246,7 @@ def _describe_preprocessing(preprocess: Any) -> str:
 def _calibration_subset(items: Items, count: int, seed: int) -> list[str]:
     """The ids of a random subset, the same whatever the order of the items."""
     if count < 0:
-        raise EquicamError("calibrate", needs="a number of images", got=count, fix="--calibrate 200")
+        raise EquicamError("calibrate", "a number of images", count, "--calibrate 200")
 
     def key(name: str) -> bytes:
         return hashlib.sha256(f"{seed}\0{name}\0calibrate".encode()).digest()
@@ -350,6 +350,6 @@ def _refuse_changed(store: RunStore, items: Items) -> None:
     written = filter(store.has_shard, range(store.shard_count))
     if name := next(filter(None, map_concurrently(changed, written)), None):
         raise EquicamError(
-            f"resuming {store.shown}", needs="the images it was started with",
-            got=f"{name!r} changed since it was explained", fix="another --out, or the image as it was",
+            f"resuming {store.shown}", "the images it was started with", f"{name!r} changed since it was explained",
+            "another --out, or the image as it was",
         )  # fmt: skip

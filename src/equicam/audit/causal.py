@@ -51,13 +51,13 @@ def run_causal_test(
 ) -> CausalTest:
     """The test on n random images of a run, or on all if it has fewer; one that the run has is not computed again."""
     if n < CAUSAL_IMAGES:
-        raise EquicamError("n", needs=f"at least {CAUSAL_IMAGES} images", got=n, fix=f"n={CAUSAL_IMAGES}")
+        raise EquicamError("n", f"at least {CAUSAL_IMAGES} images", n, f"n={CAUSAL_IMAGES}")
     if store.manifest.has_values:
         raise EquicamError(
             "the causal test",
-            needs="a model with class probabilities: it measures their loss",
-            got="one without",
-            fix="equicam report without it",
+            "a model with class probabilities: it measures their loss",
+            "one without",
+            "equicam report without it",
         )
     statuses = store.read_items(["id", "status"])
     explained = statuses.filter(pc.equal(statuses["status"], "ok"))["id"].to_pylist()
@@ -112,9 +112,9 @@ def _measure_both(
     if not tested:
         raise EquicamError(
             "the causal test",
-            needs="images that are as they were audited",
-            got="none that can be read",
-            fix="--source with their present place",
+            "images that are as they were audited",
+            "none that can be read",
+            "--source with their present place",
         )
     trained, random = (
         {name: np.concatenate([one[name] for one in found]) for name in REGIONS} for found in costs

@@ -154,8 +154,8 @@ def start_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Calla
     shapes = {d.x.shape for d in good if d.x is not None}
     if len(shapes) > 1:
         raise EquicamError(
-            "preprocessing", needs="to bring every image to one size", got=sorted(shapes), fix="a crop or resize in it",
-        )  # fmt: skip
+            "preprocessing", "to bring every image to one size", sorted(shapes), "a crop or resize in it"
+        )
     ids, margins = [d.item.id for d in good], [context.margin(d) for d in good]
     started: Callable[[], Explained] | None = None
     device, running = context.model.device, context.executor.context
@@ -393,8 +393,8 @@ class AuditJob:
         recorded, rasters = dict(self.manifest.versions), self.manifest.tiling is not None
         if found := differences(recorded, dict(versions(rasters=rasters, dicom="pydicom" in recorded))):
             raise EquicamError(
-                "a worker", needs="the versions the run was started with", got="; ".join(found), fix="the same everywhere"
-            )  # fmt: skip
+                "a worker", "the versions the run was started with", "; ".join(found), "the same everywhere"
+            )
         model = load_checked(self.model_source, device, self.manifest.weights)
         model = replace(model, task=self.manifest.task)  # a name alone does not say it
         tiling, target = self.manifest.tiling, self.manifest.target

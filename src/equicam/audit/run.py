@@ -50,7 +50,7 @@ class Run:
 
     def __post_init__(self) -> None:
         if not isinstance(self.store, RunStore):
-            raise EquicamError("Run", needs="a store", got=repr(self.store), fix="equicam.open_run(folder)")
+            raise EquicamError("Run", "a store", repr(self.store), "equicam.open_run(folder)")
 
     def __repr__(self) -> str:
         manifest = self.manifest
@@ -212,8 +212,8 @@ def _refuse_other_bands(tiling: Tiling, model: "Model") -> None:
     bands, mean = tiling.input.bands, tiling.input.mean or model.mean
     if bands is not None and len(bands) != len(mean):
         raise EquicamError(
-            "--bands", needs=f"{len(mean)}, one for each channel of the model's mean and std", got=", ".join(bands),
-            fix="other --bands, or --mean and --std with a model of as many channels",
+            "--bands", f"{len(mean)}, one for each channel of the model's mean and std", ", ".join(bands),
+            "other --bands, or --mean and --std with a model of as many channels",
         )  # fmt: skip
 
 
@@ -222,15 +222,15 @@ def _refuse_with_more(options: dict[str, Any]) -> None:
     defaults = signature(Run.triage).parameters
     if given := [name for name, value in options.items() if value != defaults[name].default]:
         raise EquicamError(
-            "more", needs="no other option: an extended queue keeps those it was written with",
-            got=", ".join(given), fix="more alone, or a new triage without it",
+            "more", "no other option: an extended queue keeps those it was written with", ", ".join(given),
+            "more alone, or a new triage without it",
         )  # fmt: skip
 
 
 def open_run(folder: str | Path, source: str | None = None) -> Run:
     """A run that exists; `source` says where its images are now if they were moved."""
     if not isinstance(folder, str | Path):
-        raise EquicamError("a run", needs="the path of its folder", got=repr(folder), fix='open_run("run")')
+        raise EquicamError("a run", "the path of its folder", repr(folder), 'open_run("run")')
     store = RunStore(Path(folder))
     manifest = store.manifest
     if source is None:

@@ -58,20 +58,13 @@ def reload_run(
     if not isinstance(model, Model):
         model = _load_model(store, model or _library_model(store), weights, device)
     if (model.classes or ()) != (manifest.classes or ()):
-        raise EquicamError(
-            where, needs="the model's own class names", got="others in manifest.json", fix="restoring it"
-        )
+        raise EquicamError(where, "the model's own class names", "others in manifest.json", "restoring it")
     if model.task != manifest.task:
         raise EquicamError(
-            where,
-            needs=f"a model with task={manifest.task!r}",
-            got=repr(model.task),
-            fix="the model as it was audited",
+            where, f"a model with task={manifest.task!r}", repr(model.task), "the model as it was audited"
         )
     if fingerprint(model.module) != manifest.weights:
-        raise EquicamError(
-            where, needs="the weights it was computed with", got="others", fix="restoring them"
-        )
+        raise EquicamError(where, "the weights it was computed with", "others", "restoring them")
     found, _ = list_items(
         source or manifest.source, manifest.split, manifest.tiling, manifest.recipe.context, manifest.voi,
         from_user=source is not None,
@@ -80,14 +73,14 @@ def reload_run(
     items = replace(found, table=found.table.filter(pc.is_in(found.ids, sample["id"]))).in_scan_order()
     if items.digest() != manifest.data:
         raise EquicamError(
-            where, needs="the images it was computed from", got=f"others in {source or manifest.source}",
-            fix="--source with their present place",
+            where, "the images it was computed from", f"others in {source or manifest.source}",
+            "--source with their present place",
         )  # fmt: skip
     recipe, description = resolve_recipe(model, replace(manifest.recipe, dtype=manifest.dtype))
     if description != manifest.method_description:
         raise EquicamError(
-            where, needs=f"the method it was computed with ({manifest.method_description})", got="another of that name",
-            fix="the equicam version that wrote it",
+            where, f"the method it was computed with ({manifest.method_description})", "another of that name",
+            "the equicam version that wrote it",
         )  # fmt: skip
     calibration = frozenset(sample.filter(sample["calibration"])["id"].to_pylist())
     tile = manifest.tiling.tile if manifest.tiling else None
@@ -121,13 +114,12 @@ def _library_model(store: RunStore) -> str:
     name = store.manifest.model
     if name is None:
         raise NotNamedError(
-            f"the run {store.shown}", needs="its model", got="a module of the caller's",
-            fix="model=… in Python, with that module",
+            f"the run {store.shown}", "its model", "a module of the caller's", "model=… in Python, with that module",
         )  # fmt: skip
     if not is_library_model(name):
         raise NotNamedError(
-            f"the run {store.shown}", needs="--model, because a run may name any code and is not obeyed",
-            got=f"no --model; the run names {name!r}", fix=f"--model {shlex.quote(name)} if you trust it",
+            f"the run {store.shown}", "--model, because a run may name any code and is not obeyed",
+            f"no --model; the run names {name!r}", f"--model {shlex.quote(name)} if you trust it",
         )  # fmt: skip
     return name
 
@@ -138,8 +130,8 @@ def _load_model(store: RunStore, name: str, weights: str | None, device: str | N
     manifest = store.manifest
     if weights is None and (file := weights_file(manifest.weights_from)):
         raise NotNamedError(
-            f"the run {store.shown}", needs="--weights: its weights are of a file, and a run could name any, so you name it",
-            got="no --weights", fix=f"--weights {shlex.quote(str(file))}",
+            f"the run {store.shown}", "--weights: its weights are of a file, and a run could name any, so you name it",
+            "no --weights", f"--weights {shlex.quote(str(file))}",
         )  # fmt: skip
     zero_shot = name.startswith(("open_clip:", "hf:"))
     model = load(

@@ -29,9 +29,9 @@ def _parse(option: str, text: str) -> Gate:
     if found is None or (found[2] and float(found[1]) > 100) or (not found[2] and "." in found[1]):
         raise EquicamError(
             option,
-            needs="a share from 0% to 100%, or a number of images",
-            got=repr(text),
-            fix=f"{option} {'5%' if option == '--max-bad' else '80%'}",
+            "a share from 0% to 100%, or a number of images",
+            repr(text),
+            f"{option} {'5%' if option == '--max-bad' else '80%'}",
         )
     return Gate(option, text.strip(), float(found[1]), bool(found[2]))
 
@@ -43,9 +43,9 @@ def refuse_unreachable(gates: Sequence[Gate], images: int) -> None:
             share = f"{gate.text}%" if gate.limit <= 100 else "80%" if gate.option == "--min-steady" else "5%"
             raise EquicamError(
                 gate.option,
-                needs=f"a number of images up to {images:,}, as many as there are, or a share",
-                got=gate.text,
-                fix=f"{gate.option} {share}",
+                f"a number of images up to {images:,}, as many as there are, or a share",
+                gate.text,
+                f"{gate.option} {share}",
             )
 
 

@@ -43,9 +43,7 @@ def open(  # noqa: A001  # the command's name
         paths = images or []
         for path in paths:
             if not path.is_file():
-                raise EquicamError(
-                    f"image {str(path)!r}", needs="an existing file", got="none", fix="its full path"
-                )
+                raise EquicamError(f"image {str(path)!r}", "an existing file", "none", "its full path")
         with needing_web_server("equicam open"):
             from equicam.live.app import serve_live
         import equicam

@@ -64,8 +64,9 @@ def review(
             names = reviewer or []
             if len(names) != 1 or export is not None:
                 raise EquicamError(
-                    "--import", needs="one --reviewer and no --export",
-                    got=f"{len(names)} reviewers{' and --export' if export else ''}", fix="--reviewer with the name of who gave the verdicts",
+                    "--import", "one --reviewer and no --export",
+                    f"{len(names)} reviewers{' and --export' if export else ''}",
+                    "--reviewer with the name of who gave the verdicts",
                 )  # fmt: skip
             imported = import_verdicts(store, import_, reviewer=names[0], replace=replace)
             counts = {"taken": imported.taken, "without": imported.without, "already": imported.already}
@@ -73,9 +74,9 @@ def review(
             say(imported.sentence)
             return
         if blind_class and not blinding:
-            raise EquicamError("--blind-class", needs="blinding", got="--no-blinding", fix="one of the two")
+            raise EquicamError("--blind-class", "blinding", "--no-blinding", "one of the two")
         if replace:
-            raise EquicamError("--replace", needs="--import", got="none", fix="--import FILE")
+            raise EquicamError("--replace", "--import", "none", "--import FILE")
         if export is not None:
             from equicam.runs.review.verdict_files import write_verdicts
 
@@ -87,7 +88,7 @@ def review(
             say(f"{count:,} verdicts: {export}")
             return
         if output.json:
-            raise EquicamError("--json", needs="--import or --export", got="neither", fix="no --json")
+            raise EquicamError("--json", "--import or --export", "neither", "no --json")
         with needing_web_server("equicam review"):
             from equicam.runs.review.app import serve_review
         serve_review(

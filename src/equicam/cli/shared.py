@@ -36,8 +36,9 @@ def parse_views(text: str | None) -> "int | Views | None":
         return _named_views(name, values)
     except ValueError as error:
         raise EquicamError(
-            "--views", needs="a number from 1 on, dihedral: and an even number, scales: and factors above 0, or shifts: and a share below 0.5",
-            got=repr(text), fix=f"--views {NAMED_VIEWS.get(name, '18')}",
+            "--views",
+            "a number from 1 on, dihedral: and an even number, scales: and factors above 0, or shifts: and a share below 0.5",
+            repr(text), f"--views {NAMED_VIEWS.get(name, '18')}",
         ) from error  # fmt: skip
 
 
@@ -48,9 +49,7 @@ def parse_window(text: str | None) -> tuple[float, float] | None:
     try:
         centre, width = map(float, text.split(","))
     except ValueError as error:
-        raise EquicamError(
-            "--voi", needs="CENTER,WIDTH, two numbers", got=repr(text), fix="--voi 40,400"
-        ) from error
+        raise EquicamError("--voi", "CENTER,WIDTH, two numbers", repr(text), "--voi 40,400") from error
     return centre, width
 
 
@@ -78,11 +77,11 @@ def parse_tiling(*, tile: int | None, size: int | None, crop: int | None, **give
     if tile is None:
         if only_tiles := [name for name in named if name not in ("mean", "std")]:
             name = only_tiles[0].replace("_", "-")
-            raise EquicamError(f"--{name}", needs="--tile, the size of windows", got="none", fix="--tile 224")
+            raise EquicamError(f"--{name}", "--tile, the size of windows", "none", "--tile 224")
         return None
     if size is not None or crop is not None:
         raise EquicamError(
-            "--size and --crop", needs="images", got="--tile", fix="--tile for the size of windows, and --mpp for their resolution"
+            "--size and --crop", "images", "--tile", "--tile for the size of windows, and --mpp for their resolution",
         )  # fmt: skip
     stride = named.get("stride", "tile")
     chosen = Input(
@@ -100,9 +99,7 @@ def parse_numbers(name: str, text: str | None) -> tuple[float, ...] | None:
     try:
         return None if text is None else tuple(float(one) for one in text.split(","))
     except ValueError as error:
-        raise EquicamError(
-            f"--{name}", needs="numbers", got=repr(text), fix=f"--{name} 0.5,0.5,0.5"
-        ) from error
+        raise EquicamError(f"--{name}", "numbers", repr(text), f"--{name} 0.5,0.5,0.5") from error
 
 
 def set_preprocessing(
@@ -131,7 +128,7 @@ def parse_speed(
     where = resolve_device(device).partition(":")[0]
     if where != "cuda" or compiled is False:
         got = "--no-compile" if compiled is False else f"--device {where}"
-        raise EquicamError("--fast", needs="a GPU, and to compile", got=got, fix="leaving --fast out")
+        raise EquicamError("--fast", "a GPU, and to compile", got, "leaving --fast out")
     return chosen or torch.bfloat16, True
 
 
@@ -182,11 +179,9 @@ def resolve_engine(
 
         return "cpu", Cluster(device or best_device(address), address, actors, source)
     if engine != "local":
-        raise EquicamError("engine", needs="local or ray", got=repr(engine), fix="--engine ray")
+        raise EquicamError("engine", "local or ray", repr(engine), "--engine ray")
     if address is not None or actors is not None:
-        raise EquicamError(
-            "--address and --actors", needs="--engine ray", got="--engine local", fix="--engine ray"
-        )
+        raise EquicamError("--address and --actors", "--engine ray", "--engine local", "--engine ray")
     names = split_commas(device) or []
     return ("cpu", Devices(tuple(names), source)) if len(names) > 1 else (resolve_device(device), None)
 
@@ -213,8 +208,8 @@ def needing_web_server(command: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise EquicamError(
-            command, needs="FastAPI and uvicorn", got=f"no module {error.name}", fix="pip install 'equicam[review]'"
-        ) from error  # fmt: skip
+            command, "FastAPI and uvicorn", f"no module {error.name}", "pip install 'equicam[review]'"
+        ) from error
 
 
 def announce_page(name: str, links: "Links", ending: str, *, browser: bool) -> None:

@@ -38,18 +38,16 @@ class Fusion:
     def __post_init__(self) -> None:
         for name, stage in (("align_at", self.align_at), ("mean_at", self.mean_at)):
             if stage not in STAGES and not (name == "align_at" and stage is None):
-                raise EquicamError(
-                    f"Fusion.{name}", needs=f"one of {', '.join(STAGES)}", got=repr(stage), fix='"map"'
-                )
+                raise EquicamError(f"Fusion.{name}", f"one of {', '.join(STAGES)}", repr(stage), '"map"')
         if not self.views.radius:
             raise EquicamError(
-                "views", needs="a part of the image that all of them show", got=", ".join(self.views.labels[:3]),
-                fix="Views.shifts((0.05, 0))",
+                "views", "a part of the image that all of them show", ", ".join(self.views.labels[:3]),
+                "Views.shifts((0.05, 0))",
             )  # fmt: skip
         if self.align_at is not None and STAGES.index(self.align_at) > STAGES.index(self.mean_at):
             raise EquicamError(
-                "Fusion", needs="align_at no later than mean_at",
-                got=f"align_at={self.align_at!r}, mean_at={self.mean_at!r}", fix=f"mean_at={self.align_at!r}",
+                "Fusion", "align_at no later than mean_at", f"align_at={self.align_at!r}, mean_at={self.mean_at!r}",
+                f"mean_at={self.align_at!r}",
             )  # fmt: skip
 
 
@@ -186,8 +184,8 @@ def _aligned_values(
 def _refuse_late_reading(stage: Stage, fusion: Fusion) -> None:
     if STAGES.index(fusion.align_at or fusion.mean_at) < STAGES.index(stage):
         raise EquicamError(
-            f"a reader that starts at {stage!r}", needs="a fusion from there on",
-            got=f"align_at={fusion.align_at!r}, mean_at={fusion.mean_at!r}", fix='align_at="map", mean_at="map"',
+            f"a reader that starts at {stage!r}", "a fusion from there on",
+            f"align_at={fusion.align_at!r}, mean_at={fusion.mean_at!r}", 'align_at="map", mean_at="map"',
         )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class Transform:
         numbers = (self.degrees, self.scale, *self.shift)
         if not all(map(math.isfinite, numbers)) or self.scale <= 0 or len(self.shift) != 2:
             raise EquicamError(
-                "Transform", needs="finite numbers and a scale above 0", got=self, fix="Transform(degrees=90)"
+                "Transform", "finite numbers and a scale above 0", self, "Transform(degrees=90)"
             )
 
     @cached_property

@@ -37,7 +37,7 @@ def select_pixels(
 ) -> Float[Tensor, "*n p"]:
     """The region's pixels of every plane; of the disc, those within a share of its radius."""
     if region not in REGIONS:
-        raise EquicamError("region", needs=f"one of {', '.join(REGIONS)}", got=repr(region), fix='"disc"')
+        raise EquicamError("region", f"one of {', '.join(REGIONS)}", repr(region), '"disc"')
     pixels = planes.flatten(-2)
     if region == "full":
         return pixels

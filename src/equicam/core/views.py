@@ -40,7 +40,7 @@ FILLS: tuple[Fill, ...] = get_args(Fill)
 def as_fill(fill: str) -> Fill:
     """The fill of that name; any other name is refused."""
     if fill not in FILLS:
-        raise EquicamError("fill", needs=f"one of {', '.join(FILLS)}", got=repr(fill), fix='fill="reflect"')
+        raise EquicamError("fill", f"one of {', '.join(FILLS)}", repr(fill), 'fill="reflect"')
     return fill
 
 
@@ -57,8 +57,8 @@ def crop_centre(x: Shaped[Tensor, "*m H W"], size: tuple[int, int]) -> Shaped[Te
     top, left = ((whole - part) // 2 for whole, part in zip(x.shape[-2:], size, strict=True))
     if min(top, left) < 0 or (x.shape[-2] - size[0]) % 2 or (x.shape[-1] - size[1]) % 2:
         raise EquicamError(
-            "window", needs="a size below that of the images by even numbers",
-            got=f"{size[0]}×{size[1]} of {x.shape[-2]}×{x.shape[-1]}", fix="images with one row or column less",
+            "window", "a size below that of the images by even numbers",
+            f"{size[0]}×{size[1]} of {x.shape[-2]}×{x.shape[-1]}", "images with one row or column less",
         )  # fmt: skip
     return x[..., top : top + size[0], left : left + size[1]]
 
@@ -108,10 +108,7 @@ class Views:
             found = ()
         if not found:
             raise EquicamError(
-                "Views",
-                needs="at least one finite angle or Transform",
-                got=transforms,
-                fix="Views.evenly(18)",
+                "Views", "at least one finite angle or Transform", transforms, "Views.evenly(18)"
             )
         object.__setattr__(self, "transforms", found)
 
@@ -126,16 +123,14 @@ class Views:
     def evenly(count: int, *, start: Degrees = 0) -> "Views":
         """θ_t = start + 360 t / count. `start=-180` is the paper authors' grid, without 0° when count is odd."""
         if count < 1:
-            raise EquicamError(
-                "Views.evenly", needs="a count of 1 or more", got=count, fix="Views.evenly(18)"
-            )
+            raise EquicamError("Views.evenly", "a count of 1 or more", count, "Views.evenly(18)")
         return Views([start + 360.0 * t / count for t in range(count)])
 
     @staticmethod
     def dihedral(count: int) -> "Views":
         """Rotations by multiples of 720° / count, each followed by its reflection; 8 map a square grid onto itself."""
         if count < 2 or count % 2:
-            raise EquicamError("Views.dihedral", needs="an even count", got=count, fix="Views.dihedral(18)")
+            raise EquicamError("Views.dihedral", "an even count", count, "Views.dihedral(18)")
         angles = [720.0 * t / count for t in range(count // 2)]
         return Views([Transform(angle, mirrored) for angle in angles for mirrored in (False, True)])
 
@@ -291,8 +286,8 @@ def _transform(
     as_fill(fill)
     if min(height, width) < 2:
         raise EquicamError(
-            "a rotation", needs="a grid of 2×2 or more", got=f"{height}×{width}", fix="a layer with a finer grid"
-        )  # fmt: skip
+            "a rotation", "a grid of 2×2 or more", f"{height}×{width}", "a layer with a finer grid"
+        )
     step = 90 if height == width else 180
     runs = [
         (exact, list(run))

@@ -30,7 +30,7 @@ class KeepConfident:
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:
-            raise EquicamError("tau", needs="a probability from 0 to 1", got=self.tau, fix="tau=0.10")
+            raise EquicamError("tau", "a probability from 0 to 1", self.tau, "tau=0.10")
 
     def __call__(
         self, confidence: Float[Tensor, "t b"], is_top1: Bool[Tensor, "t b"]
@@ -47,7 +47,7 @@ class SoftGate:
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma < float("inf"):
-            raise EquicamError("gamma", needs="a finite number ≥ 0", got=self.gamma, fix="gamma=1.0")
+            raise EquicamError("gamma", "a finite number ≥ 0", self.gamma, "gamma=1.0")
 
     def __call__(
         self,

@@ -59,7 +59,7 @@ class ImageDrawing:
 def draw_figure(drawings: Sequence[ImageDrawing], total: int) -> Figure:
     """A row for each image: it, its own map, the method's map, PEUM, and each view's correlation with the presented view."""
     if not drawings:
-        raise EquicamError("a figure", needs="an image", got="none", fix="images=1")
+        raise EquicamError("a figure", "an image", "none", "images=1")
     several = drawings[0].peum is not None
     known = drawings[0].image is not None
     has_own = drawings[0].own is not None
@@ -163,9 +163,7 @@ def show_figure(figure: Figure) -> None:
     from matplotlib import pyplot
 
     if pyplot.get_backend().lower() == "agg":
-        raise EquicamError(
-            "show", needs="a notebook or a display", got="neither", fix='save("explained.png")'
-        )
+        raise EquicamError("show", "a notebook or a display", "neither", 'save("explained.png")')
     window = pyplot.figure(figsize=figure.get_size_inches())
     window.figimage(np.asarray(Image.open(io.BytesIO(_png_of(figure, dpi=window.dpi)))))
     pyplot.show()

@@ -26,8 +26,8 @@ class Devices:
         kinds = {name.partition(":")[0] for name in self.names}
         if len(kinds) != 1 or (kinds != {"cpu"} and len(set(self.names)) != len(self.names)):
             raise EquicamError(
-                "devices", needs="devices of one kind, each once", got=repr(",".join(self.names)), fix="cuda:0,cuda:1",
-            )  # fmt: skip
+                "devices", "devices of one kind, each once", repr(",".join(self.names)), "cuda:0,cuda:1"
+            )
 
     @property
     def kind(self) -> str:
@@ -84,16 +84,16 @@ def _refuse_unpicklable() -> Iterator[None]:
         yield
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise EquicamError(
-            "several devices", needs="a model and methods that can be pickled", got=error,
-            fix="a model by name, a factory in a file, or one device",
+            "several devices", "a model and methods that can be pickled", error,
+            "a model by name, a factory in a file, or one device",
         ) from error  # fmt: skip
 
 
 def _failed(name: str, message: str | None, code: int | None) -> EquicamError:
     killed = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with {code}"
     return EquicamError(
-        f"the worker on {name}", needs="to finish its shards", got=message or f"a process that was {killed}",
-        fix="the same command again: written shards stay",
+        f"the worker on {name}", "to finish its shards", message or f"a process that was {killed}",
+        "the same command again: written shards stay",
     )  # fmt: skip
 
 

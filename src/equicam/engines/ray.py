@@ -35,11 +35,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
-            raise EquicamError(
-                "device", needs="cpu or cuda with Ray", got=repr(self.device), fix="--device cuda"
-            )
+            raise EquicamError("device", "cpu or cuda with Ray", repr(self.device), "--device cuda")
         if self.actors is not None and self.actors < 1:
-            raise EquicamError("actors", needs="at least 1", got=self.actors, fix="--actors 2")
+            raise EquicamError("actors", "at least 1", self.actors, "--actors 2")
 
     @property
     def kind(self) -> str:
@@ -67,8 +65,8 @@ class Cluster:
             for row in data.iter_rows():
                 if row["problem"]:
                     raise EquicamError(
-                        "the cluster", needs="to compute every shard", got=row["problem"],
-                        fix="the same command once that is fixed: written shards stay",
+                        "the cluster", "to compute every shard", row["problem"],
+                        "the same command once that is fixed: written shards stay",
                     )  # fmt: skip
                 yield int(row["shard"]), json.loads(row["result"])
 
@@ -77,12 +75,12 @@ class Cluster:
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
         if self.device == "cuda" and not gpus:
-            raise EquicamError("the cluster", needs="GPUs", got=f"{cpus} CPUs alone", fix="--device cpu")
+            raise EquicamError("the cluster", "GPUs", f"{cpus} CPUs alone", "--device cpu")
         wanted = self.actors or (gpus if self.device == "cuda" else max(1, cpus - 1))
         if wanted >= cpus:
             raise EquicamError(
-                "the cluster", needs=f"more CPUs than actors ({wanted})", got=cpus,
-                fix=f"--actors {max(1, cpus - 1)}, or ray start --num-cpus {wanted + 1}",
+                "the cluster", f"more CPUs than actors ({wanted})", cpus,
+                f"--actors {max(1, cpus - 1)}, or ray start --num-cpus {wanted + 1}",
             )  # fmt: skip
         return wanted, cpus - wanted
 
@@ -164,8 +162,8 @@ def _connected(address: str | None, actors: int | None) -> Iterator[Any]:
         ray.init(address, logging_level="ERROR", log_to_driver=False, **(own if address == "local" else {}))
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise EquicamError(
-            "a Ray cluster", needs=f"to be reached at {address!r}", got=next(iter(str(error).splitlines()), "nothing"),
-            fix="ray start --head there, its token in RAY_AUTH_TOKEN, or no --address for this machine alone",
+            "a Ray cluster", f"to be reached at {address!r}", next(iter(str(error).splitlines()), "nothing"),
+            "ray start --head there, its token in RAY_AUTH_TOKEN, or no --address for this machine alone",
         ) from error  # fmt: skip
     try:
         yield ray
@@ -181,8 +179,8 @@ def _ray_errors_as_ours(ray: Any) -> Iterator[None]:
     except ray.exceptions.RayError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise EquicamError(
-            "the cluster", needs="to stay", got=f"{type(error).__name__}: {lines[-1]}",
-            fix="the same command once it is back: written shards stay",
+            "the cluster", "to stay", f"{type(error).__name__}: {lines[-1]}",
+            "the same command once it is back: written shards stay",
         ) from error  # fmt: skip
 
 
@@ -192,8 +190,6 @@ def _ray() -> Any:
         import ray
         import ray.data
     except ImportError as error:
-        raise EquicamError(
-            "--engine ray", needs="Ray", got="no such package", fix="pip install 'equicam[ray]'"
-        ) from error
+        raise EquicamError("--engine ray", "Ray", "no such package", "pip install 'equicam[ray]'") from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     return ray

@@ -139,8 +139,8 @@ class SharedFolder:
             found = f"none ({error.strerror})"
         if found:
             raise EquicamError(
-                f"a worker on {socket.gethostname()}", needs=f"the run's own {valid_utf8(str(path))}", got=found,
-                fix="a folder that all machines share, by the same name",
+                f"a worker on {socket.gethostname()}", f"the run's own {valid_utf8(str(path))}", found,
+                "a folder that all machines share, by the same name",
             )  # fmt: skip
         return path.parent
 
@@ -150,8 +150,8 @@ def load_checked(source: ModelSource, device: str, weights: str) -> Model:
     model = source(device)
     if (found := fingerprint(model.module)) != weights:
         raise EquicamError(
-            f"a worker on {socket.gethostname()}", needs=f"the run's weights ({weights[:12]}…)", got=f"{found[:12]}…",
-            fix="the same weights file on all machines",
+            f"a worker on {socket.gethostname()}", f"the run's weights ({weights[:12]}…)", f"{found[:12]}…",
+            "the same weights file on all machines",
         )  # fmt: skip
     return model
 

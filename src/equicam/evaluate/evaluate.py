@@ -143,9 +143,7 @@ def evaluate(
                 compute = partial(_send_shards, engine, model, sample, spec)
             return resume(Path(out), shards, given.items, identity, compute, done)
         if engine is not None:
-            raise EquicamError(
-                "an engine", needs="a file for the rows", got="out=None", fix="--out rows.parquet"
-            )
+            raise EquicamError("an engine", "a file for the rows", "out=None", "--out rows.parquet")
         tables = [rows for _, rows in _compute_shards(model, sample, spec, list(enumerate(shards)), done)]
         return stamp(in_order_of(given.items, pa.concat_tables(tables)), identity)
 
@@ -185,8 +183,8 @@ def _send_shards(
     """Let the engine's workers compute and write the shards."""
     if len(sample.in_memory):
         raise EquicamError(
-            "an engine", needs="images in files", got="images in memory", fix="a folder, a list or their paths"
-        )  # fmt: skip
+            "an engine", "images in files", "images in memory", "a folder, a list or their paths"
+        )
     made = engine.model_source or ModelCopy.copy_of(model)
     job = EvaluationJob(
         folder=SharedFolder.at(store.folder / FINGERPRINT),
@@ -214,23 +212,19 @@ def _presentations(
 ) -> tuple[Transform, ...]:
     """The presentations of a group; of rotations and reflections, at the angles given."""
     if group not in GROUPS:
-        raise EquicamError(
-            "group", needs=f"one of {', '.join(GROUPS)}", got=repr(group), fix='group="rotation"'
-        )
+        raise EquicamError("group", f"one of {', '.join(GROUPS)}", repr(group), 'group="rotation"')
     if rotations_only and group != "rotation":
-        raise EquicamError(
-            "protocol paper", needs="group rotation, its only one", got=group, fix='protocol="ours"'
-        )
+        raise EquicamError("protocol paper", "group rotation, its only one", group, 'protocol="ours"')
     if angles is None:
         return GROUPS[group]
     if group not in ("rotation", "dihedral"):
-        raise EquicamError("angles", needs="group rotation or dihedral", got=group, fix="angles=None")
+        raise EquicamError("angles", "group rotation or dihedral", group, "angles=None")
     found = tuple(
         Transform(float(angle), mirrored=group == "dihedral") for angle in angles if math.isfinite(angle)
     )
     if not found or len(found) < len(angles) or any(one.is_identity for one in found):
         needs = "rotations other than 0°" if group == "rotation" else "finite numbers of degrees"
-        raise EquicamError("angles", needs=needs, got=list(angles), fix="angles=[15, 45, 90]")
+        raise EquicamError("angles", needs, list(angles), "angles=[15, 45, 90]")
     refuse_duplicates("angles", [one.key[0] for one in found])
     return found
 
@@ -238,31 +232,25 @@ def _presentations(
 def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: str, context: str) -> None:
     if isinstance(scores, str) or not scores or (unknown := [s for s in scores if s not in METRICS]):
         got = repr(scores) if isinstance(scores, str) or not scores else ", ".join(map(repr, unknown))
-        raise EquicamError("scores", needs=f"a list of {', '.join(METRICS)}", got=got, fix='["eq"]')
+        raise EquicamError("scores", f"a list of {', '.join(METRICS)}", got, '["eq"]')
     refuse_duplicates("scores", scores)
     for name in scores:
         applies_to = METRICS[name].applies_to
         if applies_to == "one view" and not any(one.has_stages for one in map_specs):
             raise EquicamError(
-                f"score {name!r}", needs="a method of one view that starts at features", got="none",
-                fix='adding "grad-cam"',
-            )  # fmt: skip
+                f"score {name!r}", "a method of one view that starts at features", "none", 'adding "grad-cam"'
+            )
         if applies_to == "several views" and not any(one.has_several_views for one in map_specs):
             raise EquicamError(
-                f"score {name!r}", needs="a method of several views", got="none", fix='adding "equigrad-cam"'
+                f"score {name!r}", "a method of several views", "none", 'adding "equigrad-cam"'
             )
         if METRICS[name].without_context and context != "none":
             raise EquicamError(
-                f"score {name!r}", needs='context="none": it makes rotated images of its own', got=repr(context),
-                fix="an evaluation of its own",
+                f"score {name!r}", 'context="none": it makes rotated images of its own', repr(context),
+                "an evaluation of its own",
             )  # fmt: skip
         if METRICS[name].rotations_only and group != "rotation":
-            raise EquicamError(
-                f"score {name!r}",
-                needs="group rotation",
-                got=group,
-                fix='group="rotation"',
-            )
+            raise EquicamError(f"score {name!r}", "group rotation", group, 'group="rotation"')
 
 
 @dataclass(frozen=True)

@@ -102,14 +102,12 @@ def make_sample(
         return Sample(_take(found, n), load_file, names)
     for option, value in (("split", split), ("group_by", group_by)):
         if value is not None:
-            raise EquicamError(
-                option, needs="a folder or manifest", got=type(images).__name__, fix=f"{option}=None"
-            )
+            raise EquicamError(option, "a folder or manifest", type(images).__name__, f"{option}=None")
     if isinstance(images, Tensor):
         if context != "none":
             raise EquicamError(
-                "context", needs="images, which the model's preprocessing crops", got="a tensor", fix='context="none"'
-            )  # fmt: skip
+                "context", "images, which the model's preprocessing crops", "a tensor", 'context="none"'
+            )
         batch = as_batch(model, images)
         if unscaled(batch, model.mean, model.std):
             raise not_scaled()
@@ -125,8 +123,8 @@ def make_sample(
     if not given or not all(isinstance(p, Image.Image) for p in given):
         kinds = sorted({type(p).__name__ for p in given}) or "nothing"
         raise EquicamError(
-            "images", needs="a folder, a manifest, PIL images, paths, items or a batch", got=kinds, fix='"folder/"',
-        )  # fmt: skip
+            "images", "a folder, a manifest, PIL images, paths, items or a batch", kinds, '"folder/"'
+        )
     return Sample(
         _take(_numbered_items(len(given)), n),
         lambda item: (preprocess_pixels(model, given[item.index or 0], context), GroundTruth()),
@@ -184,7 +182,7 @@ def refuse_duplicates(what: str, given: Sequence[Any]) -> None:
     """Raise an error that names the first value given twice."""
     twice = [one for i, one in enumerate(given) if one in given[:i]]
     if twice:
-        raise EquicamError(what, needs="each one once", got=f"{twice[0]!r} twice", fix="leaving one out")
+        raise EquicamError(what, "each one once", f"{twice[0]!r} twice", "leaving one out")
 
 
 def _take(items: Sequence[Item], n: int | None) -> list[Item]:

@@ -130,8 +130,8 @@ class MapComputer:
         """One executor for the model, and one for its copy with random weights if a control needs it."""
         if not model.has_probabilities:
             raise EquicamError(
-                "an evaluation", needs="class probabilities, which its metrics compare", got="a regression model",
-                fix="explain or audit, which measure PEUM and stability of any output",
+                "an evaluation", "class probabilities, which its metrics compare", "a regression model",
+                "explain or audit, which measure PEUM and stability of any output",
             )  # fmt: skip
         map_specs = spec.map_specs()
         plain = Executor(model, spec.recipe, spec.max_views_per_forward)

@@ -51,8 +51,8 @@ def resume(
         return pq.read_table(out)
     if out.exists() or not out.absolute().parent.is_dir():
         raise EquicamError(
-            f"out {str(out)!r}", needs="a file in a folder that exists", got="a folder" if out.exists() else "no such folder",
-            fix="rows.parquet",
+            f"out {str(out)!r}", "a file in a folder that exists", "a folder" if out.exists() else "no such folder",
+            "rows.parquet",
         )  # fmt: skip
     store = Shards(Path(f"{out}.shards"), fingerprint, fix=fix)
     pending = [(number, shards[number]) for number in store.pending(len(shards))]

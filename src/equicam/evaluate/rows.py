@@ -90,8 +90,8 @@ def pick(
     if required and not len(some):
         there = sorted({s for s in table["score"].to_pylist() if s})
         raise EquicamError(
-            f"rows of {score!r} of {method!r} in {region!r}", needs="an evaluation that has them",
-            got=f"scores {', '.join(there)}", fix=f'evaluate(…, scores=["{score}"])',
+            f"rows of {score!r} of {method!r} in {region!r}", "an evaluation that has them", f"scores {', '.join(there)}",
+            f'evaluate(…, scores=["{score}"])',
         )  # fmt: skip
     angle, value, floor = (
         np.asarray(some[name].to_numpy(), dtype=np.float64) for name in ("angle", "value", "floor")

@@ -118,8 +118,8 @@ class EvaluationSpec:
         methods = self.methods
         if isinstance(methods, str) or not methods:
             raise EquicamError(
-                "methods", needs="a list of names, or a dict of names and methods", got=repr(methods), fix='["grad-cam"]',
-            )  # fmt: skip
+                "methods", "a list of names, or a dict of names and methods", repr(methods), '["grad-cam"]'
+            )
         named: Mapping[str, Any] = methods if isinstance(methods, Mapping) else {m: m for m in methods}
         return tuple(_map_spec(name, method, self.recipe) for name, method in named.items())
 
@@ -149,10 +149,7 @@ def _named_spec(name: str, method: str, recipe: Recipe) -> MapSpec:
     if (blur := re.fullmatch(r"blur-(\d+(?:\.\d+)?)", control)) and float(blur[1]) > 0:
         return replace(spec, blur=float(blur[1]))
     raise EquicamError(
-        f"the control of {method!r}",
-        needs=f"one of {', '.join(CONTROLS)}",
-        got=repr(control),
-        fix=f"{base}@blur-16",
+        f"the control of {method!r}", f"one of {', '.join(CONTROLS)}", repr(control), f"{base}@blur-16"
     )
 
 

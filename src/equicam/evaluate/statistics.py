@@ -28,10 +28,10 @@ def stack_columns(*columns: Column) -> Floats:
     """The columns as rows of one array [columns, rows]."""
     shapes = [np.shape(c) for c in columns]
     if not columns or len(set(shapes)) > 1 or len(shapes[0]) != 1:
-        raise EquicamError("columns", needs="1-D arrays of one length", got=shapes, fix="one entry per row")
+        raise EquicamError("columns", "1-D arrays of one length", shapes, "one entry per row")
     table = np.stack([np.asarray(c, dtype=np.float64) for c in columns])
     if np.isinf(table).any():
-        raise EquicamError("columns", needs="finite numbers or NaN", got="inf", fix="NaN where undefined")
+        raise EquicamError("columns", "finite numbers or NaN", "inf", "NaN where undefined")
     return table
 
 
@@ -54,9 +54,7 @@ def cluster_codes(cluster: Ids | None, kept: NDArray[np.bool_]) -> Indices:
     ids = np.asarray(cluster)
     if ids.shape != kept.shape or ids.dtype.kind in "fc":  # NaN would be one big image
         got = f"{ids.dtype} of shape {ids.shape}"
-        raise EquicamError(
-            "cluster", needs=f"{kept.size} string or integer ids", got=got, fix="one id per row"
-        )
+        raise EquicamError("cluster", f"{kept.size} string or integer ids", got, "one id per row")
     return np.unique(ids[kept], return_inverse=True)[1]
 
 
@@ -89,7 +87,7 @@ def has_no_spread(x: Floats) -> bool:
 def refuse_outside(name: str, share: float) -> None:
     """Raise an error unless the share lies between 0 and 1."""
     if not 0 < share < 1:
-        raise EquicamError(name, needs="a share between 0 and 1", got=share, fix=f"{name}=0.90")
+        raise EquicamError(name, "a share between 0 and 1", share, f"{name}=0.90")
 
 
 Statistic = Callable[..., float]
@@ -127,7 +125,7 @@ def weighted_mean(values: Column, weights: Column) -> float:
     """Σ w v / Σ w."""
     v, w = complete_rows(values, weights)
     if (w < 0).any():
-        raise EquicamError("weights", needs="numbers ≥ 0", got=w.min(), fix="clipping them at 0")
+        raise EquicamError("weights", "numbers ≥ 0", w.min(), "clipping them at 0")
     return float(ratio(w @ v, w.sum()))
 
 
@@ -201,7 +199,7 @@ def bootstrap(
     """statistic(*columns) with the percentile interval over resamples of whole clusters (images), or of whole groups."""
     refuse_outside("level", level)
     if resamples < 1:
-        raise EquicamError("resamples", needs="at least one", got=resamples, fix="resamples=2000")
+        raise EquicamError("resamples", "at least one", resamples, "resamples=2000")
     table = stack_columns(*columns)
     kept = is_complete(table)
     table, codes = table[:, kept], cluster_codes(cluster, kept)
@@ -285,7 +283,7 @@ def upper_bound(successes: int, n: int, *, confidence: float = 0.95) -> float:
 
 def _refuse_count(successes: int, n: int) -> None:
     if not 0 <= successes <= n:
-        raise EquicamError("successes", needs=f"a count from 0 to {n}", got=successes, fix="counting again")
+        raise EquicamError("successes", f"a count from 0 to {n}", successes, "counting again")
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
@@ -372,7 +370,7 @@ def holm(log10_ps: Floats) -> Floats:
 def _count_tests(log10_ps: Floats) -> int:
     """How many are defined; values that cannot be log10 p are refused."""
     if log10_ps.ndim != 1 or (log10_ps > 0).any():
-        raise EquicamError("log10_ps", needs="a 1-D array of log10 p ≤ 0", got=log10_ps, fix="np.log10(p)")
+        raise EquicamError("log10_ps", "a 1-D array of log10 p ≤ 0", log10_ps, "np.log10(p)")
     return int(np.count_nonzero(~np.isnan(log10_ps)))
 
 
@@ -501,7 +499,7 @@ def auroc(signal: Column, positive: Column) -> float:
     """P(signal of a positive > of a negative) + ½ P(equal): (Σ ranks of positives − p(p + 1)/2) / (p q)."""
     s, y = complete_rows(signal, positive)
     if not np.isin(y, (0, 1)).all():
-        raise EquicamError("positive", needs="0, 1 or NaN", got=y, fix="y > threshold")
+        raise EquicamError("positive", "0, 1 or NaN", y, "y > threshold")
     p, q = y.sum(), (1 - y).sum()
     return float(ratio(rankdata(s) @ y - p * (p + 1) / 2, p * q))
 
@@ -586,7 +584,7 @@ def held_out_lift(
 def _count_reviewed(n: int, budget: int | float) -> int:
     """How many are reviewed: k = round(budget n), at least 1."""
     if not 0 < budget <= 1:
-        raise EquicamError("budget", needs="a share in (0, 1]", got=budget, fix="budget=0.10")
+        raise EquicamError("budget", "a share in (0, 1]", budget, "budget=0.10")
     return max(1, round(budget * n))
 
 

@@ -168,7 +168,7 @@ def means_by_bin(
 ) -> list[tuple[str, Estimate]]:
     """Mean of values by bins of `by`: [e0, e1), …, the last closed; rows outside the edges are in none."""
     if len(edges) < 2 or not (np.diff(edges) > 0).all():
-        raise EquicamError("edges", needs="two or more rising numbers", got=list(edges), fix="[0, 0.5, 1]")
+        raise EquicamError("edges", "two or more rising numbers", list(edges), "[0, 0.5, 1]")
     bins = np.digitize(by, edges) - (by == edges[-1])  # 1 is the first; NaN lands behind the last
     inside = [np.where(bins == i, values, np.nan) for i in range(1, len(edges))]
     return [
@@ -205,9 +205,7 @@ def contrast(
     """Paired by image: how much and how consistently one method is above another (below, where low is better)."""
     a, b = pick(table, score, method, region), pick(table, score, other, region)
     if list(a.ids) != list(b.ids):
-        raise EquicamError(
-            "a paired comparison", needs="the same images", got="others", fix="one evaluation of both"
-        )
+        raise EquicamError("a paired comparison", "the same images", "others", "one evaluation of both")
     if score in LOWER_IS_BETTER:
         a, b = b, a
     return statistics.compare(a.value, b.value, group=a.group)

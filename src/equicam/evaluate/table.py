@@ -125,9 +125,9 @@ def _check(ids: Sequence[str], one: Any) -> MetricRows:
     shapes = f"[{len(ids)}] values, or [presentations, {len(ids)}] with presentations="
     raise EquicamError(
         "a metric",
-        needs=f"to yield MetricRows with {shapes}",
-        got=got,
-        fix="MetricRows(name, method, values, presentations=batch.presentations)",
+        f"to yield MetricRows with {shapes}",
+        got,
+        "MetricRows(name, method, values, presentations=batch.presentations)",
     )
 
 

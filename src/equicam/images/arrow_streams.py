@@ -45,8 +45,8 @@ def read_image_bytes(path: Path, index: int) -> bytes:
     cell = _column(path, batch, image)[index - stream.ends[number] + batch.num_rows].as_py() or {}
     if not isinstance(cell.get("bytes"), bytes):
         raise EquicamError(
-            what, needs="the bytes of an image", got="a path" if cell.get("path") else "none",
-            fix="save_to_disk, which copies images into its files",
+            what, "the bytes of an image", "a path" if cell.get("path") else "none",
+            "save_to_disk, which copies images into its files",
         )  # fmt: skip
     refuse_large(len(cell["bytes"]), what, MAX_IMAGE_BYTES)
     data: bytes = cell["bytes"]
@@ -58,8 +58,8 @@ def _image_column(path: Path) -> str:
     found = _open(path).image_columns
     if len(found) != 1 and "image" not in found:
         raise EquicamError(
-            f"file {str(path)!r}", needs="one column of images, or one named 'image'",
-            got=", ".join(map(repr, found[:8])) or "none", fix="dataset.select_columns before save_to_disk",
+            f"file {str(path)!r}", "one column of images, or one named 'image'", ", ".join(map(repr, found[:8])) or "none",
+            "dataset.select_columns before save_to_disk",
         )  # fmt: skip
     return found[0] if len(found) == 1 else "image"
 
@@ -119,13 +119,13 @@ def _map(path: str, _version: tuple[int, int]) -> Stream:
 
 def invalid(path: Path, needs: str, got: object) -> EquicamError:
     """A file that is not as `datasets` saves it."""
-    return EquicamError(f"file {str(path)!r}", needs=needs, got=got, fix=SAVED)
+    return EquicamError(f"file {str(path)!r}", needs, got, SAVED)
 
 
 def refuse_in_memory(given: object, what: str) -> None:
     """Refuse an object of that library, by its type: a run records a folder, from which it can be computed again."""
     if type(given).__module__.partition(".")[0] == "datasets" and type(given).__name__.endswith(KINDS):
         raise EquicamError(
-            what, needs="files, or images in memory", got=f"a {type(given).__name__} of Hugging Face",
-            fix='data.save_to_disk("folder") and then "folder", or for explain its images, as in data[:8]["image"]',
+            what, "files, or images in memory", f"a {type(given).__name__} of Hugging Face",
+            'data.save_to_disk("folder") and then "folder", or for explain its images, as in data[:8]["image"]',
         )  # fmt: skip

@@ -292,10 +292,7 @@ def decoder_count(wanted: int | None, images: int, devices: int = 1) -> int:
         if isinstance(wanted, int) and wanted >= 1:
             return wanted
         raise EquicamError(
-            "workers",
-            needs="a number of processes that decode images, at least 1",
-            got=repr(wanted),
-            fix="workers=2",
+            "workers", "a number of processes that decode images, at least 1", repr(wanted), "workers=2"
         )
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
     return max(1, min(MAX_DECODERS, (cpus - 1) // devices, images))

@@ -95,8 +95,8 @@ def check_window(window: Sequence[float]) -> Window:
     numbers = tuple(map(float, window))
     if len(numbers) != 2 or not all(-MAX_VALUE <= one <= MAX_VALUE for one in numbers) or numbers[1] < 1:
         raise EquicamError(
-            "a VOI window", needs=f"a centre and a width of at least 1, both up to {MAX_VALUE:g}",
-            got=",".join(f"{one:g}" for one in numbers), fix="--voi 40,400",
+            "a VOI window", f"a centre and a width of at least 1, both up to {MAX_VALUE:g}",
+            ",".join(f"{one:g}" for one in numbers), "--voi 40,400",
         )  # fmt: skip
     return numbers[0], numbers[1]
 
@@ -142,13 +142,11 @@ def _read(file: BinaryFile, frame: int | None, voi: Window | None, what: str) ->
         count = _frame_count(header, size, what)
         if frame is None and count > 1:
             raise EquicamError(
-                what, needs="one frame", got=f"{count:,}", fix="equicam audit, which takes each of them, on a local disk"
-            )  # fmt: skip
+                what, "one frame", f"{count:,}", "equicam audit, which takes each of them, on a local disk"
+            )
         number = frame or 0
         if not 0 <= number < count:
-            raise EquicamError(
-                what, needs=f"a frame {number}", got=f"frames 0 to {count - 1}", fix="one of these"
-            )
+            raise EquicamError(what, f"a frame {number}", f"frames 0 to {count - 1}", "one of these")
         photometric, bits, signed = _layout(header, what)
         places = _places(header, number)
         _decoder(syntax, what)
@@ -300,17 +298,17 @@ def _choose_window(
         known = function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
         if not known or width <= 0 or (function == "LINEAR" and width < 1):
             raise EquicamError(
-                what, needs="a VOI window with a width of at least 1 and a known function",
-                got=f"a width of {width:g}" if known else "another function", fix=VOI_FIX,
+                what, "a VOI window with a width of at least 1 and a known function",
+                f"a width of {width:g}" if known else "another function", VOI_FIX,
             )  # fmt: skip
         return replace(grey, window=(centre, width), function=function), (centre, width), "file"
     if grey.bits > 8 or grey.modality is not None:
         raise EquicamError(
-            what, needs="a VOI window, because it has more than 8 bits" if grey.bits > 8 else "a VOI window",
-            got=f"none in {grey.bits} bits", fix=VOI_FIX,
+            what, "a VOI window, because it has more than 8 bits" if grey.bits > 8 else "a VOI window",
+            f"none in {grey.bits} bits", VOI_FIX,
         )  # fmt: skip
     if grey.rescale is not None and grey.rescale[0] == 0:
-        raise EquicamError(what, needs="a rescale slope other than 0", got="0", fix="a fresh copy of it")
+        raise EquicamError(what, "a rescale slope other than 0", "0", "a fresh copy of it")
     return grey, None, "none"
 
 
@@ -321,22 +319,18 @@ def _layout(header: Any, what: str) -> tuple[str, int, bool]:
     photometric = header.get("PhotometricInterpretation")
     if photometric not in _PHOTOMETRIC:
         raise EquicamError(
-            what, needs=f"a photometric interpretation of {', '.join(_PHOTOMETRIC)}", got="another", fix="a copy as PNG"
-        )  # fmt: skip
+            what, f"a photometric interpretation of {', '.join(_PHOTOMETRIC)}", "another", "a copy as PNG"
+        )
     samples = _count(header, "SamplesPerPixel", what)
     if samples != (1 if photometric.startswith(("MONO", "PAL")) else 3):
         raise EquicamError(
-            what, needs=f"the samples of {photometric}", got=f"{samples} per pixel", fix="a fresh copy of it"
+            what, f"the samples of {photometric}", f"{samples} per pixel", "a fresh copy of it"
         )
     allocated, bits = _count(header, "BitsAllocated", what), _count(header, "BitsStored", what)
     if allocated not in (8, 16, 32) or not 1 <= bits <= allocated:
-        raise EquicamError(
-            what, needs="8, 16 or 32 bits per value", got=f"{bits} in {allocated} bits", fix="a copy as PNG"
-        )
+        raise EquicamError(what, "8, 16 or 32 bits per value", f"{bits} in {allocated} bits", "a copy as PNG")
     if samples == 3 and allocated != 8:
-        raise EquicamError(
-            what, needs="colours of 8 bits", got=f"{allocated} bits", fix="a copy with colours of 8 bits"
-        )
+        raise EquicamError(what, "colours of 8 bits", f"{allocated} bits", "a copy with colours of 8 bits")
     return str(photometric), bits, header.get("PixelRepresentation") == 1
 
 
@@ -345,8 +339,8 @@ def _frame_count(header: Any, file_bytes: int, what: str) -> int:
     count = 1 if found is None else int(found)
     if not 1 <= count <= min(MAX_FRAMES, file_bytes):
         raise EquicamError(
-            what, needs=f"1 to {MAX_FRAMES:,} frames that its size can hold",
-            got=f"{count:,}" if abs(count) < 10**12 else "an absurd number", fix="a fresh copy of it",
+            what, f"1 to {MAX_FRAMES:,} frames that its size can hold",
+            f"{count:,}" if abs(count) < 10**12 else "an absurd number", "a fresh copy of it",
         )  # fmt: skip
     return count
 
@@ -354,7 +348,7 @@ def _frame_count(header: Any, file_bytes: int, what: str) -> int:
 def _count(header: Any, keyword: str, what: str) -> int:
     found = header.get(keyword)
     if not isinstance(found, int):
-        raise EquicamError(what, needs=f"a number {keyword}", got="none", fix="a fresh copy of it")
+        raise EquicamError(what, f"a number {keyword}", "none", "a fresh copy of it")
     return int(found)
 
 
@@ -418,9 +412,7 @@ def _apply_palette(
     values: NDArray[Any], header: Any, signed: bool, little_endian: bool, what: str
 ) -> NDArray[np.uint8]:
     if "RedPaletteColorLookupTableData" not in header:
-        raise EquicamError(
-            what, needs="a palette that is not segmented", got="none", fix="a copy with colours of 8 bits"
-        )
+        raise EquicamError(what, "a palette that is not segmented", "none", "a copy with colours of 8 bits")
     rgb = np.empty((*values.shape, 3), np.uint8)
     for i, colour in enumerate(("Red", "Green", "Blue")):
         stem = f"{colour}PaletteColorLookupTable"
@@ -434,7 +426,7 @@ def _apply_palette(
 
 def _refuse_slide(header: Any, what: str) -> None:
     if header.get("SOPClassUID") == WHOLE_SLIDE:
-        raise EquicamError(what, needs="an image", got="a tile or level of a whole slide", fix=SLIDE_FIX)
+        raise EquicamError(what, "an image", "a tile or level of a whole slide", SLIDE_FIX)
 
 
 def _transfer_syntax(file: BinaryFile, what: str) -> str:
@@ -446,12 +438,12 @@ def _transfer_syntax(file: BinaryFile, what: str) -> str:
 
     file.seek(0)
     if not is_dicom(file.read(132)):
-        raise EquicamError(what, needs="DICM at byte 128", got="none", fix="a fresh copy of it")
+        raise EquicamError(what, "DICM at byte 128", "none", "a fresh copy of it")
     found = str(_read_file_meta_info(file).get("TransferSyntaxUID") or "")
     if not found or found == DEFLATED:
         raise EquicamError(
-            what, needs="a transfer syntax that can be read in parts", got="a deflated file" if found else "none",
-            fix="a copy in another transfer syntax",
+            what, "a transfer syntax that can be read in parts", "a deflated file" if found else "none",
+            "a copy in another transfer syntax",
         )  # fmt: skip
     file.seek(0)
     return found
@@ -467,8 +459,8 @@ def _decoder(syntax: Any, what: str) -> None:
         available = False
     if not available:
         raise EquicamError(
-            what, needs="a transfer syntax that can be decoded here", got=_syntax_name(syntax),
-            fix="pip install pylibjpeg[all], or a copy without compression",
+            what, "a transfer syntax that can be decoded here", _syntax_name(syntax),
+            "pip install pylibjpeg[all], or a copy without compression",
         )  # fmt: skip
 
 

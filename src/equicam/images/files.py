@@ -147,25 +147,19 @@ class RemotePath:
         protocol = scheme(self.url)
         if not self.allowed:
             raise EquicamError(
-                f"image {self.url!r}", needs=f"permission to open {protocol}://, because only a list names it",
-                got="none", fix=f"{ALLOW_SCHEMES}={protocol}, or a copy on a disk",
+                f"image {self.url!r}", f"permission to open {protocol}://, because only a list names it", "none",
+                f"{ALLOW_SCHEMES}={protocol}, or a copy on a disk",
             )  # fmt: skip
         try:
             system, path = url_to_fs(protocol + self.url[len(protocol) :])
         except ImportError as error:
             package = getattr(error.__cause__ or error, "name", None) or protocol
             raise EquicamError(
-                f"{protocol}://",
-                needs=f"the package {package}",
-                got="no such package",
-                fix=f"pip install {package}",
+                f"{protocol}://", f"the package {package}", "no such package", f"pip install {package}"
             ) from error
         except ValueError as error:
             raise EquicamError(
-                "a URL",
-                needs="a protocol that fsspec knows",
-                got=f"{protocol}://",
-                fix="s3://, gs:// or a path",
+                "a URL", "a protocol that fsspec knows", f"{protocol}://", "s3://, gs:// or a path"
             ) from error
         return system, path
 
@@ -207,11 +201,11 @@ def as_path(text: str | Path | RemotePath) -> AnyPath:
     try:
         password = urlsplit(str(text)).password
     except ValueError as error:
-        raise EquicamError("a URL", needs="a host and a path", got=error, fix="s3://bucket/folder") from error
+        raise EquicamError("a URL", "a host and a path", error, "s3://bucket/folder") from error
     if password:
         raise EquicamError(
-            "a URL", needs="no password in it, because it is written into results", got="one with a password",
-            fix="the settings of the store's own library",
+            "a URL", "no password in it, because it is written into results", "one with a password",
+            "the settings of the store's own library",
         )  # fmt: skip
     return RemotePath(str(text))
 
@@ -277,13 +271,13 @@ def read_file(path: AnyPath, *, what: str, limit: int) -> tuple[bytes, FileStat]
     except EquicamError:
         raise
     except FileNotFoundError as error:
-        raise EquicamError(what, needs="an existing file", got="No such file", fix="its full path") from error
+        raise EquicamError(what, "an existing file", "No such file", "its full path") from error
     except IsADirectoryError as error:
         raise _irregular(what, "a folder") from error
     except Exception as error:
         raise EquicamError(
-            what, needs="a file that can be read whole", got=str(error) or type(error).__name__, fix="a fresh copy of it",
-        ) from error  # fmt: skip
+            what, "a file that can be read whole", str(error) or type(error).__name__, "a fresh copy of it"
+        ) from error
 
 
 def file_digest(path: Path) -> str:
@@ -320,9 +314,9 @@ def _read_remote(path: RemotePath, what: str, limit: int) -> tuple[bytes, FileSt
 def refuse_large(size: int, what: str, limit: int) -> None:
     """Raise an EquicamError for more bytes than the limit."""
     if size > limit:
-        raise EquicamError(what, needs=f"at most {limit:,} bytes", got=f"{size:,}", fix="a smaller file")
+        raise EquicamError(what, f"at most {limit:,} bytes", f"{size:,}", "a smaller file")
 
 
 def _irregular(what: str, kind: str) -> EquicamError:
     fix = "its images one by one, or equicam audit" if kind == "a folder" else "a copy in a regular file"
-    return EquicamError(what, needs="a file", got=kind, fix=fix)
+    return EquicamError(what, "a file", kind, fix)

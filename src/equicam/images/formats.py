@@ -76,7 +76,7 @@ def decode(data: bytes, what: str, voi: tuple[float, float] | None = None) -> Up
             raise _too_large(what, error) from error
         except UnidentifiedImageError as error:
             raise EquicamError(
-                what, needs="an image file", got="bytes of no known format", fix="PNG, JPEG or TIFF"
+                what, "an image file", "bytes of no known format", "PNG, JPEG or TIFF"
             ) from error
 
 
@@ -87,13 +87,13 @@ def refuse_size(width: int, height: int, what: str) -> None:
         raise _too_large(what, f"{width:,} × {height:,}")
     if shortest < 1 or longest > MAX_SIDE or longest > MAX_ASPECT * shortest:
         raise EquicamError(
-            what, needs=f"sides of 1 to {MAX_SIDE:,} pixels, one at most {MAX_ASPECT} times the other",
-            got=f"{width:,} × {height:,}", fix="tiling it first",
+            what, f"sides of 1 to {MAX_SIDE:,} pixels, one at most {MAX_ASPECT} times the other", f"{width:,} × {height:,}",
+            "tiling it first",
         )  # fmt: skip
 
 
 def _too_large(what: str, got: object) -> EquicamError:
-    return EquicamError(what, needs=f"at most {MAX_PIXELS:,} pixels", got=got, fix="tiling it first")
+    return EquicamError(what, f"at most {MAX_PIXELS:,} pixels", got, "tiling it first")
 
 
 def _refuse_deep_colours(data: bytes, what: str) -> None:
@@ -103,8 +103,8 @@ def _refuse_deep_colours(data: bytes, what: str) -> None:
     depths = [1 + (one & 0x7F) for one in data[start + 42 : start + 42 + 3 * count : 3]]
     if count > 1 and max(depths, default=8) > 8:
         raise EquicamError(
-            what, needs="at most 8 bits, in colour", got=f"{count} components of {max(depths)} bits", fix=tiff.COPY_FIX
-        )  # fmt: skip
+            what, "at most 8 bits, in colour", f"{count} components of {max(depths)} bits", tiff.COPY_FIX
+        )
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

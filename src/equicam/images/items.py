@@ -103,7 +103,7 @@ class LoadedItem:
         """The image, which a window of a raster is not."""
         if isinstance(self.content, UprightImage):
             return self.content
-        raise EquicamError("an image", needs="to be a file", got="a window of a raster", fix="equicam audit")
+        raise EquicamError("an image", "to be a file", "a window of a raster", "equicam audit")
 
 
 def load_item(item: Item) -> LoadedItem:
@@ -166,9 +166,7 @@ def read_item(item: Item) -> ItemContent:
     if item.index is None:
         return ItemContent(item, *read_file(item.path, what=what, limit=MAX_IMAGE_BYTES))
     if isinstance(item.path, RemotePath):
-        raise EquicamError(
-            "a file of images", needs="to be on a disk", got=str(item.path), fix="a copy of it"
-        )
+        raise EquicamError("a file of images", "to be on a disk", str(item.path), "a copy of it")
     if item.read is not None:
         pixels = item.read(item.path, item.index)
     elif dicom.is_dicom_file(item.path):
@@ -216,7 +214,7 @@ def sample_places(
 ) -> list[int]:
     """The places of a sample spread over classes, of items in order of id with these labels and groups."""
     if n is not None and n < 1:
-        raise EquicamError("a sample", needs="at least 1 image", got=n, fix="n=None for all of them")
+        raise EquicamError("a sample", "at least 1 image", n, "n=None for all of them")
     classes = _classes(labels, groups)
     if n is not None and n < len(classes):
         return [classes[round(k * len(classes) / n)][0] for k in range(n)]
@@ -288,8 +286,7 @@ def parse_box(numbers: Iterable[str | float], *, what: str) -> Box:
     except ValueError:
         pass  # the error below covers both cases
     raise EquicamError(
-        what, needs="boxes of four numbers, x0 ≤ x1 and y0 ≤ y1", got=repr(" ".join(map(str, given)))[:80],
-        fix="'x0 y0 x1 y1' in pixels",
+        what, "boxes of four numbers, x0 ≤ x1 and y0 ≤ y1", repr(" ".join(map(str, given)))[:80], "'x0 y0 x1 y1' in pixels",
     )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def limits_scale() -> float:
     with contextlib.suppress(ValueError):
         if 0 < float(text) < math.inf:
             return float(text)
-    raise EquicamError(LIMITS, needs="a factor above 0", got=repr(text), fix=f"{LIMITS}=4")
+    raise EquicamError(LIMITS, "a factor above 0", repr(text), f"{LIMITS}=4")
 
 
 def enter(memory_bytes: int, *, network: bool = False) -> None:
@@ -380,8 +380,8 @@ def _name(function: "partial[Any]") -> str:
 def _no_memory(function: "partial[Any]", error: Exception) -> EquicamError:
     if not isinstance(error, EquicamError):
         error = EquicamError(
-            _name(function), needs="less memory to be read", got="a file too large for it", fix="a smaller or tiled copy"
-        )  # fmt: skip
+            _name(function), "less memory to be read", "a file too large for it", "a smaller or tiled copy"
+        )
     error.__cause__ = MemoryError()
     return error
 
@@ -390,11 +390,11 @@ def _refusal(ended_by: int, function: "partial[Any]", terms: _Terms) -> EquicamE
     """Why a child has not answered, with the name of what it was reading."""
     if ended_by == signal.SIGALRM:
         return TimeLimitError(
-            _name(function), needs=f"to be read within {terms.seconds:g} s", got="more time", fix=f"{LIMITS}=4, if you trust it"
+            _name(function), f"to be read within {terms.seconds:g} s", "more time", f"{LIMITS}=4, if you trust it",
         )  # fmt: skip
     return KilledError(
-        _name(function), needs="to be read", got="the end of the process that reads it", fix="a fresh copy of it"
-    )  # fmt: skip
+        _name(function), "to be read", "the end of the process that reads it", "a fresh copy of it"
+    )
 
 
 def serve(descriptor: int, memory: int, *, network: bool) -> NoReturn:

@@ -97,8 +97,8 @@ def _tables(path: AnyPath, data: bytes | None, split: str | None, group_by: str 
             # at once, because a small Parquet file may repeat one row a billion times
             if mark in known and (first := _line_of(row["id"], [*tables, _table(batch)])):
                 raise EquicamError(
-                    f"{_name(path)}, line {line},", needs="a unique id", got=f"{row['id']!r} as in line {first}",
-                    fix="a column id without repetitions",
+                    f"{_name(path)}, line {line},", "a unique id", f"{row['id']!r} as in line {first}",
+                    "a column id without repetitions",
                 )  # fmt: skip
             known.add(mark)
             batch.append(row | {"line": line})
@@ -134,15 +134,14 @@ def _csv(path: AnyPath, data: File, _group: str) -> Iterator[Row]:
             for cells in reader:
                 if len(cells) > len(columns):
                     raise EquicamError(
-                        f"{_name(path)}, line {reader.line_num},", needs=f"{len(columns)} cells",
-                        got=len(cells), fix="quotes around cells that hold a comma",
+                        f"{_name(path)}, line {reader.line_num},", f"{len(columns)} cells", len(cells),
+                        "quotes around cells that hold a comma",
                     )  # fmt: skip
                 if cells:
                     yield reader.line_num, dict(zip_longest(columns, cells, fillvalue=""))
         except csv.Error as error:
             raise EquicamError(
-                f"{_name(path)}, line {reader.line_num},", needs="well-formed CSV", got=error,
-                fix="quotes that are closed and doubled",
+                f"{_name(path)}, line {reader.line_num},", "well-formed CSV", error, "quotes that are closed and doubled",
             ) from error  # fmt: skip
 
 
@@ -217,7 +216,7 @@ def _refuse_strangers(items: Items, path: AnyPath) -> None:
 def _row(cells: Mapping[str, Any], manifest: AnyPath, what: str, group: str) -> dict[str, Any]:
     path = _text(cells, "path", what)
     if not path:
-        raise EquicamError(f"{what},", needs="a path", got="an empty cell", fix="the file name of the image")
+        raise EquicamError(f"{what},", "a path", "an empty cell", "the file name of the image")
     boxes = (one for one in _text(cells, "boxes", what).split(";") if one.strip())
     region = _text(cells, "region", what)
     name = valid_utf8(_text(cells, "id", what) or path)
@@ -237,12 +236,10 @@ def _path_columns(manifest: AnyPath, path: str, name: str, what: str) -> dict[st
         try:
             found = as_path(path)
         except EquicamError as error:
-            raise EquicamError(f"{what},", needs=error.needs, got=error.got, fix=error.fix) from error
+            raise EquicamError(f"{what},", error.needs, error.got, error.fix) from error
         return encode_path(found if may_open(path, manifest) else RemotePath(path, allowed=False))
     if isinstance(manifest, RemotePath) and (path.startswith("/") or ".." in path.split("/")):
-        raise EquicamError(
-            f"{what},", needs="a path below the list's folder", got=repr(path)[:80], fix="a URL"
-        )
+        raise EquicamError(f"{what},", "a path below the list's folder", repr(path)[:80], "a URL")
     plain = path == name and not _EMPTY_PART.search(path)
     return {} if plain else encode_path(manifest.parent / path)
 
@@ -251,16 +248,14 @@ def _text(cells: Mapping[str, Any], column: str, what: str) -> str:
     value = cells.get(column)
     if isinstance(value, str) and len(value) > csv.field_size_limit():
         raise EquicamError(
-            f"{what},", needs=f"at most {csv.field_size_limit():,} characters in column {column!r}",
-            got=f"{len(value):,}", fix="a shorter text",
+            f"{what},", f"at most {csv.field_size_limit():,} characters in column {column!r}", f"{len(value):,}",
+            "a shorter text",
         )  # fmt: skip
     if value is None or isinstance(value, str):
         return value or ""
     if column == "id" and isinstance(value, int):
         return str(value)
-    raise EquicamError(
-        f"{what},", needs=f"text in column {column!r}", got=repr(value)[:80], fix="a column of strings"
-    )
+    raise EquicamError(f"{what},", f"text in column {column!r}", repr(value)[:80], "a column of strings")
 
 
 def _group(value: object, what: str) -> str | None:
@@ -279,9 +274,7 @@ def _label(value: object, what: str) -> int | str | None:
         return int(text) if re.fullmatch("-?[0-9]{1,18}", text) else valid_utf8(text) or None
     if value is None or isinstance(value, int):
         return None if value is None else int(value)
-    raise EquicamError(
-        f"{what},", needs="an integer or a name as label", got=repr(value)[:80], fix="a column of either"
-    )
+    raise EquicamError(f"{what},", "an integer or a name as label", repr(value)[:80], "a column of either")
 
 
 def _name(path: AnyPath) -> str:
@@ -289,7 +282,7 @@ def _name(path: AnyPath) -> str:
 
 
 def _wrong(path: AnyPath, needs: str, got: object, fix: str) -> EquicamError:
-    return EquicamError(_name(path), needs=needs, got=got, fix=fix)
+    return EquicamError(_name(path), needs, got, fix)
 
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -304,9 +297,7 @@ def arrow_dataset(root: Path, split: str | None) -> list[Item] | None:
     if not (root / STATE).is_file() or not (root / "dataset_info.json").is_file():
         return None
     if split is not None:
-        raise EquicamError(
-            f"split {split!r}", needs=f"a data set with splits ({SPLITS})", got=str(root), fix="no split"
-        )
+        raise EquicamError(f"split {split!r}", f"a data set with splits ({SPLITS})", str(root), "no split")
     column = _label_column(root / "dataset_info.json")
     found: list[Item] = []
     for path in _data_files(root / STATE):
@@ -324,9 +315,8 @@ def _in_split(root: Path, split: str | None) -> list[Item]:
     wanted = known[0] if split is None and len(known) == 1 else split
     if wanted not in known:
         raise EquicamError(
-            f"source {str(root)!r}", needs="a split", got="none" if split is None else repr(split),
-            fix=quote_names(known),
-        )  # fmt: skip
+            f"source {str(root)!r}", "a split", "none" if split is None else repr(split), quote_names(known)
+        )
     folder = root / _plain_name(wanted, root / SPLITS)
     found = None if (folder / SPLITS).is_file() else arrow_dataset(folder, None)
     if found is None:

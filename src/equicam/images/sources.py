@@ -52,13 +52,14 @@ def list_source(
     refuse_in_memory(source, "source")
     if not isinstance(source, str | Path | RemotePath):
         raise EquicamError(
-            "source", needs="a folder, a file, a glob pattern or a URL", got=f"an object of type {type(source).__name__}", fix='"folder/"'
+            "source", "a folder, a file, a glob pattern or a URL", f"an object of type {type(source).__name__}",
+            '"folder/"',
         )  # fmt: skip
     found = _find(as_path(source), source, split, group_by, from_user, tick)
     if group_by is not None and "group" not in found.table.column_names:
         raise EquicamError(
-            f"group_by {group_by!r}", needs="an image list (items.csv) with groups in that column", got="no group",
-            fix="no group_by, or that column",
+            f"group_by {group_by!r}", "an image list (items.csv) with groups in that column", "no group",
+            "no group_by, or that column",
         )  # fmt: skip
     return _by_frame(found, tick) if frames else found
 
@@ -68,17 +69,14 @@ def _find(
 ) -> Items:
     if not from_user and isinstance(path, RemotePath) and not may_open(str(path), Path()):
         raise NotNamedError(
-            f"source {str(source)!r}", needs="to be named by you, because anybody may have written this URL",
-            got="none", fix=f"--source {source}",
+            f"source {str(source)!r}", "to be named by you, because anybody may have written this URL", "none",
+            f"--source {source}",
         )  # fmt: skip
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError as error:
         raise EquicamError(
-            f"source {str(source)[:80]!r}",
-            needs="a readable path",
-            got=error.strerror or error,
-            fix="another",
+            f"source {str(source)[:80]!r}", "a readable path", error.strerror or error, "another"
         ) from error
     if is_folder:
         return _in_folder(path, split, group_by, tick)
@@ -87,7 +85,7 @@ def _find(
     if has_magic(str(source)):
         return _matching(path, split)
     raise EquicamError(
-        f"source {str(source)!r}", needs="an existing file or folder", got="No such file", fix="its full path"
+        f"source {str(source)!r}", "an existing file or folder", "No such file", "its full path"
     )
 
 
@@ -101,21 +99,20 @@ def _in_folder(root: AnyPath, split: str | None, group_by: str | None, tick: Tic
     if split is not None:
         if split not in folders:
             raise EquicamError(
-                f"split {split!r}", needs=f"a folder of that name in {str(root)!r}",
-                got=f"folders {quote_names(folders)}", fix="one of these" if folders else "no split",
+                f"split {split!r}", f"a folder of that name in {str(root)!r}", f"folders {quote_names(folders)}",
+                "one of these" if folders else "no split",
             )  # fmt: skip
         return _in_folder(root / split, None, group_by, tick)
     found = list_items(root)
     if not found:
         raise EquicamError(
-            f"source {str(root)!r}", needs=f"images ({' '.join(SUFFIXES)}) or a list (items.csv)",
-            got="none", fix="a folder of images, or one folder per class",
+            f"source {str(root)!r}", f"images ({' '.join(SUFFIXES)}) or a list (items.csv)", "none",
+            "a folder of images, or one folder per class",
         )  # fmt: skip
     labels = set(found.labels())
     if len(labels) > 1 and labels.issubset(SPLITS):  # else every image would be labelled by its split
         raise EquicamError(
-            f"source {str(root)!r}", needs="a split", got=f"folders {quote_names(folders)}",
-            fix=f"split={min(map(str, labels))!r}",
+            f"source {str(root)!r}", "a split", f"folders {quote_names(folders)}", f"split={min(map(str, labels))!r}",
         )  # fmt: skip
     return found
 
@@ -132,8 +129,8 @@ def _in_file(path: AnyPath, split: str | None, group_by: str | None, tick: Tick)
         return read_manifest(path, split=split, group_by=group_by, tick=tick)
     if not _has_image_suffix(path.name) and not (isinstance(path, Path) and is_dicom_file(path)):
         raise EquicamError(
-            f"source {str(path)!r}", needs=f"an image ({' '.join(SUFFIXES)}) or a list (.csv .parquet)",
-            got=f"a file {suffix or 'without suffix'}", fix="a folder, or a list of the images",
+            f"source {str(path)!r}", f"an image ({' '.join(SUFFIXES)}) or a list (.csv .parquet)",
+            f"a file {suffix or 'without suffix'}", "a folder, or a list of the images",
         )  # fmt: skip
     _refuse_split(path, split)
     return Items.of([_make_item((path.name,), path)])
@@ -155,8 +152,7 @@ def _by_frame(items: Items, tick: Tick) -> Items:
     found = Items.of(frames())
     if len(found) > len(items) and pc.count_distinct(found.ids).as_py() < len(found):
         raise EquicamError(
-            "the frames of DICOM files", needs="ids of their own", got="an item with the id of a frame",
-            fix="another id in the list",
+            "the frames of DICOM files", "ids of their own", "an item with the id of a frame", "another id in the list",
         )  # fmt: skip
     return found
 
@@ -182,8 +178,8 @@ def _matching(pattern: AnyPath, split: str | None) -> Items:
     found = Items.of(_make_item(names, path) for names, path in images if _matches(names, wanted))
     if not found:
         raise EquicamError(
-            f"pattern {str(pattern)!r}", needs=f"images ({' '.join(SUFFIXES)}) that match it",
-            got=f"none of {len(images)} in {str(root)!r}", fix="a folder, or ** for folders at any depth",
+            f"pattern {str(pattern)!r}", f"images ({' '.join(SUFFIXES)}) that match it",
+            f"none of {len(images)} in {str(root)!r}", "a folder, or ** for folders at any depth",
         )  # fmt: skip
     report_skipped(pattern, [p for p in skipped if not is_hidden(p) and _matches(p, wanted)])
     return found.in_scan_order()
@@ -200,9 +196,7 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def _refuse_split(source: AnyPath, split: str | None) -> None:
     if split is not None:
-        raise EquicamError(
-            f"split {split!r}", needs="a list or a folder", got=repr(str(source)), fix="no split"
-        )
+        raise EquicamError(f"split {split!r}", "a list or a folder", repr(str(source)), "no split")
 
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".jp2", ".ppm", ".pgm")
@@ -388,6 +382,4 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _unreadable(folder: Path, error: OSError) -> EquicamError:
-    return EquicamError(
-        f"folder {str(folder)!r}", needs="to be readable", got=error.strerror, fix="its permissions"
-    )
+    return EquicamError(f"folder {str(folder)!r}", "to be readable", error.strerror, "its permissions")

@@ -80,7 +80,7 @@ def refuse_unfaithful(data: bytes, what: str) -> None:
             raise ValueError(f"{first.width:,} × {first.height:,} pixels")
     except (ValueError, struct.error) as error:
         got = "a tag beyond its end" if isinstance(error, struct.error) else error
-        raise EquicamError(what, needs="a whole TIFF", got=got, fix="a fresh copy of it") from error
+        raise EquicamError(what, "a whole TIFF", got, "a fresh copy of it") from error
     full = [page for page in pages if not page.is_copy]
     ome = first.is_ome
     slide = sum(page.is_tiled for page in full) > 1 or "Aperio" in first.description
@@ -201,4 +201,4 @@ def _refuse_beyond(data: bytes | mmap.mmap, offset: int, size: int) -> None:
 
 def _refuse(what: str, got: str, *, ome: bool = False, slide: bool = False, geo: bool = False) -> NoReturn:
     fix = SLIDE_FIX if ome or slide else GEO_FIX if geo else COPY_FIX
-    raise EquicamError(what, needs=f"one image of 8 bits and at most {MAX_BANDS} bands", got=got, fix=fix)
+    raise EquicamError(what, f"one image of 8 bits and at most {MAX_BANDS} bands", got, fix)

@@ -50,8 +50,8 @@ def serve_live(
     """Serve the page; `announce` gets its address once the port listens."""
     if method not in LIVE_METHODS:
         raise EquicamError(
-            "method", needs=f"one of {', '.join(LIVE_METHODS)}, which follow the dial", got=repr(method), fix="equigrad-cam"
-        )  # fmt: skip
+            "method", f"one of {', '.join(LIVE_METHODS)}, which follow the dial", repr(method), "equigrad-cam"
+        )
     computer = FrameComputer(model, paths)
     with listen(port, PORT) as listener:
         access = Access(listener.getsockname()[1], command="open")

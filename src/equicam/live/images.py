@@ -39,9 +39,7 @@ class OpenedImage:
     def pixels(self) -> Float[Tensor, "1 c H W"]:
         """The model's input."""
         if self.x is None:
-            raise EquicamError(
-                "an image", needs="to be decoded", got="one that is not yet", fix="opening it first"
-            )
+            raise EquicamError("an image", "to be decoded", "one that is not yet", "opening it first")
         return self.x
 
 
@@ -74,8 +72,8 @@ class OpenedImages:
             found = self._kept.get(id_)
         if found is None:
             raise EquicamError(
-                "an image", needs="to be open", got="one that is no longer kept", fix="dropping it on the page again"
-            )  # fmt: skip
+                "an image", "to be open", "one that is no longer kept", "dropping it on the page again"
+            )
         return found
 
     def open(self, id_: str) -> OpenedImage:
@@ -94,8 +92,8 @@ class OpenedImages:
         if found.x is None or found.width is None or found.height is None:
             reason = describe(found.reason) if found.reason else "no pixels"
             raise EquicamError(
-                f"image {visible(image.name, 120)!r}", needs="to be one that can be decoded and preprocessed",
-                got=visible(reason), fix="a PNG, JPEG or TIFF file",
+                f"image {visible(image.name, 120)!r}", "to be one that can be decoded and preprocessed", visible(reason),
+                "a PNG, JPEG or TIFF file",
             )  # fmt: skip
         x = torch.from_numpy(found.x)[None].to(self._model.device)
         return replace(image, x=x, size=(found.width, found.height))

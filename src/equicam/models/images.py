@@ -34,9 +34,9 @@ def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Floa
     x = images if isinstance(images, Tensor) else _load(model, images)
     if x.ndim != 4 or 0 in x.shape or not x.is_floating_point():
         raise EquicamError(
-            "images", needs="a floating-point batch [b, c, H, W], 8-bit pixels, PIL images or paths",
-            got=f"a {str(x.dtype).removeprefix('torch.')} tensor {tuple(x.shape)}",
-            fix="x[None] for one image, or the PIL image itself",
+            "images", "a floating-point batch [b, c, H, W], 8-bit pixels, PIL images or paths",
+            f"a {str(x.dtype).removeprefix('torch.')} tensor {tuple(x.shape)}",
+            "x[None] for one image, or the PIL image itself",
         )  # fmt: skip
     device, dtype = (x.device, x.dtype) if model is None else (model.device, model.dtype)
     x = x.to(device, torch.promote_types(dtype, torch.float32))
@@ -65,9 +65,8 @@ def _preprocessed(array: np.ndarray) -> Float[Tensor, "b c H W"]:
     shape = array.shape
     if len(shape) != 4 or (shape[-1] in CHANNELS and shape[1] not in CHANNELS):
         raise EquicamError(
-            "images", needs="8-bit pixels, or preprocessed floats [b, c, H, W]", got=f"an array of {array.dtype} {shape}",
-            fix="images.astype(np.uint8) for pixels from 0 to 255, (255 * images).round().astype(np.uint8) for pixels in [0, 1]; they "
-            "are preprocessed like image files",
+            "images", "8-bit pixels, or preprocessed floats [b, c, H, W]", f"an array of {array.dtype} {shape}",
+            "images.astype(np.uint8) for pixels from 0 to 255, (255 * images).round().astype(np.uint8) for pixels in [0, 1]; they are preprocessed like image files",
         )  # fmt: skip
     return torch.from_numpy(np.ascontiguousarray(array))
 
@@ -79,8 +78,8 @@ def _pixels(given: np.ndarray | Tensor) -> list[Image.Image]:
     first, last = (batch.shape[axis] in CHANNELS for axis in (1, -1))
     if array.dtype != np.uint8 or batch.ndim != 4 or 0 in batch.shape or not (first or last):
         raise EquicamError(
-            "images", needs="8-bit pixels [H, W, 3], [b, H, W, 3] or [b, 3, H, W]", got=f"{array.dtype} {tuple(array.shape)}",
-            fix="pixels from 0 to 255 as np.uint8, or preprocessed floats [b, c, H, W]; values above 255 need a scale of your choice",
+            "images", "8-bit pixels [H, W, 3], [b, H, W, 3] or [b, 3, H, W]", f"{array.dtype} {tuple(array.shape)}",
+            "pixels from 0 to 255 as np.uint8, or preprocessed floats [b, c, H, W]; values above 255 need a scale of your choice",
         )  # fmt: skip
     if not last or (first and not last_first and array.ndim > 2):
         batch = batch.transpose(0, 2, 3, 1)
@@ -105,9 +104,7 @@ def open_images(images: Any) -> Iterator[Image.Image]:
             fix = "np.stack on preprocessed arrays [c, H, W] of one size, or pixels from 0 to 255 as np.uint8"
         elif any(isinstance(image, Tensor) for image in images):
             fix = "torch.stack on tensors"
-        raise EquicamError(
-            "images", needs="a tensor, arrays of 8-bit pixels, PIL images or paths", got=got, fix=fix
-        )
+        raise EquicamError("images", "a tensor, arrays of 8-bit pixels, PIL images or paths", got, fix)
     return (image if isinstance(image, Image.Image) else open_image(image) for image in images)
 
 
@@ -115,8 +112,8 @@ def as_list(images: Any) -> list[Any]:
     """The images of anything that can be iterated."""
     if not isinstance(images, Iterable):
         raise EquicamError(
-            "images", needs="a tensor, arrays of 8-bit pixels, PIL images or paths", got=type(images).__name__, fix="a path"
-        )  # fmt: skip
+            "images", "a tensor, arrays of 8-bit pixels, PIL images or paths", type(images).__name__, "a path"
+        )
     return list(images)
 
 
@@ -137,10 +134,7 @@ def require_one_size(tensors: Sequence[Float[Tensor, "c H W"]]) -> None:
     shapes = sorted({tuple(t.shape) for t in tensors})
     if len(shapes) != 1:
         raise EquicamError(
-            "preprocessing",
-            needs="to bring every image to one size",
-            got=shapes,
-            fix="a crop or resize in it",
+            "preprocessing", "to bring every image to one size", shapes, "a crop or resize in it"
         )
 
 
@@ -151,9 +145,9 @@ def preprocess_image(model: Model | None, image: Image.Image) -> Float[Tensor, "
         found = preprocess(rgb)
     if not isinstance(found, Tensor) or found.ndim != 3:
         raise EquicamError(
-            "the model's preprocessing", needs="to return a tensor [c, H, W]",
-            got=f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__,
-            fix="torchvision.transforms.v2 with PILToTensor, or torch.from_numpy on an array [c, H, W]",
+            "the model's preprocessing", "to return a tensor [c, H, W]",
+            f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__,
+            "torchvision.transforms.v2 with PILToTensor, or torch.from_numpy on an array [c, H, W]",
         )  # fmt: skip
     return found
 

@@ -44,9 +44,9 @@ def wrap(
     if not isinstance(module, nn.Module):
         raise EquicamError(
             "wrap",
-            needs="a torch.nn.Module",
-            got=type(module).__name__,
-            fix=f"equicam.load({module!r})" if isinstance(module, str) else "the network itself",
+            "a torch.nn.Module",
+            type(module).__name__,
+            f"equicam.load({module!r})" if isinstance(module, str) else "the network itself",
         )
     require_names(classes)
     module = original(module)
@@ -74,9 +74,7 @@ OTHER_SIZE = "example= of equicam.wrap, if the model takes inputs of another siz
 def require_names(classes: Sequence[str] | None) -> None:
     """Refuse one name where a list of class names is meant."""
     if isinstance(classes, str):
-        raise EquicamError(
-            "classes", needs="a list of names", got=repr(classes), fix=f"classes=[{classes!r}, …]"
-        )
+        raise EquicamError("classes", "a list of names", repr(classes), f"classes=[{classes!r}, …]")
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,8 @@ def choose_layer(module: nn.Module, example: Tensor | None = None) -> str:
     outputs = _spatial_outputs(module, example)
     if not outputs:
         raise EquicamError(
-            f"{type(module).__name__}", needs="a layer with a spatial output to choose", got="none of 2×2 or more",
-            fix='wrap(module, layer="NAME")',
+            f"{type(module).__name__}", "a layer with a spatial output to choose", "none of 2×2 or more",
+            'wrap(module, layer="NAME")',
         )  # fmt: skip
     if outputs[-1].ndim == 4:
         return outputs[-1].name
@@ -178,10 +176,7 @@ def head_name(module: nn.Module) -> str:
     linear: list[str] = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
     if not linear:
         raise EquicamError(
-            f"{type(module).__name__}",
-            needs="a linear layer at its end",
-            got="none",
-            fix="a factory with its own head",
+            f"{type(module).__name__}", "a linear layer at its end", "none", "a factory with its own head"
         )
     return linear[-1]
 

@@ -62,9 +62,9 @@ class Request:
         if self.published is not None:
             raise EquicamError(
                 f"weights of {self.name!r}",
-                needs='an existing file or "random"',
-                got=repr(self.weights),
-                fix="its full path",
+                'an existing file or "random"',
+                repr(self.weights),
+                "its full path",
             )
 
     def wrap(self, module: nn.Module, *, layer: str | None = None, **defaults: Any) -> Model:
@@ -83,9 +83,7 @@ class Request:
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> EquicamError:
     """The error for a name that is not known, with the closest known ones."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or list(known)[:3]
-    return EquicamError(
-        kind, needs="a known name", got=repr(name), fix=" or ".join(map(repr, close)) or "another file"
-    )
+    return EquicamError(kind, "a known name", repr(name), " or ".join(map(repr, close)) or "another file")
 
 
 TEMPLATES = ("a photo of a {}.",)
@@ -120,9 +118,7 @@ def text_features(
     """One unit vector per class: the normalised mean of its normalised prompts; `_` in a name reads as a space."""
     wrong = [t for t in templates if "{}" not in t]
     if wrong or not templates:
-        raise EquicamError(
-            "templates", needs="a {} for the class name", got=wrong or templates, fix=repr(TEMPLATES[0])
-        )
+        raise EquicamError("templates", "a {} for the class name", wrong or templates, repr(TEMPLATES[0]))
     with torch.no_grad():
         words = [name.replace("_", " ") for name in classes]
         prompts = [normalize(encode([t.format(name) for t in templates]), dim=-1).mean(0) for name in words]
@@ -133,10 +129,7 @@ def require_classes(name: str, classes: Sequence[str] | None) -> tuple[str, ...]
     """The class names, which a zero-shot model needs."""
     if classes is None or isinstance(classes, str) or len(classes) < 2:
         raise EquicamError(
-            f"the zero-shot model {name!r}",
-            needs="two class names or more",
-            got=classes,
-            fix='classes=["forest", "river"]',
+            f"the zero-shot model {name!r}", "two class names or more", classes, 'classes=["forest", "river"]'
         )
     return tuple(classes)
 
@@ -277,9 +270,9 @@ def from_timm(request: Request) -> Model:
     if not getattr(module, "num_classes", 1):
         raise EquicamError(
             f"{request.name!r}",
-            needs="a classifier",
-            got="a backbone without classes",
-            fix="weights=FILE with a head, or wrap",
+            "a classifier",
+            "a backbone without classes",
+            "weights=FILE with a head, or wrap",
         )
     config = resolve_model_data_config(module)
     subset = infer_imagenet_subset(module) if own_head else None
@@ -308,10 +301,7 @@ def from_open_clip(request: Request) -> Model:
         raise unknown_name(f"weights of open_clip's {arch}", pretrained, tags)
     if pretrained is None and request.weights is None:
         raise EquicamError(
-            f"open_clip {arch!r}",
-            needs="pretrained weights",
-            got="none",
-            fix=" or ".join(f"{arch}/{t}" for t in tags[:3]),
+            f"open_clip {arch!r}", "pretrained weights", "none", " or ".join(f"{arch}/{t}" for t in tags[:3])
         )
     model, _, preprocess = from_hf_hub(
         request.name, lambda: open_clip.create_model_and_transforms(arch, pretrained=pretrained)
@@ -386,9 +376,6 @@ class HfVision(nn.Module):
 def _import(package: str, *, extra: str) -> Any:
     if importlib.util.find_spec(package) is None:
         raise EquicamError(
-            "this source",
-            needs=f"the package {package}",
-            got="no such package here",
-            fix=f"pip install 'equicam[{extra}]'",
+            "this source", f"the package {package}", "no such package here", f"pip install 'equicam[{extra}]'"
         )
     return importlib.import_module(package)

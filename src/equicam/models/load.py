@@ -74,8 +74,8 @@ def load(
         build = SOURCES[source]
     else:
         raise EquicamError(
-            "a model's source", needs=f"one of {', '.join(SOURCES)}, a file.py:factory or none", got=repr(name),
-            fix="a name that `equicam models` lists",
+            "a model's source", f"one of {', '.join(SOURCES)}, a file.py:factory or none", repr(name),
+            "a name that `equicam models` lists",
         )  # fmt: skip
     require_names(classes)
     request = Request(
@@ -106,10 +106,7 @@ def _move(module: nn.Module, device: str | torch.device) -> None:
         module.to(device)
     except (RuntimeError, AssertionError) as error:
         raise EquicamError(
-            "device",
-            needs="a device torch can use here",
-            got=f"{device!r}: {str(error).splitlines()[0]}",
-            fix="cpu",
+            "device", "a device torch can use here", f"{device!r}: {str(error).splitlines()[0]}", "cpu"
         ) from error
 
 
@@ -118,8 +115,8 @@ def _from_factory(request: Request) -> Model:
     function, built = _call_factory(request.name)
     if not isinstance(built, Model | nn.Module):
         raise EquicamError(
-            f"the factory {function!r}", needs="to return a module or the result of equicam.wrap",
-            got=type(built).__name__, fix="return equicam.wrap(module)",
+            f"the factory {function!r}", "to return a module or the result of equicam.wrap", type(built).__name__,
+            "return equicam.wrap(module)",
         )  # fmt: skip
     module = built.module if isinstance(built, Model) else built
     if request.file:
@@ -148,14 +145,11 @@ def _call_factory(name: str) -> tuple[str, Any]:
     file = Path(path)
     if not function or not file.is_file():
         raise EquicamError(
-            "a factory",
-            needs="an existing file.py and a function in it",
-            got=repr(name),
-            fix="models.py:build",
+            "a factory", "an existing file.py and a function in it", repr(name), "models.py:build"
         )
     spec = importlib.util.spec_from_file_location(f"equicam_factory_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise EquicamError("a factory", needs="a Python file", got=repr(path), fix="models.py:build")
+        raise EquicamError("a factory", "a Python file", repr(path), "models.py:build")
     code = importlib.util.module_from_spec(spec)
     with named_failure(f"the file {file.name}", needs="to be imported"):
         spec.loader.exec_module(code)

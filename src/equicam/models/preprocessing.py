@@ -43,19 +43,17 @@ class Preprocessing:
         for name in ("size", "crop"):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= LARGEST_SIDE:
-                raise EquicamError(
-                    name, needs=f"1 to {LARGEST_SIDE} pixels", got=repr(value), fix=f"{name}=224"
-                )
+                raise EquicamError(name, f"1 to {LARGEST_SIDE} pixels", repr(value), f"{name}=224")
         if self.crop > self.size:
             raise EquicamError(
-                "crop", needs=f"at most the size, {self.size}", got=self.crop, fix=f"size={self.crop} as well"
+                "crop", f"at most the size, {self.size}", self.crop, f"size={self.crop} as well"
             )
         for name in ("mean", "std"):
             object.__setattr__(self, name, _channel_values(name, getattr(self, name)))
         if self.interpolation not in INTERPOLATIONS:
             raise EquicamError(
-                "interpolation", needs=f"one of {', '.join(INTERPOLATIONS)}", got=repr(self.interpolation), fix="bilinear"
-            )  # fmt: skip
+                "interpolation", f"one of {', '.join(INTERPOLATIONS)}", repr(self.interpolation), "bilinear"
+            )
 
     @property
     def transforms(self) -> list[Any]:
@@ -79,8 +77,8 @@ class Preprocessing:
             return Preprocessing(**found)
         except TypeError as error:
             raise EquicamError(
-                "preprocessing", needs="size, crop, mean, std and interpolation", got=error, fix="restoring manifest.json"
-            ) from error  # fmt: skip
+                "preprocessing", "size, crop, mean, std and interpolation", error, "restoring manifest.json"
+            ) from error
 
     def of(self, model: Model) -> Model:
         """The model with this preprocessing."""
@@ -101,7 +99,7 @@ def _channel_values(name: str, given: Sequence[Any]) -> tuple[float, ...]:
     numbers = all(type(v) in (int, float) and abs(v) <= LARGEST_VALUE for v in values)
     if len(values) != 3 or not numbers or (name == "std" and min(values) <= 0):
         needs = "three numbers, of red, green and blue" + (", above 0" if name == "std" else "")
-        raise EquicamError(name, needs=needs, got=list(given), fix=f"{name}=0.5,0.5,0.5")
+        raise EquicamError(name, needs, list(given), f"{name}=0.5,0.5,0.5")
     return tuple(float(v) for v in values)
 
 
@@ -257,13 +255,11 @@ def with_preprocessing(
         crop = None if own is None else _square(own_crop or own.size)
     if size is None or crop is None:
         raise EquicamError(
-            "preprocessing", needs="size and crop, because the model's own cannot be read", got="one of them or none",
-            fix="size=256 and crop=224",
+            "preprocessing", "size and crop, because the model's own cannot be read", "one of them or none",
+            "size=256 and crop=224",
         )  # fmt: skip
     if crop > size and own is not None and _square(own_crop) == crop:
-        raise EquicamError(
-            "size", needs=f"at least the model's crop, {crop}", got=size, fix=f"crop={size} as well"
-        )
+        raise EquicamError("size", f"at least the model's crop, {crop}", size, f"crop={size} as well")
     chosen = Preprocessing(
         size, crop, model.mean if mean is None else tuple(mean), model.std if std is None else tuple(std),
         own.interpolation if own and own.interpolation in INTERPOLATIONS else "bilinear",
@@ -283,8 +279,8 @@ def _checked(model: Model, chosen: Preprocessing) -> Model:
             raise
         own = read_steps(preprocessing_of(model)).geometry
         raise EquicamError(
-            "crop", needs="a size of input that the model takes", got=f"{chosen.crop}: {describe_failure(error)}",
-            fix=f"crop={own.crop[0]}" if own and own.crop else "its own, without crop",
+            "crop", "a size of input that the model takes", f"{chosen.crop}: {describe_failure(error)}",
+            f"crop={own.crop[0]}" if own and own.crop else "its own, without crop",
         ) from error  # fmt: skip
     return changed
 

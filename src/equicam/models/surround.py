@@ -71,8 +71,8 @@ def preprocess_window(model: Model | None, window: WindowPixels) -> Float[Tensor
     std = window.std or (model.std if model else IMAGENET_STD)
     if len(mean) != len(std) or len(mean) not in (1, len(values)):
         raise EquicamError(
-            "mean and std", needs=f"one number for each of {len(values)} bands", got=f"{len(mean)} and {len(std)}",
-            fix="--mean and --std, or Input(mean=…, std=…) of the model",
+            "mean and std", f"one number for each of {len(values)} bands", f"{len(mean)} and {len(std)}",
+            "--mean and --std, or Input(mean=…, std=…) of the model",
         )  # fmt: skip
     centre, spread = (torch.tensor(v, dtype=torch.float32)[:, None, None] for v in (mean, std))
     x = (values - centre) / spread
@@ -131,8 +131,8 @@ def input_size(model: Model | None) -> tuple[int, int]:
     }
     if len(sizes) > 1:
         raise EquicamError(
-            "context", needs="a preprocessing that brings every image to one size", got=sorted(sizes), fix='context="none"'
-        )  # fmt: skip
+            "context", "a preprocessing that brings every image to one size", sorted(sizes), 'context="none"'
+        )
     ((height, width),) = sizes
     return height, width
 
@@ -160,9 +160,6 @@ def stack_surrounds(found: list[Surround]) -> tuple[Float[Tensor, "b c H W"], tu
     """Surrounds of one size as a batch, and the size of the input in them."""
     if len({one.size for one in found}) > 1:
         raise EquicamError(
-            "surrounds",
-            needs="inputs of one size",
-            got=sorted({one.size for one in found}),
-            fix="one call for each size",
+            "surrounds", "inputs of one size", sorted({one.size for one in found}), "one call for each size"
         )
     return stack_images([one.whole for one in found]), found[0].size

@@ -36,7 +36,7 @@ LEGACY_PICKLES = 5
 def read_state_dict(file: Path) -> dict[str, Tensor]:
     """Tensors by name from a safetensors or PyTorch file, loaded without running code."""
     if not file.is_file():
-        raise EquicamError("weights", needs="an existing file", got=repr(str(file)), fix="its full path")
+        raise EquicamError("weights", "an existing file", repr(str(file)), "its full path")
     if file.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -45,10 +45,7 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
             return dict(load_file(file))
         except SafetensorError as error:
             raise EquicamError(
-                f"weights {str(file)!r}",
-                needs="a whole safetensors file",
-                got=error,
-                fix="a fresh copy of it",
+                f"weights {str(file)!r}", "a whole safetensors file", error, "a fresh copy of it"
             ) from error
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
@@ -59,8 +56,7 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
             found = found[key]
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
         raise EquicamError(
-            f"weights {str(file)!r}", needs="a state dict of tensors", got=type(found).__name__,
-            fix="saving model.state_dict()",
+            f"weights {str(file)!r}", "a state dict of tensors", type(found).__name__, "saving model.state_dict()",
         )  # fmt: skip
     return {key.removeprefix("module."): value for key, value in found.items()}
 
@@ -107,8 +103,8 @@ def only_tensors() -> Iterator[None]:
 
 def _not_tensors(file: Path, error: Exception) -> EquicamError:
     return EquicamError(
-        f"weights {str(file)!r}", needs="a file of tensors alone, which loads without running code",
-        got=_describe(file, error), fix="saving model.state_dict() or a safetensors file",
+        f"weights {str(file)!r}", "a file of tensors alone, which loads without running code", _describe(file, error),
+        "saving model.state_dict() or a safetensors file",
     )  # fmt: skip
 
 
@@ -184,9 +180,9 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> N
     ]
     if missing or unknown or shapes:
         raise EquicamError(
-            f"weights {str(file)!r}", needs=f"the tensors of {type(module).__name__}",
-            got=f"missing {missing[:3]}, unknown {unknown[:3]}, of another shape {shapes[:3]}",
-            fix="the architecture they were trained with",
+            f"weights {str(file)!r}", f"the tensors of {type(module).__name__}",
+            f"missing {missing[:3]}, unknown {unknown[:3]}, of another shape {shapes[:3]}",
+            "the architecture they were trained with",
         )  # fmt: skip
     module.load_state_dict(weights, strict=False)
 
@@ -253,7 +249,6 @@ def _reachable() -> bool:
 def _absent(name: str, cache: str, error: Exception) -> EquicamError:
     reason = next(iter(str(error).splitlines()), "no network")
     return EquicamError(
-        f"loading {name!r}", needs=f"a download, or a copy in the cache ({cache})",
-        got=f"{type(error).__name__}: {reason}",
-        fix='running once with a network, weights="FILE", or weights="random" to try things out',
+        f"loading {name!r}", f"a download, or a copy in the cache ({cache})", f"{type(error).__name__}: {reason}",
+        'running once with a network, weights="FILE", or weights="random" to try things out',
     )  # fmt: skip

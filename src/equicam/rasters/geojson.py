@@ -34,7 +34,7 @@ def read_features(data: bytes, what: str) -> tuple[list[Any], Mapping[str, Any]]
             got = "JSON that is nested too deeply"
         elif isinstance(error, json.JSONDecodeError):
             got = f"text that is no JSON from line {error.lineno} on"
-        raise EquicamError(what, needs="GeoJSON", got=got, fix="exporting it again, as GeoJSON") from error
+        raise EquicamError(what, "GeoJSON", got, "exporting it again, as GeoJSON") from error
     if isinstance(found, list):
         return found, {}
     features = found.get("features") if isinstance(found, dict) else None
@@ -42,10 +42,7 @@ def read_features(data: bytes, what: str) -> tuple[list[Any], Mapping[str, Any]]
         return [found], {}
     if not isinstance(features, list):
         raise EquicamError(
-            what,
-            needs="a FeatureCollection or a list of features",
-            got=type(found).__name__,
-            fix="exporting it again",
+            what, "a FeatureCollection or a list of features", type(found).__name__, "exporting it again"
         )
     return features, found
 
@@ -112,12 +109,12 @@ def read_regions(info: RasterInfo, path: AnyPath, regions: str) -> list[tuple[st
             label = _region_label(feature.get("properties") or {})
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise EquicamError(
-                what, needs="areas with rings of points", got=f"feature {number}, which has none", fix="exporting it again"
-            ) from error  # fmt: skip
+                what, "areas with rings of points", f"feature {number}, which has none", "exporting it again"
+            ) from error
         found.append((label, [_to_pixels(info, ring, crs, what) for ring in rings]))
     if not found:
         raise EquicamError(
-            what, needs="at least one polygon", got=f"{len(features):,} features without one", fix="an export of QuPath or QGIS"
+            what, "at least one polygon", f"{len(features):,} features without one", "an export of QuPath or QGIS",
         )  # fmt: skip
     return found
 
@@ -134,10 +131,7 @@ def _crs(collection: Mapping[str, Any], what: str) -> str:
     if code := re.search(r"EPSG:+(\d{4,6})$", name):
         return f"EPSG:{code[1]}"
     raise EquicamError(
-        what,
-        needs="longitude and latitude, or a crs by its EPSG code",
-        got=name[:80],
-        fix="saving it as EPSG:4326",
+        what, "longitude and latitude, or a crs by its EPSG code", name[:80], "saving it as EPSG:4326"
     )
 
 
@@ -161,8 +155,8 @@ def _to_pixels(info: RasterInfo, ring: Ring, crs: str, what: str) -> Ring:
 
     if crs == LONGITUDE_LATITUDE and not (np.abs(ring) <= (360, 90)).all():
         raise EquicamError(
-            what, needs="longitude and latitude in degrees, or a crs", got=f"{ring[0, 0]:g}, {ring[0, 1]:g}",
-            fix="saving it as EPSG:4326",
+            what, "longitude and latitude in degrees, or a crs", f"{ring[0, 0]:g}, {ring[0, 1]:g}",
+            "saving it as EPSG:4326",
         )  # fmt: skip
     x, y = transform(crs, info.crs, ring[:, 0].tolist(), ring[:, 1].tolist())
     a, b, c, d, e, f = info.transform

@@ -81,14 +81,14 @@ class GeoRaster(Raster):
         data = self._levels[0]
         if data.tags(ns="OVERVIEWS"):
             raise EquicamError(
-                f"raster {str(path)!r}", needs="all its pixels in it", got="one that names overviews in another file",
-                fix="a copy with its own overviews (gdal_translate -of COG)",
+                f"raster {str(path)!r}", "all its pixels in it", "one that names overviews in another file",
+                "a copy with its own overviews (gdal_translate -of COG)",
             )  # fmt: skip
         types = set(data.dtypes)
         if len(types) != 1 or not 1 <= data.count <= MAX_BANDS or "complex" in min(types):
             raise EquicamError(
-                f"raster {str(path)!r}", needs="bands of one real type", got=f"{data.count} bands, {sorted(types)}",
-                fix="a copy with one type",
+                f"raster {str(path)!r}", "bands of one real type", f"{data.count} bands, {sorted(types)}",
+                "a copy with one type",
             )  # fmt: skip
         (kind,) = types
         names = [text or "" for text in data.descriptions]
@@ -190,8 +190,8 @@ def _leave_alone() -> None:
     environment.start()
     if others := {*environment.drivers()} - {TIFF, JPEG2000}:
         raise EquicamError(
-            "rasterio", needs=f"to be left with the drivers {TIFF} and {JPEG2000}", got=f"{len(others)} more",
-            fix="pip install 'rasterio<1.5'",
+            "rasterio", f"to be left with the drivers {TIFF} and {JPEG2000}", f"{len(others)} more",
+            "pip install 'rasterio<1.5'",
         )  # fmt: skip
 
 
@@ -201,8 +201,8 @@ def _notes_of_companions(path: Path) -> tuple[str, ...]:
     for mask in (path.with_name(f"{path.name}.msk"), path.with_name(f"{path.name}.MSK")):
         if mask.exists():
             raise EquicamError(
-                what, needs="its mask in it", got=f"one in {mask.name!r}",
-                fix="gdal_translate --config GDAL_TIFF_INTERNAL_MASK YES, into a new file",
+                what, "its mask in it", f"one in {mask.name!r}",
+                "gdal_translate --config GDAL_TIFF_INTERNAL_MASK YES, into a new file",
             )  # fmt: skip
     aux = path.with_name(f"{path.name}.aux.xml")
     if aux.exists():
@@ -217,8 +217,8 @@ def _notes_of_companions(path: Path) -> tuple[str, ...]:
         }
         if named:
             raise EquicamError(
-                what, needs="everything about its pixels in it", got=f"{', '.join(sorted(named))} in {aux.name!r}",
-                fix="gdal_translate into a new file, which takes it in, or removing that file",
+                what, "everything about its pixels in it", f"{', '.join(sorted(named))} in {aux.name!r}",
+                "gdal_translate into a new file, which takes it in, or removing that file",
             )  # fmt: skip
     letters = path.suffix[1:]
     worlds = (f"{letters[:1]}{letters[-1:]}w", f"{letters}w", "wld")

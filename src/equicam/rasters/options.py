@@ -34,17 +34,17 @@ class Input:
                 value = [part.strip() for part in value.split(",")]
             found = None if value is None else tuple(str(one) for one in value)
             if found is not None and (not found or not all(found) or len(found) > 4096):
-                raise EquicamError(name, needs="names or numbers of bands", got=repr(value)[:80], fix="4,3,2")
+                raise EquicamError(name, "names or numbers of bands", repr(value)[:80], "4,3,2")
             object.__setattr__(self, name, found)
         if self.display is not None and len(self.display) not in (1, 3):
-            raise EquicamError("display", needs="one or three bands", got=len(self.display), fix="4,3,2")
+            raise EquicamError("display", "one or three bands", len(self.display), "4,3,2")
         for name in ("mean", "std"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else tuple(float(one) for one in value))
             if value is not None and not all(math.isfinite(one) for one in getattr(self, name)):
-                raise EquicamError(name, needs="finite numbers", got=value, fix="one for each band")
+                raise EquicamError(name, "finite numbers", value, "one for each band")
         if self.std is not None and not all(one > 0 for one in self.std):
-            raise EquicamError("std", needs="numbers above 0", got=self.std, fix="one for each band")
+            raise EquicamError("std", "numbers above 0", self.std, "one for each band")
         for name in ("scale", "mpp"):
             _positive(name, getattr(self, name))
 
@@ -71,18 +71,14 @@ class Tiling:
 
     def __post_init__(self) -> None:
         if not isinstance(self.tile, int) or not 2 <= self.tile <= MAX_TILE:
-            raise EquicamError("tile", needs=f"2 to {MAX_TILE} pixels", got=self.tile, fix="--tile 224")
+            raise EquicamError("tile", f"2 to {MAX_TILE} pixels", self.tile, "--tile 224")
         if self.stride not in ("tile", "disc") and not (
             isinstance(self.stride, int) and 1 <= self.stride <= MAX_TILE
         ):
-            raise EquicamError(
-                "stride", needs="disc, or a number of pixels", got=repr(self.stride), fix="--stride disc"
-            )
+            raise EquicamError("stride", "disc, or a number of pixels", repr(self.stride), "--stride disc")
         for name in ("tissue", "valid"):
             if not 0 <= getattr(self, name) <= 1:
-                raise EquicamError(
-                    name, needs="a share from 0 to 1", got=getattr(self, name), fix=f"--{name} 0.1"
-                )
+                raise EquicamError(name, "a share from 0 to 1", getattr(self, name), f"--{name} 0.1")
         _positive("mpp_is", self.mpp_is)
 
     @property
@@ -133,4 +129,4 @@ def _number(value: int | float) -> str:
 
 def _positive(name: str, value: int | float | None) -> None:
     if value is not None and not 0 < value < LARGEST:
-        raise EquicamError(name, needs="a number above 0", got=value, fix=f"--{name.replace('_', '-')} 0.5")
+        raise EquicamError(name, "a number above 0", value, f"--{name.replace('_', '-')} 0.5")

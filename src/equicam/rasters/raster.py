@@ -128,8 +128,8 @@ class Raster(ABC):
     def _checked(self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]) -> Pixels:
         if width * height > MAX_READ_PIXELS:
             raise EquicamError(
-                "a window", needs=f"at most {MAX_READ_PIXELS:,} pixels of the file", got=f"{width:,} × {height:,}",
-                fix="a raster with coarser levels (a pyramid), or a smaller --mpp",
+                "a window", f"at most {MAX_READ_PIXELS:,} pixels of the file", f"{width:,} × {height:,}",
+                "a raster with coarser levels (a pyramid), or a smaller --mpp",
             )  # fmt: skip
         with refusing("a window", "a part of the file that can be read"):
             return self.read_level(level, x, y, width, height, bands)
@@ -218,8 +218,8 @@ def refuse_large_tile(path: AnyPath, width: int, height: int) -> None:
     """Raise an EquicamError for a tile or strip that would take gigabytes to decode, whatever part of it is wanted."""
     if width * height > MAX_READ_PIXELS:
         raise EquicamError(
-            f"raster {str(path)!r}", needs=f"tiles of at most {MAX_READ_PIXELS:,} pixels", got=f"{width:,} × {height:,}",
-            fix="a tiled copy (gdal_translate -co TILED=YES)",
+            f"raster {str(path)!r}", f"tiles of at most {MAX_READ_PIXELS:,} pixels", f"{width:,} × {height:,}",
+            "a tiled copy (gdal_translate -co TILED=YES)",
         )  # fmt: skip
 
 
@@ -239,8 +239,8 @@ def _refuse_crs_files(text: str, what: str) -> None:
 
 def _bad_crs(crs: str, what: str) -> EquicamError:
     return EquicamError(
-        what, needs="a coordinate system by its code, or as WKT without grid files", got=repr(crs[:80]),
-        fix="assigning one by its EPSG code (gdal_translate -a_srs EPSG:32618)",
+        what, "a coordinate system by its code, or as WKT without grid files", repr(crs[:80]),
+        "assigning one by its EPSG code (gdal_translate -a_srs EPSG:32618)",
     )  # fmt: skip
 
 
@@ -253,8 +253,8 @@ def _band_indices(bands: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, 
         place = known.get(name.casefold(), by_number)
         if not 0 <= place < len(bands):
             raise EquicamError(
-                f"band {name!r}", needs=f"one of {', '.join(bands[:20])}, or a number from 1",
-                got="no such band", fix="--bands with names or numbers of the file",
+                f"band {name!r}", f"one of {', '.join(bands[:20])}, or a number from 1", "no such band",
+                "--bands with names or numbers of the file",
             )  # fmt: skip
         found.append(place)
     return tuple(found)
@@ -316,7 +316,7 @@ def _open_remote(path: RemotePath, what: str) -> Raster:
     head = path.read_start(4096)
     if not (is_tiff(head) or _is_jpeg2000(head)):
         raise EquicamError(
-            what, needs="a GeoTIFF or JPEG 2000, where it is at a URL", got="bytes of another format", fix="a copy on a disk"
+            what, "a GeoTIFF or JPEG 2000, where it is at a URL", "bytes of another format", "a copy on a disk",
         )  # fmt: skip
     with refusing(what, "a file that can be read"):
         raster = _open_map(path, what, jpeg2000=_is_jpeg2000(head))
@@ -349,9 +349,9 @@ def _open(path: Path, head: bytes, what: str) -> Raster:
     if not is_tiff(head) or is_dicom:
         if _vendor(path, head, what) is None:
             raise EquicamError(
-                what, needs="a slide (svs, ndpi, mrxs, scn, bif, DICOM, OME-TIFF), a GeoTIFF or a JPEG 2000",
-                got="a DICOM file that is no slide" if is_dicom else "bytes of no format we know",
-                fix="no --tile, if it is an image",
+                what, "a slide (svs, ndpi, mrxs, scn, bif, DICOM, OME-TIFF), a GeoTIFF or a JPEG 2000",
+                "a DICOM file that is no slide" if is_dicom else "bytes of no format we know",
+                "no --tile, if it is an image",
             )  # fmt: skip
         return _open_slide(path, what)
     pages = _pages(path)

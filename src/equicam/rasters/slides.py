@@ -101,18 +101,15 @@ class OmeTiffRaster(Raster):
         others = {axis: n for axis, n in sizes.items() if axis not in "YXCS" and n > 1}
         if others or "Y" not in sizes or "X" not in sizes:
             raise EquicamError(
-                f"raster {str(path)!r}", needs="one plane, or one for each channel", got=f"{axes} {shape}",
-                fix="one time and depth of it",
+                f"raster {str(path)!r}", "one plane, or one for each channel", f"{axes} {shape}",
+                "one time and depth of it",
             )  # fmt: skip
         channels, samples = sizes.get("C", 1), sizes.get("S", 1)
         levels = [list(level.pages) for level in series.levels]
         levels[1:] = sorted(levels[1:], key=lambda pages: -int(pages[0].keyframe.imagewidth))
         if any(len(pages) != channels for pages in levels) or (samples > 1 and channels > 1):
             raise EquicamError(
-                f"raster {str(path)!r}",
-                needs="a page for each channel",
-                got=f"{axes} {shape}",
-                fix="another copy",
+                f"raster {str(path)!r}", "a page for each channel", f"{axes} {shape}", "another copy"
             )
         self._refuse_codec(levels, path)
         for frame in (planes[0].keyframe for planes in levels):
@@ -142,8 +139,8 @@ class OmeTiffRaster(Raster):
                 tifffile.TIFF.DECOMPRESSORS[compression]
             except KeyError as error:
                 raise EquicamError(
-                    f"raster {str(path)!r}", needs="a compression that can be decoded", got=getattr(compression, "name", compression),
-                    fix="pip install imagecodecs, or a copy with deflate",
+                    f"raster {str(path)!r}", "a compression that can be decoded", getattr(compression, "name", compression),
+                    "pip install imagecodecs, or a copy with deflate",
                 ) from error  # fmt: skip
 
     def level_size(self, level: int) -> tuple[int, int]:
@@ -173,9 +170,7 @@ class OmeTiffRaster(Raster):
         (channel, sample), (x, y) = channel_and_sample, place
         page = self._levels[level][channel].keyframe  # what all pages of a level share
         if page.planarconfig == 2 and page.samplesperpixel > 1:
-            raise EquicamError(
-                "an OME-TIFF", needs="samples that lie together", got="separate planes", fix="another copy"
-            )
+            raise EquicamError("an OME-TIFF", "samples that lie together", "separate planes", "another copy")
         height, width = plane.shape
         high, wide = (
             (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
@@ -209,10 +204,7 @@ class OmeTiffRaster(Raster):
             data = self._file.filehandle.read(count)
             if len(data) < count:
                 raise EquicamError(
-                    "an OME-TIFF",
-                    needs=f"{count:,} bytes of a tile",
-                    got=f"{len(data):,}",
-                    fix="a fresh copy of it",
+                    "an OME-TIFF", f"{count:,} bytes of a tile", f"{len(data):,}", "a fresh copy of it"
                 )
             decoded, _, _ = page.keyframe.decode(data, index, jpegtables=page.keyframe.jpegtables)
             if decoded is None:
@@ -253,9 +245,7 @@ def _refuse_other_files(text: str, path: Path, pages: int, samples: int) -> None
     what = f"raster {str(path)!r}"
     root = _ome_root(text)
     if root is None:
-        raise EquicamError(
-            what, needs="a description in OME-XML", got="none that can be read", fix="writing it again"
-        )
+        raise EquicamError(what, "a description in OME-XML", "none that can be read", "writing it again")
     own = root.get("UUID")
     elsewhere = root.find("{*}BinaryOnly")
     for named in root.iterfind(".//{*}UUID"):
@@ -268,22 +258,22 @@ def _refuse_other_files(text: str, path: Path, pages: int, samples: int) -> None
     if elsewhere is not None:
         name = elsewhere.get("FileName") or elsewhere.get("MetadataFile") or "another file"
         raise EquicamError(
-            what, needs="all its planes in it", got=f"some in {name[:120]!r}",
-            fix="one file with all of them (bfconvert), or this file under its first name",
+            what, "all its planes in it", f"some in {name[:120]!r}",
+            "one file with all of them (bfconvert), or this file under its first name",
         )  # fmt: skip
     for pixels in root.iterfind(".//{*}Pixels"):
         planes = math.prod(_count(pixels, f"Size{axis}", what) for axis in "CZT")
         places = [_count(data, name, what) for data in pixels.iterfind("{*}TiffData") for name in data.attrib]
         if max(planes / samples, *places, 1) > pages:
             raise EquicamError(
-                what, needs="a page for each plane", got=f"{planes:,} planes on {pages:,} pages", fix="a whole copy of it"
-            )  # fmt: skip
+                what, "a page for each plane", f"{planes:,} planes on {pages:,} pages", "a whole copy of it"
+            )
 
 
 def _count(element: ElementTree.Element, name: str, what: str) -> int:
     text = element.get(name, "1")
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise EquicamError(what, needs=f"a number in {name}", got=repr(text[:40]), fix="writing it again")
+        raise EquicamError(what, f"a number in {name}", repr(text[:40]), "writing it again")
     return int(text)
 
 
@@ -347,7 +337,7 @@ def _refuse_odd(what: str, slide: Path, file: Path) -> None:
 
 def _bad_companion(what: str, name: str, got: str) -> EquicamError:
     return EquicamError(
-        what, needs="regular files next to it", got=f"{got}: {name[:120]!r}", fix="a folder with this slide alone, copied whole"
+        what, "regular files next to it", f"{got}: {name[:120]!r}", "a folder with this slide alone, copied whole",
     )  # fmt: skip
 
 
@@ -366,9 +356,6 @@ def _mpp(x: str | None, y: str | None, path: Path) -> float | None:
         return None
     if abs(across - down) > 0.02 * max(across, down):
         raise EquicamError(
-            f"raster {str(path)!r}",
-            needs="square pixels",
-            got=f"{across:g} × {down:g} µm",
-            fix="a resampled copy",
+            f"raster {str(path)!r}", "square pixels", f"{across:g} × {down:g} µm", "a resampled copy"
         )
     return (across + down) / 2

@@ -84,14 +84,11 @@ def cut_windows(
         if errors and len(errors) == len(rows):
             more = f"; {len(errors) - 1:,} more rasters could not be cut either" if len(errors) > 1 else ""
             first = errors[0]
-            raise EquicamError(
-                first.what, needs=first.needs, got=f"{first.got}{more}", fix=first.fix
-            ) from first
+            raise EquicamError(first.what, first.needs, f"{first.got}{more}", first.fix) from first
         raise EquicamError(
-            "rasters", needs="at least one window to explain",
-            got=f"none: {sum(r.background for r in rows):,} background, {sum(r.nodata for r in rows):,} without data, "
-            f"{sum(r.outside for r in rows):,} outside the regions",
-            fix="another --tile, --mpp, --tissue or --regions",
+            "rasters", "at least one window to explain",
+            f"none: {sum(r.background for r in rows):,} background, {sum(r.nodata for r in rows):,} without data, {sum(r.outside for r in rows):,} outside the regions",
+            "another --tile, --mpp, --tissue or --regions",
         )  # fmt: skip
     return windows, rows
 
@@ -188,20 +185,20 @@ def _places(
     columns, rows = (_starts(length, side, step) for length in (info.width, info.height))
     if not columns or not rows:
         raise EquicamError(
-            f"raster {str(path)!r}", needs=f"sides of {side:g} pixels or more, for a tile of {tiling.tile}",
-            got=f"{info.width} × {info.height}", fix="a smaller --tile",
+            f"raster {str(path)!r}", f"sides of {side:g} pixels or more, for a tile of {tiling.tile}",
+            f"{info.width} × {info.height}", "a smaller --tile",
         )  # fmt: skip
     if len(columns) * len(rows) > MAX_WINDOWS:
         raise EquicamError(
-            f"raster {str(path)!r}", needs=f"at most {MAX_WINDOWS:,} windows", got=f"{len(columns) * len(rows):,}",
-            fix="a larger --stride or --mpp",
+            f"raster {str(path)!r}", f"at most {MAX_WINDOWS:,} windows", f"{len(columns) * len(rows):,}",
+            "a larger --stride or --mpp",
         )  # fmt: skip
     x, y = (grid.ravel() for grid in np.meshgrid(columns, rows))
     bands = display_bands(raster, tiling.input, str(path))
     if tiling.tissue > 0 and (info.kind != "slide" or len(bands) != 3):
         raise EquicamError(
-            f"raster {str(path)!r}", needs="a slide in three colours, for --tissue",
-            got="a map" if info.kind != "slide" else f"{len(bands)} band", fix="no --tissue, or --regions",
+            f"raster {str(path)!r}", "a slide in three colours, for --tissue",
+            "a map" if info.kind != "slide" else f"{len(bands)} band", "no --tissue, or --regions",
         )  # fmt: skip
     wanted = THUMBNAIL_PX_A_WINDOW * max(info.width, info.height) / side
     small = raster.thumbnail(bands, int(min(MAX_THUMBNAIL_PX, max(THUMBNAIL_PX, wanted))))
@@ -232,17 +229,17 @@ def _pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
     unit = "µm" if info.kind == "slide" else f"units of {info.crs}" if info.crs else "units of the map"
     if info.transform is not None and not _is_square(info.transform):
         raise EquicamError(
-            f"raster {name!r}", needs="square pixels, for --mpp", got="pixels that are not", fix="no --mpp, or a resampled copy"
+            f"raster {name!r}", "square pixels, for --mpp", "pixels that are not", "no --mpp, or a resampled copy",
         )  # fmt: skip
     if stored is None:
         raise EquicamError(
-            f"raster {name!r}", needs="its resolution, for --mpp", got="none in the file", fix="--mpp-is 0.25, if you know it"
+            f"raster {name!r}", "its resolution, for --mpp", "none in the file", "--mpp-is 0.25, if you know it",
         )  # fmt: skip
     ratio = wanted / stored
     if ratio < 0.5 or ratio > 1000:
         raise EquicamError(
-            f"raster {name!r}", needs=f"to be as fine as --mpp, or at most twice as coarse, in {unit}",
-            got=f"{stored:g} a pixel for --mpp {wanted:g}", fix="another --mpp",
+            f"raster {name!r}", f"to be as fine as --mpp, or at most twice as coarse, in {unit}",
+            f"{stored:g} a pixel for --mpp {wanted:g}", "another --mpp",
         )  # fmt: skip
     return 1.0 if abs(ratio - 1) < 1e-9 else ratio
 

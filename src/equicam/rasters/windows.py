@@ -38,17 +38,13 @@ def read_window(path: AnyPath, window: RasterWindow) -> WindowPixels:
     """A window of a raster, at the resolution it declares, with its margin."""
     raster = open_raster(path)
     if not window.side:
-        raise EquicamError(
-            f"raster {str(path)!r}", needs="windows of it", got="none when it was listed", fix="another run"
-        )
+        raise EquicamError(f"raster {str(path)!r}", "windows of it", "none when it was listed", "another run")
     given = resolve_input(raster.info, window.tiling.input, str(path))
     found, margin = _read(raster, window, raster.band_indices(given.bands or ()), window.margin)
     inner = slice(window.margin, window.margin + window.tiling.tile)
     middle = window.margin + window.tiling.tile // 2
     if not (found.valid[middle, middle] or found.valid[inner, inner].any()):
-        raise EquicamError(
-            "a window", needs="some data", got="none: nothing is stored there", fix="--regions without it"
-        )
+        raise EquicamError("a window", "some data", "none: nothing is stored there", "--regions without it")
     return WindowPixels(
         found.values, found.valid, margin, window.tiling.tile, given.scale or 1.0, given.mean, given.std
     )
@@ -61,14 +57,14 @@ def resolve_input(info: RasterInfo, given: Input, name: str) -> Input:
     if bands is None:
         if tuple(b.casefold() for b in info.bands[:3]) != ("red", "green", "blue"):
             raise EquicamError(
-                f"raster {name!r}", needs="bands to be chosen", got=", ".join(info.bands[:20]), fix="--bands 4,3,2"
-            )  # fmt: skip
+                f"raster {name!r}", "bands to be chosen", ", ".join(info.bands[:20]), "--bands 4,3,2"
+            )
         bands = info.bands[:3]
     if scale is None:
         if info.dtype != "uint8":
             raise EquicamError(
-                f"raster {name!r}", needs="a scale, because its values are not 8-bit", got=info.dtype,
-                fix="--scale 10000, by which values are divided",
+                f"raster {name!r}", "a scale, because its values are not 8-bit", info.dtype,
+                "--scale 10000, by which values are divided",
             )  # fmt: skip
         scale = 255.0
     return replace(given, bands=bands, scale=scale)
@@ -141,8 +137,8 @@ def _read(
     room = (window.x, window.y, info.width - window.x - window.side, info.height - window.y - window.side)
     if min(room) < -1e-6 * max(info.width, info.height):
         raise EquicamError(
-            "a window", needs=f"to lie in the raster of {info.width} × {info.height} pixels",
-            got=f"x={window.x:g}, y={window.y:g}, {window.side:g} a side", fix="the raster that was listed",
+            "a window", f"to lie in the raster of {info.width} × {info.height} pixels",
+            f"x={window.x:g}, y={window.y:g}, {window.side:g} a side", "the raster that was listed",
         )  # fmt: skip
     left, top, right, bottom = (min(margin, int(max(0.0, space) / scale + 1e-6)) for space in room)
     box = (

@@ -75,8 +75,8 @@ class Recorder(TorchFunctionMode):
     ) -> Tensor:  # fmt: skip
         if is_causal or enable_gqa or dropout_p:
             raise EquicamError(
-                "recording attention", needs="plain bidirectional attention", got="a causal, grouped or dropped one",
-                fix="a vision transformer in eval mode",
+                "recording attention", "plain bidirectional attention", "a causal, grouped or dropped one",
+                "a vision transformer in eval mode",
             )  # fmt: skip
         logits = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if attn_mask is not None:
@@ -103,9 +103,9 @@ def record_attention(network: Network, x: Float[Tensor, "n c H W"], *, gradients
     whole = all(len(a) == len(x) if a.ndim == 4 else len(a) % len(x) == 0 for a in recorded)
     if len(sizes) != 1 or not whole:
         raise EquicamError(
-            "attention", needs="a transformer whose blocks all attend over all tokens",
-            got=f"attention over {sorted(sizes)} tokens, in windows" if recorded else "none in this model",
-            fix="grad-cam or another method that reads features",
+            "attention", "a transformer whose blocks all attend over all tokens",
+            f"attention over {sorted(sizes)} tokens, in windows" if recorded else "none in this model",
+            "grad-cam or another method that reads features",
         )  # fmt: skip
     (tokens,) = sizes
 

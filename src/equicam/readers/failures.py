@@ -56,8 +56,8 @@ def module_failure(
         channels = input_channels(module)
         if channels is not None and channels != shape[1]:
             raise EquicamError(
-                f"the model {name!r}", needs=f"inputs with {_count(channels)}", got=f"{_count(shape[1])} (images are read as RGB)",
-                fix="preprocess= of equicam.wrap that makes them, or --tile with --bands for rasters",
+                f"the model {name!r}", f"inputs with {_count(channels)}", f"{_count(shape[1])} (images are read as RGB)",
+                "preprocess= of equicam.wrap that makes them, or --tile with --bands for rasters",
             ) from error  # fmt: skip
         raise _named(error, f"the model {name!r}", f"to run on inputs {shape}", or_else) from error
 
@@ -99,7 +99,7 @@ def out_of_memory(error: BaseException) -> bool:
 def _named(error: BaseException, what: str, needs: str, or_else: str = "") -> ModelError:
     fix = "mending it there" if failure_place(error) else "mending its cause"
     fix += f", or {or_else}" if or_else else ""
-    return ModelError(what, needs=needs, got=describe_failure(error), fix=fix)
+    return ModelError(what, needs, describe_failure(error), fix)
 
 
 def _relative(path: str) -> str:
@@ -152,9 +152,7 @@ def not_finite(x: Float[Tensor, "b c H W"]) -> EquicamError:
 def not_finite_images(passed: Bool[Tensor, " b"]) -> EquicamError:
     """The same, by which images are finite."""
     bad = (~passed).nonzero().flatten().tolist()
-    return EquicamError(
-        "images", needs="finite pixels", got=f"NaN or infinity in image {bad}", fix="leaving it out"
-    )
+    return EquicamError("images", "finite pixels", f"NaN or infinity in image {bad}", "leaving it out")
 
 
 LARGEST_PIXEL = 255
@@ -178,7 +176,6 @@ def unscaled(x: Float[Tensor, "b c H W"], mean: Sequence[float], std: Sequence[f
 def not_scaled() -> EquicamError:
     """The error for a batch of such pixels."""
     return EquicamError(
-        "images", needs="preprocessed values: a tensor of floats counts as the model's input", got="pixels from 0 to 255",
-        fix="x.byte() of a tensor or x.astype(np.uint8) of an array, which are preprocessed like image files; wrap(…, mean=(0, 0, 0), std=(1/255,) * 3) for a model "
-        "that takes such pixels",
+        "images", "preprocessed values: a tensor of floats counts as the model's input", "pixels from 0 to 255",
+        "x.byte() of a tensor or x.astype(np.uint8) of an array, which are preprocessed like image files; wrap(…, mean=(0, 0, 0), std=(1/255,) * 3) for a model that takes such pixels",
     )  # fmt: skip

@@ -53,10 +53,7 @@ Gradient = Callable[[Float[Tensor, "n y"]], tuple[Captured, tuple[Check, ...]]]
 def no_gradient(_direction: Float[Tensor, "n y"]) -> tuple[Captured, tuple[Check, ...]]:
     """The gradient of a pass that recorded none."""
     raise EquicamError(
-        "a reader of gradients",
-        needs="a pass that records them",
-        got="read_layer",
-        fix="forward=capture_layer",
+        "a reader of gradients", "a pass that records them", "read_layer", "forward=capture_layer"
     )
 
 
@@ -90,8 +87,8 @@ def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
     def gradient(direction: Float[Tensor, "n y"]) -> tuple[Captured, tuple[Check, ...]]:
         if not logits.requires_grad:
             raise EquicamError(
-                f"layer {model.layer!r}", needs="the class logits to depend on it with gradient",
-                got="logits cut off from it", fix="a layer outside the model's own no_grad or detach",
+                f"layer {model.layer!r}", "the class logits to depend on it with gradient", "logits cut off from it",
+                "a layer outside the model's own no_grad or detach",
             )  # fmt: skip
         with model_failure(model, shape):
             (grad,) = torch.autograd.grad(logits, differentiable, direction, materialize_grads=True)
@@ -150,8 +147,8 @@ def layer_outputs(model: Model) -> Iterator[list[Tensor]]:
         first = output[0] if isinstance(output, tuple) else output
         if not isinstance(first, Tensor) or not first.is_floating_point():
             raise EquicamError(
-                f"layer {model.layer!r}", needs="a floating-point tensor as output", got=type(first).__name__,
-                fix="a layer that returns its features",
+                f"layer {model.layer!r}", "a floating-point tensor as output", type(first).__name__,
+                "a layer that returns its features",
             )  # fmt: skip
         # clone before and after, so that no in-place operation on the layer's input or output reaches the leaf
         leaf = first.detach().clone().requires_grad_()
@@ -169,13 +166,13 @@ def last_output(model: Model, outputs: list[Tensor], x: Float[Tensor, "n c H W"]
     """The layer's output in its last call, checked to have one row per image."""
     if not outputs:
         raise EquicamError(
-            f"layer {model.layer!r}", needs="to run when the model does", got="no call of it",
-            fix="a layer the forward pass calls (scripted modules do not fire hooks)",
+            f"layer {model.layer!r}", "to run when the model does", "no call of it",
+            "a layer the forward pass calls (scripted modules do not fire hooks)",
         )  # fmt: skip
     if len(outputs[-1]) != len(x):
         raise EquicamError(
-            f"layer {model.layer!r}", needs=f"one row per image, {len(x)} in all",
-            got=f"shape {tuple(outputs[-1].shape)}", fix="a layer that does not fold windows into the batch",
+            f"layer {model.layer!r}", f"one row per image, {len(x)} in all", f"shape {tuple(outputs[-1].shape)}",
+            "a layer that does not fold windows into the batch",
         )  # fmt: skip
     return outputs[-1]
 
@@ -190,16 +187,16 @@ def layer_layout(model: Model, features: Tensor, size: tuple[int, int]) -> Layou
             layout = model.layout.resolve(shape, size)
             if layout.kind != "tokens" and len(shape) != 4:
                 raise EquicamError(
-                    f"layout {layout.kind!r}", needs="a 4-D output", got=f"shape {shape}", fix='layout="tokens"'
-                )  # fmt: skip
+                    f"layout {layout.kind!r}", "a 4-D output", f"shape {shape}", 'layout="tokens"'
+                )
     except EquicamError as error:
         error.add_note(f"while reading layer {model.layer!r}")
         raise
     grid = layout.planes(features).shape[-2:]
     if min(grid) < 2:
         raise EquicamError(
-            f"layer {model.layer!r}", needs="a feature grid of 2×2 or more", got=f"{grid[0]}×{grid[1]}",
-            fix="an earlier layer or a larger image",
+            f"layer {model.layer!r}", "a feature grid of 2×2 or more", f"{grid[0]}×{grid[1]}",
+            "an earlier layer or a larger image",
         )  # fmt: skip
     return layout
 
@@ -259,15 +256,15 @@ def _check_patches(model: Model, grad: Tensor, layout: Layout) -> tuple[Check, .
 
     def dead_head() -> EquicamError:
         return EquicamError(
-            "the model's head", needs="weights that are not all zero", got="a gradient of exactly zero at every token",
-            fix="trained or re-initialised head weights",
+            "the model's head", "weights that are not all zero", "a gradient of exactly zero at every token",
+            "trained or re-initialised head weights",
         )  # fmt: skip
 
     def dead_patches() -> EquicamError:
         return EquicamError(
-            f"layer {layer!r}", needs="patch tokens that still reach the class logits",
-            got="a gradient of exactly zero at every patch (after the last attention only the class token does)",
-            fix="the last block's first LayerNorm",
+            f"layer {layer!r}", "patch tokens that still reach the class logits",
+            "a gradient of exactly zero at every patch (after the last attention only the class token does)",
+            "the last block's first LayerNorm",
         )  # fmt: skip
 
     return (

@@ -38,7 +38,7 @@ class Contrast:
     def __call__(self, logits: Float[Tensor, "n y"], target: Int[Tensor, " n"]) -> Float[Tensor, "n y"]:
         """∂objective/∂y at the presented image's logits."""
         if logits.shape[1] < 2:
-            raise EquicamError("finer-cam", needs="two classes or more", got=logits.shape[1], fix="grad-cam")
+            raise EquicamError("finer-cam", "two classes or more", logits.shape[1], "grad-cam")
         chosen = class_logit(logits, target).bool()
         distance = (logits - logits[chosen][:, None]).abs().masked_fill(chosen, torch.inf)
         nearest = distance.argsort(dim=1, stable=True)[:, : min(self.references, logits.shape[1] - 1)]

@@ -28,10 +28,7 @@ class Layout:
             return output.permute(0, 3, 1, 2)
         if self.grid is None or self.prefix is None:
             raise EquicamError(
-                "a token layout",
-                needs="prefix and grid",
-                got=self,
-                fix="Layout.resolve on the layer's output",
+                "a token layout", "prefix and grid", self, "Layout.resolve on the layer's output"
             )
         return output[:, self.prefix :].transpose(1, 2).reshape(len(output), -1, *self.grid)
 
@@ -45,18 +42,16 @@ class Layout:
         if self.kind != "tokens":
             return self
         if len(shape) != 3:
-            raise EquicamError(
-                "a token layout", needs="an output [n, tokens, k]", got=shape, fix='layout="nchw"'
-            )
+            raise EquicamError("a token layout", "an output [n, tokens, k]", shape, 'layout="nchw"')
         prefix, grid = self.prefix, self.grid
         if grid is None:
             found = _token_grid(shape[1], size, prefix)
             if found is None:
                 raise EquicamError(
                     f"the grid of {shape[1]} tokens",
-                    needs=f"patches that tile an image of {size[0]}×{size[1]}",
-                    got=f"an output of shape {shape}",
-                    fix='layout=Layout("tokens", prefix=1, grid=(14, 14)) with your numbers',
+                    f"patches that tile an image of {size[0]}×{size[1]}",
+                    f"an output of shape {shape}",
+                    'layout=Layout("tokens", prefix=1, grid=(14, 14)) with your numbers',
                 )
             prefix, grid = found
         if prefix is None:
@@ -64,9 +59,9 @@ class Layout:
         if prefix < 0 or prefix + grid[0] * grid[1] != shape[1]:
             raise EquicamError(
                 f"a grid of {grid[0]}×{grid[1]} behind {prefix} prefix tokens",
-                needs=f"{prefix + grid[0] * grid[1]} tokens",
-                got=shape[1],
-                fix="another prefix or grid",
+                f"{prefix + grid[0] * grid[1]} tokens",
+                shape[1],
+                "another prefix or grid",
             )
         return Layout("tokens", prefix, grid)
 
@@ -81,8 +76,8 @@ def infer(shape: tuple[int, ...], size: tuple[int, int], *, channels: int | None
     if len(shape) == 3:
         return Layout("tokens").resolve(shape, size)
     raise EquicamError(
-        "the target layer", needs="an output [n, k, h, w], [n, h, w, k] or [n, tokens, k]", got=f"shape {shape}",
-        fix="an earlier layer, before pooling or flattening",
+        "the target layer", "an output [n, k, h, w], [n, h, w, k] or [n, tokens, k]", f"shape {shape}",
+        "an earlier layer, before pooling or flattening",
     )  # fmt: skip
 
 

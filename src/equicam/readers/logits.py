@@ -38,8 +38,8 @@ def require_probabilities(found: Float[Tensor, "*n y"] | None, what: str) -> Flo
     """The probabilities, or an error where outputs are values."""
     if found is None:
         raise EquicamError(
-            what, needs="class probabilities", got="a value, which has none", fix='a method of gradients, as "equigrad-cam"'
-        )  # fmt: skip
+            what, "class probabilities", "a value, which has none", 'a method of gradients, as "equigrad-cam"'
+        )
     return found
 
 
@@ -54,8 +54,8 @@ def read_output(model: Model, output: Any, *, count: int) -> Logits:
     if found is None or found.ndim not in (1, 2) or len(found) != count or not found.is_floating_point():
         shape = f"{type(output).__name__}" if found is None else f"a tensor {tuple(found.shape)}"
         raise EquicamError(
-            "the model's output", needs=f"class logits [{count}, classes], alone or in a tuple or dict", got=shape,
-            fix="target=lambda y: …, a value per image of what the model returns, or a module that returns its logits",
+            "the model's output", f"class logits [{count}, classes], alone or in a tuple or dict", shape,
+            "target=lambda y: …, a value per image of what the model returns, or a module that returns its logits",
         )  # fmt: skip
     logits = at_least_float32(found)
     values = logits.detach()
@@ -86,8 +86,8 @@ def _read_value(value: OutputFunction, output: Any, count: int) -> Logits:
             else type(found).__name__
         )
         raise EquicamError(
-            "target", needs=f"a function that returns one floating-point value per image, [{count}]", got=got,
-            fix="a mean over the other axes, as in target=lambda y: y[:, 3].mean((1, 2))",
+            "target", f"a function that returns one floating-point value per image, [{count}]", got,
+            "a mean over the other axes, as in target=lambda y: y[:, 3].mean((1, 2))",
         )  # fmt: skip
     logits = at_least_float32(found).reshape(count, 1)
     values = logits.detach()
@@ -98,14 +98,14 @@ def _refuse_number_of_outputs(model: Model, outputs: int) -> None:
     """Refuse a task that does not go with the number of outputs; one output without a task is not read silently."""
     if getattr(model.module, "num_classes", None) == 0:  # timm's backbones say so
         raise EquicamError(
-            "a backbone without classes", needs="a function of its features as the target", got="a class, or none",
-            fix="target=lambda y: …, a value per image",
+            "a backbone without classes", "a function of its features as the target", "a class, or none",
+            "target=lambda y: …, a value per image",
         )  # fmt: skip
     one = outputs == 1
     if (one and model.task in ("multiclass", "multilabel")) or (not one and model.task == "binary"):
         raise EquicamError(
-            f"task={model.task!r}", needs="one output" if model.task == "binary" else "two outputs or more", got=outputs,
-            fix='task="binary" or "regression"' if one else 'task="multiclass" or "multilabel"',
+            f"task={model.task!r}", "one output" if model.task == "binary" else "two outputs or more", outputs,
+            'task="binary" or "regression"' if one else 'task="multiclass" or "multilabel"',
         )  # fmt: skip
     if one and model.task is None and model.classes is None:
         warnings.warn(
@@ -136,14 +136,14 @@ def _check_not_probabilities(logits: Float[Tensor, "n y"], *, labels: bool = Fal
 
 def _not_finite() -> EquicamError:
     return EquicamError(
-        "the model's output", needs="finite class logits", got="NaN or infinity", fix="dtype=None or other weights"
-    )  # fmt: skip
+        "the model's output", "finite class logits", "NaN or infinity", "dtype=None or other weights"
+    )
 
 
 def _probabilities() -> EquicamError:
     return EquicamError(
-        "the model's output", needs="logits", got="probabilities, behind a softmax or sigmoid",
-        fix="the module without its last activation",
+        "the model's output", "logits", "probabilities, behind a softmax or sigmoid",
+        "the module without its last activation",
     )  # fmt: skip
 
 

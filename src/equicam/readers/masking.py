@@ -93,9 +93,7 @@ def score_cam(
     `probability`: w = s_k, their Score-CAM-80 with `channels=80`, the largest by |mean activation|.
     """
     if weigh not in get_args(Weighing):
-        raise EquicamError(
-            "weigh", needs=f"one of {', '.join(get_args(Weighing))}", got=repr(weigh), fix='weigh="softmax"'
-        )
+        raise EquicamError("weigh", f"one of {', '.join(get_args(Weighing))}", repr(weigh), 'weigh="softmax"')
     acts = forward.features
     probabilities = require_probabilities(forward.probabilities, "score-cam")
     by_logits = weigh == "softmax_of_logits"

@@ -41,8 +41,8 @@ class Model:
         if self.task is not None and self.task not in get_args(Task):
             close = difflib.get_close_matches(str(self.task), get_args(Task), n=1, cutoff=0.0)
             raise EquicamError(
-                "task", needs=f"one of {', '.join(get_args(Task))}", got=repr(self.task), fix=f'task="{close[0]}"'
-            )  # fmt: skip
+                "task", f"one of {', '.join(get_args(Task))}", repr(self.task), f'task="{close[0]}"'
+            )
 
     def __repr__(self) -> str:
         named = type(self.module).__name__ if self.name is None else f"{self.name!r}"
@@ -97,16 +97,13 @@ def layer_name(module: nn.Module, layer: str | nn.Module) -> str:
         found = [name for name, child in names.items() if child is wanted]
         if not found:
             raise EquicamError(
-                "layer",
-                needs="a submodule of the model",
-                got=f"another {type(layer).__name__}",
-                fix="its name",
+                "layer", "a submodule of the model", f"another {type(layer).__name__}", "its name"
             )
         return found[0]
     if layer not in names:
         close = difflib.get_close_matches(str(layer), names, n=3, cutoff=0.5) or list(names)[-3:]
         raise EquicamError(
-            "layer", needs="the name of a submodule", got=repr(layer), fix=" or ".join(repr(n) for n in close)
+            "layer", "the name of a submodule", repr(layer), " or ".join(repr(n) for n in close)
         )
     return layer
 
@@ -117,9 +114,7 @@ def as_layout(layout: Layout | str | None) -> Layout | None:
         return layout
     if layout in ("nchw", "nhwc", "tokens"):
         return Layout(layout)  # type: ignore[arg-type]
-    raise EquicamError(
-        "layout", needs="nchw, nhwc, tokens or a Layout", got=repr(layout), fix='layout="nchw"'
-    )
+    raise EquicamError("layout", "nchw, nhwc, tokens or a Layout", repr(layout), 'layout="nchw"')
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

@@ -62,16 +62,14 @@ def class_index(target: int | str | None, classes: Sequence[str] | None, what: s
     if target is None or isinstance(target, int):
         return target
     if not isinstance(target, str):
-        raise EquicamError(
-            what, needs="a class by name or number", got=type(target).__name__, fix=f"{what}=3"
-        )
+        raise EquicamError(what, "a class by name or number", type(target).__name__, f"{what}=3")
     found = [index for index, name in enumerate(classes or ()) if name == target] or [
         index for index, name in enumerate(classes or ()) if name.lower() == target.lower()
     ]
     if len(found) > 1:  # ImageNet has two cranes
         raise EquicamError(
-            what, needs="one class", got=f"{target!r}, the name of classes {', '.join(map(str, found))}",
-            fix=" or ".join(f"{what}={index}" for index in found),
+            what, "one class", f"{target!r}, the name of classes {', '.join(map(str, found))}",
+            " or ".join(f"{what}={index}" for index in found),
         )  # fmt: skip
     if found:
         return found[0]
@@ -84,8 +82,8 @@ def class_index(target: int | str | None, classes: Sequence[str] | None, what: s
         else "the number of a class: there are no class names"
     )
     raise EquicamError(
-        what, needs=needs, got=repr(target), fix=" or ".join(map(repr, close)) or "a number, or wrap(…, classes=[…])"
-    )  # fmt: skip
+        what, needs, repr(target), " or ".join(map(repr, close)) or "a number, or wrap(…, classes=[…])"
+    )
 
 
 def _closest(target: str, classes: Sequence[str]) -> list[str]:

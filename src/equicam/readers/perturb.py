@@ -66,7 +66,7 @@ def recipro_cam(
     attention still attends to the position that is kept.
     """
     if mask not in ("one-hot", "gaussian"):
-        raise EquicamError("mask", needs="one-hot or gaussian", got=repr(mask), fix='mask="one-hot"')
+        raise EquicamError("mask", "one-hot or gaussian", repr(mask), 'mask="one-hot"')
 
     def single_positions(features: Tensor, layout: Layout) -> tuple[int, MakeVariants]:
         planes = layout.planes(features)
@@ -124,8 +124,8 @@ def predict_from(
         calls += 1
         if calls > 1:
             raise EquicamError(
-                f"layer {model.layer!r}", needs="to run once in a forward pass here", got="another call of it",
-                fix="the block around it, or a gradient method, which reads its last call",
+                f"layer {model.layer!r}", "to run once in a forward pass here", "another call of it",
+                "the block around it, or a gradient method, which reads its last call",
             )  # fmt: skip
         if varied:
             return None

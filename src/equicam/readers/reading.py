@@ -73,13 +73,13 @@ def read_external(
     if not isinstance(found, Tensor) or found.ndim not in (3, 4) or len(found) != len(x):
         got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise EquicamError(
-            "an explainer", needs=f"maps [{len(x)}, h, w] as a tensor", got=got, fix="torch.as_tensor on its result"
-        )  # fmt: skip
+            "an explainer", f"maps [{len(x)}, h, w] as a tensor", got, "torch.as_tensor on its result"
+        )
     planes = at_least_float32(found.detach().to(x.device))
     if not finite(planes):
         raise EquicamError(
-            "an explainer", needs="finite maps", got="NaN or infinity in them", fix="torch.nan_to_num on its result"
-        )  # fmt: skip
+            "an explainer", "finite maps", "NaN or infinity in them", "torch.nan_to_num on its result"
+        )
     return Reading("rectified", (planes.sum(1) if planes.ndim == 4 else planes,))
 
 
@@ -89,8 +89,8 @@ def as_explainer(found: Any) -> Explainer:
         return partial(_captum, found)
     if hasattr(found, "base_cam"):  # pytorch-grad-cam's FinerCAM drops its contrast when it is given targets
         raise EquicamError(
-            "equivariant", needs="an explainer that takes a target", got=type(found).__name__,
-            fix='explain(model, x, method="finer-cam", views=18)',
+            "equivariant", "an explainer that takes a target", type(found).__name__,
+            'explain(model, x, method="finer-cam", views=18)',
         )  # fmt: skip
     if hasattr(found, "activations_and_grads"):  # pytorch-grad-cam
         return partial(_pytorch_grad_cam, found)
@@ -98,10 +98,7 @@ def as_explainer(found: Any) -> Explainer:
         return partial(_torchcam, found)
     if not callable(found):
         raise EquicamError(
-            "equivariant",
-            needs="a callable (x, target) → map",
-            got=type(found).__name__,
-            fix="a function of x and target",
+            "equivariant", "a callable (x, target) → map", type(found).__name__, "a function of x and target"
         )
     explainer: Explainer = found
     return explainer

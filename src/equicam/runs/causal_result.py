@@ -117,8 +117,5 @@ def read_causal(store: RunStore) -> CausalTest | None:
         return test
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # anybody may have written the file
         raise EquicamError(
-            valid_utf8(str(path)),
-            needs="the result of a causal test",
-            got=error,
-            fix="removing it, then equicam causal",
+            valid_utf8(str(path)), "the result of a causal test", error, "removing it, then equicam causal"
         ) from error

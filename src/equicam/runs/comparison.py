@@ -87,7 +87,7 @@ def refuse_other_recipe(first: Manifest, second: Manifest) -> None:
             shown = [f"{len(v)} of them" for v in (a, b)] if name == "views" else [str(a), str(b)]
             got = "others" if shown[0] == shown[1] else f"{shown[0]} and {shown[1]}"
             raise EquicamError(
-                "two runs to compare", needs=f"the same {name}", got=got, fix=f"auditing both with one {name}"
+                "two runs to compare", f"the same {name}", got, f"auditing both with one {name}"
             )
 
 

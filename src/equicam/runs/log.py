@@ -144,7 +144,8 @@ class Log:
         """Refuse a database with anything but our table, index and triggers: others could drop or change events."""
         if odd := set(database.execute(_OBJECTS)) ^ _schema():
             raise EquicamError(
-                "events.sqlite", needs="the table, index and triggers of a log alone", got=f"another {min(odd)[1][:80]!r}", fix="restoring it"
+                "events.sqlite", "the table, index and triggers of a log alone", f"another {min(odd)[1][:80]!r}",
+                "restoring it",
             )  # fmt: skip
 
     @contextmanager
@@ -175,10 +176,7 @@ def _refuse_odd(row: tuple[Any, ...]) -> None:
     """SQLite keeps values of any type in any column, and a stranger may have made the table."""
     if not isinstance(row[0], int) or not all(isinstance(value, str) for value in row[1:]):
         raise EquicamError(
-            "events.sqlite",
-            needs="a number and texts in every event",
-            got="values of other types",
-            fix="restoring it",
+            "events.sqlite", "a number and texts in every event", "values of other types", "restoring it"
         )
 
 
@@ -194,7 +192,7 @@ def _event(row: tuple[Any, ...]) -> Event:
         payload = parse_object(row[4])
     except (TypeError, ValueError) as error:
         raise EquicamError(
-            f"event {row[0]} of the log", needs="a JSON object", got=error, fix="restoring events.sqlite"
+            f"event {row[0]} of the log", "a JSON object", error, "restoring events.sqlite"
         ) from error
     number, time, actor, kind, _, previous, digest = row
     return Event(number, time, actor, kind, payload, previous, digest)
@@ -262,9 +260,9 @@ def refuse_lost_log(store: RunStore, log: Log) -> None:
         problems.append(f"{log.path.name} does not say what the run was started with")
     if problems:
         raise EquicamError(
-            f"resuming {store.shown}", needs="its log, events.sqlite, as it was written",
-            got=f"none: {log.path.name} is not there" if not log.path.is_file() else "; ".join(problems),
-            fix="restoring that file, or another --out",
+            f"resuming {store.shown}", "its log, events.sqlite, as it was written",
+            f"none: {log.path.name} is not there" if not log.path.is_file() else "; ".join(problems),
+            "restoring that file, or another --out",
         )  # fmt: skip
 
 
@@ -279,8 +277,8 @@ def heal(store: RunStore, log: Log, write_head: Callable[[], None], notice: Noti
         write_head()
         if still := [name for name in store.heads() if _digest(store, name) != logged.get(name)]:
             raise EquicamError(
-                f"resuming {store.shown}", needs=f"{still[0]} as it was written", got="another file",
-                fix="restoring it, or another --out",
+                f"resuming {store.shown}", f"{still[0]} as it was written", "another file",
+                "restoring it, or another --out",
             )  # fmt: skip
         notice(f"{' and '.join(damaged)} was not as it was written, and is written again")
     written = list(filter(store.has_shard, range(store.shard_count)))
@@ -306,9 +304,9 @@ def complete(store: RunStore, log: Log) -> None:
     logged, now = logged_digests(store, log), store.digests()
     if changed := [name for name, digest in now.items() if logged.get(name) != digest]:
         raise EquicamError(
-            store.shown, needs="the files it wrote, as it wrote them",
-            got=f"{len(changed)} changed while it was computed ({', '.join(changed[:3])})",
-            fix="the same command again, which computes them again",
+            store.shown, "the files it wrote, as it wrote them",
+            f"{len(changed)} changed while it was computed ({', '.join(changed[:3])})",
+            "the same command again, which computes them again",
         )  # fmt: skip
     text = json.dumps(now, indent=1).encode()
     write_atomic(store.folder / "digests.json", text)

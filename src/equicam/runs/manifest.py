@@ -120,8 +120,8 @@ def parse_manifest(text: str | bytes, *, where: str) -> Manifest:
         found = parse_object(text)
         if found.get("schema") != SCHEMA_VERSION:
             raise EquicamError(
-                f"the run {where}", needs=f"schema version {SCHEMA_VERSION}", got=found.get("schema"),
-                fix="equicam audit again with another --out, or the equicam version that wrote it",
+                f"the run {where}", f"schema version {SCHEMA_VERSION}", found.get("schema"),
+                "equicam audit again with another --out, or the equicam version that wrote it",
             )  # fmt: skip
         manifest: Manifest = from_plain(Manifest, found)
         if not manifest.shard_size or not (manifest.voi is None or _is_window(*manifest.voi)):
@@ -132,9 +132,7 @@ def parse_manifest(text: str | bytes, *, where: str) -> Manifest:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, EquicamError):
             raise
-        raise EquicamError(
-            f"the run {where}", needs="a manifest.json of ours", got=error, fix="another RUN"
-        ) from error
+        raise EquicamError(f"the run {where}", "a manifest.json of ours", error, "another RUN") from error
 
 
 def _is_number(value: object) -> bool:
@@ -167,8 +165,7 @@ def refuse_difference(before: Manifest, now: Manifest, *, where: str) -> None:
     """Another model, method, option or set of images cannot continue this run."""
     if found := _without_consequences(differences(_comparable(before), _comparable(now))):
         raise EquicamError(
-            f"resuming {where}", needs="the settings it was started with", got="; ".join(found),
-            fix="another --out, or those settings",
+            f"resuming {where}", "the settings it was started with", "; ".join(found), "another --out, or those settings",
         )  # fmt: skip
 
 

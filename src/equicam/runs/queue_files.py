@@ -124,15 +124,10 @@ def refuse_unranked(store: RunStore, purpose: str = "review", file: str = "triag
     if not (store.folder / file).is_file():
         if len(store.manifest.transforms) < 2:
             raise EquicamError(
-                store.shown, needs="several views of each image: one has no stability to rank by",
-                got="a run of one view", fix="equicam audit --views 6 with another --out",
+                store.shown, "several views of each image: one has no stability to rank by", "a run of one view",
+                "equicam audit --views 6 with another --out",
             )  # fmt: skip
-        raise EquicamError(
-            store.shown,
-            needs=f"a queue to {purpose}",
-            got="none",
-            fix="equicam triage first",
-        )
+        raise EquicamError(store.shown, f"a queue to {purpose}", "none", "equicam triage first")
 
 
 def read_queue(store: RunStore, data: bytes | None = None) -> pa.Table:
@@ -165,12 +160,11 @@ def rank_again(store: RunStore, top: int | None = None, items: pa.Table | None =
         found = _rank(store, before["options"], key, top=top, items=items)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:  # anybody may have written the file
         raise EquicamError(
-            valid_utf8(str(store.folder / "triage.json")), needs="the options of a triage", got=error, fix="equicam triage again"
+            valid_utf8(str(store.folder / "triage.json")), "the options of a triage", error, "equicam triage again",
         ) from error  # fmt: skip
     if not _same(found.rows, read_queue(store)):
         raise EquicamError(
-            store.shown, needs="the queue of the present rows", got="one made before the run went on",
-            fix="equicam triage again",
+            store.shown, "the queue of the present rows", "one made before the run went on", "equicam triage again",
         )  # fmt: skip
     return found
 

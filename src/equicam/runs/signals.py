@@ -57,11 +57,11 @@ FLAT = {"blank", "constant"}
 def refuse_unknown(by: str, items: pa.Table) -> None:
     """Refuse a signal that does not exist, or that the rows do not hold."""
     if by not in COLUMNS:
-        raise EquicamError("by", needs=f"one of {', '.join(COLUMNS)}", got=repr(by), fix="stability")
+        raise EquicamError("by", f"one of {', '.join(COLUMNS)}", repr(by), "stability")
     if by == "risk" and items.num_rows and not np.isfinite(_mean_confidence(items)).any():
         raise EquicamError(
-            f"by={by!r}", needs="the confidence of classes", got="none in this run: a value has no confidence",
-            fix="by=stability, or peum",
+            f"by={by!r}", "the confidence of classes", "none in this run: a value has no confidence",
+            "by=stability, or peum",
         )  # fmt: skip
 
 
@@ -185,9 +185,7 @@ def _view_reasons(row: Mapping[str, Any], by: str, views: ViewNames, *, flat: bo
     column, n = view_column(by), len(views)
     top1, correlations = row["view_top1"] or (), row[column] or ()
     if not {len(top1), len(correlations)} <= {0, n}:
-        raise EquicamError(
-            "transforms", needs=f"those of {row['id']!r}", got=f"{n} for {len(top1)} views", fix="the run's"
-        )
+        raise EquicamError("transforms", f"those of {row['id']!r}", f"{n} for {len(top1)} views", "the run's")
     found = []
     # a flip is a change against the presented view's prediction, whichever class is explained
     predicted = next((top for (_, shown), top in zip(views, top1, strict=False) if shown), row["target"])

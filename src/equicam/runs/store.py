@@ -69,8 +69,8 @@ def _read(row: dict[str, Any], name: str) -> NDArray[np.float32]:
         return values.reshape(-1, *grid) if name == "view_maps" else values.reshape(grid)
     except (TypeError, ValueError) as error:
         raise EquicamError(
-            f"the maps of {row['id']!r}", needs="to be as they were written", got=error, fix="restoring their shard"
-        ) from error  # fmt: skip
+            f"the maps of {row['id']!r}", "to be as they were written", error, "restoring their shard"
+        ) from error
 
 
 def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -215,16 +215,16 @@ class RunStore:
         if not path.is_file():
             raise EquicamError(
                 repr(self.shown),
-                needs="to be a run",
-                got="no manifest.json in it" if self.folder.is_dir() else "no such folder",
-                fix="equicam audit first",
+                "to be a run",
+                "no manifest.json in it" if self.folder.is_dir() else "no such folder",
+                "equicam audit first",
             )
         manifest = parse_manifest(path.read_bytes(), where=self.shown)
         rows = _row_count(self.folder / "sample.parquet")
         if rows is not None and rows != manifest.images:
             raise EquicamError(
-                f"the run {self.shown}", needs="as many images in manifest.json as in sample.parquet",
-                got=f"{manifest.images} and {rows}", fix="restoring both files",
+                f"the run {self.shown}", "as many images in manifest.json as in sample.parquet",
+                f"{manifest.images} and {rows}", "restoring both files",
             )  # fmt: skip
         return manifest
 
@@ -363,14 +363,12 @@ class RunStore:
         ]
         if shards:
             raise EquicamError(
-                f"resuming {self.shown}", needs="its manifest.json", got="no such file",
-                fix="restoring it, or another --out",
+                f"resuming {self.shown}", "its manifest.json", "no such file", "restoring it, or another --out",
             )  # fmt: skip
         if foreign:
             raise EquicamError(
-                repr(self.shown), needs="an empty or new folder, or a run", got="other files in it",
-                fix="another --out",
-            )  # fmt: skip
+                repr(self.shown), "an empty or new folder, or a run", "other files in it", "another --out"
+            )
 
     def begin(
         self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str], rasters: Rasters = ()
@@ -421,8 +419,8 @@ class RunStore:
         ]
         if changes:
             raise EquicamError(
-                f"resuming {self.shown}", needs="the images it was started with",
-                got=" and ".join(changes), fix="another --out, or those images",
+                f"resuming {self.shown}", "the images it was started with", " and ".join(changes),
+                "another --out, or those images",
             )  # fmt: skip
 
     @contextmanager
@@ -436,9 +434,8 @@ class RunStore:
             except BlockingIOError as error:
                 holder = os.pread(handle, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise EquicamError(
-                    repr(self.shown), needs="one writer at a time", got=f"process {holder} writing it",
-                    fix="waiting for it",
-                ) from error  # fmt: skip
+                    repr(self.shown), "one writer at a time", f"process {holder} writing it", "waiting for it"
+                ) from error
             os.truncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
             yield handle

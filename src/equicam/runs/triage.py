@@ -166,16 +166,14 @@ def triage(
     if len(transforms) < 2:
         raise EquicamError(
             "triage",
-            needs="a run of several views",
-            got=f"one view, which has no {SIGNALS[by]} to rank by",
-            fix="equicam audit --views 6",
+            "a run of several views",
+            f"one view, which has no {SIGNALS[by]} to rank by",
+            "equicam audit --views 6",
         )
     if not 0 <= control < 1:
-        raise EquicamError("control", needs="a share from 0 to below 1", got=control, fix="control=0.20")
+        raise EquicamError("control", "a share from 0 to below 1", control, "control=0.20")
     if not -1 < unstable <= 1:
-        raise EquicamError(
-            "unstable", needs="a stability, above −1 and at most 1", got=unstable, fix="unstable=0.5"
-        )
+        raise EquicamError("unstable", "a stability, above −1 and at most 1", unstable, "unstable=0.5")
     ids = ok["id"].to_pylist()
     rng = np.random.default_rng(_entropy(seed, ids))
     scores = {name: ranking_scores(ok, name) for name in COLUMNS}
@@ -234,8 +232,8 @@ def _reviews(budget: str | int, ok: int) -> int:
     if found and not found[2] and number >= 1 and number.denominator == 1:
         return min(int(number), ok)
     raise EquicamError(
-        "the budget", needs="a share from above 0% to 100%, or a number of images from 1", got=repr(budget), fix='"10%"'
-    )  # fmt: skip
+        "the budget", "a share from above 0% to 100%, or a number of images from 1", repr(budget), '"10%"'
+    )
 
 
 def _controls(reviews: int, ok: int, control: int | float) -> int:
@@ -247,13 +245,10 @@ def _controls(reviews: int, ok: int, control: int | float) -> int:
 
 def _more_reviews(more: int, free: int) -> int:
     if more < 1:
-        raise EquicamError("more", needs="a number of reviews from 1", got=more, fix="more=50")
+        raise EquicamError("more", "a number of reviews from 1", more, "more=50")
     if not free:
         raise EquicamError(
-            "more",
-            needs="images that are in no arm yet",
-            got="none: every image is under review",
-            fix="equicam report",
+            "more", "images that are in no arm yet", "none: every image is under review", "equicam report"
         )
     return min(more, free)
 

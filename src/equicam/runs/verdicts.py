@@ -196,7 +196,7 @@ class ReviewLog:
         """
         if verdict not in VERDICTS:
             raise EquicamError(
-                "a verdict", needs=f"one of {', '.join(VERDICTS)}", got=repr(verdict)[:40], fix="one of them"
+                "a verdict", f"one of {', '.join(VERDICTS)}", repr(verdict)[:40], "one of them"
             )
         reason = clean_text("a reason", reason)
         with self._lock:
@@ -211,9 +211,7 @@ class ReviewLog:
                     fix="reloading the image",
                 )  # fmt: skip
             if before and not reason:
-                raise EquicamError(
-                    "a changed verdict", needs="a reason", got="none", fix="a word on why it changes"
-                )
+                raise EquicamError("a changed verdict", "a reason", "none", "a word on why it changes")
             payload: dict[str, Any] = {"item": item, "verdict": verdict, "reason": reason, "mark": mark}
             if source is not None:
                 payload["source"] = asdict(source)
@@ -230,7 +228,7 @@ class ReviewLog:
         """Add a note."""
         text = clean_text("a note", text)
         if not text:
-            raise EquicamError("a note", needs="words", got="none", fix="writing some")
+            raise EquicamError("a note", "words", "none", "writing some")
         with self._lock:
             self.log.add("note", {"item": item, "text": text, "mark": mark}, actor=reviewer)
             self.refresh()
@@ -315,9 +313,9 @@ def clean_text(what: str, given: str, *, most: int = MAX_TEXT_CHARS) -> str:
     """A person's text, trimmed; refused if it is too long or no file format could hold it."""
     text = given.strip()
     if len(text) > most:
-        raise EquicamError(what, needs=f"at most {most:,} characters", got=f"{len(text):,}", fix="fewer")
+        raise EquicamError(what, f"at most {most:,} characters", f"{len(text):,}", "fewer")
     if any(c == "\x00" or unicodedata.category(c) == "Cs" for c in text):
-        raise EquicamError(what, needs="text", got="characters that are none", fix="typing it again")
+        raise EquicamError(what, "text", "characters that are none", "typing it again")
     return text
 
 
@@ -325,9 +323,7 @@ def reviewer_name(given: str) -> str:
     """A name for logs and tables: one line of printable characters."""
     name = unicodedata.normalize("NFC", clean_text("a reviewer's name", given, most=MAX_NAME_CHARS))
     if not name or not name.isprintable():
-        raise EquicamError(
-            "a reviewer's name", needs="letters on one line", got=repr(given)[:40], fix="initials or a name"
-        )
+        raise EquicamError("a reviewer's name", "letters on one line", repr(given)[:40], "initials or a name")
     return name
 
 
@@ -370,12 +366,11 @@ def read_review_key(folder: Path, *, create: bool = True) -> ReviewKey:
         secret = path.read_bytes()
     except OSError as error:
         raise EquicamError(
-            str(path), needs="to be readable", got=error.strerror,
-            fix="the user who ranked the run, or equicam triage again",
+            str(path), "to be readable", error.strerror, "the user who ranked the run, or equicam triage again",
         ) from error  # fmt: skip
     if len(secret) != KEY_BYTES:
         raise EquicamError(
-            str(path), needs=f"{KEY_BYTES} bytes", got=len(secret), fix="deleting it and equicam triage again"
+            str(path), f"{KEY_BYTES} bytes", len(secret), "deleting it and equicam triage again"
         )
     return ReviewKey(secret)
 

@@ -71,8 +71,8 @@ def _probe(network: Network, x: Float[Tensor, "n c H W"]) -> Tensor:
     features = last_output(model, outputs, x[:1])
     if len(outputs) != 1:
         raise EquicamError(
-            f"layer {model.layer!r}", needs="to run once in a forward pass, to be compiled",
-            got=f"{len(outputs)} calls of it", fix="compiled=False",
+            f"layer {model.layer!r}", "to run once in a forward pass, to be compiled", f"{len(outputs)} calls of it",
+            "compiled=False",
         )  # fmt: skip
     raise_failed(read_output(model, output, count=1).checks)
     return features

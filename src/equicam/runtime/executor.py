@@ -74,9 +74,7 @@ class Executor:
     def __post_init__(self) -> None:
         given = self.max_views_per_forward
         if given is not None and (not isinstance(given, int) or given < 1):
-            raise EquicamError(
-                "max_views_per_forward", needs="1 view or more", got=given, fix="max_views_per_forward=None"
-            )
+            raise EquicamError("max_views_per_forward", "1 view or more", given, "max_views_per_forward=None")
 
     def start(
         self,

@@ -59,9 +59,7 @@ class ViewReader:
                     # without what it captured and the autograd graph behind its gradient
                     predictions.append(replace(forward, captured=(), gradient=no_gradient))
                 if target is None:
-                    raise EquicamError(
-                        "an explainer without a model", needs="a target class", got=None, fix="target=0"
-                    )
+                    raise EquicamError("an explainer without a model", "a target class", None, "target=0")
                 targets = Targets(
                     target.repeat(len(piece)), None if presented is None else presented.repeat(len(piece), 1)
                 )
@@ -78,8 +76,7 @@ class ViewReader:
         forward = self.reader.forward(self.network, batch.to(model.dtype))
         if model.classes is not None and forward.logits.shape[1] != len(model.classes):
             raise EquicamError(
-                "class names", needs=f"one for each of {forward.logits.shape[1]} classes", got=len(model.classes),
-                fix="classes=None",
+                "class names", f"one for each of {forward.logits.shape[1]} classes", len(model.classes), "classes=None",
             )  # fmt: skip
         self.checks.add(forward.checks)
         return forward
@@ -92,10 +89,7 @@ class ViewReader:
         if wanted is None:
             if classes > 1 and self.network is not None and not self.network.model.has_probabilities:
                 raise EquicamError(
-                    "target",
-                    needs=f"one of {classes} outputs: values have no top-1",
-                    got=None,
-                    fix="target=0",
+                    "target", f"one of {classes} outputs: values have no top-1", None, "target=0"
                 )
             return presented.argmax(1)
 
@@ -103,9 +97,7 @@ class ViewReader:
             return ((wanted >= 0) & (wanted < classes)).all()
 
         def error() -> EquicamError:
-            return EquicamError(
-                "target", needs=f"classes from 0 to {classes - 1}", got=wanted.tolist(), fix="target=None"
-            )
+            return EquicamError("target", f"classes from 0 to {classes - 1}", wanted.tolist(), "target=None")
 
         self.checks.add([Check(passes, error)])
         return wanted.clamp(0, classes - 1)  # until the check is evaluated, no index may be out of range
@@ -189,8 +181,8 @@ def as_targets(
         return None
     if callable(target):
         raise EquicamError(
-            "target", needs="a class here: a function of the model's output has none", got="a function",
-            fix="equicam.explain(model, images, target=function)",
+            "target", "a class here: a function of the model's output has none", "a function",
+            "equicam.explain(model, images, target=function)",
         )  # fmt: skip
     if isinstance(target, str):
         target = class_index(target, classes)
@@ -203,15 +195,12 @@ def as_targets(
         wanted = torch.empty(0)
     if wanted.is_floating_point() or wanted.dtype == torch.bool or wanted.numel() == 0 or wanted.ndim > 1:
         raise EquicamError(
-            "target",
-            needs="a class by number or name, or one for each image",
-            got=repr(target),
-            fix="target=3",
+            "target", "a class by number or name, or one for each image", repr(target), "target=3"
         )
     if wanted.ndim == 1 and len(wanted) != len(x):
         raise EquicamError(
-            "target", needs=f"one class for each of {len(x)} images", got=f"{len(wanted)}", fix="one int for them all"
-        )  # fmt: skip
+            "target", f"one class for each of {len(x)} images", f"{len(wanted)}", "one int for them all"
+        )
     return wanted.long().expand(len(x))
 
 

@@ -94,9 +94,7 @@ def _dicom_objects(image: _ImageMap) -> dict[str, Any]:
     what = f"image {image.id!r}"
     data, _ = read_file(image.path, what=what, limit=MAX_IMAGE_BYTES)
     if hashlib.sha256(data).hexdigest() != image.sha256:
-        raise EquicamError(
-            what, needs="the file that was explained", got="another one under its name", fix="restoring it"
-        )
+        raise EquicamError(what, "the file that was explained", "another one under its name", "restoring it")
     with _refusing(
         what, "a DICOM image that highdicom can refer to", "mending the file, or a run without it"
     ):
@@ -126,9 +124,7 @@ def _refusing(what: str, needs: str, fix: str) -> Iterator[None]:
             if isinstance(error, AttributeError)
             else None
         )
-        raise EquicamError(
-            what, needs=needs, got=f"no {found[1]}" if found else type(error).__name__, fix=fix
-        ) from error
+        raise EquicamError(what, needs, f"no {found[1]}" if found else type(error).__name__, fix) from error
 
 
 def _uids(run_uid: str, uid: str, source: Any, kind: int) -> dict[str, Any]:
@@ -260,7 +256,7 @@ def write_dicom_slide(path: Path, stitched: StitchedMap, source: Path, uid: str,
 def _finest_level(source: Path, wanted: tuple[int, int], what: str) -> Any:
     """The header of the file of this series that has the whole size."""
     if source.suffix.lower() not in SUFFIXES:
-        raise EquicamError(what, needs="a DICOM slide", got=f"a file {source.suffix}", fix="--to ome-tiff")
+        raise EquicamError(what, "a DICOM slide", f"a file {source.suffix}", "--to ome-tiff")
     with _refusing(what, "DICOM files that can be read", "restoring them"):
         series = _header(source).SeriesInstanceUID
         others = (p for p in source.parent.iterdir() if p.suffix.lower() in SUFFIXES and p != source)
@@ -270,7 +266,7 @@ def _finest_level(source: Path, wanted: tuple[int, int], what: str) -> Any:
             if found.get("SeriesInstanceUID") == series and size == wanted:
                 return found
     needs = f"its level of {wanted[0]} × {wanted[1]} pixels"
-    raise EquicamError(what, needs=needs, got="none next to it", fix="restoring it")
+    raise EquicamError(what, needs, "none next to it", "restoring it")
 
 
 def _header(path: Path) -> Any:
@@ -288,8 +284,8 @@ def write_images(
     wanted = {row["id"]: row for row in rows if _is_single_frame(row) and target in (None, row["target"])}
     if not wanted:
         raise EquicamError(
-            "--to dicom", needs="a run of DICOM files (.dcm) of one frame each", got=f"none among {len(rows):,} images",
-            fix="another --to or --class",
+            "--to dicom", "a run of DICOM files (.dcm) of one frame each", f"none among {len(rows):,} images",
+            "another --to or --class",
         )  # fmt: skip
     with needing("dicom-out", "--to dicom"):
         import highdicom  # noqa: F401
@@ -317,8 +313,8 @@ def _image_map(store: RunStore, row: Row, plane: Any) -> _ImageMap:
     )  # fmt: skip
     if not valid or not isinstance(path, Path):
         raise EquicamError(
-            f"image {valid_utf8(row['id'])!r}", needs="a file on a disk, and the box that the model's input shows",
-            got=row["path"] if valid else box, fix="equicam audit again",
+            f"image {valid_utf8(row['id'])!r}", "a file on a disk, and the box that the model's input shows",
+            row["path"] if valid else box, "equicam audit again",
         )  # fmt: skip
     return _ImageMap(
         row["id"], feature_id(store, row["id"]), feature_id(store, "series"), path, row["sha256"] or "",

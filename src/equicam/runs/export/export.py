@@ -60,23 +60,19 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         if self.to not in FORMATS:
-            raise EquicamError(
-                "to", needs=f"one of {', '.join(FORMATS)}", got=repr(self.to), fix="--to geotiff"
-            )
+            raise EquicamError("to", f"one of {', '.join(FORMATS)}", repr(self.to), "--to geotiff")
         if self.regions is not None and (self.to != "qupath" or not 0 < self.regions < 1):
             raise EquicamError(
-                "regions", needs="--to qupath, and a share above 0 and below 1", got=f"--to {self.to}, {self.regions}",
-                fix="--to qupath --regions 0.05",
+                "regions", "--to qupath, and a share above 0 and below 1", f"--to {self.to}, {self.regions}",
+                "--to qupath --regions 0.05",
             )  # fmt: skip
         if self.blind and (self.to not in WINDOWS or self.regions is not None or self.target is not None):
             raise EquicamError(
-                "blind", needs="windows of all classes, because a map or a class would reveal the prediction",
-                got="a map or a class", fix="--to qupath --blind alone",
+                "blind", "windows of all classes, because a map or a class would reveal the prediction", "a map or a class",
+                "--to qupath --blind alone",
             )  # fmt: skip
         if self.compress and self.to not in WINDOWS:
-            raise EquicamError(
-                "compress", needs="a GeoJSON format", got=f"--to {self.to}", fix="--to qupath --gzip"
-            )
+            raise EquicamError("compress", "a GeoJSON format", f"--to {self.to}", "--to qupath --gzip")
 
     @property
     def stitches(self) -> bool:

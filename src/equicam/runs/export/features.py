@@ -169,7 +169,7 @@ def refuse_unplaced(rasters: Iterable[RasterWindows]) -> None:
     for raster in rasters:
         if raster.crs is None or raster.transform is None:
             raise EquicamError(
-                f"raster {raster.id!r}", needs="coordinates on Earth for --to geojson", got="none in the file", fix="--to qupath"
+                f"raster {raster.id!r}", "coordinates on Earth for --to geojson", "none in the file", "--to qupath",
             )  # fmt: skip
 
 
@@ -215,8 +215,8 @@ def _to_degrees(crs: str, affine: Sequence[float], pixels: NDArray[np.float64]) 
             raise ValueError("places outside the area of the CRS")
     except (RasterioError, ValueError) as error:
         raise EquicamError(
-            "a raster", needs="a CRS that has longitude and latitude", got=str(error)[:200], fix="--to geotiff"
-        ) from error  # fmt: skip
+            "a raster", "a CRS that has longitude and latitude", str(error)[:200], "--to geotiff"
+        ) from error
     return found
 
 

@@ -48,9 +48,7 @@ class ExportFolder:
         self.path, self._force = folder, force
         self.written: dict[str, str] = {}  # SHA-256 by name
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            raise EquicamError(
-                valid_utf8(str(folder)), needs="to be a folder", got="a link or a file", fix="another --out"
-            )
+            raise EquicamError(valid_utf8(str(folder)), "to be a folder", "a link or a file", "another --out")
         folder.mkdir(parents=True, exist_ok=True)
 
     def refuse_existing(self, names: Sequence[str]) -> None:
@@ -58,9 +56,9 @@ class ExportFolder:
         for path in (self.path / name for name in names):
             if path.is_dir() or (not self._force and (path.is_symlink() or path.exists())):
                 raise EquicamError(
-                    valid_utf8(str(path)), needs="to be absent, because verdicts may have been drawn into it",
-                    got="a folder" if path.is_dir() else "an existing file",
-                    fix="another --out" if path.is_dir() else "--force to replace it, or another --out",
+                    valid_utf8(str(path)), "to be absent, because verdicts may have been drawn into it",
+                    "a folder" if path.is_dir() else "an existing file",
+                    "another --out" if path.is_dir() else "--force to replace it, or another --out",
                 )  # fmt: skip
 
     @contextmanager
@@ -123,8 +121,8 @@ def write_geotiff(path: Path, stitched: StitchedMap) -> None:
         )  # fmt: skip
     except (RasterioError, ValueError) as error:  # GDAL refuses what is no CRS
         raise EquicamError(
-            f"the GeoTIFF of {raster.id!r}", needs="a CRS and transform that GDAL takes", got=str(error)[:200],
-            fix="restoring rasters.parquet",
+            f"the GeoTIFF of {raster.id!r}", "a CRS and transform that GDAL takes", str(error)[:200],
+            "restoring rasters.parquet",
         ) from error  # fmt: skip
     plain.unlink()
 

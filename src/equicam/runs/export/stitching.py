@@ -55,8 +55,8 @@ class RasterWindows:
         sides = [row["side"] for row in self.rows]
         if max(sides) - min(sides) > 1e-6 * max(sides):
             raise EquicamError(
-                f"raster {self.id!r}", needs="windows of one size", got=f"sides from {min(sides):g} to {max(sides):g}",
-                fix="restoring the items of the run",
+                f"raster {self.id!r}", "windows of one size", f"sides from {min(sides):g} to {max(sides):g}",
+                "restoring the items of the run",
             )  # fmt: skip
         return float(sides[0])
 
@@ -78,8 +78,8 @@ def read_windows(store: RunStore) -> list[RasterWindows]:
     tiling = store.manifest.tiling
     if tiling is None:
         raise EquicamError(
-            "this export", needs="a run of windows of slides or maps", got="a run of images", fix="equicam audit --tile 224"
-        )  # fmt: skip
+            "this export", "a run of windows of slides or maps", "a run of images", "equicam audit --tile 224"
+        )
     by_raster: dict[str, list[Row]] = {}
     for row in store.read_items(list(COLUMNS)).to_pylist():
         if row["status"] == "ok" and row["side"]:
@@ -91,10 +91,7 @@ def read_windows(store: RunStore) -> list[RasterWindows]:
     ]
     if not found:
         raise EquicamError(
-            "this export",
-            needs="windows that were explained",
-            got="none",
-            fix="equicam audit again, which resumes",
+            "this export", "windows that were explained", "none", "equicam audit again, which resumes"
         )
     return found
 
@@ -113,8 +110,8 @@ def _raster(raster: Row, rows: list[Row], mpp_is: float | None) -> RasterWindows
     )
     if not valid:
         raise EquicamError(
-            f"raster {raster['id']!r}", needs="sizes, places and classes that are numbers", got="others in rasters.parquet or items",
-            fix="restoring them",
+            f"raster {raster['id']!r}", "sizes, places and classes that are numbers", "others in rasters.parquet or items",
+            "restoring them",
         )  # fmt: skip
     mpp = mpp_is or raster["mpp"]
     return RasterWindows(
@@ -135,8 +132,8 @@ def choose_target(manifest: Manifest, rasters: Sequence[RasterWindows], wanted: 
     more = f" and {len(counts) - len(most)} more" if len(counts) > len(most) else ""
     first = manifest.output_name(most[0][0])
     raise EquicamError(
-        "a map of a whole raster", needs="one class, of those that windows were explained for",
-        got=", ".join(names) + more, fix=f"--class {first!r}, or an audit with --target",
+        "a map of a whole raster", "one class, of those that windows were explained for", ", ".join(names) + more,
+        f"--class {first!r}, or an audit with --target",
     )  # fmt: skip
 
 
@@ -183,7 +180,7 @@ def _plane(table: pa.Table, name: str, row: int) -> NDArray[np.float32]:
             raise ValueError("values that are not finite")
     except (AttributeError, TypeError, ValueError) as error:
         raise EquicamError(
-            f"the maps of {table['id'][row].as_py()!r}", needs="to be as they were written", got=error, fix="restoring their shard"
+            f"the maps of {table['id'][row].as_py()!r}", "to be as they were written", error, "restoring their shard",
         ) from error  # fmt: skip
     found: NDArray[np.float32] = plane
     return found
@@ -231,12 +228,12 @@ class Grid:
 def make_grid(raster: RasterWindows, tile: int, every: int) -> Grid:
     """Cells of `every` pixels of the model's."""
     if not 1 <= every <= tile:
-        raise EquicamError("every", needs=f"1 to {tile} pixels, the tile", got=every, fix="--every 8")
+        raise EquicamError("every", f"1 to {tile} pixels, the tile", every, "--every 8")
     cell = raster.side / tile * every
     columns, rows = (max(1, math.ceil(n / cell - TOLERANCE)) for n in (raster.width, raster.height))
     if columns * rows > MAX_CELLS:
         raise EquicamError(
-            f"raster {raster.id!r}", needs=f"at most {MAX_CELLS:,} cells", got=f"{columns:,} × {rows:,}", fix="a larger --every"
+            f"raster {raster.id!r}", f"at most {MAX_CELLS:,} cells", f"{columns:,} × {rows:,}", "a larger --every",
         )  # fmt: skip
     return Grid(cell, columns, rows)
 

@@ -144,8 +144,8 @@ class Comparison:
         page = Path(path)
         if page.suffix.lower() not in (".html", ".htm"):
             raise EquicamError(
-                "the page of a comparison", needs="a name that ends in .html", got=valid_utf8(str(page)), fix="compare.html"
-            )  # fmt: skip
+                "the page of a comparison", "a name that ends in .html", valid_utf8(str(page)), "compare.html"
+            )
         page.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(page, _render(self).encode())
         return page
@@ -159,9 +159,9 @@ def compare_runs(first: RunStore, second: RunStore) -> Comparison:
     found = comparison.differences(pairs)
     if not found["stability"].difference.n:
         raise EquicamError(
-            "two runs to compare", needs="images with a stability in both",
-            got=f"{pairs.first.num_rows:,} images explained in both, none of them with a stability in both",
-            fix="runs on the same images, by the same ids (paths within the source), with several views",
+            "two runs to compare", "images with a stability in both",
+            f"{pairs.first.num_rows:,} images explained in both, none of them with a stability in both",
+            "runs on the same images, by the same ids (paths within the source), with several views",
         )  # fmt: skip
     other = comparison.other_targets(pairs, *manifests)
     return Comparison(

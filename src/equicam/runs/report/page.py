@@ -99,8 +99,8 @@ def write_report(
     json_file = page.with_suffix(".json")
     if page.suffix.lower() not in (".html", ".htm") or json_file.name in ("manifest.json", "digests.json"):
         raise EquicamError(
-            "a report", needs="a name that ends in .html and does not overwrite the run's own .json",
-            got=valid_utf8(str(page)), fix="report.html",
+            "a report", "a name that ends in .html and does not overwrite the run's own .json", valid_utf8(str(page)),
+            "report.html",
         )  # fmt: skip
     manifest = store.manifest
     items = read_rows(store) if items is None else items
@@ -277,8 +277,7 @@ def _cards(
     rows = store.rows(ids)
     if absent := [name for name in ids if name not in rows]:
         raise EquicamError(
-            "a report", needs="a triage of this run", got=f"{visible(absent[0])!r}, which is not in it",
-            fix="equicam triage RUN",
+            "a report", "a triage of this run", f"{visible(absent[0])!r}, which is not in it", "equicam triage RUN",
         )  # fmt: skip
     maps, scores = store.maps(ids), peum_scores(items)
     return [

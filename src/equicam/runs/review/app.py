@@ -237,9 +237,7 @@ def _add_posts(app: FastAPI, context: ReviewContext) -> None:
     def set_reviewer(request: Request, post: ReviewerPost) -> dict[str, str]:
         session, name = session_of(request), reviewer_name(post.name)
         if session.fixed and name != session.reviewer:
-            raise EquicamError(
-                "this link", needs=f"the name {session.reviewer}", got=name, fix="the link of that reviewer"
-            )
+            raise EquicamError("this link", f"the name {session.reviewer}", name, "the link of that reviewer")
         context.reviewer(request)  # the name so far may have shown verdicts
         session.reviewer = name
         context.reviewer(request, acts=True)

@@ -86,9 +86,7 @@ class ReviewContext:
         """The reviewer's name; refused where none was given yet."""
         reviewer = self.reviewer(request, acts=acts)
         if reviewer is None:
-            raise EquicamError(
-                "a review", needs="a reviewer's name", got="none", fix="giving your name at /reviewer"
-            )
+            raise EquicamError("a review", "a reviewer's name", "none", "giving your name at /reviewer")
         return reviewer
 
     def reveals_arms(self, queue: Queue, reviewer: str) -> bool:
@@ -123,8 +121,8 @@ class ReviewContext:
             return queue.items
         if "arm" in filters and not self.reveals_arms(queue, reviewer):
             raise EquicamError(
-                "the arm filter", needs="all verdicts given, or a review without blinding", got="images without your verdict",
-                fix="reviewing them first",
+                "the arm filter", "all verdicts given, or a review without blinding", "images without your verdict",
+                "reviewing them first",
             )  # fmt: skip
         cached = (queue.version, reviewer, self.log.last_event, *sorted(filters.items()))
         selected = self._selections.get(cached)

@@ -148,8 +148,8 @@ class Queue:
         found = table.filter(pc.equal(table["id"], item.id)).slice(0, 1)
         if not found.num_rows:
             raise EquicamError(
-                f"the queue of {self.store.folder.name}", needs="images of this run", got="one that is not in it",
-                fix="equicam triage again",
+                f"the queue of {self.store.folder.name}", "images of this run", "one that is not in it",
+                "equicam triage again",
             )  # fmt: skip
         return found
 

@@ -32,7 +32,7 @@ def listen(port: int | None, usual: int) -> socket.socket:
     except OSError as error:
         if port:
             what, got = f"port {port} of {HOST}", os.strerror(error.errno or 0)
-            raise EquicamError(what, needs="to be free", got=got, fix="another --port") from error
+            raise EquicamError(what, "to be free", got, "another --port") from error
         listener = socket.create_server((HOST, 0))
     # else the body of an answer waits 40 ms for the header to be acknowledged; connections inherit it
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

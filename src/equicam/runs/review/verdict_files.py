@@ -62,9 +62,7 @@ def write_verdicts(store: RunStore, path: Path) -> int:
     """Write all verdicts of a run to a .csv or .json file; returns how many there are."""
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in ("csv", "json"):
-        raise EquicamError(
-            "--export", needs="a name that ends in .csv or .json", got=str(path), fix="verdicts.csv"
-        )
+        raise EquicamError("--export", "a name that ends in .csv or .json", str(path), "verdicts.csv")
     queue, log = read_queue(store), ReviewLog(store.folder)
     log.refresh()
     write_atomic(path, encode_verdicts(log, queue, suffix))
@@ -145,7 +143,7 @@ def _refuse(what: str, problems: Sequence[str], needs: str, fix: str) -> None:
     if problems:
         more = len(problems) - MAX_LISTED
         got = "; ".join(problems[:MAX_LISTED]) + (f"; and {more:,} more" if more > 0 else "")
-        raise EquicamError(what, needs=needs, got=got, fix=fix)
+        raise EquicamError(what, needs, got, fix)
 
 
 class _Images:
