@@ -5,7 +5,7 @@ PROCESSES ?= 2
 MARKS ?= not slow and not gpu and not browser
 BIN := .venv/bin
 
-.PHONY: help setup demo rasters test test-all test-browser fuzz lint types format docs embedded-model readme-image bench dist clean
+.PHONY: help setup demo rasters test test-all test-browser fuzz lint size types format docs embedded-model readme-image bench dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -43,6 +43,9 @@ lint: setup ## run ruff, and check the imports between layers and the words
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/check_words.py
+
+size: setup ## count lines, modules and public names, beside their limits
+	$(BIN)/python scripts/size.py
 
 types: setup ## run mypy, strict
 	$(BIN)/mypy

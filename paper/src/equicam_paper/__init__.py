@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from equicam_paper.context import Experiment
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 EXPERIMENTS = {
     "main": "equivariance", "alignment": "equivariance", "decomposition": "causal", "conditional": "conditions",
