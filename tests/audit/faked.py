@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
-from PIL import Image
+from PIL import Image, ImageOps
 from scipy import ndimage
 
 from equicam.demo import synthetic_patches
@@ -108,7 +108,7 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image
         flips = rng.random(len(angles)) < 0.12 * unrest - 0.06
         flips[0] = False
         probs = np.where(flips, rng.uniform(0.05, 0.45, len(angles)), rng.uniform(0.55, 0.99, len(angles)))
-        side = float(image.shape[0])
+        side = float(image.width)
         rows.append(
             {
                 "id": name,
@@ -146,7 +146,7 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image
         if name == MISSING:
             path.unlink()
         elif name == CHANGED:
-            Image.fromarray(255 - image).save(path)
+            ImageOps.invert(image).save(path)
     for i in range(bad):
         name = UNREADABLE if i == 0 else f"broken-{i:03d}<b>.tif"
         text = (
