@@ -12,7 +12,7 @@ from PIL import Image
 
 import equicam
 from equicam.audit import causal as auditing_causal
-from equicam.audit.causal import REGIONS, cost_computer, measure_costs, summarise_costs
+from equicam.audit.causal import REGIONS, _cost_computer, _measure_costs, _summarise_costs
 from equicam.audit.verify import reload_run
 from equicam.core.views import rotate
 from equicam.errors import EquicamError
@@ -24,7 +24,7 @@ from equicam.evaluate.statistics import Estimate, bootstrap, mean
 from equicam.images.sources import find_items
 from equicam.models.images import preprocess_image
 from equicam.recipe import Recipe
-from equicam.runs.causal_result import CausalTest, Costs, logged_causal, read_causal
+from equicam.runs.causal_result import CausalTest, Costs, read_causal
 from equicam.runs.log import Log
 from tests.audit.conftest import PATCHES, equicam_answer, equicam_command, run_command
 
@@ -110,8 +110,8 @@ def test_costs_are_those_of_one_image_and_one_pass_at_a_time(patches):
     """Every region of every angle hidden in a pass of its own: no batches, nothing reused."""
     model, items = equicam.load("embedded"), find_items(patches)[:2]
     images = [preprocess_image(model, Image.open(item.path))[None] for item in items]
-    found = measure_costs(
-        cost_computer(model, Recipe(seed=3)), [item.id for item in items], torch.cat(images)
+    found = _measure_costs(
+        _cost_computer(model, Recipe(seed=3)), [item.id for item in items], torch.cat(images)
     )
     for i, (item, x) in enumerate(zip(items, images, strict=True)):
         stream = torch.Generator().manual_seed(item_seed(3, item.id, "causal"))
@@ -139,21 +139,21 @@ def test_the_effect_is_paired_and_a_blank_map_counts_0():
     costs = {name: np.random.default_rng(i).normal(size=8) for i, name in enumerate(REGIONS)}
     for values in costs.values():
         values[5] = np.nan
-    found = summarise_costs(costs)
+    found = _summarise_costs(costs)
     counted = {name: np.nan_to_num(values) for name, values in costs.items()}
     assert found.blank == 1
     assert found.effect == bootstrap(mean, counted["drift"] - counted["elsewhere"])
     assert found.agreement == bootstrap(mean, counted["agreement"])
     groups = np.array(list("aabbccdd"), dtype=object)
-    assert summarise_costs(costs, groups).effect == bootstrap(
+    assert _summarise_costs(costs, groups).effect == bootstrap(
         mean, counted["drift"] - counted["elsewhere"], group=groups
     )
-    assert astuple(found.effect)[1:3] != astuple(summarise_costs(costs, groups).effect)[1:3]
+    assert astuple(found.effect)[1:3] != astuple(_summarise_costs(costs, groups).effect)[1:3]
 
 
 def test_the_map_of_a_blank_image_is_blank():
     model = equicam.load("embedded")
-    found = measure_costs(cost_computer(model, Recipe()), ["a"], torch.zeros(1, 3, 96, 96))
+    found = _measure_costs(_cost_computer(model, Recipe()), ["a"], torch.zeros(1, 3, 96, 96))
     shown = equicam.explain(model, torch.zeros(1, 3, 96, 96), method="grad-cam").map
     assert np.isnan(found["drift"]).all() == (shown.std() == 0)
 
@@ -185,7 +185,7 @@ def counted(monkeypatch) -> list[tuple[str, ...]]:
             for i, name in enumerate(REGIONS)
         }
 
-    monkeypatch.setattr(auditing_causal, "measure_costs", measure)
+    monkeypatch.setattr(auditing_causal, "_measure_costs", measure)
     return batches
 
 
@@ -203,7 +203,7 @@ def test_a_small_run_is_tested_whole_and_says_so(run):
     (event,) = Log(run.folder).events("causal")
     assert event.payload["answer"] == found.reason.code
     assert run.verify(0).ok
-    assert found == read_causal(run.store) == logged_causal(run.store)
+    assert found == read_causal(run.store) == read_causal(run.store, as_logged=True)
     assert found.sentence in run.report().read_text()
     facts = json.loads((run.folder / "report.json").read_text())["causal"]
     assert facts == found.to_json() | {"sentence": found.sentence}
@@ -242,7 +242,7 @@ def test_intervals_are_over_groups_where_images_have_them(patches, tmp_path, cou
 def test_the_control_has_random_weights_and_no_float16(run, counted, monkeypatch, given, random):
     """In float16 the maps of a random network may all be constant."""
     ran = []
-    monkeypatch.setattr(auditing_causal, "cost_computer", lambda model, recipe: ran.append((model, recipe)))
+    monkeypatch.setattr(auditing_causal, "_cost_computer", lambda model, recipe: ran.append((model, recipe)))
     reloaded = reload_run(run.store)
     recipe = replace(reloaded.context.recipe, dtype=given)
     reloaded = replace(reloaded, context=replace(reloaded.context, recipe=recipe))

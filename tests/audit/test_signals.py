@@ -21,7 +21,7 @@ from equicam.runs.log import Log
 from equicam.runs.queue_files import write_csv
 from equicam.runs.report.page import write_report
 from equicam.runs.signals import REVEALING, ranked_by, ranking_scores, signal_values
-from equicam.runs.triage import UNKNOWN, SignalScores, _better, triage
+from equicam.runs.triage import UNKNOWN, _better, _SignalScores, triage
 from equicam.shards import read_json, read_table
 from tests.audit.faked import Page, fake_run, image_row, table
 
@@ -262,7 +262,7 @@ def test_none_is_recommended_where_it_does_not():
 
 def tells(low, caught):
     spearman = Correlation(0.5, 0.4, 0.6, -9.0, 200)
-    return SignalScores(spearman, Estimate(low + 0.1, low, low + 0.2, 200), Estimate(caught, 0.0, 1.0, 20))
+    return _SignalScores(spearman, Estimate(low + 0.1, low, low + 0.2, 200), Estimate(caught, 0.0, 1.0, 20))
 
 
 def test_what_stands_against_a_recommendation():

@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 import equicam
 from equicam.errors import EquicamError
 from equicam.evaluate.statistics import upper_bound
-from equicam.runs.bounds import Counts, arms_now, bound_unopened, count_verdicts, is_wrong, more_reviews
+from equicam.runs.bounds import _Counts, _is_wrong, _more_reviews, arms_now, bound_unopened, count_verdicts
 from equicam.runs.log import Log
 from equicam.runs.queue_files import rank_again, read_queue
 from equicam.runs.triage import triage
@@ -31,7 +31,7 @@ KEY = ReviewKey(b"k" * 32)
 def counts(**given):
     """A finished review of 155 controls from 9,755 images outside the queue."""
     usual = dict.fromkeys(Counts.__annotations__, 0) | {"outside": 9755, "controls": 155, "reviewed": 155}
-    return Counts(**(usual | given))
+    return _Counts(**(usual | given))
 
 
 # Bounds
@@ -179,7 +179,7 @@ def test_how_many_more_reviews_is_that_of_counting_on():
         undecided = int(rng.integers(0, min(2, reviewed - wrong + 1)))
         c = counts(outside=outside, controls=reviewed, reviewed=reviewed, wrong=wrong, undecided=undecided)
         for share in (0.2, 0.05, 0.01):
-            found = more_reviews(c, share)
+            found = _more_reviews(c, share)
             assert found == slow_more(c, share)
             answers[found is None, found == 0] += 1
     assert len(answers) == 3  # none, some, and too many all occur
@@ -216,7 +216,7 @@ def test_more_reviews_make_the_statement_true():
     ],
 )
 def test_which_maps_are_wrong(verdicts, wrong):
-    assert is_wrong(verdicts) is wrong
+    assert _is_wrong(verdicts) is wrong
 
 
 def test_verdicts_are_counted_by_arm_and_by_what_they_represent(tmp_path):
@@ -232,7 +232,7 @@ def test_verdicts_are_counted_by_arm_and_by_what_they_represent(tmp_path):
     columns = {"id": list(arm), "arm": list(arm.values())}
     rows = pa.table(columns | {"represents_rest": [one == "control" for one in arm.values()]})
     usual = {"outside": 97, "controls": 6, "reviewed": 4, "wrong": 2, "undecided": 1}
-    assert count_verdicts(log, rows, 100) == Counts(
+    assert count_verdicts(log, rows, 100) == _Counts(
         **usual,
         found=4,
         undecided_everywhere=2,
@@ -242,7 +242,7 @@ def test_verdicts_are_counted_by_arm_and_by_what_they_represent(tmp_path):
     )
     extended = pa.table(columns | {"represents_rest": [name in ("c0", "c1", "c2", "c3") for name in arm]})
     usual = {"outside": 95, "controls": 4, "reviewed": 3, "wrong": 1, "undecided": 1}
-    assert count_verdicts(log, extended, 100) == Counts(
+    assert count_verdicts(log, extended, 100) == _Counts(
         **usual,
         found=4,
         undecided_everywhere=2,

@@ -20,7 +20,7 @@ from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
 from equicam.runs.queue_files import write_csv
-from equicam.runs.triage import class_quotas
+from equicam.runs.triage import _class_quotas
 from equicam.runs.triage import triage as rank
 from equicam.shards import write_table
 from tests.audit.faked import image_row, table
@@ -104,10 +104,10 @@ def test_places_are_dealt_by_whole_shares():
     for _ in range(500):
         counts = {int(c): int(rng.integers(1, 30)) for c in rng.permutation(20)[: rng.integers(1, 9)]}
         places = int(rng.integers(0, sum(counts.values()) + 1))
-        given = class_quotas(counts, places)
+        given = _class_quotas(counts, places)
         assert given == slow_dealt(counts, places)
         assert all(given[one] <= counts[one] for one in counts)
-    assert class_quotas({7: 5, 3: 5, 5: 5}, 4) == {3: 1, 5: 1, 7: 1}
+    assert _class_quotas({7: 5, 3: 5, 5: 5}, 4) == {3: 1, 5: 1, 7: 1}
 
 
 def test_with_more_classes_than_places_the_queue_goes_by_rank():

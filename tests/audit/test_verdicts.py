@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import cohen_kappa_score
 
 from equicam.errors import EquicamError
-from equicam.runs.bounds import majority, summarise_reviews
+from equicam.runs.bounds import _majority, summarise_reviews
 from equicam.runs.log import Log
 from equicam.runs.report.examples import choose_examples
 from equicam.runs.report.page import write_report
@@ -89,7 +89,7 @@ def test_names(given, kept):
     ],
 )  # fmt: skip
 def test_an_image_is_settled_by_majority(verdicts, hit):
-    assert majority(verdicts) is hit
+    assert _majority(verdicts) is hit
 
 
 def test_hit_rates_of_both_arms(readings):

@@ -46,7 +46,6 @@ from equicam.runs.log import (
     log_shard,
     log_start,
     refuse_lost_log,
-    remove_temporary,
 )
 from equicam.runs.manifest import LARGEST, MAX_VIEWS, Manifest, are_views
 from equicam.runs.store import RunStore
@@ -103,7 +102,7 @@ def compute_run(
         items = found.sample(n)
     workers = decoder_count(workers, len(items), len(engine.names) if isinstance(engine, Devices) else 1)
     device = engine.kind if engine else model.device.type
-    if compile_if_repaid and is_repaid(device, len(items), len(Views(recipe.views))):
+    if compile_if_repaid and _is_repaid(device, len(items), len(Views(recipe.views))):
         recipe = replace(recipe, compiled=True)
         notice(f"{len(items):,} images: the network is compiled first, which takes about half a minute")
     calibration = _calibration_subset(items, calibrate, recipe.seed)
@@ -141,7 +140,6 @@ def compute_run(
     with _removed_if_empty(store), store.writing() as lock:
         log = Log(store.folder)
         refuse_lost_log(store, log)
-        remove_temporary(store)
         store.begin(manifest, items, calibration, rasters)
         if store.started():
             heal(store, log, partial(store.write_head, manifest, items, calibration, rasters), notice)
@@ -164,7 +162,7 @@ def compute_run(
             complete(store, log)
 
 
-def is_repaid(device: str, images: int, views: int) -> bool:
+def _is_repaid(device: str, images: int, views: int) -> bool:
     """Whether a run is long enough for compiling to pay: nothing is compiled on a CPU unless the caller says so."""
     return device == "cuda" and images * views >= REPAYING_VIEWS
 

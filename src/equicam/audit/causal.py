@@ -33,7 +33,7 @@ from equicam.readers.forward import frozen
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
 from equicam.runs import CAUSAL_IMAGES
-from equicam.runs.causal_result import CausalTest, Costs, logged_causal, write_causal
+from equicam.runs.causal_result import CausalTest, Costs, read_causal, write_causal
 from equicam.runs.store import RunStore
 
 IMAGES_PER_BATCH = 8
@@ -61,7 +61,7 @@ def run_causal_test(
         )
     statuses = store.read_items(["id", "status"])
     explained = statuses.filter(pc.equal(statuses["status"], "ok"))["id"].to_pylist()
-    before = logged_causal(store)
+    before = read_causal(store, as_logged=True)
     if before is not None and before.is_of(len(explained), n, seed):
         return before
     reloaded = reload()
@@ -81,8 +81,8 @@ def run_causal_test(
         requested=n,
         recipe=recipe.to_json(),
         weights=store.manifest.weights,
-        trained=summarise_costs(trained, groups),
-        random=summarise_costs(random, groups),
+        trained=_summarise_costs(trained, groups),
+        random=_summarise_costs(random, groups),
     )
     write_causal(store, found)
     return found
@@ -96,8 +96,8 @@ def _measure_both(
     tick: Callable[[int], None],
 ) -> tuple[tuple[str, ...], dict[str, Floats], dict[str, Floats]]:
     """The images that could be tested, and their costs with the weights as given and with random ones."""
-    computers = [cost_computer(model, recipe)]
-    computers.append(cost_computer(randomise_weights(model, seed=recipe.seed), without_float16(recipe)))
+    computers = [_cost_computer(model, recipe)]
+    computers.append(_cost_computer(randomise_weights(model, seed=recipe.seed), without_float16(recipe)))
     tested: list[str] = []
     costs: list[list[dict[str, Floats]]] = [[], []]
     for start in range(0, len(items), IMAGES_PER_BATCH):
@@ -107,7 +107,7 @@ def _measure_both(
             x = as_batch(model, stack_images(images))
             tested += ids
             for computer, found in zip(computers, costs, strict=True):
-                found.append(measure_costs(computer, ids, x))
+                found.append(_measure_costs(computer, ids, x))
         tick(len(some))
     if not tested:
         raise EquicamError(
@@ -122,12 +122,12 @@ def _measure_both(
     return tuple(tested), trained, random
 
 
-def cost_computer(model: Model, recipe: Recipe) -> MapComputer:
+def _cost_computer(model: Model, recipe: Recipe) -> MapComputer:
     """Computes the Grad-CAM maps of the images and of their rotations."""
     return MapComputer.of(model, EvaluationSpec(recipe, ["grad-cam"], ("causal",), GROUPS["rotation"]))
 
 
-def measure_costs(
+def _measure_costs(
     computer: MapComputer, ids: Sequence[str], x: Float[Tensor, "b c H W"]
 ) -> dict[str, Floats]:
     """Probability lost without each region, in the mean over the angles of an image; NaN where its map is constant."""
@@ -148,7 +148,7 @@ def measure_costs(
     return costs
 
 
-def summarise_costs(costs: Mapping[str, Floats], groups: Ids | None = None) -> Costs:
+def _summarise_costs(costs: Mapping[str, Floats], groups: Ids | None = None) -> Costs:
     """Means over the images with their intervals, by group where images have groups."""
     blank = np.isnan(costs["drift"])
     counted = {name: np.where(blank, 0.0, values) for name, values in costs.items()}

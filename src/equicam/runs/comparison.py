@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -68,19 +68,17 @@ class Pairs:
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
     other_content: tuple[str, ...]  # the same id, but another image
-    lost: tuple[
-        tuple[str, str], ...
-    ]  # ids that the second run could not explain, with their word in the first
-    gained: tuple[
-        tuple[str, str], ...
-    ]  # ids that the first run could not explain, with their word in the second
+    # ids that the second run could not explain, with their word in the first
+    lost: tuple[tuple[str, str], ...]
+    gained: tuple[tuple[str, str], ...]  # and the other way round
 
 
 def refuse_other_recipe(first: Manifest, second: Manifest) -> None:
     """Refuse runs that measured something else than each other."""
     pairs = {name: (getattr(first.recipe, name), getattr(second.recipe, name)) for name in DECIDING_OPTIONS}
     pairs |= {name: (getattr(first, name), getattr(second, name)) for name in DECIDING_FIELDS}
-    pairs["views"] = (_views(first), _views(second))  # in whatever order
+    # in whatever order
+    pairs["views"] = tuple(frozenset(view.key for view in m.transforms) for m in (first, second))
     pairs["target"] = (_class_name(first.target, first), _class_name(second.target, second))
     for name, (a, b) in pairs.items():
         if a != b:
@@ -101,23 +99,20 @@ def pair_rows(first: RunStore, second: RunStore) -> Pairs:
     """Match the explained images by id; an id that stands for another image in the second run does not match."""
     every = [store.read_items(COLUMNS) for store in (first, second)]
     tables = [table.filter(pc.equal(table["status"], "ok")).sort_by("id") for table in every]
-    digests = [
+    here, there = (
         dict(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)) for table in tables
-    ]
-    here, there = digests
-    both = [name for name in here if name in there]
-    other = tuple(name for name in both if here[name] != there[name])
-    kept = pa.array(sorted(set(both) - set(other)), pa.string())
-    first_rows, second_rows = (table.filter(pc.is_in(table["id"], kept)) for table in tables)
+    )
+    other = tuple(name for name in here if name in there and here[name] != there[name])
+    kept = pa.array(here.keys() & there.keys() - set(other), pa.string())
     lost, gained = _explained_once(tables[0], every[1]), _explained_once(tables[1], every[0])
+    in_first, in_second = here.keys() | dict(gained), there.keys() | dict(lost)
     return Pairs(
-        first_rows,
-        second_rows,
-        tuple(name for name in here if name not in there and name not in dict(lost)),
-        tuple(name for name in there if name not in here and name not in dict(gained)),
-        other,
-        lost,
-        gained,
+        *(table.filter(pc.is_in(table["id"], kept)) for table in tables),
+        only_first=tuple(name for name in here if name not in in_second),
+        only_second=tuple(name for name in there if name not in in_first),
+        other_content=other,
+        lost=lost,
+        gained=gained,
     )
 
 
@@ -133,18 +128,17 @@ def differences(pairs: Pairs) -> dict[str, Difference]:
 
     An image that only one run could explain has no steady map in the other.
     """
-    found = {
-        name: _difference(*(_values(table, name) for table in (pairs.first, pairs.second)))
-        for name in METRICS
-        if name != "steady"
-    }
+    tables = pairs.first, pairs.second
+    values = {name: [_values(table, name) for table in tables] for name in METRICS}
     lost, gained = (
-        np.array([word == "steady" for _, word in one], float) for one in (pairs.lost, pairs.gained)
+        np.array([word == "steady" for _, word in some], float) for some in (pairs.lost, pairs.gained)
     )
-    steady = [_values(table, "steady") for table in (pairs.first, pairs.second)]
-    first = np.concatenate([steady[0], lost, np.zeros(len(gained))])
-    second = np.concatenate([steady[1], np.zeros(len(lost)), gained])
-    return found | {"steady": _difference(first, second)}
+    first, second = values["steady"]
+    values["steady"] = [
+        np.concatenate([first, lost, np.zeros(len(gained))]),
+        np.concatenate([second, np.zeros(len(lost)), gained]),
+    ]
+    return {name: _difference(*both) for name, both in values.items()}
 
 
 METRICS = ("stability", "peum", "flip_rate", "steady")
@@ -158,11 +152,11 @@ def direction(found: dict[str, Difference], *, other_targets: int = 0, images: i
     """
     if 2 * other_targets > images:
         return "does not compare"
-    decided = [found[name].corrected for name in ("stability", "steady")]
-    decided = [one for one in decided if one.n >= MIN_PAIRS]
-    if any(one.high < 0 for one in decided):
+    estimates = [found[name].corrected for name in ("stability", "steady")]
+    decided = [estimate for estimate in estimates if estimate.n >= MIN_PAIRS]
+    if any(estimate.high < 0 for estimate in decided):
         return "less steady"
-    return "steadier" if any(one.low > 0 for one in decided) else "no difference shown"
+    return "steadier" if any(estimate.low > 0 for estimate in decided) else "no difference shown"
 
 
 def word_changes(pairs: Pairs) -> dict[str, dict[str, int]]:
@@ -176,17 +170,13 @@ def most_changed(pairs: Pairs, manifests: Sequence[Manifest], count: int) -> lis
     first, second = stabilities(pairs)
     moved = np.abs(second - first)
     order = [int(i) for i in np.argsort(-moved, kind="stable") if np.isfinite(moved[i])][:count]
-    tables = (pairs.first, pairs.second)
-    targets = [
-        [_class_name(target, manifest) for target in table["target"].take(order).to_pylist()]
-        for table, manifest in zip(tables, manifests, strict=True)
-    ]
-    words = [_words(table) for table in tables]
-    ids = pairs.first["id"].take(order).to_pylist()
-    return [
-        Change(ids[n], float(first[i]), float(second[i]), (words[0][i], words[1][i]), (targets[0][n], targets[1][n]))
-        for n, i in enumerate(order)
-    ]  # fmt: skip
+    tables = [table.take(order) for table in (pairs.first, pairs.second)]
+    targets = map(_class_names, tables, manifests)
+    ids, values = tables[0]["id"].to_pylist(), zip(first[order].tolist(), second[order].tolist(), strict=True)
+    columns = zip(
+        ids, values, zip(*map(_words, tables), strict=True), zip(*targets, strict=True), strict=True
+    )
+    return [Change(name, *stability, words, classes) for name, stability, words, classes in columns]
 
 
 def stabilities(pairs: Pairs) -> tuple[Floats, Floats]:
@@ -196,15 +186,12 @@ def stabilities(pairs: Pairs) -> tuple[Floats, Floats]:
 
 def other_targets(pairs: Pairs, first: Manifest, second: Manifest) -> int:
     """How many pairs explain another class."""
-    names = [
-        [_class_name(target, manifest) for target in table["target"].to_pylist()]
-        for table, manifest in ((pairs.first, first), (pairs.second, second))
-    ]
+    names = _class_names(pairs.first, first), _class_names(pairs.second, second)
     return sum(a != b for a, b in zip(*names, strict=True))
 
 
-def _views(manifest: Manifest) -> frozenset[Any]:
-    return frozenset(one.key for one in manifest.transforms)
+def _class_names(items: pa.Table, manifest: Manifest) -> list[str]:
+    return [_class_name(target, manifest) for target in items["target"].to_pylist()]
 
 
 def _class_name(target: int | None, manifest: Manifest) -> str:
@@ -217,16 +204,15 @@ def _values(items: pa.Table, name: str) -> Floats:
     if name == "stability":
         return signal_values(items, "stability")
     if name == "peum":
-        found = ranking_scores(items, "peum")
-        return np.where(np.isfinite(found), found, np.nan)
+        scores = ranking_scores(items, "peum")
+        return np.where(np.isfinite(scores), scores, np.nan)
     if name == "steady":
         return np.array([word == "steady" for word in _words(items)], dtype=np.float64)
     return np.asarray(items[name].cast(pa.float64()).fill_null(np.nan).to_numpy())
 
 
 def _words(items: pa.Table) -> list[str]:
-    found: list[str] = items["steadiness"].fill_null("cannot say").to_pylist()
-    return found
+    return items["steadiness"].fill_null("cannot say").to_pylist()  # type: ignore[no-any-return]
 
 
 def _difference(first: Floats, second: Floats) -> Difference:
