@@ -30,7 +30,7 @@ KEY = ReviewKey(b"k" * 32)
 
 def counts(**given):
     """A finished review of 155 controls from 9,755 images outside the queue."""
-    usual = dict.fromkeys(Counts.__annotations__, 0) | {"outside": 9755, "controls": 155, "reviewed": 155}
+    usual = dict.fromkeys(_Counts.__annotations__, 0) | {"outside": 9755, "controls": 155, "reviewed": 155}
     return _Counts(**(usual | given))
 
 

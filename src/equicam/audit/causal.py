@@ -7,6 +7,7 @@ is the mean difference of the probability lost. The control is the same test on 
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equicam.audit.verify import Reloaded, unchanged_inputs
+from equicam.audit.verify import Reloaded
+from equicam.core.views import crop_centre
 from equicam.errors import EquicamError
 from equicam.evaluate import causal, statistics
 from equicam.evaluate.controls import item_seed, randomise_weights, without_float16
@@ -27,8 +29,10 @@ from equicam.evaluate.maps import MapComputer
 from equicam.evaluate.rows import resampled_groups
 from equicam.evaluate.spec import EvaluationSpec
 from equicam.evaluate.statistics import Floats, Ids
-from equicam.images.items import Item
-from equicam.models.images import as_batch, stack_images
+from equicam.images.items import Item, load_item
+from equicam.models.images import as_batch, preprocess_image, stack_images
+from equicam.models.surround import preprocess_window
+from equicam.rasters.windows import WindowPixels
 from equicam.readers.forward import frozen
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
@@ -53,28 +57,22 @@ def run_causal_test(
     if n < CAUSAL_IMAGES:
         raise EquicamError("n", f"at least {CAUSAL_IMAGES} images", n, f"n={CAUSAL_IMAGES}")
     if store.manifest.has_values:
-        raise EquicamError(
-            "the causal test",
-            "a model with class probabilities: it measures their loss",
-            "one without",
-            "equicam report without it",
-        )
+        needs = "a model with class probabilities: it measures their loss"
+        raise EquicamError("the causal test", needs, "one without", "equicam report without it")
     statuses = store.read_items(["id", "status"])
     explained = statuses.filter(pc.equal(statuses["status"], "ok"))["id"].to_pylist()
     before = read_causal(store, as_logged=True)
     if before is not None and before.is_of(len(explained), n, seed):
         return before
-    reloaded = reload()
-    model = reloaded.context.model
-    recipe = Recipe("grad-cam", dtype=reloaded.context.recipe.dtype, seed=seed)
+    context, listed = reload()
+    recipe = Recipe("grad-cam", dtype=context.recipe.dtype, seed=seed)
     chosen = heapq.nsmallest(n, explained, key=lambda name: item_seed(seed, name, "causal test"))
-    listed = reloaded.items
     items = replace(listed, table=listed.table.filter(pc.is_in(listed.ids, pa.array(chosen, pa.string()))))
     rows = {row["id"]: row for row in store.select(chosen, ["id", "sha256"]).to_pylist()}
-    ids, trained, random = _measure_both(model, items, rows, recipe, tick)
+    ids, trained, random = _measure_both(context.model, items, rows, recipe, tick)
     group_of = {item.id: item.group for item in items}
     groups = resampled_groups(ids, [group_of[name] for name in ids])
-    found = CausalTest(
+    test = CausalTest(
         images=ids,
         left_out=len(chosen) - len(ids),
         explained=len(explained),
@@ -84,8 +82,8 @@ def run_causal_test(
         trained=_summarise_costs(trained, groups),
         random=_summarise_costs(random, groups),
     )
-    write_causal(store, found)
-    return found
+    write_causal(store, test)
+    return test
 
 
 def _measure_both(
@@ -102,24 +100,40 @@ def _measure_both(
     costs: list[list[dict[str, Floats]]] = [[], []]
     for start in range(0, len(items), IMAGES_PER_BATCH):
         some = items[start : start + IMAGES_PER_BATCH]
-        ids, images = unchanged_inputs(model, some, rows)
+        ids, images = _unchanged_inputs(model, some, rows)
         if ids:
             x = as_batch(model, stack_images(images))
             tested += ids
-            for computer, found in zip(computers, costs, strict=True):
-                found.append(_measure_costs(computer, ids, x))
+            for computer, of_weights in zip(computers, costs, strict=True):
+                of_weights.append(_measure_costs(computer, ids, x))
         tick(len(some))
     if not tested:
         raise EquicamError(
-            "the causal test",
-            "images that are as they were audited",
-            "none that can be read",
+            "the causal test", "images that are as they were audited", "none that can be read",
             "--source with their present place",
-        )
+        )  # fmt: skip
     trained, random = (
-        {name: np.concatenate([one[name] for one in found]) for name in REGIONS} for found in costs
+        {name: np.concatenate([some[name] for some in batches]) for name in REGIONS} for batches in costs
     )
     return tuple(tested), trained, random
+
+
+def _unchanged_inputs(
+    model: Model, items: Sequence[Item], rows: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[str], list[Tensor]]:
+    """Ids and model inputs, without their surround, of the images that are as the run's rows have them and can be read."""
+    ids, images = [], []
+    for item in items:
+        with suppress(EquicamError, OSError, ValueError):
+            loaded = load_item(item)
+            if item.id in rows and loaded.sha256 == rows[item.id].get("sha256"):
+                window = loaded.content if isinstance(loaded.content, WindowPixels) else None
+                if window is None:
+                    images.append(preprocess_image(model, loaded.content.image))
+                else:
+                    images.append(crop_centre(preprocess_window(model, window), (window.tile, window.tile)))
+                ids.append(item.id)
+    return ids, images
 
 
 def _cost_computer(model: Model, recipe: Recipe) -> MapComputer:

@@ -60,7 +60,7 @@ class _Pair:
 
 @dataclass(frozen=True)
 class _ReviewSummary:
-    """_Counts and rates over all verdicts of a run."""
+    """Counts and rates over all verdicts of a run."""
 
     counts: dict[str, dict[str, int]]  # standing verdicts by arm
     reviewers: dict[str, int]  # images by reviewer; several names of one are joined by " = "

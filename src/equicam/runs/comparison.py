@@ -77,8 +77,8 @@ def refuse_other_recipe(first: Manifest, second: Manifest) -> None:
     """Refuse runs that measured something else than each other."""
     pairs = {name: (getattr(first.recipe, name), getattr(second.recipe, name)) for name in DECIDING_OPTIONS}
     pairs |= {name: (getattr(first, name), getattr(second, name)) for name in DECIDING_FIELDS}
-    # in whatever order
-    pairs["views"] = tuple(frozenset(view.key for view in m.transforms) for m in (first, second))
+    views, other_views = (frozenset(view.key for view in m.transforms) for m in (first, second))
+    pairs["views"] = (views, other_views)  # in whatever order
     pairs["target"] = (_class_name(first.target, first), _class_name(second.target, second))
     for name, (a, b) in pairs.items():
         if a != b:
@@ -106,8 +106,10 @@ def pair_rows(first: RunStore, second: RunStore) -> Pairs:
     kept = pa.array(here.keys() & there.keys() - set(other), pa.string())
     lost, gained = _explained_once(tables[0], every[1]), _explained_once(tables[1], every[0])
     in_first, in_second = here.keys() | dict(gained), there.keys() | dict(lost)
+    first_rows, second_rows = (table.filter(pc.is_in(table["id"], kept)) for table in tables)
     return Pairs(
-        *(table.filter(pc.is_in(table["id"], kept)) for table in tables),
+        first_rows,
+        second_rows,
         only_first=tuple(name for name in here if name not in in_second),
         only_second=tuple(name for name in there if name not in in_first),
         other_content=other,

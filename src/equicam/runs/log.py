@@ -190,7 +190,8 @@ def _event(row: tuple[Any, ...]) -> Event:
         raise EquicamError(
             f"event {row[0]} of the log", "a JSON object", error, "restoring events.sqlite"
         ) from error
-    return Event(*row[:4], payload, *row[5:])
+    number, time, actor, kind, _, previous, digest = row
+    return Event(number, time, actor, kind, payload, previous, digest)
 
 
 def _clock(text: str) -> datetime | None:

@@ -64,9 +64,7 @@ class Manifest:
     @property
     def margin(self) -> int:
         """Model pixels around a window that were read with it."""
-        if self.tiling is None or self.recipe.context == "none":
-            return 0
-        return (canvas_size((self.tiling.tile, self.tiling.tile))[0] - self.tiling.tile) // 2
+        return 0 if self.tiling is None else margin_of(self.tiling, self.recipe.context)
 
     def item_of(self, row: Mapping[str, Any], path: AnyPath) -> Item:
         """The item that a row is of."""
@@ -111,6 +109,11 @@ class Manifest:
     def dumps(self) -> str:
         """Indented, and the same text for the same run."""
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False)
+
+
+def margin_of(tiling: Tiling, context: str) -> int:
+    """Model pixels around a window that views of this context need."""
+    return 0 if context == "none" else (canvas_size((tiling.tile, tiling.tile))[0] - tiling.tile) // 2
 
 
 def parse_manifest(text: str | bytes, *, where: str) -> Manifest:

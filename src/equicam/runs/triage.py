@@ -414,8 +414,10 @@ def _signal_quality(
     # how many more of the unstable maps the queue holds than a random draw of its size
     captured = statistics.proportion(int((bad & ~outside).sum()), int(bad.sum()))
     fraction = float((~outside).mean())  # of the calibration images, not of all
-    times = [v / fraction if fraction else NAN for v in (captured.value, captured.low, captured.high)]
-    lift, mine = Estimate(*times, bad.size), signals[by]
+    value, low, high = (
+        v / fraction if fraction else NAN for v in (captured.value, captured.low, captured.high)
+    )
+    lift, mine = Estimate(value, low, high, bad.size), signals[by]
     overall = statistics.proportion(int(bad.sum()), bad.size)
     missed = statistics.proportion(int((bad & outside).sum()), int(outside.sum()))
     held_out = HeldOut(NAN, UNKNOWN, NAN, NAN)
