@@ -153,13 +153,7 @@ ITEMS = pa.schema(
 )
 SHARD_COLUMNS = {"items": ITEMS, "maps": MAPS}
 SAMPLE = pa.schema(
-    [
-        _ID,
-        ("path", pa.string()),
-        ("label", pa.string()),
-        ("shard", pa.int32()),
-        ("calibration", pa.bool_()),
-    ]
+    [_ID, ("path", pa.string()), ("label", pa.string()), ("shard", pa.int32()), ("calibration", pa.bool_())]
 )
 
 
