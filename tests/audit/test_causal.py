@@ -66,43 +66,21 @@ def test_the_answer_follows_the_interval(trained, random, code):
 
 def test_the_sentences_of_the_answers():
     cost = "blurring what drifts, minus blurring as much elsewhere, costs"
-    with_random = "of the probability (+0.001 with random weights)"
+    hundred, few = "on 100 random images", "images (fewer than 100)"
     signal, one = costing(at(0.05)), costing(Estimate(-0.0001, math.nan, math.nan, 1))
-    few = "images (fewer than 100)"
+    uses, unsure = "Signal, because the network uses what drifts", "The test could not tell"
+    high, control = "+0.050 [+0.040, +0.060]", "of the probability (+0.001 with random weights)"
+    alike = "of the probability (+0.050 with random weights)"
     for found, sentence in (
-        (
-            result(signal),
-            f"Signal, because the network uses what drifts: on 100 random images, {cost} +0.050 [+0.040, +0.060] {with_random}.",
-        ),
-        (
-            result(signal, signal),
-            f"The test could not tell, because random weights pass it too: on 100 random images, {cost} +0.050 [+0.040, +0.060] of the probability (+0.050 with random weights).",
-        ),
-        (
-            result(costing(at(0.0))),
-            f"Noise, because the network does not use what drifts: on 100 random images, {cost} +0.000 [-0.010, +0.010] {with_random}.",
-        ),
-        (
-            result(costing(at(0.02, 0.05))),
-            f"The test could not tell: on 100 random images, {cost} +0.020 [-0.030, +0.070] {with_random}.",
-        ),
-        (
-            result(NONE),
-            "The test could not tell: on 100 random images, blurring a tenth of the image, wherever, changes the probability by less than 0.02.",
-        ),
-        (
-            result(replace(NONE, blank=100)),
-            "The test could not tell: on 100 random images, every map is blank.",
-        ),
-        (
-            result(signal, images=24, explained=24),
-            f"Signal, because the network uses what drifts: on all 24 {few}, {cost} +0.050 [+0.040, +0.060] {with_random}.",
-        ),
-        (
-            result(one, images=1, explained=2),
-            f"The test could not tell: on 1 of 2 {few}, {cost} +0.000 {with_random}.",
-        ),
-    ):
+        (result(signal), f"{uses}: {hundred}, {cost} {high} {control}."),
+        (result(signal, signal), f"{unsure}, because random weights pass it too: {hundred}, {cost} {high} {alike}."),
+        (result(costing(at(0.0))), f"Noise, because the network does not use what drifts: {hundred}, {cost} +0.000 [-0.010, +0.010] {control}."),
+        (result(costing(at(0.02, 0.05))), f"{unsure}: {hundred}, {cost} +0.020 [-0.030, +0.070] {control}."),
+        (result(NONE), f"{unsure}: {hundred}, blurring a tenth of the image, wherever, changes the probability by less than 0.02."),
+        (result(replace(NONE, blank=100)), f"{unsure}: {hundred}, every map is blank."),
+        (result(signal, images=24, explained=24), f"{uses}: on all 24 {few}, {cost} {high} {control}."),
+        (result(one, images=1, explained=2), f"{unsure}: on 1 of 2 {few}, {cost} +0.000 {control}."),
+    ):  # fmt: skip
         assert found.sentence == sentence
 
 
@@ -139,16 +117,13 @@ def test_the_effect_is_paired_and_a_blank_map_counts_0():
     costs = {name: np.random.default_rng(i).normal(size=8) for i, name in enumerate(REGIONS)}
     for values in costs.values():
         values[5] = np.nan
-    found = _summarise_costs(costs)
     counted = {name: np.nan_to_num(values) for name, values in costs.items()}
-    assert found.blank == 1
-    assert found.effect == bootstrap(mean, counted["drift"] - counted["elsewhere"])
+    effect, groups = counted["drift"] - counted["elsewhere"], np.array(list("aabbccdd"), dtype=object)
+    found, by_group = _summarise_costs(costs), _summarise_costs(costs, groups).effect
+    assert (found.blank, found.effect) == (1, bootstrap(mean, effect))
     assert found.agreement == bootstrap(mean, counted["agreement"])
-    groups = np.array(list("aabbccdd"), dtype=object)
-    assert _summarise_costs(costs, groups).effect == bootstrap(
-        mean, counted["drift"] - counted["elsewhere"], group=groups
-    )
-    assert astuple(found.effect)[1:3] != astuple(_summarise_costs(costs, groups).effect)[1:3]
+    assert by_group == bootstrap(mean, effect, group=groups)
+    assert astuple(found.effect)[1:3] != astuple(by_group)[1:3]
 
 
 def test_the_map_of_a_blank_image_is_blank():
@@ -243,10 +218,9 @@ def test_the_control_has_random_weights_and_no_float16(run, counted, monkeypatch
     """In float16 the maps of a random network may all be constant."""
     ran = []
     monkeypatch.setattr(auditing_causal, "_cost_computer", lambda model, recipe: ran.append((model, recipe)))
-    reloaded = reload_run(run.store)
-    recipe = replace(reloaded.context.recipe, dtype=given)
-    reloaded = replace(reloaded, context=replace(reloaded.context, recipe=recipe))
-    auditing_causal.run_causal_test(run.store, lambda: reloaded, seed=1)
+    context, items = reload_run(run.store)
+    context = replace(context, recipe=replace(context.recipe, dtype=given))
+    auditing_causal.run_causal_test(run.store, lambda: (context, items), seed=1)
     assert [recipe.dtype for _, recipe in ran] == [given, random]
     assert [model.name.endswith("random weights") for model, _ in ran] == [False, True]
 

@@ -45,11 +45,8 @@ def run(n, *, seed=0, calibrated=0, classes=4):
         row = ranked_row(f"p{i:04d}", peum, int(rng.integers(classes) ** 2 // classes))
         kind = rng.choice(["ok", "ok", "ok", "ok", "ok", "ok", "none-kept", "one-kept", "blank", "bad"])
         if kind in ("none-kept", "one-kept"):
-            row |= {
-                "peum_score": 0.0,
-                "views_kept": int(kind == "one-kept"),
-                "flags": ["none-kept"] * (kind == "none-kept"),
-            }
+            row |= {"peum_score": 0.0, "views_kept": int(kind == "one-kept")}
+            row |= {"flags": ["none-kept"] * (kind == "none-kept")}
         elif kind == "blank":
             row |= {"peum_score": 0.0, "flags": ["blank"]}
         elif kind == "bad":
@@ -79,18 +76,6 @@ def slow_ranks(rows):
     mute = {row["id"] for row in ok if silent(row)}
     heard = sorted((row for row in ok if row["id"] not in mute), key=lambda row: -row["peum_score"])
     return mute, {row["id"]: len(mute) + i for i, row in enumerate(heard, start=1)}
-
-
-def test_ranks_are_those_of_sorting_by_hand():
-    rows = run(200)
-    mute, ranks = slow_ranks(rows)
-    found = triage(table(rows), budget="100%", quotas=False, transforms=VIEWS)
-    got = {row["id"]: row["rank"] for row in reviewed(found)}
-    assert len(mute) > 20
-    assert {name: rank for name, rank in got.items() if name not in mute} == ranks
-    assert sorted(got[name] for name in mute) == list(range(1, len(mute) + 1))
-    assert found.ok + found.bad == 200
-    assert found.bad == sum(row["status"] == "bad" for row in rows) > 0
 
 
 def slow_dealt(counts, places):
@@ -159,9 +144,8 @@ def test_a_budget_is_a_share_or_a_number(budget, reviews):
     found = triage(table([ranked_row(f"{i}") for i in range(30)]), budget=budget, transforms=VIEWS)
     assert found.budget == found.rows.num_rows == reviews
     hundred = table([ranked_row(f"{i}") for i in range(100)])
-    assert (
-        triage(hundred, budget="7%", transforms=VIEWS).budget == 7
-    )  # 0.07 · 100 is above 7 in floating point
+    # 0.07 · 100 is above 7 in floating point
+    assert triage(hundred, budget="7%", transforms=VIEWS).budget == 7
 
 
 @pytest.mark.parametrize("budget", ["0%", "abc", -3, 0, "150%", "", "-5%", "1.5", "10%%", "nan%"])
@@ -192,9 +176,8 @@ def test_shares_outside_their_range_are_refused():
     ],
 )
 def test_how_many_reviews_are_blind(budget, control, arm):
-    found = triage(
-        table([ranked_row(f"{i}") for i in range(30)]), budget=budget, control=control, transforms=VIEWS
-    )
+    items = table([ranked_row(f"{i}") for i in range(30)])
+    found = triage(items, budget=budget, control=control, transforms=VIEWS)
     assert Counter(row["arm"] for row in reviewed(found)) == Counter(queue=budget - arm, control=arm)
 
 
@@ -235,42 +218,29 @@ def test_the_order_of_rows_changes_nothing():
     assert triage(in_parts, transforms=VIEWS, seed=1).to_json()["rows"] != told["rows"]
 
 
-def test_reasons_are_words():
+def test_reasons_are_codes_and_values():
     rows = [ranked_row(f"{i:02d}", i / 1000) for i in range(100)]
     rows[98] |= {"view_top1": [0, 1, 0, 0, 2, 0], "view_agreement": [0.9, 0.12, None, 0.4, -0.3, 0.49]}
-    rows[97] |= {
-        "view_top1": [0, 1, 1, 1, 2, 1],
-        "flags": ["flipped", "low-coverage", "odd-size"],
-        "confidence": 0.34,
-    }
+    rows[97] |= {"view_top1": [0, 1, 1, 1, 2, 1], "confidence": 0.34}
+    rows[97] |= {"flags": ["flipped", "low-coverage", "odd-size"]}
     rows[0] |= {"flags": ["none-kept"], "views_kept": 0}
     rows[1] |= {"views_kept": 1}
     rows[2] |= {"flags": ["blank"]}
     rows[3] |= {"flags": ["constant"]}
     rows[4] |= {"peum_score": float("nan")}
     found = triage(table(rows), budget="100%", transforms=VIEWS)
-    told = {row["id"]: sentences(row) for row in reviewed(found)}
-    assert told["99"] == ["PEUM 0.099: higher than on 94 % of the images"]
-    assert told["98"] == [
-        "PEUM 0.098: higher than on 93 % of the images",
-        "the prediction changes in 2 of 5 other views: 60°, 240°",
-        "the views 240° (r = -0.30), 60° (r = 0.12), 180° (r = 0.40) and 1 more disagree with the others on the place",
-    ]
-    assert told["97"][1:] == [
-        "the prediction changes in 5 of 5 other views: 60°, 120°, 180° and 2 more",
-        "some cells are covered by no view",
-        "odd size: the image is not square or the feature grid does not divide it, so rotations are less exact",
-        "low confidence (p = 0.34)",
-    ]
-    assert told["00"][0].startswith(
-        "no view kept the prediction with enough confidence: this is the presented view"
-    )
-    assert told["01"] == [
-        "only one view kept the prediction with enough confidence, and its PEUM of 0 means nothing"
-    ]
-    assert told["02"] == ["the map is blank: nothing in the image raises what is explained"]
-    assert told["03"] == ["the map is constant"]
-    assert told["04"] == ["PEUM is undefined here"]
+    told = {row["id"]: from_rows(row["reasons"]) for row in reviewed(found)}
+    codes = {name: [reason.code for reason in reasons] for name, reasons in told.items()}
+    assert codes["99"] == ["signal-percentile"]
+    assert told["99"][0].values == {"signal": "peum", "value": 0.099, "above_percent": 94}
+    assert codes["98"] == ["signal-percentile", "prediction-changes", "views-disagree"]
+    assert told["98"][1].values == {"views": ["60°", "240°"], "of": 6}
+    assert told["98"][2].values["views"] == ["240°", "60°", "180°", "300°"]
+    assert told["98"][2].values["correlations"] == pytest.approx([-0.3, 0.12, 0.4, 0.49])
+    assert codes["97"][1:] == ["prediction-changes", "low-coverage", "odd-size", "low-confidence"]
+    assert told["97"][-1].values["confidence"] == pytest.approx(0.34)
+    flat = ["none-kept", "one-kept", "blank", "constant", "signal-undefined"]
+    assert [codes[f"0{i}"] for i in range(5)] == [[code] for code in flat]
     assert {row["rank"] for row in reviewed(found) if row["id"] < "05"} == {1, 2, 3, 4, 5}
 
 
@@ -287,10 +257,8 @@ def test_unstable_maps_are_counted_and_not_predicted():
     assert (less.unstable.below, less.unstable.count) == (0.2, 10)
     assert less.to_json()["unstable"]["count"] == 10
     unknown = triage(table([ranked_row("a")]), transforms=VIEWS).unstable
-    assert (unknown.count, unknown.sentence) == (
-        0,
-        "no map has a stability: all are blank or constant, or it was not measured",
-    )
+    assert unknown.count == 0
+    assert unknown.sentence == "no map has a stability: all are blank or constant, or it was not measured"
 
 
 def test_where_only_silent_images_are_unstable_the_signal_finds_them():
@@ -319,9 +287,7 @@ def test_worth_is_measured_on_the_calibrated():
     assert worth.auroc.low > 0.5
     assert worth.lift.value > 1
     assert worth.held_out.lift.value > 1
-    assert worth.sentence.startswith(
-        f"PEUM finds maps with an Eq (equivariance) below 0.5 better than chance. Measured on {len(known)} images at seven other angles: "
-    )
+    assert f"better than chance. Measured on {len(known)} images at seven other angles: " in worth.sentence
     assert worth.lift.value <= 1 / worth.unstable.value
     json.dumps(found.to_json(), allow_nan=False)
 
@@ -334,19 +300,8 @@ def test_few_calibrated_images_are_too_few_to_say():
     assert none.to_json()["quality"] is None
 
 
-HOSTILE = [
-    "=1+1",
-    "+cmd|' /C calc'!A0",
-    "-2",
-    "@SUM(A1)",
-    "\tx",
-    "\rx",
-    'a,"b"\nc',
-    "ünï ☃; 'q'",
-    "",
-    "'=1",
-    "plain",
-]
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2", "@SUM(A1)", "\tx", "\rx"]
+HOSTILE = [*FORMULAS, 'a,"b"\nc', "ünï ☃; 'q'", "", "'=1", "plain"]
 
 
 def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
@@ -363,9 +318,8 @@ def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
             assert not row[name].startswith(("=", "+", "-", "@", "\t", "\r"))
             guarded = true[name].lstrip("'").startswith(("=", "+", "-", "@", "\t", "\r"))
             assert row[name] == ("'" if guarded else "") + true[name]
-        assert [r for r in row["reasons"].split("; ") if r] == [
-            r for r in sentences(true) if not r.startswith("PEUM ")
-        ]
+        reasons = [reason for reason in sentences(true) if not reason.startswith("PEUM ")]
+        assert [reason for reason in row["reasons"].split("; ") if reason] == reasons
 
 
 def test_what_reviewers_get_is_blind(tmp_path):
@@ -393,10 +347,8 @@ def test_reasons_are_readable_in_any_terminal(capsys, monkeypatch, columns):
     row = {"rank": 7, "id": "patch.png", "class": "tumour [x]", "confidence": 0.5, "peum_score": 0.05}
     row["reasons"] = [Reason("text", {"text": why}).to_row()]
     unstable = SimpleNamespace(sentence="how many are unstable")
-    ranked = SimpleNamespace(
-        by="peum", budget=2, unstable=unstable, quality=None, quotas={}, queue=lambda: [row]
-    )
-    audit_output.print_queue(ranked)
+    facts = {"by": "peum", "budget": 2, "unstable": unstable, "quality": None, "quotas": {}}
+    audit_output.print_queue(SimpleNamespace(**facts, queue=lambda: [row]))
     said = capsys.readouterr().out
     assert why in said
     assert "tumour [x]" in said

@@ -110,9 +110,8 @@ def test_an_output_has_its_number_or_name(photos, tmp_path):
     several = equicam.audit(photos, regressor(3), tmp_path / "several", views=2, target=2, n=2)
     several.triage(budget="100%")
     assert {row["class"] for row in several.queue()} == {"output 2"}
-    named = equicam.audit(
-        photos, regressor(2, ["age", "grade"]), tmp_path / "named", views=2, target="grade", n=2
-    )
+    model = regressor(2, ["age", "grade"])
+    named = equicam.audit(photos, model, tmp_path / "named", views=2, target="grade", n=2)
     named.triage(budget="100%")
     assert {row["class"] for row in named.queue()} == {"grade"}
 
@@ -127,16 +126,8 @@ def test_an_output_has_its_number_or_name(photos, tmp_path):
 )
 def test_explain_prints_and_writes_the_value(photos, tmp_path, outputs, classes, more, name):
     (tmp_path / "mine.py").write_text(MODEL.format(outputs=outputs, classes=classes))
-    given = [
-        str(photos / "0.png"),
-        "--model",
-        f"{tmp_path / 'mine.py'}:build",
-        "--views",
-        "2",
-        "--out",
-        str(tmp_path / "out"),
-        *more,
-    ]
+    given = [str(photos / "0.png"), "--model", f"{tmp_path / 'mine.py'}:build", "--views", "2"]
+    given += ["--out", str(tmp_path / "out"), *more]
     done = RUN.invoke(app, ["explain", *given], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     found = json.loads(RUN.invoke(app, ["explain", *given, "--json"]).stdout)["images"][0]

@@ -127,11 +127,11 @@ def _unchanged_inputs(
         with suppress(EquicamError, OSError, ValueError):
             loaded = load_item(item)
             if item.id in rows and loaded.sha256 == rows[item.id].get("sha256"):
-                window = loaded.content if isinstance(loaded.content, WindowPixels) else None
-                if window is None:
-                    images.append(preprocess_image(model, loaded.content.image))
+                content = loaded.content
+                if isinstance(content, WindowPixels):
+                    images.append(crop_centre(preprocess_window(model, content), (content.tile,) * 2))
                 else:
-                    images.append(crop_centre(preprocess_window(model, window), (window.tile, window.tile)))
+                    images.append(preprocess_image(model, content.image))
                 ids.append(item.id)
     return ids, images
 

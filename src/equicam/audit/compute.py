@@ -95,17 +95,15 @@ class AuditContext:
         """Rows and columns around the model's input that an image has, at the input's resolution."""
         if image.margin is not None:
             return image.margin
-        if self.window is None or not self.has_margin or None in (image.input_box, image.width, image.height):
+        box, rows, columns = image.input_box, image.height, image.width
+        if self.window is None or not self.has_margin or box is None or rows is None or columns is None:
             return 0, 0
-        (x0, y0, x1, y1), (height, width) = image.input_box, self.window.size  # type: ignore[misc]
+        (x0, y0, x1, y1), (height, width) = box, self.window.size
         canvas_rows, canvas_columns = canvas_size((height, width))
         most = ((canvas_rows - height) // 2, (canvas_columns - width) // 2)
-        sides = (
-            min(y0, image.height - y1) * height / (y1 - y0),
-            min(x0, image.width - x1) * width / (x1 - x0),
-        )  # type: ignore[operator]
-        rows, columns = (max(0, min(round(side), kept)) for side, kept in zip(sides, most, strict=True))
-        return rows, columns
+        sides = (min(y0, rows - y1) * height / (y1 - y0), min(x0, columns - x1) * width / (x1 - x0))
+        above, left = (max(0, min(round(side), kept)) for side, kept in zip(sides, most, strict=True))
+        return above, left
 
 
 def preprocess_to_array(model: Model, image: Any, context: str = "none") -> NDArray[np.float32]:
@@ -296,7 +294,7 @@ def _facts(host: Mapping[str, Tensor], flags: Sequence[Set[str]], views: Views, 
     by_view = zip(lists["stability_by_view"], lists["view_top1"], flags, strict=True)
     judged = [judge(values, top1, labels, flagged, presented) for values, top1, flagged in by_view]
     copied = ("target", "peum_score", "stability_by_view", "view_top1", "view_agreement")
-    absent = {"output": None, "top5": [], "top5_confidence": []}
+    absent: dict[str, Any] = {"output": None, "top5": [], "top5_confidence": []}
     columns: dict[str, list[Any]] = {name: lists[name] for name in copied}
     columns |= {name: lists.get(name, [value] * len(ids)) for name, value in absent.items()}
     columns |= {
