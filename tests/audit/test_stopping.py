@@ -14,7 +14,15 @@ from scipy.stats import chisquare
 import equicam
 from equicam.errors import EquicamError
 from equicam.evaluate.statistics import upper_bound
-from equicam.runs.bounds import _Counts, _is_wrong, _more_reviews, arms_now, bound_unopened, count_verdicts
+from equicam.runs.bounds import (
+    _Counts,
+    _is_wrong,
+    _more_reviews,
+    _percent,
+    arms_now,
+    bound_unopened,
+    count_verdicts,
+)
 from equicam.runs.log import Log
 from equicam.runs.queue_files import rank_again, read_queue
 from equicam.runs.triage import triage
@@ -138,9 +146,7 @@ def test_where_nothing_is_left_the_count_is_exact():
 
 @pytest.mark.parametrize("share", [0.004, 0.0203, 0.05, 0.3, 0.777, 0.99951])
 def test_sentences_round_to_the_safe_side(share):
-    from equicam.runs.bounds import _percent_down, _percent_up
-
-    up, down = (float(text.removesuffix(" %")) / 100 for text in (_percent_up(share), _percent_down(share)))
+    up, down = (float(_percent(share, up=up).removesuffix(" %")) / 100 for up in (True, False))
     assert down <= share + 1e-12
     assert up >= share - 1e-12
     assert up - share <= 0.001

@@ -86,9 +86,8 @@ def compute_run(
     voi = None if voi is None else check_window(voi)
     with ThreadPoolExecutor(1) as other_thread:  # while images are listed
         weights = other_thread.submit(fingerprint, model.module)
-        every, rasters = list_items(
-            source, split, tiling, recipe.context, voi, listed=listed, listing=listing
-        )
+        options = source, split, tiling, recipe.context, voi
+        every, rasters = list_items(*options, listed=listed, listing=listing)
         items = every.sample(n)
     workers = decoder_count(workers, len(items), len(engine.names) if isinstance(engine, Devices) else 1)
     device = engine.kind if engine else model.device.type
@@ -96,9 +95,6 @@ def compute_run(
         recipe = replace(recipe, compiled=True)
         notice(f"{len(items):,} images: the network is compiled first, which takes about half a minute")
     calibration = _calibration_subset(items, calibrate, recipe.seed)
-    context = AuditContext(
-        model, recipe, frozenset(calibration), tiling.tile if tiling else None, target, shard_size
-    )
     manifest = Manifest(
         recipe=recipe,
         method_description=description,
@@ -124,6 +120,7 @@ def compute_run(
         voi=voi,
         given_preprocessing=given.to_json() if isinstance(given := model.preprocess, Preprocessing) else None,
     )
+    context = AuditContext.of(manifest, model, frozenset(calibration))
     store.refuse_foreign()
     with _removed_if_empty(store), store.writing() as lock:
         log = Log(store.folder)

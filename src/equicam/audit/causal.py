@@ -41,6 +41,8 @@ from equicam.runs.causal_result import CausalTest, Costs, read_causal, write_cau
 from equicam.runs.store import RunStore
 
 IMAGES_PER_BATCH = 8
+Rows = Mapping[str, Mapping[str, Any]]
+"""Rows of a run by the id of their image."""
 REGIONS = {"drift": "drift", "elsewhere": "drift-elsewhere", "agreement": "agreement"}
 """Our names of the regions that are blurred, and those of `evaluation.causal`."""
 
@@ -59,9 +61,7 @@ def run_causal_test(
     if store.manifest.has_values:
         needs = "a model with class probabilities: it measures their loss"
         raise EquicamError("the causal test", needs, "one without", "equicam report without it")
-    statuses = store.read_items(["id", "status"])
-    explained = statuses.filter(pc.equal(statuses["status"], "ok"))["id"].to_pylist()
-    before = read_causal(store, as_logged=True)
+    explained, before = store.explained(), read_causal(store, as_logged=True)
     if before is not None and before.is_of(len(explained), n, seed):
         return before
     context, listed = reload()
@@ -87,11 +87,7 @@ def run_causal_test(
 
 
 def _measure_both(
-    model: Model,
-    items: Sequence[Item],
-    rows: Mapping[str, Mapping[str, Any]],
-    recipe: Recipe,
-    tick: Callable[[int], None],
+    model: Model, items: Sequence[Item], rows: Rows, recipe: Recipe, tick: Callable[[int], None]
 ) -> tuple[tuple[str, ...], dict[str, Floats], dict[str, Floats]]:
     """The images that could be tested, and their costs with the weights as given and with random ones."""
     computers = [_cost_computer(model, recipe)]
@@ -118,9 +114,7 @@ def _measure_both(
     return tuple(tested), trained, random
 
 
-def _unchanged_inputs(
-    model: Model, items: Sequence[Item], rows: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[str], list[Tensor]]:
+def _unchanged_inputs(model: Model, items: Sequence[Item], rows: Rows) -> tuple[list[str], list[Tensor]]:
     """Ids and model inputs, without their surround, of the images that are as the run's rows have them and can be read."""
     ids, images = [], []
     for item in items:

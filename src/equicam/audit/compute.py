@@ -64,6 +64,12 @@ class AuditContext:
     target: int | None = None  # the class to explain; None: each image's top-1
     shard_size: int | None = None  # images that compiled calls are filled up to
 
+    @staticmethod
+    def of(manifest: Manifest, model: Model, calibration: frozenset[str]) -> "AuditContext":
+        """The context of a run."""
+        facts = manifest.tile, manifest.target, manifest.shard_size
+        return AuditContext(model, manifest.recipe, calibration, *facts)
+
     @cached_property
     def executor(self) -> Executor:
         """Runs the recipe."""
@@ -379,19 +385,15 @@ class AuditJob:
     def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], dict[str, str]]:
         """Load the model, refuse versions or weights that would give other rows, and return the computation."""
         store = RunStore(self.folder.enter())
-        manifest, tiling = self.manifest, self.manifest.tiling
-        recorded = dict(manifest.versions)
-        here = dict(versions(rasters=tiling is not None, dicom="pydicom" in recorded))
+        manifest, recorded = self.manifest, dict(self.manifest.versions)
+        here = dict(versions(rasters=manifest.tiling is not None, dicom="pydicom" in recorded))
         if others := differences(recorded, here):
             raise EquicamError(
                 "a worker", "the versions the run was started with", "; ".join(others), "the same everywhere"
             )
         model = load_checked(self.model_source, device, manifest.weights)
         model = replace(model, task=manifest.task)  # a name alone does not say it
-        tile = tiling.tile if tiling else None
-        context = AuditContext(
-            model, manifest.recipe, self.calibration, tile, manifest.target, manifest.shard_size
-        )
+        context = AuditContext.of(manifest, model, self.calibration)
 
         def compute(number: int, decoded: list[DecodedImage]) -> dict[str, str]:
             # another worker may have written this shard after being presumed dead; keep it
@@ -411,10 +413,8 @@ class AuditJob:
     def _decoders(self, workers: int, *, network: bool) -> DecoderPool:
         model = self.preprocessing or load_preprocessing(self.model_source)
         preprocess = compact_preprocessing(model, self.manifest.recipe.context)
-        return DecoderPool(
-            preprocess, VisibleBoxes(model), workers=workers, network=network,
-            image_bytes=self.image_bytes, shard_size=self.manifest.shard_size,
-        )  # fmt: skip
+        sizes = {"image_bytes": self.image_bytes, "shard_size": self.manifest.shard_size}
+        return DecoderPool(preprocess, VisibleBoxes(model), workers=workers, network=network, **sizes)
 
 
 READERS = ("openslide-python", "openslide-bin", "tifffile", "imagecodecs", "rasterio")

@@ -75,8 +75,7 @@ def reload_run(
     )
     require(description == manifest.method_description, method, "another of that name", fix)
     calibration = frozenset(sample.filter(sample["calibration"])["id"].to_pylist())
-    tile = manifest.tiling.tile if manifest.tiling else None
-    return AuditContext(model, recipe, calibration, tile, manifest.target), items
+    return AuditContext(model, recipe, calibration, manifest.tile, manifest.target), items
 
 
 def _library_model(store: RunStore) -> str:
@@ -165,9 +164,7 @@ def verify_run(
         try:
             recomputed, problems, worst = _recompute(store, reload(), sample, seed, tick)
         except NotNamedError as error:
-            status = store.read_items(["status"])["status"]
-            explained = pc.sum(pc.equal(status, "ok")).as_py() or 0
-            left_out, why = min(sample, explained), str(error)
+            left_out, why = min(sample, len(store.explained())), str(error)
         except EquicamError as error:
             problems = [f"nothing could be computed again: {error}"]
     verification = Verification(
@@ -249,8 +246,7 @@ def _recompute(
     """Explain random finished images again and compare, within the stated tolerances."""
     context, items = reloaded
     try:
-        statuses = store.read_items(["id", "status"])
-        ok = set(statuses.filter(pc.equal(statuses["status"], "ok"))["id"].to_pylist())
+        ok = set(store.explained())
         candidates = [item for item in items if item.id in ok]
         order = np.random.default_rng(seed).permutation(len(candidates))[:count]
         chosen = [candidates[i] for i in sorted(order)]

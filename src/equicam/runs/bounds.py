@@ -1,20 +1,12 @@
 """What verdicts add up to: do reviewers agree, does the queue find more than chance would, what may be stated at the end.
 
-A hit is a map that a reviewer rejects: a shortcut or artefact, or the wrong region. The majority of its reviewers decides
-an image; if they are even, or all request a second reviewer, it is open and counts in no rate. Names that shared a
-browser are one reviewer, whose first verdict on an image is the earliest under any of them.
+A hit is a map that a reviewer rejects. The majority of an image's reviewers decides; names that shared a browser are one
+reviewer, whose first verdict is the earliest under any of them. docs/audit.md ("When to stop") derives the bound: with k
+wrong maps among the n reviewed ones of N images outside the queue, P(at most k of n | b) = 1 − confidence, and at most
+b N − k of the N − n maps that nobody opened are wrong. Undecided maps count as wrong in every bound.
 
-The bound says how many of the maps that nobody opened can be wrong at most.
-
-The control arm is a random sample of the images outside the queue. With k wrong maps among the n reviewed ones of N
-images outside it, b is the Clopper–Pearson bound of their share: P(at most k of n | b) = 1 − confidence. At most
-b N − k of the N − n maps that nobody opened are then wrong. A map is wrong if the majority of its reviewers reject it,
-and right if the majority say that it supports; any other is undecided and counts as wrong in every bound, and so does an
-image of the queue without a verdict in the bound of recall. First verdicts count, because they were given under blinding.
-
-An auditor who extends the queue until the statement pleases looks at it several times: with m extensions each look has
-1 − (1 − confidence) / (m + 1), so that all of them together hold. Controls are reviewed in random order, so those with a
-verdict are a random sample too, unless some had theirs before this queue was made: then all must be reviewed first.
+Controls are reviewed in random order, so those with a verdict are a random sample too, unless some had theirs before this
+queue was made: then all must be reviewed first.
 """
 
 import math
@@ -333,7 +325,7 @@ def _sentence(r: UnopenedBound) -> str:
     if c.found:
         share = ""
         if r.recall_bound is not None:
-            share = f", at least {_percent_down(r.recall_bound)} of all wrong maps"
+            share = f", at least {_percent(r.recall_bound, up=False)} of all wrong maps"
         if r.recall_bound == 1:
             share = ", all there are"
         sentences.append(f"The review has found {_count(c.found, 'wrong map')}{share}{undecided}.")
@@ -357,22 +349,20 @@ def _about_unopened(r: UnopenedBound) -> str:
     if not c.controls:
         return f"{unknown}: there is no control arm."
     if c.may_be_selected:
-        return (
-            f"{unknown} yet: {_count(c.reviewed_before, 'image')} of the control arm {'has' if c.reviewed_before == 1 else 'have'} a verdict from "
-            f"before this queue was made, so all {c.controls:,} must be reviewed first."
-        )
+        has = "has" if c.reviewed_before == 1 else "have"
+        before = f"{_count(c.reviewed_before, 'image')} of the control arm {has} a verdict from before this queue was made"
+        return f"{unknown} yet: {before}, so all {c.controls:,} must be reviewed first."
     if r.unopened_bound is None:
-        which = f"none of the {c.controls:,}" if c.controls > 1 else "the one"
-        return f"{unknown} yet: {which} drawn at random, the control arm, has {'' if c.controls > 1 else 'not '}been reviewed."
+        which, has = (f"none of the {c.controls:,}", "has") if c.controls > 1 else ("the one", "has not")
+        return f"{unknown} yet: {which} drawn at random, the control arm, {has} been reviewed."
     which = " outside the queue that" if c.queue_left else ""
-    looks = "" if not c.extensions else " in both looks together"
-    if c.extensions > 1:
-        looks = f" in all {c.extensions + 1} looks together"
-    return (
-        f"Of the {_count(r.unopened, 'map')}{which} nobody opened at most {_percent_up(r.unopened_bound)} "
-        f"{_are(r.unopened)} wrong ({100 * r.confidence:g} % confidence{looks}; {wrong:,} of {c.reviewed:,} drawn at random "
-        f"{'was' if wrong == 1 else 'were'}{undecided})."
+    looks = {0: "", 1: " in both looks together"}.get(
+        c.extensions, f" in all {c.extensions + 1} looks together"
     )
+    sample = f"{wrong:,} of {c.reviewed:,} drawn at random {'was' if wrong == 1 else 'were'}{undecided}"
+    share = f"at most {_percent(r.unopened_bound, up=True)} {_are(r.unopened)} wrong"
+    confidence = f"{100 * r.confidence:g} % confidence{looks}"
+    return f"Of the {_count(r.unopened, 'map')}{which} nobody opened {share} ({confidence}; {sample})."
 
 
 def _count(count: int, what: str) -> str:
@@ -383,13 +373,10 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _percent_up(share: float) -> str:
-    """Rounded up, so that "at most" stays true."""
-    unit = 100 if share < 0.01 else 10
-    return f"{math.ceil(100 * unit * share - 1e-9) / unit:g} %"
-
-
-def _percent_down(share: float) -> str:
-    """Rounded down, so that "at least" stays true."""
+def _percent(share: float, *, up: bool) -> str:
+    """Rounded up, so that "at most" stays true, or down, so that "at least" does."""
+    if up:
+        unit = 100 if share < 0.01 else 10
+        return f"{math.ceil(100 * unit * share - 1e-9) / unit:g} %"
     unit = 10 if share < 0.1 else 1
     return f"{math.floor(100 * unit * share + 1e-9) / unit:g} %"

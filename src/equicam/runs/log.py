@@ -1,17 +1,11 @@
 """The log of a run: events are only ever added, and each holds the SHA-256 of the one before.
 
-hash = SHA-256 of the canonical JSON of [number, time, actor, kind, payload, hash before]. Changing, dropping or
-reordering an event breaks the chain from there on. A chain that was cut off or rewritten as a whole by
-someone with write access shows only against a hash noted elsewhere: reports print the last one, `verify --hash` takes it.
+hash = SHA-256 of the canonical JSON of [number, time, actor, kind, payload, hash before]. A chain that was cut off or
+rewritten as a whole by someone with write access shows only against a hash noted elsewhere (`verify --hash`).
 
-Digests of the run's files enter it as they are written, and are compared on resuming, completing and verifying:
-
-    started, resumed   of manifest.json, sample.parquet and rasters.parquet
-    shard              of a shard's items and maps
-    completed          of digests.json, which lists all of them
-
-A file that the log does not know, or knows otherwise, is never taken over: a shard is computed again, the sample is
-written again, and anything else is refused.
+Digests of the run's files enter it as they are written ("started" and "resumed": of the heads; "shard"; "completed": of
+digests.json) and are compared on resuming, completing and verifying. A file that the log does not know, or knows otherwise,
+is never taken over: a shard is computed again, the sample is written again, and anything else is refused.
 """
 
 import hashlib

@@ -62,6 +62,11 @@ class Manifest:
         return tuple(view.label for view in self.transforms)
 
     @property
+    def tile(self) -> int | None:
+        """Model pixels a side of the windows of rasters."""
+        return self.tiling.tile if self.tiling else None
+
+    @property
     def margin(self) -> int:
         """Model pixels around a window that were read with it."""
         return 0 if self.tiling is None else margin_of(self.tiling, self.recipe.context)

@@ -1,8 +1,8 @@
-"""Signals that rank a queue, each read from a run's rows alone.
+"""Signals that rank a queue, each read from a run's rows alone, and why a row may deserve a review, as codes and values.
 
 Stability is the rotation test of the presented view's own map: the lowest deserves least trust. PEUM is of all views.
 Risk is the mean of two ranks, by low stability and by low mean confidence over the views. The highest of both deserves
-least trust. The reasons of a row, why it may deserve a review, are codes and values.
+least trust.
 """
 
 from collections.abc import Mapping, Sequence

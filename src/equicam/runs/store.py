@@ -8,8 +8,7 @@
     digests.json            SHA-256 of manifest, sample and shards, once all shards are there
     events.sqlite           the log: each event is chained to the one before
 
-A shard is written atomically, so it is there whole or not at all; pending shards are those that are not there, and
-resuming needs no order. A shard's maps are written before its items: if the items are there, so are the maps.
+A shard is there whole or not at all, in any order. Its maps are written before its items.
 """
 
 import fcntl
@@ -308,6 +307,11 @@ class RunStore:
         # an id may look like that of a window
         now = [self.moved.get(name, self.moved.get(raster_id(name), path)) for name, path in pairs]
         return table.set_column(table.column_names.index("path"), "path", pa.array(now, pa.string()))
+
+    def explained(self) -> list[str]:
+        """The ids of the images that have a map."""
+        items = self.read_items(["id", "status"])
+        return items["id"].filter(pc.equal(items["status"], "ok")).to_pylist()  # type: ignore[no-any-return]
 
     def rows(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The rows of these images by id."""

@@ -1,13 +1,8 @@
 """Which maps to review first: a queue ranked by a signal, a blind random control arm, and how good the queue is.
 
-Rank 1 is the least trustworthy image. Where the signal says nothing (a blank or constant map; for PEUM, fewer than two
-views kept) an image is not certain: it ranks before all others. Ties are broken by a permutation seeded by `seed`,
-not by name.
-
-How well signals find unstable maps is measured on the calibration subset, which has Eq, the rotation test at seven angles
-of its own; every signal on the same images. Another than the ranking signal is recommended only if the interval of the
-difference of their AUROCs, bootstrapped on the same images, lies above 0, it finds unstable maps better than chance, and
-it finds no fewer of the worst tenth.
+Rank 1 is the least trustworthy image. One of which the signal says nothing ranks before all others; ties are broken by a
+permutation seeded by `seed`, not by name. How well signals find unstable maps is measured on the calibration subset, by Eq;
+docs/audit.md says when another signal is recommended.
 """
 
 import hashlib
@@ -34,6 +29,7 @@ from equicam.reasons import SIGNALS
 from equicam.runs.signals import (
     COLUMNS,
     ROWS,
+    ViewNames,
     queue_arm,
     ranking_scores,
     refuse_unknown,
@@ -47,6 +43,11 @@ from equicam.shards import finite_table, json_ready, map_concurrently
 READ_AT_A_TIME = 4096  # images
 ReadRows = Callable[[Sequence[str], Sequence[str]], pa.Table]
 """The rows of these images, in any order; these columns."""
+NameOutput = Callable[[int | None], str]
+Scores = Mapping[str, Floats]
+"""Of every image, by signal; the highest is reviewed first."""
+Reasons = dict[int, list[dict[str, str]]]
+"""Of images by index, as cells of a table."""
 
 
 MIN_IMAGES, MIN_UNSTABLE = 100, 10  # with fewer, no signal is judged
@@ -143,7 +144,7 @@ def triage(
     quotas: bool = True,
     transforms: Sequence[Transform],
     classes: Sequence[str] | None = None,
-    name_output: Callable[[int | None], str] | None = None,
+    name_output: NameOutput | None = None,
     seed: int = 0,
     extended: Sequence[int] = (),
     key: ReviewKey | None = None,
@@ -188,11 +189,12 @@ def triage(
             purpose = f"control arm, extension {number}" if number else "control arm"
             rng = np.random.default_rng(int(key.digest(purpose, str(seed), *ids), 16))
         controls = _controls(more, free, control)
-        arms = _deal(arms, order, target, places=more - controls, controls=controls, quotas=quotas, rng=rng)
+        arms = _deal(arms, order, target if quotas else None, more - controls, controls, rng)
     rank = np.argsort(order) + 1
     explained = arms.chosen if top is None else arms.queue[np.argsort(rank[arms.queue])][: max(0, top)]
     read = read_rows or partial(_rows_of, items)
-    reasons = _reasons(ok, explained[np.argsort(place[explained])], scores[by], by, transforms, read)
+    views = [(view.label, view.is_identity) for view in transforms]
+    reasons = _reasons(ok, explained[np.argsort(place[explained])], scores[by], by, views, read)
     reviews, queue = arms.chosen.size, np.concatenate([arms.queue, arms.passed])
     name = name_output or partial(_class_name, classes=classes)
     named = Counter(map(name, target[arms.queue].tolist() if quotas else ()))
@@ -248,23 +250,18 @@ class _Arms:
 
 
 def _deal(
-    arms: _Arms,
-    order: Indices,
-    target: NDArray[Any],
-    *,
-    places: int,
-    controls: int,
-    quotas: bool,
-    rng: np.random.Generator,
+    arms: _Arms, order: Indices, target: Indices | None, places: int, controls: int, rng: np.random.Generator
 ) -> _Arms:
     """Lengthen the queue by the next `places` images and the random sample of the rest by `controls`.
 
-    Images of the control arm among the next ones stay there, and as many more are drawn in their stead: the controls
-    outside the queue are a simple random sample of the images outside it, however often the queue was extended.
+    With targets, each class has a quota of the places. Images of the control arm among the next ones stay there, and as
+    many more are drawn in their stead: the controls outside the queue are a simple random sample of the images outside it,
+    however often the queue was extended.
     """
     left = order[~np.isin(order, np.concatenate([arms.queue, arms.passed]))]
-    counts = Counter(target[left].tolist()) if quotas else {}
-    following = _by_class(left, target, _class_quotas(counts, places))
+    following = left[:0]
+    if target is not None:
+        following = _by_class(left, target, _class_quotas(Counter(target[left].tolist()), places))
     # places left over by rounding go by rank, whatever the class
     following = np.concatenate([following, left[~np.isin(left, following)][: places - len(following)]])
     is_control = np.isin(following, arms.controls)
@@ -297,13 +294,7 @@ def _class_name(target: int | None, classes: Sequence[str] | None) -> str:
 
 
 def _rows(
-    ok: pa.Table,
-    rank: Indices,
-    arms: _Arms,
-    scores: Mapping[str, Floats],
-    by: str,
-    name_of: Callable[[int | None], str],
-    reasons: Mapping[int, list[dict[str, str]]],
+    ok: pa.Table, rank: Indices, arms: _Arms, scores: Scores, by: str, name_of: NameOutput, reasons: Reasons
 ) -> pa.Table:
     chosen = arms.chosen
     rows = ok.take(pa.array(chosen))
@@ -329,15 +320,9 @@ def _rows(
 
 
 def _reasons(
-    ok: pa.Table,
-    chosen: Indices,
-    score: Floats,
-    by: str,
-    transforms: Sequence[Transform],
-    read_rows: ReadRows,
-) -> dict[int, list[dict[str, str]]]:
+    ok: pa.Table, chosen: Indices, score: Floats, by: str, views: ViewNames, read_rows: ReadRows
+) -> Reasons:
     """The reasons of these images, by index; they are in the run's order, so that each shard is read once."""
-    views = [(view.label, view.is_identity) for view in transforms]
     columns = ["id", "view_top1", view_column(by)]
     lower = 100 * np.searchsorted(np.sort(score), score) // max(len(score), 1)
     signal, facts = signal_values(ok, by), ok.select(["id", "target", "confidence", "views_kept", "flags"])
@@ -347,7 +332,7 @@ def _reasons(
         of_views = {row["id"]: row for row in read_rows([row["id"] for row in rows], columns).to_pylist()}
         return [row | of_views[row["id"]] for row in rows]
 
-    by_index: dict[int, list[dict[str, str]]] = {}
+    by_index: Reasons = {}
     batches = [chosen[start : start + READ_AT_A_TIME] for start in range(0, len(chosen), READ_AT_A_TIME)]
     for some, rows in zip(batches, map_concurrently(read, batches, threads=1), strict=True):
         for i, row in zip(some.tolist(), rows, strict=True):
@@ -389,7 +374,7 @@ def _unstable_maps(stability: Floats, queue: Indices, *, below: int | float) -> 
 
 
 def _signal_quality(
-    scores: Mapping[str, Floats], eq: Floats, queue: Indices, *, by: str, share: float, unstable: int | float
+    scores: Scores, eq: Floats, queue: Indices, *, by: str, share: float, unstable: int | float
 ) -> _SignalQuality | None:
     """Measure every signal where Eq is known; None if it is known nowhere."""
     known = ~np.isnan(eq)

@@ -1,10 +1,7 @@
 """The review log: verdicts and notes of reviewers on a run's images, stored as events of the run's log.
 
-A verdict is never changed: a reviewer's next one on the same image replaces it and both stay in the log. `blind` marks a
-verdict given before the reviewer saw label, confidence, signals or the verdicts of others, under any name, and
-`blind_class` one given before they saw the class as well.
-
-Each browser has a mark in the log and the names it used: names that share a browser are taken for one person.
+A verdict is never changed: a reviewer's next one on the same image replaces it and both stay in the log. Each browser has a
+mark in the log and the names it used: names that share a browser are taken for one person.
 
 The run has a secret, `review.key`: keys, order and tags that reviewers see, the draw of the control arm and the order of
 the exports come from it, so that nobody can compute an image's arm, name or label from them.
