@@ -158,8 +158,9 @@ def triaged(run, *, queue=16, controls=3):
     ok = [row for row in run.read_items().to_pylist() if row["status"] == "ok"]
     ok.sort(key=lambda row: ("blank" not in row["flags"], -row["peum_score"]))
     ranked = list(enumerate(ok, start=1))
-    chosen = [(n, row, "queue") for n, row in ranked[:queue]]
-    chosen += [(n, row, "control") for n, row in ranked[::-1][:controls]]
+    chosen = [(n, row, "queue") for n, row in ranked[:queue]] + [
+        (n, row, "control") for n, row in ranked[::-1][:controls]
+    ]
     rows = []
     for place, (rank, row, arm) in enumerate(reversed(chosen), start=1):
         above = round(100 * (1 - rank / len(ok)))
@@ -180,8 +181,12 @@ def triaged(run, *, queue=16, controls=3):
         calibrated,
     )
     unstable = Unstable("5 of 24 maps (20.8 %) have a stability below 0.5, 5 of them in the queue")
-    rows, quality = pa.Table.from_pylist(rows, schema=RANKED), worth if calibrated else None
-    return SimpleNamespace(rows=rows, by="peum", unstable=unstable, quality=quality)
+    return SimpleNamespace(
+        rows=pa.Table.from_pylist(rows, schema=RANKED),
+        by="peum",
+        unstable=unstable,
+        quality=worth if calibrated else None,
+    )
 
 
 def image_row(name, stability=0.6, **more):

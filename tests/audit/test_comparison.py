@@ -13,7 +13,7 @@ import torch
 
 import equicam
 from equicam import EquicamError
-from equicam.runs.comparison import MIN_PAIRS, _difference, direction
+from equicam.runs.comparison import MIN_PAIRS, _difference, _direction
 from equicam.runs.store import RunStore
 from tests.audit.conftest import PATCHES, run_command
 from tests.audit.faked import HOSTILE, Page, fake_run
@@ -118,8 +118,8 @@ def test_noise_alone_is_seldom_a_difference(n):
     rng, found, shifted = np.random.default_rng(n), [], []
     for _ in range(400):
         first, second = (np.clip(rng.normal(0.7, 0.2, n), -1, 1) for _ in range(2))
-        found.append(direction(of_stabilities(first, second)))
-        shifted.append(direction(of_stabilities(first, second + 0.25)))
+        found.append(_direction(of_stabilities(first, second)))
+        shifted.append(_direction(of_stabilities(first, second + 0.25)))
     assert 0.01 < 1 - found.count("no difference shown") / 400 < 0.10
     assert min(found.count("steadier"), found.count("less steady")) > 1
     assert shifted.count("steadier") > 380

@@ -171,8 +171,9 @@ def test_the_report_tells_what_reviewers_found(tmp_path):
     plain = [name for name in controls if name not in HOSTILE]
     assert plain
     assert not any(name in json.dumps(facts) for name in plain)
-    # chosen by stability alone, arms play no part
-    examples = choose_examples(run, run.manifest, run.read_items())
+    examples = choose_examples(
+        run, run.manifest, run.read_items()
+    )  # chosen by stability alone, arms play no part
     shown = {example.id for example in (*examples.best, *examples.worst)}
     assert all(path.read_text().count(name) == 1 + (name in shown) for name in plain)
 

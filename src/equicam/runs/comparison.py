@@ -1,9 +1,9 @@
 """Two runs on the same images compared: paired differences, second run minus first, and which maps changed."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -72,30 +72,49 @@ class Pairs:
     lost: tuple[tuple[str, str], ...]
     gained: tuple[tuple[str, str], ...]  # and the other way round
 
+    @property
+    def explained(self) -> tuple[pa.Table, pa.Table]:
+        """The images explained in both, as either run has them."""
+        return self.first, self.second
 
-def refuse_other_recipe(first: Manifest, second: Manifest) -> None:
-    """Refuse runs that measured something else than each other."""
-    pairs = {name: (getattr(first.recipe, name), getattr(second.recipe, name)) for name in DECIDING_OPTIONS}
-    pairs |= {name: (getattr(first, name), getattr(second, name)) for name in DECIDING_FIELDS}
-    views, other_views = (frozenset(view.key for view in m.transforms) for m in (first, second))
-    pairs["views"] = (views, other_views)  # in whatever order
-    pairs["target"] = (_class_name(first.target, first), _class_name(second.target, second))
-    for name, (a, b) in pairs.items():
-        if a != b:
-            shown = [f"{len(v)} of them" for v in (a, b)] if name == "views" else [str(a), str(b)]
+
+def compare_rows(first: RunStore, second: RunStore, most: int) -> dict[str, Any]:
+    """The facts of a comparison; runs that measured something else than each other are refused."""
+    manifests = first.manifest, second.manifest
+    for name, values in _deciding(*manifests).items():
+        if values[0] != values[1]:
+            shown = [f"{len(value)} of them" if name == "views" else str(value) for value in values]
             got = "others" if shown[0] == shown[1] else f"{shown[0]} and {shown[1]}"
-            raise EquicamError(
-                "two runs to compare", f"the same {name}", got, f"auditing both with one {name}"
-            )
+            fix = f"auditing both with one {name}"
+            raise EquicamError("two runs to compare", f"the same {name}", got, fix)
+    pairs = _pair_rows(first, second)
+    differences = _differences(pairs)
+    targets = (
+        _class_names(items, manifest) for items, manifest in zip(pairs.explained, manifests, strict=True)
+    )
+    others = sum(a != b for a, b in zip(*targets, strict=True))
+    counted = Counter(zip(*map(_words, pairs.explained), strict=True))
+    noted = {name: tuple(str(getattr(manifest, name)) for manifest in manifests) for name in NOTED_FIELDS}
+    return {
+        "direction": _direction(differences, other_targets=others, images=pairs.first.num_rows),
+        "differences": differences,
+        "words": {a: {b: counted[a, b] for b in WORDS} for a in WORDS},
+        "changes": tuple(_most_changed(pairs, manifests, most)),
+        "other_targets": others,
+        "differing": {name: both for name, both in noted.items() if both[0] != both[1]},
+        "pairs": pairs,
+    }
 
 
-def differing_fields(first: Manifest, second: Manifest) -> dict[str, tuple[str, str]]:
-    """What else differs between the networks, as text."""
-    pairs = {name: (getattr(first, name), getattr(second, name)) for name in NOTED_FIELDS}
-    return {name: (str(a), str(b)) for name, (a, b) in pairs.items() if a != b}
+def _deciding(*manifests: Manifest) -> dict[str, list[Any]]:
+    """What decides the numbers of two runs."""
+    values = {name: [getattr(m.recipe, name) for m in manifests] for name in DECIDING_OPTIONS}
+    values |= {name: [getattr(m, name) for m in manifests] for name in DECIDING_FIELDS}
+    values["views"] = [frozenset(view.key for view in m.transforms) for m in manifests]  # in whatever order
+    return values | {"target": [_class_name(m.target, m) for m in manifests]}
 
 
-def pair_rows(first: RunStore, second: RunStore) -> Pairs:
+def _pair_rows(first: RunStore, second: RunStore) -> Pairs:
     """Match the explained images by id; an id that stands for another image in the second run does not match."""
     every = [store.read_items(COLUMNS) for store in (first, second)]
     tables = [table.filter(pc.equal(table["status"], "ok")).sort_by("id") for table in every]
@@ -125,13 +144,12 @@ def _explained_once(explained: pa.Table, other: pa.Table) -> tuple[tuple[str, st
     return tuple((name, word) for name, word in pairs if name in failed)
 
 
-def differences(pairs: Pairs) -> dict[str, Difference]:
+def _differences(pairs: Pairs) -> dict[str, Difference]:
     """By name: stability, peum, flip_rate, and the share of steady maps.
 
     An image that only one run could explain has no steady map in the other.
     """
-    tables = pairs.first, pairs.second
-    values = {name: [_values(table, name) for table in tables] for name in METRICS}
+    values = {name: [_values(table, name) for table in pairs.explained] for name in METRICS}
     lost, gained = (
         np.array([word == "steady" for _, word in some], float) for some in (pairs.lost, pairs.gained)
     )
@@ -146,7 +164,7 @@ def differences(pairs: Pairs) -> dict[str, Difference]:
 METRICS = ("stability", "peum", "flip_rate", "steady")
 
 
-def direction(found: dict[str, Difference], *, other_targets: int = 0, images: int = 0) -> Direction:
+def _direction(found: dict[str, Difference], *, other_targets: int = 0, images: int = 0) -> Direction:
     """What the intervals of the mean differences in stability and in the share of steady maps show, corrected for being two.
 
     Either below 0 is less steady, whatever the other shows: maps that became blank have no stability to compare, and
@@ -161,35 +179,28 @@ def direction(found: dict[str, Difference], *, other_targets: int = 0, images: i
     return "steadier" if any(estimate.low > 0 for estimate in decided) else "no difference shown"
 
 
-def word_changes(pairs: Pairs) -> dict[str, dict[str, int]]:
-    """How many images have each word in the first run, and of those each word in the second."""
-    counted = Counter(zip(_words(pairs.first), _words(pairs.second), strict=True))
-    return {a: {b: counted[a, b] for b in WORDS} for a in WORDS}
-
-
-def most_changed(pairs: Pairs, manifests: Sequence[Manifest], count: int) -> list[Change]:
+def _most_changed(pairs: Pairs, manifests: Sequence[Manifest], count: int) -> Iterator[Change]:
     """The images whose stability differs most, the largest difference first."""
-    first, second = stabilities(pairs)
-    moved = np.abs(second - first)
-    order = [int(i) for i in np.argsort(-moved, kind="stable") if np.isfinite(moved[i])][:count]
-    tables = [table.take(order) for table in (pairs.first, pairs.second)]
-    targets = map(_class_names, tables, manifests)
-    ids, values = tables[0]["id"].to_pylist(), zip(first[order].tolist(), second[order].tolist(), strict=True)
-    columns = zip(
-        ids, values, zip(*map(_words, tables), strict=True), zip(*targets, strict=True), strict=True
+    values = np.stack(stabilities(pairs))
+    moved = np.abs(values[1] - values[0])
+    order = np.argsort(-moved, kind="stable")
+    order = order[np.isfinite(moved[order])][:count]
+    tables = [table.take(pa.array(order)) for table in pairs.explained]
+    words, classes = map(_words, tables), map(_class_names, tables, manifests)
+    columns = (
+        tables[0]["id"].to_pylist(),
+        values.T[order].tolist(),
+        zip(*words, strict=True),
+        zip(*classes, strict=True),
     )
-    return [Change(name, *stability, words, classes) for name, stability, words, classes in columns]
+    for name, stability, both_words, both_classes in zip(*columns, strict=True):
+        yield Change(name, *stability, both_words, both_classes)
 
 
 def stabilities(pairs: Pairs) -> tuple[Floats, Floats]:
     """The stability of every pair in both runs, NaN where it is undefined."""
-    return _values(pairs.first, "stability"), _values(pairs.second, "stability")
-
-
-def other_targets(pairs: Pairs, first: Manifest, second: Manifest) -> int:
-    """How many pairs explain another class."""
-    names = _class_names(pairs.first, first), _class_names(pairs.second, second)
-    return sum(a != b for a, b in zip(*names, strict=True))
+    first, second = (_values(items, "stability") for items in pairs.explained)
+    return first, second
 
 
 def _class_names(items: pa.Table, manifest: Manifest) -> list[str]:
