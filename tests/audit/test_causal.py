@@ -133,12 +133,21 @@ def test_the_map_of_a_blank_image_is_blank():
     assert np.isnan(found["drift"]).all() == (shown.std() == 0)
 
 
+def drawn_costs(ids):
+    """Costs by region, as no network has them."""
+    seeds = [item_seed(0, name, "cost") for name in ids]
+    draws = {name: [np.random.default_rng([i, s]).normal() for s in seeds] for i, name in enumerate(REGIONS)}
+    return {name: np.array(values) for name, values in draws.items()}
+
+
 @pytest.fixture(scope="module")
 def tested(whole, tmp_path_factory):
-    """A finished run with a queue and the test."""
+    """A finished run with a queue and the test, of drawn costs: the commands of test_run.py measure them."""
     run = equicam.open_run(shutil.copytree(whole, tmp_path_factory.mktemp("tested") / "run"))
     run.triage(9, control=0.0)
-    run.causal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auditing_causal, "_measure_costs", lambda _computer, ids, _x: drawn_costs(ids))
+        run.causal()
     return run
 
 
@@ -154,11 +163,7 @@ def counted(monkeypatch) -> list[tuple[str, ...]]:
 
     def measure(_computer, ids, _x):
         batches.append(tuple(ids))
-        seeds = [item_seed(0, name, "cost") for name in ids]
-        return {
-            name: np.array([np.random.default_rng([i, s]).normal() for s in seeds])
-            for i, name in enumerate(REGIONS)
-        }
+        return drawn_costs(ids)
 
     monkeypatch.setattr(auditing_causal, "_measure_costs", measure)
     return batches

@@ -375,8 +375,8 @@ def test_the_command_ranks_by_the_signal_and_says_so(run):
         assert read_json(run.folder / "triage.json")["options"]["by"] == by
         assert ranked_by(read_table(run.folder / "triage.parquet")) == by
         assert Log(run.folder).events("triaged")[-1].payload["options"]["by"] == by
-        assert command("report", run.folder).code == 0
-        assert read_json(run.folder / "report.json")["by"] == by
+    assert command("report", run.folder).code == 0
+    assert read_json(run.folder / "report.json")["by"] == by
 
 
 def test_the_command_says_how_good_the_signals_are(tmp_path):
