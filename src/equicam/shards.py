@@ -91,7 +91,7 @@ def read_table(
     try:
         # thousands of small files: a thread for each column, or a data set of one file, takes longer than reading
         with pq.ParquetFile(path if data is None else pa.BufferReader(data)) as file:
-            found = file.read(None if columns is None else list(columns), use_threads=False)
+            table = file.read(None if columns is None else list(columns), use_threads=False)
     except (pa.ArrowException, ValueError, KeyError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # of the file system; pyarrow's own have no number
@@ -100,8 +100,8 @@ def read_table(
             "deleting it and computing it again",
         ) from error  # fmt: skip
     if schema is not None:
-        refuse_other_columns(path, found, schema, columns or schema.names)
-    return found if columns is None else found.select([n for n in columns if n in found.column_names])
+        refuse_other_columns(path, table, schema, columns or schema.names)
+    return table if columns is None else table.select([n for n in columns if n in table.column_names])
 
 
 def map_concurrently(
@@ -180,9 +180,9 @@ def from_plain(kind: Any, value: Any, name: str = "it") -> Any:
 def json_ready(value: Any) -> Any:
     """Nested values for JSON, with null for NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {str(key): json_ready(one) for key, one in value.items()}
+        return {str(key): json_ready(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
-        return [json_ready(one) for one in value]
+        return [json_ready(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,17 +142,16 @@ def _measure_costs(
     """Probability lost without each region, in the mean over the angles of an image; NaN where its map is constant."""
     # frozen once for all passes of the batch
     with computer.context(), frozen(computer.model.module):
-        found = computer.compute(ids, x)
-        seeds = [item_seed(found.seed, name, "causal") for name in ids]
-        by_angle = list(causal.regions_by_presentation(found.methods["grad-cam"].maps, ANGLES, seeds=seeds))
+        batch = computer.compute(ids, x)
+        seeds = [item_seed(batch.seed, name, "causal") for name in ids]
+        by_angle = list(causal.regions_by_presentation(batch.methods["grad-cam"].maps, ANGLES, seeds=seeds))
         constant = torch.stack([flat for _, flat in by_angle])
-        blurred, before = blur_out(found.x), found.predictions.of_target[0]
+        blurred, predicted = blur_out(batch.x), batch.predictions
         costs = {}
         for name, region in REGIONS.items():
             masks = torch.stack([regions[region] for regions, _ in by_angle])
-            lost = causal.lost_without(
-                found.predict, found.x, blurred, masks, found.predictions.target, before
-            )
+            before = predicted.of_target[0]
+            lost = causal.lost_without(batch.predict, batch.x, blurred, masks, predicted.target, before)
             costs[name] = torch.where(constant, torch.nan, lost).double().nanmean(0).cpu().numpy()
     return costs
 
@@ -161,7 +161,5 @@ def _summarise_costs(costs: Mapping[str, Floats], groups: Ids | None = None) -> 
     blank = np.isnan(costs["drift"])
     counted = {name: np.where(blank, 0.0, values) for name, values in costs.items()}
     counted["effect"] = counted["drift"] - counted["elsewhere"]
-    means = {
-        name: statistics.bootstrap(statistics.mean, values, group=groups) for name, values in counted.items()
-    }
-    return Costs(**means, blank=int(blank.sum()))
+    mean = partial(statistics.bootstrap, statistics.mean, group=groups)
+    return Costs(**{name: mean(values) for name, values in counted.items()}, blank=int(blank.sum()))

@@ -108,8 +108,8 @@ def _load_model(store: RunStore, name: str, weights: str | None, device: str | N
         classes=manifest.classes if zero_shot else None, task=manifest.task,
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
     )  # fmt: skip
-    given = manifest.given_preprocessing
-    return model if given is None else Preprocessing.from_json(given).of(model)
+    plain = manifest.given_preprocessing
+    return model if plain is None else Preprocessing.from_json(plain).of(model)
 
 
 TOLERANCES = {"confidence": 2e-3, "peum_score": 2e-4, "eq": 5e-3, "map": 0.999}

@@ -164,7 +164,7 @@ def _differences(pairs: Pairs) -> dict[str, Difference]:
 METRICS = ("stability", "peum", "flip_rate", "steady")
 
 
-def _direction(found: dict[str, Difference], *, other_targets: int = 0, images: int = 0) -> Direction:
+def _direction(differences: dict[str, Difference], *, other_targets: int = 0, images: int = 0) -> Direction:
     """What the intervals of the mean differences in stability and in the share of steady maps show, corrected for being two.
 
     Either below 0 is less steady, whatever the other shows: maps that became blank have no stability to compare, and
@@ -172,7 +172,7 @@ def _direction(found: dict[str, Difference], *, other_targets: int = 0, images: 
     """
     if 2 * other_targets > images:
         return "does not compare"
-    estimates = [found[name].corrected for name in ("stability", "steady")]
+    estimates = [differences[name].corrected for name in ("stability", "steady")]
     decided = [estimate for estimate in estimates if estimate.n >= MIN_PAIRS]
     if any(estimate.high < 0 for estimate in decided):
         return "less steady"

@@ -286,7 +286,9 @@ def heal(store: RunStore, log: Log, write_head: Callable[[], None], notice: Noti
 
 def complete(store: RunStore, log: Log) -> None:
     """Write digests.json, and an event with its digest; refused if a file is not as the log has it."""
-    logged, now = logged_digests(store, log), store.digests()
+    logged, names = logged_digests(store, log), store.names()
+    digests = map_concurrently(lambda name: file_digest(store.folder / name), names)
+    now = dict(zip(names, digests, strict=True))
     if changed := [name for name, digest in now.items() if logged.get(name) != digest]:
         raise EquicamError(
             store.shown, "the files it wrote, as it wrote them",

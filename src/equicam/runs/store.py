@@ -29,7 +29,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
-from equicam.images.files import file_digest
 from equicam.images.item_table import Items
 from equicam.images.items import Item, valid_utf8
 from equicam.rasters.options import raster_id
@@ -335,11 +334,6 @@ class RunStore:
     @cached_property
     def _shard_by_id(self) -> pa.Table:
         return self.sample(["id", "shard"])
-
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of the manifest, the sample and every shard of a finished run, by name."""
-        names = self.names()
-        return dict(zip(names, map_concurrently(lambda n: file_digest(self.folder / n), names), strict=True))
 
     def refuse_foreign(self) -> None:
         """Refuse a folder with files of others; leftovers of a run killed while it started are not foreign."""
