@@ -21,12 +21,17 @@ from equicam.runs.log import Log
 from equicam.runs.queue_files import write_csv
 from equicam.runs.report.page import write_report
 from equicam.runs.signals import REVEALING, ranked_by, ranking_scores, signal_values
-from equicam.runs.triage import UNKNOWN, _better, _SignalScores, triage
+from equicam.runs.triage import UNKNOWN, _better, _SignalScores
+from equicam.runs.triage import triage as rank
 from equicam.shards import read_json, read_table
 from tests.audit.faked import Page, fake_run, image_row, table
 
 VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
 COMMAND = CliRunner(env={"COLUMNS": "250"})
+
+
+def triage(items, **options):
+    return rank(items, **{"transforms": VIEWS, **options})
 
 
 def sentences(row):
@@ -114,7 +119,7 @@ def test_a_score_is_the_slow_one_and_what_says_nothing_stands_first(by):
     score = dict(zip(items["id"].to_pylist(), ranking_scores(items, by), strict=True))
     expected = {name: np.inf if value is None else value for name, value in slow.items()}
     assert score == pytest.approx(expected, abs=1e-7)  # confidence is float32
-    got = ranks(triage(items, by=by, budget="100%", quotas=False, transforms=VIEWS))
+    got = ranks(triage(items, by=by, budget="100%", quotas=False))
     mute = [name for name, value in slow.items() if value is None]
     heard = sorted((name for name in slow if name not in mute), key=got.get)
     assert 10 < len(mute) < 80
@@ -128,7 +133,7 @@ def test_a_gate_that_keeps_no_view_silences_peum_and_not_stability():
     rows.append(image_row("c", 0.9, views_kept=1))
     assert ranking_scores(table(rows), "peum").tolist() == [np.inf, 0.01, np.inf]
     assert ranking_scores(table(rows), "stability") == pytest.approx([0.8, 0.9, 0.1])
-    found = triage(table(rows), by="stability", budget="100%", transforms=VIEWS)
+    found = triage(table(rows), by="stability", budget="100%")
     ranked = "signal-percentile"
     assert codes(found) == {"a": ["none-kept", ranked], "b": [ranked], "c": ["one-kept", ranked]}
     reasons = {row["id"]: from_rows(row["reasons"]) for row in found.rows.to_pylist()}
@@ -140,13 +145,13 @@ def test_a_gate_that_keeps_no_view_silences_peum_and_not_stability():
 def test_no_kept_view_and_one_say_nothing_even_without_a_flag(kept, code):
     rows = table([image_row("a", views_kept=kept), image_row("b", views_kept=None)])
     assert ranking_scores(rows, "peum").tolist() == [np.inf, 0.01]
-    found = triage(rows, by="peum", budget="100%", transforms=VIEWS)
+    found = triage(rows, by="peum", budget="100%")
     assert codes(found) == {"a": [code], "b": ["signal-percentile"]}
 
 
 def test_a_flat_map_has_no_stability():
     rows = [image_row("a", 0.0, flags=["blank"]), image_row("b", None), image_row("c", 0.9)]
-    found = triage(table(rows), by="stability", budget="100%", transforms=VIEWS)
+    found = triage(table(rows), by="stability", budget="100%")
     assert codes(found) == {"a": ["blank"], "b": ["signal-undefined"], "c": ["signal-percentile"]}
     rows = found.rows.sort_by("id")
     assert rows["stability"].to_pylist() == [None, None, 0.9]
@@ -155,11 +160,11 @@ def test_a_flat_map_has_no_stability():
 
 def test_another_signal_is_refused():
     with pytest.raises(EquicamError, match="by needs one of stability, peum, risk, got 'entropy'"):
-        triage(table([image_row("a")]), by="entropy", transforms=VIEWS)
+        triage(table([image_row("a")]), by="entropy")
     with pytest.raises(EquicamError, match="one view, which has no stability to rank by"):
         triage(table([image_row("a")]), transforms=VIEWS[:1])
     for by in SIGNALS:
-        assert triage(table([]), by=by, transforms=VIEWS).rows.num_rows == 0
+        assert triage(table([]), by=by).rows.num_rows == 0
 
 
 def calibrated(n=120, *, seed=0, **known):
@@ -176,12 +181,12 @@ def calibrated(n=120, *, seed=0, **known):
 
 @cache
 def quality(by="stability", n=120, **known):
-    return triage(table(calibrated(n, **known)), by=by, transforms=VIEWS).quality
+    return triage(table(calibrated(n, **known)), by=by).quality
 
 
 def test_every_signal_is_measured_on_the_same_images():
     rows = calibrated(peum=0.5, stability=4)
-    found, other = (triage(table(rows), by=by, transforms=VIEWS).quality for by in ("stability", "peum"))
+    found, other = (triage(table(rows), by=by).quality for by in ("stability", "peum"))
     assert set(found.signals) == set(SIGNALS)
     assert found.signals == other.signals
     for worth, by in ((found, "stability"), (other, "peum")):
@@ -206,14 +211,14 @@ def test_every_signal_is_measured_on_the_same_images():
 
 def test_stability_is_checked_against_eq():
     rows = [row | {"stability": 0.8 * row["eq"] + 0.05} for row in calibrated(60)]
-    check = triage(table(rows), transforms=VIEWS).quality.check
+    check = triage(table(rows)).quality.check
     apart = np.array([row["stability"] - row["eq"] for row in rows])
     assert check.pearson.r == pytest.approx(1)
     assert check.mean_difference == pytest.approx(np.abs(apart).mean())
     assert check.bias == pytest.approx(apart.mean())
     assert f"differ by {np.abs(apart).mean():.2f} on average" in check.sentence
     unmeasured = table([row | {"stability": None} for row in rows])
-    assert triage(unmeasured, by="peum", transforms=VIEWS).quality.check is None
+    assert triage(unmeasured, by="peum").quality.check is None
 
 
 def test_another_signal_is_recommended_only_where_the_interval_separates_them():
@@ -265,7 +270,7 @@ def test_risk_is_of_ranks_by_stability_and_by_the_confidence_of_all_views():
     expected = [(0 + 1) / 2, (1 + 0) / 2, (0.5 + 1 / 3) / 2, (0.5 + 2 / 3) / 2]
     assert signal_values(rows, "risk") == pytest.approx(expected)
     assert signal_values(rows, "stability").tolist() == [0.9, 0.1, 0.5, 0.5]
-    found = triage(rows, by="risk", budget="100%", transforms=VIEWS).rows
+    found = triage(rows, by="risk", budget="100%").rows
     assert found.filter(pa.compute.field("rank") == 1)["id"].to_pylist() == ["d"]
     assert found.select(["id", "stability", "risk"]).sort_by("id").to_pylist()[1] == {
         "id": "b", "stability": 0.1, "risk": 0.5,
@@ -281,7 +286,7 @@ def test_the_reasons_follow_the_signal():
         ("risk", "map-moves", ["180°", "60°", "240°"]),
         ("peum", "views-disagree", ["120°"]),
     ):
-        found = triage(rows, by=by, budget="100%", transforms=VIEWS).rows.to_pylist()
+        found = triage(rows, by=by, budget="100%").rows.to_pylist()
         reasons = {row["id"]: {r.code: r.values for r in from_rows(row["reasons"])} for row in found}
         assert reasons["a"][code]["views"] == views
         assert not {"map-moves", "views-disagree"} - {code} & set(reasons["a"])
@@ -292,7 +297,7 @@ def test_the_reasons_follow_the_signal():
 
 def test_a_signal_that_says_nothing_is_not_compared():
     rows = [row | {"view_confidence": None} for row in calibrated(150, peum=3.0)]
-    found = triage(table(rows), transforms=VIEWS)
+    found = triage(table(rows))
     assert "risk" not in {**found.quality.signals, **found.quality.differences}
     assert "risk" not in found.quality.comparison
     json.dumps(found.to_json(), allow_nan=False)
@@ -307,7 +312,7 @@ def test_reviewers_get_nothing_of_what_ranks(by, tmp_path):
         )
         for i in range(20)
     ]  # fmt: skip
-    found = triage(table(rows), by=by, budget="100%", transforms=VIEWS)
+    found = triage(table(rows), by=by, budget="100%")
     every = [sentences(row) for row in found.rows.to_pylist()]
     assert all(any(r.startswith(("the views ", "the map moves")) for r in one) for one in every)
     write_csv(found, tmp_path / "queue.csv")

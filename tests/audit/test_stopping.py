@@ -352,7 +352,7 @@ def test_bounds_hold_as_often_as_they_state(extends):
 
 
 def triage_by_peum(items, **options):
-    return triage(items, by="peum", **options)
+    return triage(items, by="peum", transforms=VIEWS, **options)
 
 
 def without_representing(rows):
@@ -363,7 +363,7 @@ def without_representing(rows):
 @pytest.mark.parametrize("key", [KEY, None])
 def test_an_extension_keeps_what_was_dealt(quotas, key):
     items = table(made_up(300))
-    options = {"budget": 40, "transforms": VIEWS, "quotas": quotas, "key": key, "control": 0.3}
+    options = {"budget": 40, "quotas": quotas, "key": key, "control": 0.3}
     before = triage_by_peum(items, **options).rows.to_pylist()
     assert [row["represents_rest"] for row in before] == [row["arm"] == "control" for row in before]
     extended = []
@@ -393,8 +393,8 @@ def test_an_extension_keeps_what_was_dealt(quotas, key):
 
 def test_an_extended_queue_is_still_the_head_of_every_class():
     items = table(made_up(300))
-    whole = triage_by_peum(items, budget="100%", transforms=VIEWS).rows.to_pylist()
-    found = triage_by_peum(items, budget=60, transforms=VIEWS, extended=[40, 40], key=KEY).rows.to_pylist()
+    whole = triage_by_peum(items, budget="100%").rows.to_pylist()
+    found = triage_by_peum(items, budget=60, extended=[40, 40], key=KEY).rows.to_pylist()
     reached = {row["id"] for row in found if not row["represents_rest"]}
     for one in {row["target"] for row in whole}:
         by_rank = sorted((row for row in whole if row["target"] == one), key=lambda row: row["rank"])
@@ -406,7 +406,7 @@ def test_an_extended_queue_is_still_the_head_of_every_class():
 @pytest.mark.slow
 def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
     items = table([ranked_row(f"{i:02d}", i / 100) for i in range(12)])
-    options = {"budget": 6, "control": 0.34, "quotas": False, "transforms": VIEWS, "extended": [3]}
+    options = {"budget": 6, "control": 0.34, "quotas": False, "extended": [3]}
     samples, places = Counter(), Counter()
     for i in range(1000):
         rows = triage_by_peum(items, key=ReviewKey(i.to_bytes(32)), **options).rows.to_pylist()
@@ -420,13 +420,13 @@ def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
 
 def test_an_extension_ends_with_the_images():
     items = table([ranked_row(f"{i:02d}", i / 100) for i in range(30)])
-    found = triage_by_peum(items, budget=10, transforms=VIEWS, extended=[500], key=KEY)
+    found = triage_by_peum(items, budget=10, extended=[500], key=KEY)
     assert found.budget == found.rows.num_rows == 30
     with pytest.raises(EquicamError, match="more needs images that are in no arm yet"):
-        triage_by_peum(items, budget=10, transforms=VIEWS, extended=[500, 1], key=KEY)
+        triage_by_peum(items, budget=10, extended=[500, 1], key=KEY)
     for bad in (0, -5):
         with pytest.raises(EquicamError, match="more needs a number of reviews from 1"):
-            triage_by_peum(items, budget=10, transforms=VIEWS, extended=[bad], key=KEY)
+            triage_by_peum(items, budget=10, extended=[bad], key=KEY)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
 
 
 def triage(items, **options):
-    return rank(items, **{"by": "peum", **options})
+    return rank(items, **{"by": "peum", "transforms": VIEWS, **options})
 
 
 def ranked_row(name, peum=0.01, target=0, **more):
@@ -97,13 +97,13 @@ def test_places_are_dealt_by_whole_shares():
 
 def test_with_more_classes_than_places_the_queue_goes_by_rank():
     rows = [ranked_row(f"{i:03d}", i / 1000, i % 100) for i in range(200)]
-    found = triage(table(rows), budget=20, control=0, transforms=VIEWS)
+    found = triage(table(rows), budget=20, control=0)
     assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 21))
 
 
 def test_the_queue_is_the_head_of_every_class():
     rows = run(300)
-    found = triage(table(rows), budget=60, transforms=VIEWS, classes=["a", "b", "c", "d"])
+    found = triage(table(rows), budget=60, classes=["a", "b", "c", "d"])
     mute, ranks = slow_ranks(rows)
     ok = Counter(row["target"] for row in rows if row["status"] == "ok")
     places = slow_dealt(ok, 48)
@@ -122,7 +122,7 @@ def test_the_queue_is_the_head_of_every_class():
 
 
 def test_without_quotas_the_queue_is_the_head_of_all():
-    found = triage(table(run(300)), budget=50, quotas=False, transforms=VIEWS)
+    found = triage(table(run(300)), budget=50, quotas=False)
     assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 41))
     assert all(row["rank"] > 40 for row in reviewed(found, "control"))
     assert found.quotas == {}
@@ -130,10 +130,10 @@ def test_without_quotas_the_queue_is_the_head_of_all():
 
 def test_classes_of_one_name_share_a_line():
     rows = [ranked_row(f"{i}", i / 100, i % 2) for i in range(20)]
-    found = triage(table(rows), budget=5, transforms=VIEWS, classes=["crane", "crane"])
+    found = triage(table(rows), budget=5, classes=["crane", "crane"])
     assert found.quotas == {"crane": 4}
     assert {row["class"] for row in reviewed(found)} == {"crane"}
-    assert {row["class"] for row in reviewed(triage(table(rows), budget=5, transforms=VIEWS))} <= {"0", "1"}
+    assert {row["class"] for row in reviewed(triage(table(rows), budget=5))} <= {"0", "1"}
 
 
 @pytest.mark.parametrize(
@@ -141,23 +141,23 @@ def test_classes_of_one_name_share_a_line():
     [("10%", 3), ("10 %", 3), ("11%", 4), ("0.01%", 1), ("100%", 30), ("7", 7), (7, 7), (999, 30), (1, 1)],
 )
 def test_a_budget_is_a_share_or_a_number(budget, reviews):
-    found = triage(table([ranked_row(f"{i}") for i in range(30)]), budget=budget, transforms=VIEWS)
+    found = triage(table([ranked_row(f"{i}") for i in range(30)]), budget=budget)
     assert found.budget == found.rows.num_rows == reviews
     hundred = table([ranked_row(f"{i}") for i in range(100)])
     # 0.07 · 100 is above 7 in floating point
-    assert triage(hundred, budget="7%", transforms=VIEWS).budget == 7
+    assert triage(hundred, budget="7%").budget == 7
 
 
 @pytest.mark.parametrize("budget", ["0%", "abc", -3, 0, "150%", "", "-5%", "1.5", "10%%", "nan%"])
 def test_another_budget_is_refused_in_a_sentence(budget):
     with pytest.raises(EquicamError, match=r"the budget needs a share from above 0% to 100%, or a number"):
-        triage(table([ranked_row("a")]), budget=budget, transforms=VIEWS)
+        triage(table([ranked_row("a")]), budget=budget)
 
 
 def test_shares_outside_their_range_are_refused():
     for bad in ({"control": 1}, {"control": -0.1}):
         with pytest.raises(EquicamError, match="needs a share"):
-            triage(table([ranked_row("a")]), transforms=VIEWS, **bad)
+            triage(table([ranked_row("a")]), **bad)
     with pytest.raises(EquicamError, match="transforms needs those of 'a', got 4 for 6 views"):
         triage(table([ranked_row("a")]), transforms=VIEWS[:4])
 
@@ -177,13 +177,13 @@ def test_shares_outside_their_range_are_refused():
 )
 def test_how_many_reviews_are_blind(budget, control, arm):
     items = table([ranked_row(f"{i}") for i in range(30)])
-    found = triage(items, budget=budget, control=control, transforms=VIEWS)
+    found = triage(items, budget=budget, control=control)
     assert Counter(row["arm"] for row in reviewed(found)) == Counter(queue=budget - arm, control=arm)
 
 
 def test_no_images_no_reviews():
     for rows in ([], [ranked_row("a", status="bad")]):
-        found = triage(table(rows), transforms=VIEWS)
+        found = triage(table(rows))
         assert (found.rows.num_rows, found.budget, found.ok, found.bad) == (0, 0, 0, len(rows))
         assert found.quality is None
         assert found.unstable.count == 0
@@ -195,7 +195,7 @@ def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
     items = table([ranked_row(f"{i:02d}", i / 100) for i in range(20)])
     drawn, places = Counter(), Counter()
     for seed in range(1500):
-        rows = reviewed(triage(items, budget=10, quotas=False, transforms=VIEWS, seed=seed), "control")
+        rows = reviewed(triage(items, budget=10, quotas=False, seed=seed), "control")
         drawn.update(row["id"] for row in rows)
         places.update(row["place"] for row in rows)
     assert set(drawn) == {f"{i:02d}" for i in range(12)}
@@ -205,17 +205,17 @@ def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
 
 def test_ties_do_not_stand_by_name():
     items = table([ranked_row(f"{i:02d}", 0.0) for i in range(40)])
-    found = [triage(items, budget=3, control=0, transforms=VIEWS, seed=seed) for seed in range(8)]
+    found = [triage(items, budget=3, control=0, seed=seed) for seed in range(8)]
     assert len({tuple(sorted(one.rows["id"].to_pylist())) for one in found}) > 4
 
 
 def test_the_order_of_rows_changes_nothing():
     rows = run(120, calibrated=60)
     shuffled = [rows[i] for i in np.random.default_rng(1).permutation(len(rows))]
-    told = triage(table(rows), transforms=VIEWS).to_json()
+    told = triage(table(rows)).to_json()
     in_parts = pa.concat_tables([table(shuffled[:50]), table(shuffled[50:])])
-    assert triage(in_parts, transforms=VIEWS).to_json() == told
-    assert triage(in_parts, transforms=VIEWS, seed=1).to_json()["rows"] != told["rows"]
+    assert triage(in_parts).to_json() == told
+    assert triage(in_parts, seed=1).to_json()["rows"] != told["rows"]
 
 
 def test_reasons_are_codes_and_values():
@@ -228,7 +228,7 @@ def test_reasons_are_codes_and_values():
     rows[2] |= {"flags": ["blank"]}
     rows[3] |= {"flags": ["constant"]}
     rows[4] |= {"peum_score": float("nan")}
-    found = triage(table(rows), budget="100%", transforms=VIEWS)
+    found = triage(table(rows), budget="100%")
     told = {row["id"]: from_rows(row["reasons"]) for row in reviewed(found)}
     codes = {name: [reason.code for reason in reasons] for name, reasons in told.items()}
     assert codes["99"] == ["signal-percentile"]
@@ -247,16 +247,16 @@ def test_reasons_are_codes_and_values():
 def test_unstable_maps_are_counted_and_not_predicted():
     rows = [ranked_row(f"{i:02d}", stability=i / 50) for i in range(50)]
     rows += [ranked_row("flat", stability=0.9, flags=["blank"]), ranked_row("none", stability=None)]
-    found = rank(table(rows), budget=10, control=0, quotas=False, transforms=VIEWS)
+    found = triage(table(rows), by="stability", budget=10, control=0, quotas=False)
     assert (found.unstable.count, found.unstable.in_queue, found.unstable.undefined) == (25, 8, 2)
     assert found.unstable.sentence == (
         "25 of 52 maps (48.1 %) have a stability below 0.5, 8 of them in the queue; 2 have none (blank, constant or not measured)"
     )
     assert found.quality is None
-    less = rank(table(rows), unstable=0.2, transforms=VIEWS)
+    less = triage(table(rows), by="stability", unstable=0.2)
     assert (less.unstable.below, less.unstable.count) == (0.2, 10)
     assert less.to_json()["unstable"]["count"] == 10
-    unknown = triage(table([ranked_row("a")]), transforms=VIEWS).unstable
+    unknown = triage(table([ranked_row("a")])).unstable
     assert unknown.count == 0
     assert unknown.sentence == "no map has a stability: all are blank or constant, or it was not measured"
 
@@ -264,14 +264,14 @@ def test_unstable_maps_are_counted_and_not_predicted():
 def test_where_only_silent_images_are_unstable_the_signal_finds_them():
     rows = [ranked_row(f"{i:02d}", 0.0, views_kept=0, flags=["none-kept"], eq=0.1) for i in range(20)]
     rows += [ranked_row(f"a{i:02d}", i / 100, eq=0.9) for i in range(20)]
-    found = triage(table(rows), budget="100%", transforms=VIEWS)
+    found = triage(table(rows), budget="100%")
     assert found.quality.auroc.value == 1
     assert math.isnan(found.quality.outside.value)  # nothing is outside
 
 
 def test_worth_is_measured_on_the_calibrated():
     rows = run(400, calibrated=250)
-    found = triage(table(rows), budget="20%", transforms=VIEWS)
+    found = triage(table(rows), budget="20%")
     worth, queue = found.quality, {row["id"] for row in reviewed(found, "queue")}
     known = [row for row in rows if row.get("eq") is not None]
     bad = [row for row in known if row["eq"] < 0.5]
@@ -293,9 +293,9 @@ def test_worth_is_measured_on_the_calibrated():
 
 
 def test_few_calibrated_images_are_too_few_to_say():
-    few = triage(table(run(100, calibrated=40)), transforms=VIEWS).quality
+    few = triage(table(run(100, calibrated=40))).quality
     assert few.sentence.startswith("too few images to say")
-    none = triage(table(run(50)), transforms=VIEWS)
+    none = triage(table(run(50)))
     assert none.quality is None
     assert none.to_json()["quality"] is None
 
@@ -306,7 +306,7 @@ HOSTILE = [*FORMULAS, 'a,"b"\nc', "ünï ☃; 'q'", "", "'=1", "plain"]
 
 def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
     rows = [ranked_row(name, i / 100, i) for i, name in enumerate(HOSTILE)]
-    found = triage(table(rows), budget="100%", transforms=VIEWS, classes=HOSTILE)
+    found = triage(table(rows), budget="100%", classes=HOSTILE)
     write_csv(found, tmp_path / "queue.csv")
     with (tmp_path / "queue.csv").open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
@@ -324,7 +324,7 @@ def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
 
 def test_what_reviewers_get_is_blind(tmp_path):
     items = table(run(200))
-    found = triage(items, transforms=VIEWS)
+    found = triage(items)
     found = replace(found, rows=found.rows.sort_by("rank"))
     write_csv(found, tmp_path / "queue.csv")
     write_table(tmp_path / "queue.parquet", found.rows)
