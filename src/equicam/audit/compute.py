@@ -198,11 +198,11 @@ def _send(images: Sequence[DecodedImage], device: torch.device) -> Float[Tensor,
     numbers = tables[0]
     if numbers is not None and all(table is not None and np.array_equal(table, numbers) for table in tables):
         return numbers_of_levels(to_device(pixels, device), numbers)
-    looked_up = (
+    converted = (
         x if table is None else LevelPixels(x, table).to_numbers()
         for x, table in zip(pixels, tables, strict=True)
     )
-    return to_device([*looked_up], device)
+    return to_device([*converted], device)
 
 
 Explained = tuple[Facts, dict[str, StoredMaps], dict[str, Reason]]
