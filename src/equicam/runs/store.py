@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -155,28 +156,17 @@ SAMPLE = pa.schema(
 )
 
 
+def _column(hint: Any) -> pa.DataType:
+    """Of text, counts, numbers, or tuples of them, any of which may be None."""
+    kinds = {*get_args(hint)} - {NoneType} if get_origin(hint) is UnionType else {hint}
+    for kind, column in ((float, pa.float64()), (int, pa.int64()), (str, pa.string())):
+        if kind in kinds:
+            return column
+    return pa.list_(_column(get_args(*kinds)[0]))
+
+
 RASTERS = pa.schema(
-    [
-        _ID,
-        ("path", pa.string()),
-        ("kind", pa.string()),  # slide or map
-        ("width", pa.int64()),
-        ("height", pa.int64()),
-        ("bands", pa.list_(pa.string())),
-        ("dtype", pa.string()),
-        ("mpp", pa.float64()),
-        ("crs", pa.string()),
-        ("transform", pa.list_(pa.float64())),
-        ("origin", pa.list_(pa.float64())),  # where QuPath's coordinates begin
-        ("reader", pa.string()),
-        ("bytes", pa.int64()),
-        ("mtime_ns", pa.int64()),
-        ("windows", pa.int64()),  # rows of the run
-        ("background", pa.int64()),  # windows left out: too little tissue, no data, outside the regions
-        ("nodata", pa.int64()),
-        ("outside", pa.int64()),
-        ("error", pa.string()),
-    ]
+    [_ID if name == "id" else (name, _column(hint)) for name, hint in get_type_hints(RasterRow).items()]
 )
 """One row for every raster of a run."""
 Rasters = Sequence[RasterRow]
