@@ -193,8 +193,8 @@ def _most_changed(pairs: Pairs, manifests: Sequence[Manifest], count: int) -> It
         zip(*words, strict=True),
         zip(*classes, strict=True),
     )
-    for name, stability, both_words, both_classes in zip(*columns, strict=True):
-        yield Change(name, *stability, both_words, both_classes)
+    for name, (before, after), both_words, both_classes in zip(*columns, strict=True):
+        yield Change(name, before, after, both_words, both_classes)
 
 
 def stabilities(pairs: Pairs) -> tuple[Floats, Floats]:

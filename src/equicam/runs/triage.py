@@ -43,6 +43,7 @@ from equicam.shards import finite_table, json_ready, map_concurrently
 READ_AT_A_TIME = 4096  # images
 ReadRows = Callable[[Sequence[str], Sequence[str]], pa.Table]
 """The rows of these images, in any order; these columns."""
+Targets = NDArray[Any]
 NameOutput = Callable[[int | None], str]
 Scores = Mapping[str, Floats]
 """Of every image, by signal; the highest is reviewed first."""
@@ -250,7 +251,7 @@ class _Arms:
 
 
 def _deal(
-    arms: _Arms, order: Indices, target: Indices | None, places: int, controls: int, rng: np.random.Generator
+    arms: _Arms, order: Indices, target: Targets | None, places: int, controls: int, rng: np.random.Generator
 ) -> _Arms:
     """Lengthen the queue by the next `places` images and the random sample of the rest by `controls`.
 
@@ -276,7 +277,7 @@ def _deal(
     )
 
 
-def _by_class(order: Indices, target: NDArray[Any], places: dict[int, int]) -> Indices:
+def _by_class(order: Indices, target: Targets, places: dict[int, int]) -> Indices:
     """The first images of every class, as many as it has places."""
     classes, which = np.unique(target[order], return_inverse=True)
     grouped = np.argsort(which, kind="stable")
