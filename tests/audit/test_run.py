@@ -334,7 +334,7 @@ def test_verify_sees_a_changed_image_and_an_unfinished_run(patches, tmp_path):
     model = equicam.load("embedded")
     run = equicam.audit(source, model, tmp_path / "run", views=4, shard_size=8)
     Image.new("RGB", (96, 96), "red").save(source / "03.png")
-    problems = run.verify(24, model=model).problems
+    problems = run.verify(4, seed=5, model=model).problems
     assert problems == ("'03.png': the image is not the one that was explained",)
     run.store.path("items", 0).unlink()
     _, problems = verifying.check_files(run.store)
