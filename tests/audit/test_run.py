@@ -566,7 +566,7 @@ def test_a_part_that_cannot_be_written_is_said(patches, tmp_path, monkeypatch):
 
     monkeypatch.setattr(RunStore, "write_shard", full)
     with pytest.raises(OSError, match="No space left"):
-        equicam.audit(patches, equicam.load("embedded"), tmp_path / "run", views=2, shard_size=200)
+        equicam.audit(patches, equicam.load("embedded"), tmp_path / "run", views=2, n=4)
 
 
 def test_an_archived_run_that_cannot_log_verifies_with_a_note(whole, monkeypatch):
