@@ -7,12 +7,14 @@ all. `fingerprint.json` identifies the work; another fingerprint is refused, nam
 import json
 import math
 import os
+import re
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, is_dataclass
-from itertools import islice, repeat
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from itertools import islice
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -30,23 +32,31 @@ MAX_COUNT = 10**9
 """That a file may state."""
 THREADS = 4
 """That read files at the same time."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all; it is on disk when this returns."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX)
+@contextmanager
+def temporary_file(path: Path, data: bytes) -> Iterator[Path]:
+    """A file next to another, on disk and this user's alone; removed in the end unless it was renamed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; it is on disk when this returns."""
+    with temporary_file(path, data) as temporary:
+        os.umask(mask := os.umask(0))
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -81,7 +91,7 @@ def read_table(
     try:
         # thousands of small files: a thread for each column, or a data set of one file, takes longer than reading
         with pq.ParquetFile(path if data is None else pa.BufferReader(data)) as file:
-            found = file.read(None if columns is None else list(columns), use_threads=False)
+            table = file.read(None if columns is None else list(columns), use_threads=False)
     except (pa.ArrowException, ValueError, KeyError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # of the file system; pyarrow's own have no number
@@ -90,8 +100,8 @@ def read_table(
             "deleting it and computing it again",
         ) from error  # fmt: skip
     if schema is not None:
-        refuse_other_columns(path, found, schema, columns or schema.names)
-    return found if columns is None else found.select([n for n in columns if n in found.column_names])
+        refuse_other_columns(path, table, schema, columns or schema.names)
+    return table if columns is None else table.select([n for n in columns if n in table.column_names])
 
 
 def map_concurrently(
@@ -130,12 +140,12 @@ def read_json(path: Path) -> dict[str, Any]:
 def parse_object(text: str | bytes) -> dict[str, Any]:
     """A JSON object; a ValueError for anything else, however it is nested or encoded."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except RecursionError as error:
         raise ValueError("JSON that is nested too deeply") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"JSON that is no object but {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"JSON that is no object but {type(value).__name__}")
+    return value
 
 
 def from_plain(kind: Any, value: Any, name: str = "it") -> Any:
@@ -150,18 +160,15 @@ def from_plain(kind: Any, value: Any, name: str = "it") -> Any:
         if hasattr(kind, "from_json"):
             return kind.from_json(value)
         hints = get_type_hints(kind)
-        return origin(**{f.name: from_plain(hints[f.name], value[f.name], f.name) for f in fields(kind)})
-    if origin is tuple and isinstance(value, list) and (kinds[-1] is ... or len(kinds) == len(value)):
-        each = repeat(kinds[0]) if kinds[-1] is ... else kinds
-        return tuple(from_plain(one, inner, name) for one, inner in zip(each, value, strict=False))
+        return origin(**{inner: from_plain(hint, value[inner], inner) for inner, hint in hints.items()})
+    if origin is tuple and isinstance(value, list):
+        kinds = kinds[:1] * len(value) if kinds[-1] is ... else kinds
+        if len(kinds) == len(value):
+            return tuple(from_plain(hint, inner, name) for hint, inner in zip(kinds, value, strict=True))
     if kind is float and (value is None or type(value) in (int, float)):
         return math.nan if value is None else float(value)
     if not (
-        (
-            kind is str
-            and isinstance(value, str)
-            and not any("\ud800" <= letter <= "\udfff" for letter in value)
-        )
+        (kind is str and isinstance(value, str) and not _SURROGATE.search(value))
         or (kind is int and type(value) is int and 0 <= value <= MAX_COUNT)
         or (origin is Mapping and isinstance(value, dict))
         or (origin is Literal and value in kinds)
@@ -173,9 +180,9 @@ def from_plain(kind: Any, value: Any, name: str = "it") -> Any:
 def json_ready(value: Any) -> Any:
     """Nested values for JSON, with null for NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {str(key): json_ready(one) for key, one in value.items()}
+        return {str(key): json_ready(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
-        return [json_ready(one) for one in value]
+        return [json_ready(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -190,18 +197,16 @@ def finite_table(table: pa.Table) -> pa.Table:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The differences of two fingerprints, one phrase per difference."""
-    keys = sorted({*before, *now})
     return [
         f"{key} was {shorten(before.get(key))}, is {shorten(now.get(key))}"
-        for key in keys
+        for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
 
 
 def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """A fingerprint as it reads back from JSON: tuples become lists."""
-    found: dict[str, Any] = json.loads(json.dumps(fingerprint))
-    return found
+    return json.loads(json.dumps(fingerprint))  # type: ignore[no-any-return]
 
 
 def refuse_another(what: str, before: Mapping[str, Any], now: Mapping[str, Any], *, fix: str) -> None:
@@ -229,30 +234,20 @@ class Shards:
         else:
             write_atomic(known, json.dumps(fingerprint, indent=1).encode())
 
-    def path(self, number: int) -> Path:
-        """The file of a shard, written or not."""
-        return shard_path(self.folder, number)
-
     def pending(self, count: int) -> list[int]:
         """The shards that are not there yet."""
-        return [number for number in range(count) if not self.path(number).is_file()]
+        return [number for number in range(count) if not shard_path(self.folder, number).is_file()]
 
     def write(self, number: int, table: pa.Table) -> None:
         """Write a shard, whole."""
-        write_table(self.path(number), table)
+        write_table(shard_path(self.folder, number), table)
 
     def read(self, count: int) -> pa.Table:
         """All shards in order."""
-        return pa.concat_tables(read_table(self.path(number)) for number in range(count))
+        return pa.concat_tables(read_table(shard_path(self.folder, number)) for number in range(count))
 
 
 def shorten(value: Any) -> str:
     """A value of JSON as text for a message, at most 80 characters."""
     text = "absent" if value is None else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}…"
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

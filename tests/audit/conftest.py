@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +82,9 @@ def whole(patches, tmp_path_factory) -> Path:
     assert f"{PATCHES} images explained, 0 could not be" in said
     assert f"equicam triage {out}" in said
     return out
+
+
+@pytest.fixture
+def out(whole, tmp_path) -> Path:
+    """A copy of the finished run, for a test that changes it."""
+    return shutil.copytree(whole, tmp_path / "run")

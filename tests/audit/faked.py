@@ -31,14 +31,7 @@ HOSTILE = (
     "javascript:alert(1)//{{ 7*7 }}{% raw %}",
     "Z" + "\u0301" * 60 + "algo.png",
 )
-MISSING, CHANGED, BLANK, UNREADABLE = (
-    "slide-07/0031.png",
-    "slide-07/0032.png",
-    "slide-02/0007.png",
-    "slide-09/0001.png",
-)
-
-
+MISSING, CHANGED, BLANK, UNREADABLE = (f"slide-0{n}.png" for n in ("7/0031", "7/0032", "2/0007", "9/0001"))
 RANKED = pa.schema(
     [
         ("id", pa.string()),
@@ -109,40 +102,26 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image
         flips[0] = False
         probs = np.where(flips, rng.uniform(0.05, 0.45, len(angles)), rng.uniform(0.55, 0.99, len(angles)))
         side = float(image.width)
-        rows.append(
-            {
-                "id": name,
-                "path": str(path),
-                "sha256": file_digest(path),
-                "bytes": path.stat().st_size,
-                "width": int(side),
-                "height": int(side),
-                "input_box": [0.0, 0.0, side, side],
-                "label": None
-                if i % 5 == 4
-                else "</td><b>tumour</b>"
-                if i == 0
-                else ("normal", "tumour")[target],
-                "target": target,
-                "confidence": probs[0],
-                "peum_score": float(peum.mean()),
-                "stability": float(stable[1 : len(angles)].mean()) if len(angles) > 1 else None,
-                "stability_by_view": stable[: len(angles)].tolist(),
-                "flip_rate": flips.mean(),
-                "views_kept": len(angles),
-                "view_confidence": probs.tolist(),
-                "view_top1": np.where(flips, 1 - target, target).tolist(),
-                "view_agreement": agree[: len(angles)].tolist(),
-                "flags": (["blank"] if name == BLANK else []) + (["flipped"] if flips.any() else []),
-                "eq": float(np.clip(1 - 0.3 * unrest + 0.06 * rng.standard_normal(), -1, 1))
-                if i < calibrate
-                else None,
-                "status": "ok",
-            }
-        )
-        judged = judge_row(rows[-1], [f"{a:g}°" for a in angles], 0 if 0 in angles else None)
-        rows[-1] |= {"steadiness": judged.word, "steadiness_reason": judged.reason.code}
-        items.append(Item(name, path, rows[-1]["label"]))
+        label = "</td><b>tumour</b>" if i == 0 else ("normal", "tumour")[target]
+        row = {"id": name, "path": str(path), "sha256": file_digest(path), "bytes": path.stat().st_size}
+        row |= {"width": int(side), "height": int(side), "input_box": [0.0, 0.0, side, side]}
+        row |= {
+            "label": None if i % 5 == 4 else label,
+            "target": target,
+            "confidence": probs[0],
+            "status": "ok",
+        }
+        row |= {"peum_score": float(peum.mean()), "stability_by_view": stable[: len(angles)].tolist()}
+        row["stability"] = float(stable[1 : len(angles)].mean()) if len(angles) > 1 else None
+        row |= {"flip_rate": flips.mean(), "views_kept": len(angles), "view_confidence": probs.tolist()}
+        row |= {"view_top1": np.where(flips, 1 - target, target).tolist()}
+        row |= {"view_agreement": agree[: len(angles)].tolist()}
+        row["flags"] = ["blank"] * (name == BLANK) + ["flipped"] * bool(flips.any())
+        if i < calibrate:
+            row["eq"] = float(np.clip(1 - 0.3 * unrest + 0.06 * rng.standard_normal(), -1, 1))
+        judged = judge_row(row, [f"{a:g}°" for a in angles], 0 if 0 in angles else None)
+        rows.append(row | {"steadiness": judged.word, "steadiness_reason": judged.reason.code})
+        items.append(Item(name, path, row["label"]))
         if name == MISSING:
             path.unlink()
         elif name == CHANGED:
@@ -153,15 +132,8 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image
             f"image {name!r} needs a file that can be read whole, got truncated bytes; try a fresh copy of it"
         )
         reason = Reason("unreadable", {"error": "EquicamError", "message": text}).to_row()
-        rows.append(
-            {
-                "id": name,
-                "path": f"/nowhere/{i}",
-                "status": "bad",
-                "reason": reason["code"],
-                "reason_values": reason["values"],
-            }
-        )
+        row = {"id": name, "path": f"/nowhere/{i}", "status": "bad"}
+        rows.append(row | {"reason": reason["code"], "reason_values": reason["values"]})
         items.append(Item(name, folder / "nowhere"))
     manifest = Manifest(
         recipe=Recipe(views=angles, fill="reflect"),
@@ -192,11 +164,8 @@ def triaged(run, *, queue=16, controls=3):
     rows = []
     for place, (rank, row, arm) in enumerate(reversed(chosen), start=1):
         above = round(100 * (1 - rank / len(ok)))
-        told = [
-            Reason(
-                "signal-percentile", {"signal": "peum", "value": row["peum_score"], "above_percent": above}
-            )
-        ]
+        values = {"signal": "peum", "value": row["peum_score"], "above_percent": above}
+        told = [Reason("signal-percentile", values)]
         if row["flip_rate"] > 0:
             told.append(Reason("prediction-changes", {"views": ["40°", "180°", "200°", "220°"], "of": 18}))
         if rank % 3 == 1:

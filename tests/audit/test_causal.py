@@ -12,7 +12,7 @@ from PIL import Image
 
 import equicam
 from equicam.audit import causal as auditing_causal
-from equicam.audit.causal import REGIONS, cost_computer, measure_costs, summarise_costs
+from equicam.audit.causal import REGIONS, _cost_computer, _measure_costs, _summarise_costs
 from equicam.audit.verify import reload_run
 from equicam.core.views import rotate
 from equicam.errors import EquicamError
@@ -24,7 +24,7 @@ from equicam.evaluate.statistics import Estimate, bootstrap, mean
 from equicam.images.sources import find_items
 from equicam.models.images import preprocess_image
 from equicam.recipe import Recipe
-from equicam.runs.causal_result import CausalTest, Costs, logged_causal, read_causal
+from equicam.runs.causal_result import CausalTest, Costs, read_causal
 from equicam.runs.log import Log
 from tests.audit.conftest import PATCHES, equicam_answer, equicam_command, run_command
 
@@ -66,43 +66,21 @@ def test_the_answer_follows_the_interval(trained, random, code):
 
 def test_the_sentences_of_the_answers():
     cost = "blurring what drifts, minus blurring as much elsewhere, costs"
-    with_random = "of the probability (+0.001 with random weights)"
+    hundred, few = "on 100 random images", "images (fewer than 100)"
     signal, one = costing(at(0.05)), costing(Estimate(-0.0001, math.nan, math.nan, 1))
-    few = "images (fewer than 100)"
+    uses, unsure = "Signal, because the network uses what drifts", "The test could not tell"
+    high, control = "+0.050 [+0.040, +0.060]", "of the probability (+0.001 with random weights)"
+    alike = "of the probability (+0.050 with random weights)"
     for found, sentence in (
-        (
-            result(signal),
-            f"Signal, because the network uses what drifts: on 100 random images, {cost} +0.050 [+0.040, +0.060] {with_random}.",
-        ),
-        (
-            result(signal, signal),
-            f"The test could not tell, because random weights pass it too: on 100 random images, {cost} +0.050 [+0.040, +0.060] of the probability (+0.050 with random weights).",
-        ),
-        (
-            result(costing(at(0.0))),
-            f"Noise, because the network does not use what drifts: on 100 random images, {cost} +0.000 [-0.010, +0.010] {with_random}.",
-        ),
-        (
-            result(costing(at(0.02, 0.05))),
-            f"The test could not tell: on 100 random images, {cost} +0.020 [-0.030, +0.070] {with_random}.",
-        ),
-        (
-            result(NONE),
-            "The test could not tell: on 100 random images, blurring a tenth of the image, wherever, changes the probability by less than 0.02.",
-        ),
-        (
-            result(replace(NONE, blank=100)),
-            "The test could not tell: on 100 random images, every map is blank.",
-        ),
-        (
-            result(signal, images=24, explained=24),
-            f"Signal, because the network uses what drifts: on all 24 {few}, {cost} +0.050 [+0.040, +0.060] {with_random}.",
-        ),
-        (
-            result(one, images=1, explained=2),
-            f"The test could not tell: on 1 of 2 {few}, {cost} +0.000 {with_random}.",
-        ),
-    ):
+        (result(signal), f"{uses}: {hundred}, {cost} {high} {control}."),
+        (result(signal, signal), f"{unsure}, because random weights pass it too: {hundred}, {cost} {high} {alike}."),
+        (result(costing(at(0.0))), f"Noise, because the network does not use what drifts: {hundred}, {cost} +0.000 [-0.010, +0.010] {control}."),
+        (result(costing(at(0.02, 0.05))), f"{unsure}: {hundred}, {cost} +0.020 [-0.030, +0.070] {control}."),
+        (result(NONE), f"{unsure}: {hundred}, blurring a tenth of the image, wherever, changes the probability by less than 0.02."),
+        (result(replace(NONE, blank=100)), f"{unsure}: {hundred}, every map is blank."),
+        (result(signal, images=24, explained=24), f"{uses}: on all 24 {few}, {cost} {high} {control}."),
+        (result(one, images=1, explained=2), f"{unsure}: on 1 of 2 {few}, {cost} +0.000 {control}."),
+    ):  # fmt: skip
         assert found.sentence == sentence
 
 
@@ -110,8 +88,8 @@ def test_costs_are_those_of_one_image_and_one_pass_at_a_time(patches):
     """Every region of every angle hidden in a pass of its own: no batches, nothing reused."""
     model, items = equicam.load("embedded"), find_items(patches)[:2]
     images = [preprocess_image(model, Image.open(item.path))[None] for item in items]
-    found = measure_costs(
-        cost_computer(model, Recipe(seed=3)), [item.id for item in items], torch.cat(images)
+    found = _measure_costs(
+        _cost_computer(model, Recipe(seed=3)), [item.id for item in items], torch.cat(images)
     )
     for i, (item, x) in enumerate(zip(items, images, strict=True)):
         stream = torch.Generator().manual_seed(item_seed(3, item.id, "causal"))
@@ -139,31 +117,37 @@ def test_the_effect_is_paired_and_a_blank_map_counts_0():
     costs = {name: np.random.default_rng(i).normal(size=8) for i, name in enumerate(REGIONS)}
     for values in costs.values():
         values[5] = np.nan
-    found = summarise_costs(costs)
     counted = {name: np.nan_to_num(values) for name, values in costs.items()}
-    assert found.blank == 1
-    assert found.effect == bootstrap(mean, counted["drift"] - counted["elsewhere"])
+    effect, groups = counted["drift"] - counted["elsewhere"], np.array(list("aabbccdd"), dtype=object)
+    found, by_group = _summarise_costs(costs), _summarise_costs(costs, groups).effect
+    assert (found.blank, found.effect) == (1, bootstrap(mean, effect))
     assert found.agreement == bootstrap(mean, counted["agreement"])
-    groups = np.array(list("aabbccdd"), dtype=object)
-    assert summarise_costs(costs, groups).effect == bootstrap(
-        mean, counted["drift"] - counted["elsewhere"], group=groups
-    )
-    assert astuple(found.effect)[1:3] != astuple(summarise_costs(costs, groups).effect)[1:3]
+    assert by_group == bootstrap(mean, effect, group=groups)
+    assert astuple(found.effect)[1:3] != astuple(by_group)[1:3]
 
 
 def test_the_map_of_a_blank_image_is_blank():
     model = equicam.load("embedded")
-    found = measure_costs(cost_computer(model, Recipe()), ["a"], torch.zeros(1, 3, 96, 96))
+    found = _measure_costs(_cost_computer(model, Recipe()), ["a"], torch.zeros(1, 3, 96, 96))
     shown = equicam.explain(model, torch.zeros(1, 3, 96, 96), method="grad-cam").map
     assert np.isnan(found["drift"]).all() == (shown.std() == 0)
 
 
+def drawn_costs(ids):
+    """Costs by region, as no network has them."""
+    seeds = [item_seed(0, name, "cost") for name in ids]
+    draws = {name: [np.random.default_rng([i, s]).normal() for s in seeds] for i, name in enumerate(REGIONS)}
+    return {name: np.array(values) for name, values in draws.items()}
+
+
 @pytest.fixture(scope="module")
 def tested(whole, tmp_path_factory):
-    """A finished run with a queue and the test."""
+    """A finished run with a queue and the test, of drawn costs: the commands of test_run.py measure them."""
     run = equicam.open_run(shutil.copytree(whole, tmp_path_factory.mktemp("tested") / "run"))
     run.triage(9, control=0.0)
-    run.causal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auditing_causal, "_measure_costs", lambda _computer, ids, _x: drawn_costs(ids))
+        run.causal()
     return run
 
 
@@ -179,13 +163,9 @@ def counted(monkeypatch) -> list[tuple[str, ...]]:
 
     def measure(_computer, ids, _x):
         batches.append(tuple(ids))
-        seeds = [item_seed(0, name, "cost") for name in ids]
-        return {
-            name: np.array([np.random.default_rng([i, s]).normal() for s in seeds])
-            for i, name in enumerate(REGIONS)
-        }
+        return drawn_costs(ids)
 
-    monkeypatch.setattr(auditing_causal, "measure_costs", measure)
+    monkeypatch.setattr(auditing_causal, "_measure_costs", measure)
     return batches
 
 
@@ -203,7 +183,7 @@ def test_a_small_run_is_tested_whole_and_says_so(run):
     (event,) = Log(run.folder).events("causal")
     assert event.payload["answer"] == found.reason.code
     assert run.verify(0).ok
-    assert found == read_causal(run.store) == logged_causal(run.store)
+    assert found == read_causal(run.store) == read_causal(run.store, as_logged=True)
     assert found.sentence in run.report().read_text()
     facts = json.loads((run.folder / "report.json").read_text())["causal"]
     assert facts == found.to_json() | {"sentence": found.sentence}
@@ -242,11 +222,10 @@ def test_intervals_are_over_groups_where_images_have_them(patches, tmp_path, cou
 def test_the_control_has_random_weights_and_no_float16(run, counted, monkeypatch, given, random):
     """In float16 the maps of a random network may all be constant."""
     ran = []
-    monkeypatch.setattr(auditing_causal, "cost_computer", lambda model, recipe: ran.append((model, recipe)))
-    reloaded = reload_run(run.store)
-    recipe = replace(reloaded.context.recipe, dtype=given)
-    reloaded = replace(reloaded, context=replace(reloaded.context, recipe=recipe))
-    auditing_causal.run_causal_test(run.store, lambda: reloaded, seed=1)
+    monkeypatch.setattr(auditing_causal, "_cost_computer", lambda model, recipe: ran.append((model, recipe)))
+    context, items = reload_run(run.store)
+    context = replace(context, recipe=replace(context.recipe, dtype=given))
+    auditing_causal.run_causal_test(run.store, lambda: (context, items), seed=1)
     assert [recipe.dtype for _, recipe in ran] == [given, random]
     assert [model.name.endswith("random weights") for model, _ in ran] == [False, True]
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from scipy import ndimage
 
@@ -28,16 +29,14 @@ def images(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("scenes"), np.random.default_rng(1)
     for i, shape in enumerate([(136, 136), (136, 180), (200, 136), (160, 160), (136, 136), (140, 300)]):
         smooth = ndimage.gaussian_filter(rng.standard_normal((*shape, 3)), (3, 3, 0))
-        Image.fromarray((128 + 60 * smooth / smooth.std()).clip(0, 255).astype(np.uint8)).save(
-            folder / f"{i}.png"
-        )
+        pixels = (128 + 60 * smooth / smooth.std()).clip(0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
     return folder
 
 
 def test_an_audit_with_context_is_that_of_explain_and_can_be_verified(model, images, tmp_path):
-    run = equicam.audit(
-        images, model, tmp_path / "run", views=6, context="auto", calibrate=6, shard_size=4, workers=1
-    )
+    options = {"views": 6, "calibrate": 6, "shard_size": 4, "workers": 1}
+    run = equicam.audit(images, model, tmp_path / "run", context="auto", **options)
     assert run.manifest.recipe.context == "auto"
     assert run.manifest.recipe.fill == "coverage"
     rows = run.items.to_pylist()
@@ -56,15 +55,14 @@ def test_an_audit_with_context_is_that_of_explain_and_can_be_verified(model, ima
     assert checked.ok, checked.problems
     assert checked.recomputed == 6
     with pytest.raises(EquicamError, match=r"context was \"auto\", is \"none\""):
-        equicam.audit(images, model, tmp_path / "run", views=6, calibrate=6, shard_size=4, workers=1)
+        equicam.audit(images, model, tmp_path / "run", **options)
     run.triage(budget="50%")
     assert run.report().is_file()
 
 
 def test_without_a_crop_every_image_is_an_edge(images, tmp_path):
-    run = equicam.audit(
-        images, equicam.load("embedded"), tmp_path / "run", views=6, context="auto", workers=1
-    )
+    embedded = equicam.load("embedded")
+    run = equicam.audit(images, embedded, tmp_path / "run", views=6, context="auto", n=3, workers=1)
     assert all("edge" in row["flags"] for row in run.items.to_pylist())
 
 
@@ -81,19 +79,12 @@ def test_an_evaluation_with_context_is_more_equivariant(model, images):
     with pytest.raises(EquicamError, match=r"score 'causal' needs context"):
         equicam.evaluate(model, images, scores=["causal"], context="auto")
     with pytest.raises(EquicamError, match="context needs images"):
-        equicam.evaluate(model, np_batch(), context="auto")
-
-
-def np_batch():
-    import torch
-
-    return torch.zeros(2, 3, 96, 96)
+        equicam.evaluate(model, torch.zeros(2, 3, 96, 96), context="auto")
 
 
 def test_files_and_commands(model, images, tmp_path):
-    (found, *_) = explain_files(
-        model, sorted(images.iterdir())[:1], tmp_path / "out", views=4, context="auto"
-    )
+    first = sorted(images.iterdir())[:1]
+    (found, *_) = explain_files(model, first, tmp_path / "out", views=4, context="auto")
     assert found.error is None
     assert len(found.facts["views"]) == 4
     run_command("explain", images / "0.png", "--views", 4, "--context", "auto", "--out", tmp_path / "files")

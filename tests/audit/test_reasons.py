@@ -48,23 +48,19 @@ def test_sentences():
     assert said["signal-percentile"] == "PEUM 0.0312: higher than on 93 % of the images"
     low = {"signal": "stability", "value": 0.0312, "above_percent": 93}
     assert describe(Reason("signal-percentile", low)) == "stability 0.0312: lower than on 93 % of the images"
-    assert (
-        said["prediction-changes"]
-        == "the prediction changes in 4 of 17 other views: 40°, 60°, 80° and 1 more"
-    )
+    changes = "the prediction changes in 4 of 17 other views: 40°, 60°, 80° and 1 more"
+    assert said["prediction-changes"] == changes
     assert said["views-disagree"] == "the view 140° (r = 0.31) disagrees with the others on the place"
     assert said["map-moves"] == (
         "the map moves in 2 of 17 other views: 160° mirrored (r = -0.38); 20°, × 1.25 (r = 0.40)"
     )
-    views = {"views": ["90°"], "correlations": [0.1]}
-    assert (
-        describe(Reason("map-moves", views | {"of": 2})) == "the map moves in the other view: 90° (r = 0.10)"
-    )
+    only = Reason("map-moves", {"views": ["90°"], "correlations": [0.1], "of": 2})
+    assert describe(only) == "the map moves in the other view: 90° (r = 0.10)"
     every = {"views": ["90°", "180°"], "correlations": [0.1, 0.2], "of": 3}
     assert describe(Reason("map-moves", every)).startswith("the map moves in all 2 other views: 90°")
-    assert (
-        describe(Reason("unreadable", {"error": "ZeroDivisionError", "message": ""})) == "ZeroDivisionError"
-    )
+    silent = Reason("unreadable", {"error": "ZeroDivisionError", "message": ""})
+    assert describe(silent) == "ZeroDivisionError"
+    assert said["low-confidence"] == "low confidence (p = 0.34)"
 
 
 def test_an_unknown_code_is_refused_here_and_shown_if_a_later_version_wrote_it():

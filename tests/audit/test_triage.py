@@ -20,7 +20,7 @@ from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
 from equicam.runs.queue_files import write_csv
-from equicam.runs.triage import class_quotas
+from equicam.runs.triage import _class_quotas
 from equicam.runs.triage import triage as rank
 from equicam.shards import write_table
 from tests.audit.faked import image_row, table
@@ -29,7 +29,7 @@ VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
 
 
 def triage(items, **options):
-    return rank(items, **{"by": "peum", **options})
+    return rank(items, **{"by": "peum", "transforms": VIEWS, **options})
 
 
 def ranked_row(name, peum=0.01, target=0, **more):
@@ -45,11 +45,8 @@ def run(n, *, seed=0, calibrated=0, classes=4):
         row = ranked_row(f"p{i:04d}", peum, int(rng.integers(classes) ** 2 // classes))
         kind = rng.choice(["ok", "ok", "ok", "ok", "ok", "ok", "none-kept", "one-kept", "blank", "bad"])
         if kind in ("none-kept", "one-kept"):
-            row |= {
-                "peum_score": 0.0,
-                "views_kept": int(kind == "one-kept"),
-                "flags": ["none-kept"] * (kind == "none-kept"),
-            }
+            row |= {"peum_score": 0.0, "views_kept": int(kind == "one-kept")}
+            row |= {"flags": ["none-kept"] * (kind == "none-kept")}
         elif kind == "blank":
             row |= {"peum_score": 0.0, "flags": ["blank"]}
         elif kind == "bad":
@@ -81,18 +78,6 @@ def slow_ranks(rows):
     return mute, {row["id"]: len(mute) + i for i, row in enumerate(heard, start=1)}
 
 
-def test_ranks_are_those_of_sorting_by_hand():
-    rows = run(200)
-    mute, ranks = slow_ranks(rows)
-    found = triage(table(rows), budget="100%", quotas=False, transforms=VIEWS)
-    got = {row["id"]: row["rank"] for row in reviewed(found)}
-    assert len(mute) > 20
-    assert {name: rank for name, rank in got.items() if name not in mute} == ranks
-    assert sorted(got[name] for name in mute) == list(range(1, len(mute) + 1))
-    assert found.ok + found.bad == 200
-    assert found.bad == sum(row["status"] == "bad" for row in rows) > 0
-
-
 def slow_dealt(counts, places):
     """Whole shares."""
     total = sum(counts.values())
@@ -104,21 +89,21 @@ def test_places_are_dealt_by_whole_shares():
     for _ in range(500):
         counts = {int(c): int(rng.integers(1, 30)) for c in rng.permutation(20)[: rng.integers(1, 9)]}
         places = int(rng.integers(0, sum(counts.values()) + 1))
-        given = class_quotas(counts, places)
+        given = _class_quotas(counts, places)
         assert given == slow_dealt(counts, places)
         assert all(given[one] <= counts[one] for one in counts)
-    assert class_quotas({7: 5, 3: 5, 5: 5}, 4) == {3: 1, 5: 1, 7: 1}
+    assert _class_quotas({7: 5, 3: 5, 5: 5}, 4) == {3: 1, 5: 1, 7: 1}
 
 
 def test_with_more_classes_than_places_the_queue_goes_by_rank():
     rows = [ranked_row(f"{i:03d}", i / 1000, i % 100) for i in range(200)]
-    found = triage(table(rows), budget=20, control=0, transforms=VIEWS)
+    found = triage(table(rows), budget=20, control=0)
     assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 21))
 
 
 def test_the_queue_is_the_head_of_every_class():
     rows = run(300)
-    found = triage(table(rows), budget=60, transforms=VIEWS, classes=["a", "b", "c", "d"])
+    found = triage(table(rows), budget=60, classes=["a", "b", "c", "d"])
     mute, ranks = slow_ranks(rows)
     ok = Counter(row["target"] for row in rows if row["status"] == "ok")
     places = slow_dealt(ok, 48)
@@ -137,7 +122,7 @@ def test_the_queue_is_the_head_of_every_class():
 
 
 def test_without_quotas_the_queue_is_the_head_of_all():
-    found = triage(table(run(300)), budget=50, quotas=False, transforms=VIEWS)
+    found = triage(table(run(300)), budget=50, quotas=False)
     assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 41))
     assert all(row["rank"] > 40 for row in reviewed(found, "control"))
     assert found.quotas == {}
@@ -145,10 +130,10 @@ def test_without_quotas_the_queue_is_the_head_of_all():
 
 def test_classes_of_one_name_share_a_line():
     rows = [ranked_row(f"{i}", i / 100, i % 2) for i in range(20)]
-    found = triage(table(rows), budget=5, transforms=VIEWS, classes=["crane", "crane"])
+    found = triage(table(rows), budget=5, classes=["crane", "crane"])
     assert found.quotas == {"crane": 4}
     assert {row["class"] for row in reviewed(found)} == {"crane"}
-    assert {row["class"] for row in reviewed(triage(table(rows), budget=5, transforms=VIEWS))} <= {"0", "1"}
+    assert {row["class"] for row in reviewed(triage(table(rows), budget=5))} <= {"0", "1"}
 
 
 @pytest.mark.parametrize(
@@ -156,24 +141,23 @@ def test_classes_of_one_name_share_a_line():
     [("10%", 3), ("10 %", 3), ("11%", 4), ("0.01%", 1), ("100%", 30), ("7", 7), (7, 7), (999, 30), (1, 1)],
 )
 def test_a_budget_is_a_share_or_a_number(budget, reviews):
-    found = triage(table([ranked_row(f"{i}") for i in range(30)]), budget=budget, transforms=VIEWS)
+    found = triage(table([ranked_row(f"{i}") for i in range(30)]), budget=budget)
     assert found.budget == found.rows.num_rows == reviews
     hundred = table([ranked_row(f"{i}") for i in range(100)])
-    assert (
-        triage(hundred, budget="7%", transforms=VIEWS).budget == 7
-    )  # 0.07 · 100 is above 7 in floating point
+    # 0.07 · 100 is above 7 in floating point
+    assert triage(hundred, budget="7%").budget == 7
 
 
 @pytest.mark.parametrize("budget", ["0%", "abc", -3, 0, "150%", "", "-5%", "1.5", "10%%", "nan%"])
 def test_another_budget_is_refused_in_a_sentence(budget):
     with pytest.raises(EquicamError, match=r"the budget needs a share from above 0% to 100%, or a number"):
-        triage(table([ranked_row("a")]), budget=budget, transforms=VIEWS)
+        triage(table([ranked_row("a")]), budget=budget)
 
 
 def test_shares_outside_their_range_are_refused():
     for bad in ({"control": 1}, {"control": -0.1}):
         with pytest.raises(EquicamError, match="needs a share"):
-            triage(table([ranked_row("a")]), transforms=VIEWS, **bad)
+            triage(table([ranked_row("a")]), **bad)
     with pytest.raises(EquicamError, match="transforms needs those of 'a', got 4 for 6 views"):
         triage(table([ranked_row("a")]), transforms=VIEWS[:4])
 
@@ -192,15 +176,14 @@ def test_shares_outside_their_range_are_refused():
     ],
 )
 def test_how_many_reviews_are_blind(budget, control, arm):
-    found = triage(
-        table([ranked_row(f"{i}") for i in range(30)]), budget=budget, control=control, transforms=VIEWS
-    )
+    items = table([ranked_row(f"{i}") for i in range(30)])
+    found = triage(items, budget=budget, control=control)
     assert Counter(row["arm"] for row in reviewed(found)) == Counter(queue=budget - arm, control=arm)
 
 
 def test_no_images_no_reviews():
     for rows in ([], [ranked_row("a", status="bad")]):
-        found = triage(table(rows), transforms=VIEWS)
+        found = triage(table(rows))
         assert (found.rows.num_rows, found.budget, found.ok, found.bad) == (0, 0, 0, len(rows))
         assert found.quality is None
         assert found.unstable.count == 0
@@ -212,7 +195,7 @@ def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
     items = table([ranked_row(f"{i:02d}", i / 100) for i in range(20)])
     drawn, places = Counter(), Counter()
     for seed in range(1500):
-        rows = reviewed(triage(items, budget=10, quotas=False, transforms=VIEWS, seed=seed), "control")
+        rows = reviewed(triage(items, budget=10, quotas=False, seed=seed), "control")
         drawn.update(row["id"] for row in rows)
         places.update(row["place"] for row in rows)
     assert set(drawn) == {f"{i:02d}" for i in range(12)}
@@ -222,88 +205,73 @@ def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
 
 def test_ties_do_not_stand_by_name():
     items = table([ranked_row(f"{i:02d}", 0.0) for i in range(40)])
-    found = [triage(items, budget=3, control=0, transforms=VIEWS, seed=seed) for seed in range(8)]
+    found = [triage(items, budget=3, control=0, seed=seed) for seed in range(8)]
     assert len({tuple(sorted(one.rows["id"].to_pylist())) for one in found}) > 4
 
 
 def test_the_order_of_rows_changes_nothing():
     rows = run(120, calibrated=60)
     shuffled = [rows[i] for i in np.random.default_rng(1).permutation(len(rows))]
-    told = triage(table(rows), transforms=VIEWS).to_json()
+    told = triage(table(rows)).to_json()
     in_parts = pa.concat_tables([table(shuffled[:50]), table(shuffled[50:])])
-    assert triage(in_parts, transforms=VIEWS).to_json() == told
-    assert triage(in_parts, transforms=VIEWS, seed=1).to_json()["rows"] != told["rows"]
+    assert triage(in_parts).to_json() == told
+    assert triage(in_parts, seed=1).to_json()["rows"] != told["rows"]
 
 
-def test_reasons_are_words():
+def test_reasons_are_codes_and_values():
     rows = [ranked_row(f"{i:02d}", i / 1000) for i in range(100)]
     rows[98] |= {"view_top1": [0, 1, 0, 0, 2, 0], "view_agreement": [0.9, 0.12, None, 0.4, -0.3, 0.49]}
-    rows[97] |= {
-        "view_top1": [0, 1, 1, 1, 2, 1],
-        "flags": ["flipped", "low-coverage", "odd-size"],
-        "confidence": 0.34,
-    }
+    rows[97] |= {"view_top1": [0, 1, 1, 1, 2, 1], "confidence": 0.34}
+    rows[97] |= {"flags": ["flipped", "low-coverage", "odd-size"]}
     rows[0] |= {"flags": ["none-kept"], "views_kept": 0}
     rows[1] |= {"views_kept": 1}
     rows[2] |= {"flags": ["blank"]}
     rows[3] |= {"flags": ["constant"]}
     rows[4] |= {"peum_score": float("nan")}
-    found = triage(table(rows), budget="100%", transforms=VIEWS)
-    told = {row["id"]: sentences(row) for row in reviewed(found)}
-    assert told["99"] == ["PEUM 0.099: higher than on 94 % of the images"]
-    assert told["98"] == [
-        "PEUM 0.098: higher than on 93 % of the images",
-        "the prediction changes in 2 of 5 other views: 60°, 240°",
-        "the views 240° (r = -0.30), 60° (r = 0.12), 180° (r = 0.40) and 1 more disagree with the others on the place",
-    ]
-    assert told["97"][1:] == [
-        "the prediction changes in 5 of 5 other views: 60°, 120°, 180° and 2 more",
-        "some cells are covered by no view",
-        "odd size: the image is not square or the feature grid does not divide it, so rotations are less exact",
-        "low confidence (p = 0.34)",
-    ]
-    assert told["00"][0].startswith(
-        "no view kept the prediction with enough confidence: this is the presented view"
-    )
-    assert told["01"] == [
-        "only one view kept the prediction with enough confidence, and its PEUM of 0 means nothing"
-    ]
-    assert told["02"] == ["the map is blank: nothing in the image raises what is explained"]
-    assert told["03"] == ["the map is constant"]
-    assert told["04"] == ["PEUM is undefined here"]
+    found = triage(table(rows), budget="100%")
+    told = {row["id"]: from_rows(row["reasons"]) for row in reviewed(found)}
+    codes = {name: [reason.code for reason in reasons] for name, reasons in told.items()}
+    assert codes["99"] == ["signal-percentile"]
+    assert told["99"][0].values == {"signal": "peum", "value": 0.099, "above_percent": 94}
+    assert codes["98"] == ["signal-percentile", "prediction-changes", "views-disagree"]
+    assert told["98"][1].values == {"views": ["60°", "240°"], "of": 6}
+    assert told["98"][2].values["views"] == ["240°", "60°", "180°", "300°"]
+    assert told["98"][2].values["correlations"] == pytest.approx([-0.3, 0.12, 0.4, 0.49])
+    assert codes["97"][1:] == ["prediction-changes", "low-coverage", "odd-size", "low-confidence"]
+    assert told["97"][-1].values["confidence"] == pytest.approx(0.34)
+    flat = ["none-kept", "one-kept", "blank", "constant", "signal-undefined"]
+    assert [codes[f"0{i}"] for i in range(5)] == [[code] for code in flat]
     assert {row["rank"] for row in reviewed(found) if row["id"] < "05"} == {1, 2, 3, 4, 5}
 
 
 def test_unstable_maps_are_counted_and_not_predicted():
     rows = [ranked_row(f"{i:02d}", stability=i / 50) for i in range(50)]
     rows += [ranked_row("flat", stability=0.9, flags=["blank"]), ranked_row("none", stability=None)]
-    found = rank(table(rows), budget=10, control=0, quotas=False, transforms=VIEWS)
+    found = triage(table(rows), by="stability", budget=10, control=0, quotas=False)
     assert (found.unstable.count, found.unstable.in_queue, found.unstable.undefined) == (25, 8, 2)
     assert found.unstable.sentence == (
         "25 of 52 maps (48.1 %) have a stability below 0.5, 8 of them in the queue; 2 have none (blank, constant or not measured)"
     )
     assert found.quality is None
-    less = rank(table(rows), unstable=0.2, transforms=VIEWS)
+    less = triage(table(rows), by="stability", unstable=0.2)
     assert (less.unstable.below, less.unstable.count) == (0.2, 10)
     assert less.to_json()["unstable"]["count"] == 10
-    unknown = triage(table([ranked_row("a")]), transforms=VIEWS).unstable
-    assert (unknown.count, unknown.sentence) == (
-        0,
-        "no map has a stability: all are blank or constant, or it was not measured",
-    )
+    unknown = triage(table([ranked_row("a")])).unstable
+    assert unknown.count == 0
+    assert unknown.sentence == "no map has a stability: all are blank or constant, or it was not measured"
 
 
 def test_where_only_silent_images_are_unstable_the_signal_finds_them():
     rows = [ranked_row(f"{i:02d}", 0.0, views_kept=0, flags=["none-kept"], eq=0.1) for i in range(20)]
     rows += [ranked_row(f"a{i:02d}", i / 100, eq=0.9) for i in range(20)]
-    found = triage(table(rows), budget="100%", transforms=VIEWS)
+    found = triage(table(rows), budget="100%")
     assert found.quality.auroc.value == 1
     assert math.isnan(found.quality.outside.value)  # nothing is outside
 
 
 def test_worth_is_measured_on_the_calibrated():
     rows = run(400, calibrated=250)
-    found = triage(table(rows), budget="20%", transforms=VIEWS)
+    found = triage(table(rows), budget="20%")
     worth, queue = found.quality, {row["id"] for row in reviewed(found, "queue")}
     known = [row for row in rows if row.get("eq") is not None]
     bad = [row for row in known if row["eq"] < 0.5]
@@ -319,39 +287,26 @@ def test_worth_is_measured_on_the_calibrated():
     assert worth.auroc.low > 0.5
     assert worth.lift.value > 1
     assert worth.held_out.lift.value > 1
-    assert worth.sentence.startswith(
-        f"PEUM finds maps with an Eq (equivariance) below 0.5 better than chance. Measured on {len(known)} images at seven other angles: "
-    )
+    assert f"better than chance. Measured on {len(known)} images at seven other angles: " in worth.sentence
     assert worth.lift.value <= 1 / worth.unstable.value
     json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_few_calibrated_images_are_too_few_to_say():
-    few = triage(table(run(100, calibrated=40)), transforms=VIEWS).quality
+    few = triage(table(run(100, calibrated=40))).quality
     assert few.sentence.startswith("too few images to say")
-    none = triage(table(run(50)), transforms=VIEWS)
+    none = triage(table(run(50)))
     assert none.quality is None
     assert none.to_json()["quality"] is None
 
 
-HOSTILE = [
-    "=1+1",
-    "+cmd|' /C calc'!A0",
-    "-2",
-    "@SUM(A1)",
-    "\tx",
-    "\rx",
-    'a,"b"\nc',
-    "ünï ☃; 'q'",
-    "",
-    "'=1",
-    "plain",
-]
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2", "@SUM(A1)", "\tx", "\rx"]
+HOSTILE = [*FORMULAS, 'a,"b"\nc', "ünï ☃; 'q'", "", "'=1", "plain"]
 
 
 def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
     rows = [ranked_row(name, i / 100, i) for i, name in enumerate(HOSTILE)]
-    found = triage(table(rows), budget="100%", transforms=VIEWS, classes=HOSTILE)
+    found = triage(table(rows), budget="100%", classes=HOSTILE)
     write_csv(found, tmp_path / "queue.csv")
     with (tmp_path / "queue.csv").open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
@@ -363,14 +318,13 @@ def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
             assert not row[name].startswith(("=", "+", "-", "@", "\t", "\r"))
             guarded = true[name].lstrip("'").startswith(("=", "+", "-", "@", "\t", "\r"))
             assert row[name] == ("'" if guarded else "") + true[name]
-        assert [r for r in row["reasons"].split("; ") if r] == [
-            r for r in sentences(true) if not r.startswith("PEUM ")
-        ]
+        reasons = [reason for reason in sentences(true) if not reason.startswith("PEUM ")]
+        assert [reason for reason in row["reasons"].split("; ") if reason] == reasons
 
 
 def test_what_reviewers_get_is_blind(tmp_path):
     items = table(run(200))
-    found = triage(items, transforms=VIEWS)
+    found = triage(items)
     found = replace(found, rows=found.rows.sort_by("rank"))
     write_csv(found, tmp_path / "queue.csv")
     write_table(tmp_path / "queue.parquet", found.rows)
@@ -393,10 +347,8 @@ def test_reasons_are_readable_in_any_terminal(capsys, monkeypatch, columns):
     row = {"rank": 7, "id": "patch.png", "class": "tumour [x]", "confidence": 0.5, "peum_score": 0.05}
     row["reasons"] = [Reason("text", {"text": why}).to_row()]
     unstable = SimpleNamespace(sentence="how many are unstable")
-    ranked = SimpleNamespace(
-        by="peum", budget=2, unstable=unstable, quality=None, quotas={}, queue=lambda: [row]
-    )
-    audit_output.print_queue(ranked)
+    facts = {"by": "peum", "budget": 2, "unstable": unstable, "quality": None, "quotas": {}}
+    audit_output.print_queue(SimpleNamespace(**facts, queue=lambda: [row]))
     said = capsys.readouterr().out
     assert why in said
     assert "tumour [x]" in said

@@ -6,15 +6,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import equicam
-from equicam.cli.app import app
 from equicam.demo import synthetic_patches
 from equicam.errors import EquicamError
+from tests.audit.conftest import equicam_answer, run_command
 from tests.web.conftest import Server, key_of
 
-RUN = CliRunner()
 MODEL = """
 import torch
 from torch import nn
@@ -65,19 +63,17 @@ def test_the_queue_names_the_output(run):
     queue = run.queue()
     assert {row["class"] for row in queue} == {"the output"}
     assert all(row["output"] is not None for row in queue)
-    done = RUN.invoke(app, ["triage", str(run.folder), "--budget", "100%"], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    assert re.search(r"rank +image +output +value +stability", done.output)
-    assert f"{queue[0]['output']:.4g}" in done.output
-    assert "class" not in done.output
+    output = run_command("triage", run.folder, "--budget", "100%")
+    assert re.search(r"rank +image +output +value +stability", output)
+    assert f"{queue[0]['output']:.4g}" in output
+    assert "class" not in output
 
 
 def test_a_signal_of_confidence_is_refused_by_name(run):
     with pytest.raises(EquicamError, match="by='risk' needs the confidence of classes, got none in this run"):
         run.triage(by="risk")
-    done = RUN.invoke(app, ["triage", str(run.folder), "--by", "risk"], env={"COLUMNS": "300"})
-    assert done.exit_code == 2
-    assert "try --by stability, or peum" in done.output
+    output = run_command("triage", run.folder, "--by", "risk", code=2)
+    assert "try --by stability, or peum" in " ".join(output.split())
 
 
 def test_the_report_shows_outputs_and_values(run):
@@ -110,9 +106,8 @@ def test_an_output_has_its_number_or_name(photos, tmp_path):
     several = equicam.audit(photos, regressor(3), tmp_path / "several", views=2, target=2, n=2)
     several.triage(budget="100%")
     assert {row["class"] for row in several.queue()} == {"output 2"}
-    named = equicam.audit(
-        photos, regressor(2, ["age", "grade"]), tmp_path / "named", views=2, target="grade", n=2
-    )
+    model = regressor(2, ["age", "grade"])
+    named = equicam.audit(photos, model, tmp_path / "named", views=2, target="grade", n=2)
     named.triage(budget="100%")
     assert {row["class"] for row in named.queue()} == {"grade"}
 
@@ -127,24 +122,15 @@ def test_an_output_has_its_number_or_name(photos, tmp_path):
 )
 def test_explain_prints_and_writes_the_value(photos, tmp_path, outputs, classes, more, name):
     (tmp_path / "mine.py").write_text(MODEL.format(outputs=outputs, classes=classes))
-    given = [
-        str(photos / "0.png"),
-        "--model",
-        f"{tmp_path / 'mine.py'}:build",
-        "--views",
-        "2",
-        "--out",
-        str(tmp_path / "out"),
-        *more,
-    ]
-    done = RUN.invoke(app, ["explain", *given], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    found = json.loads(RUN.invoke(app, ["explain", *given, "--json"]).stdout)["images"][0]
+    model = f"{tmp_path / 'mine.py'}:build"
+    options = [photos / "0.png", "--model", model, "--views", 2, "--out", tmp_path / "out", *more]
+    output = run_command("explain", *options)
+    (found,) = equicam_answer("explain", *options)["images"]
     assert (found["class"], found["confidence"]) == (name, None)
-    assert re.search(r"image +┃ output +┃ value", done.output)
+    assert re.search(r"image +┃ output +┃ value", output)
     value = f"{found['output']:.4g}"
-    assert re.search(rf"│ {name} +│ {re.escape(value)} ", done.output)
-    assert "class 0" not in done.output
+    assert re.search(rf"│ {name} +│ {re.escape(value)} ", output)
+    assert "class 0" not in output
     stored = json.loads(next((tmp_path / "out").glob("*.json")).read_text())
     assert stored["output"] == found["output"]
 

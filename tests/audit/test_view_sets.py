@@ -104,11 +104,8 @@ def test_curves_are_over_angles_where_there_are_angles():
     others = view_curve.view_curve((Views.evenly(3) * Views.scales(1, 0.9)).transforms, correlations)
     assert "in the order of the views; lowest 0.20 in the view 120°, × 0.9." in others
     assert "°</text>" not in others
-    for drawn, label in (
-        (rotations, "angle of rotation (°)"),
-        (mirrored, "angle of rotation (°)"),
-        (others, "view"),
-    ):
+    angle = "angle of rotation (°)"
+    for drawn, label in ((rotations, angle), (mirrored, angle), (others, "view")):
         assert f">{label}</text>" in drawn
         assert ">correlation</text>" in drawn
     assert not view_curve.view_curve(Views.evenly(2).transforms, [None, 1.0])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equicam.runs.queue_files import as_csv, guard_formulas
+from equicam.runs.queue_files import _guard_formulas, as_csv
 
 FORMULA_CHARACTERS = "=+-@＝＋－＠"
 STARTS = (*FORMULA_CHARACTERS, "\t", "\r", "\n")
@@ -24,16 +24,16 @@ def unguard(text):
 
 @pytest.mark.parametrize("start", STARTS)
 def test_a_cell_never_begins_with_a_formula(start):
-    assert guard_formulas(f"{start}1+1") == f"'{start}1+1"
+    assert _guard_formulas(f"{start}1+1") == f"'{start}1+1"
     for separator in ";\t\r\n|":
-        assert f"{separator}'{start}1" in guard_formulas(f"x{separator}{start}1") or start in "\t\r\n"
+        assert f"{separator}'{start}1" in _guard_formulas(f"x{separator}{start}1") or start in "\t\r\n"
 
 
 @pytest.mark.parametrize(
     "text", ["plain", "a-b", "2 - 1", "it's", "a; b", "x=1", "ünï ☃; 'q'", "a@b.example", ""]
 )
 def test_other_text_stays_as_it_is(text):
-    assert guard_formulas(text) == text
+    assert _guard_formulas(text) == text
 
 
 @given(texts)

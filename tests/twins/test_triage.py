@@ -103,11 +103,8 @@ def test_rows_of_a_triage_are_what_each_image_says(by):
             lower = sum(value < score[row["id"]] for value in score.values())
             expected = {"signal": by, "value": signal[row["id"]], "above_percent": 100 * lower // len(score)}
             assert reasons["signal-percentile"] == expected
-        flips = [
-            one.label
-            for one, top in zip(TRANSFORMS, image["view_top1"], strict=True)
-            if top != image["view_top1"][0]  # of the presented view, whichever class is explained
-        ]
+        presented, *_ = top1 = image["view_top1"]  # whichever class is explained
+        flips = [view.label for view, top in zip(TRANSFORMS, top1, strict=True) if top != presented]
         assert reasons.get("prediction-changes", {"views": []})["views"] == flips
         column = "view_agreement" if by == "peum" else "stability_by_view"
         low = sorted((r, one.label) for one, r in zip(TRANSFORMS, image[column], strict=True) if r < 0.5)
@@ -124,14 +121,12 @@ def test_null_for_what_json_does_not_have():
 
 def test_of_reasons_those_that_were_computed_are_compared():
     def queue(first, second, rank=1):
-        reasons = [
-            None if some is None else [{"code": code, "values": "{}"} for code in some]
-            for some in (first, second)
-        ]
-        row = {"arm": "queue", "rank": rank, "place": 1, "risk": math.nan}
-        return pa.Table.from_pylist(
-            [row | {"id": n, "reasons": r} for n, r in zip("ab", reasons, strict=True)], ROWS
-        )
+        rows = []
+        for name, some in (("a", first), ("b", second)):
+            reasons = None if some is None else [{"code": code, "values": "{}"} for code in some]
+            row = {"id": name, "arm": "queue", "rank": rank, "place": 1, "risk": math.nan}
+            rows.append(row | {"reasons": reasons})
+        return pa.Table.from_pylist(rows, ROWS)
 
     written = queue(["blank", "edge"], ["edge"])
     assert _same(queue(["blank", "edge"], ["edge"]), written)

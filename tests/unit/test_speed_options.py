@@ -4,14 +4,14 @@ import pytest
 import torch
 
 import equicam
-from equicam.audit.audit import is_repaid
+from equicam.audit.audit import _is_repaid
 from equicam.cli.shared import parse_speed
 
 
 def test_only_a_gpu_with_images_enough_compiles_by_itself():
-    assert is_repaid("cuda", 20_000, 18)
-    assert not is_repaid("cuda", 1_000, 18)
-    assert not is_repaid("cpu", 10_000_000, 18)
+    assert _is_repaid("cuda", 20_000, 18)
+    assert not _is_repaid("cuda", 1_000, 18)
+    assert not _is_repaid("cpu", 10_000_000, 18)
 
 
 def test_fast_is_bfloat16_and_compiled():

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equicam.audit.compute import AuditContext, AuditJob, compact_preprocessing, compute_ahead, versions
-from equicam.core.transforms import canvas_size
 from equicam.core.views import Views
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, Shard, SharedFolder
@@ -37,18 +36,8 @@ from equicam.rasters.options import Tiling
 from equicam.rasters.tiling import RasterRow, cut_windows
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
-from equicam.runs.log import (
-    Log,
-    Notice,
-    complete,
-    heal,
-    is_complete,
-    log_shard,
-    log_start,
-    refuse_lost_log,
-    remove_temporary,
-)
-from equicam.runs.manifest import LARGEST, MAX_VIEWS, Manifest, are_views
+from equicam.runs.log import Log, Notice, complete, heal, is_complete, log_shard, log_start, refuse_lost_log
+from equicam.runs.manifest import LARGEST, MAX_VIEWS, Manifest, are_views, margin_of
 from equicam.runs.store import RunStore
 from equicam.shards import map_concurrently
 
@@ -97,19 +86,15 @@ def compute_run(
     voi = None if voi is None else check_window(voi)
     with ThreadPoolExecutor(1) as other_thread:  # while images are listed
         weights = other_thread.submit(fingerprint, model.module)
-        found, rasters = list_items(
-            source, split, tiling, recipe.context, voi, listed=listed, listing=listing
-        )
-        items = found.sample(n)
+        options = source, split, tiling, recipe.context, voi
+        every, rasters = list_items(*options, listed=listed, listing=listing)
+        items = every.sample(n)
     workers = decoder_count(workers, len(items), len(engine.names) if isinstance(engine, Devices) else 1)
     device = engine.kind if engine else model.device.type
-    if compile_if_repaid and is_repaid(device, len(items), len(Views(recipe.views))):
+    if compile_if_repaid and _is_repaid(device, len(items), len(Views(recipe.views))):
         recipe = replace(recipe, compiled=True)
         notice(f"{len(items):,} images: the network is compiled first, which takes about half a minute")
     calibration = _calibration_subset(items, calibrate, recipe.seed)
-    context = AuditContext(
-        model, recipe, frozenset(calibration), tiling.tile if tiling else None, target, shard_size
-    )
     manifest = Manifest(
         recipe=recipe,
         method_description=description,
@@ -133,15 +118,13 @@ def compute_run(
         target=target,
         task=model.task,
         voi=voi,
-        given_preprocessing=model.preprocess.to_json()
-        if isinstance(model.preprocess, Preprocessing)
-        else None,
+        given_preprocessing=given.to_json() if isinstance(given := model.preprocess, Preprocessing) else None,
     )
+    context = AuditContext.of(manifest, model, frozenset(calibration))
     store.refuse_foreign()
     with _removed_if_empty(store), store.writing() as lock:
         log = Log(store.folder)
         refuse_lost_log(store, log)
-        remove_temporary(store)
         store.begin(manifest, items, calibration, rasters)
         if store.started():
             heal(store, log, partial(store.write_head, manifest, items, calibration, rasters), notice)
@@ -164,7 +147,7 @@ def compute_run(
             complete(store, log)
 
 
-def is_repaid(device: str, images: int, views: int) -> bool:
+def _is_repaid(device: str, images: int, views: int) -> bool:
     """Whether a run is long enough for compiling to pay: nothing is compiled on a CPU unless the caller says so."""
     return device == "cuda" and images * views >= REPAYING_VIEWS
 
@@ -193,15 +176,16 @@ def list_items(
     listing: Progress | None = None,
 ) -> tuple[Items, list[RasterRow]]:
     """The items of a source; with a tiling, windows of its rasters, with the margin that context needs."""
-    found = listed or list_source(source, split=split, from_user=from_user, frames=tiling is None)
+    items = listed or list_source(source, split=split, from_user=from_user, frames=tiling is None)
     if tiling is None:
-        return replace(found, voi=voi), []
-    margin = 0 if context == "none" else (canvas_size((tiling.tile, tiling.tile))[0] - tiling.tile) // 2
-    done = count(1)
-    tick = (
-        (lambda _one: listing(number := next(done), len(found), number)) if listing else (lambda _one: None)
-    )
-    return cut_windows(found, tiling, margin, tick)
+        return replace(items, voi=voi), []
+    numbers = count(1)
+
+    def tick(_raster: object) -> None:
+        if listing:
+            listing(number := next(numbers), len(items), number)
+
+    return cut_windows(items, tiling, margin_of(tiling, context), tick)
 
 
 def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
@@ -220,11 +204,9 @@ def resolve_recipe(model: Model, recipe: Recipe) -> tuple[Recipe, str]:
 def _describe_method(method: Method) -> str:
     """Everything a method's name stands for, in text that is the same in every process."""
     fusion = method.fusion
+    read, combine, weigh = map(_describe_callable, (method.reader.read, method.combine, fusion.weigh))
     stages = f"{fusion.align_at}→{fusion.mean_at}"
-    functions = [_describe_callable(fn) for fn in (method.reader.read, method.combine)]
-    return " · ".join(
-        [*functions, f"{list(fusion.views.to_plain())}", stages, _describe_callable(fusion.weigh)]
-    )
+    return " · ".join([read, combine, f"{list(fusion.views.to_plain())}", stages, weigh])
 
 
 def _describe_callable(fn: Any) -> str:
@@ -282,13 +264,9 @@ def _compute_here(
             numbered = zip((number for number, _ in shards), decoded_shards, strict=True)
             start = time.perf_counter()
             for number, tables in compute_ahead(context, numbered):
-                LOG.info(
-                    "shard %d: %d images, %.1f s after the one before",
-                    number,
-                    len(tables[0]),
-                    time.perf_counter() - start,
-                )
-                start = time.perf_counter()
+                start, before = time.perf_counter(), start
+                took = start - before
+                LOG.info("shard %d: %d images, %.1f s after the one before", number, len(tables[0]), took)
                 if writing:
                     writing.result()
                 writing = writer.submit(store.write_shard, number, *tables, partial(log_shard, log))

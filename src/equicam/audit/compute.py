@@ -64,6 +64,12 @@ class AuditContext:
     target: int | None = None  # the class to explain; None: each image's top-1
     shard_size: int | None = None  # images that compiled calls are filled up to
 
+    @staticmethod
+    def of(manifest: Manifest, model: Model, calibration: frozenset[str]) -> "AuditContext":
+        """The context of a run."""
+        facts = manifest.tile, manifest.target, manifest.shard_size
+        return AuditContext(model, manifest.recipe, calibration, *facts)
+
     @cached_property
     def executor(self) -> Executor:
         """Runs the recipe."""
@@ -91,18 +97,19 @@ class AuditContext:
         """Whether the model's preprocessing crops something away that can be used."""
         return crops_centre(self.model)
 
-    def margin(self, one: DecodedImage) -> tuple[int, int]:
+    def margin(self, image: DecodedImage) -> tuple[int, int]:
         """Rows and columns around the model's input that an image has, at the input's resolution."""
-        if one.margin is not None:
-            return one.margin
-        if self.window is None or not self.has_margin or None in (one.input_box, one.width, one.height):
+        if image.margin is not None:
+            return image.margin
+        box, rows, columns = image.input_box, image.height, image.width
+        if self.window is None or not self.has_margin or box is None or rows is None or columns is None:
             return 0, 0
-        (x0, y0, x1, y1), (height, width) = one.input_box, self.window.size  # type: ignore[misc]
+        (x0, y0, x1, y1), (height, width) = box, self.window.size
         canvas_rows, canvas_columns = canvas_size((height, width))
         most = ((canvas_rows - height) // 2, (canvas_columns - width) // 2)
-        sides = (min(y0, one.height - y1) * height / (y1 - y0), min(x0, one.width - x1) * width / (x1 - x0))  # type: ignore[operator]
-        rows, columns = (max(0, min(round(side), kept)) for side, kept in zip(sides, most, strict=True))
-        return rows, columns
+        sides = (min(y0, rows - y1) * height / (y1 - y0), min(x0, columns - x1) * width / (x1 - x0))
+        above, left = (max(0, min(round(side), kept)) for side, kept in zip(sides, most, strict=True))
+        return above, left
 
 
 def preprocess_to_array(model: Model, image: Any, context: str = "none") -> NDArray[np.float32]:
@@ -119,12 +126,12 @@ def compact_preprocessing(model: Model, context: str) -> Preprocess:
 def _preprocess_compactly(
     model: Model, image: Image.Image | WindowPixels, context: str, table: LevelTable | None
 ) -> NDArray[np.float32] | LevelPixels:
-    found = None
+    levels = None
     if isinstance(image, WindowPixels):
-        found = window_levels(model, image)
+        levels = window_levels(model, image)
     elif table is not None:
-        found = table(to_rgb(image))
-    return preprocess_to_array(model, image, context) if found is None else found
+        levels = table(to_rgb(image))
+    return preprocess_to_array(model, image, context) if levels is None else levels
 
 
 Tables = tuple[pa.Table, pa.Table]
@@ -178,7 +185,7 @@ def start_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Calla
                 LOG.info("%r could not be explained: %s", d.item.id, describe(reason))
         seconds = (spent + time.perf_counter() - begun) / max(1, len(good))
         rows = [_row(d, facts.get(d.item.id, {}), reasons.get(d.item.id), seconds) for d in decoded]
-        stored = [one.to_row(name) for name, one in maps.items()]
+        stored = [planes.to_row(name) for name, planes in maps.items()]
         return pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(stored, schema=MAPS)
 
     return finish
@@ -187,18 +194,15 @@ def start_shard(context: AuditContext, decoded: Sequence[DecodedImage]) -> Calla
 def _send(images: Sequence[DecodedImage], device: torch.device) -> Float[Tensor, "b c H W"]:
     """The pixels of the images as a batch on a device: as levels that are looked up there, if all have the same table."""
     pixels = [d.x for d in images if d.x is not None]
-    numbers = images[0].numbers
-    if numbers is not None and all(
-        d.numbers is not None and np.array_equal(d.numbers, numbers) for d in images
-    ):
+    tables = [d.numbers for d in images]
+    numbers = tables[0]
+    if numbers is not None and all(table is not None and np.array_equal(table, numbers) for table in tables):
         return numbers_of_levels(to_device(pixels, device), numbers)
-    return to_device(
-        [
-            x if d.numbers is None else LevelPixels(x, d.numbers).to_numbers()
-            for x, d in zip(pixels, images, strict=True)
-        ],
-        device,
+    converted = (
+        x if table is None else LevelPixels(x, table).to_numbers()
+        for x, table in zip(pixels, tables, strict=True)
     )
+    return to_device([*converted], device)
 
 
 Explained = tuple[Facts, dict[str, StoredMaps], dict[str, Reason]]
@@ -240,22 +244,18 @@ def _start_each(
 
 
 def _row(d: DecodedImage, facts: dict[str, Any], refused: Reason | None, seconds: float) -> dict[str, Any]:
-    reason = d.reason or refused
-    label = None if d.item.label is None else str(d.item.label)
-    path = valid_utf8(str(d.item.path.absolute()))
-    row: dict[str, Any] = {"id": d.item.id, "path": path, "index": d.item.index, "label": label}
-    row |= {
-        name: getattr(d, name) for name in ("sha256", "bytes", "mtime_ns", "width", "height", "input_box")
-    }
+    reason, item = d.reason or refused, d.item
+    row: dict[str, Any] = {"id": item.id, "path": valid_utf8(str(item.path.absolute())), "index": item.index}
+    row["label"] = None if item.label is None else str(item.label)
+    copied = ("sha256", "bytes", "mtime_ns", "width", "height", "input_box")
+    row |= {name: getattr(d, name) for name in copied}
     row |= {**facts, "status": "bad" if reason else "ok", "seconds": d.seconds + (0 if reason else seconds)}
-    if d.as_stored and not reason:
-        row["flags"] = sorted([*row["flags"], "orientation-unread"])
-    if d.nodata and not reason:
-        row["flags"] = sorted([*row["flags"], "nodata"])
-    if d.item.window is not None:
-        row |= {name: getattr(d.item.window, name) for name in ("x", "y", "side")}
+    if item.window is not None:
+        row |= {name: getattr(item.window, name) for name in ("x", "y", "side")}
     if reason:
-        row |= {"reason": reason.code, "reason_values": reason.to_row()["values"]}
+        return row | {"reason": reason.code, "reason_values": reason.to_row()["values"]}
+    more = {"orientation-unread": d.as_stored, "nodata": d.nodata}
+    row["flags"] = sorted([*row["flags"], *(flag for flag, is_set in more.items() if is_set)])
     return row
 
 
@@ -266,19 +266,18 @@ def _start(
         context.executor, x, context.target, context.window, margins, pad_to=context.shard_size
     )
     # everything that is stored is computed on the device and sent for now; only `finish` waits for it
-    found = dict(started.tensors)
-    del found["flags"]
+    tensors = {name: value for name, value in started.tensors.items() if name != "flags"}
     wanted = [i for i, name in enumerate(ids) if name in context.calibration]
     if wanted:
-        found["eq"] = _single_view_eq(context, x[wanted], found["target"][wanted])
-    size = (found["view_maps"].shape[-2], found["view_maps"].shape[-1])
-    maps = (found["layer_map"], adaptive_avg_pool2d(found["peum"], size), found["view_maps"])
-    found |= {f"stored_{i}": plane.float() for i, plane in enumerate(maps)}
-    found["view_agreement"] = view_agreement(context.views, found["view_maps"])
-    if "probabilities" in found:
-        top = found["probabilities"].topk(min(5, found["probabilities"].shape[1]), dim=1)
-        found |= {"top5": top.indices, "top5_confidence": top.values}
-    arrived = send_to_host({name: value for name, value in found.items() if name not in NOT_STORED})
+        tensors["eq"] = _single_view_eq(context, x[wanted], tensors["target"][wanted])
+    size = (tensors["view_maps"].shape[-2], tensors["view_maps"].shape[-1])
+    maps = (tensors["layer_map"], adaptive_avg_pool2d(tensors["peum"], size), tensors["view_maps"])
+    tensors |= {f"stored_{i}": plane.float() for i, plane in enumerate(maps)}
+    tensors["view_agreement"] = view_agreement(context.views, tensors["view_maps"])
+    if "probabilities" in tensors:
+        top = tensors["probabilities"].topk(min(5, tensors["probabilities"].shape[1]), dim=1)
+        tensors |= {"top5": top.indices, "top5_confidence": top.values}
+    arrived = send_to_host({name: value for name, value in tensors.items() if name not in NOT_STORED})
 
     def finish() -> tuple[Facts, dict[str, StoredMaps]]:
         e, host = started.finish(), arrived()
@@ -300,23 +299,19 @@ def _facts(host: Mapping[str, Tensor], flags: Sequence[Set[str]], views: Views, 
     presented, labels = views.presented, views.labels
     by_view = zip(lists["stability_by_view"], lists["view_top1"], flags, strict=True)
     judged = [judge(values, top1, labels, flagged, presented) for values, top1, flagged in by_view]
-    columns: dict[str, list[Any]] = {
-        "target": lists["target"],
+    copied = ("target", "peum_score", "stability_by_view", "view_top1", "view_agreement")
+    absent: dict[str, Any] = {"output": None, "top5": [], "top5_confidence": []}
+    columns: dict[str, list[Any]] = {name: lists[name] for name in copied}
+    columns |= {name: lists.get(name, [value] * len(ids)) for name, value in absent.items()}
+    columns |= {
         "confidence": _nulls(lists["confidence"]),
-        "output": lists.get("output", [None] * len(ids)),
-        "top5": lists.get("top5", [[]] * len(ids)),
-        "top5_confidence": lists.get("top5_confidence", [[]] * len(ids)),
-        "peum_score": lists["peum_score"],
         "stability": _nulls(lists["stability"]),
-        "stability_by_view": lists["stability_by_view"],
         "flip_rate": host["view_flips"].double().mean(1).tolist(),
         "views_kept": host["view_kept"].sum(1).tolist(),
-        "view_confidence": [_nulls(one) for one in lists["view_confidence"]],
-        "view_top1": lists["view_top1"],
-        "view_agreement": lists["view_agreement"],
-        "flags": [sorted(named) for named in flags],
-        "steadiness": [one.word for one in judged],
-        "steadiness_reason": [one.reason.code for one in judged],
+        "view_confidence": list(map(_nulls, lists["view_confidence"])),
+        "flags": list(map(sorted, flags)),
+        "steadiness": [judgement.word for judgement in judged],
+        "steadiness_reason": [judgement.reason.code for judgement in judged],
     }
     return {name: {key: values[i] for key, values in columns.items()} for i, name in enumerate(ids)}
 
@@ -349,8 +344,8 @@ def _single_view_eq(
     else:  # one look at the surround for each angle
         windows = (Window(context.window.size, Transform(angle)) for angle in angles)
         presented = torch.cat([Views([0]).act(x, window)[0] for window in windows])
-    found = explain_batch(context.grad_cam_executor, presented, target.repeat(len(angles)))
-    maps = found.map.reshape(len(angles), len(x), *found.map.shape[-2:])
+    maps = explain_batch(context.grad_cam_executor, presented, target.repeat(len(angles))).map
+    maps = maps.reshape(len(angles), len(x), *maps.shape[-2:])
     return equivariance(maps[1:], maps[0], ANGLES).value.mean(0)
 
 
@@ -377,9 +372,9 @@ class AuditJob:
         network = need_network([items])
         if network not in self._lone_decoders:
             self._lone_decoders[network] = self._decoders(1, network=network)
-        (found,) = self._lone_decoders[network].decode_shards([items])
+        (decoded,) = self._lone_decoders[network].decode_shards([items])
         # copied, because the next shard's pixels take their place
-        return [one if one.x is None else replace(one, x=one.x.copy()) for one in found]
+        return [d if d.x is None else replace(d, x=d.x.copy()) for d in decoded]
 
     def decode_ahead(self, shards: Sequence[Shard]) -> Iterator[list[DecodedImage]]:
         """Shards decoded by child processes, ahead of the caller."""
@@ -390,18 +385,15 @@ class AuditJob:
     def prepare(self, device: str) -> Callable[[int, list[DecodedImage]], dict[str, str]]:
         """Load the model, refuse versions or weights that would give other rows, and return the computation."""
         store = RunStore(self.folder.enter())
-        recorded, rasters = dict(self.manifest.versions), self.manifest.tiling is not None
-        if found := differences(recorded, dict(versions(rasters=rasters, dicom="pydicom" in recorded))):
+        manifest, recorded = self.manifest, dict(self.manifest.versions)
+        here = dict(versions(rasters=manifest.tiling is not None, dicom="pydicom" in recorded))
+        if others := differences(recorded, here):
             raise EquicamError(
-                "a worker", "the versions the run was started with", "; ".join(found), "the same everywhere"
+                "a worker", "the versions the run was started with", "; ".join(others), "the same everywhere"
             )
-        model = load_checked(self.model_source, device, self.manifest.weights)
-        model = replace(model, task=self.manifest.task)  # a name alone does not say it
-        tiling, target = self.manifest.tiling, self.manifest.target
-        context = AuditContext(
-            model, self.manifest.recipe, self.calibration, tiling.tile if tiling else None, target,
-            self.manifest.shard_size,
-        )  # fmt: skip
+        model = load_checked(self.model_source, device, manifest.weights)
+        model = replace(model, task=manifest.task)  # a name alone does not say it
+        context = AuditContext.of(manifest, model, self.calibration)
 
         def compute(number: int, decoded: list[DecodedImage]) -> dict[str, str]:
             # another worker may have written this shard after being presumed dead; keep it
@@ -420,14 +412,9 @@ class AuditJob:
 
     def _decoders(self, workers: int, *, network: bool) -> DecoderPool:
         model = self.preprocessing or load_preprocessing(self.model_source)
-        return DecoderPool(
-            compact_preprocessing(model, self.manifest.recipe.context),
-            VisibleBoxes(model),
-            workers=workers,
-            image_bytes=self.image_bytes,
-            shard_size=self.manifest.shard_size,
-            network=network,
-        )
+        preprocess = compact_preprocessing(model, self.manifest.recipe.context)
+        sizes = {"image_bytes": self.image_bytes, "shard_size": self.manifest.shard_size}
+        return DecoderPool(preprocess, VisibleBoxes(model), workers=workers, network=network, **sizes)
 
 
 READERS = ("openslide-python", "openslide-bin", "tifffile", "imagecodecs", "rasterio")
@@ -436,7 +423,7 @@ READERS = ("openslide-python", "openslide-bin", "tifffile", "imagecodecs", "rast
 
 def versions(*, rasters: bool = False, dicom: bool = False) -> tuple[tuple[str, str], ...]:
     """The versions that decide rows; those of readers only where there are rasters or DICOM images."""
-    readers = (*(READERS if rasters else ()), *(("pydicom",) if dicom else ()))
+    readers = (READERS if rasters else ()) + (("pydicom",) if dicom else ())
     return (
         *((name, _version(name)) for name in readers),
         ("equicam", __version__),

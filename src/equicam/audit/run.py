@@ -104,11 +104,11 @@ class Run:
         }  # fmt: skip
         if more is not None:
             _refuse_with_more(options)
-            found, options = extend_run(self.store, more)
+            ranked, options = extend_run(self.store, more)
         else:
-            found = rank_run(self.store, options)
-        write_queue(self.store, found, options)
-        return found
+            ranked = rank_run(self.store, options)
+        write_queue(self.store, ranked, options)
+        return ranked
 
     def causal(
         self,
@@ -132,9 +132,8 @@ class Run:
         from equicam.audit.causal import run_causal_test
         from equicam.audit.verify import reload_run
 
-        reload = partial(
-            reload_run, self.store, model=model, source=source, weights=weights, device=device
-        )  # loaded only if there is something to compute
+        # called only if there is something to compute
+        reload = partial(reload_run, self.store, model=model, source=source, weights=weights, device=device)
         return run_causal_test(self.store, reload, n=n, seed=seed, tick=tick)
 
     def report(self, top: int = 40) -> Path:
@@ -201,9 +200,8 @@ class Run:
         """
         from equicam.audit.verify import reload_run, verify_run
 
-        reload = partial(
-            reload_run, self.store, model=model, source=source, weights=weights, device=device
-        )  # loaded only if the files are the run's own
+        # called only if the files are the run's own
+        reload = partial(reload_run, self.store, model=model, source=source, weights=weights, device=device)
         return verify_run(self.store, reload, sample=sample, seed=seed, noted_hash=noted_hash, tick=tick)
 
 
@@ -220,9 +218,9 @@ def _refuse_other_bands(tiling: Tiling, model: "Model") -> None:
 def _refuse_with_more(options: dict[str, Any]) -> None:
     """Refuse options of `Run.triage` other than its defaults: an extended queue keeps those it was written with."""
     defaults = signature(Run.triage).parameters
-    if given := [name for name, value in options.items() if value != defaults[name].default]:
+    if others := [name for name, value in options.items() if value != defaults[name].default]:
         raise EquicamError(
-            "more", "no other option: an extended queue keeps those it was written with", ", ".join(given),
+            "more", "no other option: an extended queue keeps those it was written with", ", ".join(others),
             "more alone, or a new triage without it",
         )  # fmt: skip
 
@@ -247,9 +245,8 @@ def compare(first: Run | str | Path, second: Run | str | Path) -> "Comparison":
     """
     from equicam.runs.report.comparison import compare_runs
 
-    return compare_runs(
-        *(one.store if isinstance(one, Run) else open_run(one).store for one in (first, second))
-    )
+    first, second = (run if isinstance(run, Run) else open_run(run) for run in (first, second))
+    return compare_runs(first.store, second.store)
 
 
 def audit(

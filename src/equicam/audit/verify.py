@@ -6,7 +6,7 @@ Model, recipe and images of a finished run are loaded again, and refused if they
 import secrets
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,35 +14,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from torch import Tensor
 
 from equicam.audit.audit import list_items, resolve_recipe
-from equicam.audit.compute import AuditContext, compute_shard, preprocess_to_array
-from equicam.core.views import crop_centre
+from equicam.audit.compute import AuditContext, Tables, compute_shard, preprocess_to_array
 from equicam.errors import EquicamError, NotNamedError
 from equicam.images.decoding import preprocess_loaded
 from equicam.images.item_table import Items
-from equicam.images.items import Item, LoadedItem, load_item
-from equicam.models.images import VisibleBoxes, preprocess_image
+from equicam.images.items import load_item
+from equicam.models.images import VisibleBoxes
 from equicam.models.load import load
 from equicam.models.preprocessing import Preprocessing
-from equicam.models.surround import preprocess_window
 from equicam.models.weights import fingerprint
-from equicam.rasters.windows import WindowPixels
 from equicam.readers.model import Model
 from equicam.readers.names import is_library_model, weights_file
 from equicam.reasons import Reason, describe
 from equicam.runs.log import Event, Log, check_files, logged_digests
-from equicam.runs.store import RunStore, StoredMaps
+from equicam.runs.store import KINDS, RunStore, StoredMaps
 from equicam.shards import map_concurrently
 
-
-@dataclass(frozen=True)
-class Reloaded:
-    """What computes the rows of a run again."""
-
-    context: AuditContext
-    items: Items
+Reloaded = tuple[AuditContext, Items]
+"""What computes the rows of a run again, and its images."""
 
 
 def reload_run(
@@ -54,59 +45,37 @@ def reload_run(
     device: str | None = None,
 ) -> Reloaded:
     """The model, by the caller or one of a library that the manifest names, and the images; refuse others than the run's."""
-    manifest, where = store.manifest, f"the run {store.shown}"
+    manifest = store.manifest
     if not isinstance(model, Model):
         model = _load_model(store, model or _library_model(store), weights, device)
-    if (model.classes or ()) != (manifest.classes or ()):
-        raise EquicamError(where, "the model's own class names", "others in manifest.json", "restoring it")
-    if model.task != manifest.task:
-        raise EquicamError(
-            where, f"a model with task={manifest.task!r}", repr(model.task), "the model as it was audited"
-        )
-    if fingerprint(model.module) != manifest.weights:
-        raise EquicamError(where, "the weights it was computed with", "others", "restoring them")
-    found, _ = list_items(
+
+    def require(same: bool, needs: str, got: str, fix: str) -> None:
+        if not same:
+            raise EquicamError(f"the run {store.shown}", needs, got, fix)
+
+    classes = (model.classes or ()) == (manifest.classes or ())
+    require(classes, "the model's own class names", "others in manifest.json", "restoring it")
+    task = f"a model with task={manifest.task!r}"
+    require(model.task == manifest.task, task, repr(model.task), "the model as it was audited")
+    same_weights = fingerprint(model.module) == manifest.weights
+    require(same_weights, "the weights it was computed with", "others", "restoring them")
+    listed, _ = list_items(
         source or manifest.source, manifest.split, manifest.tiling, manifest.recipe.context, manifest.voi,
         from_user=source is not None,
     )  # fmt: skip
     sample = store.sample()
-    items = replace(found, table=found.table.filter(pc.is_in(found.ids, sample["id"]))).in_scan_order()
-    if items.digest() != manifest.data:
-        raise EquicamError(
-            where, "the images it was computed from", f"others in {source or manifest.source}",
-            "--source with their present place",
-        )  # fmt: skip
+    items = replace(listed, table=listed.table.filter(pc.is_in(listed.ids, sample["id"]))).in_scan_order()
+    others = f"others in {source or manifest.source}"
+    fix = "--source with their present place"
+    require(items.digest() == manifest.data, "the images it was computed from", others, fix)
     recipe, description = resolve_recipe(model, replace(manifest.recipe, dtype=manifest.dtype))
-    if description != manifest.method_description:
-        raise EquicamError(
-            where, f"the method it was computed with ({manifest.method_description})", "another of that name",
-            "the equicam version that wrote it",
-        )  # fmt: skip
+    method, fix = (
+        f"the method it was computed with ({manifest.method_description})",
+        "the equicam version that wrote it",
+    )
+    require(description == manifest.method_description, method, "another of that name", fix)
     calibration = frozenset(sample.filter(sample["calibration"])["id"].to_pylist())
-    tile = manifest.tiling.tile if manifest.tiling else None
-    return Reloaded(AuditContext(model, recipe, calibration, tile, manifest.target), items)
-
-
-def unchanged_inputs(
-    model: Model, items: Sequence[Item], rows: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[str], list[Tensor]]:
-    """Ids and model inputs, without their surround, of the images that are as the run's rows have them and can be read."""
-    ids, images = [], []
-    for item in items:
-        try:
-            loaded = load_item(item)
-            if item.id in rows and loaded.sha256 == rows[item.id].get("sha256"):
-                images.append(_input(model, loaded))
-                ids.append(item.id)
-        except (EquicamError, OSError, ValueError):
-            continue
-    return ids, images
-
-
-def _input(model: Model, loaded: LoadedItem) -> Tensor:
-    if isinstance(loaded.content, WindowPixels):
-        return crop_centre(preprocess_window(model, loaded.content), (loaded.content.tile,) * 2)
-    return preprocess_image(model, loaded.content.image)
+    return AuditContext(model, recipe, calibration, manifest.tile, manifest.target), items
 
 
 def _library_model(store: RunStore) -> str:
@@ -139,8 +108,8 @@ def _load_model(store: RunStore, name: str, weights: str | None, device: str | N
         classes=manifest.classes if zero_shot else None, task=manifest.task,
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
     )  # fmt: skip
-    given = manifest.given_preprocessing
-    return model if given is None else Preprocessing.from_json(given).of(model)
+    plain = manifest.given_preprocessing
+    return model if plain is None else Preprocessing.from_json(plain).of(model)
 
 
 TOLERANCES = {"confidence": 2e-3, "peum_score": 2e-4, "eq": 5e-3, "map": 0.999}
@@ -159,9 +128,7 @@ class Verification:
     notes: tuple[str, ...] = ()  # what is no difference, but good to know
     last_hash: str | None = None  # of the log, to be kept elsewhere; None where something differs
     log_error: str | None = None  # why the result is not in the log; an archived run may be read-only
-    left_out: int = (
-        0  # maps of the sample that were not recomputed, because their model or source was not named
-    )
+    left_out: int = 0  # maps of the sample not recomputed, because their model or source was not named
     left_out_reason: str | None = None
 
     @property
@@ -195,60 +162,48 @@ def verify_run(
         notes.append("nothing was computed again, because of these differences")
     elif sample:
         try:
-            recomputed, problems, worst = recompute(store, reload(), count=sample, seed=seed, tick=tick)
+            recomputed, problems, worst = _recompute(store, reload(), sample, seed, tick)
         except NotNamedError as error:
-            left_out, why = min(sample, _explained_count(store)), str(error)
+            left_out, why = min(sample, len(store.explained())), str(error)
         except EquicamError as error:
             problems = [f"nothing could be computed again: {error}"]
-    found = Verification(
+    verification = Verification(
         files, len(events), recomputed, tuple(problems), worst, tuple(notes), left_out=left_out, left_out_reason=why,
         last_hash=None if problems else events[-1].hash,
     )  # fmt: skip
+    payload = {"problems": len(problems), "recomputed": recomputed, "seed": seed}
     try:
-        last = Log(store.folder).add(
-            "verified", {"problems": len(found.problems), "recomputed": recomputed, "seed": seed}
-        )
+        last = Log(store.folder).add("verified", payload)
     except OSError as error:
-        return replace(found, log_error=str(error))
-    return found if problems else replace(found, last_hash=last.hash)
-
-
-def _explained_count(store: RunStore) -> int:
-    status = store.read_items(["status"])["status"]
-    return int(pc.sum(pc.equal(status, "ok")).as_py() or 0)
+        return replace(verification, log_error=str(error))
+    return verification if problems else replace(verification, last_hash=last.hash)
 
 
 def _check_rows(store: RunStore) -> list[str]:
     """Whether the rows are those of the sample, and every explained image has its map."""
     problems: list[str] = []
     try:
-        sample = store.sample()
-        if sample.num_rows != store.manifest.images:
-            problems.append(
-                f"sample.parquet has {sample.num_rows} images, manifest.json {store.manifest.images}"
-            )
-        ids, size = sample["id"], store.manifest.shard_size
-        if not sample["shard"].equals(
-            pa.chunked_array([np.arange(sample.num_rows) // size]).cast(pa.int32())
-        ):
+        sample, size = store.sample(), store.manifest.shard_size
+        ids, count = sample["id"], sample.num_rows
+        if count != store.manifest.images:
+            problems.append(f"sample.parquet has {count} images, manifest.json {store.manifest.images}")
+        if not sample["shard"].equals(pa.chunked_array([np.arange(count) // size]).cast(pa.int32())):
             problems.append("sample.parquet has images in other shards than their place says")
 
         def check(number: int) -> list[str]:
-            for kind in ("items", "maps"):
+            for kind in KINDS:
                 store.refuse_other_columns(kind, number)
-            items, maps = (
-                store.read_shard("items", number, ["id", "status"]),
-                store.read_shard("maps", number, ["id"]),
-            )
-            found = []
+            items = store.read_shard("items", number, ["id", "status"])
+            explained = items["id"].filter(pc.equal(items["status"], "ok"))
+            odd = []
             if not items["id"].equals(ids.slice(number * size, size)):
-                found.append(f"{store.name('items', number)} has other images than the sample")
-            if not maps["id"].equals(items["id"].filter(pc.equal(items["status"], "ok"))):
-                found.append(f"{store.name('maps', number)} has other maps than images explained")
-            return found
+                odd.append(f"{store.name('items', number)} has other images than the sample")
+            if not store.read_shard("maps", number, ["id"])["id"].equals(explained):
+                odd.append(f"{store.name('maps', number)} has other maps than images explained")
+            return odd
 
-        for some in map_concurrently(check, range(store.shard_count)):
-            problems += some
+        for odd in map_concurrently(check, range(store.shard_count)):
+            problems += odd
     except (EquicamError, KeyError, pa.ArrowException) as error:
         problems.append(f"rows: {error}")
     return problems
@@ -274,30 +229,25 @@ def _check_noted_hash(store: RunStore, log: Log, noted_hash: str) -> tuple[list[
     """Whether the log still holds the event with this hash, and every file as that event knew it; what came after is noted."""
     event = next((event for event in log.events() if event.hash == noted_hash), None)
     if event is None:
-        return [
-            f"log: the event with hash {noted_hash[:12]}… is not there: the log was cut off or rewritten"
-        ], []
+        gone = f"the event with hash {noted_hash[:12]}… is not there"
+        return [f"log: {gone}: the log was cut off or rewritten"], []
     before, now = logged_digests(store, log, until=event.number), logged_digests(store, log)
     changed = [name for name in before if now[name] != before[name]]
-    later = Counter(one.kind for one in log.events(after=event.number))
+    later = Counter(other.kind for other in log.events(after=event.number))
     kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(later.items()))
     after = f"what came after it is not covered: {kinds}" if later else "no event came after it"
     problems = [f"{name} was written again after the noted event" for name in changed]
     return problems, [f"the log holds event {event.number}, whose hash was noted; {after}"]
 
 
-def recompute(
-    store: RunStore, reloaded: Reloaded, *, count: int, seed: int = 0,
-    tick: Callable[[int], None] = lambda _count: None,
-) -> tuple[int, list[str], dict[str, float]]:  # fmt: skip
+def _recompute(
+    store: RunStore, reloaded: Reloaded, count: int, seed: int, tick: Callable[[int], None]
+) -> tuple[int, list[str], dict[str, float]]:
     """Explain random finished images again and compare, within the stated tolerances."""
-    context, model = reloaded.context, reloaded.context.model
-    if fingerprint(model.module) != store.manifest.weights:
-        return 0, ["the model's weights are not those of the run"], {}
+    context, items = reloaded
     try:
-        statuses = store.read_items(["id", "status"])
-        ok = set(statuses.filter(pc.equal(statuses["status"], "ok"))["id"].to_pylist())
-        candidates = [item for item in reloaded.items if item.id in ok]
+        ok = set(store.explained())
+        candidates = [item for item in items if item.id in ok]
         order = np.random.default_rng(seed).permutation(len(candidates))[:count]
         chosen = [candidates[i] for i in sorted(order)]
         rows, before = store.rows(item.id for item in chosen), store.maps(item.id for item in chosen)
@@ -305,62 +255,51 @@ def recompute(
         return 0, [f"nothing could be computed again: {error}"], {}
     if not chosen and ok:
         return 0, ["nothing could be computed again: none of its images is there"], {}
-    recomputed = 0
-    problems: list[str] = []
-    worst = {"map": 1.0}
-    preprocess = partial(preprocess_to_array, model, context=store.manifest.recipe.context)
-    visible_box = VisibleBoxes(model)
+    recomputed, problems, worst = 0, list[str](), {"map": 1.0}
+    preprocess = partial(preprocess_to_array, context.model, context=store.manifest.recipe.context)
+    visible_box = VisibleBoxes(context.model)
     for item in chosen:
         row = rows[item.id]
         decoded = preprocess_loaded(item, partial(load_item, item), preprocess, visible_box)
         if decoded.sha256 != row["sha256"]:
             problems.append(f"{item.id!r}: the image is not the one that was explained")
             continue
-        now_rows, now_maps = compute_shard(context, [decoded])
+        now = compute_shard(context, [decoded])
         recomputed += 1
-        problems += _compare(item.id, row, now_rows, before.get(item.id), now_maps, worst)
+        problems += [f"{item.id!r}: {text}" for text in _compare(row, before.get(item.id), now, worst)]
         tick(1)
     return recomputed, problems, worst
 
 
 def _compare(
-    name: str,
-    row: dict[str, Any],
-    now_rows: pa.Table,
-    before: StoredMaps | None,
-    now_maps: pa.Table,
-    worst: dict[str, float],
-) -> list[str]:
-    (now,) = now_rows.to_pylist()
-    if now["status"] != "ok":
-        return [
-            f"{name!r}: {describe(Reason.from_row({'code': now['reason'], 'values': now['reason_values']}))}"
-        ]
+    row: dict[str, Any], before: StoredMaps | None, now: Tables, worst: dict[str, float]
+) -> Iterator[str]:
+    """What differs between an image's row and map and those computed again."""
+    (again,) = now[0].to_pylist()
+    if again["status"] != "ok":
+        yield describe(Reason.from_row({"code": again["reason"], "values": again["reason_values"]}))
+        return
     if before is None:
-        return [f"{name!r}: its map is missing"]
-    problems = []
-    if now["target"] != row["target"]:
-        problems.append(f"{name!r}: explained class {row['target']}, now {now['target']}")
-    changed = [key for key in ("flags", "views_kept") if now[key] != row[key]]
-    problems += [f"{name!r}: {key} {row[key]}, now {now[key]}" for key in changed]
+        yield "its map is missing"
+        return
+    if again["target"] != row["target"]:
+        yield f"explained class {row['target']}, now {again['target']}"
+    for key in ("flags", "views_kept"):
+        if again[key] != row[key]:
+            yield f"{key} {row[key]}, now {again[key]}"
     for key in ("confidence", "peum_score", "eq"):
-        if row[key] is None or now[key] is None:
-            if row[key] is not now[key]:
-                problems.append(f"{name!r}: {key} {row[key]}, now {now[key]}")
+        if row[key] is None or again[key] is None:
+            if row[key] is not again[key]:
+                yield f"{key} {row[key]}, now {again[key]}"
             continue
-        difference = abs(now[key] - row[key])
+        difference = abs(again[key] - row[key])
         worst[key] = max(worst.get(key, 0.0), difference)
         if not difference <= TOLERANCES[key]:
-            problems.append(
-                f"{name!r}: {key} {row[key]:.5f}, now {now[key]:.5f} (tolerance {TOLERANCES[key]})"
-            )
-    r = _correlation(before.map, StoredMaps.from_row(now_maps.to_pylist()[0]).map)
+            yield f"{key} {row[key]:.5f}, now {again[key]:.5f} (tolerance {TOLERANCES[key]})"
+    r = _correlation(before.map, StoredMaps.from_table(now[1])[row["id"]].map)
     worst["map"] = min(worst["map"], r)
     if not r >= TOLERANCES["map"]:
-        problems.append(
-            f"{name!r}: map correlates {r:.4f} with the stored one (at least {TOLERANCES['map']})"
-        )
-    return problems
+        yield f"map correlates {r:.4f} with the stored one (at least {TOLERANCES['map']})"
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:

@@ -1,23 +1,17 @@
 """What verdicts add up to: do reviewers agree, does the queue find more than chance would, what may be stated at the end.
 
-A hit is a map that a reviewer rejects: a shortcut or artefact, or the wrong region. The majority of its reviewers decides
-an image; if they are even, or all request a second reviewer, it is open and counts in no rate. Names that shared a
-browser are one reviewer, whose first verdict on an image is the earliest under any of them.
+A hit is a map that a reviewer rejects. The majority of an image's reviewers decides; names that shared a browser are one
+reviewer, whose first verdict is the earliest under any of them. docs/audit.md ("When to stop") derives the bound: with k
+wrong maps among the n reviewed ones of N images outside the queue, P(at most k of n | b) = 1 − confidence, and at most
+b N − k of the N − n maps that nobody opened are wrong. Undecided maps count as wrong in every bound.
 
-The bound says how many of the maps that nobody opened can be wrong at most.
-
-The control arm is a random sample of the images outside the queue. With k wrong maps among the n reviewed ones of N
-images outside it, b is the Clopper–Pearson bound of their share: P(at most k of n | b) = 1 − confidence. At most
-b N − k of the N − n maps that nobody opened are then wrong. A map is wrong if the majority of its reviewers reject it,
-and right if the majority say that it supports; any other is undecided and counts as wrong in every bound, and so does an
-image of the queue without a verdict in the bound of recall. First verdicts count, because they were given under blinding.
-
-An auditor who extends the queue until the statement pleases looks at it several times: with m extensions each look has
-1 − (1 − confidence) / (m + 1), so that all of them together hold. Controls are reviewed in random order, so those with a
-verdict are a random sample too, unless some had theirs before this queue was made: then all must be reviewed first.
+Controls are reviewed in random order, so those with a verdict are a random sample too, unless some had theirs before this
+queue was made: then all must be reviewed first.
 """
 
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -32,10 +26,12 @@ from equicam.runs.verdicts import VERDICTS, ReviewLog, Verdict
 from equicam.shards import json_ready
 
 HITS = {"shortcut", "wrong-region"}
+ByReview = Mapping[tuple[str, str], Verdict]
+"""Verdicts by image and reviewer."""
 
 
 @dataclass(frozen=True)
-class Rates:
+class _Rates:
     """How often a map was rejected, in the queue and in the control arm."""
 
     queue: Estimate
@@ -46,7 +42,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Pair:
+class _Pair:
     """Two reviewers on the images both reviewed, by the first verdict of each."""
 
     reviewers: tuple[str, str]
@@ -55,7 +51,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class ReviewSummary:
+class _ReviewSummary:
     """Counts and rates over all verdicts of a run."""
 
     counts: dict[str, dict[str, int]]  # standing verdicts by arm
@@ -64,14 +60,13 @@ class ReviewSummary:
     reviewed_twice: int  # images with two reviewers or more
     changed: int  # verdicts that replaced another
     unblinded: int  # first verdicts that were not blind
-    first: Rates  # of first verdicts
-    standing: Rates
-    pairs: tuple[Pair, ...]
+    first: _Rates  # of first verdicts
+    standing: _Rates
+    pairs: tuple[_Pair, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, null where undefined."""
-        found: dict[str, Any] = json_ready(asdict(self))
-        return found
+        return json_ready(asdict(self))  # type: ignore[no-any-return]
 
 
 def arms_now(queue: pa.Table) -> dict[str, str]:
@@ -81,78 +76,68 @@ def arms_now(queue: pa.Table) -> dict[str, str]:
     return {name: "control" if arm == "control" and rest[name] else "queue" for name, arm in arms.items()}
 
 
-def summarise_reviews(review_log: ReviewLog, arms: Mapping[str, str]) -> ReviewSummary | None:
+def summarise_reviews(review_log: ReviewLog, arms: Mapping[str, str]) -> _ReviewSummary | None:
     """The verdicts on the images of these arms; None if there are none."""
-    given = _by_person(review_log, arms)
-    if not given:
+    verdicts = _by_person(review_log, arms)
+    if not verdicts:
         return None
-    last = {(v.item, v.reviewer): v for v in given}
-    first = {(v.item, v.reviewer): v for v in reversed(given)}
+    last = {(v.item, v.reviewer): v for v in verdicts}
+    first = {(v.item, v.reviewer): v for v in reversed(verdicts)}
     counts = {arm: dict.fromkeys(VERDICTS, 0) for arm in ("queue", "control")}
     for v in last.values():
         counts[arms[v.item]][v.verdict] += 1
-    reviewers: dict[str, int] = {}
-    for _, reviewer in last:
-        reviewers[reviewer] = reviewers.get(reviewer, 0) + 1
-    by_item = _by_item(last.values())
-    return ReviewSummary(
+    reviewers = Counter(reviewer for _, reviewer in last)
+    by_item = _by_item(last)
+    pairs = (_pair(a, b, first) for a, b in combinations(sorted(reviewers), 2))
+    return _ReviewSummary(
         counts=counts,
         reviewers=dict(sorted(reviewers.items())),
         reviewed=len(by_item),
         reviewed_twice=sum(len(some) > 1 for some in by_item.values()),
-        changed=sum(v.changes is not None for v in given),
+        changed=sum(v.changes is not None for v in verdicts),
         unblinded=sum(not v.blind for v in first.values()),
-        first=_rates(_by_item(first.values()), arms),
+        first=_rates(_by_item(first), arms),
         standing=_rates(by_item, arms),
-        pairs=tuple(_pair(a, b, first) for a, b in combinations(sorted(reviewers), 2) if _both(a, b, first)),
+        pairs=tuple(pair for pair in pairs if pair.agreement.n),
     )
-
-
-def _first_verdicts(review_log: ReviewLog) -> dict[str, list[str]]:
-    """The first verdict of each reviewer on each image that has one."""
-    given = _by_person(review_log, {v.item for v in review_log.verdicts()})
-    return _by_item({(v.item, v.reviewer): v for v in reversed(given)}.values())
 
 
 def _by_person(review_log: ReviewLog, images: Container[str]) -> list[Verdict]:
     """Verdicts in the order they were given; names that shared a browser are joined."""
-    given = [v for v in review_log.verdicts() if v.item in images]
-    person = {name: " = ".join(sorted(review_log.same_person(name))) for name in {v.reviewer for v in given}}
-    return [replace(v, reviewer=person[v.reviewer]) for v in given]
+    verdicts = [v for v in review_log.verdicts() if v.item in images]
+    person = {
+        name: " = ".join(sorted(review_log.same_person(name))) for name in {v.reviewer for v in verdicts}
+    }
+    return [replace(v, reviewer=person[v.reviewer]) for v in verdicts]
 
 
-def majority(verdicts: Iterable[str]) -> bool | None:
+def _majority(verdicts: Iterable[str]) -> bool | None:
     """Whether most of its reviewers call it a hit; None: open."""
     votes = [v in HITS for v in verdicts if v != "second-reviewer"]
     hits = sum(votes)
     return None if 2 * hits == len(votes) else 2 * hits > len(votes)
 
 
-def _by_item(verdicts: Iterable[Verdict]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for v in verdicts:
-        found.setdefault(v.item, []).append(v.verdict)
-    return found
+def _by_item(verdicts: ByReview) -> dict[str, list[str]]:
+    by_item: dict[str, list[str]] = {}
+    for (item, _), v in verdicts.items():
+        by_item.setdefault(item, []).append(v.verdict)
+    return by_item
 
 
-def _rates(by_item: Mapping[str, list[str]], arms: Mapping[str, str]) -> Rates:
-    decided = {item: majority(verdicts) for item, verdicts in by_item.items()}
-    found = {
-        arm: statistics.proportion(
-            sum(hit is True and arms[item] == arm for item, hit in decided.items()),
-            sum(hit is not None and arms[item] == arm for item, hit in decided.items()),
-        )
-        for arm in ("queue", "control")
-    }
-    difference = statistics.difference(found["queue"], found["control"])
-    still_open = sum(hit is None for hit in decided.values())
-    return Rates(
-        found["queue"],
-        found["control"],
-        difference,
-        still_open,
-        _rates_sentence(found["queue"], found["control"], difference, still_open),
-    )
+def _rates(by_item: Mapping[str, list[str]], arms: Mapping[str, str]) -> _Rates:
+    hits: dict[str, list[bool]] = {"queue": [], "control": []}
+    still_open = 0
+    for item, verdicts in by_item.items():
+        hit = _majority(verdicts)
+        if hit is None:
+            still_open += 1
+        else:
+            hits[arms[item]].append(hit)
+    queue, control = (statistics.proportion(sum(some), len(some)) for some in hits.values())
+    difference = statistics.difference(queue, control)
+    sentence = _rates_sentence(queue, control, difference, still_open)
+    return _Rates(queue, control, difference, still_open, sentence)
 
 
 def _rates_sentence(queue: Estimate, control: Estimate, more: Estimate, still_open: int) -> str:
@@ -161,14 +146,10 @@ def _rates_sentence(queue: Estimate, control: Estimate, more: Estimate, still_op
     rates = f"{_share(queue, 'of the queue')} and {_share(control, 'chosen at random')} were rejected"
     if not (queue.n and control.n):
         return f"{rates}; a comparison needs both"
-    if more.low > 0:
-        means = "the queue finds more than chance would"
-    elif more.high < 0:
-        means = "the queue finds less than chance would"
-    else:
-        means = "the queue is not shown to find more than chance would"
+    finds = "finds more" if more.low > 0 else "finds less" if more.high < 0 else "is not shown to find more"
     difference = f"{100 * more.value:+.0f} points [{100 * more.low:+.0f}, {100 * more.high:+.0f}]"
-    return f"{rates}: {difference}, so {means}" + (f"; {still_open} are open" if still_open else "")
+    still = f"; {still_open} are open" if still_open else ""
+    return f"{rates}: {difference}, so the queue {finds} than chance would{still}"
 
 
 def _share(e: Estimate, which: str) -> str:
@@ -177,16 +158,12 @@ def _share(e: Estimate, which: str) -> str:
     return f"{100 * e.value:.0f} % [{100 * e.low:.0f}, {100 * e.high:.0f}] of {e.n} {which}"
 
 
-def _both(a: str, b: str, first: Mapping[tuple[str, str], Verdict]) -> list[str]:
-    return sorted(item for item, reviewer in first if reviewer == a and (item, b) in first)
-
-
-def _pair(a: str, b: str, first: Mapping[tuple[str, str], Verdict]) -> Pair:
-    codes = {name: float(i) for i, name in enumerate(VERDICTS)}
-    items = _both(a, b, first)
+def _pair(a: str, b: str, first: ByReview) -> _Pair:
+    items = sorted(item for item, reviewer in first if reviewer == a and (item, b) in first)
+    codes = {verdict: float(i) for i, verdict in enumerate(VERDICTS)}
     x, y = (np.array([codes[first[item, reviewer].verdict] for item in items]) for reviewer in (a, b))
     agreement = statistics.proportion(int((x == y).sum()), len(items))
-    return Pair((a, b), agreement, statistics.bootstrap(statistics.kappa, x, y))
+    return _Pair((a, b), agreement, statistics.bootstrap(statistics.kappa, x, y))
 
 
 CONFIDENCE = 0.95
@@ -195,7 +172,7 @@ SHARES = (0.05, 0.02, 0.01)
 
 
 @dataclass(frozen=True)
-class Counts:
+class _Counts:
     """The verdicts of a review, counted. An image of the control arm that an extended queue has reached is in the queue."""
 
     outside: int  # images outside the queue
@@ -221,7 +198,7 @@ class Counts:
 class UnopenedBound:
     """What is left when a review stops. Shares are from 0 to 1, and None where nothing can be stated."""
 
-    counts: Counts
+    counts: _Counts
     confidence: float
     unopened: int  # images outside the queue without a verdict
     outside_bound: float | None  # wrong maps among all images outside the queue, at most
@@ -231,33 +208,32 @@ class UnopenedBound:
     recall_bound: float | None  # and at least
     more_reviews: dict[
         str, int | None
-    ]  # by share: further controls without a wrong map that would support it
+    ]  # by share: further controls, none of them wrong, that would support it
     sentence: str
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        found: dict[str, Any] = json_ready(asdict(self))
-        return found
+        return json_ready(asdict(self))  # type: ignore[no-any-return]
 
 
-def count_verdicts(log: ReviewLog, queue: pa.Table, ok: int) -> Counts:
+def count_verdicts(log: ReviewLog, queue: pa.Table, ok: int) -> _Counts:
     """The verdicts on the rows of a triage, which ranked `ok` images."""
     arms = arms_now(queue)
     sample = {name for name, arm in arms.items() if arm == "control"}
-    every = {name: is_wrong(verdicts) for name, verdicts in _first_verdicts(log).items()}
-    wrong = {name: decided for name, decided in every.items() if name in arms}
-    outside_both = [decided for name, decided in every.items() if name not in arms]
-    of_sample = [decided for name, decided in wrong.items() if name in sample]
+    first = {(v.item, v.reviewer): v for v in reversed(_by_person(log, {v.item for v in log.verdicts()}))}
+    every = {name: _is_wrong(verdicts) for name, verdicts in _by_item(first).items()}
+    outside_both = [wrong for name, wrong in every.items() if name not in arms]
+    of_sample = [wrong for name, wrong in every.items() if name in sample]
     began, extensions = _last_triage(log)
-    return Counts(
+    return _Counts(
         outside=ok - len(arms) + len(sample),
         controls=len(sample),
         reviewed=len(of_sample),
         wrong=of_sample.count(True),
         undecided=of_sample.count(None),
-        found=sum(decided is True for decided in every.values()),
-        undecided_everywhere=sum(decided is None for decided in every.values()),
-        queue_left=len(arms.keys() - sample - wrong.keys()),
+        found=[*every.values()].count(True),
+        undecided_everywhere=[*every.values()].count(None),
+        queue_left=len(arms.keys() - sample - every.keys()),
         outside_both_samples=len(outside_both),
         wrong_outside_both_samples=outside_both.count(True),
         extensions=extensions,
@@ -275,7 +251,7 @@ def _last_triage(log: ReviewLog) -> tuple[int, int]:
     return began, extensions
 
 
-def is_wrong(verdicts: Sequence[str]) -> bool | None:
+def _is_wrong(verdicts: Sequence[str]) -> bool | None:
     """Whether the majority of its reviewers reject a map (True) or say that it supports (False); None: undecided."""
     votes = [v for v in verdicts if v != "second-reviewer"]
     if 2 * sum(v in HITS for v in votes) > len(votes):
@@ -284,7 +260,7 @@ def is_wrong(verdicts: Sequence[str]) -> bool | None:
 
 
 def bound_unopened(
-    counts: Counts, *, confidence: float = CONFIDENCE, shares: Sequence[float] = SHARES
+    counts: _Counts, *, confidence: float = CONFIDENCE, shares: Sequence[float] = SHARES
 ) -> UnopenedBound:
     """What these verdicts support with this confidence, in one look at them."""
     c, decided = counts, counts.reviewed - counts.undecided
@@ -292,54 +268,46 @@ def bound_unopened(
     outside_bound = unopened_share = unopened_bound = recall = recall_bound = None
     if (c.reviewed and not c.may_be_selected) or not unopened:
         outside_bound = _outside_bound(c, c.reviewed, confidence)
-        missed = (
-            max(outside_bound * c.outside - c.wrong - c.wrong_outside_both_samples, 0.0) if unopened else 0.0
-        )
-        unopened_bound = min(missed / unopened, 1.0) if unopened else 0.0
-        wrong = c.found + c.undecided_everywhere + c.queue_left + min(missed, unopened)
+        known = c.wrong + c.wrong_outside_both_samples
+        missed = min(max(outside_bound * c.outside - known, 0.0), unopened)
+        unopened_bound = missed / unopened if unopened else 0.0
+        wrong = c.found + c.undecided_everywhere + c.queue_left + missed
         recall_bound = c.found / wrong if wrong else None
     if (decided and not c.may_be_selected) or not unopened:
         unopened_share = c.wrong / decided if unopened else 0.0
         wrong = c.found + unopened_share * unopened
         recall = c.found / wrong if wrong and not c.queue_left else None
-    found = UnopenedBound(
+    bound = UnopenedBound(
         counts, confidence, unopened, outside_bound, unopened_share, unopened_bound, recall, recall_bound,
-        {f"{share:g}": more_reviews(counts, share, confidence=confidence) for share in shares}, "",
+        {f"{share:g}": _more_reviews(counts, share, confidence=confidence) for share in shares}, "",
     )  # fmt: skip
-    return replace(found, sentence=_sentence(found))
+    return replace(bound, sentence=_sentence(bound))
 
 
-def more_reviews(counts: Counts, share: float, *, confidence: float = CONFIDENCE) -> int | None:
+def _more_reviews(counts: _Counts, share: float, *, confidence: float = CONFIDENCE) -> int | None:
     """How many further controls, none of them wrong, would support that at most `share` of the unopened are; None: all.
 
     b(n) N − k ≤ share (N − n) must hold. The difference is convex in n, so the n that satisfy it are an interval.
     """
     c = counts
 
+    known = c.wrong + c.wrong_outside_both_samples
+
     def excess(n: int) -> float:
-        known = c.wrong + c.wrong_outside_both_samples
-        return (
-            _outside_bound(c, n, confidence) * c.outside
-            - known
-            - share * (c.outside - c.outside_both_samples - n)
-        )
+        unopened = c.outside - c.outside_both_samples - n
+        return _outside_bound(c, n, confidence) * c.outside - known - share * unopened
 
     if not c.outside - c.reviewed or (excess(c.reviewed) <= 0 and not c.may_be_selected):
         return 0
-    low, high = c.controls if c.may_be_selected else c.reviewed, c.outside - 1
-    while low < high:  # the first n from which the excess no longer falls
-        middle = (low + high) // 2
-        low, high = (low, middle) if excess(middle) <= excess(middle + 1) else (middle + 1, high)
-    if excess(low) > 0:
+    least = c.controls if c.may_be_selected else c.reviewed
+    # the first n from which the excess no longer falls; before it, it falls
+    lowest = least + bisect_left(range(least, c.outside - 1), True, key=lambda n: excess(n) <= excess(n + 1))
+    if excess(lowest) > 0:
         return None
-    first, last = c.controls - 1 if c.may_be_selected else c.reviewed, low
-    while first + 1 < last:
-        middle = (first + last) // 2
-        first, last = (first, middle) if excess(middle) <= 0 else (middle, last)
-    return last - c.reviewed
+    return least + bisect_left(range(least, lowest), True, key=lambda n: excess(n) <= 0) - c.reviewed
 
 
-def _outside_bound(c: Counts, n: int, confidence: float) -> float:
+def _outside_bound(c: _Counts, n: int, confidence: float) -> float:
     """The largest share of wrong maps outside the queue, by n reviewed controls."""
     if not n:
         return 1.0 if c.outside else 0.0
@@ -354,24 +322,18 @@ def _sentence(r: UnopenedBound) -> str:
     undecided = (
         f" ({c.undecided_everywhere:,} undecided, not counted as found)" if c.undecided_everywhere else ""
     )
-    if r.recall_bound is not None and c.found:
-        share = (
-            "all there are"
-            if r.recall_bound == 1
-            else f"at least {_percent_down(r.recall_bound)} of all wrong maps"
-        )
-        sentences.append(f"The review has found {_count(c.found, 'wrong map')}, {share}{undecided}.")
-    elif c.found:
-        sentences.append(f"The review has found {_count(c.found, 'wrong map')}{undecided}.")
+    if c.found:
+        share = ""
+        if r.recall_bound is not None:
+            share = f", at least {_percent(r.recall_bound, up=False)} of all wrong maps"
+        if r.recall_bound == 1:
+            share = ", all there are"
+        sentences.append(f"The review has found {_count(c.found, 'wrong map')}{share}{undecided}.")
     elif c.reviewed or not c.queue_left:
         sentences.append(f"The review has found no wrong map{undecided}.")
-    if c.reviewed and c.reviewed < c.controls:
-        left = c.controls - c.reviewed
-        sentences.append(f"{_count(left, 'image')} of the control arm {_are(left)} not reviewed yet.")
-    if c.queue_left:
-        sentences.append(
-            f"{_count(c.queue_left, 'image')} of the queue {_are(c.queue_left)} not reviewed yet."
-        )
+    for left, arm in ((c.controls - c.reviewed if c.reviewed else 0, "control arm"), (c.queue_left, "queue")):
+        if left > 0:
+            sentences.append(f"{_count(left, 'image')} of the {arm} {_are(left)} not reviewed yet.")
     return " ".join(sentences)
 
 
@@ -387,22 +349,20 @@ def _about_unopened(r: UnopenedBound) -> str:
     if not c.controls:
         return f"{unknown}: there is no control arm."
     if c.may_be_selected:
-        return (
-            f"{unknown} yet: {_count(c.reviewed_before, 'image')} of the control arm {'has' if c.reviewed_before == 1 else 'have'} a verdict from "
-            f"before this queue was made, so all {c.controls:,} must be reviewed first."
-        )
+        has = "has" if c.reviewed_before == 1 else "have"
+        before = f"{_count(c.reviewed_before, 'image')} of the control arm {has} a verdict from before this queue was made"
+        return f"{unknown} yet: {before}, so all {c.controls:,} must be reviewed first."
     if r.unopened_bound is None:
-        which = f"none of the {c.controls:,}" if c.controls > 1 else "the one"
-        return f"{unknown} yet: {which} drawn at random, the control arm, has {'' if c.controls > 1 else 'not '}been reviewed."
+        which, has = (f"none of the {c.controls:,}", "has") if c.controls > 1 else ("the one", "has not")
+        return f"{unknown} yet: {which} drawn at random, the control arm, {has} been reviewed."
     which = " outside the queue that" if c.queue_left else ""
     looks = {0: "", 1: " in both looks together"}.get(
         c.extensions, f" in all {c.extensions + 1} looks together"
     )
-    return (
-        f"Of the {_count(r.unopened, 'map')}{which} nobody opened at most {_percent_up(r.unopened_bound)} "
-        f"{_are(r.unopened)} wrong ({100 * r.confidence:g} % confidence{looks}; {wrong:,} of {c.reviewed:,} drawn at random "
-        f"{'was' if wrong == 1 else 'were'}{undecided})."
-    )
+    sample = f"{wrong:,} of {c.reviewed:,} drawn at random {'was' if wrong == 1 else 'were'}{undecided}"
+    share = f"at most {_percent(r.unopened_bound, up=True)} {_are(r.unopened)} wrong"
+    confidence = f"{100 * r.confidence:g} % confidence{looks}"
+    return f"Of the {_count(r.unopened, 'map')}{which} nobody opened {share} ({confidence}; {sample})."
 
 
 def _count(count: int, what: str) -> str:
@@ -413,13 +373,10 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _percent_up(share: float) -> str:
-    """Rounded up, so that "at most" stays true."""
-    unit = 100 if share < 0.01 else 10
-    return f"{math.ceil(100 * unit * share - 1e-9) / unit:g} %"
-
-
-def _percent_down(share: float) -> str:
-    """Rounded down, so that "at least" stays true."""
+def _percent(share: float, *, up: bool) -> str:
+    """Rounded up, so that "at most" stays true, or down, so that "at least" does."""
+    if up:
+        unit = 100 if share < 0.01 else 10
+        return f"{math.ceil(100 * unit * share - 1e-9) / unit:g} %"
     unit = 10 if share < 0.1 else 1
     return f"{math.floor(100 * unit * share + 1e-9) / unit:g} %"

@@ -52,11 +52,10 @@ class CausalTest:
         """The answer as a code, and the numbers of its sentence."""
         trained, random = self.trained, self.random
         effect, count = trained.effect, len(self.images)
+        costs = trained.drift, trained.elsewhere, trained.agreement
         if trained.blank == count:
             code = "all-blank"
-        elif all(
-            abs(one.value) < MIN_EFFECT for one in (trained.drift, trained.elsewhere, trained.agreement)
-        ):
+        elif all(abs(cost.value) < MIN_EFFECT for cost in costs):
             code = "no-effect"
         elif trained.shows_effect:
             code = "as-random" if random.shows_effect else "signal"
@@ -67,12 +66,9 @@ class CausalTest:
             "low": effect.low,
             "high": effect.high,
             "random": random.effect.value,
-            "images": count,
-            "of": self.explained,
-            "requested": self.requested,
-            "least": MIN_EFFECT,
         }
-        return Reason(code, values)
+        counts = {"images": count, "of": self.explained, "requested": self.requested, "least": MIN_EFFECT}
+        return Reason(code, values | counts)
 
     @property
     def sentence(self) -> str:
@@ -86,35 +82,25 @@ class CausalTest:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, null where undefined, and the answer's code."""
-        found: dict[str, Any] = json_ready({"answer": self.reason.code} | asdict(self))
-        return found
+        return json_ready({"answer": self.reason.code} | asdict(self))  # type: ignore[no-any-return]
 
 
-def write_causal(store: RunStore, found: CausalTest) -> None:
+def write_causal(store: RunStore, test: CausalTest) -> None:
     """Write causal.json, and log its digest and the answer."""
     path = store.folder / CAUSAL
-    write_atomic(path, json.dumps(found.to_json(), indent=1, allow_nan=False).encode())
-    payload = {"answer": found.reason.code, "images": len(found.images), "files": {CAUSAL: file_digest(path)}}
+    write_atomic(path, json.dumps(test.to_json(), indent=1, allow_nan=False).encode())
+    payload = {"answer": test.reason.code, "images": len(test.images), "files": {CAUSAL: file_digest(path)}}
     Log(store.folder).add("causal", payload)
 
 
-def logged_causal(store: RunStore) -> CausalTest | None:
-    """The test that was written, if its file is as the log has it."""
+def read_causal(store: RunStore, *, as_logged: bool = False) -> CausalTest | None:
+    """The test that was written; None before the first, or if its file must be and is not as the log has it."""
     path = store.folder / CAUSAL
-    if path.is_file() and logged_files(Log(store.folder)).get(CAUSAL) == file_digest(path):
-        return read_causal(store)
-    return None
-
-
-def read_causal(store: RunStore) -> CausalTest | None:
-    """The test that was written; None before the first."""
-    path = store.folder / CAUSAL
-    if not path.is_file():
+    if not path.is_file() or (as_logged and logged_files(Log(store.folder)).get(CAUSAL) != file_digest(path)):
         return None
     plain = read_json(path)
     try:
-        test: CausalTest = from_plain(CausalTest, plain)
-        return test
+        return from_plain(CausalTest, plain)  # type: ignore[no-any-return]
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # anybody may have written the file
         raise EquicamError(
             valid_utf8(str(path)), "the result of a causal test", error, "removing it, then equicam causal"

@@ -1,7 +1,7 @@
 """Two runs on the same images compared: paired differences, second run minus first, and which maps changed."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -68,56 +68,72 @@ class Pairs:
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
     other_content: tuple[str, ...]  # the same id, but another image
-    lost: tuple[
-        tuple[str, str], ...
-    ]  # ids that the second run could not explain, with their word in the first
-    gained: tuple[
-        tuple[str, str], ...
-    ]  # ids that the first run could not explain, with their word in the second
+    # ids that the second run could not explain, with their word in the first
+    lost: tuple[tuple[str, str], ...]
+    gained: tuple[tuple[str, str], ...]  # and the other way round
+
+    @property
+    def explained(self) -> tuple[pa.Table, pa.Table]:
+        """The images explained in both, as either run has them."""
+        return self.first, self.second
 
 
-def refuse_other_recipe(first: Manifest, second: Manifest) -> None:
-    """Refuse runs that measured something else than each other."""
-    pairs = {name: (getattr(first.recipe, name), getattr(second.recipe, name)) for name in DECIDING_OPTIONS}
-    pairs |= {name: (getattr(first, name), getattr(second, name)) for name in DECIDING_FIELDS}
-    pairs["views"] = (_views(first), _views(second))  # in whatever order
-    pairs["target"] = (_class_name(first.target, first), _class_name(second.target, second))
-    for name, (a, b) in pairs.items():
-        if a != b:
-            shown = [f"{len(v)} of them" for v in (a, b)] if name == "views" else [str(a), str(b)]
+def compare_rows(first: RunStore, second: RunStore, most: int) -> dict[str, Any]:
+    """The facts of a comparison; runs that measured something else than each other are refused."""
+    manifests = first.manifest, second.manifest
+    for name, values in _deciding(*manifests).items():
+        if values[0] != values[1]:
+            shown = [f"{len(value)} of them" if name == "views" else str(value) for value in values]
             got = "others" if shown[0] == shown[1] else f"{shown[0]} and {shown[1]}"
-            raise EquicamError(
-                "two runs to compare", f"the same {name}", got, f"auditing both with one {name}"
-            )
+            fix = f"auditing both with one {name}"
+            raise EquicamError("two runs to compare", f"the same {name}", got, fix)
+    pairs = _pair_rows(first, second)
+    differences = _differences(pairs)
+    targets = (
+        _class_names(items, manifest) for items, manifest in zip(pairs.explained, manifests, strict=True)
+    )
+    others = sum(a != b for a, b in zip(*targets, strict=True))
+    counted = Counter(zip(*map(_words, pairs.explained), strict=True))
+    noted = {name: tuple(str(getattr(manifest, name)) for manifest in manifests) for name in NOTED_FIELDS}
+    return {
+        "direction": _direction(differences, other_targets=others, images=pairs.first.num_rows),
+        "differences": differences,
+        "words": {a: {b: counted[a, b] for b in WORDS} for a in WORDS},
+        "changes": tuple(_most_changed(pairs, manifests, most)),
+        "other_targets": others,
+        "differing": {name: both for name, both in noted.items() if both[0] != both[1]},
+        "pairs": pairs,
+    }
 
 
-def differing_fields(first: Manifest, second: Manifest) -> dict[str, tuple[str, str]]:
-    """What else differs between the networks, as text."""
-    pairs = {name: (getattr(first, name), getattr(second, name)) for name in NOTED_FIELDS}
-    return {name: (str(a), str(b)) for name, (a, b) in pairs.items() if a != b}
+def _deciding(*manifests: Manifest) -> dict[str, list[Any]]:
+    """What decides the numbers of two runs."""
+    values = {name: [getattr(m.recipe, name) for m in manifests] for name in DECIDING_OPTIONS}
+    values |= {name: [getattr(m, name) for m in manifests] for name in DECIDING_FIELDS}
+    values["views"] = [frozenset(view.key for view in m.transforms) for m in manifests]  # in whatever order
+    return values | {"target": [_class_name(m.target, m) for m in manifests]}
 
 
-def pair_rows(first: RunStore, second: RunStore) -> Pairs:
+def _pair_rows(first: RunStore, second: RunStore) -> Pairs:
     """Match the explained images by id; an id that stands for another image in the second run does not match."""
     every = [store.read_items(COLUMNS) for store in (first, second)]
     tables = [table.filter(pc.equal(table["status"], "ok")).sort_by("id") for table in every]
-    digests = [
+    here, there = (
         dict(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)) for table in tables
-    ]
-    here, there = digests
-    both = [name for name in here if name in there]
-    other = tuple(name for name in both if here[name] != there[name])
-    kept = pa.array(sorted(set(both) - set(other)), pa.string())
-    first_rows, second_rows = (table.filter(pc.is_in(table["id"], kept)) for table in tables)
+    )
+    other = tuple(name for name in here if name in there and here[name] != there[name])
+    kept = pa.array(here.keys() & there.keys() - set(other), pa.string())
     lost, gained = _explained_once(tables[0], every[1]), _explained_once(tables[1], every[0])
+    in_first, in_second = here.keys() | dict(gained), there.keys() | dict(lost)
+    first_rows, second_rows = (table.filter(pc.is_in(table["id"], kept)) for table in tables)
     return Pairs(
         first_rows,
         second_rows,
-        tuple(name for name in here if name not in there and name not in dict(lost)),
-        tuple(name for name in there if name not in here and name not in dict(gained)),
-        other,
-        lost,
-        gained,
+        only_first=tuple(name for name in here if name not in in_second),
+        only_second=tuple(name for name in there if name not in in_first),
+        other_content=other,
+        lost=lost,
+        gained=gained,
     )
 
 
@@ -128,29 +144,27 @@ def _explained_once(explained: pa.Table, other: pa.Table) -> tuple[tuple[str, st
     return tuple((name, word) for name, word in pairs if name in failed)
 
 
-def differences(pairs: Pairs) -> dict[str, Difference]:
+def _differences(pairs: Pairs) -> dict[str, Difference]:
     """By name: stability, peum, flip_rate, and the share of steady maps.
 
     An image that only one run could explain has no steady map in the other.
     """
-    found = {
-        name: _difference(*(_values(table, name) for table in (pairs.first, pairs.second)))
-        for name in METRICS
-        if name != "steady"
-    }
+    values = {name: [_values(table, name) for table in pairs.explained] for name in METRICS}
     lost, gained = (
-        np.array([word == "steady" for _, word in one], float) for one in (pairs.lost, pairs.gained)
+        np.array([word == "steady" for _, word in some], float) for some in (pairs.lost, pairs.gained)
     )
-    steady = [_values(table, "steady") for table in (pairs.first, pairs.second)]
-    first = np.concatenate([steady[0], lost, np.zeros(len(gained))])
-    second = np.concatenate([steady[1], np.zeros(len(lost)), gained])
-    return found | {"steady": _difference(first, second)}
+    first, second = values["steady"]
+    values["steady"] = [
+        np.concatenate([first, lost, np.zeros(len(gained))]),
+        np.concatenate([second, np.zeros(len(lost)), gained]),
+    ]
+    return {name: _difference(*both) for name, both in values.items()}
 
 
 METRICS = ("stability", "peum", "flip_rate", "steady")
 
 
-def direction(found: dict[str, Difference], *, other_targets: int = 0, images: int = 0) -> Direction:
+def _direction(differences: dict[str, Difference], *, other_targets: int = 0, images: int = 0) -> Direction:
     """What the intervals of the mean differences in stability and in the share of steady maps show, corrected for being two.
 
     Either below 0 is less steady, whatever the other shows: maps that became blank have no stability to compare, and
@@ -158,53 +172,39 @@ def direction(found: dict[str, Difference], *, other_targets: int = 0, images: i
     """
     if 2 * other_targets > images:
         return "does not compare"
-    decided = [found[name].corrected for name in ("stability", "steady")]
-    decided = [one for one in decided if one.n >= MIN_PAIRS]
-    if any(one.high < 0 for one in decided):
+    estimates = [differences[name].corrected for name in ("stability", "steady")]
+    decided = [estimate for estimate in estimates if estimate.n >= MIN_PAIRS]
+    if any(estimate.high < 0 for estimate in decided):
         return "less steady"
-    return "steadier" if any(one.low > 0 for one in decided) else "no difference shown"
+    return "steadier" if any(estimate.low > 0 for estimate in decided) else "no difference shown"
 
 
-def word_changes(pairs: Pairs) -> dict[str, dict[str, int]]:
-    """How many images have each word in the first run, and of those each word in the second."""
-    counted = Counter(zip(_words(pairs.first), _words(pairs.second), strict=True))
-    return {a: {b: counted[a, b] for b in WORDS} for a in WORDS}
-
-
-def most_changed(pairs: Pairs, manifests: Sequence[Manifest], count: int) -> list[Change]:
+def _most_changed(pairs: Pairs, manifests: Sequence[Manifest], count: int) -> Iterator[Change]:
     """The images whose stability differs most, the largest difference first."""
-    first, second = stabilities(pairs)
-    moved = np.abs(second - first)
-    order = [int(i) for i in np.argsort(-moved, kind="stable") if np.isfinite(moved[i])][:count]
-    tables = (pairs.first, pairs.second)
-    targets = [
-        [_class_name(target, manifest) for target in table["target"].take(order).to_pylist()]
-        for table, manifest in zip(tables, manifests, strict=True)
-    ]
-    words = [_words(table) for table in tables]
-    ids = pairs.first["id"].take(order).to_pylist()
-    return [
-        Change(ids[n], float(first[i]), float(second[i]), (words[0][i], words[1][i]), (targets[0][n], targets[1][n]))
-        for n, i in enumerate(order)
-    ]  # fmt: skip
+    values = np.stack(stabilities(pairs))
+    moved = np.abs(values[1] - values[0])
+    order = np.argsort(-moved, kind="stable")
+    order = order[np.isfinite(moved[order])][:count]
+    tables = [table.take(pa.array(order)) for table in pairs.explained]
+    words, classes = map(_words, tables), map(_class_names, tables, manifests)
+    columns = (
+        tables[0]["id"].to_pylist(),
+        values.T[order].tolist(),
+        zip(*words, strict=True),
+        zip(*classes, strict=True),
+    )
+    for name, (before, after), both_words, both_classes in zip(*columns, strict=True):
+        yield Change(name, before, after, both_words, both_classes)
 
 
 def stabilities(pairs: Pairs) -> tuple[Floats, Floats]:
     """The stability of every pair in both runs, NaN where it is undefined."""
-    return _values(pairs.first, "stability"), _values(pairs.second, "stability")
+    first, second = (_values(items, "stability") for items in pairs.explained)
+    return first, second
 
 
-def other_targets(pairs: Pairs, first: Manifest, second: Manifest) -> int:
-    """How many pairs explain another class."""
-    names = [
-        [_class_name(target, manifest) for target in table["target"].to_pylist()]
-        for table, manifest in ((pairs.first, first), (pairs.second, second))
-    ]
-    return sum(a != b for a, b in zip(*names, strict=True))
-
-
-def _views(manifest: Manifest) -> frozenset[Any]:
-    return frozenset(one.key for one in manifest.transforms)
+def _class_names(items: pa.Table, manifest: Manifest) -> list[str]:
+    return [_class_name(target, manifest) for target in items["target"].to_pylist()]
 
 
 def _class_name(target: int | None, manifest: Manifest) -> str:
@@ -217,16 +217,15 @@ def _values(items: pa.Table, name: str) -> Floats:
     if name == "stability":
         return signal_values(items, "stability")
     if name == "peum":
-        found = ranking_scores(items, "peum")
-        return np.where(np.isfinite(found), found, np.nan)
+        scores = ranking_scores(items, "peum")
+        return np.where(np.isfinite(scores), scores, np.nan)
     if name == "steady":
         return np.array([word == "steady" for word in _words(items)], dtype=np.float64)
     return np.asarray(items[name].cast(pa.float64()).fill_null(np.nan).to_numpy())
 
 
 def _words(items: pa.Table) -> list[str]:
-    found: list[str] = items["steadiness"].fill_null("cannot say").to_pylist()
-    return found
+    return items["steadiness"].fill_null("cannot say").to_pylist()  # type: ignore[no-any-return]
 
 
 def _difference(first: Floats, second: Floats) -> Difference:

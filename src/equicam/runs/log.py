@@ -1,23 +1,17 @@
 """The log of a run: events are only ever added, and each holds the SHA-256 of the one before.
 
-hash = SHA-256 of the canonical JSON of [number, time, actor, kind, payload, hash before]. Changing, dropping or
-reordering an event breaks the chain from there on. A chain that was cut off or rewritten as a whole by
-someone with write access shows only against a hash noted elsewhere: reports print the last one, `verify --hash` takes it.
+hash = SHA-256 of the canonical JSON of [number, time, actor, kind, payload, hash before]. A chain that was cut off or
+rewritten as a whole by someone with write access shows only against a hash noted elsewhere (`verify --hash`).
 
-Digests of the run's files enter it as they are written, and are compared on resuming, completing and verifying:
-
-    started, resumed   of manifest.json, sample.parquet and rasters.parquet
-    shard              of a shard's items and maps
-    completed          of digests.json, which lists all of them
-
-A file that the log does not know, or knows otherwise, is never taken over: a shard is computed again, the sample is
-written again, and anything else is refused.
+Digests of the run's files enter it as they are written ("started" and "resumed": of the heads; "shard"; "completed": of
+digests.json) and are compared on resuming, completing and verifying. A file that the log does not know, or knows otherwise,
+is never taken over: a shard is computed again, the sample is written again, and anything else is refused.
 """
 
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,8 +21,8 @@ from typing import Any
 
 from equicam.errors import EquicamError
 from equicam.images.files import file_digest
-from equicam.runs.store import RunStore
-from equicam.shards import TEMPORARY_SUFFIX, map_concurrently, parse_object, read_json, write_atomic
+from equicam.runs.store import KINDS, RunStore
+from equicam.shards import map_concurrently, parse_object, read_json, write_atomic
 
 FIRST = "0" * 64
 QUEUE_FILES = ("triage.parquet", "triage.json", "queue.csv")
@@ -104,32 +98,32 @@ class Log:
 
     def problems(self) -> list[str]:
         """Everything wrong with the chain, one sentence per problem."""
-        found, previous = [], FIRST
+        problems, previous = [], FIRST
         for place, row in enumerate(self._rows(), start=1):
             if row[0] != place:
-                found.append(f"event {place} is missing (the next one is {row[0]})")
+                problems.append(f"event {place} is missing (the next one is {row[0]})")
                 break
             if row[5] != previous:
-                found.append(f"event {place} does not follow the one before it")
+                problems.append(f"event {place} does not follow the one before it")
             if row[6] != _hash(row[:6]):
-                found.append(f"event {place} was changed")
+                problems.append(f"event {place} was changed")
             previous = row[6]
-        return found
+        return problems
 
     def clock_jumps(self) -> list[str]:
         """Every event that the clock puts before the one before it, one sentence per event."""
-        found: list[str] = []
-        latest: Event | None = None
+        jumps: list[str] = []
+        latest: tuple[int, datetime] | None = None
         for event in self.events():
-            now, before = _clock(event.time), latest and _clock(latest.time)
+            now = _clock(event.time)
             if now is None:
-                found.append(f"event {event.number} has no time")
-            elif before and latest and before > now:
-                found.append(
-                    f"the clock went back by {before - now} between event {latest.number} and event {event.number}"
-                )
-            latest = event if now else latest
-        return found
+                jumps.append(f"event {event.number} has no time")
+                continue
+            if latest and latest[1] > now:
+                back = f"the clock went back by {latest[1] - now}"
+                jumps.append(f"{back} between event {latest[0]} and event {event.number}")
+            latest = event.number, now
+        return jumps
 
     def _rows(self, after: int = 0) -> list[tuple[Any, ...]]:
         if not self.path.is_file():
@@ -140,21 +134,17 @@ class Log:
             _refuse_odd(row)
         return rows
 
-    def _refuse_foreign(self, database: sqlite3.Connection) -> None:
-        """Refuse a database with anything but our table, index and triggers: others could drop or change events."""
-        if odd := set(database.execute(_OBJECTS)) ^ _schema():
-            raise EquicamError(
-                "events.sqlite", "the table, index and triggers of a log alone", f"another {min(odd)[1][:80]!r}",
-                "restoring it",
-            )  # fmt: skip
-
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
             with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as database:
                 database.execute("PRAGMA synchronous = FULL")
                 database.executescript(_TABLE)
-                self._refuse_foreign(database)
+                if odd := set(database.execute(_OBJECTS)) ^ _schema():  # others could drop or change events
+                    raise EquicamError(
+                        "events.sqlite", "the table, index and triggers of a log alone", f"another {min(odd)[1][:80]!r}",
+                        "restoring it",
+                    )  # fmt: skip
                 yield database
         except sqlite3.DatabaseError as error:  # a full disk, a stuck lock, or a file that is not a database
             raise OSError(f"{self.path}: {error}") from error
@@ -198,12 +188,12 @@ def _event(row: tuple[Any, ...]) -> Event:
     return Event(number, time, actor, kind, payload, previous, digest)
 
 
-def _clock(time: str) -> datetime | None:
+def _clock(text: str) -> datetime | None:
     try:
-        found = datetime.fromisoformat(time)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 Notice = Callable[[str], None]
@@ -212,8 +202,8 @@ Notice = Callable[[str], None]
 
 def log_start(store: RunStore, log: Log, pending: int) -> None:
     """Note that computing starts or goes on, and the digests of what it starts from."""
-    kind = "resumed" if log.events() else "started"
     digests = {name: file_digest(store.folder / name) for name in store.heads()}
+    kind = "resumed" if log.events() else "started"
     log.add(kind, {"pending": pending, "shards": store.shard_count, "files": digests})
 
 
@@ -224,20 +214,18 @@ def log_shard(log: Log, number: int, digests: dict[str, str]) -> None:
 
 def logged_digests(store: RunStore, log: Log, *, until: int | None = None) -> dict[str, str]:
     """The last digest that the log, up to an event, holds of each file of the run, by name."""
-    found: dict[str, str] = {}
+    known: dict[str, str] = {}
     for event in log.events()[:until]:
         digests: Any = {}
         if event.kind in ("started", "resumed"):
             digests = event.payload.get("files")
         elif event.kind == "shard" and isinstance(number := event.payload.get("shard"), int):
             digests = {
-                store.name(kind, number): event.payload[kind]
-                for kind in ("items", "maps")
-                if kind in event.payload
+                store.name(kind, number): event.payload[kind] for kind in KINDS if kind in event.payload
             }
         if isinstance(digests, dict):
-            found |= {str(name): str(digest) for name, digest in digests.items()}
-    return found
+            known |= {str(name): str(digest) for name, digest in digests.items()}
+    return known
 
 
 def logged_files(log: Log) -> dict[str, Any]:
@@ -272,36 +260,35 @@ def heal(store: RunStore, log: Log, write_head: Callable[[], None], notice: Noti
     `write_head` writes both as this call would; if the log knows them otherwise, resuming is refused.
     """
     logged = logged_digests(store, log)
-    damaged = [name for name in store.heads() if _digest(store, name) != logged.get(name)]
+
+    def changed(names: Iterable[str]) -> list[str]:
+        return [name for name in names if _digest(store, name) != logged.get(name)]
+
+    damaged = changed(store.heads())
     if damaged:
         write_head()
-        if still := [name for name in store.heads() if _digest(store, name) != logged.get(name)]:
+        if still := changed(store.heads()):
             raise EquicamError(
                 f"resuming {store.shown}", f"{still[0]} as it was written", "another file",
                 "restoring it, or another --out",
             )  # fmt: skip
         notice(f"{' and '.join(damaged)} was not as it was written, and is written again")
     written = list(filter(store.has_shard, range(store.shard_count)))
-    checked = map_concurrently(lambda n: _as_logged(store, n, logged), written)
-    shards = [n for n, as_logged in zip(written, checked, strict=True) if not as_logged]
+    checked = map_concurrently(lambda n: changed(store.name(kind, n) for kind in KINDS), written)
+    shards = [n for n, names in zip(written, checked, strict=True) if names]
     for number in shards:
-        for kind in ("items", "maps"):
+        for kind in KINDS:
             store.path(kind, number).unlink()
         notice(f"shard {number} was not as the log has it, and is computed again")
     if damaged or shards:
         log.add("damaged", {"files": damaged, "shards": shards})
 
 
-def remove_temporary(store: RunStore) -> None:
-    """Remove what a killed writer left."""
-    for folder in (store.folder, store.folder / "items", store.folder / "maps"):
-        for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-            path.unlink(missing_ok=True)
-
-
 def complete(store: RunStore, log: Log) -> None:
     """Write digests.json, and an event with its digest; refused if a file is not as the log has it."""
-    logged, now = logged_digests(store, log), store.digests()
+    logged, names = logged_digests(store, log), store.names()
+    digests = map_concurrently(lambda name: file_digest(store.folder / name), names)
+    now = dict(zip(names, digests, strict=True))
     if changed := [name for name, digest in now.items() if logged.get(name) != digest]:
         raise EquicamError(
             store.shown, "the files it wrote, as it wrote them",
@@ -322,28 +309,23 @@ def is_complete(store: RunStore, log: Log) -> bool:
 def check_files(store: RunStore) -> tuple[int, list[str]]:
     """Every file of a run against the digests in its log and in digests.json; returns how many were read."""
     path = store.folder / "digests.json"
-    problems: list[str] = []
-    known: dict[str, Any] = {}
+    finished, problems = path.is_file(), list[str]()
     if missing := len(store.pending()):
-        problems.append(
-            f"the run is not finished: {missing} of {store.shard_count} shards are missing; equicam audit goes on"
-        )
-    elif not path.is_file():
+        counts = f"{missing} of {store.shard_count} shards are missing"
+        problems.append(f"the run is not finished: {counts}; equicam audit goes on")
+    elif not finished:
         problems.append("digests.json is missing; equicam audit writes it again")
     try:
         log = Log(store.folder)
-        finished = path.is_file()
-        known = read_json(path) if finished else {}
+        listed = read_json(path) if finished else {}
         if finished and not is_complete(store, log):
             problems.append("digests.json is not the one whose digest the log holds")
-        logged = logged_digests(store, log)
-        queued = logged_files(log)
+        logged, queued = logged_digests(store, log), logged_files(log)
     except (EquicamError, OSError) as error:
         return 0, [*problems, str(error)]
-    names = store.names()
-    wanted = {name: logged.get(name) for name in names if finished or (store.folder / name).is_file()}
-    if finished and known != wanted:
-        odd = [name for name in sorted({*known, *wanted}) if known.get(name) != wanted.get(name)]
+    wanted = {name: logged.get(name) for name in store.names() if finished or (store.folder / name).is_file()}
+    if finished and listed != wanted:
+        odd = [name for name in sorted({*listed, *wanted}) if listed.get(name) != wanted.get(name)]
         problems.append(f"digests.json and the log do not agree on {', '.join(map(repr, odd[:3]))}")
     wanted |= queued
 
@@ -352,9 +334,8 @@ def check_files(store: RunStore) -> tuple[int, list[str]]:
         try:
             now = file_digest(store.folder / name)
         except (EquicamError, OSError) as error:
-            return (
-                f"{name} cannot be read: {error.got if isinstance(error, EquicamError) else error.strerror}"
-            )
+            why = error.got if isinstance(error, EquicamError) else error.strerror
+            return f"{name} cannot be read: {why}"
         if now == digest:
             return None
         before = f"SHA-256 {str(digest)[:12]}…" if digest else "which the log does not know"
@@ -363,12 +344,8 @@ def check_files(store: RunStore) -> tuple[int, list[str]]:
     return len(wanted), [*problems, *filter(None, map_concurrently(problem, wanted))]
 
 
-def _as_logged(store: RunStore, number: int, logged: dict[str, str]) -> bool:
-    names = [store.name(kind, number) for kind in ("items", "maps")]
-    return all(_digest(store, name) == logged.get(name) for name in names)
-
-
-def _digest(store: RunStore, name: str) -> str | None:
+def _digest(store: RunStore, name: str) -> str:
+    """Of a file of the run; nothing where it cannot be read."""
     try:
         return file_digest(store.folder / name)
     except (EquicamError, OSError):

@@ -48,9 +48,8 @@ class Manifest:
     tiling: Tiling | None = None  # how rasters were cut into windows
     target: int | None = None  # the class explained in every image; None: each image's top-1
     task: Task | None = None  # what the model's outputs are; None: multiclass, or binary where there is one
-    given_preprocessing: Mapping[str, Any] | None = (
-        None  # size, crop, mean and std, instead of the model's own
-    )
+    # size, crop, mean and std, instead of the model's own
+    given_preprocessing: Mapping[str, Any] | None = None
 
     @cached_property
     def transforms(self) -> tuple[Transform, ...]:
@@ -60,14 +59,17 @@ class Manifest:
     @property
     def labels(self) -> tuple[str, ...]:
         """The views for people."""
-        return tuple(one.label for one in self.transforms)
+        return tuple(view.label for view in self.transforms)
+
+    @property
+    def tile(self) -> int | None:
+        """Model pixels a side of the windows of rasters."""
+        return self.tiling.tile if self.tiling else None
 
     @property
     def margin(self) -> int:
         """Model pixels around a window that were read with it."""
-        if self.tiling is None or self.recipe.context == "none":
-            return 0
-        return (canvas_size((self.tiling.tile, self.tiling.tile))[0] - self.tiling.tile) // 2
+        return 0 if self.tiling is None else margin_of(self.tiling, self.recipe.context)
 
     def item_of(self, row: Mapping[str, Any], path: AnyPath) -> Item:
         """The item that a row is of."""
@@ -114,29 +116,30 @@ class Manifest:
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False)
 
 
+def margin_of(tiling: Tiling, context: str) -> int:
+    """Model pixels around a window that views of this context need."""
+    return 0 if context == "none" else (canvas_size((tiling.tile, tiling.tile))[0] - tiling.tile) // 2
+
+
 def parse_manifest(text: str | bytes, *, where: str) -> Manifest:
     """A manifest read back; that of a version with another layout is refused."""
     try:
-        found = parse_object(text)
-        if found.get("schema") != SCHEMA_VERSION:
+        plain = parse_object(text)
+        if plain.get("schema") != SCHEMA_VERSION:
             raise EquicamError(
-                f"the run {where}", f"schema version {SCHEMA_VERSION}", found.get("schema"),
+                f"the run {where}", f"schema version {SCHEMA_VERSION}", plain.get("schema"),
                 "equicam audit again with another --out, or the equicam version that wrote it",
             )  # fmt: skip
-        manifest: Manifest = from_plain(Manifest, found)
-        if not manifest.shard_size or not (manifest.voi is None or _is_window(*manifest.voi)):
+        manifest: Manifest = from_plain(Manifest, plain)
+        if not manifest.shard_size or not _is_voi(manifest.voi):
             raise ValueError(f"shard_size = {manifest.shard_size}, voi = {manifest.voi}")
         if not are_views(manifest.recipe.views) or not isinstance(manifest.recipe.method, str):
-            raise ValueError(f"recipe = {shorten(found['recipe'])}")
+            raise ValueError(f"recipe = {shorten(plain['recipe'])}")
         return manifest
+    except EquicamError:
+        raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, EquicamError):
-            raise
         raise EquicamError(f"the run {where}", "a manifest.json of ours", error, "another RUN") from error
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
 def are_views(value: object) -> bool:
@@ -145,16 +148,20 @@ def are_views(value: object) -> bool:
 
 
 def _is_view(value: object) -> bool:
-    if not isinstance(value, tuple):
-        return _is_number(value)
-    if len(value) != 5 or not isinstance(value[1], bool):
-        return False
-    return all(_is_number(value[i]) for i in (0, 2, 3, 4)) and value[2] >= 1 / LARGEST
+    """An angle, or angle, mirrored, scale and shift."""
+    angle, mirrored, scale, *shift = (
+        value if isinstance(value, tuple) and len(value) == 5 else (value, False, 1, 0, 0)
+    )
+    numbers = all(
+        isinstance(v, int | float) and not isinstance(v, bool) and -LARGEST <= v <= LARGEST
+        for v in (angle, scale, *shift)
+    )
+    return numbers and isinstance(mirrored, bool) and scale >= 1 / LARGEST
 
 
-def _is_window(centre: float, width: float) -> bool:
-    """Of a DICOM image."""
-    return all(-MAX_VALUE <= one <= MAX_VALUE for one in (centre, width)) and width >= 1
+def _is_voi(voi: tuple[float, float] | None) -> bool:
+    """Centre and width of a window of DICOM images, or none."""
+    return voi is None or (all(-MAX_VALUE <= number <= MAX_VALUE for number in voi) and voi[1] >= 1)
 
 
 DERIVED = ("method_description ", "transforms ")
@@ -163,22 +170,17 @@ DERIVED = ("method_description ", "transforms ")
 
 def refuse_difference(before: Manifest, now: Manifest, *, where: str) -> None:
     """Another model, method, option or set of images cannot continue this run."""
-    if found := _without_consequences(differences(_comparable(before), _comparable(now))):
+    changes = differences(_comparable(before), _comparable(now))
+    if changes:
+        chosen = [change for change in changes if not change.startswith(DERIVED)]
         raise EquicamError(
-            f"resuming {where}", "the settings it was started with", "; ".join(found), "another --out, or those settings",
+            f"resuming {where}", "the settings it was started with", "; ".join(chosen or changes), "another --out, or those settings",
         )  # fmt: skip
-
-
-def _without_consequences(found: list[str]) -> list[str]:
-    """The differences without what follows from another method or number of views."""
-    chosen = [one for one in found if not one.startswith(DERIVED)]
-    return chosen or found
 
 
 def _comparable(manifest: Manifest) -> dict[str, Any]:
     """Flat, and without where the same weights or images lie."""
     plain = manifest.to_json()
-    for free in ("source", "weights_from"):
-        plain.pop(free)
     recipe = plain.pop("recipe")
+    del plain["source"], plain["weights_from"]
     return {f"recipe.{name}" if name in plain else name: value for name, value in recipe.items()} | plain

@@ -25,14 +25,7 @@ from equicam.runs.manifest import Manifest
 from equicam.runs.signals import REVEALING, ROWS, reduce_views
 from equicam.runs.store import RunStore
 from equicam.runs.verdicts import ReviewKey, read_review_key
-from equicam.shards import (
-    finite_table,
-    parse_object,
-    read_json,
-    read_table,
-    write_atomic,
-    write_table,
-)
+from equicam.shards import finite_table, parse_object, read_json, read_table, write_atomic, write_table
 
 if TYPE_CHECKING:
     from equicam.runs.triage import Triage
@@ -83,29 +76,23 @@ def extend_run(store: RunStore, more: int) -> tuple["Triage", dict[str, Any]]:
     before = rank_again(store, 0)  # only a queue of the present rows can be extended
     options = read_options(store)["options"]
     options["extended"] = [*options.get("extended", ()), more]
-    return _rank(
-        store, options, read_review_key(store.folder, create=False) if before.keyed else None
-    ), options
+    key = read_review_key(store.folder, create=False) if before.keyed else None
+    return _rank(store, options, key), options
 
 
-def write_queue(store: RunStore, found: "Triage", options: Mapping[str, Any]) -> None:
+def write_queue(store: RunStore, ranked: "Triage", options: Mapping[str, Any]) -> None:
     """Write the queue and its exports, and log their digests."""
-    write_table(store.folder / "triage.parquet", found.rows)
-    write_csv(found, store.folder / "queue.csv")
-    write_atomic(store.folder / "triage.json", _encode(store, found, options))
-    files = {
-        name: file_digest(store.folder / name) for name in QUEUE_FILES if (store.folder / name).is_file()
-    }
+    paths = {name: store.folder / name for name in QUEUE_FILES}
+    write_table(paths["triage.parquet"], ranked.rows)
+    write_csv(ranked, paths["queue.csv"])
+    # a line for each row after everything else, so that this can be read alone
+    plain = ranked.to_json()
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in plain.pop("rows"))
+    head = {"options": dict(options), **plain, SHA256: file_digest(paths["triage.parquet"])}
+    text = f"{json.dumps(head, indent=1)[:-2]},{_ROWS_BEGIN}{rows}\n ]\n}}"
+    write_atomic(paths["triage.json"], text.encode())
+    files = {name: file_digest(path) for name, path in paths.items()}
     Log(store.folder).add("triaged", {"options": dict(options), "files": files})
-
-
-def _encode(store: RunStore, found: "Triage", options: Mapping[str, Any]) -> bytes:
-    """triage.json: a line for each row after everything else, so that this can be read alone."""
-    plain = found.to_json()
-    rows = plain.pop("rows")
-    head = {"options": dict(options), **plain, SHA256: file_digest(store.folder / "triage.parquet")}
-    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    return f"{json.dumps(head, indent=1)[:-2]},{_ROWS_BEGIN}{lines}\n ]\n}}".encode()
 
 
 def read_options(store: RunStore) -> dict[str, Any]:
@@ -157,28 +144,27 @@ def rank_again(store: RunStore, top: int | None = None, items: pa.Table | None =
     before = read_options(store)
     key = read_review_key(store.folder, create=False) if before.get("keyed") else None
     try:
-        found = _rank(store, before["options"], key, top=top, items=items)
+        ranked = _rank(store, before["options"], key, top=top, items=items)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:  # anybody may have written the file
         raise EquicamError(
             valid_utf8(str(store.folder / "triage.json")), "the options of a triage", error, "equicam triage again",
         ) from error  # fmt: skip
-    if not _same(found.rows, read_queue(store)):
+    if not _same(ranked.rows, read_queue(store)):
         raise EquicamError(
             store.shown, "the queue of the present rows", "one made before the run went on", "equicam triage again",
         )  # fmt: skip
-    return found
+    return ranked
 
 
 def _same(now: pa.Table, before: pa.Table) -> bool:
     """Whether two queues are the same, of the reasons those that were computed."""
+    if now.num_rows != before.num_rows:
+        return False
     now, before = finite_table(now), finite_table(before)
     computed = now["reasons"].is_valid()
-    return now.num_rows == before.num_rows and all(
-        now[name].filter(computed).equals(before[name].filter(computed))
-        if name == "reasons"
-        else now[name].equals(before[name])
-        for name in now.column_names
-    )
+    if not now["reasons"].filter(computed).equals(before["reasons"].filter(computed)):
+        return False
+    return all(now[name].equals(before[name]) for name in now.column_names if name != "reasons")
 
 
 _FORMULA = r"'*[=+\-@＝＋－＠]"
@@ -192,17 +178,13 @@ def as_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(names)
-    table.writerows([_cell(row[name]) for name in names] for row in rows)
+    for row in rows:
+        cells = ("; ".join(v) if isinstance(v := row[name], list) else v for name in names)
+        table.writerow([_guard_formulas(v) if isinstance(v, str) else v for v in cells])
     return text.getvalue().encode()
 
 
-def _cell(value: Any) -> Any:
-    if isinstance(value, list):
-        value = "; ".join(value)
-    return guard_formulas(value) if isinstance(value, str) else value
-
-
-def guard_formulas(text: str) -> str:
+def _guard_formulas(text: str) -> str:
     """Text with an apostrophe before every formula: where the cell begins, and after what may separate cells.
 
     Apostrophes that are already there get one more, so no two texts become the same.
@@ -219,7 +201,9 @@ def write_csv(triage: "Triage", path: Path) -> None:
     """For reviewers, in order of place, which the run's key decides."""
     rows, hidden = triage.rows.select(BLIND).sort_by("place").to_pylist(), REVEALING[triage.by]
     for row in rows:
-        row["reasons"] = [describe(one) for one in from_rows(row["reasons"]) if one.code not in hidden]
+        row["reasons"] = [
+            describe(reason) for reason in from_rows(row["reasons"]) if reason.code not in hidden
+        ]
     write_atomic(path, as_csv(BLIND, rows))
 
 

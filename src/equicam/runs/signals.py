@@ -1,11 +1,12 @@
-"""Signals that rank a queue, each read from a run's rows alone.
+"""Signals that rank a queue, each read from a run's rows alone, and why a row may deserve a review, as codes and values.
 
 Stability is the rotation test of the presented view's own map: the lowest deserves least trust. PEUM is of all views.
 Risk is the mean of two ranks, by low stability and by low mean confidence over the views. The highest of both deserves
-least trust. The reasons of a row, why it may deserve a review, are codes and values.
+least trust.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -26,21 +27,21 @@ ROWS = pa.schema(
         pa.field("arm", pa.string(), nullable=False),  # queue or control
         pa.field("rank", pa.int32(), nullable=False),  # among all ok images; 1 is the least trustworthy
         pa.field("place", pa.int32(), nullable=False),  # order of review, in which the arms are mixed
-        pa.field("represents_rest", pa.bool_()),  # a random draw from the images outside the queue
-        pa.field("by", pa.string()),  # the signal it is ranked by
-        pa.field("stability", pa.float64()),
-        pa.field("peum_score", pa.float64()),
-        pa.field("risk", pa.float64()),
-        pa.field("peum_above", pa.float64()),  # share of the run's images with a lower PEUM
-        pa.field("target", pa.int32()),
-        pa.field("class", pa.string()),
-        pa.field("confidence", pa.float32()),
-        pa.field("output", pa.float32()),
-        pa.field("flags", pa.list_(pa.string())),
+        ("represents_rest", pa.bool_()),  # a random draw from the images outside the queue
+        ("by", pa.string()),  # the signal it is ranked by
+        ("stability", pa.float64()),
+        ("peum_score", pa.float64()),
+        ("risk", pa.float64()),
+        ("peum_above", pa.float64()),  # share of the run's images with a lower PEUM
+        ("target", pa.int32()),
+        ("class", pa.string()),
+        ("confidence", pa.float32()),
+        ("output", pa.float32()),
+        ("flags", pa.list_(pa.string())),
         pa.field("reasons", pa.list_(pa.struct([("code", pa.string()), ("values", pa.string())]))),
-        pa.field("x", pa.float64()),  # of a window
-        pa.field("y", pa.float64()),
-        pa.field("side", pa.float64()),
+        ("x", pa.float64()),  # of a window
+        ("y", pa.float64()),
+        ("side", pa.float64()),
     ]
 )
 """The triage table: a row for every image under review."""
@@ -112,9 +113,9 @@ def flagged(items: pa.Table, flags: set[str]) -> NDArray[np.bool_]:
     lists = items["flags"].combine_chunks()
     rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
     hit = pc.is_in(pc.list_flatten(lists), value_set=pa.array(sorted(flags)))
-    found = np.zeros(items.num_rows, dtype=bool)
-    found[rows[hit.to_numpy(zero_copy_only=False)]] = True
-    return found
+    has_one = np.zeros(items.num_rows, dtype=bool)
+    has_one[rows[hit.to_numpy(zero_copy_only=False)]] = True
+    return has_one
 
 
 def _mean_confidence(items: pa.Table) -> Floats:
@@ -158,21 +159,21 @@ def triage_reasons(
     """The reasons of one row; it ranks above `above_percent` of the images, None where the signal says nothing."""
     flags = row["flags"] or ()
     flat = bool(FLAT & {*flags})
-    found = [Reason(flag) for flag in ("blank", "constant", "none-kept") if flag in flags]
-    if not found and row["views_kept"] in (0, 1):
-        found.append(Reason("one-kept" if row["views_kept"] else "none-kept"))
+    reasons = [Reason(flag) for flag in ("blank", "constant", "none-kept") if flag in flags]
+    if not reasons and row["views_kept"] in (0, 1):
+        reasons.append(Reason("one-kept" if row["views_kept"] else "none-kept"))
     if above_percent is not None:
         values = {"signal": by, "value": value, "above_percent": above_percent}
-        found.append(Reason("signal-percentile", values))
-    elif not flat and not (found and by == "peum"):  # those say it themselves
-        found.append(Reason("signal-undefined", {"signal": by}))
-    found += _view_reasons(row, by, views, flat=flat)
-    found += [
-        Reason(flag) for flag in ("orientation-unread", "low-coverage", "odd-size", "edge") if flag in flags
-    ]
+        reasons.append(Reason("signal-percentile", values))
+    elif not flat and not (reasons and by == "peum"):  # those say it themselves
+        reasons.append(Reason("signal-undefined", {"signal": by}))
+    reasons += _view_reasons(row, by, views, flat=flat)
+    reasons += map(
+        Reason, (f for f in ("orientation-unread", "low-coverage", "odd-size", "edge") if f in flags)
+    )
     if row["confidence"] is not None and row["confidence"] < LOW_CONFIDENCE:
-        found.append(Reason("low-confidence", {"confidence": row["confidence"]}))
-    return found
+        reasons.append(Reason("low-confidence", {"confidence": row["confidence"]}))
+    return reasons
 
 
 def view_column(by: str) -> str:
@@ -186,23 +187,21 @@ def _view_reasons(row: Mapping[str, Any], by: str, views: ViewNames, *, flat: bo
     top1, correlations = row["view_top1"] or (), row[column] or ()
     if not {len(top1), len(correlations)} <= {0, n}:
         raise EquicamError("transforms", f"those of {row['id']!r}", f"{n} for {len(top1)} views", "the run's")
-    found = []
+    reasons = []
     # a flip is a change against the presented view's prediction, whichever class is explained
     predicted = next((top for (_, shown), top in zip(views, top1, strict=False) if shown), row["target"])
-    flips = [name for (name, _), top in zip(views, top1, strict=False) if top != predicted]
-    if flips:
+    if flips := [name for (name, _), top in zip(views, top1, strict=False) if top != predicted]:
         # without the presented view among them, all views are other ones
-        found.append(
-            Reason("prediction-changes", {"views": flips, "of": n + (not any(shown for _, shown in views))})
-        )
-    moves, known = column == "stability_by_view", zip(views, () if flat else correlations, strict=False)
+        of = n + (not any(shown for _, shown in views))
+        reasons.append(Reason("prediction-changes", {"views": flips, "of": of}))
+    moves = column == "stability_by_view"
     odd = [
         (r, name)
-        for (name, is_presented), r in known
+        for (name, is_presented), r in zip(views, () if flat else correlations, strict=False)
         if r is not None and r < LOW_CORRELATION and not (moves and is_presented)
     ]
     if odd:
-        odd.sort(key=lambda pair: pair[0])
-        values = {"views": [name for _, name in odd], "correlations": [r for r, _ in odd], "of": n}
-        found.append(Reason("map-moves" if moves else "views-disagree", values))
-    return found
+        lowest, names = zip(*sorted(odd, key=itemgetter(0)), strict=True)
+        values = {"views": [*names], "correlations": [*lowest], "of": n}
+        reasons.append(Reason("map-moves" if moves else "views-disagree", values))
+    return reasons

@@ -8,8 +8,7 @@
     digests.json            SHA-256 of manifest, sample and shards, once all shards are there
     events.sqlite           the log: each event is chained to the one before
 
-A shard is written atomically, so it is there whole or not at all; pending shards are those that are not there, and
-resuming needs no order. A shard's maps are written before its items: if the items are there, so are the maps.
+A shard is there whole or not at all, in any order. Its maps are written before its items.
 """
 
 import fcntl
@@ -21,7 +20,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
-from equicam.images.files import file_digest
 from equicam.images.item_table import Items
 from equicam.images.items import Item, valid_utf8
 from equicam.rasters.options import raster_id
@@ -46,44 +45,22 @@ from equicam.shards import (
     write_table,
 )
 
+KINDS = ("items", "maps")
+_ID = pa.field("id", pa.string(), nullable=False)
 MAPS = pa.schema(
     [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("height", pa.int32()),  # of the grid
-        pa.field("width", pa.int32()),
-        pa.field("map", pa.list_(pa.float16())),  # × map_scale
-        pa.field("map_scale", pa.float32()),
-        pa.field("peum", pa.list_(pa.float16())),
-        pa.field("peum_scale", pa.float32()),
-        pa.field("view_maps", pa.list_(pa.float16())),  # every view's plane, not aligned
-        pa.field("view_maps_scale", pa.float32()),
+        _ID,
+        ("height", pa.int32()),  # of the grid
+        ("width", pa.int32()),
+        ("map", pa.list_(pa.float16())),  # × map_scale
+        ("map_scale", pa.float32()),
+        ("peum", pa.list_(pa.float16())),
+        ("peum_scale", pa.float32()),
+        ("view_maps", pa.list_(pa.float16())),  # every view's plane, not aligned
+        ("view_maps_scale", pa.float32()),
     ]
 )
-
-
-def _read(row: dict[str, Any], name: str) -> NDArray[np.float32]:
-    """A map of a row of the maps table, or its view maps."""
-    grid = (row["height"], row["width"])
-    try:
-        values: NDArray[np.float32] = np.asarray(row[name], dtype=np.float32) * float(row[f"{name}_scale"])
-        return values.reshape(-1, *grid) if name == "view_maps" else values.reshape(grid)
-    except (TypeError, ValueError) as error:
-        raise EquicamError(
-            f"the maps of {row['id']!r}", "to be as they were written", error, "restoring their shard"
-        ) from error
-
-
-def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a maps table, with these lists as views of one array, not as Python numbers."""
-    arrays = {name: _arrays(table[name].combine_chunks()) for name in names}
-    for i, row in enumerate(table.drop_columns(list(names)).to_pylist()):
-        yield row | {name: some[i] for name, some in arrays.items()}
-
-
-def _arrays(lists: pa.ListArray) -> list[NDArray[np.float16] | None]:
-    values, ends = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().tolist()
-    null = lists.is_null().to_pylist()
-    return [None if none else values[a:b] for none, a, b in zip(null, ends, ends[1:], strict=False)]
+PLANES = ("map", "peum", "view_maps")
 
 
 @dataclass(frozen=True)
@@ -96,105 +73,100 @@ class StoredMaps:
 
     @staticmethod
     def from_row(row: dict[str, Any]) -> "StoredMaps":
-        """From a row of the maps table."""
-        return StoredMaps(*(_read(row, name) for name in ("map", "peum", "view_maps")))
+        """From a row of the maps table, whose lists may be arrays."""
+        try:
+            flat = [np.asarray(row[name], dtype=np.float32) * float(row[f"{name}_scale"]) for name in PLANES]
+            shapes = 2 * [(row["height"], row["width"])] + [(-1, row["height"], row["width"])]
+            return StoredMaps(*(values.reshape(shape) for values, shape in zip(flat, shapes, strict=True)))
+        except (TypeError, ValueError) as error:
+            raise EquicamError(
+                f"the maps of {row['id']!r}", "to be as they were written", error, "restoring their shard"
+            ) from error
 
     @staticmethod
     def from_table(table: pa.Table) -> dict[str, "StoredMaps"]:
-        """Those of a maps table, by id."""
-        return {row["id"]: StoredMaps.from_row(row) for row in _rows(table, ("map", "peum", "view_maps"))}
+        """Those of a maps table, by id; their lists are views of one array, not Python numbers."""
+        arrays = {name: _arrays(table[name].combine_chunks()) for name in PLANES}
+        rows = enumerate(table.drop_columns(list(PLANES)).to_pylist())
+        return {
+            row["id"]: StoredMaps.from_row(row | {name: some[i] for name, some in arrays.items()})
+            for i, row in rows
+        }
 
     def to_row(self, name: str) -> dict[str, Any]:
         """As a row of the maps table: float16 of values divided by their largest, so that none vanishes or overflows."""
         row: dict[str, Any] = {"id": name, "height": self.map.shape[0], "width": self.map.shape[1]}
-        for key in ("map", "peum", "view_maps"):
+        for key in PLANES:
             values = getattr(self, key)
             scale = float(np.abs(values).max(initial=0.0)) or 1.0
             row[key], row[f"{key}_scale"] = (values / scale).astype(np.float16).ravel(), scale
         return row
 
 
+def _arrays(lists: pa.ListArray) -> list[NDArray[np.float16] | None]:
+    values, ends = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().tolist()
+    null = lists.is_null().to_pylist()
+    return [None if none else values[a:b] for none, a, b in zip(null, ends, ends[1:], strict=False)]
+
+
 SHARDS_AT_A_TIME = 64  # whose rows are reduced together
 ITEMS = pa.schema(
     [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("path", pa.string()),
-        pa.field("index", pa.int64()),  # which image of a file that holds several
+        _ID,
+        ("path", pa.string()),
+        ("index", pa.int64()),  # which image of a file that holds several
         # left, top and side of a window, in pixels of its raster's finest level
-        pa.field("x", pa.float64()),
-        pa.field("y", pa.float64()),
-        pa.field("side", pa.float64()),
-        pa.field("sha256", pa.string()),
-        pa.field("bytes", pa.int64()),
-        pa.field("mtime_ns", pa.int64()),
-        pa.field("width", pa.int32()),
-        pa.field("height", pa.int32()),
-        pa.field(
-            "input_box", pa.list_(pa.float32())
-        ),  # x0 y0 x1 y1 of the image: what the model's input shows
-        pa.field("label", pa.string()),
-        pa.field("target", pa.int32()),  # the class explained: the top-1 of the presented image
-        pa.field("confidence", pa.float32()),  # its probability; null where a value is explained
-        pa.field("output", pa.float32()),  # its logit, or the value that is explained
-        pa.field("top5", pa.list_(pa.int32())),
-        pa.field("top5_confidence", pa.list_(pa.float32())),
-        pa.field("peum_score", pa.float64()),
+        ("x", pa.float64()),
+        ("y", pa.float64()),
+        ("side", pa.float64()),
+        ("sha256", pa.string()),
+        ("bytes", pa.int64()),
+        ("mtime_ns", pa.int64()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("input_box", pa.list_(pa.float32())),  # x0 y0 x1 y1 of the image: what the model's input shows
+        ("label", pa.string()),
+        ("target", pa.int32()),  # the class explained: the top-1 of the presented image
+        ("confidence", pa.float32()),  # its probability; null where a value is explained
+        ("output", pa.float32()),  # its logit, or the value that is explained
+        ("top5", pa.list_(pa.int32())),
+        ("top5_confidence", pa.list_(pa.float32())),
+        ("peum_score", pa.float64()),
         # mean Pearson of the presented view's own map with every other view's, aligned; null for one view
-        pa.field("stability", pa.float64()),
-        pa.field("stability_by_view", pa.list_(pa.float32())),
-        pa.field("flip_rate", pa.float32()),
-        pa.field("views_kept", pa.int32()),  # views with a weight above 0
-        pa.field("view_confidence", pa.list_(pa.float32())),
-        pa.field("view_top1", pa.list_(pa.int32())),
-        pa.field(
-            "view_agreement", pa.list_(pa.float32())
-        ),  # Pearson of each view with the mean of the others
-        pa.field("flags", pa.list_(pa.string())),
-        pa.field("steadiness", pa.string()),  # steady, unsteady or cannot say
-        pa.field("steadiness_reason", pa.string()),  # the code of its reason
-        pa.field("eq", pa.float64()),  # disc Eq of grad-cam, on the calibration subset
+        ("stability", pa.float64()),
+        ("stability_by_view", pa.list_(pa.float32())),
+        ("flip_rate", pa.float32()),
+        ("views_kept", pa.int32()),  # views with a weight above 0
+        ("view_confidence", pa.list_(pa.float32())),
+        ("view_top1", pa.list_(pa.int32())),
+        ("view_agreement", pa.list_(pa.float32())),  # Pearson of each view with the mean of the others
+        ("flags", pa.list_(pa.string())),
+        ("steadiness", pa.string()),  # steady, unsteady or cannot say
+        ("steadiness_reason", pa.string()),  # the code of its reason
+        ("eq", pa.float64()),  # disc Eq of grad-cam, on the calibration subset
         pa.field("status", pa.string(), nullable=False),  # ok or bad
-        pa.field("reason", pa.string()),  # the code of the reason why it is bad
-        pa.field("reason_values", pa.string()),  # its values, as JSON
-        pa.field("seconds", pa.float32()),
+        ("reason", pa.string()),  # the code of the reason why it is bad
+        ("reason_values", pa.string()),  # its values, as JSON
+        ("seconds", pa.float32()),
     ]
 )
 SHARD_COLUMNS = {"items": ITEMS, "maps": MAPS}
 SAMPLE = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("path", pa.string()),
-        pa.field("label", pa.string()),
-        pa.field("shard", pa.int32()),
-        pa.field("calibration", pa.bool_()),
-    ]
+    [_ID, ("path", pa.string()), ("label", pa.string()), ("shard", pa.int32()), ("calibration", pa.bool_())]
 )
 
 
+def _column(hint: Any) -> pa.DataType:
+    """Of text, counts, numbers, or tuples of them, any of which may be None."""
+    kinds = {*get_args(hint)} - {NoneType} if get_origin(hint) is UnionType else {hint}
+    for kind, column in ((float, pa.float64()), (int, pa.int64()), (str, pa.string())):
+        if kind in kinds:
+            return column
+    return pa.list_(_column(get_args(*kinds)[0]))
+
+
 RASTERS = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("path", pa.string()),
-        pa.field("kind", pa.string()),  # slide or map
-        pa.field("width", pa.int64()),
-        pa.field("height", pa.int64()),
-        pa.field("bands", pa.list_(pa.string())),
-        pa.field("dtype", pa.string()),
-        pa.field("mpp", pa.float64()),
-        pa.field("crs", pa.string()),
-        pa.field("transform", pa.list_(pa.float64())),
-        pa.field("origin", pa.list_(pa.float64())),  # where QuPath's coordinates begin
-        pa.field("reader", pa.string()),
-        pa.field("bytes", pa.int64()),
-        pa.field("mtime_ns", pa.int64()),
-        pa.field("windows", pa.int64()),  # rows of the run
-        pa.field(
-            "background", pa.int64()
-        ),  # windows left out: too little tissue, no data, outside the regions
-        pa.field("nodata", pa.int64()),
-        pa.field("outside", pa.int64()),
-        pa.field("error", pa.string()),
-    ]
+    [_ID if name == "id" else (name, _column(hint)) for name, hint in get_type_hints(RasterRow).items()]
 )
 """One row for every raster of a run."""
 Rasters = Sequence[RasterRow]
@@ -213,15 +185,14 @@ class RunStore:
         """The manifest, read once."""
         path = self.folder / "manifest.json"
         if not path.is_file():
-            raise EquicamError(
-                repr(self.shown),
-                "to be a run",
-                "no manifest.json in it" if self.folder.is_dir() else "no such folder",
-                "equicam audit first",
-            )
+            got = "no manifest.json in it" if self.folder.is_dir() else "no such folder"
+            raise EquicamError(repr(self.shown), "to be a run", got, "equicam audit first")
         manifest = parse_manifest(path.read_bytes(), where=self.shown)
-        rows = _row_count(self.folder / "sample.parquet")
-        if rows is not None and rows != manifest.images:
+        try:
+            rows = pq.read_metadata(self.folder / "sample.parquet").num_rows
+        except (OSError, ValueError, pa.ArrowException):  # missing or damaged
+            return manifest
+        if rows != manifest.images:
             raise EquicamError(
                 f"the run {self.shown}", "as many images in manifest.json as in sample.parquet",
                 f"{manifest.images} and {rows}", "restoring both files",
@@ -243,8 +214,7 @@ class RunStore:
 
     def names(self) -> list[str]:
         """The names of all files whose digests a finished run lists."""
-        shards = [self.name(kind, n) for kind in ("items", "maps") for n in range(self.shard_count)]
-        return [*self.heads(), *shards]
+        return [*self.heads(), *(self.name(kind, n) for kind in KINDS for n in range(self.shard_count))]
 
     def heads(self) -> list[str]:
         """The names of the files that say what a run is."""
@@ -257,7 +227,7 @@ class RunStore:
 
     def has_shard(self, number: int) -> bool:
         """Whether a shard is there, items and maps."""
-        return all(self.path(kind, number).is_file() for kind in ("items", "maps"))
+        return all(self.path(kind, number).is_file() for kind in KINDS)
 
     def write_shard(
         self,
@@ -303,24 +273,34 @@ class RunStore:
 
         `reduce` is called with the rows of some shards, so that what it leaves out takes no memory.
         """
-        numbers = range(self.shard_count) if shards is None else shards
-        written = [n for n in numbers if self.path("items", n).is_file()]
-        if not written:
-            return reduce(ITEMS.empty_table().select(list(columns or ITEMS.names)))
-        tables = map_concurrently(lambda n: self.read_shard("items", n, columns), written)
+        tables = self._read_shards("items", range(self.shard_count) if shards is None else shards, columns)
         reduced = []
         while some := list(islice(tables, SHARDS_AT_A_TIME)):
             reduced.append(reduce(pa.concat_tables(some)))
+        if not reduced:
+            return reduce(ITEMS.empty_table().select(list(columns or ITEMS.names)))
         return self._with_present_paths(pa.concat_tables(reduced))
+
+    def _read_shards(
+        self, kind: str, numbers: Iterable[int], columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        """The rows of those of these shards that are written."""
+        written = [n for n in numbers if self.path(kind, n).is_file()]
+        return map_concurrently(lambda n: self.read_shard(kind, n, columns), written)
 
     def _with_present_paths(self, table: pa.Table) -> pa.Table:
         """Rows of images or rasters, with the present paths of those that were moved."""
         if not self.moved or "path" not in table.column_names:
             return table
         pairs = zip(table["id"].to_pylist(), table["path"].to_pylist(), strict=True)
-        moved = self.moved  # an id may look like that of a window
-        now = [moved.get(name, moved.get(raster_id(name), path)) for name, path in pairs]
+        # an id may look like that of a window
+        now = [self.moved.get(name, self.moved.get(raster_id(name), path)) for name, path in pairs]
         return table.set_column(table.column_names.index("path"), "path", pa.array(now, pa.string()))
+
+    def explained(self) -> list[str]:
+        """The ids of the images that have a map."""
+        items = self.read_items(["id", "status"])
+        return items["id"].filter(pc.equal(items["status"], "ok")).to_pylist()  # type: ignore[no-any-return]
 
     def rows(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The rows of these images by id."""
@@ -334,38 +314,27 @@ class RunStore:
     def maps(self, ids: Iterable[str]) -> dict[str, StoredMaps]:
         """The maps of these images by id."""
         wanted = pa.array(list(ids), pa.string())
-        written = [n for n in self._shards(wanted) if self.path("maps", n).is_file()]
-        tables = map_concurrently(lambda n: _with_ids(self.read_shard("maps", n), wanted), written)
-        return {name: one for table in tables for name, one in StoredMaps.from_table(table).items()}
+        tables = self._read_shards("maps", self._shards(wanted))
+        return {k: v for table in tables for k, v in StoredMaps.from_table(_with_ids(table, wanted)).items()}
 
     def _shards(self, ids: pa.Array) -> list[int]:
         """The shards that hold these images."""
-        return sorted(pc.unique(_with_ids(self._shard_of, ids)["shard"]).to_pylist())
+        return sorted(pc.unique(_with_ids(self._shard_by_id, ids)["shard"]).to_pylist())
 
     @cached_property
-    def _shard_of(self) -> pa.Table:
-        """The shard of every image, read once."""
+    def _shard_by_id(self) -> pa.Table:
         return self.sample(["id", "shard"])
-
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of the manifest, the sample and every shard of a finished run, by name."""
-        names = self.names()
-        return dict(zip(names, map_concurrently(lambda n: file_digest(self.folder / n), names), strict=True))
 
     def refuse_foreign(self) -> None:
         """Refuse a folder with files of others; leftovers of a run killed while it started are not foreign."""
         if not self.folder.is_dir() or (self.folder / "manifest.json").is_file():
             return
-        shards = [*self.folder.glob("items/*"), *self.folder.glob("maps/*")]
-        ours = {".lock", "items", "maps", "sample.parquet", "rasters.parquet"}
-        foreign = [
-            p for p in self.folder.iterdir() if p.name not in ours and not p.name.endswith(TEMPORARY_SUFFIX)
-        ]
-        if shards:
+        if [*self.folder.glob("items/*"), *self.folder.glob("maps/*")]:
             raise EquicamError(
                 f"resuming {self.shown}", "its manifest.json", "no such file", "restoring it, or another --out",
             )  # fmt: skip
-        if foreign:
+        names = {path.name for path in self.folder.iterdir() if not path.name.endswith(TEMPORARY_SUFFIX)}
+        if names - {".lock", "items", "maps", "sample.parquet", "rasters.parquet"}:
             raise EquicamError(
                 repr(self.shown), "an empty or new folder, or a run", "other files in it", "another --out"
             )
@@ -373,7 +342,13 @@ class RunStore:
     def begin(
         self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str], rasters: Rasters = ()
     ) -> None:
-        """Lay out the folder, or check that it holds the same run; a run without any shard may be replaced."""
+        """Lay out the folder, or check that it holds the same run; a run without any shard may be replaced.
+
+        What a killed writer left is removed.
+        """
+        for folder in ("", "items/", "maps/"):
+            for path in self.folder.glob(f"{folder}.*{TEMPORARY_SUFFIX}"):
+                path.unlink(missing_ok=True)
         if self.started():
             before = self.manifest
             if (before.data, before.images) != (manifest.data, manifest.images):
@@ -381,7 +356,7 @@ class RunStore:
             refuse_difference(before, manifest, where=self.shown)
             return
         self.refuse_foreign()
-        for kind in ("items", "maps"):
+        for kind in KINDS:
             (self.folder / kind).mkdir(parents=True, exist_ok=True)
         self.write_head(manifest, items, calibration, rasters)
 
@@ -389,13 +364,13 @@ class RunStore:
         self, manifest: Manifest, items: Sequence[Item], calibration: Iterable[str], rasters: Rasters = ()
     ) -> None:
         """Write the rasters, the sample and the manifest."""
-        found = Items.of(items)
+        listed = Items.of(items)
         columns = {
-            "id": found.ids,
-            "path": found.path_texts(),
-            "label": found.label_texts(),
-            "shard": pa.array(np.arange(len(found)) // manifest.shard_size, pa.int32()),
-            "calibration": pc.is_in(found.ids, pa.array(calibration, pa.string())),
+            "id": listed.ids,
+            "path": listed.path_texts(),
+            "label": listed.label_texts(),
+            "shard": pa.array(np.arange(len(listed)) // manifest.shard_size, pa.int32()),
+            "calibration": pc.is_in(listed.ids, pa.array(calibration, pa.string())),
         }
         if manifest.tiling is not None:
             rows = [asdict(row) | {"path": valid_utf8(row.path)} for row in rasters]
@@ -403,7 +378,7 @@ class RunStore:
         write_table(self.folder / "sample.parquet", pa.table(columns, schema=SAMPLE).combine_chunks())
         # last: with it the run exists
         write_atomic(self.folder / "manifest.json", manifest.dumps().encode())
-        for read_once in ("manifest", "_shard_of"):
+        for read_once in ("manifest", "_shard_by_id"):
             self.__dict__.pop(read_once, None)
 
     def started(self) -> bool:
@@ -441,14 +416,6 @@ class RunStore:
             yield handle
         finally:
             os.close(handle)
-
-
-def _row_count(path: Path) -> int | None:
-    """The rows of a Parquet file; None if it is missing or damaged."""
-    try:
-        return int(pq.read_metadata(path).num_rows)
-    except (OSError, ValueError, pa.ArrowException):
-        return None
 
 
 def _with_ids(table: pa.Table, ids: pa.Array) -> pa.Table:

@@ -1,13 +1,8 @@
 """Which maps to review first: a queue ranked by a signal, a blind random control arm, and how good the queue is.
 
-Rank 1 is the least trustworthy image. Where the signal says nothing (a blank or constant map; for PEUM, fewer than two
-views kept) an image is not certain: it ranks before all others. Ties are broken by a permutation seeded by `seed`,
-not by name.
-
-How well signals find unstable maps is measured on the calibration subset, which has Eq, the rotation test at seven angles
-of its own; every signal on the same images. Another than the ranking signal is recommended only if the interval of the
-difference of their AUROCs, bootstrapped on the same images, lies above 0, it finds unstable maps better than chance, and
-it finds no fewer of the worst tenth.
+Rank 1 is the least trustworthy image. One of which the signal says nothing ranks before all others; ties are broken by a
+permutation seeded by `seed`, not by name. How well signals find unstable maps is measured on the calibration subset, by Eq;
+docs/audit.md says when another signal is recommended.
 """
 
 import hashlib
@@ -16,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -34,6 +29,7 @@ from equicam.reasons import SIGNALS
 from equicam.runs.signals import (
     COLUMNS,
     ROWS,
+    ViewNames,
     queue_arm,
     ranking_scores,
     refuse_unknown,
@@ -47,6 +43,12 @@ from equicam.shards import finite_table, json_ready, map_concurrently
 READ_AT_A_TIME = 4096  # images
 ReadRows = Callable[[Sequence[str], Sequence[str]], pa.Table]
 """The rows of these images, in any order; these columns."""
+Targets = NDArray[Any]
+NameOutput = Callable[[int | None], str]
+Scores = Mapping[str, Floats]
+"""Of every image, by signal; the highest is reviewed first."""
+Reasons = dict[int, list[dict[str, str]]]
+"""Of images by index, as cells of a table."""
 
 
 MIN_IMAGES, MIN_UNSTABLE = 100, 10  # with fewer, no signal is judged
@@ -56,7 +58,7 @@ UNKNOWN = Estimate(NAN, NAN, NAN, 0)
 
 
 @dataclass(frozen=True)
-class SignalScores:
+class _SignalScores:
     """How well one signal finds unstable maps: the order of review that it gives, of stability that of 1 − stability."""
 
     spearman: Correlation  # with 1 − Eq; where the signal is undefined it ranks highest
@@ -65,7 +67,7 @@ class SignalScores:
 
 
 @dataclass(frozen=True)
-class StabilityCheck:
+class _StabilityCheck:
     """How far stability, measured on the run's views, is from Eq, measured at other angles."""
 
     pearson: Correlation
@@ -75,7 +77,7 @@ class StabilityCheck:
 
 
 @dataclass(frozen=True)
-class SignalQuality:
+class _SignalQuality:
     """How well the ranking signal finds unstable maps on the calibration subset, and whether another is better."""
 
     n: int
@@ -87,16 +89,16 @@ class SignalQuality:
     unstable: Estimate  # share of all
     outside: Estimate  # share of the images outside the queue
     sentence: str
-    signals: dict[str, SignalScores]  # every signal that is defined somewhere
+    signals: dict[str, _SignalScores]  # every signal that is defined somewhere
     comparison: str  # the same as a sentence
     differences: dict[str, Estimate]  # AUROC of every other signal − that of the ranking signal, paired
     better: str | None  # another signal that finds unstable maps better; None: none is shown to
     advice: str | None
-    check: StabilityCheck | None  # None: the rows have no stability
+    check: _StabilityCheck | None  # None: the rows have no stability
 
 
 @dataclass(frozen=True)
-class UnstableMaps:
+class _UnstableMaps:
     """How many maps are unstable: counted, because stability is measured on every image."""
 
     below: float  # a map is unstable when its stability is below this
@@ -112,8 +114,8 @@ class Triage:
 
     rows: pa.Table
     by: str  # the signal they are ranked by
-    unstable: UnstableMaps
-    quality: SignalQuality | None  # None: no calibration subset
+    unstable: _UnstableMaps
+    quality: _SignalQuality | None  # None: no calibration subset
     budget: int
     ok: int
     bad: int
@@ -123,12 +125,10 @@ class Triage:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, null where undefined or infinite."""
-        plain = {
-            name: getattr(self, name) for name in ("by", "budget", "ok", "bad", "quotas", "seed", "keyed")
-        }
+        names = ("by", "budget", "ok", "bad", "quotas", "seed", "keyed")
+        plain = {name: getattr(self, name) for name in names}
         plain |= {"unstable": asdict(self.unstable), "quality": self.quality and asdict(self.quality)}
-        found: dict[str, Any] = json_ready(plain)
-        return found | {"rows": finite_table(self.rows).to_pylist()}
+        return json_ready(plain) | {"rows": finite_table(self.rows).to_pylist()}  # type: ignore[no-any-return]
 
     def queue(self) -> list[dict[str, Any]]:
         """The rows of the queue arm, by rank."""
@@ -145,7 +145,7 @@ def triage(
     quotas: bool = True,
     transforms: Sequence[Transform],
     classes: Sequence[str] | None = None,
-    name_output: Callable[[int | None], str] | None = None,
+    name_output: NameOutput | None = None,
     seed: int = 0,
     extended: Sequence[int] = (),
     key: ReviewKey | None = None,
@@ -164,46 +164,47 @@ def triage(
     ok = items.take(pa.array(place))
     refuse_unknown(by, ok)
     if len(transforms) < 2:
-        raise EquicamError(
-            "triage",
-            "a run of several views",
-            f"one view, which has no {SIGNALS[by]} to rank by",
-            "equicam audit --views 6",
-        )
+        got = f"one view, which has no {SIGNALS[by]} to rank by"
+        raise EquicamError("triage", "a run of several views", got, "equicam audit --views 6")
     if not 0 <= control < 1:
         raise EquicamError("control", "a share from 0 to below 1", control, "control=0.20")
     if not -1 < unstable <= 1:
         raise EquicamError("unstable", "a stability, above −1 and at most 1", unstable, "unstable=0.5")
     ids = ok["id"].to_pylist()
-    rng = np.random.default_rng(_entropy(seed, ids))
+    entropy = hashlib.sha256(json.dumps([seed, *ids]).encode()).digest()
+    rng = np.random.default_rng(int.from_bytes(entropy))
     scores = {name: ranking_scores(ok, name) for name in COLUMNS}
     score, target = scores[by], ok["target"].fill_null(-1).to_numpy()
     order = np.lexsort((rng.permutation(len(score)), -score))
-    arms = _Arms()
+    arms = _Arms(*(np.array([], dtype=np.intp) for _ in range(4)))
     for number, more in enumerate((_reviews(budget, len(score)), *extended)):
         free = len(score) - arms.chosen.size
-        if number:
-            more = _more_reviews(more, free)
+        if number and more < 1:
+            raise EquicamError("more", "a number of reviews from 1", more, "more=50")
+        if number and not free:
+            raise EquicamError(
+                "more", "images that are in no arm yet", "none: every image is under review", "equicam report"
+            )
+        more = min(more, free)
         if key is not None:
             purpose = f"control arm, extension {number}" if number else "control arm"
             rng = np.random.default_rng(int(key.digest(purpose, str(seed), *ids), 16))
         controls = _controls(more, free, control)
-        arms = _deal(arms, order, target, places=more - controls, controls=controls, quotas=quotas, rng=rng)
+        arms = _deal(arms, order, target if quotas else None, more - controls, controls, rng)
     rank = np.argsort(order) + 1
     explained = arms.chosen if top is None else arms.queue[np.argsort(rank[arms.queue])][: max(0, top)]
     read = read_rows or partial(_rows_of, items)
-    reasons = _reasons(ok, explained[np.argsort(place[explained])], scores[by], by, transforms, read)
+    views = [(view.label, view.is_identity) for view in transforms]
+    reasons = _reasons(ok, explained[np.argsort(place[explained])], scores[by], by, views, read)
     reviews, queue = arms.chosen.size, np.concatenate([arms.queue, arms.passed])
-    eq, named = ok["eq"].to_numpy(), Counter[str]()
     name = name_output or partial(_class_name, classes=classes)
-    for one in target[arms.queue].tolist() if quotas else ():
-        named[name(one)] += 1
+    named = Counter(map(name, target[arms.queue].tolist() if quotas else ()))
     return Triage(
         rows=_rows(ok, rank, arms, scores, by, name, reasons),
         by=by,
         unstable=_unstable_maps(signal_values(ok, "stability"), queue, below=unstable),
-        quality=signal_quality(
-            scores, eq, queue, by=by, share=reviews / max(len(score), 1), unstable=unstable
+        quality=_signal_quality(
+            scores, ok["eq"].to_numpy(), queue, by=by, share=reviews / max(len(score), 1), unstable=unstable
         ),
         budget=reviews,
         ok=len(score),
@@ -214,23 +215,19 @@ def triage(
     )
 
 
-def class_quotas(counts: dict[int, int], places: int) -> dict[int, int]:
+def _class_quotas(counts: dict[int, int], places: int) -> dict[int, int]:
     """Places of each class in the queue, in proportion to its images, rounded down; with many classes that may be 0."""
     total = max(sum(counts.values()), 1)
-    return {one: places * count // total for one, count in sorted(counts.items())}
-
-
-def _entropy(seed: int, ids: Sequence[str]) -> int:
-    return int.from_bytes(hashlib.sha256(json.dumps([seed, *ids]).encode()).digest())
+    return {target: places * count // total for target, count in sorted(counts.items())}
 
 
 def _reviews(budget: str | int, ok: int) -> int:
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(%?)", str(budget).strip())
-    number = Fraction(found[1]) if found else Fraction(0)
-    if found and found[2] and 0 < number <= 100:
-        return math.ceil(number * ok / 100)
-    if found and not found[2] and number >= 1 and number.denominator == 1:
-        return min(int(number), ok)
+    if match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(%?)", str(budget).strip()):
+        number = Fraction(match[1])
+        if match[2] and 0 < number <= 100:
+            return math.ceil(number * ok / 100)
+        if not match[2] and number >= 1 and number.denominator == 1:
+            return min(int(number), ok)
     raise EquicamError(
         "the budget", "a share from above 0% to 100%, or a number of images from 1", repr(budget), '"10%"'
     )
@@ -243,49 +240,29 @@ def _controls(reviews: int, ok: int, control: int | float) -> int:
     return min(max(math.floor(control * reviews + 0.5), int(reviews >= 5)), reviews - 1)
 
 
-def _more_reviews(more: int, free: int) -> int:
-    if more < 1:
-        raise EquicamError("more", "a number of reviews from 1", more, "more=50")
-    if not free:
-        raise EquicamError(
-            "more", "images that are in no arm yet", "none: every image is under review", "equicam report"
-        )
-    return min(more, free)
-
-
-def _no_images() -> Indices:
-    return np.array([], dtype=np.intp)
-
-
 @dataclass(frozen=True)
 class _Arms:
     """Images dealt so far, as indices."""
 
-    queue: Indices = field(default_factory=_no_images)
-    controls: Indices = field(default_factory=_no_images)  # a random sample of the images outside the queue
-    passed: Indices = field(default_factory=_no_images)  # controls whose rank an extended queue has reached
-    chosen: Indices = field(default_factory=_no_images)  # all of them, by place
+    queue: Indices
+    controls: Indices  # a random sample of the images outside the queue
+    passed: Indices  # controls whose rank an extended queue has reached
+    chosen: Indices  # all of them, by place
 
 
 def _deal(
-    arms: _Arms,
-    order: Indices,
-    target: NDArray[Any],
-    *,
-    places: int,
-    controls: int,
-    quotas: bool,
-    rng: np.random.Generator,
+    arms: _Arms, order: Indices, target: Targets | None, places: int, controls: int, rng: np.random.Generator
 ) -> _Arms:
     """Lengthen the queue by the next `places` images and the random sample of the rest by `controls`.
 
-    Images of the control arm among the next ones stay there, and as many more are drawn in their stead: the controls
-    outside the queue are a simple random sample of the images outside it, however often the queue was extended.
+    With targets, each class has a quota of the places. Images of the control arm among the next ones stay there, and as
+    many more are drawn in their stead: the controls outside the queue are a simple random sample of the images outside it,
+    however often the queue was extended.
     """
     left = order[~np.isin(order, np.concatenate([arms.queue, arms.passed]))]
-    following = _by_class(
-        left, target, class_quotas(Counter(target[left].tolist()), places) if quotas else {}
-    )
+    following = left[:0]
+    if target is not None:
+        following = _by_class(left, target, _class_quotas(Counter(target[left].tolist()), places))
     # places left over by rounding go by rank, whatever the class
     following = np.concatenate([following, left[~np.isin(left, following)][: places - len(following)]])
     is_control = np.isin(following, arms.controls)
@@ -300,14 +277,14 @@ def _deal(
     )
 
 
-def _by_class(order: Indices, target: NDArray[Any], places: dict[int, int]) -> Indices:
+def _by_class(order: Indices, target: Targets, places: dict[int, int]) -> Indices:
     """The first images of every class, as many as it has places."""
     classes, which = np.unique(target[order], return_inverse=True)
     grouped = np.argsort(which, kind="stable")
     starts = np.searchsorted(which[grouped], np.arange(len(classes)))
     number = np.empty(len(order), dtype=np.intp)  # of each image within its class
     number[grouped] = np.arange(len(order)) - starts[which[grouped]]
-    most = np.array([places.get(one, 0) for one in classes.tolist()], dtype=np.intp)
+    most = np.array([places.get(name, 0) for name in classes.tolist()], dtype=np.intp)
     return order[number < most[which]]
 
 
@@ -318,13 +295,7 @@ def _class_name(target: int | None, classes: Sequence[str] | None) -> str:
 
 
 def _rows(
-    ok: pa.Table,
-    rank: Indices,
-    arms: _Arms,
-    scores: Mapping[str, Floats],
-    by: str,
-    name_of: Callable[[int | None], str],
-    reasons: Mapping[int, list[dict[str, str]]],
+    ok: pa.Table, rank: Indices, arms: _Arms, scores: Scores, by: str, name_of: NameOutput, reasons: Reasons
 ) -> pa.Table:
     chosen = arms.chosen
     rows = ok.take(pa.array(chosen))
@@ -341,28 +312,19 @@ def _rows(
         "flags": [flags or [] for flags in rows["flags"].to_pylist()],
         "reasons": [reasons.get(i) for i in chosen.tolist()],
     }
-    return pa.table([_column(field, columns, rows) for field in ROWS], schema=ROWS)
-
-
-def _column(field: pa.Field, columns: Mapping[str, Any], rows: pa.Table) -> Any:
-    if field.name in columns:
-        return pa.array(columns[field.name], field.type)
-    return rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+    made = {name: pa.array(values, ROWS.field(name).type) for name, values in columns.items()}
+    for other in ROWS:
+        if other.name not in made:
+            copied = other.name in rows.column_names
+            made[other.name] = rows[other.name] if copied else pa.nulls(len(rows), other.type)
+    return pa.table(made, schema=ROWS)
 
 
 def _reasons(
-    ok: pa.Table,
-    chosen: Indices,
-    score: Floats,
-    by: str,
-    transforms: Sequence[Transform],
-    read_rows: ReadRows,
-) -> dict[int, list[dict[str, str]]]:
+    ok: pa.Table, chosen: Indices, score: Floats, by: str, views: ViewNames, read_rows: ReadRows
+) -> Reasons:
     """The reasons of these images, by index; they are in the run's order, so that each shard is read once."""
-    views, columns = (
-        [(one.label, one.is_identity) for one in transforms],
-        ["id", "view_top1", view_column(by)],
-    )
+    columns = ["id", "view_top1", view_column(by)]
     lower = 100 * np.searchsorted(np.sort(score), score) // max(len(score), 1)
     signal, facts = signal_values(ok, by), ok.select(["id", "target", "confidence", "views_kept", "flags"])
 
@@ -371,19 +333,14 @@ def _reasons(
         of_views = {row["id"]: row for row in read_rows([row["id"] for row in rows], columns).to_pylist()}
         return [row | of_views[row["id"]] for row in rows]
 
-    found: dict[int, list[dict[str, str]]] = {}
+    by_index: Reasons = {}
     batches = [chosen[start : start + READ_AT_A_TIME] for start in range(0, len(chosen), READ_AT_A_TIME)]
     for some, rows in zip(batches, map_concurrently(read, batches, threads=1), strict=True):
         for i, row in zip(some.tolist(), rows, strict=True):
-            reasons = triage_reasons(
-                row,
-                by,
-                views,
-                value=float(signal[i]),
-                above_percent=None if np.isinf(score[i]) else int(lower[i]),
-            )
-            found[i] = [reason.to_row() for reason in reasons]
-    return found
+            above = None if np.isinf(score[i]) else int(lower[i])
+            reasons = triage_reasons(row, by, views, value=float(signal[i]), above_percent=above)
+            by_index[i] = [reason.to_row() for reason in reasons]
+    return by_index
 
 
 def _rows_of(items: pa.Table, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
@@ -402,27 +359,24 @@ def _defined(values: Floats) -> pa.Array:
     return pa.array(values, mask=~np.isfinite(values))
 
 
-def _unstable_maps(stability: Floats, queue: Indices, *, below: int | float) -> UnstableMaps:
+def _unstable_maps(stability: Floats, queue: Indices, *, below: int | float) -> _UnstableMaps:
     unstable, undefined = stability < below, int(np.isnan(stability).sum())
     count, held = int(unstable.sum()), int(unstable[queue].sum())
     none = (
-        f"; {undefined:,} {'has' if undefined == 1 else 'have'} none (blank, constant or not measured)"
-        if undefined
-        else ""
+        ""
+        if not undefined
+        else f"; {undefined:,} {'has' if undefined == 1 else 'have'} none (blank, constant or not measured)"
     )
     sentence = "no map has a stability: all are blank or constant, or it was not measured"
     if undefined < stability.size:
-        share = 100 * count / stability.size
-        sentence = (
-            f"{count:,} of {stability.size:,} maps ({share:.1f} %) have a stability below {below:g}, {held:,} of them in the queue"
-            f"{none}"
-        )
-    return UnstableMaps(float(below), count, held, undefined, sentence)
+        counts = f"{count:,} of {stability.size:,} maps ({100 * count / stability.size:.1f} %)"
+        sentence = f"{counts} have a stability below {below:g}, {held:,} of them in the queue{none}"
+    return _UnstableMaps(float(below), count, held, undefined, sentence)
 
 
-def signal_quality(
-    scores: Mapping[str, Floats], eq: Floats, queue: Indices, *, by: str, share: float, unstable: int | float
-) -> SignalQuality | None:
+def _signal_quality(
+    scores: Scores, eq: Floats, queue: Indices, *, by: str, share: float, unstable: int | float
+) -> _SignalQuality | None:
     """Measure every signal where Eq is known; None if it is known nowhere."""
     known = ~np.isnan(eq)
     if not known.any():
@@ -437,17 +391,24 @@ def signal_quality(
         if name == by or np.isfinite(score[known]).any()
     }
     signals = {name: _signal_scores(signal, drift, bad) for name, signal in ordered.items()}
-    differences = _differences(ordered, bad, by)
+    # several signals are compared with one, so each interval is wider (Bonferroni)
+    level = 1 - 0.05 / max(1, len(ordered) - 1)
+    gap = partial(
+        statistics.bootstrap, statistics.Gap(statistics.auroc), bad, level=level, resamples=RESAMPLES
+    )
+    differences = {name: gap(signal, ordered[by]) for name, signal in ordered.items() if name != by}
     # how many more of the unstable maps the queue holds than a random draw of its size
     captured = statistics.proportion(int((bad & ~outside).sum()), int(bad.sum()))
     fraction = float((~outside).mean())  # of the calibration images, not of all
-    low, mid, high = (
-        v / fraction if fraction else NAN for v in (captured.low, captured.value, captured.high)
+    value, low, high = (
+        v / fraction if fraction else NAN for v in (captured.value, captured.low, captured.high)
     )
-    lift, mine = Estimate(mid, low, high, bad.size), signals[by]
+    lift, mine = Estimate(value, low, high, bad.size), signals[by]
     overall = statistics.proportion(int(bad.sum()), bad.size)
     missed = statistics.proportion(int((bad & outside).sum()), int(outside.sum()))
-    nothing = HeldOut(NAN, UNKNOWN, NAN, NAN)
+    held_out = HeldOut(NAN, UNKNOWN, NAN, NAN)
+    if share < 1:
+        held_out = statistics.held_out_lift(ordered[by], drift, quantile=1 - share)
     enough = bool(bad.size >= MIN_IMAGES and min(bad.sum(), (~bad).sum()) >= MIN_UNSTABLE)
     low_eq = f"maps with an Eq below {unstable:g}"
     finds = "finds" if mine.auroc.low > 0.5 else "is not shown to find"
@@ -460,22 +421,30 @@ def signal_quality(
         f"{_text(mine.auroc, share=True)} of pairs (AUROC), where chance has 50 %. The queue holds {_text(lift)} times as many "
         "of them as a random draw"
     )
+    each = [
+        f"{SIGNALS[name]} {_text(of.captured, share=True)} and {_text(of.auroc)}"
+        for name, of in signals.items()
+    ]
     better = _better(signals, differences, by) if enough else None
-    return SignalQuality(
+    advice = better and (
+        f"--by {better} finds {low_eq} better here: an AUROC of {_text(signals[better].auroc)} against "
+        f"{_text(mine.auroc)} of {SIGNALS[by]}, a difference of {_text(differences[better])}"
+    )
+    return _SignalQuality(
         n=bad.size,
         spearman=mine.spearman,
         pearson=statistics.pearson(np.where(defined, values, NAN), drift),
         lift=lift,
         auroc=mine.auroc,
-        held_out=statistics.held_out_lift(ordered[by], drift, quantile=1 - share) if share < 1 else nothing,
+        held_out=held_out,
         unstable=overall,
         outside=missed,
         sentence=sentence,
         signals=signals,
-        comparison=_comparison(signals, low_eq),
+        comparison=f"share of the worst tenth found in a tenth, and AUROC for {low_eq}: {'; '.join(each)}; chance 10 % and 0.50",
         differences=differences,
         better=better,
-        advice=None if better is None else _advice(signals, differences, better, by, low_eq),
+        advice=advice,
         check=_check(1 - scores["stability"][known], eq[known]),
     )
 
@@ -486,35 +455,18 @@ def _finite(values: Floats) -> Floats:
     return np.where(defined, values, 2 * values.max(initial=0, where=defined) + 1)
 
 
-def _signal_scores(signal: Floats, drift: Floats, bad: np.ndarray) -> SignalScores:
+def _signal_scores(signal: Floats, drift: Floats, bad: np.ndarray) -> _SignalScores:
     # Wilson, because a bootstrap of no captures is [0, 0]; ties give fractions of an image, which are rounded
     worst = max(1, round(TENTH * drift.size))
     captured = statistics.proportion(round(worst * statistics.capture(signal, drift, budget=TENTH)), worst)
-    return SignalScores(
+    return _SignalScores(
         statistics.spearman(signal, drift, resamples=RESAMPLES),
         statistics.bootstrap(statistics.auroc, signal, bad, resamples=RESAMPLES),
         captured,
     )
 
 
-def _differences(ordered: Mapping[str, Floats], bad: np.ndarray, by: str) -> dict[str, Estimate]:
-    others = [name for name in ordered if name != by]
-    # several signals are compared with one, so each interval is wider (Bonferroni)
-    level = 1 - 0.05 / max(1, len(others))
-    return {
-        name: statistics.bootstrap(
-            statistics.Gap(statistics.auroc),
-            bad,
-            ordered[name],
-            ordered[by],
-            level=level,
-            resamples=RESAMPLES,
-        )
-        for name in others
-    }
-
-
-def _better(signals: Mapping[str, SignalScores], differences: Mapping[str, Estimate], by: str) -> str | None:
+def _better(signals: Mapping[str, _SignalScores], differences: Mapping[str, Estimate], by: str) -> str | None:
     mine = signals[by]
     ahead = [
         name
@@ -526,40 +478,19 @@ def _better(signals: Mapping[str, SignalScores], differences: Mapping[str, Estim
     return max(ahead, key=lambda name: signals[name].auroc.value, default=None)
 
 
-def _comparison(signals: Mapping[str, SignalScores], low_eq: str) -> str:
-    each = [
-        f"{SIGNALS[name]} {_text(one.captured, share=True)} and {_text(one.auroc)}"
-        for name, one in signals.items()
-    ]
-    return f"share of the worst tenth found in a tenth, and AUROC for {low_eq}: {'; '.join(each)}; chance 10 % and 0.50"
-
-
-def _advice(
-    signals: Mapping[str, SignalScores],
-    differences: Mapping[str, Estimate],
-    better: str,
-    by: str,
-    low_eq: str,
-) -> str:
-    return (
-        f"--by {better} finds {low_eq} better here: an AUROC of {_text(signals[better].auroc)} against "
-        f"{_text(signals[by].auroc)} of {SIGNALS[by]}, a difference of {_text(differences[better])}"
-    )
-
-
-def _check(stability: Floats, eq: Floats) -> StabilityCheck | None:
+def _check(stability: Floats, eq: Floats) -> _StabilityCheck | None:
     defined = np.isfinite(stability)
     if not defined.any():
         return None
     stability, eq = stability[defined], eq[defined]
-    r, apart = statistics.pearson(stability, eq), float(np.abs(stability - eq).mean())
-    bias = float((stability - eq).mean())
+    r, gaps = statistics.pearson(stability, eq), stability - eq
+    apart, bias = float(np.abs(gaps).mean()), float(gaps.mean())
     sentence = (
         f"stability, from the run's views, and Eq (equivariance), measured at seven other angles, have a correlation of {_text(r)} and "
         f"differ by {apart:.2f} on average (stability − Eq: {bias:+.2f}"
         + (", so that more maps are below a cut-off by stability than by Eq)" if bias < 0 else ")")
     )
-    return StabilityCheck(r, apart, bias, sentence)
+    return _StabilityCheck(r, apart, bias, sentence)
 
 
 def _text(e: Estimate | Correlation, *, share: bool = False) -> str:

@@ -1,10 +1,7 @@
 """The review log: verdicts and notes of reviewers on a run's images, stored as events of the run's log.
 
-A verdict is never changed: a reviewer's next one on the same image replaces it and both stay in the log. `blind` marks a
-verdict given before the reviewer saw label, confidence, signals or the verdicts of others, under any name, and
-`blind_class` one given before they saw the class as well.
-
-Each browser has a mark in the log and the names it used: names that share a browser are taken for one person.
+A verdict is never changed: a reviewer's next one on the same image replaces it and both stay in the log. Each browser has a
+mark in the log and the names it used: names that share a browser are taken for one person.
 
 The run has a secret, `review.key`: keys, order and tags that reviewers see, the draw of the control arm and the order of
 the exports come from it, so that nobody can compute an image's arm, name or label from them.
@@ -13,19 +10,18 @@ the exports come from it, so that nobody can compute an image's arm, name or lab
 import hmac
 import os
 import secrets
-import tempfile
 import threading
 import unicodedata
 from dataclasses import asdict, dataclass
 from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, not_one_of
 from equicam.runs.log import Event, Log
-from equicam.shards import TEMPORARY_SUFFIX
+from equicam.shards import temporary_file
 
 VERDICTS = {
     "supports": "Supports",
@@ -85,6 +81,11 @@ class Note:
     text: str
 
 
+Entry = TypeVar("Entry", Verdict, Note)
+TEXTS = ("verdict", "reason", "text")
+"""Fields of either that a reviewer wrote."""
+
+
 class ReviewLog:
     """All verdicts and notes of a run; `refresh` reads what other processes have added to the log."""
 
@@ -92,8 +93,8 @@ class ReviewLog:
         self.log = Log(folder)
         self.last_event = 0  # the number of the last event read
         self._lock = threading.RLock()
-        self._verdicts: dict[str, list[Verdict]] = {}
-        self._notes: dict[str, list[Note]] = {}
+        self._verdicts: dict[str | None, list[Verdict]] = {}  # by image; all of them by None
+        self._notes: dict[str | None, list[Note]] = {}
         self._standing: dict[str, dict[str, Verdict]] = {}
         self._marks: dict[str, Verdict | Note] = {}  # by the mark of the request that added it
         self._second_requested: set[str] = set()
@@ -112,18 +113,12 @@ class ReviewLog:
     def verdicts(self, item: str | None = None) -> tuple[Verdict, ...]:
         """Those on an image, or all, in the order they were given."""
         with self._lock:
-            if item is not None:
-                return tuple(self._verdicts.get(item, ()))
-            return tuple(
-                sorted((v for some in self._verdicts.values() for v in some), key=lambda v: v.number)
-            )
+            return tuple(self._verdicts.get(item, ()))
 
     def notes(self, item: str | None = None) -> tuple[Note, ...]:
         """Those on an image, or all, in the order they were written."""
         with self._lock:
-            if item is not None:
-                return tuple(self._notes.get(item, ()))
-            return tuple(sorted((n for some in self._notes.values() for n in some), key=lambda n: n.number))
+            return tuple(self._notes.get(item, ()))
 
     def standing(self, reviewer: str) -> dict[str, Verdict]:
         """A reviewer's last verdict by image."""
@@ -152,11 +147,11 @@ class ReviewLog:
     def same_person(self, reviewer: str) -> frozenset[str]:
         """The name itself, and every name that shares a browser with it or with one of them."""
         with self._lock:
-            found, before = {reviewer}, 0
-            while len(found) > before:
-                before = len(found)
-                found.update(*(names for names in self._names.values() if not found.isdisjoint(names)))
-            return frozenset(found)
+            person, before = {reviewer}, 0
+            while len(person) > before:
+                before = len(person)
+                person.update(*(names for names in self._names.values() if not person.isdisjoint(names)))
+            return frozenset(person)
 
     def has_mark(self, mark: str) -> bool:
         """Whether a verdict or note with this mark was added."""
@@ -167,11 +162,10 @@ class ReviewLog:
         """Log that a browser uses this name from now on; nothing if it does already."""
         mode = {"blind": blind, "blind_class": blind and blind_class}
         with self._lock:
-            if self._is_current(reviewer, browser, **mode):
-                return
-            self.refresh()  # another server may have registered it
-            if self._is_current(reviewer, browser, **mode):
-                return
+            for _ in range(2):
+                if self._is_current(reviewer, browser, **mode):
+                    return
+                self.refresh()  # another server may have registered it
             also = [name for name in self._names.get(browser, ()) if name != reviewer]
             payload = {"browser": browser, **mode, "also": also}
             self.log.add("also known as" if also else "reviewer registered", payload, actor=reviewer)
@@ -195,14 +189,13 @@ class ReviewLog:
         `mark` is a random string of the request: a repeated request adds nothing and returns the first verdict.
         """
         if verdict not in VERDICTS:
-            raise EquicamError(
-                "a verdict", f"one of {', '.join(VERDICTS)}", repr(verdict)[:40], "one of them"
-            )
+            raise not_one_of("a verdict", VERDICTS, verdict[:38], "one of them")
         reason = clean_text("a reason", reason)
+        payload: dict[str, Any] = {"item": item, "verdict": verdict, "reason": reason, "mark": mark}
         with self._lock:
             self.refresh()
             before = self._standing.get(reviewer, {}).get(item)
-            if known := self._known(mark, reviewer, item, verdict, reason):
+            if known := self._known(Verdict, reviewer, payload):
                 return known
             last = before.number if before else 0
             if last != previous_event:
@@ -212,17 +205,12 @@ class ReviewLog:
                 )  # fmt: skip
             if before and not reason:
                 raise EquicamError("a changed verdict", "a reason", "none", "a word on why it changes")
-            payload: dict[str, Any] = {"item": item, "verdict": verdict, "reason": reason, "mark": mark}
             if source is not None:
                 payload["source"] = asdict(source)
             blind = blind and not self._revealed(reviewer, item)
             blind_class = blind and blind_class and self.same_person(reviewer).isdisjoint(self._class_shown)
             payload |= {"blind": blind, "blind_class": blind_class, "changes": last or None}
-            self.log.add("verdict", payload, actor=reviewer)
-            self.refresh()
-            if added := self._known(mark, reviewer, item, verdict, reason):
-                return added
-        raise OSError(f"{self.log.path}: a verdict was written and cannot be read back")
+            return self._add(Verdict, reviewer, payload)
 
     def add_note(self, item: str, reviewer: str, text: str, *, mark: str) -> Note:
         """Add a note."""
@@ -230,14 +218,27 @@ class ReviewLog:
         if not text:
             raise EquicamError("a note", "words", "none", "writing some")
         with self._lock:
-            self.log.add("note", {"item": item, "text": text, "mark": mark}, actor=reviewer)
-            self.refresh()
-            added = self._marks.get(mark)
-        if not isinstance(added, Note) or (added.item, added.reviewer, added.text) != (item, reviewer, text):
+            return self._add(Note, reviewer, {"item": item, "text": text, "mark": mark})
+
+    def _add(self, kind: type[Entry], reviewer: str, payload: dict[str, Any]) -> Entry:
+        self.log.add(kind.__name__.lower(), payload, actor=reviewer)
+        self.refresh()
+        if added := self._known(kind, reviewer, payload):
+            return added
+        raise OSError(f"{self.log.path}: what was added cannot be read back")
+
+    def _known(self, kind: type[Entry], reviewer: str, payload: dict[str, Any]) -> Entry | None:
+        """What an earlier request with this mark added; refused if it was another."""
+        known = self._marks.get(payload["mark"])
+        if known is None:
+            return None
+        facts = {"reviewer": reviewer} | payload
+        same = (getattr(known, name, None) == facts.get(name) for name in ("reviewer", "item", *TEXTS))
+        if not isinstance(known, kind) or not all(same):
             raise StaleError(
-                "this note", needs="a mark of its own", got="one used before", fix="sending it again"
+                f"this {kind.__name__.lower()}", "a mark of its own", "one used before", "sending it again"
             )
-        return added
+        return known
 
     def _is_current(self, reviewer: str, browser: str, *, blind: bool, blind_class: bool) -> bool:
         last = self._names.get(browser, [])[-1:]
@@ -248,20 +249,6 @@ class ReviewLog:
         """Whether this person has seen what blinding hides of an image: after a verdict, or without blinding."""
         names = self.same_person(reviewer)
         return not names.isdisjoint(self._unblinded) or any(item in self._standing.get(n, {}) for n in names)
-
-    def _known(self, mark: str, reviewer: str, item: str, verdict: str, reason: str) -> Verdict | None:
-        known = self._marks.get(mark)
-        if known is None:
-            return None
-        given = (reviewer, item, verdict, reason)
-        if (
-            not isinstance(known, Verdict)
-            or (known.reviewer, known.item, known.verdict, known.reason) != given
-        ):
-            raise StaleError(
-                "this verdict", needs="a mark of its own", got="one used before", fix="sending it again"
-            )
-        return known
 
     def _take(self, event: Event) -> None:
         payload, item = event.payload, event.payload.get("item")
@@ -277,23 +264,25 @@ class ReviewLog:
         if not isinstance(item, str):
             return
         added: Verdict | Note
-        verdict = payload.get("verdict")
+        verdict, source = payload.get("verdict"), payload.get("source")
+        source = source if isinstance(source, dict) else None
         if event.kind == "verdict" and isinstance(verdict, str) and verdict in VERDICTS:
             added = Verdict(
                 event.number, event.time, event.actor, item, verdict, str(payload.get("reason") or ""),
-                bool(payload.get("blind")), payload.get("changes"), event.previous, event.hash, _file_name(payload.get("source")),
-                _blind_class(payload),
+                bool(payload.get("blind")), payload.get("changes"), event.previous, event.hash,
+                None if source is None else str(source.get("file")), _blind_class(payload),
             )  # fmt: skip
-            source = payload.get("source")
-            if isinstance(source, dict) and source.get("blind") is not True:
+            if source is not None and source.get("blind") is not True:
                 self._unblinded.add(event.actor)  # such an export shows every image's signals
-            self._verdicts.setdefault(item, []).append(added)
+            for key in (item, None):
+                self._verdicts.setdefault(key, []).append(added)
             self._standing.setdefault(event.actor, {})[item] = added
             if added.verdict == "second-reviewer":
                 self._second_requested.add(item)
         elif event.kind == "note":
             added = Note(event.number, event.time, event.actor, item, str(payload.get("text") or ""))
-            self._notes.setdefault(item, []).append(added)
+            for key in (item, None):
+                self._notes.setdefault(key, []).append(added)
         else:
             return
         if isinstance(payload.get("mark"), str):
@@ -305,13 +294,9 @@ def _blind_class(payload: dict[str, Any]) -> bool:
     return bool(payload.get("blind") and payload.get("blind_class"))
 
 
-def _file_name(source: object) -> str | None:
-    return str(source.get("file")) if isinstance(source, dict) else None
-
-
-def clean_text(what: str, given: str, *, most: int = MAX_TEXT_CHARS) -> str:
+def clean_text(what: str, written: str, *, most: int = MAX_TEXT_CHARS) -> str:
     """A person's text, trimmed; refused if it is too long or no file format could hold it."""
-    text = given.strip()
+    text = written.strip()
     if len(text) > most:
         raise EquicamError(what, f"at most {most:,} characters", f"{len(text):,}", "fewer")
     if any(c == "\x00" or unicodedata.category(c) == "Cs" for c in text):
@@ -319,11 +304,13 @@ def clean_text(what: str, given: str, *, most: int = MAX_TEXT_CHARS) -> str:
     return text
 
 
-def reviewer_name(given: str) -> str:
+def reviewer_name(written: str) -> str:
     """A name for logs and tables: one line of printable characters."""
-    name = unicodedata.normalize("NFC", clean_text("a reviewer's name", given, most=MAX_NAME_CHARS))
+    name = unicodedata.normalize("NFC", clean_text("a reviewer's name", written, most=MAX_NAME_CHARS))
     if not name or not name.isprintable():
-        raise EquicamError("a reviewer's name", "letters on one line", repr(given)[:40], "initials or a name")
+        raise EquicamError(
+            "a reviewer's name", "letters on one line", repr(written)[:40], "initials or a name"
+        )
     return name
 
 
@@ -331,17 +318,16 @@ def verdict_rows(
     review_log: ReviewLog, triage: pa.Table, *, reviewer: str | None = None, with_triage: bool = True
 ) -> list[dict[str, Any]]:
     """Verdicts as rows, those of one reviewer or all; `with_triage` adds each image's columns of the triage."""
-    given = [v for v in review_log.verdicts() if reviewer in (None, v.reviewer)]
-    last = {(v.reviewer, v.item): v.number for v in given}
-    first = {(v.reviewer, v.item): v.number for v in reversed(given)}
+    verdicts = [v for v in review_log.verdicts() if reviewer in (None, v.reviewer)]
+    last = {(v.reviewer, v.item): v.number for v in verdicts}
+    first = {(v.reviewer, v.item): v.number for v in reversed(verdicts)}
     added = TRIAGE_COLUMNS if with_triage else ()
-    known = {row["id"]: row for row in triage.select(["id", *added]).to_pylist()}
+    triaged = {row["id"]: row for row in triage.select(["id", *added]).to_pylist()}
     rows = []
-    for v in given:
-        about, facts = (v.reviewer, v.item), known.get(v.item, {})
+    for v in verdicts:
+        about, facts = (v.reviewer, v.item), triaged.get(v.item, {})
         row = asdict(v) | {"first": first[about] == v.number, "stands": last[about] == v.number}
-        row |= {name: facts.get(name) for name in added}
-        rows.append({name: row[name] for name in (*COLUMNS, *added)})
+        rows.append({name: row[name] for name in COLUMNS} | {name: facts.get(name) for name in added})
     return rows
 
 
@@ -377,18 +363,11 @@ def read_review_key(folder: Path, *, create: bool = True) -> ReviewKey:
 
 def _create(path: Path) -> None:
     """Write a new secret that only this user can read, unless another process is first."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{KEY_FILE}.", suffix=TEMPORARY_SUFFIX)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
+    with temporary_file(path, secrets.token_bytes(KEY_BYTES)) as temporary:
         try:
             os.link(temporary, path)
         except FileExistsError:
             pass
         except OSError:  # no hard links here
             if not path.is_file():
-                Path(temporary).rename(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+                temporary.rename(path)

@@ -153,27 +153,14 @@ class Comparison:
 
 def compare_runs(first: RunStore, second: RunStore) -> Comparison:
     """Compare two runs; refused where they measured something else than each other, or share no image."""
-    manifests = first.manifest, second.manifest
-    comparison.refuse_other_recipe(*manifests)
-    pairs = comparison.pair_rows(first, second)
-    found = comparison.differences(pairs)
-    if not found["stability"].difference.n:
+    facts = comparison.compare_rows(first, second, MAX_CHANGES)
+    if not facts["differences"]["stability"].difference.n:
         raise EquicamError(
             "two runs to compare", "images with a stability in both",
-            f"{pairs.first.num_rows:,} images explained in both, none of them with a stability in both",
+            f"{facts['pairs'].first.num_rows:,} images explained in both, none of them with a stability in both",
             "runs on the same images, by the same ids (paths within the source), with several views",
         )  # fmt: skip
-    other = comparison.other_targets(pairs, *manifests)
-    return Comparison(
-        direction=comparison.direction(found, other_targets=other, images=pairs.first.num_rows),
-        differences=found,
-        words=comparison.word_changes(pairs),
-        changes=tuple(comparison.most_changed(pairs, manifests, MAX_CHANGES)),
-        other_targets=other,
-        differing=comparison.differing_fields(*manifests),
-        pairs=pairs,
-        stores=(first, second),
-    )
+    return Comparison(stores=(first, second), **facts)
 
 
 def _name(store: RunStore) -> str:
