@@ -17,16 +17,17 @@ from equicam.images import limited
 from equicam.images.files import file_digest
 from equicam.readers.names import output_name
 from equicam.runs.report import render
-from equicam.runs.report.rows import peum_undefined
+from equicam.runs.report.facts import peum_undefined
 from equicam.runs.store import StoredMaps
+from tests.audit.faked import fake_manifest
 
 
 def test_more_views_than_a_strip_holds_are_thinned():
     row = {"id": "a", "path": None, "bytes": 1, "sha256": "", "input_box": None, "target": 0}
     row |= {"view_confidence": [0.5] * 50, "view_top1": [0] * 50}
     flat = np.ones((4, 4), np.float32)
-    views = Views.evenly(50).transforms
-    found = render.render_images(row, StoredMaps(flat, 0 * flat, np.ones((50, 4, 4), np.float32)), views)
+    maps = StoredMaps(flat, 0 * flat, np.ones((50, 4, 4), np.float32))
+    found = render.DrawnImage(row, maps, fake_manifest(tuple(7.2 * t for t in range(50))))
     assert len(found.strip) <= render.MAX_TILES
     assert found.strip[0].label == "0°"
     assert found.blank  # a constant map has no range to stretch
@@ -128,7 +129,7 @@ def test_images_have_the_proportions_of_the_models_input(tmp_path):
     }
     row |= {"target": 0, "view_confidence": None, "view_top1": None}
     planes = np.random.default_rng(0).random((2, 4, 6)).astype(np.float32)
-    found = render.render_images(row, StoredMaps(planes[0], planes[1], planes), Views((0, 180)).transforms)
+    found = render.DrawnImage(row, StoredMaps(planes[0], planes[1], planes), fake_manifest((0.0, 180.0)))
     for address, size in (
         (found.input, (224, 149)),
         (found.fused, (224, 149)),

@@ -22,9 +22,9 @@ from equicam.drawing.text import visible
 from equicam.errors import EquicamError
 from equicam.reasons import describe
 from equicam.runs.log import Log
-from equicam.runs.report import examples, render
-from equicam.runs.report.examples import MAX_EXAMPLES, MAX_VIEWS, choose_examples, draw_thumbnails
-from equicam.runs.report.page import write_report
+from equicam.runs.report import page as pages
+from equicam.runs.report import render
+from equicam.runs.report.page import EXAMPLE, MAX_EXAMPLES, choose_examples, draw_thumbnails, write_report
 from equicam.runs.store import RunStore
 from equicam.runs.verdicts import ReviewLog
 from equicam.shards import read_table, write_table
@@ -45,6 +45,10 @@ def made(tmp_path_factory):
         page=Page(path.read_text()),
         facts=json.loads(path.with_suffix(".json").read_text()),
     )
+
+
+def explained(items):
+    return items.filter(pc.equal(items["status"], "ok"))
 
 
 def test_the_page_needs_nothing_else_and_runs_nothing(made):
@@ -151,7 +155,7 @@ def test_the_control_arm_is_not_revealed(made, tmp_path):
     swapped = {"control": others[: len(controls)]}
     swapped = [row if row["arm"] == "queue" else row | {"id": swapped["control"].pop()} for row in rows]
     other = SimpleNamespace(
-        rows=pa.Table.from_pylist(swapped, schema=made.triage.rows.schema), by="peum",
+        rows=pa.Table.from_pylist(swapped, schema=made.triage.rows.schema), by="peum", quotas={},
         unstable=made.triage.unstable, quality=made.triage.quality,
     )  # fmt: skip
     again = write_report(made.run, other, out=tmp_path / "other.html")
@@ -241,7 +245,7 @@ def test_the_table_has_every_image_with_its_word_and_reason(made):
 
 
 def test_steady_and_unsteady_maps_are_shown_in_small(made):
-    found = choose_examples(made.run, made.run.manifest, made.run.read_items())
+    found = choose_examples(made.run, explained(made.run.read_items()))
     by_word = {
         word: [
             row
@@ -253,9 +257,11 @@ def test_steady_and_unsteady_maps_are_shown_in_small(made):
     assert all(by_word.values())
     highest = sorted(by_word["steady"], key=lambda row: (-row["stability"], row["id"]))
     lowest = sorted(by_word["unsteady"], key=lambda row: (row["stability"], row["id"]))
-    assert [one.id for one in found.best] == [row["id"] for row in highest[:MAX_EXAMPLES]]
-    assert [one.id for one in found.worst] == [row["id"] for row in lowest[:MAX_EXAMPLES]]
-    assert all(len(one.views) == MAX_VIEWS and one.map in made.html for one in found.best + found.worst)
+    assert [one.row["id"] for one in found["best"]] == [row["id"] for row in highest[:MAX_EXAMPLES]]
+    assert [one.row["id"] for one in found["worst"]] == [row["id"] for row in lowest[:MAX_EXAMPLES]]
+    for one in found["best"] + found["worst"]:
+        assert len(one.strip) == EXAMPLE["most"]
+        assert one.presented in made.html
     assert "Steady: the highest stability" in made.page.text
     assert made.html.index('id="examples"') < made.html.index('id="queue"')
 
@@ -264,18 +270,18 @@ def test_a_run_without_a_steady_map_shows_the_most_stable(made):
     items = made.run.read_items()
     word = pa.array(["unsteady" if one == "steady" else one for one in items["steadiness"].to_pylist()])
     items = items.set_column(items.column_names.index("steadiness"), "steadiness", word)
-    found = choose_examples(made.run, made.run.manifest, items)
+    found = choose_examples(made.run, explained(items))
     known = [r for r in items.to_pylist() if r["status"] == "ok" and r["stability"] is not None]
-    assert found.best[0].stability == max(row["stability"] for row in known)
-    unjudged = items.filter(pc.not_equal(items["steadiness"], "unsteady"))
-    assert choose_examples(made.run, made.run.manifest, unjudged) is None
+    assert found["best"][0].row["stability"] == max(row["stability"] for row in known)
+    unjudged = explained(items).filter(pc.not_equal(explained(items)["steadiness"], "unsteady"))
+    assert choose_examples(made.run, unjudged) is None
 
 
 def test_the_table_has_the_own_map_of_every_image(made, monkeypatch):
     """The word is about that map, so it is shown and not the average over the views."""
-    store, items = made.run, made.run.read_items()
-    found = draw_thumbnails(store, store.manifest, items)
-    rows = {row["id"]: row for row in items.to_pylist() if row["status"] == "ok"}
+    store, items = made.run, explained(made.run.read_items())
+    found = draw_thumbnails(store, items)
+    rows = {row["id"]: row for row in items.to_pylist()}
     assert found.keys() == rows.keys()
     table = made.html[made.html.index('id="images"') : made.html.index('id="queue"')]
     assert all(url in table for url in found.values())
@@ -285,13 +291,13 @@ def test_the_table_has_the_own_map_of_every_image(made, monkeypatch):
     for own, same in ((maps.view_maps[store.manifest.presented], True), (maps.map, False)):
         planes = np.broadcast_to(own, maps.view_maps.shape)
         monkeypatch.setattr(store, "maps", lambda _ids, p=planes: {name: replace(maps, view_maps=p)})
-        assert (draw_thumbnails(store, store.manifest, items)[name] == found[name]) == same
-    monkeypatch.setattr(examples, "MAX_THUMBNAILS", len(rows) - 1)
-    assert draw_thumbnails(store, store.manifest, items) == {}
+        assert (draw_thumbnails(store, items)[name] == found[name]) == same
+    monkeypatch.setattr(pages, "MAX_THUMBNAILS", len(rows) - 1)
+    assert draw_thumbnails(store, items) == {}
 
 
 def test_a_large_run_has_no_table(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("equicam.runs.report.answer.MAX_TABLE_ROWS", 5)
+    monkeypatch.setattr("equicam.runs.report.page.MAX_TABLE_ROWS", 5)
     path = write_report(made.run, made.triage, out=tmp_path / "large.html", top=1)
     assert json.loads(path.with_suffix(".json").read_text())["images"] is None
     assert "too many for a table here" in Page(path.read_text()).text
