@@ -450,7 +450,7 @@ def test_a_file_that_comes_while_an_export_is_written_stays(tmp_path, monkeypatc
         real(path, features)
         (folder / path.name).write_text("mine")
 
-    monkeypatch.setattr("equicam.runs.export.export.write_features", slow)
+    monkeypatch.setattr("equicam.runs.export.features.write_features", slow)
     with pytest.raises(EquicamError, match="--force"):
         Run(store).export("qupath")
     assert [path.read_text() for path in folder.iterdir()] == ["mine"]
