@@ -30,10 +30,7 @@ from tests.audit.faked_rasters import TILE, fake_raster_run, write_map
 
 def rank(run):
     return triage(
-        run.read_items(),
-        budget="30%",
-        transforms=run.manifest.transforms,
-        classes=run.manifest.classes,
+        run.read_items(), budget="30%", transforms=run.manifest.transforms, classes=run.manifest.classes
     )
 
 

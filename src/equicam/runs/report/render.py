@@ -142,14 +142,11 @@ def read_input(
     return _in_child(_input, row, manifest, fetch, size)
 
 
-def read_original(row: Mapping[str, Any], manifest: Manifest, *, fetch: bool = False) -> RgbImage | str:
-    """The pixels of the file in the part that the model saw, reduced only beyond MAX_ORIGINAL_PX, or why there are none."""
-    return _in_child(_original, row, manifest, fetch)
-
-
-def read_surroundings(row: Mapping[str, Any], manifest: Manifest) -> RgbImage | str:
-    """A window with its side around it and its outline, or why it cannot be shown: the window has to be the one explained."""
-    return _in_child(_surroundings, row, manifest, False)  # rasters lie on a disk
+def read_part(part: str, row: Mapping[str, Any], manifest: Manifest, *, fetch: bool) -> RgbImage | str:
+    """The file's own pixels in the part that the model saw (`original`), or a window with its side around it
+    (`surroundings`); or why there are none. The original is reduced only beyond MAX_ORIGINAL_PX.
+    """
+    return _in_child({"original": _original, "surroundings": _surroundings}[part], row, manifest, fetch)
 
 
 def _in_child(draw: Callable[..., RgbImage | str], row: Mapping[str, Any], *arguments: Any) -> RgbImage | str:

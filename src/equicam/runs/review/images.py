@@ -84,10 +84,8 @@ class ImageRenderer:
         if kind in ("surroundings", "original", "input"):
             if kind == "input":
                 found = render.read_input(row, render.fit(grid, _input_side(row)), manifest, fetch=fetch)
-            elif kind == "original":
-                found = render.read_original(row, manifest, fetch=fetch)
             else:
-                found = render.read_surroundings(row, manifest) if manifest.tiling else NOTHING
+                found = render.read_part(kind, row, manifest, fetch=fetch)
             return found if isinstance(found, str) else encode_input(found)
         if kind == "strip" or kind.startswith("thumb"):
             size = render.fit(grid, TILE_PX if kind == "strip" else THUMB_PX)

@@ -59,7 +59,6 @@ class Queue:
     ranked_by: str
     items: tuple[QueueItem, ...]  # in review order
     position_by_id: Mapping[str, int]
-    arm_counts: Mapping[str, int]
 
     @cached_property
     def position(self) -> Mapping[str, int]:
@@ -117,14 +116,13 @@ class Queue:
         return found
 
     @cached_property
-    def flag_counts(self) -> Mapping[str, int]:
-        """How many items have each flag."""
-        return Counter(flag for item in self.items for flag in item.flags)
-
-    @cached_property
-    def class_counts(self) -> Mapping[str, int]:
-        """How many items have a map of each class."""
-        return Counter(item.predicted for item in self.items if item.predicted is not None)
+    def counts(self) -> dict[str, Counter[str]]:
+        """How many items have each flag, a map of each class, and are of each arm."""
+        return {
+            "flags": Counter(flag for item in self.items for flag in item.flags),
+            "classes": Counter(item.predicted for item in self.items if item.predicted is not None),
+            "arms": Counter(item.arm for item in self.items),
+        }
 
     @cached_property
     def _shards(self) -> NDArray[np.int32]:
@@ -205,7 +203,6 @@ def _load_queue(store: RunStore, path: Path, secret: ReviewKey, *, blind: bool) 
     return Queue(
         store, version, sha256, data, ranked_by(triage), items,
         position_by_id={item.id: item.position for item in items},
-        arm_counts=dict(sorted(Counter(arms).items(), reverse=True)),
     )  # fmt: skip
 
 

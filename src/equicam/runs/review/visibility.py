@@ -57,7 +57,7 @@ def progress(queue: Queue, context: ReviewContext, reviewer: str) -> dict[str, A
     own = {name: v for name, v in context.log.standing(reviewer).items() if name in queue.position_by_id}
     counts = Counter(v.verdict for v in own.values())
     reviewed = [queue.items[queue.position_by_id[name]] for name in own]
-    flags, classes = queue.flag_counts, queue.class_counts
+    flags, classes = queue.counts["flags"], queue.counts["classes"]
     if context.blind:
         flags = Counter(flag for item in reviewed for flag in item.flags)
     if context.blind_class:
@@ -73,7 +73,7 @@ def progress(queue: Queue, context: ReviewContext, reviewer: str) -> dict[str, A
         "flags": dict(sorted(flags.items())),
         "classes": dict(sorted(classes.items())),
         "awaiting_second": sum(name not in own and context.awaits_second(name) for name in requested),
-        "arms": dict(queue.arm_counts) if reveals_arms else None,
+        "arms": dict(sorted(queue.counts["arms"].items(), reverse=True)) if reveals_arms else None,
         # it counts the control arm: before, a change with a verdict would tell the arm of its image
         "remainder": context.remainder(queue) if reveals_arms else None,
         "ranked_by": SIGNALS[queue.ranked_by],
