@@ -16,7 +16,7 @@ from equicam.audit.verify import check_files, check_log
 from equicam.errors import EquicamError
 from equicam.images import limited
 from equicam.runs.export.export import FORMATS, ExportOptions
-from equicam.runs.export.features import geometry, qupath_regions, trace, write_features
+from equicam.runs.export.features import _geometry, _trace, qupath_regions, write_features
 from equicam.runs.export.files import write_geotiff, write_ome_tiff
 from equicam.runs.export.stitching import BANDS, RasterWindows, StitchedMap
 from equicam.runs.log import Log
@@ -274,7 +274,7 @@ def test_qgis_gets_degrees(tmp_path):
 
 def test_windows_across_the_antimeridian_are_cut():
     ring = [(179.5, 10.0), (-179.5, 10.0), (-179.5, 11.0), (179.5, 11.0), (179.5, 10.0)]
-    found = geometry(ring)
+    found = _geometry(ring)
     assert found["type"] == "MultiPolygon"
     boxes = sorted([min(p[0] for p in ring), max(p[0] for p in ring)] for (ring,) in found["coordinates"])
     assert boxes == [[-180.0, -179.5], [179.5, 180.0]]
@@ -282,7 +282,7 @@ def test_windows_across_the_antimeridian_are_cut():
         [(10, 1), (11, 1), (11, 2), (10, 2), (10, 1)],
         [(179, 1), (180, 1), (180, 2), (179, 2), (179, 1)],
     ):
-        assert geometry([(float(x), float(y)) for x, y in whole])["type"] == "Polygon"
+        assert _geometry([(float(x), float(y)) for x, y in whole])["type"] == "Polygon"
 
 
 def test_a_map_across_the_antimeridian(tmp_path):
@@ -305,7 +305,7 @@ def test_outlines_enclose_the_cells_of_a_mask(seed):
     rng = np.random.default_rng(seed)
     mask = rng.random((14, 17)) < (0.3, 0.5, 0.7)[seed % 3]
     painted = np.zeros_like(mask)
-    for rings, (rows, columns) in trace(mask):
+    for rings, (rows, columns) in _trace(mask):
         inside = np.zeros_like(mask)
         areas = []
         for ring in rings:

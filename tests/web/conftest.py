@@ -16,7 +16,6 @@ from starlette.testclient import TestClient
 from equicam.runs.log import Log
 from equicam.runs.review.app import make_app
 from equicam.runs.review.auth import Access
-from equicam.runs.review.queue import item_key
 from equicam.runs.store import SAMPLE, RunStore
 from equicam.runs.triage import ROWS, triage
 from equicam.runs.verdicts import read_review_key
@@ -41,7 +40,7 @@ def rank(run, *, budget="60%", by="peum"):
 
 def key_of(run, name):
     """The key of an image in this run's URLs."""
-    return item_key(read_review_key(run.folder), name)
+    return read_review_key(run.folder).digest("item", name)[:20]
 
 
 def queued(run):

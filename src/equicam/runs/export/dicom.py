@@ -55,7 +55,7 @@ class _ImageMap:
     facts: Mapping[str, str]
 
 
-def map_in_frame(
+def _map_in_frame(
     plane: NDArray[np.float32], box: tuple[float, float, float, float], shape: tuple[int, int]
 ) -> NDArray[np.float64]:
     """A map at the pixels of its source, bilinear; NaN outside the model's input."""
@@ -85,7 +85,7 @@ def _encode_map(image: _ImageMap) -> dict[str, bytes]:
         what, "a DICOM image that highdicom can refer to", "mending the file, or a run without it"
     ):
         source = pydicom.dcmread(io.BytesIO(data))
-        values = map_in_frame(image.map, image.box, (source.Rows, source.Columns))
+        values = _map_in_frame(image.map, image.box, (source.Rows, source.Columns))
         uids = partial(_uids, image.run_uid, image.uid, source)
         if source.Modality in PARAMETRIC and source.get("FrameOfReferenceUID"):
             made = {"map.dcm": _parametric_map(source, values, image.facts, uids(kind=0))}

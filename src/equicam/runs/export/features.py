@@ -109,7 +109,7 @@ def qupath_regions(store: RunStore, stitched: StitchedMap, share: float) -> Iter
     # where more than the share has the lowest value, that value marks nothing
     high = known & (values >= threshold) & (values > np.min(values[known], initial=math.inf))
     raster, name = stitched.raster, stitched.facts["class"]
-    for rings, (rows, columns) in trace(high):
+    for rings, (rows, columns) in _trace(high):
         measured = {
             label: float(np.nanmean(stitched.bands[band][rows, columns]))
             for band, label in enumerate(("map", "PEUM", "stability"))
@@ -172,7 +172,7 @@ def _lonlat_squares(raster: RasterWindows, rows: Sequence[Row]) -> list[dict[str
     crs = plain_crs(raster.crs or "", "a raster")
     flat = np.asarray([point for row in rows for point in _corners(row)], np.float64)
     degrees = limited.call(_to_degrees, crs, raster.transform or (), flat)
-    return [geometry([(x, y) for x, y in square.tolist()]) for square in np.split(degrees, len(rows))]
+    return [_geometry([(x, y) for x, y in square.tolist()]) for square in np.split(degrees, len(rows))]
 
 
 def _peum(store: RunStore, row: Mapping[str, Any]) -> float | None:
@@ -204,7 +204,7 @@ def _to_degrees(crs: str, affine: Sequence[float], pixels: NDArray[np.float64]) 
     return found
 
 
-def geometry(ring: Points) -> dict[str, Any]:
+def _geometry(ring: Points) -> dict[str, Any]:
     """A closed convex ring of degrees as a Polygon, or as a MultiPolygon if it crosses the antimeridian."""
     points = _unwrap(ring[:-1])
     parts = []
@@ -251,7 +251,7 @@ def _area(points: Sequence[Point]) -> float:
     return sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in zip(points, [*points[1:], points[0]], strict=True))
 
 
-def trace(mask: NDArray[np.bool_]) -> list[tuple[list[Ring], NDArray[np.intp]]]:
+def _trace(mask: NDArray[np.bool_]) -> list[tuple[list[Ring], NDArray[np.intp]]]:
     """Of each area of cells that share sides: its rings, the outer one first, and its cells as [2, n] rows and columns."""
     from scipy import ndimage
 

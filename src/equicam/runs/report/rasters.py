@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Outline:
+class _Outline:
     """A window of the queue in the thumbnail, and where its rank is written: nowhere if it would hide another."""
 
     box: tuple[float, ...]
@@ -49,7 +49,7 @@ class Outline:
 
 
 @dataclass(frozen=True)
-class RasterCard:
+class _RasterCard:
     """One raster as the page shows it; images are data URLs, None where there is none."""
 
     facts: dict[str, Any]  # also in the JSON
@@ -61,7 +61,7 @@ class RasterCard:
     )  # strength, signal, peum, as colours over it
     size: tuple[int, int] = (0, 0)  # of the thumbnail: width and height
     width: float = 0.0  # in the page
-    outlines: tuple[Outline, ...] = ()
+    outlines: tuple[_Outline, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Overview:
     """The rasters of a run; the first of them as cards."""
 
     facts: dict[str, Any]
-    cards: tuple[RasterCard, ...]
+    cards: tuple[_RasterCard, ...]
     scale: str  # the colours of both scales, as a data URL
 
 
@@ -175,10 +175,10 @@ def _card(
     queued: Sequence[tuple[str, int, int | None]],
     scales: Mapping[str, tuple[float, float] | None],
     manifest: Manifest,
-) -> RasterCard:
+) -> _RasterCard:
     width, height = row["width"], row["height"]
     if row["error"] is not None or not all(v is not None and 1 <= v <= MAX_SIDE_PX for v in (width, height)):
-        return RasterCard(facts, row["error"] or "The run did not record its size.")
+        return _RasterCard(facts, row["error"] or "The run did not record its size.")
     size = render.fit((height, width), THUMB_PX)
     found = _read_raster(items, manifest, size)
     thumbnail = render.background(found, size)
@@ -187,15 +187,15 @@ def _card(
     boxes = _boxes(items, size[1] / width, size[0] / height)
     places = dict(zip(items["id"].to_pylist(), boxes, strict=True))
     windows = [
-        Outline(tuple(places[name].tolist()), rank, number)
+        _Outline(tuple(places[name].tolist()), rank, number)
         for name, rank, number in queued[:MAX_OUTLINES]
         if name in places and np.isfinite(places[name]).all()
     ]
     wide = min(MAX_PAGE_WIDTH_PX, MAX_PAGE_HEIGHT_PX * size[1] / size[0])
-    return RasterCard(
+    return _RasterCard(
         facts, found if isinstance(found, str) else None, thumbnail=render.data_url(thumbnail), plain=render.data_url(plain),
         values={name: _painted(plain, boxes, column, scales[name]) for name, column in values.items()},
-        size=size[::-1], width=wide, outlines=label_outlines(windows, size, size[1] / wide),
+        size=size[::-1], width=wide, outlines=_label_outlines(windows, size, size[1] / wide),
     )  # fmt: skip
 
 
@@ -236,14 +236,14 @@ def _painted(
     """The windows' values as colours over the pale thumbnail, their mean where windows overlap."""
     if scale is None or not np.isfinite(values).any():
         return None
-    mean, covered = mean_over_windows(boxes, values, (plain.shape[0], plain.shape[1]))
+    mean, covered = _mean_over_windows(boxes, values, (plain.shape[0], plain.shape[1]))
     low, high = scale
     colours = heat(np.clip((mean - low) / (high - low), 0, 1))
     blended = HEAT_STRENGTH * colours + (1 - HEAT_STRENGTH) * plain
     return render.data_url(np.where(covered[..., None], blended, plain).round().astype(np.uint8))
 
 
-def mean_over_windows(
+def _mean_over_windows(
     boxes: Float[np.ndarray, "n 4"], values: Floats, size: render.Size
 ) -> tuple[Float[np.ndarray, "h w"], Bool[np.ndarray, "h w"]]:
     """The mean value of the windows over each pixel, and where there is any; a window has a pixel at least."""
@@ -267,7 +267,7 @@ def _pixels(low: Floats, high: Floats, length: int) -> tuple[NDArray[np.int64], 
     return first, np.clip(np.rint(high), first + 1, length).astype(np.int64)
 
 
-def label_outlines(outlines: Sequence[Outline], size: render.Size, unit: float) -> tuple[Outline, ...]:
+def _label_outlines(outlines: Sequence[_Outline], size: render.Size, unit: float) -> tuple[_Outline, ...]:
     """The outlines with a place for each rank that hides no other; `unit`: pixels of the thumbnail in one of the page."""
     placed: dict[int, tuple[float, ...]] = {}
     high = (LABEL_PX + 3) * unit

@@ -44,7 +44,7 @@ stretch = partial(overlays.stretch, flat_below=FLAT_BELOW)
 
 
 @dataclass(frozen=True)
-class ViewTile:
+class _ViewTile:
     """One view in the strip: its aligned map and its prediction."""
 
     label: str
@@ -102,7 +102,7 @@ class DrawnImage:
         return self._over(deviation(self.maps.peum, self._size(self.side)))
 
     @cached_property
-    def strip(self) -> tuple[ViewTile, ...]:
+    def strip(self) -> tuple[_ViewTile, ...]:
         """A tile for each view."""
         transforms, row = self.manifest.transforms, self.row
         if self.maps is None or len(transforms) < 2:
@@ -113,7 +113,7 @@ class DrawnImage:
         predicted = row["target"] if presented is None else columns[1][presented]
         views = list(zip(transforms, self.maps.view_maps, *columns, strict=False))
         return tuple(
-            ViewTile(one.label, confidence, None if top1 == predicted else top1, data_url(
+            _ViewTile(one.label, confidence, None if top1 == predicted else top1, data_url(
                 view_tile(image, plane, one, radius=radius, ringed=top1 not in (None, predicted)), quality=75
             ))
             for one, plane, confidence, top1 in views[:: -(-len(views) // self.most)]

@@ -45,7 +45,7 @@ class QueueItem:
     @property
     def key(self) -> str:
         """Its name in URLs."""
-        return item_key(self.secret, self.id)
+        return self.secret.digest("item", self.id)[:20]
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,3 @@ def _load_queue(store: RunStore, path: Path, secret: ReviewKey, *, blind: bool) 
         store, version, sha256, data, ranked_by(triage), items,
         position_by_id={item.id: item.position for item in items},
     )  # fmt: skip
-
-
-def item_key(secret: ReviewKey, name: str) -> str:
-    """The key that stands for an image's id in URLs."""
-    return secret.digest("item", name)[:20]
