@@ -147,13 +147,8 @@ def large_run(folder, count=100_000):
     (run.folder / "manifest.json").write_text(replace(spec, images=count).dumps())
     ids = [f"tile-{i:06d}.png" for i in range(count)]
     arm = np.where(np.arange(count) % 5 == 4, "control", "queue")
-    sample = {
-        "id": ids,
-        "path": ids,
-        "label": [None] * count,
-        "shard": [0] * count,
-        "calibration": [False] * count,
-    }
+    sample = {"id": ids, "path": ids, "label": [None] * count, "shard": [0] * count}
+    sample["calibration"] = [False] * count
     write_table(run.folder / "sample.parquet", pa.table(sample, schema=SAMPLE))
     rows = {
         "id": ids, "arm": arm.tolist(), "rank": list(range(1, count + 1)), "place": list(range(1, count + 1)),
