@@ -1,18 +1,16 @@
 """Two runs compared: the answer in a sentence, as plain values, and as one HTML file that needs nothing else."""
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from equicam.drawing.text import visible
 from equicam.errors import EquicamError
-from equicam.evaluate.statistics import Estimate
 from equicam.images.items import valid_utf8
 from equicam.runs import comparison
 from equicam.runs.comparison import MIN_PAIRS, Change, Difference, Direction, Pairs
@@ -57,49 +55,31 @@ class Comparison:
         """Maps that were steady and are unsteady."""
         return self.words["steady"]["unsteady"]
 
+    @cached_property
+    def _names(self) -> list[str]:
+        """The runs, by their folders."""
+        return [visible(valid_utf8(store.folder.resolve().name), 80) for store in self.stores]
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        """The answer, then the notes."""
+        names = self._names
+        pending = zip(names, (len(store.pending()) for store in self.stores), strict=True)
+        text = load_templates(TEMPLATES).get_template("comparison.txt.j2").render(
+            found=self, names=names, quoted=list(map(repr, names)), unfinished=[one for one in pending if one[1]],
+            min_pairs=MIN_PAIRS, max_names=MAX_NAMES,
+        )  # fmt: skip
+        return text.strip().split("\n")
+
     @property
     def sentence(self) -> str:
         """The answer, with the numbers it rests on."""
-        found = self.differences["stability"]
-        estimate, (first, second) = found.difference, map(_name, self.stores)
-        answer = {
-            "steadier": f"The maps of {second!r} are steadier than those of {first!r}",
-            "less steady": f"The maps of {second!r} are less steady than those of {first!r}",
-            "no difference shown": f"No difference shown between the maps of {first!r} and of {second!r}",
-            "does not compare": f"The runs explain different classes in {self.other_targets:,} of {self.images:,} images, so most maps of "
-            f"{first!r} and of {second!r} do not compare",
-        }[self.direction]
-        steady = self.differences["steady"]
-        few = f"; {MIN_PAIRS} images are needed to say more" if estimate.n < MIN_PAIRS else ""
-        return (
-            f"{answer}: mean stability {found.first:.3f} before and {found.second:.3f} after, a difference of "
-            f"{_interval(estimate)} over {estimate.n:,} images of both{few}. Share of steady maps {steady.first:.0%} before and "
-            f"{steady.second:.0%} after, {_interval(steady.difference)}; maps that went from unsteady to steady: "
-            f"{self.became_steady:,}, from steady to unsteady: {self.became_unsteady:,}."
-        )
+        return self._lines[0]
 
     @property
     def notes(self) -> list[str]:
         """What else to know: images left out, classes that changed, what else differs between the networks."""
-        pairs, (first, second) = self.pairs, map(_name, self.stores)
-        named = [
-            (f"left out, only in {first}", pairs.only_first),
-            (f"left out, only in {second}", pairs.only_second),
-            ("left out, another image under the same name", pairs.other_content),
-        ]
-        for able, unable, images in ((first, second, pairs.lost), (second, first, pairs.gained)):
-            why = f"{unable} could not explain images that {able} explains, which count as not steady"
-            named.append((why, tuple(name for name, _ in images)))
-        found = [f"{why}: {_list_names(ids)}" for why, ids in named if ids]
-        if self.other_targets:
-            count = f"{self.other_targets:,} of {self.images:,}"
-            found.append(f"the runs explain different classes in {count} images")
-        for name, both in self.differing.items():
-            found.append(f"the runs also differ in {name}: {' and '.join(visible(one, 80) for one in both)}")
-        for name, store in zip((first, second), self.stores, strict=True):
-            if pending := len(store.pending()):
-                found.append(f"{name} is not finished: {pending} shards to go")
-        return found
+        return self._lines[1:]
 
     def __repr__(self) -> str:
         return f"Comparison({self.sentence!r})"
@@ -171,21 +151,6 @@ def compare_runs(first: RunStore, second: RunStore) -> Comparison:
     )
 
 
-def _name(store: RunStore) -> str:
-    return visible(valid_utf8(store.folder.resolve().name), 80)
-
-
-def _list_names(ids: Sequence[str]) -> str:
-    """How many, and the first of them by name."""
-    more = ", …" if len(ids) > MAX_NAMES else ""
-    return f"{len(ids):,} ({', '.join(visible(name, 80) for name in ids[:MAX_NAMES])}{more})"
-
-
-def _interval(found: Estimate, form: str = "+.3f") -> str:
-    value, low, high = (round(v, 3) + 0.0 for v in (found.value, found.low, found.high))  # no −0.000
-    return f"{value:{form}} [{low:{form}}, {high:{form}}]" if np.isfinite(low) else f"{value:{form}}"
-
-
 def _render(found: Comparison) -> str:
     """The page, with the maps of both runs of the images that changed most."""
     from equicam.drawing import plots  # matplotlib loads slowly, and only the page needs it
@@ -197,7 +162,7 @@ def _render(found: Comparison) -> str:
         for change, name in zip(found.changes, ids, strict=True)
     ]  # fmt: skip
     return load_templates(TEMPLATES).get_template("comparison.html.j2").render(
-        facts=found.to_json(), names=[_name(store) for store in found.stores], cards=cards,
+        facts=found.to_json(), names=found._names, cards=cards,
         plot=Markup(plots.stability_against_stability(*comparison.stabilities(found.pairs))),  # noqa: S704  # no foreign text
         word_list=WORDS, min_pairs=MIN_PAIRS, steady_from=STEADY_FROM, manifest=found.stores[0].manifest, scale=colour_scale(),
         command=shlex.join(["equicam", "compare", *(store.shown for store in found.stores)]),
