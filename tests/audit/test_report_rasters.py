@@ -36,7 +36,7 @@ def rank(run):
 def overview(run, found=None):
     found = found or rank(run)
     queue = found.rows.filter(pa.compute.equal(found.rows["arm"], "queue")).sort_by("rank").to_pylist()
-    return raster_overview(run, run.manifest, run.read_items(), queue, by="stability", cards=len(queue))
+    return raster_overview(run, run.read_items(), queue, by="stability", cards=len(queue))
 
 
 def pixels(url):
@@ -242,7 +242,7 @@ def test_a_single_view_has_no_signal(made):
     nothing = pa.nulls(items.num_rows, pa.float64())
     items = items.set_column(items.column_names.index("stability"), items.schema.field("stability"), nothing)
     queue = [{"id": items["id"][0].as_py(), "rank": 1}]
-    found = raster_overview(made.run, made.run.manifest, items, queue, by="stability", cards=1)
+    found = raster_overview(made.run, items, queue, by="stability", cards=1)
     assert found.facts["scales"]["signal"] is None
     assert found.cards[0].values["signal"] is None
     assert found.cards[0].values["strength"]

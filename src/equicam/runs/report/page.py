@@ -84,7 +84,7 @@ def write_report(
     log.refresh()
     cards = _cards(store, queue.slice(0, max(0, top)).to_pylist(), log)
     ranks = queue.select(["id", "rank"]).to_pylist() if manifest.tiling else []
-    rasters = raster_overview(store, manifest, items, ranks, by=triage.by, cards=len(cards))
+    rasters = raster_overview(store, items, ranks, by=triage.by, cards=len(cards))
     facts = _facts(store, items, ok, queue, triage, log) | {
         "rasters": None if rasters is None else rasters.facts,
         "queue": [of_image for of_image, _ in cards],

@@ -56,9 +56,8 @@ class _RasterCard:
     missing: str | None  # why the raster itself cannot be shown
     thumbnail: str | None = None  # None: the raster could not be read
     plain: str | None = None  # pale, below the outlines
-    values: Mapping[str, str | None] = field(
-        default_factory=dict
-    )  # strength, signal, peum, as colours over it
+    # strength, signal and peum as colours over it
+    values: Mapping[str, str | None] = field(default_factory=dict)
     size: tuple[int, int] = (0, 0)  # of the thumbnail: width and height
     width: float = 0.0  # in the page
     outlines: tuple[_Outline, ...] = ()
@@ -74,17 +73,11 @@ class Overview:
 
 
 def raster_overview(
-    store: RunStore,
-    manifest: Manifest,
-    items: pa.Table,
-    queue: Sequence[Mapping[str, Any]],
-    *,
-    by: str,
-    cards: int,
+    store: RunStore, items: pa.Table, queue: Sequence[Mapping[str, Any]], *, by: str, cards: int
 ) -> Overview | None:
     """The overview of a run of rasters, None for a run of images; the first `cards` of the queue have a card to link to."""
     rows = store.rasters().to_pylist()
-    if manifest.tiling is None or not rows:
+    if not rows:
         return None
     members: dict[str, list[int]] = {row["id"]: [] for row in rows}
     for place, name in enumerate(items["id"].to_pylist()):
@@ -110,7 +103,7 @@ def raster_overview(
     for row, about in zip(shown, facts, strict=False):
         of, some = members[row["id"]], queued[row["id"]]
         columns = {name: column[of] for name, column in values.items()}
-        made.append(_card(row, about, placed.take(of), columns, some, shades, manifest))
+        made.append(_card(row, about, placed.take(of), columns, some, shades, store.manifest))
     ramp = np.broadcast_to(np.linspace(0, 1, 256), (16, 256)).copy()
     colours = HEAT_STRENGTH * heat(ramp) + (1 - HEAT_STRENGTH) * 220.0  # as they look over a grey thumbnail
     scale = render.data_url(colours.round().astype(np.uint8))
@@ -163,8 +156,8 @@ def _scale(values: Floats) -> tuple[float, float] | None:
     known = values[np.isfinite(values)]
     if not known.size:
         return None
-    low, high = np.percentile(known, [1, 99])
-    return float(low), float(high if high > low else low + max(abs(low), 1.0) * 1e-6)
+    low, high = np.percentile(known, [1, 99]).tolist()
+    return low, high if high > low else low + max(abs(low), 1.0) * 1e-6
 
 
 def _card(
