@@ -121,7 +121,7 @@ def test_a_file_that_is_another_one_or_no_image_any_more(tmp_path):
     path.write_bytes(b"not an image")
     assert "can no longer be read" in render.read_input(row_of(path), (224, 224))
     for gone in (None, "a\0b", "a" * 5000):
-        assert "no longer where it was" in render.read_input(row | {"path": gone}, (224, 224))
+        assert "no longer" in render.read_input(row | {"path": gone}, (224, 224))
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [0.01, float("nan"), 0.01], [0.0, 0.2]])

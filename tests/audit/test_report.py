@@ -383,9 +383,9 @@ def random_weights(run):
 
 
 def unfinished(run):
-    sample = read_table(run.folder / "sample.parquet")
+    manifest, sample = run.manifest, read_table(run.folder / "sample.parquet")
     write_table(run.folder / "sample.parquet", pa.concat_tables([sample, sample]))
-    (run.folder / "manifest.json").write_text(replace(run.manifest, images=2 * len(sample)).dumps())
+    (run.folder / "manifest.json").write_text(replace(manifest, images=2 * len(sample)).dumps())
 
 
 def broken_log(run):

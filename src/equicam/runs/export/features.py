@@ -246,7 +246,7 @@ def _closed(points: Points) -> list[list[float]]:
     return [*rounded, rounded[0]]
 
 
-def _area(points: Sequence[Point]) -> float:
+def _area(points: Sequence[Point]) -> int | float:
     """Twice the area in a ring: above 0 if it is counter-clockwise with y upwards, clockwise with y downwards."""
     return sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in zip(points, [*points[1:], points[0]], strict=True))
 
