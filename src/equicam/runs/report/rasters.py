@@ -59,7 +59,7 @@ class _RasterCard:
     # strength, signal and peum as colours over it
     values: Mapping[str, str | None] = field(default_factory=dict)
     size: tuple[int, int] = (0, 0)  # of the thumbnail: width and height
-    width: float = 0.0  # in the page
+    width: int | float = 0  # in the page
     outlines: tuple[_Outline, ...] = ()
 
 
