@@ -33,7 +33,7 @@ def test_more_views_than_a_strip_holds_are_thinned():
     row |= {"view_confidence": [0.5] * 50, "view_top1": [0] * 50}
     flat = np.ones((4, 4), np.float32)
     maps = StoredMaps(flat, 0 * flat, np.ones((50, 4, 4), np.float32))
-    found = render.DrawnImage(row, maps, fake_manifest(tuple(7.2 * t for t in range(50))))
+    found = render.ImageDrawing(row, maps, fake_manifest(tuple(7.2 * t for t in range(50))))
     assert len(found.strip) <= render.MAX_TILES
     assert found.strip[0].label == "0°"
     assert found.blank  # a constant map has no range to stretch
@@ -104,7 +104,7 @@ def test_images_have_the_proportions_of_the_models_input(tmp_path):
     Image.new("RGB", (60, 60), "white").save(path)
     planes = np.random.default_rng(0).random((2, 4, 6)).astype(np.float32)
     maps = StoredMaps(planes[0], planes[1], planes)
-    found = render.DrawnImage(row_of(path), maps, fake_manifest((0.0, 180.0)))
+    found = render.ImageDrawing(row_of(path), maps, fake_manifest((0.0, 180.0)))
     sizes = {found.input: (224, 149), found.fused: (224, 149), found.strip[1].image: (96, 64)}
     for address, size in sizes.items():
         assert Image.open(io.BytesIO(b64decode(address.split(",")[1]))).size == size

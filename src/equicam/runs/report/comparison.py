@@ -15,7 +15,7 @@ from equicam.images.items import valid_utf8
 from equicam.runs import comparison
 from equicam.runs.comparison import MIN_PAIRS, Change, Difference, Direction, Pairs
 from equicam.runs.report.facts import load_templates
-from equicam.runs.report.render import DrawnImage, colour_scale
+from equicam.runs.report.render import ImageDrawing, colour_scale
 from equicam.runs.store import RunStore
 from equicam.shards import json_ready, write_atomic
 from equicam.steadiness import STEADY_FROM, WORDS
@@ -158,7 +158,7 @@ def _render(found: Comparison) -> str:
     ids = [one.id for one in found.changes]
     stored = [(store, store.rows(ids), store.maps(ids)) for store in found.stores]
     cards = [
-        (change, [DrawnImage(rows[name], maps.get(name), store.manifest, name in store.moved) for store, rows, maps in stored])
+        (change, [ImageDrawing(rows[name], maps.get(name), store.manifest, name in store.moved) for store, rows, maps in stored])
         for change, name in zip(found.changes, ids, strict=True)
     ]  # fmt: skip
     return load_templates(TEMPLATES).get_template("comparison.html.j2").render(

@@ -37,7 +37,7 @@ from equicam.runs.report.facts import (
     steadiness_counts,
 )
 from equicam.runs.report.rasters import PLACED, raster_overview
-from equicam.runs.report.render import DrawnImage, colour_scale
+from equicam.runs.report.render import ImageDrawing, colour_scale
 from equicam.runs.signals import queue_arm, reduce_views, signal_values
 from equicam.runs.store import RunStore
 from equicam.runs.verdicts import VERDICTS, ReviewLog
@@ -206,7 +206,7 @@ def _plots(ok: pa.Table, queue: pa.Table, triage: "Triage", views: int) -> dict[
 
 def _cards(
     store: RunStore, queue: Sequence[Mapping[str, Any]], log: ReviewLog
-) -> list[tuple[dict[str, Any], DrawnImage]]:
+) -> list[tuple[dict[str, Any], ImageDrawing]]:
     """The facts of each image of the queue, which are also in the JSON, and its maps."""
     images, cards = _draw(store, [row["id"] for row in queue]), []
     for ranked in queue:
@@ -249,17 +249,17 @@ def _image_facts(ranked: Mapping[str, Any], row: Mapping[str, Any], manifest: Ma
     }
 
 
-def _draw(store: RunStore, ids: Sequence[str], **options: Any) -> dict[str, DrawnImage]:
+def _draw(store: RunStore, ids: Sequence[str], **options: Any) -> dict[str, ImageDrawing]:
     """The images and maps of these rows, by id."""
     rows, maps = store.rows(ids), store.maps(ids)
     return {
-        name: DrawnImage(rows[name], maps.get(name), store.manifest, name in store.moved, **options)
+        name: ImageDrawing(rows[name], maps.get(name), store.manifest, name in store.moved, **options)
         for name in ids
         if name in rows
     }
 
 
-def choose_examples(store: RunStore, ok: pa.Table) -> dict[str, list[DrawnImage]] | None:
+def choose_examples(store: RunStore, ok: pa.Table) -> dict[str, list[ImageDrawing]] | None:
     """A few steady maps, or those with the highest stability, and a few unsteady ones; None where no map could be judged.
 
     Arms play no part: another draw of the control arm gives the same examples.

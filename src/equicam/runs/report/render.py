@@ -54,7 +54,7 @@ class _ViewTile:
 
 
 @dataclass(frozen=True)
-class DrawnImage:
+class ImageDrawing:
     """The images of one row as data URLs, each drawn when a page asks for it."""
 
     row: Mapping[str, Any]

@@ -124,11 +124,11 @@ class ReviewContext:
         cached = (queue.version, reviewer, self.log.last_event, *sorted(filters.items()))
         selected = self._selections.get(cached)
         if selected is None:
-            own, asked = self.log.standing(reviewer), filters.items()
+            own, tests = self.log.standing(reviewer), filters.items()
             selected = tuple(
                 item
                 for item in queue.items
-                if all(self._passes(item, own.get(item.id), *one) for one in asked)
+                if all(self._passes(item, own.get(item.id), *one) for one in tests)
             )
             if len(self._selections) > MAX_CACHED_SELECTIONS:
                 self._selections = {}
