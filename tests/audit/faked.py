@@ -39,6 +39,7 @@ RANKED = pa.schema(
         ("rank", pa.int32()),
         ("place", pa.int32()),
         ("represents_rest", pa.bool_()),
+        ("peum_above", pa.float64()),
         ("reasons", pa.list_(pa.struct([("code", pa.string()), ("values", pa.string())]))),
     ]
 )
@@ -78,6 +79,19 @@ def views_of(rng, unrest):
     agree = [np.corrcoef(p.ravel(), (sum(back) - p).ravel())[0, 1] for p in back]
     stable = [np.corrcoef(p.ravel(), back[0].ravel())[0, 1] for p in back]
     return np.stack(planes), np.mean(back, axis=0), units.var(0), np.array(agree), np.array(stable)
+
+
+def fake_manifest(views=ANGLES, **given):
+    """What a run of patches says of itself."""
+    plain = {
+        "method_description": "tap, grad_cam, 18 views aligned and averaged at features, uniform", "model": "embedded",
+        "weights": hashlib.sha256(b"weights").hexdigest(), "weights_from": None, "layer": "layer4", "layout": "nchw",
+        "preprocessing": "Resize(96), ToDtype(scale=True), Normalize(…)", "classes": ("normal <i>tissue</i>", "tumour"),
+        "dtype": "float32", "device": "cpu", "shard_size": 1000, "calibration_size": 0, "source": "nowhere", "split": None,
+        "images": 0, "data": hashlib.sha256(b"data").hexdigest(),
+        "versions": (("equicam", "0.1.0"), ("python", "3.11.9"), ("torch", "2.6.0"), ("numpy", "2.1.0")),
+    }  # fmt: skip
+    return Manifest(recipe=Recipe(views=views, fill="reflect"), **plain | given)
 
 
 def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image=None):
@@ -135,15 +149,9 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image
         row = {"id": name, "path": f"/nowhere/{i}", "status": "bad"}
         rows.append(row | {"reason": reason["code"], "reason_values": reason["values"]})
         items.append(Item(name, folder / "nowhere"))
-    manifest = Manifest(
-        recipe=Recipe(views=angles, fill="reflect"),
-        method_description="tap, grad_cam, 18 views aligned and averaged at features, uniform",
-        model="embedded", weights=hashlib.sha256(b"weights").hexdigest(), weights_from=None, layer="layer4", layout="nchw",
-        preprocessing="Resize(96), ToDtype(scale=True), Normalize(…)", classes=("normal <i>tissue</i>", "tumour"),
-        dtype="float32", device="cpu", shard_size=1000, calibration_size=calibrate,
-        source=str(folder / "images"), split=None, images=len(items), data=hashlib.sha256(b"data").hexdigest(),
-        versions=(("equicam", "0.1.0"), ("python", "3.11.9"), ("torch", "2.6.0"), ("numpy", "2.1.0")),
-    )  # fmt: skip
+    manifest = fake_manifest(
+        angles, calibration_size=calibrate, source=str(folder / "images"), images=len(items)
+    )
     run = RunStore(folder / "run")
     run.begin(manifest, items, ids[:calibrate])
     run.write_shard(0, pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(maps, schema=MAPS))
@@ -161,7 +169,7 @@ def triaged(run, *, queue=16, controls=3):
     chosen = [(n, row, "queue") for n, row in ranked[:queue]] + [
         (n, row, "control") for n, row in ranked[::-1][:controls]
     ]
-    rows = []
+    rows, known = [], sorted(row["peum_score"] for row in ok if "blank" not in row["flags"])
     for place, (rank, row, arm) in enumerate(reversed(chosen), start=1):
         above = round(100 * (1 - rank / len(ok)))
         values = {"signal": "peum", "value": row["peum_score"], "above_percent": above}
@@ -172,6 +180,7 @@ def triaged(run, *, queue=16, controls=3):
             told.append(Reason("views-disagree", {"views": ["140°"], "correlations": [0.31], "of": 18}))
         reasons = [reason.to_row() for reason in told]
         dealt = {"arm": arm, "rank": rank, "place": place, "represents_rest": arm == "control"}
+        dealt["peum_above"] = sum(value < row["peum_score"] for value in known) / len(known)
         rows.append({"id": row["id"], **dealt, "reasons": reasons})
     calibrated = sum(row["eq"] is not None for row in ok)
     worth = Worth(
@@ -184,6 +193,7 @@ def triaged(run, *, queue=16, controls=3):
     return SimpleNamespace(
         rows=pa.Table.from_pylist(rows, schema=RANKED),
         by="peum",
+        quotas={},
         unstable=unstable,
         quality=worth if calibrated else None,
     )

@@ -17,16 +17,23 @@ from equicam.images import limited
 from equicam.images.files import file_digest
 from equicam.readers.names import output_name
 from equicam.runs.report import render
-from equicam.runs.report.rows import peum_undefined
+from equicam.runs.report.facts import peum_undefined
 from equicam.runs.store import StoredMaps
+from tests.audit.faked import fake_manifest
+
+
+def row_of(path, **more):
+    """The row of an image whose whole was explained."""
+    row = {"id": "a", "path": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path)}
+    return row | {"input_box": None, "target": 0, "view_confidence": None, "view_top1": None} | more
 
 
 def test_more_views_than_a_strip_holds_are_thinned():
     row = {"id": "a", "path": None, "bytes": 1, "sha256": "", "input_box": None, "target": 0}
     row |= {"view_confidence": [0.5] * 50, "view_top1": [0] * 50}
     flat = np.ones((4, 4), np.float32)
-    views = Views.evenly(50).transforms
-    found = render.render_images(row, StoredMaps(flat, 0 * flat, np.ones((50, 4, 4), np.float32)), views)
+    maps = StoredMaps(flat, 0 * flat, np.ones((50, 4, 4), np.float32))
+    found = render.ImageDrawing(row, maps, fake_manifest(tuple(7.2 * t for t in range(50))))
     assert len(found.strip) <= render.MAX_TILES
     assert found.strip[0].label == "0°"
     assert found.blank  # a constant map has no range to stretch
@@ -79,72 +86,42 @@ def test_rounding_of_the_store_is_not_rendered():
 def test_input_boxes_of_any_kind(tmp_path, frame, message):
     path = tmp_path / "a.png"
     synthetic_patches(1)[0].save(path)
-    row = {
-        "id": "a",
-        "path": str(path),
-        "bytes": path.stat().st_size,
-        "sha256": file_digest(path),
-        "input_box": frame,
-    }
-    found = render.read_input(row, (224, 224))
+    found = render.read_input(row_of(path, input_box=frame), (224, 224))
     assert (message in found) if message else (found.shape == (224, 224, 3) and found[:, 0].max() > 40)
 
 
 def test_an_input_box_beyond_the_image_is_padded_with_black(tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", (100, 50), "white").save(path)
-    row = {"id": "a", "path": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path)}
-    found = render.read_input(row | {"input_box": [0.0, -25.0, 100.0, 75.0]}, (200, 200))
+    found = render.read_input(row_of(path, input_box=[0.0, -25.0, 100.0, 75.0]), (200, 200))
     assert (found[:50] == 0).all()
     assert (found[50:150] == 255).all()
     assert (found[150:] == 0).all()
 
 
-def test_a_changed_file_of_the_same_size_is_not_shown(tmp_path):
+def test_images_have_the_proportions_of_the_models_input(tmp_path):
+    path = tmp_path / "a.png"
+    Image.new("RGB", (60, 60), "white").save(path)
+    planes = np.random.default_rng(0).random((2, 4, 6)).astype(np.float32)
+    maps = StoredMaps(planes[0], planes[1], planes)
+    found = render.ImageDrawing(row_of(path), maps, fake_manifest((0.0, 180.0)))
+    sizes = {found.input: (224, 149), found.fused: (224, 149), found.strip[1].image: (96, 64)}
+    for address, size in sizes.items():
+        assert Image.open(io.BytesIO(b64decode(address.split(",")[1]))).size == size
+
+
+def test_a_file_that_is_another_one_or_no_image_any_more(tmp_path):
     path = tmp_path / "a.bmp"
     Image.new("RGB", (20, 20), "white").save(path)
-    row = {
-        "id": "a",
-        "path": str(path),
-        "bytes": path.stat().st_size,
-        "sha256": file_digest(path),
-        "input_box": None,
-    }
+    row = row_of(path)
     assert not isinstance(render.read_input(row, (224, 224)), str)
     Image.new("RGB", (20, 20), "black").save(path)
     assert path.stat().st_size == row["bytes"]
     assert "has changed" in render.read_input(row, (224, 224))
-
-
-def test_images_have_the_proportions_of_the_models_input(tmp_path):
-    path = tmp_path / "a.png"
-    Image.new("RGB", (60, 60), "white").save(path)
-    row = {
-        "id": "a",
-        "path": str(path),
-        "bytes": path.stat().st_size,
-        "sha256": file_digest(path),
-        "input_box": None,
-    }
-    row |= {"target": 0, "view_confidence": None, "view_top1": None}
-    planes = np.random.default_rng(0).random((2, 4, 6)).astype(np.float32)
-    found = render.render_images(row, StoredMaps(planes[0], planes[1], planes), Views((0, 180)).transforms)
-    for address, size in (
-        (found.input, (224, 149)),
-        (found.fused, (224, 149)),
-        (found.strip[1].image, (96, 64)),
-    ):
-        assert Image.open(io.BytesIO(b64decode(address.split(",")[1]))).size == size
-
-
-def test_a_file_that_is_no_image_any_more(tmp_path):
-    path = tmp_path / "a.png"
     path.write_bytes(b"not an image")
-    row = {"id": "a", "path": str(path), "bytes": 12, "sha256": file_digest(path), "input_box": None}
-    assert "can no longer be read" in render.read_input(row, (224, 224))
-    assert "no longer where it was" in render.read_input(row | {"path": None}, (224, 224))
-    assert "no longer" in render.read_input(row | {"path": "a\0b"}, (224, 224))
-    assert "no longer" in render.read_input(row | {"path": "a" * 5000}, (224, 224))
+    assert "can no longer be read" in render.read_input(row_of(path), (224, 224))
+    for gone in (None, "a\0b", "a" * 5000):
+        assert "no longer" in render.read_input(row | {"path": gone}, (224, 224))
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [0.01, float("nan"), 0.01], [0.0, 0.2]])

@@ -22,9 +22,9 @@ from equicam.drawing.text import visible
 from equicam.errors import EquicamError
 from equicam.reasons import describe
 from equicam.runs.log import Log
-from equicam.runs.report import examples, render
-from equicam.runs.report.examples import MAX_EXAMPLES, MAX_VIEWS, choose_examples, draw_thumbnails
-from equicam.runs.report.page import write_report
+from equicam.runs.report import page as pages
+from equicam.runs.report import render
+from equicam.runs.report.page import EXAMPLE, MAX_EXAMPLES, choose_examples, draw_thumbnails, write_report
 from equicam.runs.store import RunStore
 from equicam.runs.verdicts import ReviewLog
 from equicam.shards import read_table, write_table
@@ -45,6 +45,10 @@ def made(tmp_path_factory):
         page=Page(path.read_text()),
         facts=json.loads(path.with_suffix(".json").read_text()),
     )
+
+
+def explained(items):
+    return items.filter(pc.equal(items["status"], "ok"))
 
 
 def test_the_page_needs_nothing_else_and_runs_nothing(made):
@@ -109,35 +113,25 @@ def test_numbers_in_the_json_are_those_of_the_run(made):
     }
 
 
-def test_the_peum_of_a_card_has_its_place_in_the_run(made):
-    queue = made.facts["queue"]
-    assert any(q["peum_undefined"] for q in queue)
-    assert not all(q["peum_undefined"] for q in queue)
-    for q in queue:
-        place = "" if q["peum_undefined"] else f"{int(100 * q['peum_above'])}% of the run"
-        assert q["peum_undefined"] or f"{q['peum_score']:.4f} above {place}" in made.page.text
-
-
-def test_undefined_numbers_are_null(made):
-    def refuse(name):
-        raise AssertionError(name)
-
-    json.loads(made.path.with_suffix(".json").read_text(), parse_constant=refuse)
-    assert made.facts["unstable"]["undefined"] is None
-
-
 def test_the_page_shows_the_numbers_of_the_json(made):
-    text = made.page.text
+    text, queue = made.page.text, made.facts["queue"]
     assert made.triage.unstable.sentence in text
     assert made.triage.quality.sentence[1:] in text
     assert f"{made.facts['summary']['median_peum']:.3g}" in text
-    for q in made.facts["queue"]:
-        assert q["peum_undefined"] or f"{q['peum_score']:.4f}" in text
+    assert {q["peum_undefined"] for q in queue} == {True, False}
+    for q in queue:
+        if not q["peum_undefined"]:
+            assert f"{q['peum_score']:.4f} above {int(100 * q['peum_above'])}% of the run" in text
+            assert 0 <= q["peum_above"] < 1
         assert all(reason in text for reason in q["reasons"])
-    assert made.run.manifest.weights[:12] in text
-    assert Log(made.run.folder).last() in text
-    assert "Consistent is not correct." in text
-    assert "equicam verify" in text
+    for shown in (made.run.manifest.weights[:12], Log(made.run.folder).last(), "equicam verify"):
+        assert shown in text
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    json.loads(made.path.with_suffix(".json").read_text(), parse_constant=refuse)  # undefined is null
+    assert made.facts["unstable"]["undefined"] is None
 
 
 def test_the_control_arm_is_not_revealed(made, tmp_path):
@@ -151,7 +145,7 @@ def test_the_control_arm_is_not_revealed(made, tmp_path):
     swapped = {"control": others[: len(controls)]}
     swapped = [row if row["arm"] == "queue" else row | {"id": swapped["control"].pop()} for row in rows]
     other = SimpleNamespace(
-        rows=pa.Table.from_pylist(swapped, schema=made.triage.rows.schema), by="peum",
+        rows=pa.Table.from_pylist(swapped, schema=made.triage.rows.schema), by="peum", quotas={},
         unstable=made.triage.unstable, quality=made.triage.quality,
     )  # fmt: skip
     again = write_report(made.run, other, out=tmp_path / "other.html")
@@ -189,29 +183,18 @@ def test_the_first_lines_say_which_maps_can_be_trusted_and_why(made):
     assert len(words) == 3  # every word is there
     assert made.facts["steadiness"]["words"] == {word: words[word] for word in WORDS}
     text = made.page.text
-    first = (
-        text[: text.index("Weights, SHA-256")]
-        + text[text.index("Which of these maps") : text.index("Summary")]
-    )
-    assert f"{words['steady']} are steady" in first
-    assert f"{words['unsteady']} maps are unsteady" in first
-    assert "own map does not follow the image" in first
-    assert "the map is blank" in first
-    assert "No reviewer has looked at these maps yet" in first
-    assert made.html.index('id="answer"') < made.html.index('id="summary"')
+    first = text[text.index("Which of these maps") : text.index("Summary")]
     changing = [row for row in rows if row["steadiness_reason"] == "prediction-changes"]
     following = sum(row["stability"] >= STEADY_FROM for row in changing)
     assert made.facts["steadiness"]["changing_but_following"] == following
+    for count in (
+        f"{words['steady']} are steady",
+        f"{words['unsteady']} maps are unsteady",
+        "the map is blank",
+    ):
+        assert count in first
     assert (f"in {following} of them it follows the image" in first) == bool(following)
-    assert "has random weights" not in first
-
-
-def test_random_weights_are_named_first(tmp_path):
-    run = fake_run(tmp_path)
-    path = run.folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"weights_from": "random"}))
-    run = RunStore(run.folder)
-    assert "This network has random weights." in Page(write_report(run, triaged(run)).read_text()).text
+    assert "has random weights" not in text
 
 
 def test_the_table_has_every_image_with_its_word_and_reason(made):
@@ -229,19 +212,13 @@ def test_the_table_has_every_image_with_its_word_and_reason(made):
         tops = rows[row["id"]]["view_top1"]
         assert row["flips"] == sum(top != rows[row["id"]]["target"] for top in tops)
         assert visible(row["reason"]) in made.page.text
-    for q in made.facts["queue"]:
-        assert q["steadiness"] == rows[q["id"]]["steadiness"]
-        assert q["peum_undefined"] or 0 <= q["peum_above"] < 1
-    assert [a["id"] for a in made.page.every("input")] == [
-        "show-all",
-        "show-unsteady",
-        "show-unjudged",
-        "show-steady",
-    ]
+    assert all(q["steadiness"] == rows[q["id"]]["steadiness"] for q in made.facts["queue"])
+    shown = ["show-all", "show-unsteady", "show-unjudged", "show-steady"]
+    assert [a["id"] for a in made.page.every("input")] == shown
 
 
 def test_steady_and_unsteady_maps_are_shown_in_small(made):
-    found = choose_examples(made.run, made.run.manifest, made.run.read_items())
+    found = choose_examples(made.run, explained(made.run.read_items()))
     by_word = {
         word: [
             row
@@ -253,9 +230,11 @@ def test_steady_and_unsteady_maps_are_shown_in_small(made):
     assert all(by_word.values())
     highest = sorted(by_word["steady"], key=lambda row: (-row["stability"], row["id"]))
     lowest = sorted(by_word["unsteady"], key=lambda row: (row["stability"], row["id"]))
-    assert [one.id for one in found.best] == [row["id"] for row in highest[:MAX_EXAMPLES]]
-    assert [one.id for one in found.worst] == [row["id"] for row in lowest[:MAX_EXAMPLES]]
-    assert all(len(one.views) == MAX_VIEWS and one.map in made.html for one in found.best + found.worst)
+    assert [one.row["id"] for one in found["best"]] == [row["id"] for row in highest[:MAX_EXAMPLES]]
+    assert [one.row["id"] for one in found["worst"]] == [row["id"] for row in lowest[:MAX_EXAMPLES]]
+    for one in found["best"] + found["worst"]:
+        assert len(one.strip) == EXAMPLE["most"]
+        assert one.presented in made.html
     assert "Steady: the highest stability" in made.page.text
     assert made.html.index('id="examples"') < made.html.index('id="queue"')
 
@@ -264,18 +243,18 @@ def test_a_run_without_a_steady_map_shows_the_most_stable(made):
     items = made.run.read_items()
     word = pa.array(["unsteady" if one == "steady" else one for one in items["steadiness"].to_pylist()])
     items = items.set_column(items.column_names.index("steadiness"), "steadiness", word)
-    found = choose_examples(made.run, made.run.manifest, items)
+    found = choose_examples(made.run, explained(items))
     known = [r for r in items.to_pylist() if r["status"] == "ok" and r["stability"] is not None]
-    assert found.best[0].stability == max(row["stability"] for row in known)
-    unjudged = items.filter(pc.not_equal(items["steadiness"], "unsteady"))
-    assert choose_examples(made.run, made.run.manifest, unjudged) is None
+    assert found["best"][0].row["stability"] == max(row["stability"] for row in known)
+    unjudged = explained(items).filter(pc.not_equal(explained(items)["steadiness"], "unsteady"))
+    assert choose_examples(made.run, unjudged) is None
 
 
 def test_the_table_has_the_own_map_of_every_image(made, monkeypatch):
     """The word is about that map, so it is shown and not the average over the views."""
-    store, items = made.run, made.run.read_items()
-    found = draw_thumbnails(store, store.manifest, items)
-    rows = {row["id"]: row for row in items.to_pylist() if row["status"] == "ok"}
+    store, items = made.run, explained(made.run.read_items())
+    found = draw_thumbnails(store, items)
+    rows = {row["id"]: row for row in items.to_pylist()}
     assert found.keys() == rows.keys()
     table = made.html[made.html.index('id="images"') : made.html.index('id="queue"')]
     assert all(url in table for url in found.values())
@@ -285,17 +264,9 @@ def test_the_table_has_the_own_map_of_every_image(made, monkeypatch):
     for own, same in ((maps.view_maps[store.manifest.presented], True), (maps.map, False)):
         planes = np.broadcast_to(own, maps.view_maps.shape)
         monkeypatch.setattr(store, "maps", lambda _ids, p=planes: {name: replace(maps, view_maps=p)})
-        assert (draw_thumbnails(store, store.manifest, items)[name] == found[name]) == same
-    monkeypatch.setattr(examples, "MAX_THUMBNAILS", len(rows) - 1)
-    assert draw_thumbnails(store, store.manifest, items) == {}
-
-
-def test_a_large_run_has_no_table(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("equicam.runs.report.answer.MAX_TABLE_ROWS", 5)
-    path = write_report(made.run, made.triage, out=tmp_path / "large.html", top=1)
-    assert json.loads(path.with_suffix(".json").read_text())["images"] is None
-    assert "too many for a table here" in Page(path.read_text()).text
-    assert 'class="scroll images"' not in path.read_text()
+        assert (draw_thumbnails(store, items)[name] == found[name]) == same
+    monkeypatch.setattr(pages, "MAX_THUMBNAILS", len(rows) - 1)
+    assert draw_thumbnails(store, items) == {}
 
 
 def test_abbreviations_are_spelled_out_where_they_are_first_used(made):
@@ -332,11 +303,8 @@ def contrast(one, other):
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        (
-            "report/templates/report.html.j2",
-            ("ink", "soft", "accent", "warn", "steady", "unsteady", "unjudged"),
-        ),
-        ("review/static/review.css", ("ink", "soft", "accent", "warn", "supports")),
+        ("report/templates/report.html.j2", ("warn", "steady", "unsteady", "unjudged")),
+        ("review/static/review.css", ("warn", "supports")),
     ],
 )
 def test_text_can_be_read_in_light_and_in_dark(path, text):
@@ -348,7 +316,7 @@ def test_text_can_be_read_in_light_and_in_dark(path, text):
     light, dark = (block for block in blocks if "ink" in block)
     assert contrast(light["ink"], dark["ink"]) > 4.5  # one is dark on light, the other light on dark
     for block in (light, dark):
-        for name in text:
+        for name in ("ink", "soft", "accent", *text):
             for ground in ("paper", "background"):
                 assert contrast(block[name], block[ground]) >= 4.5, (name, ground)
 
@@ -369,6 +337,9 @@ def test_a_missing_or_changed_image_is_named_and_not_shown(made):
         first = np.asarray(Image.open(io.BytesIO(b64decode(images[0].split(",")[1]))))
         assert abs(first[0, 0].astype(int) - render.NO_IMAGE_GREY).max() < 90
     assert len(Page(shown[HOSTILE[0]]).every("img")) == 4 + 18
+    flipping = next(q for q in made.facts["queue"] if q["flip_rate"] > 0 and not q["peum_undefined"])
+    marked = [a for a in Page(shown[flipping["id"]]).every("li") if a.get("class") == "flips"]
+    assert len(marked) == sum(t != flipping["target"] for t in flipping["view_top1"])
 
 
 def test_a_blank_map_shows_the_image_alone(made):
@@ -378,13 +349,6 @@ def test_a_blank_map_shows_the_image_alone(made):
     _, single, fused, spread, *strip = (a["src"] for a in Page(shown).every("img"))
     assert single == fused == spread
     assert len(strip) == 18
-
-
-def test_flips_are_marked_and_named(made):
-    flipping = next(q for q in made.facts["queue"] if q["flip_rate"] > 0 and not q["peum_undefined"])
-    page = Page(cards(made)[flipping["id"]])
-    marked = [a for a in page.every("li") if a.get("class") == "flips"]
-    assert len(marked) == sum(t != flipping["target"] for t in flipping["view_top1"])
 
 
 def test_every_image_has_a_label_and_headings_are_in_order(made):
@@ -413,67 +377,75 @@ def test_a_report_of_forty_images_is_small_and_quick(tmp_path):
     assert len(re.findall(r'<article class="card"', path.read_text())) == 40
 
 
-def test_top_cuts_the_cards_and_says_so(made, tmp_path):
+def random_weights(run):
+    path = run.folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"weights_from": "random"}))
+
+
+def unfinished(run):
+    manifest, sample = run.manifest, read_table(run.folder / "sample.parquet")
+    write_table(run.folder / "sample.parquet", pa.concat_tables([sample, sample]))
+    (run.folder / "manifest.json").write_text(replace(manifest, images=2 * len(sample)).dumps())
+
+
+def broken_log(run):
+    with sqlite3.connect(run.folder / "events.sqlite") as database:
+        database.execute("DROP TRIGGER no_change")
+        database.execute("UPDATE events SET who = 'nobody' WHERE number = 1")
+
+
+def as_made(_run):
+    pass
+
+
+NO_QUEUE = {"queue": 0, "controls": 0}
+
+
+@pytest.mark.parametrize(
+    ("made", "change", "ranked", "said"),
+    [
+        ({}, random_weights, {}, ["This network has random weights."]),
+        ({}, unfinished, {}, ["This run is not finished."]),
+        ({}, broken_log, {}, ["event 1 was changed"]),
+        ({"bad": 130}, as_made, {}, ["The first 100 of 130", "And 30 more."]),
+        (
+            {"calibrate": 0, "bad": 0},
+            as_made,
+            NO_QUEUE,
+            ["have a stability below 0.5", "Nothing is in the queue."],
+        ),
+        ({"angles": (0.0,)}, as_made, {}, ["A single view has no spread."]),
+        ({"angles": (-60.0, 60.0, 180.0)}, as_made, {}, ["do not include the presented one"]),
+    ],
+)
+def test_what_is_special_about_a_run_is_said(tmp_path, made, change, ranked, said):
+    change(fake_run(tmp_path, **made))
+    run = RunStore(tmp_path / "run")
+    page = Page(write_report(run, triaged(run, **{"queue": 2} | ranked)).read_text())
+    assert all(words in page.text for words in said)
+    assert ("Quality of the queue" in page.text) == (made.get("calibrate") != 0)
+    if made.get("bad"):
+        bad = page.text[page.text.index("Images that could not be read") :]
+        assert bad.count("truncated bytes") == 100
+
+
+def test_top_cuts_the_cards_and_a_large_run_has_no_table(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "MAX_TABLE_ROWS", 5)
     path = write_report(made.run, made.triage, out=tmp_path / "deep" / "few.html", top=3)
     text = Page(path.read_text()).text
     assert "The first 3 of 16 images" in text
     assert path.read_text().count('<article class="card"') == 3
+    assert json.loads(path.with_suffix(".json").read_text())["images"] is None
+    assert "too many for a table here" in text
+    assert 'class="scroll images"' not in path.read_text()
 
 
-def test_many_bad_images_are_counted(tmp_path):
-    run = fake_run(tmp_path, bad=130)
-    page = Page(write_report(run, triaged(run, queue=2)).read_text())
-    assert "The first 100 of 130" in page.text
-    assert "And 30 more." in page.text
-    bad = page.text[page.text.index("Images that could not be read") :]
-    assert bad.count("truncated bytes") == 100
-
-
-def test_a_run_without_calibration_or_queue(tmp_path):
-    run = fake_run(tmp_path, calibrate=0, bad=0)
-    page = Page(write_report(run, triaged(run, queue=0, controls=0)).read_text())
-    assert "Quality of the queue" not in page.text
-    assert "have a stability below 0.5" in page.text
-    assert "Nothing is in the queue." in page.text
-    assert len(page.every("svg")) == 3
-
-
-@pytest.mark.parametrize("angles", [(0.0,), (-60.0, 60.0, 180.0), tuple(7.2 * t for t in range(50))])
-def test_other_sets_of_views(tmp_path, angles):
-    run = fake_run(tmp_path, angles=angles[:18])
-    text = Page(write_report(run, triaged(run, queue=3)).read_text()).text
-    if len(angles) == 1:
-        assert "A single view has no spread." in text
-    if 0 not in angles:
-        assert "do not include the presented one" in text
-
-
-def test_an_unfinished_run_says_so(tmp_path):
-    run = fake_run(tmp_path)
-    manifest, sample = run.manifest, read_table(run.folder / "sample.parquet")
-    write_table(run.folder / "sample.parquet", pa.concat_tables([sample, sample]))
-    (run.folder / "manifest.json").write_text(replace(manifest, images=2 * len(sample)).dumps())
-    run = RunStore(run.folder)
-    assert "This run is not finished." in Page(write_report(run, triaged(run, queue=1)).read_text()).text
-
-
-def test_a_broken_log_is_reported(tmp_path):
-    run = fake_run(tmp_path)
-    with sqlite3.connect(run.folder / "events.sqlite") as database:
-        database.execute("DROP TRIGGER no_change")
-        database.execute("UPDATE events SET who = 'nobody' WHERE number = 1")
-    assert "event 1 was changed" in Page(write_report(run, triaged(run, queue=1)).read_text()).text
-
-
-def test_a_triage_of_another_run_is_refused(made):
+def test_a_triage_of_another_run_and_names_that_would_hurt_the_run_are_refused(made):
     rows = made.triage.rows.slice(0, 1).to_pylist()
     other = pa.Table.from_pylist([{**rows[0], "id": "elsewhere.png", "arm": "queue"}])
     stranger = SimpleNamespace(rows=other, by="peum", unstable=made.triage.unstable, quality=None)
     with pytest.raises(EquicamError, match=r"needs a triage of this run, got 'elsewhere.png'"):
         write_report(made.run, stranger)
-
-
-@pytest.mark.parametrize("name", ["report.txt", "manifest.html", "digests.html"])
-def test_names_that_would_hurt_the_run_are_refused(made, name):
-    with pytest.raises(EquicamError, match=r"a report needs a name that ends in \.html"):
-        write_report(made.run, made.triage, out=made.run.folder / name)
+    for name in ("report.txt", "manifest.html", "digests.html"):
+        with pytest.raises(EquicamError, match=r"a report needs a name that ends in \.html"):
+            write_report(made.run, made.triage, out=made.run.folder / name)

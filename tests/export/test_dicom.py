@@ -12,7 +12,7 @@ import pytest
 from equicam.audit.run import Run
 from equicam.errors import EquicamError
 from equicam.images.items import Item
-from equicam.runs.export.dicom import OUTSIDE, map_in_frame
+from equicam.runs.export.dicom import OUTSIDE, _map_in_frame
 from equicam.runs.log import Log
 from equicam.runs.store import ITEMS, MAPS, RunStore, StoredMaps
 from tests.export.faked import fake_raster_run, raster_row
@@ -66,7 +66,7 @@ def dicom_run(folder, paths, box=lambda path: None, **facts):
 
 def test_a_map_lies_in_the_frame_where_the_input_was():
     plane = np.arange(4, dtype=np.float32)[None, :] + np.zeros((4, 1), np.float32)
-    found = map_in_frame(plane, (10.0, 5.0, 50.0, 45.0), (60, 70))
+    found = _map_in_frame(plane, (10.0, 5.0, 50.0, 45.0), (60, 70))
     assert found.shape == (60, 70)
     inside = np.zeros((60, 70), bool)
     inside[5:45, 10:50] = True
@@ -89,7 +89,7 @@ def test_ct_gets_a_parametric_map_of_raw_values(tmp_path):
     assert made.PatientID == before.PatientID
     assert made.FloatPixelPaddingValue == OUTSIDE
     values = highdicom.imread(written).get_frames()[0]
-    wanted = map_in_frame(hill(), (20.0, 0.0, 120.0, 100.0), (128, 128))
+    wanted = _map_in_frame(hill(), (20.0, 0.0, 120.0, 100.0), (128, 128))
     known = np.isfinite(wanted)
     assert known.sum() == 100 * 100
     np.testing.assert_allclose(values[known], wanted[known], atol=2e-4)
@@ -108,7 +108,7 @@ def test_radiographs_get_an_overlay_and_a_segmentation(tmp_path):
     colours = overlay.pixel_array.astype(float)
     high, wide = pydicom.dcmread(path, stop_before_pixels=True)["Rows"].value, colours.shape[1]
     assert colours.shape == (high, wide, 3)
-    wanted = map_in_frame(hill(), (0.0, 0.0, float(wide), float(high)), (high, wide))
+    wanted = _map_in_frame(hill(), (0.0, 0.0, float(wide), float(high)), (high, wide))
     colourful = np.ptp(colours, axis=2)
     assert colourful[wanted > 0.1].mean() > 3 * colourful[wanted < 0.01].mean()
     assert segmentation.SegmentationType == "FRACTIONAL"

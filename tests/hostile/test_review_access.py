@@ -35,9 +35,9 @@ def test_odd_hosts_are_refused(run, path):
     assert client.get("/static/review.css").status_code == 200
 
 
-@pytest.mark.parametrize(
-    "origin",
-    [
+def test_odd_origins_are_refused(run):
+    client = Server(run).client("ana")
+    odd = (
         "http://[::1",
         "http://evil.example",
         "https://127.0.0.1",
@@ -45,8 +45,6 @@ def test_odd_hosts_are_refused(run, path):
         "null",
         "",
         "//",
-    ],
-)
-def test_odd_origins_are_refused(run, origin):
-    client = Server(run).client("ana")
-    assert client.post("/api/reviewer", {"name": "eve"}, origin=origin).status_code == 403
+    )
+    for origin in odd:
+        assert client.post("/api/reviewer", {"name": "eve"}, origin=origin).status_code == 403, origin

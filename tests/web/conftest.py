@@ -16,7 +16,6 @@ from starlette.testclient import TestClient
 from equicam.runs.log import Log
 from equicam.runs.review.app import make_app
 from equicam.runs.review.auth import Access
-from equicam.runs.review.queue import item_key
 from equicam.runs.store import SAMPLE, RunStore
 from equicam.runs.triage import ROWS, triage
 from equicam.runs.verdicts import read_review_key
@@ -41,7 +40,7 @@ def rank(run, *, budget="60%", by="peum"):
 
 def key_of(run, name):
     """The key of an image in this run's URLs."""
-    return item_key(read_review_key(run.folder), name)
+    return read_review_key(run.folder).digest("item", name)[:20]
 
 
 def queued(run):
@@ -148,13 +147,8 @@ def large_run(folder, count=100_000):
     (run.folder / "manifest.json").write_text(replace(spec, images=count).dumps())
     ids = [f"tile-{i:06d}.png" for i in range(count)]
     arm = np.where(np.arange(count) % 5 == 4, "control", "queue")
-    sample = {
-        "id": ids,
-        "path": ids,
-        "label": [None] * count,
-        "shard": [0] * count,
-        "calibration": [False] * count,
-    }
+    sample = {"id": ids, "path": ids, "label": [None] * count, "shard": [0] * count}
+    sample["calibration"] = [False] * count
     write_table(run.folder / "sample.parquet", pa.table(sample, schema=SAMPLE))
     rows = {
         "id": ids, "arm": arm.tolist(), "rank": list(range(1, count + 1)), "place": list(range(1, count + 1)),

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -53,21 +52,21 @@ def test_it_starts_in_under_a_second_of_work(run):
     ("options", "message"),
     [
         (["--reviewer", "x" * 80], "a reviewer's name needs at most 60 characters"),
-        (["--export", "verdicts.xlsx"], r"--export needs a name that ends in \.csv or \.json"),
+        (["--export", "verdicts.xlsx"], "--export needs a name that ends in .csv or .json"),
     ],
 )
 def test_options_that_are_refused(run, options, message):
     code, text = equicam_command("review", run.folder, "--no-browser", *options)
-    assert code == 2
-    assert re.search(message, " ".join(text.split()))
+    assert (code, message in " ".join(text.split())) == (2, True)
 
 
 def test_a_run_without_a_queue_and_a_folder_that_is_no_run(tmp_path):
-    code, text = equicam_command("review", tmp_path, "--no-browser")
-    assert (code, "equicam audit" in text) == (2, True)
-    run = fake_run(tmp_path / "made")
-    code, text = equicam_command("review", run.folder, "--no-browser")
-    assert (code, "equicam triage first" in " ".join(text.split())) == (2, True)
+    for folder, fix in (
+        (tmp_path, "equicam audit"),
+        (fake_run(tmp_path / "made").folder, "equicam triage first"),
+    ):
+        code, text = equicam_command("review", folder, "--no-browser")
+        assert (code, fix in " ".join(text.split())) == (2, True)
 
 
 def test_a_taken_port_is_refused_by_name_and_replaced_if_none_was_given(run):

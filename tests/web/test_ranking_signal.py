@@ -66,19 +66,18 @@ def test_stability_and_its_curve_are_shown_open_and_hidden_under_blinding(tmp_pa
     for one in blinded.list():
         page = blinded.get(f"/item/{one['key']}").text
         assert not any(word in page for word in ('class="curve"', "<dt>Stability</dt>", "the map moves"))
-        assert blinded.get(f"/api/item/{one['key']}").json()["revealed"] is None
+        assert blinded.facts(one["key"])["revealed"] is None
     client = Server(run, blind=False).client()
     rows = {row["id"]: row for row in run.read_items().to_pylist()}
     values = []
     for one in client.list():
-        facts, page = client.get(f"/api/item/{one['key']}").json(), client.get(f"/item/{one['key']}").text
-        known = facts["revealed"]
+        known, page = client.facts(one["key"])["revealed"], client.get(f"/item/{one['key']}").text
         moving = known["stability_by_view"]
         assert page.count('class="curve"') == (moving is not None)
         if known["name"] in rows:
             row = rows[known["name"]]
-            flat = {"blank", "constant"} & {*row["flags"]}
-            assert (moving is None) == bool(flat)
+            flat = bool({"blank", "constant"} & {*row["flags"]})
+            assert (moving is None) == flat
             assert flat or moving == pytest.approx(row["stability_by_view"])
         shown = "undefined" if known["stability"] is None else f"{known['stability']:.3f}"
         assert f"Stability {shown}" in Page(page).text

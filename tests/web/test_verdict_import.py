@@ -128,7 +128,6 @@ def test_the_predicted_class_that_an_export_wrote_is_no_verdict(run, tmp_path):
     table = read_table(run.folder / "triage.parquet")
     name, predicted = table["id"][0].as_py(), table["class"][0].as_py()
     rest = next(i for i in run.sample()["id"].to_pylist() if i not in queued(run))
-    rest = next(i for i in run.sample()["id"].to_pylist() if i not in queued(run))
     row = run.rows([rest])[rest]
     own_class = None if row["target"] is None else run.manifest.classes[row["target"]]
     features = [qupath(run, name, predicted)]
@@ -256,25 +255,14 @@ def test_nan_is_allowed_in_measurements_alone(run, tmp_path):
         refused(run, write(tmp_path, collection(feature)), "NaN or infinity")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"\xff\xfe\x00",
-        b"null",
-        b"5",
-        b'{"type": "FeatureCollection"}',
-        b'{"features": {}}',
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b"[" + b"9" * 10_000 + b"]",
-        b"\x1f\x8b",
-        gzip.compress(b"[]")[:-9],
-        gzip.compress(b"[]")[:12] + b"\0" * 20,
-    ],
-    ids=range(13),
-)
+HOSTILE_FILES = (
+    b"", b"{", b"\xff\xfe\x00", b"null", b"5", b'{"type": "FeatureCollection"}', b'{"features": {}}', b"[" * 100_000,
+    b'{"a":' * 100_000, b"[" + b"9" * 10_000 + b"]", b"\x1f\x8b", gzip.compress(b"[]")[:-9],
+    gzip.compress(b"[]")[:12] + b"\0" * 20,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", HOSTILE_FILES, ids=range(len(HOSTILE_FILES)))
 def test_hostile_files_are_refused(run, tmp_path, content):
     refused(run, write(tmp_path, content), "GeoJSON|FeatureCollection|feature 1")
 
@@ -298,8 +286,12 @@ def test_hostile_text_in_messages_is_visible(run, tmp_path):
     assert len(str(caught.value)) < 600
 
 
-def test_an_empty_list_takes_nothing(run, tmp_path):
-    assert import_verdicts(run, write(tmp_path, []), reviewer="ana").taken == 0
+def test_an_empty_list_takes_nothing_and_a_run_needs_a_queue(run, tmp_path):
+    path = write(tmp_path, [])
+    assert import_verdicts(run, path, reviewer="ana").taken == 0
+    (run.folder / "triage.parquet").unlink()
+    with pytest.raises(EquicamError, match="equicam triage first"):
+        import_verdicts(run, path, reviewer="ana")
 
 
 def test_the_command(run, tmp_path):
@@ -319,13 +311,8 @@ def test_the_command(run, tmp_path):
         assert message in " ".join(said.split())
 
 
-def test_a_run_without_a_queue_names_the_command(tmp_path):
-    run = fake_run(tmp_path, count=11)
-    with pytest.raises(EquicamError, match="equicam triage first"):
-        import_verdicts(run, write(tmp_path, []), reviewer="ana")
-
-
 def test_importing_needs_no_torch_and_no_web_server():
-    code = "import sys; sys.modules['torch'] = sys.modules['fastapi'] = None; import equicam.runs.review.verdict_files"
+    without = "import sys; sys.modules['torch'] = sys.modules['fastapi'] = None"
+    code = f"{without}; import equicam.runs.review.verdict_files"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -26,9 +26,10 @@ from equicam.live.frames import (
 from equicam.live.images import MAX_UPLOAD_BYTES
 from equicam.methods import METHODS
 from equicam.readers.model import Model
+from equicam.runs.report.facts import load_templates
 from equicam.runs.review.app import STATIC, new_app
 from equicam.runs.review.auth import Access, AuthMiddleware, json_error
-from equicam.runs.review.context import load_templates, session_of
+from equicam.runs.review.context import session_of
 from equicam.runs.review.images import Encoded, encode_scale
 from equicam.runs.review.server import Links, listen, serve
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -54,12 +55,7 @@ class _ImageMap:
     facts: Mapping[str, str]
 
 
-def _is_single_frame(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of a DICOM file with one frame."""
-    return row["index"] is None and str(row["path"] or "").lower().endswith(SUFFIXES)
-
-
-def map_in_frame(
+def _map_in_frame(
     plane: NDArray[np.float32], box: tuple[float, float, float, float], shape: tuple[int, int]
 ) -> NDArray[np.float64]:
     """A map at the pixels of its source, bilinear; NaN outside the model's input."""
@@ -67,46 +63,41 @@ def map_in_frame(
     down, across = (
         (np.arange(n) + 0.5 - low) / (high - low) for n, low, high in ((shape[0], y0, y1), (shape[1], x0, x1))
     )
-    found = (
-        interpolation(np.clip(down, 0, 1), plane.shape[0])
-        @ plane
-        @ interpolation(np.clip(across, 0, 1), plane.shape[1]).T
+    rows_of, columns_of = (
+        interpolation(np.clip(at, 0, 1), n) for at, n in zip((down, across), plane.shape, strict=True)
     )
     inside = np.outer((down >= 0) & (down <= 1), (across >= 0) & (across <= 1))
-    return np.where(inside, found, np.nan)  # fmt: skip
+    return np.where(inside, rows_of @ plane @ columns_of.T, np.nan)
 
 
 def _encode_map(image: _ImageMap) -> dict[str, bytes]:
     """The files of one map, by their ending; called in a process that opens files."""
-    found = {}
-    for ending, made in _dicom_objects(image).items():
-        made.save_as(buffer := io.BytesIO(), enforce_file_format=True)
-        found[ending] = buffer.getvalue()
-    return found
-
-
-def _dicom_objects(image: _ImageMap) -> dict[str, Any]:
-    """The DICOM objects of one map, by the ending of their files."""
     with needing("dicom-out", "--to dicom"):
-        import highdicom
+        import highdicom  # noqa: F401
         import pydicom  # highdicom brings it; without it nothing is read
 
     what = f"image {image.id!r}"
     data, _ = read_file(image.path, what=what, limit=MAX_IMAGE_BYTES)
     if hashlib.sha256(data).hexdigest() != image.sha256:
         raise EquicamError(what, "the file that was explained", "another one under its name", "restoring it")
+    encoded = {}
     with _refusing(
         what, "a DICOM image that highdicom can refer to", "mending the file, or a run without it"
     ):
         source = pydicom.dcmread(io.BytesIO(data))
-        values = map_in_frame(image.map, image.box, (source.Rows, source.Columns))
-        uids = {"run_uid": image.run_uid, "uid": image.uid, "source": source}
+        values = _map_in_frame(image.map, image.box, (source.Rows, source.Columns))
+        uids = partial(_uids, image.run_uid, image.uid, source)
         if source.Modality in PARAMETRIC and source.get("FrameOfReferenceUID"):
-            return {"map.dcm": _parametric_map(highdicom, source, values, image.facts, _uids(**uids, kind=0))}
-        return {
-            "overlay.dcm": _overlay(highdicom, source, values, data, _uids(**uids, kind=2)),
-            "seg.dcm": _segmentation(highdicom, source, values, image.facts, _uids(**uids, kind=1)),
-        }
+            made = {"map.dcm": _parametric_map(source, values, image.facts, uids(kind=0))}
+        else:
+            made = {
+                "overlay.dcm": _overlay(source, values, data, uids(kind=2)),
+                "seg.dcm": _segmentation(source, values, image.facts, uids(kind=1)),
+            }
+        for ending, one in made.items():
+            one.save_as(buffer := io.BytesIO(), enforce_file_format=True)
+            encoded[ending] = buffer.getvalue()
+    return encoded
 
 
 @contextmanager
@@ -119,27 +110,24 @@ def _refusing(what: str, needs: str, fix: str) -> Iterator[None]:
     except EquicamError:
         raise
     except Exception as error:  # libraries raise exceptions of every kind on damaged files
-        found = (
-            re.search(r"has no attribute '(\w{1,64})'", str(error))
-            if isinstance(error, AttributeError)
-            else None
-        )
+        text = str(error) if isinstance(error, AttributeError) else ""
+        found = re.search(r"has no attribute '(\w{1,64})'", text)
         raise EquicamError(what, needs, f"no {found[1]}" if found else type(error).__name__, fix) from error
 
 
 def _uids(run_uid: str, uid: str, source: Any, kind: int) -> dict[str, Any]:
     """UIDs that the same run always gives to the same map; `kind` tells the objects of one image apart."""
+    series, instance = (
+        f"2.25.{UUID(bytes=hashlib.sha256(text.encode()).digest()[:16], version=4).int}"
+        for text in (f"{run_uid} {source.SeriesInstanceUID} {kind}", f"{uid} {kind}")
+    )
     return {
-        "series_instance_uid": _uid(f"{run_uid} {source.SeriesInstanceUID} {kind}"),
+        "series_instance_uid": series,
         "series_number": SERIES_NUMBER + kind,
-        "sop_instance_uid": _uid(f"{uid} {kind}"),
+        "sop_instance_uid": instance,
         "instance_number": int(source.get("InstanceNumber") or 1),
         "manufacturer": "equicam",
     }
-
-
-def _uid(text: str) -> str:
-    return f"2.25.{UUID(bytes=hashlib.sha256(text.encode()).digest()[:16], version=4).int}"
 
 
 def _equipment(facts: Mapping[str, str]) -> dict[str, Any]:
@@ -154,14 +142,10 @@ def _equipment(facts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parametric_map(
-    highdicom: Any,
-    source: Any,
-    values: NDArray[Any],
-    facts: Mapping[str, str],
-    uids: dict[str, Any],
-    **place: Any,
+    source: Any, values: NDArray[Any], facts: Mapping[str, str], uids: dict[str, Any], **place: Any
 ) -> Any:
     """The map in the frame of reference of its source, or at a place of its own."""
+    import highdicom
     from highdicom.pm import ParametricMap, RealWorldValueMapping
     from pydicom.sr.codedict import codes
 
@@ -181,8 +165,9 @@ def _parametric_map(
 
 
 def _segmentation(
-    highdicom: Any, source: Any, values: NDArray[np.float64], facts: Mapping[str, str], uids: dict[str, Any]
+    source: Any, values: NDArray[np.float64], facts: Mapping[str, str], uids: dict[str, Any]
 ) -> Any:
+    import highdicom
     from highdicom.seg import SegmentAlgorithmTypeValues, Segmentation, SegmentDescription
     from highdicom.sr import CodedConcept
     from pydicom.sr.codedict import codes
@@ -199,9 +184,8 @@ def _segmentation(
     )  # fmt: skip
 
 
-def _overlay(
-    highdicom: Any, source: Any, values: NDArray[np.float64], data: bytes, uids: dict[str, Any]
-) -> Any:
+def _overlay(source: Any, values: NDArray[np.float64], data: bytes, uids: dict[str, Any]) -> Any:
+    import highdicom
     from highdicom.sc import SCImage
 
     from equicam.overlay import overlay
@@ -241,7 +225,7 @@ def write_dicom_slide(path: Path, stitched: StitchedMap, source: Path, uid: str,
         origin = slide.TotalPixelMatrixOriginSequence[0]
         place = (origin.XOffsetInSlideCoordinateSystem, origin.YOffsetInSlideCoordinateSystem, 0.0)
         made = _parametric_map(
-            highdicom, slide, stitched.bands[0], stitched.facts, _uids(run_uid, uid, slide, 0),
+            slide, stitched.bands[0], stitched.facts, _uids(run_uid, uid, slide, 0),
             pixel_measures=highdicom.PixelMeasuresSequence(
                 pixel_spacing=[float(length) * stitched.cell for length in measures.PixelSpacing],
                 slice_thickness=float(measures.get("SliceThickness") or 1.0),
@@ -255,13 +239,17 @@ def write_dicom_slide(path: Path, stitched: StitchedMap, source: Path, uid: str,
 
 def _finest_level(source: Path, wanted: tuple[int, int], what: str) -> Any:
     """The header of the file of this series that has the whole size."""
+    import pydicom
+
     if source.suffix.lower() not in SUFFIXES:
         raise EquicamError(what, "a DICOM slide", f"a file {source.suffix}", "--to ome-tiff")
+    series = None
     with _refusing(what, "DICOM files that can be read", "restoring them"):
-        series = _header(source).SeriesInstanceUID
         others = (p for p in source.parent.iterdir() if p.suffix.lower() in SUFFIXES and p != source)
-        for file in [source, *sorted(others)][:MAX_FILES_READ]:
-            found = _header(file)
+        for path in [source, *sorted(others)][:MAX_FILES_READ]:
+            with open_regular(path, str(path)) as file:
+                found = pydicom.dcmread(file, stop_before_pixels=True)
+            series = series or found.SeriesInstanceUID
             size = (found.get("TotalPixelMatrixColumns"), found.get("TotalPixelMatrixRows"))
             if found.get("SeriesInstanceUID") == series and size == wanted:
                 return found
@@ -269,19 +257,17 @@ def _finest_level(source: Path, wanted: tuple[int, int], what: str) -> Any:
     raise EquicamError(what, needs, "none next to it", "restoring it")
 
 
-def _header(path: Path) -> Any:
-    import pydicom
-
-    with open_regular(path, str(path)) as file:
-        return pydicom.dcmread(file, stop_before_pixels=True)
-
-
 def write_images(
     store: RunStore, target: int | None, folder: ExportFolder, tick: Callable[[int], None]
 ) -> tuple[int, int, tuple[str, ...]]:
     """Write the map of every image as DICOM; returns how many have one, how many are left out, and why some have none."""
     rows: list[Row] = [row for row in store.read_items(list(COLUMNS)).to_pylist() if row["status"] == "ok"]
-    wanted = {row["id"]: row for row in rows if _is_single_frame(row) and target in (None, row["target"])}
+    wanted = {
+        row["id"]: row
+        for row in rows
+        if row["index"] is None and str(row["path"] or "").lower().endswith(SUFFIXES)  # of one frame
+        if target in (None, row["target"])
+    }
     if not wanted:
         raise EquicamError(
             "--to dicom", "a run of DICOM files (.dcm) of one frame each", f"none among {len(rows):,} images",
@@ -307,14 +293,12 @@ def write_images(
 
 
 def _image_map(store: RunStore, row: Row, plane: Any) -> _ImageMap:
-    path, box = as_path(row["path"]), row["input_box"]
-    valid = (
-        box is not None and len(box) == 4 and all(map(math.isfinite, box)) and box[0] < box[2] and box[1] < box[3]
-    )  # fmt: skip
+    path, box = as_path(row["path"]), list(row["input_box"] or ())
+    valid = len(box) == 4 and all(map(math.isfinite, box)) and box[0] < box[2] and box[1] < box[3]
     if not valid or not isinstance(path, Path):
         raise EquicamError(
             f"image {valid_utf8(row['id'])!r}", "a file on a disk, and the box that the model's input shows",
-            row["path"] if valid else box, "equicam audit again",
+            row["path"] if valid else row["input_box"], "equicam audit again",
         )  # fmt: skip
     return _ImageMap(
         row["id"], feature_id(store, row["id"]), feature_id(store, "series"), path, row["sha256"] or "",

@@ -5,7 +5,6 @@ import gzip
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,12 @@ from equicam.runs.store import RunStore
 Feature = dict[str, Any]
 REGION_COLOUR = (226, 120, 20)
 GOLDEN = 0.618033988749895
+DECIMALS = 9
+"""Of degrees: a tenth of a millimetre."""
+Point = tuple[int | float, int | float]
+Points = list[Point]
+Ring = list[tuple[int, int]]
+"""Corners of cells as (column, row), the first again at the end."""
 
 
 def write_features(path: Path, features: Iterable[Feature]) -> None:
@@ -38,39 +43,62 @@ def write_features(path: Path, features: Iterable[Feature]) -> None:
             file.close()
 
 
-def qupath_tiles(store: RunStore, raster: RasterWindows) -> Iterable[Feature]:
-    """Windows as QuPath's tiles, with their measurements and the predicted class."""
-    for row in raster.rows:
-        number, name = predicted_class(row, store.manifest)
-        measured = {"stability": row["stability"], "PEUM": _peum(store, row), "flip rate": row["flip_rate"]}
+def window_features(
+    store: RunStore, raster: RasterWindows, *, qupath: bool, places: Mapping[str, int] | None = None
+) -> Iterable[Feature]:
+    """Windows with what the model made of them: QuPath's tiles in pixels, or squares in degrees with a column for every fact.
+
+    With `places`, those under review alone, in order of place, and nothing that reveals what the model made of them.
+    """
+    rows = raster.rows
+    if places is not None:
+        rows = tuple(sorted((row for row in rows if row["id"] in places), key=lambda row: places[row["id"]]))
+    squares = (_pixels_square(raster, row) for row in rows) if qupath else _lonlat_squares(raster, rows)
+    for row, square in zip(rows, squares, strict=True):
         id_ = feature_id(store, row["id"])
-        yield _feature(
-            id_,
-            _pixels_square(raster, row),
-            {
-                "objectType": "tile",
-                "name": row["id"].rpartition("#")[2],
-                "isLocked": True,
-                "classification": {"name": name, "color": _class_colour(number)},
-                "measurements": _finite(measured),
-                "metadata": {"equicam id": id_, "equicam window": row["id"]},
-            },
-        )
+        if places is not None:
+            place = places[row["id"]]
+            annotation = {"objectType": "annotation", "name": str(place), "isLocked": True}
+            blind = annotation | {"metadata": {"equicam blind": "true"}}
+            columns = {"id": id_, "place": place, "verdict": None, "equicam blind": True}
+            yield _feature(id_, square, blind if qupath else columns)
+        else:
+            yield _feature(id_, square, (_tile_properties if qupath else _columns)(store, row, id_))
 
 
-def qupath_blind(store: RunStore, raster: RasterWindows, places: Mapping[str, int]) -> Iterable[Feature]:
-    """The windows under review, in order of place, with nothing that reveals what the model made of them."""
-    for row in _by_place(raster, places):
-        yield _feature(
-            feature_id(store, row["id"]),
-            _pixels_square(raster, row),
-            {
-                "objectType": "annotation",
-                "name": str(places[row["id"]]),
-                "isLocked": True,
-                "metadata": {"equicam blind": "true"},
-            },
-        )
+def _tile_properties(store: RunStore, row: Row, id_: str) -> dict[str, Any]:
+    """A window as a tile of QuPath, with its measurements and the predicted class."""
+    number, name = predicted_class(row, store.manifest)
+    measured = {"stability": row["stability"], "PEUM": _peum(store, row), "flip rate": row["flip_rate"]}
+    return {
+        "objectType": "tile",
+        "name": row["id"].rpartition("#")[2],
+        "isLocked": True,
+        "classification": {"name": name, "color": _class_colour(number)},
+        "measurements": {name: v for name, v in _finite(measured).items() if v is not None},
+        "metadata": {"equicam id": id_, "equicam window": row["id"]},
+    }
+
+
+def _columns(store: RunStore, row: Row, id_: str) -> dict[str, Any]:
+    """The columns of a window, and an empty one for the verdict."""
+    facts = {
+        "confidence": (row["top5_confidence"] or [None])[0],
+        "explained_confidence": row["confidence"],
+        "stability": row["stability"],
+        "peum": _peum(store, row),
+        "flip_rate": row["flip_rate"],
+    }
+    return {
+        "id": id_,
+        "item": row["id"],
+        "class": predicted_class(row, store.manifest)[1],
+        "explained": store.manifest.output_name(row["target"]),
+        **_finite(facts),
+        "steadiness": row["steadiness"],
+        "flags": ",".join(map(str, row["flags"] or ())),
+        "verdict": None,
+    }
 
 
 def qupath_regions(store: RunStore, stitched: StitchedMap, share: float) -> Iterable[Feature]:
@@ -81,7 +109,7 @@ def qupath_regions(store: RunStore, stitched: StitchedMap, share: float) -> Iter
     # where more than the share has the lowest value, that value marks nothing
     high = known & (values >= threshold) & (values > np.min(values[known], initial=math.inf))
     raster, name = stitched.raster, stitched.facts["class"]
-    for rings, (rows, columns) in trace(high):
+    for rings, (rows, columns) in _trace(high):
         measured = {
             label: float(np.nanmean(stitched.bands[band][rows, columns]))
             for band, label in enumerate(("map", "PEUM", "stability"))
@@ -102,44 +130,8 @@ def qupath_regions(store: RunStore, stitched: StitchedMap, share: float) -> Iter
         )
 
 
-def lonlat_windows(store: RunStore, raster: RasterWindows) -> Iterable[Feature]:
-    """Windows with a column for every fact, and an empty one for the verdict."""
-    for row, square in zip(raster.rows, _lonlat_squares(raster, raster.rows), strict=True):
-        _, name = predicted_class(row, store.manifest)
-        id_ = feature_id(store, row["id"])
-        facts = _finite(
-            {
-                "confidence": (row["top5_confidence"] or [None])[0],
-                "explained_confidence": row["confidence"],
-                "stability": row["stability"],
-                "peum": _peum(store, row),
-                "flip_rate": row["flip_rate"],
-            },
-            keep=True,
-        )
-        explained = store.manifest.output_name(row["target"])
-        columns = {"id": id_, "item": row["id"], "class": name, "explained": explained, **facts}
-        columns["steadiness"] = row["steadiness"]
-        columns |= {"flags": ",".join(map(str, row["flags"] or ())), "verdict": None}
-        yield _feature(id_, square, columns)
-
-
-def lonlat_blind(store: RunStore, raster: RasterWindows, places: Mapping[str, int]) -> Iterable[Feature]:
-    """The windows under review, in order of place, with an empty column for the verdict and no fact about them."""
-    rows = _by_place(raster, places)
-    for row, square in zip(rows, _lonlat_squares(raster, rows), strict=True):
-        id_ = feature_id(store, row["id"])
-        hidden = {"id": id_, "place": places[row["id"]], "verdict": None, "equicam blind": True}
-        yield _feature(id_, square, hidden)
-
-
 def _feature(id_: str, geometry: dict[str, Any], properties: dict[str, Any]) -> Feature:
     return {"type": "Feature", "id": id_, "geometry": geometry, "properties": properties}
-
-
-def _by_place(raster: RasterWindows, places: Mapping[str, int]) -> list[Row]:
-    """The rows of a raster that are under review, in order of review."""
-    return sorted((row for row in raster.rows if row["id"] in places), key=lambda row: places[row["id"]])
 
 
 def _class_colour(number: int | None) -> list[int]:
@@ -148,7 +140,7 @@ def _class_colour(number: int | None) -> list[int]:
     return [round(255 * value) for value in (red, green, blue)]
 
 
-def _corners(row: Mapping[str, Any]) -> list[tuple[float, float]]:
+def _corners(row: Mapping[str, Any]) -> Points:
     x, y, side = row["x"], row["y"], row["side"]
     return [(x, y), (x + side, y), (x + side, y + side), (x, y + side), (x, y)]
 
@@ -180,7 +172,7 @@ def _lonlat_squares(raster: RasterWindows, rows: Sequence[Row]) -> list[dict[str
     crs = plain_crs(raster.crs or "", "a raster")
     flat = np.asarray([point for row in rows for point in _corners(row)], np.float64)
     degrees = limited.call(_to_degrees, crs, raster.transform or (), flat)
-    return [geometry([(x, y) for x, y in square.tolist()]) for square in np.split(degrees, len(rows))]
+    return [_geometry([(x, y) for x, y in square.tolist()]) for square in np.split(degrees, len(rows))]
 
 
 def _peum(store: RunStore, row: Mapping[str, Any]) -> float | None:
@@ -188,17 +180,9 @@ def _peum(store: RunStore, row: Mapping[str, Any]) -> float | None:
     return row["peum_score"] if len(store.manifest.transforms) > 1 else None
 
 
-def _finite(values: Mapping[str, float | None], *, keep: bool = False) -> dict[str, float | None]:
-    """Numbers that JSON has; others are left out, or null."""
-    known = {k: float(v) if v is not None and math.isfinite(v) else None for k, v in values.items()}
-    return {k: v for k, v in known.items() if keep or v is not None}
-
-
-DECIMALS = 9
-"""Of degrees: a tenth of a millimetre."""
-
-Point = tuple[float, float]
-Points = list[Point]
+def _finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Numbers that JSON has, else null."""
+    return {k: float(v) if v is not None and math.isfinite(v) else None for k, v in values.items()}
 
 
 def _to_degrees(crs: str, affine: Sequence[float], pixels: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -220,7 +204,7 @@ def _to_degrees(crs: str, affine: Sequence[float], pixels: NDArray[np.float64]) 
     return found
 
 
-def geometry(ring: Points) -> dict[str, Any]:
+def _geometry(ring: Points) -> dict[str, Any]:
     """A closed convex ring of degrees as a Polygon, or as a MultiPolygon if it crosses the antimeridian."""
     points = _unwrap(ring[:-1])
     parts = []
@@ -262,18 +246,12 @@ def _closed(points: Points) -> list[list[float]]:
     return [*rounded, rounded[0]]
 
 
-def _area(points: Points) -> float:
-    """Above 0 for a ring that is counter-clockwise with latitudes upwards."""
-    return sum(
-        x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in zip(points, [*points[1:], *points[:1]], strict=True)
-    )
+def _area(points: Sequence[Point]) -> int | float:
+    """Twice the area in a ring: above 0 if it is counter-clockwise with y upwards, clockwise with y downwards."""
+    return sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in zip(points, [*points[1:], points[0]], strict=True))
 
 
-Ring = list[tuple[int, int]]
-"""Corners of cells as (column, row), the first again at the end."""
-
-
-def trace(mask: NDArray[np.bool_]) -> list[tuple[list[Ring], NDArray[np.intp]]]:
+def _trace(mask: NDArray[np.bool_]) -> list[tuple[list[Ring], NDArray[np.intp]]]:
     """Of each area of cells that share sides: its rings, the outer one first, and its cells as [2, n] rows and columns."""
     from scipy import ndimage
 
@@ -283,7 +261,7 @@ def trace(mask: NDArray[np.bool_]) -> list[tuple[list[Ring], NDArray[np.intp]]]:
         area = labels[box] == number
         top, left = box[0].start, box[1].start
         rings = [[(c + left, r + top) for c, r in ring] for ring in _rings(area)]
-        rings.sort(key=_ring_area, reverse=True)
+        rings.sort(key=_area, reverse=True)
         found.append((rings, np.stack(np.nonzero(area)) + np.array([[top], [left]])))
     return found
 
@@ -308,7 +286,11 @@ def _rings(area: NDArray[np.bool_]) -> list[Ring]:
         ring = [first]
         while len(ring) == 1 or ring[-1] != first:
             ring.append(_next(steps, ring))
-        found.append(_rotations(ring))
+        points = ring[:-1]
+        around = zip([points[-1], *points], points, [*points[1:], points[0]], strict=False)
+        # without the points on a straight line
+        corners = [b for a, b, c in around if (b[0] - a[0]) * (c[1] - b[1]) != (b[1] - a[1]) * (c[0] - b[0])]
+        found.append([*corners, corners[0]])
     return found
 
 
@@ -317,30 +299,12 @@ def _next(steps: dict[tuple[int, int], list[tuple[int, int]]], ring: Ring) -> tu
     rings then touch there, and none crosses itself.
     """
     here = ring[-1]
-    choices = steps[here]
-    if len(choices) == 2 and len(ring) > 1:
+    chosen = steps[here][0]
+    if len(steps[here]) == 2 and len(ring) > 1:
         before = ring[-2]
         left = (here[0] + here[1] - before[1], here[1] - here[0] + before[0])
-        chosen = left if left in choices else choices[0]
-    else:
-        chosen = choices[0]
-    choices.remove(chosen)
-    if not choices:
+        chosen = left if left in steps[here] else chosen
+    steps[here].remove(chosen)
+    if not steps[here]:
         del steps[here]
     return chosen
-
-
-def _rotations(ring: Ring) -> Ring:
-    """Without the points that lie on a straight line."""
-    points = ring[:-1]
-    kept = [
-        here
-        for before, here, after in zip([points[-1], *points], points, [*points[1:], points[0]], strict=False)
-        if (here[0] - before[0]) * (after[1] - here[1]) != (here[1] - before[1]) * (after[0] - here[0])
-    ]
-    return [*kept, kept[0]]
-
-
-def _ring_area(ring: Ring) -> float:
-    """Above 0 for a ring that is clockwise with rows downwards."""
-    return sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in pairwise(ring)) / 2

@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +137,6 @@ def choose_target(manifest: Manifest, rasters: Sequence[RasterWindows], wanted: 
     )  # fmt: skip
 
 
-def of_target(rasters: Sequence[RasterWindows], target: int) -> tuple[list[RasterWindows], int]:
-    """The windows explained for a class, and how many others are left out."""
-    kept = [replace(r, rows=tuple(row for row in r.rows if row["target"] == target)) for r in rasters]
-    left_out = sum(len(r.rows) for r in rasters) - sum(len(r.rows) for r in kept)
-    return [raster for raster in kept if raster.rows], left_out
-
-
 def read_maps(store: RunStore, rows: Sequence[Row]) -> Iterator[WindowMaps]:
     """The stored maps of these windows."""
     wanted: dict[str, Row] = {row["id"]: row for row in rows}
@@ -157,13 +150,8 @@ def stored_planes(
     store: RunStore, wanted: Container[str]
 ) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.float32]]]:
     """Id, map and PEUM of these images, one shard in memory at a time."""
-    sample = store.sample()
-    numbers = {
-        number
-        for name, number in zip(sample["id"].to_pylist(), sample["shard"].to_pylist(), strict=True)
-        if name in wanted
-    }
-    for number in sorted(n for n in numbers if store.has_shard(n)):
+    sample = zip(*store.sample(["id", "shard"]).to_pydict().values(), strict=True)
+    for number in sorted(filter(store.has_shard, {number for name, number in sample if name in wanted})):
         table = store.read_shard("maps", number, MAP_COLUMNS).combine_chunks()
         for i, name in enumerate(table["id"].to_pylist()):
             if name in wanted:
@@ -175,15 +163,14 @@ def _plane(table: pa.Table, name: str, row: int) -> NDArray[np.float32]:
     try:
         shape = (table["height"][row].as_py(), table["width"][row].as_py())
         values = table[name][row].values.to_numpy(zero_copy_only=False).astype(np.float32)
-        plane = values.reshape(shape) * np.float32(table[f"{name}_scale"][row].as_py())
+        plane: NDArray[np.float32] = values.reshape(shape) * np.float32(table[f"{name}_scale"][row].as_py())
         if not plane.size or not np.isfinite(plane).all():
             raise ValueError("values that are not finite")
     except (AttributeError, TypeError, ValueError) as error:
         raise EquicamError(
             f"the maps of {table['id'][row].as_py()!r}", "to be as they were written", error, "restoring their shard",
         ) from error  # fmt: skip
-    found: NDArray[np.float32] = plane
-    return found
+    return plane
 
 
 def predicted_class(row: Mapping[str, Any], manifest: Manifest) -> tuple[int | None, str]:

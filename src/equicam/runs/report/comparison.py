@@ -1,36 +1,30 @@
 """Two runs compared: the answer in a sentence, as plain values, and as one HTML file that needs nothing else."""
 
 import shlex
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from equicam.drawing.text import visible
 from equicam.errors import EquicamError
 from equicam.images.items import valid_utf8
-from equicam.overlay import overlay
 from equicam.runs import comparison
 from equicam.runs.comparison import MIN_PAIRS, Change, Difference, Direction, Pairs
-from equicam.runs.report import render
-from equicam.runs.store import RunStore, StoredMaps
+from equicam.runs.report.facts import load_templates
+from equicam.runs.report.render import ImageDrawing, colour_scale
+from equicam.runs.store import RunStore
 from equicam.shards import json_ready, write_atomic
 from equicam.steadiness import STEADY_FROM, WORDS
 
+TEMPLATES = Path(__file__).parent / "templates"
 MAX_CHANGES = 20
 """Images that changed most, in the result and on the page."""
 MAX_NAMES = 20
 """Images without a partner that a note names; the JSON has all."""
-METRICS = {
-    "stability": ("Stability", "mean correlation of the presented view’s own map with every other view’s, aligned; 1 is best"),
-    "steady": ("Share of steady maps", "maps whose stability is surely above the limit"),
-    "peum": ("PEUM (per-image explanation uncertainty)", "variance between the aligned views’ maps; it depends on the number of views; lower is better"),
-    "flip_rate": ("Flips", "share of views that predict another class; lower is better"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,74 +55,55 @@ class Comparison:
         """Maps that were steady and are unsteady."""
         return self.words["steady"]["unsteady"]
 
+    @cached_property
+    def _names(self) -> list[str]:
+        """The runs, by their folders."""
+        return [visible(valid_utf8(store.folder.resolve().name), 80) for store in self.stores]
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        """The answer, then the notes."""
+        names = self._names
+        pending = zip(names, (len(store.pending()) for store in self.stores), strict=True)
+        text = load_templates(TEMPLATES).get_template("comparison.txt.j2").render(
+            found=self, names=names, quoted=list(map(repr, names)), unfinished=[one for one in pending if one[1]],
+            min_pairs=MIN_PAIRS, max_names=MAX_NAMES,
+        )  # fmt: skip
+        return text.strip().split("\n")
+
     @property
     def sentence(self) -> str:
         """The answer, with the numbers it rests on."""
-        found = self.differences["stability"]
-        estimate, (first, second) = found.difference, map(_name, self.stores)
-        answer = {
-            "steadier": f"The maps of {second!r} are steadier than those of {first!r}",
-            "less steady": f"The maps of {second!r} are less steady than those of {first!r}",
-            "no difference shown": f"No difference shown between the maps of {first!r} and of {second!r}",
-            "does not compare": f"The runs explain different classes in {self.other_targets:,} of {self.images:,} images, so most maps of "
-            f"{first!r} and of {second!r} do not compare",
-        }[self.direction]
-        steady = self.differences["steady"]
-        few = f"; {MIN_PAIRS} images are needed to say more" if estimate.n < MIN_PAIRS else ""
-        return (
-            f"{answer}: mean stability {found.first:.3f} before and {found.second:.3f} after, a difference of "
-            f"{_interval(estimate)} over {estimate.n:,} images of both{few}. Share of steady maps {steady.first:.0%} before and "
-            f"{steady.second:.0%} after, {_interval(steady.difference)}; maps that went from unsteady to steady: "
-            f"{self.became_steady:,}, from steady to unsteady: {self.became_unsteady:,}."
-        )
+        return self._lines[0]
 
     @property
     def notes(self) -> list[str]:
         """What else to know: images left out, classes that changed, what else differs between the networks."""
-        pairs, names = self.pairs, [_name(store) for store in self.stores]
-        left_out = [
-            (f"only in {names[0]}", pairs.only_first),
-            (f"only in {names[1]}", pairs.only_second),
-            ("another image under the same name", pairs.other_content),
-        ]
-        found = [f"left out, {why}: {_named(ids)}" for why, ids in left_out if ids]
-        for one, names_of, name in ((pairs.lost, names[1], names[0]), (pairs.gained, names[0], names[1])):
-            if one:
-                ids = [image for image, _ in one]
-                found.append(
-                    f"{names_of} could not explain images that {name} explains, which count as not steady: {_named(ids)}"
-                )
-        if self.other_targets:
-            found.append(
-                f"the runs explain different classes in {self.other_targets:,} of {self.images:,} images"
-            )
-        for name, (first, second) in self.differing.items():
-            found.append(f"the runs also differ in {name}: {visible(first, 80)} and {visible(second, 80)}")
-        for store, name in zip(self.stores, names, strict=True):
-            if pending := len(store.pending()):
-                found.append(f"{name} is not finished: {pending} shards to go")
-        return found
+        return self._lines[1:]
 
     def __repr__(self) -> str:
         return f"Comparison({self.sentence!r})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, null where undefined."""
-        pairs = self.pairs
         plain = {
             "direction": self.direction,
             "sentence": self.sentence,
-            "runs": [_run_facts(store) for store in self.stores],
+            "runs": [
+                {"folder": store.shown}
+                | {name: getattr(store.manifest, name) for name in ("model", "weights", "layer", "images")}
+                | {"pending_shards": len(store.pending())}
+                for store in self.stores
+            ],
             "images": self.images,
             "unmatched": {
-                "only_first": list(pairs.only_first),
-                "only_second": list(pairs.only_second),
-                "other_content": list(pairs.other_content),
-                "lost": [name for name, _ in pairs.lost],
-                "gained": [name for name, _ in pairs.gained],
+                **{
+                    name: getattr(self.pairs, name) for name in ("only_first", "only_second", "other_content")
+                },
+                **{name: [image for image, _ in getattr(self.pairs, name)] for name in ("lost", "gained")},
             },
             "other_targets": self.other_targets,
-            "differing": {name: list(both) for name, both in self.differing.items()},
+            "differing": self.differing,
             "differences": {name: asdict(one) for name, one in self.differences.items()},
             "words": self.words,
             "became_steady": self.became_steady,
@@ -163,75 +138,20 @@ def compare_runs(first: RunStore, second: RunStore) -> Comparison:
     return Comparison(stores=(first, second), **facts)
 
 
-def _name(store: RunStore) -> str:
-    return visible(valid_utf8(store.folder.resolve().name), 80)
-
-
-def _named(ids: Sequence[str]) -> str:
-    """How many, and the first of them by name."""
-    more = ", …" if len(ids) > MAX_NAMES else ""
-    return f"{len(ids):,} ({', '.join(visible(name, 80) for name in ids[:MAX_NAMES])}{more})"
-
-
-def _interval(found: Any, form: str = "+.3f") -> str:
-    value, low, high = (round(v, 3) + 0.0 for v in (found.value, found.low, found.high))  # no −0.000
-    return f"{value:{form}} [{low:{form}}, {high:{form}}]" if np.isfinite(low) else f"{value:{form}}"
-
-
-def _run_facts(store: RunStore) -> dict[str, Any]:
-    manifest = store.manifest
-    return {
-        "folder": store.shown,
-        "model": manifest.model,
-        "weights": manifest.weights,
-        "layer": manifest.layer,
-        "images": manifest.images,
-        "pending_shards": len(store.pending()),
-    }
-
-
 def _render(found: Comparison) -> str:
+    """The page, with the maps of both runs of the images that changed most."""
     from equicam.drawing import plots  # matplotlib loads slowly, and only the page needs it
-    from equicam.runs.report.page import environment
 
-    return environment().get_template("comparison.html.j2").render(
-        found=found, facts=found.to_json(), names=[_name(store) for store in found.stores], cards=_cards(found),
+    ids = [one.id for one in found.changes]
+    stored = [(store, store.rows(ids), store.maps(ids)) for store in found.stores]
+    cards = [
+        (change, [ImageDrawing(rows[name], maps.get(name), store.manifest, name in store.moved) for store, rows, maps in stored])
+        for change, name in zip(found.changes, ids, strict=True)
+    ]  # fmt: skip
+    return load_templates(TEMPLATES).get_template("comparison.html.j2").render(
+        facts=found.to_json(), names=found._names, cards=cards,
         plot=Markup(plots.stability_against_stability(*comparison.stabilities(found.pairs))),  # noqa: S704  # no foreign text
-        metrics=METRICS, word_list=WORDS, min_pairs=MIN_PAIRS, steady_from=STEADY_FROM,
-        manifest=found.stores[0].manifest, scale=render.data_url(render.colour_scale()),
+        word_list=WORDS, min_pairs=MIN_PAIRS, steady_from=STEADY_FROM, manifest=found.stores[0].manifest, scale=colour_scale(),
         command=shlex.join(["equicam", "compare", *(store.shown for store in found.stores)]),
         written=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
-
-
-def _cards(found: Comparison) -> list[dict[str, Any]]:
-    """The images that changed most, with the maps of both runs."""
-    ids = [one.id for one in found.changes]
-    stored = [(store, store.rows(ids), store.maps(ids)) for store in found.stores]
-    cards = []
-    for change in found.changes:
-        overlays = [_overlays(store, rows[change.id], maps.get(change.id)) for store, rows, maps in stored]
-        shown = next((one for one in overlays if one["image"]), overlays[0])
-        cards.append(
-            {"change": change, "image": shown["image"], "missing": shown["missing"], "maps": overlays}
-        )
-    return cards
-
-
-def _overlays(store: RunStore, row: Mapping[str, Any], maps: StoredMaps | None) -> dict[str, str | None]:
-    """The image as the model saw it, the map and the spread of its views, or why they cannot be shown."""
-    grid = (1, 1) if maps is None else (maps.map.shape[0], maps.map.shape[1])
-    size = render.fit(grid, render.IMAGE_PX)
-    image = render.read_input(row, size, store.manifest, fetch=row["id"] in store.moved)
-    readable = not isinstance(image, str)
-    under = render.background(image, size)
-    planes = {} if maps is None else {
-        "map": render.stretch(maps.map, size), "spread": render.deviation(maps.peum, size)
-    }  # fmt: skip
-    urls = {name: render.data_url(overlay(under, plane)) for name, plane in planes.items()}
-    return {
-        "image": render.data_url(under) if readable else None,
-        "missing": None if readable else str(image),
-        "map": urls.get("map"),
-        "spread": urls.get("spread"),
-    }

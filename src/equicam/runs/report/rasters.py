@@ -4,15 +4,14 @@ A raster is shown only if it is still the one that was explained: the same size,
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool, Float
-from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -32,7 +31,6 @@ MAX_OUTLINES = 400  # in one thumbnail
 LABEL_PX = 12  # letters in the page
 CHECKED_WINDOWS = 3  # digests compared before a raster is shown
 HEAT_STRENGTH = 0.72
-INK, PAPER = "#5b2a86", "#fff"
 PLACED = ["id", "path", "index", "x", "y", "side", "sha256", "bytes", "input_box", "status"]
 """The columns that windows are drawn and checked by."""
 MAX_SIDE_PX = 2**40  # of a raster: a damaged table may hold anything
@@ -41,20 +39,28 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class RasterCard:
-    """One raster as the page shows it."""
+class _Outline:
+    """A window of the queue in the thumbnail, and where its rank is written: nowhere if it would hide another."""
+
+    box: tuple[float, ...]
+    rank: int
+    card: int | None  # its number, where the page has a card of it
+    label: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _RasterCard:
+    """One raster as the page shows it; images are data URLs, None where there is none."""
 
     facts: dict[str, Any]  # also in the JSON
     missing: str | None  # why the raster itself cannot be shown
-    thumbnail: str | None = None  # data URLs; None: the raster could not be read
-    strength: str | None = None  # None: the run holds no map of it
-    signal: str | None = None
-    peum: str | None = None  # None: it is the signal, or undefined
+    thumbnail: str | None = None  # None: the raster could not be read
     plain: str | None = None  # pale, below the outlines
-    outlines: Markup | None = None
-    labelled: int = 0  # outlined windows whose rank is written next to them
-    outlined: int = 0
-    style: str = ""  # the size of its thumbnails in the page
+    # strength, signal and peum as colours over it
+    values: Mapping[str, str | None] = field(default_factory=dict)
+    size: tuple[int, int] = (0, 0)  # of the thumbnail: width and height
+    width: int | float = 0  # in the page
+    outlines: tuple[_Outline, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,51 +68,46 @@ class Overview:
     """The rasters of a run; the first of them as cards."""
 
     facts: dict[str, Any]
-    cards: tuple[RasterCard, ...]
+    cards: tuple[_RasterCard, ...]
     scale: str  # the colours of both scales, as a data URL
 
 
 def raster_overview(
-    store: RunStore,
-    manifest: Manifest,
-    items: pa.Table,
-    queue: Sequence[Mapping[str, Any]],
-    *,
-    by: str,
-    cards: int,
+    store: RunStore, items: pa.Table, queue: Sequence[Mapping[str, Any]], *, by: str, cards: int
 ) -> Overview | None:
     """The overview of a run of rasters, None for a run of images; the first `cards` of the queue have a card to link to."""
     rows = store.rasters().to_pylist()
-    if manifest.tiling is None or not rows:
+    if not rows:
         return None
-    ids = [raster_id(name) for name in items["id"].to_pylist()]
     members: dict[str, list[int]] = {row["id"]: [] for row in rows}
-    for place, name in enumerate(ids):
-        members.setdefault(name, []).append(place)
-    queued: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    for place, name in enumerate(items["id"].to_pylist()):
+        members.setdefault(raster_id(name), []).append(place)
+    queued: dict[str, list[tuple[str, int, int | None]]] = {row["id"]: [] for row in rows}
     for number, ranked in enumerate(queue, start=1):
-        queued.setdefault(raster_id(ranked["id"]), []).append((number, ranked))
-    rows.sort(key=lambda row: (-len(queued.get(row["id"], ())), row["error"] is None, row["id"]))
-    signal = np.where(flagged(items, FLAT), np.nan, signal_values(items, by))
-    shown = rows[:MAX_RASTERS]
-    strength = _strengths(store, items, [i for row in shown for i in members[row["id"]]])
-    values = {"strength": strength, "signal": signal}
+        window = (ranked["id"], int(ranked["rank"]), number if number <= cards else None)
+        queued.setdefault(raster_id(ranked["id"]), []).append(window)
+    rows.sort(key=lambda row: (-len(queued[row["id"]]), row["error"] is None, row["id"]))
+    shown, flat = rows[:MAX_RASTERS], flagged(items, FLAT)
+    values = {
+        "strength": _strengths(store, items, [i for row in shown for i in members[row["id"]]]),
+        "signal": np.where(flat, np.nan, signal_values(items, by)),
+    }
     if by != "peum":
-        values["peum"] = np.where(flagged(items, FLAT), np.nan, signal_values(items, "peum"))
+        values["peum"] = np.where(flat, np.nan, signal_values(items, "peum"))
     scales = {name: _scale(column) for name, column in values.items()}
-    facts = [_facts(row, members[row["id"]], items, signal, len(queued.get(row["id"], ()))) for row in rows]
+    facts = [_facts(row, members[row["id"]], items, values["signal"], len(queued[row["id"]])) for row in rows]
     shades = dict(scales)
     if by == "stability" and scales["signal"]:  # bright is what to review
         shades["signal"] = (scales["signal"][1], scales["signal"][0])
-    placed = items.select(PLACED)
-    shown_cards = tuple(
-        _card(
-            row, one, placed.take(members[row["id"]]), {name: column[members[row["id"]]] for name, column in values.items()},
-            queued.get(row["id"], ()), shades, manifest, cards,
-        )
-        for row, one in zip(shown, facts, strict=False)
-    )  # fmt: skip
-    return Overview({"by": by, "scales": scales, "rasters": facts}, shown_cards, render.data_url(_colours()))
+    placed, made = items.select(PLACED), []
+    for row, about in zip(shown, facts, strict=False):
+        of, some = members[row["id"]], queued[row["id"]]
+        columns = {name: column[of] for name, column in values.items()}
+        made.append(_card(row, about, placed.take(of), columns, some, shades, store.manifest))
+    ramp = np.broadcast_to(np.linspace(0, 1, 256), (16, 256)).copy()
+    colours = HEAT_STRENGTH * heat(ramp) + (1 - HEAT_STRENGTH) * 220.0  # as they look over a grey thumbnail
+    scale = render.data_url(colours.round().astype(np.uint8))
+    return Overview({"by": by, "scales": scales, "rasters": facts}, tuple(made), scale)
 
 
 def _facts(
@@ -155,8 +156,8 @@ def _scale(values: Floats) -> tuple[float, float] | None:
     known = values[np.isfinite(values)]
     if not known.size:
         return None
-    low, high = np.percentile(known, [1, 99])
-    return float(low), float(high if high > low else low + max(abs(low), 1.0) * 1e-6)
+    low, high = np.percentile(known, [1, 99]).tolist()
+    return low, high if high > low else low + max(abs(low), 1.0) * 1e-6
 
 
 def _card(
@@ -164,36 +165,30 @@ def _card(
     facts: dict[str, Any],
     items: pa.Table,
     values: Mapping[str, Floats],
-    queued: Sequence[tuple[int, Mapping[str, Any]]],
+    queued: Sequence[tuple[str, int, int | None]],
     scales: Mapping[str, tuple[float, float] | None],
     manifest: Manifest,
-    cards: int,
-) -> RasterCard:
+) -> _RasterCard:
     width, height = row["width"], row["height"]
     if row["error"] is not None or not all(v is not None and 1 <= v <= MAX_SIDE_PX for v in (width, height)):
-        return RasterCard(facts, row["error"] or "The run did not record its size.")
+        return _RasterCard(facts, row["error"] or "The run did not record its size.")
     size = render.fit((height, width), THUMB_PX)
     found = _read_raster(items, manifest, size)
-    missing = found if isinstance(found, str) else None
     thumbnail = render.background(found, size)
-    scale_x, scale_y = thumbnail.shape[1] / width, thumbnail.shape[0] / height
-    boxes = _boxes(items, scale_x, scale_y)
+    pale = (0.45 * (thumbnail @ np.array([0.299, 0.587, 0.114])) + 0.55 * 255)[..., None]
+    plain = np.repeat(pale, 3, axis=-1).round().astype(np.uint8)
+    boxes = _boxes(items, size[1] / width, size[0] / height)
     places = dict(zip(items["id"].to_pylist(), boxes, strict=True))
-    outlined = [
-        (tuple(places[one["id"]]), int(one["rank"]), number if number <= cards else None)
-        for number, one in queued[:MAX_OUTLINES]
-        if one["id"] in places and np.isfinite(places[one["id"]]).all()
+    windows = [
+        _Outline(tuple(places[name].tolist()), rank, number)
+        for name, rank, number in queued[:MAX_OUTLINES]
+        if name in places and np.isfinite(places[name]).all()
     ]
-    wide = min(MAX_PAGE_WIDTH_PX, MAX_PAGE_HEIGHT_PX * thumbnail.shape[1] / thumbnail.shape[0])
-    outlines, labelled = _outlines(
-        outlined, thumbnail.shape[1], thumbnail.shape[0], thumbnail.shape[1] / wide
-    )
-    pale = _pale(thumbnail)
-    return RasterCard(
-        facts, missing, thumbnail=render.data_url(thumbnail), plain=render.data_url(pale),
-        **{name: _painted(thumbnail, boxes, column, scales[name]) for name, column in values.items()},
-        outlines=outlines, labelled=labelled, outlined=len(outlined),
-        style=f"width: {max(24, round(wide))}px",
+    wide = min(MAX_PAGE_WIDTH_PX, MAX_PAGE_HEIGHT_PX * size[1] / size[0])
+    return _RasterCard(
+        facts, found if isinstance(found, str) else None, thumbnail=render.data_url(thumbnail), plain=render.data_url(plain),
+        values={name: _painted(plain, boxes, column, scales[name]) for name, column in values.items()},
+        size=size[::-1], width=wide, outlines=_label_outlines(windows, size, size[1] / wide),
     )  # fmt: skip
 
 
@@ -229,20 +224,19 @@ def _boxes(items: pa.Table, scale_x: float, scale_y: float) -> Float[np.ndarray,
 
 
 def _painted(
-    thumbnail: RgbImage, boxes: Float[np.ndarray, "n 4"], values: Floats, scale: tuple[float, float] | None
+    plain: RgbImage, boxes: Float[np.ndarray, "n 4"], values: Floats, scale: tuple[float, float] | None
 ) -> str | None:
-    """The windows' values as colours over the thumbnail, their mean where windows overlap; pale where there is none."""
+    """The windows' values as colours over the pale thumbnail, their mean where windows overlap."""
     if scale is None or not np.isfinite(values).any():
         return None
-    mean, covered = mean_over_windows(boxes, values, (thumbnail.shape[0], thumbnail.shape[1]))
+    mean, covered = _mean_over_windows(boxes, values, (plain.shape[0], plain.shape[1]))
     low, high = scale
     colours = heat(np.clip((mean - low) / (high - low), 0, 1))
-    pale = _pale(thumbnail)  # a dark thumbnail would darken the colours
-    blended = HEAT_STRENGTH * colours + (1 - HEAT_STRENGTH) * pale
-    return render.data_url(np.where(covered[..., None], blended, pale).round().astype(np.uint8))
+    blended = HEAT_STRENGTH * colours + (1 - HEAT_STRENGTH) * plain
+    return render.data_url(np.where(covered[..., None], blended, plain).round().astype(np.uint8))
 
 
-def mean_over_windows(
+def _mean_over_windows(
     boxes: Float[np.ndarray, "n 4"], values: Floats, size: render.Size
 ) -> tuple[Float[np.ndarray, "h w"], Bool[np.ndarray, "h w"]]:
     """The mean value of the windows over each pixel, and where there is any; a window has a pixel at least."""
@@ -266,59 +260,20 @@ def _pixels(low: Floats, high: Floats, length: int) -> tuple[NDArray[np.int64], 
     return first, np.clip(np.rint(high), first + 1, length).astype(np.int64)
 
 
-def _pale(thumbnail: RgbImage) -> RgbImage:
-    """The thumbnail in pale grey, for marks to lie on."""
-    grey = thumbnail @ np.array([0.299, 0.587, 0.114])
-    return np.repeat((0.45 * grey + 0.55 * 255)[..., None], 3, axis=-1).round().astype(np.uint8)
-
-
-def _colours() -> RgbImage:
-    """The colours from low to high as they look over a grey thumbnail."""
-    ramp = np.broadcast_to(np.linspace(0, 1, 256), (16, 256)).copy()
-    over: RgbImage = (HEAT_STRENGTH * heat(ramp) + (1 - HEAT_STRENGTH) * 220.0).round().astype(np.uint8)
-    return over
-
-
-def _outlines(
-    outlined: Sequence[tuple[tuple[float, ...], int, int | None]], width: int, height: int, unit: float
-) -> tuple[Markup, int]:
-    """Squares with their ranks as SVG, and how many have a rank; one that would hide another is left out.
-
-    `unit` is how many pixels of the thumbnail one pixel of the page has.
-    """
-    parts = [
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Windows of the queue, outlined, with their rank.">'
-    ]
-    for (x0, y0, x1, y1), _, _ in outlined:
-        square = f'x="{x0:.1f}" y="{y0:.1f}" width="{max(1.0, x1 - x0):.1f}" height="{max(1.0, y1 - y0):.1f}"'
-        parts.append(
-            f'<rect {square} fill="none" stroke="{PAPER}" stroke-width="{3.5 * unit:.2f}"/>'
-            f'<rect {square} fill="none" stroke="{INK}" stroke-width="{1.6 * unit:.2f}"/>'
-        )
-    taken: list[tuple[float, float, float, float]] = []
+def _label_outlines(outlines: Sequence[_Outline], size: render.Size, unit: float) -> tuple[_Outline, ...]:
+    """The outlines with a place for each rank that hides no other; `unit`: pixels of the thumbnail in one of the page."""
+    placed: dict[int, tuple[float, ...]] = {}
     high = (LABEL_PX + 3) * unit
-    for box, rank, link in sorted(outlined, key=lambda one: one[1]):
-        wide = (0.62 * LABEL_PX * len(str(rank)) + 7) * unit
-        at = _label_place(box, wide, high, width, height, taken)
-        if at is None:
-            continue
-        taken.append((at[0], at[1], at[0] + wide, at[1] + high))
-        label = (
-            f'<rect x="{at[0]:.1f}" y="{at[1]:.1f}" width="{wide:.1f}" height="{high:.1f}" rx="{3 * unit:.1f}" fill="{INK}"/>'
-            f'<text x="{at[0] + wide / 2:.1f}" y="{at[1] + high - 3.6 * unit:.1f}" text-anchor="middle" '
-            f'font-size="{LABEL_PX * unit:.1f}" font-weight="600" fill="{PAPER}">{rank}</text>'
-        )
-        parts.append(label if link is None else f'<a href="#image-{link}">{label}</a>')
-    return Markup("".join([*parts, "</svg>"])), len(taken)  # noqa: S704  # numbers alone
+    for number in sorted(range(len(outlines)), key=lambda n: outlines[n].rank):
+        wide = (0.62 * LABEL_PX * len(str(outlines[number].rank)) + 7) * unit
+        at = _label_place(outlines[number].box, wide, high, size, placed.values())
+        if at is not None:
+            placed[number] = (*at, wide, high)
+    return tuple(replace(one, label=placed.get(n)) for n, one in enumerate(outlines))
 
 
 def _label_place(
-    box: tuple[float, ...],
-    wide: float,
-    high: float,
-    width: int,
-    height: int,
-    taken: Sequence[tuple[float, float, float, float]],
+    box: tuple[float, ...], wide: float, high: float, size: render.Size, taken: Iterable[tuple[float, ...]]
 ) -> tuple[float, float] | None:
     """The left and top of a label: in the window's corner, its middle or just outside it; None if none is free."""
     x0, y0, x1, y1 = box
@@ -327,9 +282,9 @@ def _label_place(
     outside = [(middle, y0 - high), (middle, y1), (x1, y0), (x0 - wide, y0)]
     fits = x1 - x0 >= wide and y1 - y0 >= high
     for x, y in (inside + outside) if fits else outside:
-        left, top = min(max(0.0, x), width - wide), min(max(0.0, y), height - high)
+        left, top = min(max(0.0, x), size[1] - wide), min(max(0.0, y), size[0] - high)
         free = all(
-            left >= r or left + wide <= left_ or top >= b or top + high <= t for left_, t, r, b in taken
+            left >= x + w or left + wide <= x or top >= y + h or top + high <= y for x, y, w, h in taken
         )
         if free and left >= 0 and top >= 0 and math.hypot(left - x, top - y) <= high:
             return left, top

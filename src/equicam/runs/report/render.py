@@ -3,9 +3,9 @@
 import base64
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from scipy import ndimage
 
 from equicam import overlay as overlays
-from equicam.core.transforms import Transform, inner_radius, presented_index
+from equicam.core.transforms import Transform, inner_radius
 from equicam.images import limited
 from equicam.images.files import as_path, file_stat, is_url
 from equicam.images.items import Item, ItemContent, read_item
@@ -32,6 +32,8 @@ PAPER = 255
 RING = (143, 59, 0)  # around a view whose prediction flips; dark in grey too
 OUTLINE, OUTLINE_EDGE = (255, 255, 255), (34, 31, 42)  # around a window: visible on light and on dark
 UNREADABLE = "The file can no longer be read as an image."
+CHANGED = "The file has changed since it was explained, so it is not shown."
+OUTSIDE = "The part of it that the model saw does not lie in it."
 NO_IMAGE_GREY = 214  # the background of maps whose image is missing
 FLAT_BELOW = 2 * float(np.finfo(np.float16).eps)  # smaller relative ranges are float16 rounding of the store
 
@@ -42,7 +44,7 @@ stretch = partial(overlays.stretch, flat_below=FLAT_BELOW)
 
 
 @dataclass(frozen=True)
-class ViewTile:
+class _ViewTile:
     """One view in the strip: its aligned map and its prediction."""
 
     label: str
@@ -52,75 +54,76 @@ class ViewTile:
 
 
 @dataclass(frozen=True)
-class RenderedImages:
-    """All images of one row, as data URLs."""
+class ImageDrawing:
+    """The images of one row as data URLs, each drawn when a page asks for it."""
 
-    input: str | None
-    missing: str | None  # why the input cannot be shown
-    presented: str | None  # the presented view's own map; None: it is not among the views
-    fused: str | None  # None: the run holds no map
-    spread: str | None  # None: one view has no spread
-    blank: bool
-    strip: tuple[ViewTile, ...]
-    grey: float | None = None  # the mean grey of the input
+    row: Mapping[str, Any]
+    maps: StoredMaps | None  # None: the run holds none
+    manifest: Manifest
+    fetch: bool = False
+    side: int = IMAGE_PX
+    quality: int = 80
+    tile: int = TILE_PX
+    most: int = MAX_TILES  # views in the strip: every n-th where there are more
 
+    @cached_property
+    def pixels(self) -> RgbImage | str:
+        """The image as the model saw it, or why it cannot be shown."""
+        return read_input(self.row, self._size(self.side), self.manifest, fetch=self.fetch)
 
-def render_images(
-    row: Mapping[str, Any],
-    maps: StoredMaps | None,
-    transforms: Sequence[Transform],
-    manifest: Manifest | None = None,
-    *,
-    fetch: bool = False,
-) -> RenderedImages:
-    """Render one image's row and maps; the manifest says how windows of rasters are read."""
-    grid = (1, 1) if maps is None else (maps.map.shape[0], maps.map.shape[1])
-    size = fit(grid, IMAGE_PX)
-    image = read_input(row, size, manifest, fetch=fetch)
-    url, missing = (None, image) if isinstance(image, str) else (data_url(image), None)
-    if maps is None:
-        return RenderedImages(url, missing, None, None, None, False, ())
-    under, fused = background(image, size), stretch(maps.map, size)
-    index, several = presented_index(transforms), len(transforms) > 1
-    presented = None if index is None or index >= len(maps.view_maps) else maps.view_maps[index]
-    return RenderedImages(
-        input=url,
-        missing=missing,
-        presented=None if presented is None else data_url(overlay(under, stretch(presented, size))),
-        fused=data_url(overlay(under, fused)),
-        spread=data_url(overlay(under, deviation(maps.peum, size))) if several else None,
-        blank=not fused.any(),
-        strip=view_strip(row, maps, transforms, background(image, fit(grid, TILE_PX))) if several else (),
-        grey=None if isinstance(image, str) else float(image.mean()),
-    )
+    @cached_property
+    def input(self) -> str | None:
+        """The image as the model saw it."""
+        return None if isinstance(self.pixels, str) else data_url(self.pixels, quality=self.quality)
 
+    @cached_property
+    def presented(self) -> str | None:
+        """The presented view's own map, if it is among the views."""
+        index = self.manifest.presented
+        if self.maps is None or index is None or index >= len(self.maps.view_maps):
+            return None
+        return self._over(stretch(self.maps.view_maps[index], self._size(self.side)))
 
-def view_strip(
-    row: Mapping[str, Any],
-    maps: StoredMaps,
-    transforms: Sequence[Transform],
-    image: RgbImage,
-    *,
-    most: int = MAX_TILES,
-) -> tuple[ViewTile, ...]:
-    """A tile for each view, or for every n-th where there are too many."""
-    empty, radius = [None] * len(transforms), inner_radius(transforms)
-    columns = (row["view_confidence"] or empty, row["view_top1"] or empty)
-    views = list(zip(transforms, maps.view_maps, *columns, strict=False))
-    presented = presented_index(transforms)
-    predicted = row["target"] if presented is None else columns[1][presented]
-    return tuple(
-        ViewTile(
-            one.label,
-            confidence,
-            None if top1 == predicted else top1,
-            data_url(
-                view_tile(image, plane, one, radius=radius, ringed=top1 not in (None, predicted)),
-                quality=75,
-            ),
-        )
-        for one, plane, confidence, top1 in views[:: -(-len(views) // most)]
-    )
+    @cached_property
+    def fused(self) -> str | None:
+        """The map of all views."""
+        return None if self.maps is None else self._over(stretch(self.maps.map, self._size(self.side)))
+
+    @cached_property
+    def blank(self) -> bool:
+        """Whether that map marks nothing."""
+        return self.maps is not None and not stretch(self.maps.map, self._size(self.side)).any()
+
+    @cached_property
+    def spread(self) -> str | None:
+        """Where the views disagree; a single one has no spread."""
+        if self.maps is None or len(self.manifest.transforms) < 2:
+            return None
+        return self._over(deviation(self.maps.peum, self._size(self.side)))
+
+    @cached_property
+    def strip(self) -> tuple[_ViewTile, ...]:
+        """A tile for each view."""
+        transforms, row = self.manifest.transforms, self.row
+        if self.maps is None or len(transforms) < 2:
+            return ()
+        image, radius = background(self.pixels, self._size(self.tile)), inner_radius(transforms)
+        empty, presented = [None] * len(transforms), self.manifest.presented
+        columns = (row["view_confidence"] or empty, row["view_top1"] or empty)
+        predicted = row["target"] if presented is None else columns[1][presented]
+        views = list(zip(transforms, self.maps.view_maps, *columns, strict=False))
+        return tuple(
+            _ViewTile(one.label, confidence, None if top1 == predicted else top1, data_url(
+                view_tile(image, plane, one, radius=radius, ringed=top1 not in (None, predicted)), quality=75
+            ))
+            for one, plane, confidence, top1 in views[:: -(-len(views) // self.most)]
+        )  # fmt: skip
+
+    def _size(self, side: int) -> Size:
+        return fit((1, 1) if self.maps is None else self.maps.map.shape[:2], side)
+
+    def _over(self, values: Float[np.ndarray, "H W"]) -> str:
+        return data_url(overlay(background(self.pixels, self._size(self.side)), values), quality=self.quality)
 
 
 def fit(grid: Size, side: int) -> Size:
@@ -136,38 +139,49 @@ def read_input(
 
     A URL in a run is opened only if the caller allows it (`fetch`), because anybody may have written the run.
     """
-    return _in_child(_input, row, size, manifest, fetch)
+    return _in_child(_input, row, manifest, fetch, size)
 
 
-def read_original(
-    row: Mapping[str, Any], manifest: Manifest | None = None, *, fetch: bool = False
-) -> RgbImage | str:
-    """The pixels of the file in the part that the model saw, reduced only beyond MAX_ORIGINAL_PX, or why there are none."""
-    return _in_child(_original, row, manifest, fetch)
+def read_part(part: str, row: Mapping[str, Any], manifest: Manifest, *, fetch: bool) -> RgbImage | str:
+    """The file's own pixels in the part that the model saw (`original`), or a window with its side around it
+    (`surroundings`); or why there are none. The original is reduced only beyond MAX_ORIGINAL_PX.
+    """
+    return _in_child({"original": _original, "surroundings": _surroundings}[part], row, manifest, fetch)
 
 
-def read_surroundings(row: Mapping[str, Any], manifest: Manifest) -> RgbImage | str:
-    """A window with its side around it and its outline, or why it cannot be shown: the window has to be the one explained."""
-    return _in_child(_surroundings, row, manifest)
-
-
-def _in_child(read: Callable[..., RgbImage | str], row: Mapping[str, Any], *arguments: Any) -> RgbImage | str:
+def _in_child(draw: Callable[..., RgbImage | str], row: Mapping[str, Any], *arguments: Any) -> RgbImage | str:
     call = limited.call_connected if is_url(row["path"]) else limited.call
     try:
-        return call(read, row, *arguments)
+        return call(_draw_explained, draw, row, *arguments)
     except Exception:  # noqa: BLE001  # readers raise exceptions of every kind on damaged files, or end their process
         return UNREADABLE
 
 
-def _input(row: Mapping[str, Any], size: Size, manifest: Manifest | None, fetch: bool) -> RgbImage | str:
-    content = _read_explained(row, manifest, fetch=fetch)
-    return content if isinstance(content, str) else _crop(content.decode().image, row["input_box"], size)
+def _draw_explained(
+    draw: Callable[..., RgbImage | str],
+    row: Mapping[str, Any],
+    manifest: Manifest | None,
+    fetch: bool,
+    *size: Size,
+) -> RgbImage | str:
+    """Draw the image that was explained, of the size and digest in the row, or say why there is none."""
+    if is_url(row["path"]) and not fetch:
+        return "The image is at a URL; --source with its present place allows fetching it."
+    path = as_path(row["path"] or "")
+    if not path.is_file():
+        return "The file is no longer where it was when it was explained."
+    if file_stat(path).bytes != row["bytes"]:
+        return CHANGED
+    item = Item(row["id"], path, index=row.get("index")) if manifest is None else manifest.item_of(row, path)
+    content = read_item(item)
+    return draw(content, row, *size) if content.sha256 == row["sha256"] else CHANGED
 
 
-def _original(row: Mapping[str, Any], manifest: Manifest | None, fetch: bool) -> RgbImage | str:
-    content = _read_explained(row, manifest, fetch=fetch)
-    if isinstance(content, str):
-        return content
+def _input(content: ItemContent, row: Mapping[str, Any], size: Size) -> RgbImage | str:
+    return _crop(content.decode().image, row["input_box"], size)
+
+
+def _original(content: ItemContent, row: Mapping[str, Any]) -> RgbImage | str:
     window, path = content.item.window, content.item.path
     scale = 1.0
     if window is not None and isinstance(path, Path):
@@ -182,39 +196,16 @@ def _original(row: Mapping[str, Any], manifest: Manifest | None, fetch: bool) ->
     return _crop(image, box, (max(1, round(scale * height)), max(1, round(scale * width))))
 
 
-def _surroundings(row: Mapping[str, Any], manifest: Manifest) -> RgbImage | str:
-    content = _read_explained(row, manifest, fetch=False)  # rasters lie on a disk
-    if isinstance(content, str):
-        return content
+def _surroundings(content: ItemContent, _row: Mapping[str, Any]) -> RgbImage | str:
     window, path = content.item.window, content.item.path
     if window is None or not isinstance(path, Path):
         return "Only windows of rasters have surroundings."
     image = show_window(path, window, around=1.0)
     low, high = round(image.width / 3), round(image.width * 2 / 3) - 1
     draw, line = ImageDraw.Draw(image), max(1, round(image.width / 160))
-    draw.rectangle(
-        (low - 2 * line, low - 2 * line, high + 2 * line, high + 2 * line),
-        outline=OUTLINE_EDGE,
-        width=3 * line,
-    )
-    draw.rectangle((low - line, low - line, high + line, high + line), outline=OUTLINE, width=line)
+    for away, colour, width in ((2 * line, OUTLINE_EDGE, 3 * line), (line, OUTLINE, line)):
+        draw.rectangle((low - away, low - away, high + away, high + away), outline=colour, width=width)
     return np.asarray(image)
-
-
-def _read_explained(row: Mapping[str, Any], manifest: Manifest | None, *, fetch: bool) -> ItemContent | str:
-    """The image that was explained, or why there is none: its size and digest are those of the row."""
-    if is_url(row["path"]) and not fetch:
-        return "The image is at a URL; --source with its present place allows fetching it."
-    path = as_path(row["path"] or "")
-    if not path.is_file():
-        return "The file is no longer where it was when it was explained."
-    if file_stat(path).bytes != row["bytes"]:
-        return "The file has changed since it was explained, so it is not shown."
-    item = Item(row["id"], path, index=row.get("index")) if manifest is None else manifest.item_of(row, path)
-    content = read_item(item)
-    if content.sha256 != row["sha256"]:
-        return "The file has changed since it was explained, so it is not shown."
-    return content
 
 
 def _crop(image: Image.Image, box: Sequence[Any] | None, size: Size) -> RgbImage | str:
@@ -222,33 +213,25 @@ def _crop(image: Image.Image, box: Sequence[Any] | None, size: Size) -> RgbImage
     box = [0.0, 0.0, *map(float, image.size)] if box is None else list(box)
     if len(box) != 4 or not all(isinstance(v, float) and math.isfinite(v) for v in box):
         return "The part of it that the model saw was not recorded."
-    spans = [
-        _overlap(box[i], box[i + 2], length=image.size[i], target_length=target)
-        for i, target in enumerate((size[1], size[0]))
-    ]
-    if None in spans:
-        return "The part of it that the model saw does not lie in it."
-    ((x0, x1), (left, right)), ((y0, y1), (top, bottom)) = (span for span in spans if span)
+    inside, filled = [], []
+    for low, high, length, target in zip(box[:2], box[2:], image.size, size[::-1], strict=True):
+        tolerance = 0.02 * length  # the box is measured, so one that misses the border by a little ends at it
+        low = 0.0 if -tolerance <= low < 0 else low
+        high = float(length) if length < high <= length + tolerance else high
+        span = max(low, 0.0), min(high, float(length))
+        if not span[0] < span[1]:
+            return OUTSIDE
+        inside.append(span)
+        filled.append([round((v - low) / (high - low) * target) for v in span])
+    ((x0, x1), (y0, y1)), ((left, right), (top, bottom)) = inside, filled
+    if left >= right or top >= bottom:
+        return OUTSIDE
     resized = image.resize(
         (right - left, bottom - top), Image.Resampling.BICUBIC, box=(x0, y0, x1, y1), reducing_gap=3
     )
-    canvas = Image.new("RGB", (size[1], size[0]))
+    canvas = Image.new("RGB", size[::-1])
     canvas.paste(resized, (left, top))
     return np.asarray(canvas)
-
-
-def _overlap(
-    low: float, high: float, *, length: int, target_length: int
-) -> tuple[tuple[float, float], tuple[int, int]] | None:
-    """The overlap of low … high with 0 … length, and the pixels it fills in 0 … target_length; None if it fills none."""
-    tolerance = 0.02 * length  # the box is measured, so one that misses the border by a little ends at it
-    low = 0.0 if -tolerance <= low < 0 else low
-    high = float(length) if length < high <= length + tolerance else high
-    inside = max(low, 0.0), min(high, float(length))
-    if not inside[0] < inside[1]:
-        return None
-    first, last = (round((v - low) / (high - low) * target_length) for v in inside)
-    return (inside, (first, last)) if first < last else None
 
 
 def background(image: RgbImage | str, size: Size) -> UInt8[np.ndarray, "h w 3"]:
@@ -285,31 +268,20 @@ def view_tile(
     """One view's aligned map over the image, inside the disc that every view covers, a share of the largest; white outside."""
     size = image.shape[0], image.shape[1]
     pixels: Float[np.ndarray, "H W 3"] = overlay(image, align(stretch(plane, size), view)).astype(np.float64)
-    if ringed:
-        pixels = _blend(pixels, np.full_like(pixels, RING), _disc(size, radius, inset=3))
-    return np.asarray(
-        _blend(pixels, np.full_like(pixels, PAPER), _disc(size, radius)).round().astype(np.uint8)
-    )
+    y, x = (np.arange(length) - (length - 1) / 2 for length in size)
+    for colour, inset in ((RING, 3), (PAPER, 0)) if ringed else ((PAPER, 0),):
+        # soft over the pixel at the edge
+        alpha = np.clip(radius * min(size) / 2 - inset - np.hypot(x, y[:, None]), 0.0, 1.0)[..., None]
+        pixels = alpha * pixels + (1 - alpha) * np.asarray(colour, np.float64)
+    return np.asarray(pixels.round().astype(np.uint8))
 
 
-def _blend(
-    over: Float[np.ndarray, "H W 3"], under: Float[np.ndarray, "H W 3"], alpha: Float[np.ndarray, "H W"]
-) -> Float[np.ndarray, "H W 3"]:
-    return np.asarray(alpha[..., None] * over + (1 - alpha[..., None]) * under)
-
-
-def _disc(size: Size, radius: float, *, inset: int = 0) -> Float[np.ndarray, "H W"]:
-    """1 within this share of half the shorter side of the centre, 0 outside, soft over the pixel at its edge."""
-    y = np.arange(size[0])[:, None] - (size[0] - 1) / 2
-    x = np.arange(size[1])[None, :] - (size[1] - 1) / 2
-    return np.asarray(np.clip(radius * min(size) / 2 - inset - np.hypot(x, y), 0.0, 1.0))
-
-
-def colour_scale(grey: int | float = NO_IMAGE_GREY) -> RgbImage:
-    """The colours of overlays from 0 to 1, as they look over this grey."""
-    size = (16, 512)
+def colour_scale(greys: Iterable[float] = ()) -> str:
+    """The colours of overlays from 0 to 1, as they look over the mean of these greys, as a data URL."""
+    size, known = (16, 512), list(greys)
     ramp = np.broadcast_to(np.linspace(0, 1, size[1]), size).copy()
-    return overlay(np.full((*size, 3), round(grey), np.uint8), ramp)
+    grey = round(float(np.mean(known)) if known else NO_IMAGE_GREY)
+    return data_url(overlay(np.full((*size, 3), grey, np.uint8), ramp))
 
 
 def data_url(image: RgbImage, *, quality: int = 80) -> str:

@@ -41,7 +41,7 @@ Key = Annotated[str, Field(pattern=r"^[0-9a-f]{20}$")]
 Text = Annotated[str, Field(max_length=4000)]
 
 
-class VerdictPost(BaseModel):
+class _VerdictPost(BaseModel):
     """A verdict as the page sends it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -52,7 +52,7 @@ class VerdictPost(BaseModel):
     mark: Mark  # the same mark again: a repeated request, answered with the first result
 
 
-class NotePost(BaseModel):
+class _NotePost(BaseModel):
     """A note as the page sends it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -61,7 +61,7 @@ class NotePost(BaseModel):
     mark: Mark  # as of a verdict
 
 
-class ReviewerPost(BaseModel):
+class _ReviewerPost(BaseModel):
     """The reviewer's name as the page sends it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -110,8 +110,7 @@ def make_app(store: RunStore, access: Access, *, blind: bool = True, blind_class
     app = new_app(partial(context.workers.shutdown, wait=False, cancel_futures=True))
     _add_pages(app, context)
     _add_files(app, context)
-    _add_reads(app, context)
-    _add_posts(app, context)
+    _add_api(app, context)
     app.mount("/static", StaticFiles(directory=STATIC))
     return AuthMiddleware(app, access)
 
@@ -156,8 +155,7 @@ def _add_files(app: FastAPI, context: ReviewContext) -> None:
 
     @app.get("/export/verdicts.{suffix}")
     def export(request: Request, suffix: str) -> Response:
-        reviewer = context.reviewer_of(request)
-        queue = context.current_queue()
+        queue, reviewer = context.current_queue(), context.reviewer_of(request)
         own = None if context.reveals_arms(queue, reviewer) else reviewer
         if suffix not in MEDIA_TYPES:
             return json_error(404, "verdicts are exported as csv or json")
@@ -182,41 +180,32 @@ def _image(context: ReviewContext, request: Request, key: str, kind: str) -> Res
     if isinstance(rendered, str):
         return json_error(404, "there is nothing to show here")
     data, media_type = rendered
-    if context.blind:
-        data = context.images.pad(data, kind)
-    return Response(data, media_type=media_type, headers=headers)
+    return Response(
+        context.images.pad(data, kind) if context.blind else data, media_type=media_type, headers=headers
+    )
 
 
-def _add_reads(app: FastAPI, context: ReviewContext) -> None:
+def _add_api(app: FastAPI, context: ReviewContext) -> None:
     @app.get("/api/queue")
     def list_items(request: Request, offset: int = 0, limit: int = 60) -> dict[str, Any]:
-        reviewer = context.reviewer_of(request)
-        queue = context.current_queue()
-        selected = context.select(queue, reviewer, filters_of(request))
-        own = context.log.standing(reviewer)
+        queue, reviewer = context.current_queue(), context.reviewer_of(request)
+        selected, own = context.select(queue, reviewer, filters_of(request)), context.log.standing(reviewer)
         start, count = max(0, offset), max(1, min(limit, MAX_ITEMS_PER_RESPONSE))
-        return {
-            "version": queue.version,
-            "matching": len(selected),
-            "offset": start,
-            "items": [visibility.list_entry(one, own, context) for one in selected[start : start + count]],
-        }
+        items = [visibility.list_entry(one, own, context) for one in selected[start : start + count]]
+        return {"version": queue.version, "matching": len(selected), "offset": start, "items": items}
 
     @app.get("/api/progress")
     def progress(request: Request) -> dict[str, Any]:
-        reviewer = context.reviewer_of(request)
-        return visibility.progress(context.current_queue(), context, reviewer)
+        queue, reviewer = context.current_queue(), context.reviewer_of(request)
+        return visibility.progress(queue, context, reviewer)
 
     @app.get("/api/item/{key}")
     def item_facts(request: Request, key: str) -> dict[str, Any]:
         reviewer = context.reviewer_of(request)
-        queue, item = context.find(key)
-        return visibility.item_facts(queue, item, context, reviewer)
+        return visibility.item_facts(*context.find(key), context, reviewer)
 
-
-def _add_posts(app: FastAPI, context: ReviewContext) -> None:
     @app.post("/api/verdict")
-    def add_verdict(request: Request, post: VerdictPost) -> dict[str, Any]:
+    def add_verdict(request: Request, post: _VerdictPost) -> dict[str, Any]:
         reviewer = context.reviewer_of(request, acts=True)
         queue, item = context.find(post.key)
         made = context.log.add_verdict(
@@ -228,13 +217,13 @@ def _add_posts(app: FastAPI, context: ReviewContext) -> None:
         return {"number": made.number, "verdict": made.verdict, "entry": entry, **neighbours}
 
     @app.post("/api/note")
-    def add_note(request: Request, post: NotePost) -> dict[str, int]:
+    def add_note(request: Request, post: _NotePost) -> dict[str, int]:
         reviewer = context.reviewer_of(request, acts=True)
         _, item = context.find(post.key)
         return {"number": context.log.add_note(item.id, reviewer, post.text, mark=post.mark).number}
 
     @app.post("/api/reviewer")
-    def set_reviewer(request: Request, post: ReviewerPost) -> dict[str, str]:
+    def set_reviewer(request: Request, post: _ReviewerPost) -> dict[str, str]:
         session, name = session_of(request), reviewer_name(post.name)
         if session.fixed and name != session.reviewer:
             raise EquicamError("this link", f"the name {session.reviewer}", name, "the link of that reviewer")

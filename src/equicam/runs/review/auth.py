@@ -12,13 +12,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlencode
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from equicam.runs.report.facts import load_templates
+
+TEMPLATES = Path(__file__).parent / "templates"
 MAX_BODY_BYTES = 16_384
 MAX_SESSIONS = 500
 BROWSER_COOKIE = "equicam-browser"
@@ -118,8 +122,7 @@ class AuthMiddleware:
             return
         send, request = _with_security_headers(send), Request(scope)
         session = self.access.session(request)
-        refusal = self._refuse(request, session)
-        if refusal is not None:
+        if (refusal := self._refuse(request, session)) is not None:
             if BODY_HEADERS & {*request.headers}:
                 refusal.headers["connection"] = "close"  # the body is not read
             await refusal(scope, receive, send)
@@ -168,9 +171,8 @@ class AuthMiddleware:
             return json_error(
                 401, "the server was restarted, or this browser has not opened the address it printed"
             )
-        command = self.access.command
-        page = _UNAUTHORISED_PAGE.format(command=command, kept=_KEPT if command == "review" else "")
-        return Response(page, 401, media_type="text/html; charset=utf-8")
+        page = load_templates(TEMPLATES).get_template("unauthorised.html.j2")
+        return HTMLResponse(page.render(command=self.access.command), 401)
 
 
 def _refuse_post(request: Request, session: Session, upload: int | None) -> Response | None:
@@ -206,15 +208,3 @@ def _with_security_headers(send: Send) -> Send:
 def json_error(status: int, message: str) -> Response:
     """An error as the page's scripts read it."""
     return JSONResponse({"error": message}, status)
-
-
-_UNAUTHORISED_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>equicam {command}</title><link rel="stylesheet" href="/static/review.css"></head>
-<body class="message"><main><h1>Open the printed address</h1>
-<p>This page opens with the address that <code>equicam {command}</code> printed when it started. The address holds a token
-that is new at every start, so an old address or an old tab does not work.</p>
-{kept}<p><a href="/">I have just opened that address: continue</a></p></main></body></html>
-"""
-_KEPT = """<p>Verdicts that could not be sent are kept in this browser and are sent when the page is open again.</p>
-"""

@@ -1,27 +1,25 @@
 """The state that all routes of the review page share, the reviewer behind a request, and the items a reviewer asks for."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import chain, islice
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from equicam.drawing.text import verdict_meanings, visible
-from equicam.drawing.view_curve import curve_order, view_curve
+from equicam.drawing.text import verdict_meanings
 from equicam.errors import EquicamError
 from equicam.runs.queue_files import SHA256, read_options
-from equicam.runs.review.auth import Session
+from equicam.runs.report.facts import load_templates
+from equicam.runs.review.auth import TEMPLATES, Session
 from equicam.runs.review.queue import Queue, QueueItem, QueueLoader
 from equicam.runs.store import RunStore
-from equicam.runs.verdicts import VERDICTS, ReviewLog
+from equicam.runs.verdicts import VERDICTS, ReviewLog, Verdict
 
 if TYPE_CHECKING:
     from equicam.runs.review.images import ImageRenderer
@@ -40,8 +38,7 @@ class ReviewContext:
         self.queues = QueueLoader(store, blind=blind)
         self.secret = self.queues.secret
         self.workers = ThreadPoolExecutor(2, "render")  # so that rendering never delays a verdict
-        self.templates = load_templates(Path(__file__).parent / "templates")
-        self.templates.filters |= {"visible": visible, "view_curve": view_curve, "curve_order": curve_order}
+        self.templates = load_templates(TEMPLATES)
         self._selections: dict[tuple[Any, ...], tuple[QueueItem, ...]] = {}
         self._remainder: tuple[tuple[str, int, int], str | None] | None = None
 
@@ -127,29 +124,28 @@ class ReviewContext:
         cached = (queue.version, reviewer, self.log.last_event, *sorted(filters.items()))
         selected = self._selections.get(cached)
         if selected is None:
-            own = self.log.standing(reviewer)
-            tests = [self._test(name, value, own) for name, value in filters.items()]
-            selected = tuple(item for item in queue.items if all(test(item) for test in tests))
+            own, tests = self.log.standing(reviewer), filters.items()
+            selected = tuple(
+                item
+                for item in queue.items
+                if all(self._passes(item, own.get(item.id), *one) for one in tests)
+            )
             if len(self._selections) > MAX_CACHED_SELECTIONS:
                 self._selections = {}
             self._selections[cached] = selected
         return selected
 
-    def _test(self, name: str, value: str, own: Mapping[str, Any]) -> Callable[[QueueItem], bool]:
+    def _passes(self, item: QueueItem, own: Verdict | None, name: str, value: str) -> bool:
         """Whether an item passes one filter."""
         if name == "flag":
-            return lambda item: value in item.flags and (not self.blind or item.id in own)
+            return value in item.flags and (own is not None or not self.blind)
         if name == "class":
-            return lambda item: item.predicted == value and (not self.blind_class or item.id in own)
+            return item.predicted == value and (own is not None or not self.blind_class)
         if name == "arm":
-            return lambda item: item.arm == value
-        if value == "unreviewed":
-            return lambda item: item.id not in own
-        if value == "awaits-second":
-            return lambda item: item.id not in own and self.awaits_second(item.id)
-        if value in VERDICTS:
-            return lambda item: item.id in own and own[item.id].verdict == value
-        return lambda item: value == "reviewed" and item.id in own
+            return item.arm == value
+        if own is None:
+            return value == "unreviewed" or (value == "awaits-second" and self.awaits_second(item.id))
+        return value in ("reviewed", own.verdict)
 
     def neighbours(
         self, queue: Queue, item: QueueItem, reviewer: str, filters: Mapping[str, str]
@@ -159,17 +155,17 @@ class ReviewContext:
         """
         place, own = attrgetter("position"), self.log.standing(reviewer)
         listed = self.select(queue, reviewer, filters)
-        before = bisect_left(listed, item.position, key=place) - 1
-        after = bisect_right(listed, item.position, key=place)
+        before, after = (f(listed, item.position, key=place) for f in (bisect_left, bisect_right))
         every = self.select(queue, reviewer, {k: v for k, v in filters.items() if k != "verdict"})
         start = bisect_right(every, item.position, key=place)
         ahead = chain(islice(every, start, None), islice(every, start))
-        left = (one.key for one in ahead if one.id not in own and one.id != item.id)
         return {
-            "index": before + 1,
-            "previous": listed[before].key if before >= 0 else None,
+            "index": before,
+            "previous": listed[before - 1].key if before else None,
             "next": listed[after].key if after < len(listed) else None,
-            "next_unreviewed": next(left, None),
+            "next_unreviewed": next(
+                (one.key for one in ahead if one.id not in own and one.id != item.id), None
+            ),
         }
 
     def render_page(
@@ -184,13 +180,6 @@ class ReviewContext:
             "fixed": session.fixed, "suggested": session.suggested,
         }  # fmt: skip
         return HTMLResponse(self.templates.get_template(template).render(shared | values), status)
-
-
-def load_templates(folder: Path) -> Environment:
-    """The templates of a page, which escape what they are given and refuse what they are not."""
-    return Environment(
-        loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )  # fmt: skip
 
 
 def session_of(request: Request) -> Session:

@@ -4,7 +4,7 @@ import io
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,39 +74,29 @@ class ImageRenderer:
     @staticmethod
     def pad(data: bytes, kind: str) -> bytes:
         """An image with zeros after its end, which decoders ignore, so that its size reveals nothing of its map."""
-        block = THUMB_BLOCK_BYTES if kind.startswith("thumb") else BLOCK_BYTES
-        return data + bytes(-len(data) % block)
+        return data + bytes(-len(data) % (THUMB_BLOCK_BYTES if kind.startswith("thumb") else BLOCK_BYTES))
 
     def _render(self, queue: Queue, item: QueueItem, kind: str) -> Encoded | str:
-        row, manifest, fetch = queue.row(item), queue.store.manifest, item.id in queue.store.moved
-        if kind == "surroundings":
-            found = render.read_surroundings(row, manifest) if manifest.tiling else NOTHING
-            return found if isinstance(found, str) else encode_input(found)
-        if kind == "original":
-            found = render.read_original(row, manifest, fetch=fetch)
-            return found if isinstance(found, str) else encode_input(found)
-        maps = queue.maps(item)
-        grid = (
-            (int(row.get("height") or 1), int(row.get("width") or 1)) if maps is None else maps.map.shape[:2]
-        )
-        if kind == "input":
-            found = render.read_input(row, render.fit(grid, _input_side(row)), manifest, fetch=fetch)
+        row, maps, manifest = queue.row(item), queue.maps(item), queue.store.manifest
+        grid = (row.get("height") or 1, row.get("width") or 1) if maps is None else maps.map.shape[:2]
+        fetch = item.id in queue.store.moved
+        found: RgbImage | str
+        if kind in ("surroundings", "original", "input"):
+            if kind == "input":
+                found = render.read_input(row, render.fit(grid, _input_side(row)), manifest, fetch=fetch)
+            else:
+                found = render.read_part(kind, row, manifest, fetch=fetch)
             return found if isinstance(found, str) else encode_input(found)
         if kind == "strip" or kind.startswith("thumb"):
             size = render.fit(grid, TILE_PX if kind == "strip" else THUMB_PX)
             image = render.background(render.read_input(row, size, manifest, fetch=fetch), size)
             if maps is None or kind == "thumb-plain":
-                return _encode_jpeg(image)
-            return self._strip(image, maps) if kind == "strip" else self._thumb(image, maps, kind)
-        if maps is None:
-            return NOTHING
-        size = render.fit(grid, LAYER_PX)
-        if kind == "map":
-            return encode_layer(render.stretch(maps.map, size))
-        if kind == "peum":
-            return encode_layer(render.deviation(maps.peum, size)) if len(self.transforms) > 1 else NOTHING
-        view = presented_index(self.transforms) if kind == "presented" else int(kind.removeprefix("view-"))
-        return NOTHING if view is None else encode_layer(self._aligned(maps, view, size))
+                return _encode(image, "JPEG")
+            if kind == "strip":
+                return self._strip(image, maps)
+            return _encode(overlay(image, self._layer(maps, kind.replace("thumb-", "view-"), size)), "JPEG")
+        values = None if maps is None else self._layer(maps, kind, render.fit(grid, LAYER_PX))
+        return NOTHING if values is None else encode_layer(values)
 
     def _strip(self, image: RgbImage, maps: StoredMaps) -> Encoded | str:
         """The tiles of all views in one row."""
@@ -115,15 +105,17 @@ class ImageRenderer:
             render.view_tile(image, plane, one, radius=radius)
             for plane, one in zip(maps.view_maps, self.transforms, strict=False)
         ]
-        return _encode_jpeg(np.concatenate(tiles, axis=1)) if len(tiles) > 1 else NOTHING
+        return _encode(np.concatenate(tiles, axis=1), "JPEG") if len(tiles) > 1 else NOTHING
 
-    def _thumb(self, image: RgbImage, maps: StoredMaps, kind: str) -> Encoded:
-        """The map of all views, or of one, over the image."""
-        size, view = image.shape[:2], kind.removeprefix("thumb").removeprefix("-")
-        values = self._aligned(maps, int(view), size) if view else render.stretch(maps.map, size)
-        return _encode_jpeg(overlay(image, values))
-
-    def _aligned(self, maps: StoredMaps, view: int, size: tuple[int, int]) -> Any:
+    def _layer(self, maps: StoredMaps, kind: str, size: tuple[int, int]) -> Any:
+        """The values of the map of all views, of their disagreement or of a view, aligned; None where there are none."""
+        if kind in ("map", "thumb"):
+            return render.stretch(maps.map, size)
+        if kind == "peum":
+            return render.deviation(maps.peum, size) if len(self.transforms) > 1 else None
+        view = presented_index(self.transforms) if kind == "presented" else int(kind.removeprefix("view-"))
+        if view is None:
+            return None
         return render.align(render.stretch(maps.view_maps[view], size), self.transforms[view])
 
 
@@ -131,7 +123,7 @@ def _count_bytes(made: Encoded | str) -> int:
     return 0 if isinstance(made, str) else len(made[0])
 
 
-def _input_side(row: dict[str, Any]) -> int:
+def _input_side(row: Mapping[str, Any]) -> int:
     """The longer side of the model's input in the file, within bounds; the page enlarges small images itself."""
     box = row.get("input_box") or [0, 0, row.get("width") or 1, row.get("height") or 1]
     side = max(abs(box[2] - box[0]), abs(box[3] - box[1]))
@@ -141,7 +133,7 @@ def _input_side(row: dict[str, Any]) -> int:
 def encode_layer(values: Any) -> Encoded:
     """Colours that are transparent where the map is low, to lie over the input image."""
     alpha = opacity(values)[..., None] * 255
-    return _encode_png(np.concatenate([heat(values), alpha.round().astype(np.uint8)], axis=-1))
+    return _encode(np.concatenate([heat(values), alpha.round().astype(np.uint8)], axis=-1), "PNG")
 
 
 def encode_scale() -> Encoded:
@@ -149,21 +141,17 @@ def encode_scale() -> Encoded:
     return encode_layer(np.broadcast_to(np.linspace(0, 1, 512), (4, 512)).copy())
 
 
-def encode_input(image: Any) -> Encoded:
+def encode_input(image: RgbImage) -> Encoded:
     """The image under the maps: exact where it is small."""
-    return _encode_png(image) if max(image.shape[:2]) <= MAX_PNG_PX else _encode_jpeg(image, quality=92)
+    small = max(image.shape[:2]) <= MAX_PNG_PX
+    return _encode(image, "PNG") if small else _encode(image, "JPEG", quality=92)
 
 
-def _encode_png(image: Any) -> Encoded:
+def _encode(image: Any, kind: str, *, quality: int = 84) -> Encoded:
     buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG", compress_level=4)
-    return buffer.getvalue(), "image/png"
-
-
-def _encode_jpeg(image: Any, *, quality: int = 84) -> Encoded:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "JPEG", quality=quality, subsampling=0)
-    return buffer.getvalue(), "image/jpeg"
+    options = {"compress_level": 4} if kind == "PNG" else {"quality": quality, "subsampling": 0}
+    Image.fromarray(image).save(buffer, kind, **options)
+    return buffer.getvalue(), f"image/{kind.lower()}"
 
 
 def _file_version(path: Any) -> str:

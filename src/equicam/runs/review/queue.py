@@ -45,7 +45,7 @@ class QueueItem:
     @property
     def key(self) -> str:
         """Its name in URLs."""
-        return item_key(self.secret, self.id)
+        return self.secret.digest("item", self.id)[:20]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,6 @@ class Queue:
     ranked_by: str
     items: tuple[QueueItem, ...]  # in review order
     position_by_id: Mapping[str, int]
-    arm_counts: Mapping[str, int]
 
     @cached_property
     def position(self) -> Mapping[str, int]:
@@ -117,14 +116,13 @@ class Queue:
         return found
 
     @cached_property
-    def flag_counts(self) -> Mapping[str, int]:
-        """How many items have each flag."""
-        return Counter(flag for item in self.items for flag in item.flags)
-
-    @cached_property
-    def class_counts(self) -> Mapping[str, int]:
-        """How many items have a map of each class."""
-        return Counter(item.predicted for item in self.items if item.predicted is not None)
+    def counts(self) -> dict[str, Counter[str]]:
+        """How many items have each flag, a map of each class, and are of each arm."""
+        return {
+            "flags": Counter(flag for item in self.items for flag in item.flags),
+            "classes": Counter(item.predicted for item in self.items if item.predicted is not None),
+            "arms": Counter(item.arm for item in self.items),
+        }
 
     @cached_property
     def _shards(self) -> NDArray[np.int32]:
@@ -205,10 +203,4 @@ def _load_queue(store: RunStore, path: Path, secret: ReviewKey, *, blind: bool) 
     return Queue(
         store, version, sha256, data, ranked_by(triage), items,
         position_by_id={item.id: item.position for item in items},
-        arm_counts=dict(sorted(Counter(arms).items(), reverse=True)),
     )  # fmt: skip
-
-
-def item_key(secret: ReviewKey, name: str) -> str:
-    """The key that stands for an image's id in URLs."""
-    return secret.digest("item", name)[:20]

@@ -41,16 +41,19 @@ def listen(port: int | None, usual: int) -> socket.socket:
 
 def serve(app: ASGIApp, access: Access, listener: socket.socket, announce: Callable[[Links], None]) -> None:
     """Announce the addresses of a page and serve it until Ctrl-C."""
-    _raise_descriptor_limit()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < MIN_DESCRIPTORS:
+        most = MIN_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MIN_DESCRIPTORS)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     announce({who: f"http://{HOST}:{access.port}/?token={token}" for who, token in access.tokens.items()})
     config = uvicorn.Config(
         app, http="h11", ws="none", log_level="error", access_log=False, server_header=False,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=3,
     )  # fmt: skip
-    DeadlineServer(config).run(sockets=[listener])
+    _DeadlineServer(config).run(sockets=[listener])
 
 
-class DeadlineServer(uvicorn.Server):
+class _DeadlineServer(uvicorn.Server):
     """A server that aborts connections whose headers or body are not whole in time; uvicorn's waits for ever."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -66,10 +69,3 @@ class DeadlineServer(uvicorn.Server):
             if now - began > MAX_SECONDS.get(awaited, math.inf):
                 connection.transport.abort()
         return await super().on_tick(counter)
-
-
-def _raise_descriptor_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < MIN_DESCRIPTORS:
-        most = MIN_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MIN_DESCRIPTORS)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

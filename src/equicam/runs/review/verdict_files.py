@@ -7,7 +7,7 @@ Its verdict is QuPath's classification or a property `verdict`. A file is taken 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -85,16 +85,6 @@ class ImportedVerdicts:
         return f"{verdicts} taken, {features} without one, {self.already:,} already there"
 
 
-@dataclass
-class _Found:
-    """What a file's features say, and what is wrong with them."""
-
-    verdicts: dict[str, tuple[str, str]] = field(default_factory=dict)  # verdict and reason by image
-    without: int = 0
-    problems: list[str] = field(default_factory=list)
-    blind: list[bool] = field(default_factory=list)  # of each feature that was taken: whether it says so
-
-
 def import_verdicts(store: RunStore, path: Path, *, reviewer: str, replace: bool = False) -> ImportedVerdicts:
     """Add the verdicts in a GeoJSON file to a run's log under a reviewer's name; the same file again adds nothing.
 
@@ -102,10 +92,14 @@ def import_verdicts(store: RunStore, path: Path, *, reviewer: str, replace: bool
     """
     reviewer, name = reviewer_name(reviewer), valid_utf8(path.name)
     what = f"the import of {visible(name, 120)!r}"
-    images = _Images(store)
+    found = _FileVerdicts(store)
     data, _ = read_file(path, what=what, limit=MAX_BYTES)
     features, collection = limited.call(read_features, data, what)
-    found = _match(images, features)
+    for number, feature in enumerate(features, start=1):
+        try:
+            found.take(feature)
+        except ValueError as error:
+            found.problems.append(f"feature {number} {error}")
     needs = "features of this run's queue with one of our verdicts"
     _refuse(what, found.problems, needs, "mending these features; nothing was imported")
     ours = collection.get("equicam")
@@ -146,16 +140,20 @@ def _refuse(what: str, problems: Sequence[str], needs: str, fix: str) -> None:
         raise EquicamError(what, needs, got, fix)
 
 
-class _Images:
-    """The images of a run by the ids of their features; those outside the queue are looked up only if they occur."""
+class _FileVerdicts:
+    """What a file's features say of a run's images, by the ids of features, and what is wrong with them."""
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
         self.queued = {feature_id(store, item): item for item in read_queue(store)["id"].to_pylist()}
+        self.verdicts: dict[str, tuple[str, str]] = {}  # verdict and reason by image
+        self.without = 0  # features without a verdict
+        self.problems: list[str] = []
+        self.blind: list[bool] = []  # of each feature that was taken: whether it says so
 
     @cached_property
     def all(self) -> Mapping[str, str]:
-        """Every image of the run."""
+        """Every image of the run, looked up only if a feature is of none in the queue."""
         return {feature_id(self.store, item): item for item in self.store.sample()["id"].to_pylist()}
 
     @cached_property
@@ -167,47 +165,38 @@ class _Images:
             for row in rows.to_pylist()
         }
 
-
-def _match(images: _Images, features: Sequence[Any]) -> _Found:
-    """The verdict of each image that the features name."""
-    found = _Found()
-    for number, feature in enumerate(features, start=1):
+    def take(self, feature: Any) -> None:
+        """Keep the verdict of one feature; a ValueError says what is wrong with it."""
         properties = feature.get("properties") if isinstance(feature, dict) else 0
         if properties is not None and not isinstance(properties, dict):
-            found.problems.append(f"feature {number} is no GeoJSON feature")
-            continue
-        try:
-            found.without += not _take(found, images, feature, properties or {})
-        except ValueError as error:
-            found.problems.append(f"feature {number} {error}")
-    return found
-
-
-def _take(found: _Found, images: _Images, feature: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
-    """Keep the verdict of one feature; False if it has none of ours, a ValueError says what is wrong with it."""
-    written = _verdict_of(properties)
-    if written is None:
-        return False
-    name, reason = written
-    verdict, ids = _CODES.get(_plain(name)), set(_ids(feature, properties))
-    queued = {images.queued[one] for one in ids & images.queued.keys()}
-    if len(queued) > 1:
-        raise ValueError("has the ids of two images")
-    known = queued or {images.all[one] for one in ids & images.all.keys()}
-    if verdict is None and (not known or any(name in images.predicted.get(item, ()) for item in known)):
-        return False  # another object of the slide, or a class that an export wrote
-    if not queued:
-        raise ValueError("is not in the queue" if known else "has no id of this run")
-    if verdict is None:
-        allowed = ", ".join(VERDICTS.values())
-        raise ValueError(f"has the verdict {visible(name, 60)!r}, which is none of {allowed}")
-    (item,) = queued
-    before, its_reason = found.verdicts.get(item, (verdict, ""))
-    if before != verdict:
-        raise ValueError(f"says {verdict} of an image of which another says {before}")
-    found.verdicts[item] = (verdict, reason or its_reason)
-    found.blind.append(_says(properties, BLIND) in (True, "true"))
-    return True
+            raise ValueError("is no GeoJSON feature")
+        properties = properties or {}
+        written = _verdict_of(properties)
+        if written is None:
+            self.without += 1
+            return
+        name, reason = written
+        verdict, ids = _CODES.get(_plain(name)), set(_ids(feature, properties))
+        queued = {self.queued[one] for one in ids & self.queued.keys()}
+        if len(queued) > 1:
+            raise ValueError("has the ids of two images")
+        known = queued or {self.all[one] for one in ids & self.all.keys()}
+        if verdict is None and (
+            not known or any(name in self.predicted.get(item, ()) for item in known)
+        ):  # another object of the slide, or a class that an export wrote
+            self.without += 1
+            return
+        if not queued:
+            raise ValueError("is not in the queue" if known else "has no id of this run")
+        if verdict is None:
+            allowed = ", ".join(VERDICTS.values())
+            raise ValueError(f"has the verdict {visible(name, 60)!r}, which is none of {allowed}")
+        (item,) = queued
+        before, its_reason = self.verdicts.get(item, (verdict, ""))
+        if before != verdict:
+            raise ValueError(f"says {verdict} of an image of which another says {before}")
+        self.verdicts[item] = (verdict, reason or its_reason)
+        self.blind.append(_says(properties, BLIND) in (True, "true"))
 
 
 def _verdict_of(properties: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -15,11 +15,11 @@ from typing import Any
 from equicam.drawing.text import MAX_CHARACTERS, visible
 from equicam.reasons import SIGNALS, describe, from_rows
 from equicam.runs.manifest import Manifest
-from equicam.runs.report.rows import peum_undefined
+from equicam.runs.report.facts import peum_undefined
 from equicam.runs.review.context import ReviewContext
 from equicam.runs.review.queue import Queue, QueueItem
 from equicam.runs.signals import FLAT
-from equicam.runs.verdicts import VERDICTS, Note, Verdict
+from equicam.runs.verdicts import VERDICTS, Verdict
 from equicam.shards import json_ready
 from equicam.steadiness import judge_row
 
@@ -30,8 +30,10 @@ BLIND_KINDS = frozenset({"input", "original", "surroundings", "map", "thumb", "t
 
 def list_entry(item: QueueItem, own: Mapping[str, Verdict], context: ReviewContext) -> dict[str, Any]:
     """An item as the list shows it; `own` holds this reviewer's verdicts by image."""
-    verdict = own.get(item.id)
+    verdict, name = own.get(item.id), item.id
     revealed = verdict is not None or not context.blind
+    if len(name) > MAX_NAME_IN_LIST:  # the end of a long path, because files of one folder begin alike
+        name = f"…{name[1 - MAX_NAME_IN_LIST :]}"
     return {
         "key": item.key,
         "position": item.position + 1,
@@ -39,7 +41,7 @@ def list_entry(item: QueueItem, own: Mapping[str, Verdict], context: ReviewConte
         "previous_event": verdict.number if verdict else 0,
         "flags": list(item.flags) if revealed else [],
         "awaits_second": verdict is None and context.awaits_second(item.id),
-        "name": visible(_shorten(item.id)) if revealed else None,
+        "name": visible(name) if revealed else None,
         "class": _class(item, 60) if revealed or not context.blind_class else None,
         "flat": item.flat,
     }
@@ -50,17 +52,12 @@ def _class(item: QueueItem, most: int = MAX_CHARACTERS) -> str | None:
     return None if item.predicted is None else visible(item.predicted, most)
 
 
-def _shorten(name: str) -> str:
-    """The end of a long path, because files of one folder begin alike."""
-    return name if len(name) <= MAX_NAME_IN_LIST else f"…{name[1 - MAX_NAME_IN_LIST :]}"
-
-
 def progress(queue: Queue, context: ReviewContext, reviewer: str) -> dict[str, Any]:
     """How far this reviewer is, and the filters the list offers."""
     own = {name: v for name, v in context.log.standing(reviewer).items() if name in queue.position_by_id}
     counts = Counter(v.verdict for v in own.values())
     reviewed = [queue.items[queue.position_by_id[name]] for name in own]
-    flags, classes = queue.flag_counts, queue.class_counts
+    flags, classes = queue.counts["flags"], queue.counts["classes"]
     if context.blind:
         flags = Counter(flag for item in reviewed for flag in item.flags)
     if context.blind_class:
@@ -76,7 +73,7 @@ def progress(queue: Queue, context: ReviewContext, reviewer: str) -> dict[str, A
         "flags": dict(sorted(flags.items())),
         "classes": dict(sorted(classes.items())),
         "awaiting_second": sum(name not in own and context.awaits_second(name) for name in requested),
-        "arms": dict(queue.arm_counts) if reveals_arms else None,
+        "arms": dict(sorted(queue.counts["arms"].items(), reverse=True)) if reveals_arms else None,
         # it counts the control arm: before, a change with a verdict would tell the arm of its image
         "remainder": context.remainder(queue) if reveals_arms else None,
         "ranked_by": SIGNALS[queue.ranked_by],
@@ -85,12 +82,12 @@ def progress(queue: Queue, context: ReviewContext, reviewer: str) -> dict[str, A
 
 def item_facts(queue: Queue, item: QueueItem, context: ReviewContext, reviewer: str) -> dict[str, Any]:
     """Everything this reviewer may know about an image now."""
-    log, manifest, row = context.log, context.manifest, queue.row(item)
+    log, row, maps = context.log, queue.row(item), queue.maps(item)
     verdicts = log.verdicts(item.id)
     own = [v for v in verdicts if v.reviewer == reviewer]
     blinded = context.blind and not own
-    triage, maps = queue.triage_facts(item), queue.maps(item)
-    reasons = [] if blinded else from_rows(triage["reasons"])
+    triage, reveals_arms = queue.triage_facts(item), context.reveals_arms(queue, reviewer)
+    notes = [asdict(n) for n in log.notes(item.id) if not blinded or n.reviewer == reviewer]
     facts: dict[str, Any] = {
         "key": item.key,
         "position": item.position + 1,
@@ -101,63 +98,47 @@ def item_facts(queue: Queue, item: QueueItem, context: ReviewContext, reviewer: 
         "previous_event": own[-1].number if own else 0,
         "verdict": own[-1].verdict if own else None,
         "flags": [] if blinded else list(item.flags),
-        "reasons": [visible(describe(reason)) for reason in reasons],
-        "views": [] if blinded or maps is None else _views(row, manifest),
-        "presented_view": manifest.presented,
+        "reasons": [visible(describe(one)) for one in from_rows(triage["reasons"] if not blinded else ())],
+        "views": [] if blinded or maps is None else _views(row, context.manifest),
+        "presented_view": context.manifest.presented,
         "has_map": maps is not None,
         "verdicts": [asdict(v) for v in (own if blinded else verdicts)],
-        "notes": [_note(n) for n in log.notes(item.id) if not blinded or n.reviewer == reviewer],
+        # without the image's name, which may still be hidden
+        "notes": [{name: value for name, value in note.items() if name != "item"} for note in notes],
         "awaits_second": context.awaits_second(item.id),
         "adjacent": queue.adjacent(item),
         "grid": None if maps is None else f"{maps.map.shape[1]} × {maps.map.shape[0]}",
-        "revealed": None,
-        "arm": None,
-        "rank": None,
+        "revealed": None if blinded else _revealed(queue, item, row, triage),
+        "arm": item.arm if reveals_arms else None,
+        "rank": triage["rank"] if reveals_arms else None,
     }
-    if not blinded:
-        facts["revealed"] = _revealed(row, item, manifest)
-        facts["revealed"] |= {
-            "ranked_by": SIGNALS[queue.ranked_by],
-            **{name: triage.get(name) for name in ("stability", "risk")},
-            "steadiness": _steadiness(row, manifest),
-            "peum_above": None if facts["revealed"]["peum_undefined"] else triage["peum_above"],
-            # a flat map cannot move
-            "stability_by_view": None if FLAT & {*(row["flags"] or ())} else row["stability_by_view"],
-        }
-    if context.reveals_arms(queue, reviewer):
-        facts |= {"arm": item.arm, "rank": triage["rank"]}
     return json_ready(facts)  # type: ignore[no-any-return]
 
 
-def _steadiness(row: Mapping[str, Any], manifest: Manifest) -> dict[str, str]:
-    """The word for the map and its reason."""
-    judged = judge_row(row, manifest.labels, manifest.presented)
-    return {"word": judged.word, "reason": visible(describe(judged.reason))}
-
-
-def _revealed(row: Mapping[str, Any], item: QueueItem, manifest: Manifest) -> dict[str, Any]:
+def _revealed(
+    queue: Queue, item: QueueItem, row: Mapping[str, Any], triage: Mapping[str, Any]
+) -> dict[str, Any]:
     """The facts that blinding hides until the first verdict."""
+    manifest = queue.store.manifest
     undefined = peum_undefined(row, views=len(manifest.transforms))
+    judged = judge_row(row, manifest.labels, manifest.presented)
+    copied = ("confidence", "output", "flip_rate", "views_kept", "eq", "width", "height")
+    top5 = zip(row["top5"] or (), row["top5_confidence"] or (), strict=False)
     return {
         "name": visible(item.id),
         "label": None if row["label"] is None else visible(row["label"]),
         "class": _class(item),
-        **{
-            name: row[name]
-            for name in ("confidence", "output", "flip_rate", "views_kept", "eq", "width", "height")
-        },
+        **{name: row[name] for name in copied},
         "peum_score": None if undefined else row["peum_score"],
         "peum_undefined": undefined,
-        "top5": [
-            {"class": visible(manifest.output_name(target)), "confidence": confidence}
-            for target, confidence in zip(row["top5"] or (), row["top5_confidence"] or (), strict=False)
-        ],
+        "top5": [{"class": visible(manifest.output_name(t)), "confidence": p} for t, p in top5],
+        "ranked_by": SIGNALS[queue.ranked_by],
+        **{name: triage.get(name) for name in ("stability", "risk")},
+        "steadiness": {"word": judged.word, "reason": visible(describe(judged.reason))},
+        "peum_above": None if undefined else triage["peum_above"],
+        # a flat map cannot move
+        "stability_by_view": None if FLAT & {*(row["flags"] or ())} else row["stability_by_view"],
     }
-
-
-def _note(note: Note) -> dict[str, Any]:
-    """A note as its image's page shows it: without the image's name, which may still be hidden."""
-    return {name: value for name, value in asdict(note).items() if name != "item"}
 
 
 def _views(row: Mapping[str, Any], manifest: Manifest) -> list[dict[str, Any]]:
