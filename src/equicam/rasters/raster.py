@@ -313,7 +313,7 @@ def _open_remote(path: RemotePath, what: str) -> Raster:
     with _lock:
         if key in _opened:
             return _opened[key]
-    head = path.read_start(4096)
+    head = path.read_bytes(4096)
     if not (is_tiff(head) or _is_jpeg2000(head)):
         raise EquicamError(
             what, "a GeoTIFF or JPEG 2000, where it is at a URL", "bytes of another format", "a copy on a disk",
