@@ -13,7 +13,7 @@ from equicam.rasters import tiling as tilings
 from equicam.rasters.geojson import read_regions
 from equicam.rasters.options import Input, RasterWindow, Tiling, raster_id, window_id
 from equicam.rasters.raster import open_raster
-from equicam.rasters.tiling import cut_windows, otsu, tissue
+from equicam.rasters.tiling import _otsu, _tissue, cut_windows
 from tests.rasters.conftest import HEIGHT, WIDTH, scene, write_geotiff, write_pyramid
 
 pytest.importorskip("openslide")
@@ -107,11 +107,11 @@ def test_background_is_counted_and_left_out(slide):
 def test_glass_alone_has_no_tissue():
     rng = np.random.default_rng(0)
     glass = rng.integers(240, 250, (3, 200, 200)).astype(np.uint8)
-    assert tissue(glass, np.ones((200, 200), bool)).mean() < 0.02
+    assert _tissue(glass, np.ones((200, 200), bool)).mean() < 0.02
     values = (
         np.concatenate([rng.normal(0.1, 0.02, 500), rng.normal(0.6, 0.05, 300)]).clip(0, 1).astype("float32")
     )
-    assert 0.15 < otsu(values) < 0.5
+    assert 0.15 < _otsu(values) < 0.5
 
 
 def test_windows_without_data_are_counted_and_left_out(tmp_path):

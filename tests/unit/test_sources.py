@@ -185,7 +185,7 @@ def test_nothing_found_says_what_was_looked_for(tmp_path):
     touch(tmp_path, "notes.txt", "sub/.png", "sub/.hidden.png", "table.h5", "no suffix")
     refused(tmp_path, r"images \(\.png \.jpg .*items.csv")
     refused(tmp_path / "nothing", "existing file or folder, got No such file")
-    refused(tmp_path / "notes.txt", r"an image \(\.png .*got a file .txt")
+    refused(tmp_path / "notes.txt", r"images \(\.png .*got a file .txt")
     refused(tmp_path / "no suffix", "got a file without suffix")
     refused(tmp_path / "table.h5", "got a file .h5")
     refused(tmp_path / "*.png", r"pattern .* needs images .* got none of 0")

@@ -150,38 +150,31 @@ def _with_pixels(found: DecodedImage, pixels: NDArray[np.float32] | LevelPixels)
         if np.isfinite(pixels.numbers).all():
             return replace(found, x=pixels.levels, numbers=pixels.numbers)
         pixels = pixels.to_numbers()
-    return (
-        replace(found, x=pixels) if np.isfinite(pixels).all() else replace(found, reason=Reason("not-finite"))
-    )
+    finite = np.isfinite(pixels).all()
+    return replace(found, x=pixels) if finite else replace(found, reason=Reason("not-finite"))
 
 
 def decode_upload(data: bytes, name: str, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
     """Decode and preprocess bytes that somebody sent, in a process of its own with limits; they touch no disk."""
     item = Item(name, Path(name))
     limit = MAX_UPLOAD_SECONDS * limits_scale()
-    settings = Settings(preprocess, input_box, -1, os.getpid(), limit, limits()[1], network=False)
-    found, exit_code = call_alone(_decode_bytes, item, data, settings)
-    return (
-        found if isinstance(found, DecodedImage) else DecodedImage(item, reason=_death(exit_code, settings))
-    )
+    settings = _Settings(preprocess, input_box, -1, os.getpid(), limit, limits()[1], network=False)
+    return _decode_alone(item, settings, ItemContent(item, data, FileStat(len(data), None)), attempts=1)
 
 
-def _decode_alone(item: Item, settings: "Settings") -> DecodedImage:
+def _decode_alone(
+    item: Item, settings: "_Settings", content: ItemContent | None = None, attempts: int = ATTEMPTS
+) -> DecodedImage:
     """`decode_image` in a process of its own, whose exit says whether the time was up."""
-    exit_code = None
-    for _ in range(ATTEMPTS):
-        found, exit_code = call_alone(_decode_one, item, settings)
+    reason = Reason("killed-decoder")
+    for _ in range(attempts):
+        found, exit_code = call_alone(_decode_one, item, settings, content)
         if isinstance(found, DecodedImage):
             return found
         if exit_code == -signal.SIGALRM:
+            reason = Reason("decoding-timeout", {"seconds": settings.seconds})
             break
-    return DecodedImage(item, **asdict(file_stat(item.path)), reason=_death(exit_code, settings))
-
-
-def _death(exit_code: int | None, settings: "Settings") -> Reason:
-    if exit_code == -signal.SIGALRM:
-        return Reason("decoding-timeout", {"seconds": settings.seconds})
-    return Reason("killed-decoder")
+    return DecodedImage(item, **({} if content else asdict(file_stat(item.path))), reason=reason)
 
 
 class SharedBuffer:
@@ -223,7 +216,7 @@ class DecoderPool:
         network: bool = False,
     ) -> None:
         """Images of more than `image_bytes` once preprocessed are pickled instead of shared; those at URLs need the network."""
-        self._settings = Settings(preprocess, input_box, lock, os.getpid(), *limits(), network)
+        self._settings = _Settings(preprocess, input_box, lock, os.getpid(), *limits(), network)
         self._workers = workers
         self._image_bytes, self._shard_size = image_bytes, shard_size
         self._start_pool()
@@ -263,9 +256,8 @@ class DecoderPool:
         if len(replies) < len(submitted.shard) and submitted.pool is self._pool:
             self._start_pool()
         # an image of this shard or of one ahead killed a worker: decoding each alone finds it
-        return [
-            replies.get(i) or _decode_alone(item, self._settings) for i, item in enumerate(submitted.shard)
-        ]
+        shard = enumerate(submitted.shard)
+        return [replies.get(i) or _decode_alone(item, self._settings) for i, item in shard]
 
     def _start_pool(self) -> None:
         # a new buffer as well: workers of a broken pool may still be writing to the old one
@@ -273,9 +265,8 @@ class DecoderPool:
         give_back_freed_memory()
         # forked, because a model's preprocessing may be any function, picklable or not
         context = multiprocessing.get_context("fork")
-        self._pool = ProcessPoolExecutor(
-            self._workers, context, _start_worker, (self._settings, self._buffer)
-        )
+        start = (self._settings, self._buffer)
+        self._pool = ProcessPoolExecutor(self._workers, context, _start_worker, start)
 
 
 def need_network(shards: Iterable[Sequence[Item]]) -> bool:
@@ -291,15 +282,14 @@ def decoder_count(wanted: int | None, images: int, devices: int = 1) -> int:
     if wanted is not None:
         if isinstance(wanted, int) and wanted >= 1:
             return wanted
-        raise EquicamError(
-            "workers", "a number of processes that decode images, at least 1", repr(wanted), "workers=2"
-        )
+        needs = "a number of processes that decode images, at least 1"
+        raise EquicamError("workers", needs, repr(wanted), "workers=2")
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
     return max(1, min(MAX_DECODERS, (cpus - 1) // devices, images))
 
 
 @dataclass(frozen=True)
-class Settings:
+class _Settings:
     """What a worker needs besides the images."""
 
     preprocess: Preprocess
@@ -326,7 +316,7 @@ class _Submitted:
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(settings: Settings, buffer: SharedBuffer | None) -> None:
+def _start_worker(settings: _Settings, buffer: SharedBuffer | None) -> None:
     with contextlib.suppress(OSError):
         os.close(settings.lock)
     end_with_parent(settings.parent)
@@ -340,26 +330,18 @@ def _decode_some(items: Sequence[Item], slots: Sequence[int]) -> list[Reply]:
     return [_decode(item, slot) for item, slot in zip(items, slots, strict=True)]
 
 
-def _decode(item: Item, slot: int) -> Reply:
+def _decode(item: Item, slot: int, content: ItemContent | None = None) -> Reply:
     """Decode one image; its pixels go into shared memory if it has a slot."""
-    settings: Settings = _worker["settings"]
+    settings: _Settings = _worker["settings"]
     limit_time(settings.seconds)
-    found = decode_image(item, settings.preprocess, settings.input_box)
+    found = decode_image(item, settings.preprocess, settings.input_box, content)
     limit_time(0.0)
     if slot < 0 or found.x is None or not _worker["buffer"].put(slot, found.x):
         return found, None
     return replace(found, x=None), (found.x.shape, found.x.dtype)
 
 
-def _decode_one(item: Item, settings: Settings) -> DecodedImage:
+def _decode_one(item: Item, settings: _Settings, content: ItemContent | None) -> DecodedImage:
     """The whole work of a process that decodes one image."""
     _start_worker(settings, None)
-    return _decode(item, -1)[0]
-
-
-def _decode_bytes(item: Item, data: bytes, settings: Settings) -> DecodedImage:
-    """The whole work of a process that decodes bytes in memory."""
-    _start_worker(settings, None)
-    limit_time(settings.seconds)
-    content = ItemContent(item, data, FileStat(len(data), None))
-    return decode_image(item, settings.preprocess, settings.input_box, content)
+    return _decode(item, -1, content)[0]

@@ -226,7 +226,7 @@ def file_stats(paths: Sequence[AnyPath]) -> list[FileStat]:
 def _file_stat(info: dict[str, Any]) -> FileStat:
     """Stores name the modification time differently, and some have none."""
     names = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
-    when = next((info[name] for name in names if info.get(name) is not None), None)
+    when: Any = next((info[name] for name in names if info.get(name) is not None), None)
     size = mtime_ns = None
     with contextlib.suppress(ValueError, TypeError, OverflowError):  # a time in words, say, or none
         when = datetime.fromisoformat(when) if isinstance(when, str) else when

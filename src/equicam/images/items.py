@@ -160,7 +160,7 @@ def read_item(item: Item) -> ItemContent:
     if item.read is not None:
         pixels = item.read(item.path, item.index)
     elif dicom.is_dicom_file(item.path):
-        pixels = dicom.read_frame(item.path, item.index, item.voi).rgb
+        pixels = dicom.read_frame(item.path, item.index, item.voi)
     else:
         data = arrow_streams.read_image_bytes(item.path, item.index)
         return ItemContent(item, data, file_stat(item.path))

@@ -23,11 +23,11 @@ import platform
 import resource
 import select
 import signal
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -75,12 +75,12 @@ def inside() -> bool:
 
 def call(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """What a function of a module returns in a child that stays for the next call; its exceptions are raised here."""
-    return _call(_Terms(limits()[0]), partial(function, *arguments, **options))
+    return _call(partial(function, *arguments, **options), network=False)
 
 
 def call_connected(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """The same in a child that may connect: for rasters at a URL, of which only parts are fetched."""
-    return _call(_Terms(limits()[0], network=True), partial(function, *arguments, **options))
+    return _call(partial(function, *arguments, **options), network=True)
 
 
 def stream(function: Callable[P, Iterator[T]], *arguments: P.args, **options: P.kwargs) -> Iterator[T]:
@@ -88,7 +88,7 @@ def stream(function: Callable[P, Iterator[T]], *arguments: P.args, **options: P.
     if inside():
         yield from function(*arguments, **options)
     else:
-        yield from _answers(partial(function, *arguments, **options), _Terms(limits()[0]))
+        yield from _answers(partial(function, *arguments, **options))
 
 
 def limits() -> tuple[float, int]:
@@ -214,30 +214,17 @@ def forbid(*, network: bool) -> None:
         (answer, 0, 0, allow),
         (answer, 0, 0, refuse),
     ]
-
-    class Instruction(ctypes.Structure):
-        _fields_ = (("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("k", ctypes.c_uint32))  # fmt: skip
-
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(Instruction)))
-
-    code = (Instruction * len(program))(*(Instruction(*line) for line in program))
+    # struct sock_filter: code, where to if yes, where to if no, operand; struct sock_fprog: length, address
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
+    header = struct.pack("@HP", len(program), ctypes.addressof(code))
     prctl = ctypes.CDLL(None).prctl
     # a kernel without filters refuses; the limits of the libraries themselves remain
     if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
-        prctl(PR_SET_SECCOMP, 2, ctypes.byref(Program(len(program), code)), 0, 0)
+        prctl(PR_SET_SECCOMP, 2, header, 0, 0)
 
 
 class _DiedError(Exception):
     """A child that ended before it answered."""
-
-
-@dataclass(frozen=True)
-class _Terms:
-    """On what terms a call is answered."""
-
-    seconds: float
-    network: bool = False
 
 
 class _Child:
@@ -247,30 +234,29 @@ class _Child:
         self.network, self.calls, self.is_full = network, 0, False
         self._place: tuple[str | None, dict[str, str]] | None = None  # its folder and environment
         self._ours, theirs = multiprocessing.Pipe()
-        path = [one for one in sys.path if isinstance(one, str)]
         code = (
-            f"import sys; sys.path[:] = {path!r}\n"
+            f"import sys; sys.path[:] = {[one for one in sys.path if isinstance(one, str)]!r}\n"
             f"from equicam.images.limited import serve\n"
             f"serve({theirs.fileno()}, {limits()[1]}, network={network})"
         )
         # not a multiprocessing.Process: a daemon may not start one, and forks keep their parent's locks
         with theirs:
-            self.process = subprocess.Popen(  # noqa: S603  # ourselves
-                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                env=os.environ | _ONE_THREAD,
-            )  # fmt: skip
+            command, env = [sys.executable, "-c", code], os.environ | _ONE_THREAD
+            self.process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=env
+            )  # noqa: S603
 
     def request(self, function: Callable[[], Any], seconds: float) -> Iterator[tuple[str, Any]]:
         """Kinds and values of its answers, until the last."""
         self.calls += 1
         place = (_folder(), dict(os.environ))
         news, self._place = place if place != self._place else None, place
-        waiting, kind = [ForkingPickler.dumps((function, seconds, news))], _NEXT
+        request, kind = ForkingPickler.dumps((function, seconds, news)), _NEXT
         while kind == _NEXT:
             try:
-                while waiting:
-                    self._ours.send_bytes(waiting.pop())
-                answer = self._ours.recv_bytes()
+                if request:
+                    self._ours.send_bytes(request)
+                request, answer = None, self._ours.recv_bytes()
             except (EOFError, OSError) as error:
                 raise _DiedError from error
             kind, value, records, self.is_full = pickle.loads(answer)  # noqa: S301  # of our own child
@@ -314,20 +300,20 @@ def _folder() -> str | None:
     return None
 
 
-def _call(terms: _Terms, function: "partial[T]") -> T:
+def _call(function: "partial[T]", *, network: bool) -> T:
     if inside():
         return function()
-    (found,) = _answers(function, terms)
+    (found,) = _answers(function, network=network)
     return found  # type: ignore[no-any-return]
 
 
-def _answers(function: "partial[Any]", terms: _Terms) -> Iterator[Any]:
+def _answers(function: "partial[Any]", *, network: bool = False) -> Iterator[Any]:
     """What a child answers to a call: one value, or those of a generator."""
-    begun, fresh = False, False
+    begun, seconds = False, limits()[0]
     for attempt in range(1, ATTEMPTS + 1):
-        child, keep = _borrow(network=terms.network, fresh=fresh), False
+        child, keep = _borrow(network=network, fresh=attempt > 1), False
         try:
-            for kind, value in child.request(function, terms.seconds):
+            for kind, value in child.request(function, seconds):
                 keep = kind in (_VALUE, _DONE, _FAILED) and not child.is_full
                 if kind == _NO_MEMORY:
                     if child.calls > 1 and not begun:
@@ -343,13 +329,18 @@ def _answers(function: "partial[Any]", terms: _Terms) -> Iterator[Any]:
         except _DiedError:
             ended_by = child.end()
             if ended_by == signal.SIGALRM or begun or attempt == ATTEMPTS:
-                raise _refusal(ended_by, function, terms) from None
+                what = _name(function)
+                if ended_by == signal.SIGALRM:
+                    needs, fix = f"to be read within {seconds:g} s", f"{LIMITS}=4, if you trust it"
+                    raise TimeLimitError(what, needs, "more time", fix) from None
+                got = "the end of the process that reads it"
+                raise KilledError(what, "to be read", got, "a fresh copy of it") from None
         finally:
-            if keep:
-                _return(child)
-            else:
+            with _lock:
+                if keep := keep and len(_idle) < MAX_IDLE:
+                    _idle.append(child)
+            if not keep:
                 child.end()
-        fresh = True
 
 
 def _borrow(*, network: bool, fresh: bool) -> _Child:
@@ -360,41 +351,19 @@ def _borrow(*, network: bool, fresh: bool) -> _Child:
     return _Child(network=network)
 
 
-def _return(child: _Child) -> None:
-    with _lock:
-        if len(_idle) < MAX_IDLE:
-            _idle.append(child)
-            return
-    child.end()
-
-
 def _name(function: "partial[Any]") -> str:
     """What a call reads."""
-    named = (
-        one if isinstance(one, str | os.PathLike) else getattr(one, "path", None) for one in function.args
-    )
-    what = next((str(one) for one in named if one), "a file")
+    paths = (a if isinstance(a, str | os.PathLike) else getattr(a, "path", None) for a in function.args)
+    what = next((str(path) for path in paths if path), "a file")
     return what if " " in what else f"file {what!r}"
 
 
 def _no_memory(function: "partial[Any]", error: Exception) -> EquicamError:
     if not isinstance(error, EquicamError):
-        error = EquicamError(
-            _name(function), "less memory to be read", "a file too large for it", "a smaller or tiled copy"
-        )
+        got, fix = "a file too large for it", "a smaller or tiled copy"
+        error = EquicamError(_name(function), "less memory to be read", got, fix)
     error.__cause__ = MemoryError()
     return error
-
-
-def _refusal(ended_by: int, function: "partial[Any]", terms: _Terms) -> EquicamError:
-    """Why a child has not answered, with the name of what it was reading."""
-    if ended_by == signal.SIGALRM:
-        return TimeLimitError(
-            _name(function), f"to be read within {terms.seconds:g} s", "more time", f"{LIMITS}=4, if you trust it",
-        )  # fmt: skip
-    return KilledError(
-        _name(function), "to be read", "the end of the process that reads it", "a fresh copy of it"
-    )
 
 
 def serve(descriptor: int, memory: int, *, network: bool) -> NoReturn:
@@ -412,9 +381,8 @@ def serve(descriptor: int, memory: int, *, network: bool) -> NoReturn:
             function, seconds, news = connection.recv()
             if news is not None:
                 folder, environment = news
+                os.environ.clear()
                 os.environ.update(environment)
-                for name in os.environ.keys() - environment.keys():
-                    del os.environ[name]
                 if folder is not None:
                     os.chdir(folder)
             _answer(connection, seconds, function)
